@@ -1,0 +1,34 @@
+//! Why a CPU forward pass could not be set up.
+
+use metal_attention_model::ModelError;
+
+/// Why a [`CpuForwardPass`](crate::CpuForwardPass) could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CpuError {
+    /// The file does not describe a model that can run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Memory that could not be had.
+    #[error("out of memory: {what} needs {} MiB", bytes >> 20)]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// An option outside its range.
+    #[error("{option} must be at least 1")]
+    Option {
+        /// The option's name.
+        option: &'static str,
+    },
+    /// The system gave no threads.
+    #[error("could not start {n_threads} threads: {source}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

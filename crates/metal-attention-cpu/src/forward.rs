@@ -1,0 +1,603 @@
+//! The forward pass on the CPU, in the order of the paper: embedding; per layer
+//! attention and feed-forward, each with its norm and residual; output head.
+
+use half::f16;
+use metal_attention_gguf::GgufFile;
+use metal_attention_model::{
+    AttentionSpec, BatchToken, FeedForward, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Rope,
+    Weights, check_batch,
+};
+
+use crate::activations::Q8Activations;
+use crate::cores::physical_cores;
+use crate::error::CpuError;
+use crate::kernels::attention::{self, Attention, Query, SPLIT};
+use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
+use crate::kernels::matmul::{Activations, Matrix, Product, embedding, matmul};
+use crate::kv_cache::{CacheType, Element, LayerCache, padded};
+use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
+use crate::pool::ThreadPool;
+use crate::shared::SharedMut;
+use crate::simd::{Isa, LANES};
+
+/// How a [`CpuForwardPass`] is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Positions each sequence has room for.
+    pub n_ctx: usize,
+    /// Sequences that the KV cache holds.
+    pub n_seq: usize,
+    /// Threads to compute with.
+    pub n_threads: usize,
+    /// Element type of the KV cache.
+    pub cache_type: CacheType,
+    /// Multiply quantised weights by F32 activations, dequantised on the fly:
+    /// slow, and as close to the file's weights as F32 arithmetic gets.
+    pub exact: bool,
+    /// Tokens that go through the layers at once; longer batches are cut.
+    pub n_ubatch: usize,
+    /// Instruction set of the kernels; `None` takes the CPU's best.
+    pub isa: Option<Isa>,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            n_ctx: 4096,
+            n_seq: 1,
+            n_threads: physical_cores(),
+            cache_type: CacheType::default(),
+            exact: false,
+            n_ubatch: 512,
+            isa: None,
+        }
+    }
+}
+
+/// Bytes that a [`CpuForwardPass`] holds, besides the mapped file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Repacked weight matrices.
+    pub weights: usize,
+    /// KV cache of all sequences; pages count as they are filled.
+    pub kv_cache: usize,
+    /// Activations and logits.
+    pub scratch: usize,
+}
+
+/// Runs a model on the CPU.
+pub struct CpuForwardPass {
+    spec: ModelSpec,
+    weights: PreparedWeights,
+    cache: Cache,
+    /// Length of each sequence.
+    n_past: Vec<usize>,
+    scratch: Scratch,
+    logits: Vec<f32>,
+    pool: ThreadPool,
+    isa: Isa,
+    n_ctx: usize,
+    n_ubatch: usize,
+}
+
+/// The KV cache of all layers.
+enum Cache {
+    F16(Vec<LayerCache<f16>>),
+    F32(Vec<LayerCache<f32>>),
+}
+
+/// Activations of one run through the layers; buffers grow to the largest batch
+/// and are kept.
+#[derive(Default)]
+struct Scratch {
+    /// Residual stream, `[n_tokens, n_embd]`.
+    x: Vec<f32>,
+    /// Normalised input of a mixer or feed-forward, `[n_tokens, n_embd]`.
+    h: Vec<f32>,
+    /// `[n_tokens, n_head * head_dim]`
+    q: Vec<f32>,
+    /// `[n_tokens, n_head_kv * head_dim]`
+    k: Vec<f32>,
+    /// `[n_tokens, n_head_kv * head_dim]`
+    v: Vec<f32>,
+    /// Attention's result, `[n_tokens, n_head * head_dim]`.
+    att: Vec<f32>,
+    /// `[n_tokens, n_ff]`
+    gate: Vec<f32>,
+    /// `[n_tokens, n_ff]`
+    up: Vec<f32>,
+    /// The input of the next product in 8 bits.
+    q8: Q8Activations,
+    /// Cosines and sines of the RoPE angles, `[n_tokens, n_rot / 2]` each.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Splits of attention before they are joined.
+    partial: Vec<f32>,
+    max_sum: Vec<[f32; 2]>,
+}
+
+impl CpuForwardPass {
+    /// Sets up the model of `file`.
+    pub fn from_gguf(file: &GgufFile, options: &CpuOptions) -> Result<Self, CpuError> {
+        let spec = ModelSpec::from_metadata(file.metadata())?;
+        let weights = Weights::load(file, &spec)?;
+        Self::new(spec, &weights, options)
+    }
+
+    /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
+    /// quantised weights.
+    pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
+        let positive = [
+            ("the context length", options.n_ctx),
+            ("the number of sequences", options.n_seq),
+            ("the number of threads", options.n_threads),
+            ("the ubatch size", options.n_ubatch),
+        ];
+        if let Some(&(option, _)) = positive.iter().find(|(_, n)| *n == 0) {
+            return Err(CpuError::Option { option });
+        }
+        let cache = match options.cache_type {
+            CacheType::F16 => Cache::F16(layer_caches(&spec, options)?),
+            CacheType::F32 => Cache::F32(layer_caches(&spec, options)?),
+        };
+        let n_threads = options.n_threads;
+        let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
+        let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
+        Ok(Self {
+            weights: PreparedWeights::new(&pool, weights, options.exact)?,
+            cache,
+            n_past: vec![0; options.n_seq],
+            scratch: Scratch::default(),
+            logits: Vec::new(),
+            pool,
+            isa,
+            n_ctx: options.n_ctx,
+            n_ubatch: options.n_ubatch,
+            spec,
+        })
+    }
+
+    /// Bytes held at this moment.
+    pub fn memory_use(&self) -> MemoryUse {
+        let s = &self.scratch;
+        let floats = [&s.x, &s.h, &s.q, &s.k, &s.v, &s.att, &s.gate, &s.up, &s.cos, &s.sin, &s.partial, &self.logits];
+        MemoryUse {
+            weights: self.weights.packed_bytes(),
+            kv_cache: self.kv_cache_bytes(),
+            scratch: floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * s.max_sum.capacity() + s.q8.bytes(),
+        }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in use.
+    pub fn n_threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+}
+
+fn layer_caches<E: Element>(spec: &ModelSpec, options: &CpuOptions) -> Result<Vec<LayerCache<E>>, CpuError> {
+    let mut bytes = 0;
+    let layers: Option<Vec<_>> = spec
+        .layers
+        .iter()
+        .map(|layer| {
+            let Mixer::Attention(a) = &layer.mixer else { return None };
+            let elements = (options.n_seq as u64).saturating_mul(options.n_ctx as u64);
+            let per_token = (a.n_head_kv * (a.head_dim + padded(a.head_dim)) * size_of::<E>()) as u64;
+            bytes = elements.saturating_mul(per_token).saturating_add(bytes);
+            LayerCache::new(options.n_seq, options.n_ctx, a.n_head_kv, a.head_dim)
+        })
+        .collect();
+    layers.ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })
+}
+
+impl ForwardPass for CpuForwardPass {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    fn n_seq(&self) -> usize {
+        self.n_past.len()
+    }
+
+    fn n_past(&self, seq: usize) -> usize {
+        self.n_past.get(seq).copied().unwrap_or(0)
+    }
+
+    fn truncate_seq(&mut self, seq: usize, n: usize) {
+        if let Some(n_past) = self.n_past.get_mut(seq) {
+            *n_past = n.min(*n_past);
+        }
+    }
+
+    fn kv_cache_bytes(&self) -> usize {
+        match &self.cache {
+            Cache::F16(layers) => layers.iter().map(LayerCache::bytes).sum(),
+            Cache::F32(layers) => layers.iter().map(LayerCache::bytes).sum(),
+        }
+    }
+
+    fn forward_traced(
+        &mut self,
+        batch: &[BatchToken],
+        mut trace: Option<LayerTrace<'_>>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        let n_vocab = self.spec.n_vocab;
+        check_batch(batch, n_vocab, self.n_ctx, &self.n_past)?;
+        let n_logits = batch.iter().filter(|t| t.logits).count() * n_vocab;
+        if self.logits.len() < n_logits {
+            let more = n_logits - self.logits.len();
+            self.logits
+                .try_reserve_exact(more)
+                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_logits })?;
+            self.logits.resize(n_logits, 0.0);
+        }
+        let mut done = 0;
+        for tokens in batch.chunks(self.n_ubatch) {
+            let n = tokens.iter().filter(|t| t.logits).count() * n_vocab;
+            let logits = &mut self.logits[done..done + n];
+            let run =
+                Run { spec: &self.spec, weights: &self.weights, pool: &self.pool, isa: self.isa, s: &mut self.scratch };
+            let trace: Option<LayerTrace<'_>> = match &mut trace {
+                Some(trace) => Some(&mut **trace),
+                None => None,
+            };
+            match &mut self.cache {
+                Cache::F16(layers) => run.forward(layers, tokens, logits, trace),
+                Cache::F32(layers) => run.forward(layers, tokens, logits, trace),
+            }
+            done += n;
+        }
+        for token in batch {
+            self.n_past[token.seq] += 1;
+        }
+        Ok(Logits::new(&self.logits[..n_logits], n_vocab))
+    }
+}
+
+/// One run of a few tokens through all layers.
+struct Run<'a> {
+    spec: &'a ModelSpec,
+    weights: &'a PreparedWeights,
+    pool: &'a ThreadPool,
+    isa: Isa,
+    s: &'a mut Scratch,
+}
+
+impl Run<'_> {
+    fn forward<E: Element>(
+        mut self,
+        caches: &mut [LayerCache<E>],
+        tokens: &[BatchToken],
+        logits: &mut [f32],
+        mut trace: Option<LayerTrace<'_>>,
+    ) {
+        let (spec, weights) = (self.spec, self.weights);
+        let n_embd = spec.n_embd;
+        let mut tokens = tokens.to_vec();
+
+        resize(&mut self.s.x, tokens.len() * n_embd);
+        for (token, row) in tokens.iter().zip(self.s.x.chunks_exact_mut(n_embd)) {
+            embedding(&weights.token_embd, token.id as usize, row);
+        }
+        let mut rope = None;
+        for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
+            let Mixer::Attention(a) = &layer.mixer else { unreachable!("set-up accepted attention only") };
+            if rope != Some(a.rope) {
+                self.fill_rope_table(&a.rope, &tokens);
+                rope = Some(a.rope);
+            }
+            self.project_and_cache(a, w, cache, &tokens);
+            if i + 1 == spec.n_layer() && trace.is_none() {
+                // What follows concerns only the tokens whose logits are wanted.
+                self.keep_wanted_rows(&mut tokens);
+            }
+            if tokens.is_empty() {
+                return;
+            }
+            self.attend(a, cache, &tokens);
+            self.add_product(&w.out, Input::Att);
+            self.feed_forward(&layer.feed_forward, w);
+            if let Some(trace) = trace.as_deref_mut() {
+                trace(i, &self.s.x);
+            }
+        }
+        self.keep_wanted_rows(&mut tokens);
+        if !tokens.is_empty() {
+            self.output_head(logits);
+        }
+    }
+
+    /// Cosines and sines of every token's RoPE angles, with YaRN's factor on both.
+    fn fill_rope_table(&mut self, rope: &Rope, tokens: &[BatchToken]) {
+        let (frequencies, length) = rope.frequencies(self.weights.rope_freqs.as_deref());
+        self.s.cos.clear();
+        self.s.sin.clear();
+        for token in tokens {
+            for f in &frequencies {
+                // In f64: at position 100 000 an f32 angle is off by a hundredth.
+                let (sin, cos) = (token.pos as f64 * f).sin_cos();
+                self.s.cos.push((cos * length) as f32);
+                self.s.sin.push((sin * length) as f32);
+            }
+        }
+    }
+
+    /// Q, K and V of all tokens; K and V go to the cache.
+    fn project_and_cache<E: Element>(
+        &mut self,
+        a: &AttentionSpec,
+        w: &PreparedLayer,
+        cache: &mut LayerCache<E>,
+        tokens: &[BatchToken],
+    ) {
+        let n_tokens = tokens.len();
+        let (dim, n_q, n_kv) = (a.head_dim, a.n_head * a.head_dim, a.n_head_kv * a.head_dim);
+        self.norm(&w.mixer_norm);
+        self.quantize(Input::H, &[&w.q.weight, &w.k.weight, &w.v.weight]);
+        let s = &mut *self.s;
+        resize(&mut s.q, n_tokens * n_q);
+        resize(&mut s.k, n_tokens * n_kv);
+        resize(&mut s.v, n_tokens * n_kv);
+        let mut products = [
+            Product { matrix: &w.q.weight, y: &mut s.q, accumulate: false },
+            Product { matrix: &w.k.weight, y: &mut s.k, accumulate: false },
+            Product { matrix: &w.v.weight, y: &mut s.v, accumulate: false },
+        ];
+        matmul(self.pool, self.isa, Activations { x: &s.h, q8: &s.q8 }, &mut products);
+
+        let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
+        let (places, value_len) = (cache.places, padded(dim));
+        let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
+        let (keys, values) = (SharedMut::new(&mut cache.keys), SharedMut::new(&mut cache.values));
+        let (cos, sin) = (&s.cos, &s.sin);
+        self.pool.for_each(n_tokens, &|t| {
+            // SAFETY: each token owns its rows.
+            let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
+            for (row, linear) in [(&mut *q, &w.q), (&mut *k, &w.k), (&mut *v, &w.v)] {
+                add_bias(row, linear);
+            }
+            let (cos, sin) = (&cos[t * half..][..half], &sin[t * half..][..half]);
+            for (row, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+                for head in row.chunks_exact_mut(dim) {
+                    if let Some(weight) = norm {
+                        let x = head.to_vec();
+                        // SAFETY: the CPU has `isa`.
+                        unsafe { isa.run(RmsNorm { x: &x, weight, eps, out: head }) }
+                    }
+                    rope_apply(a.rope.layout, head, cos, sin);
+                }
+            }
+            for x in q {
+                *x *= a.scale;
+            }
+            for h in 0..a.n_head_kv {
+                let BatchToken { seq, pos, .. } = tokens[t];
+                let key = places.key_at(seq, h, pos);
+                for (d, x) in k[h * dim..][..dim].iter().enumerate() {
+                    // SAFETY: each token owns its lane of the keys.
+                    unsafe { *keys.at(key + d * LANES) = E::from_f32(*x) }
+                }
+                // SAFETY: each token owns its row of the values.
+                let row = unsafe { values.slice(places.value_at(seq, h, pos), value_len) };
+                for (out, x) in row.iter_mut().zip(&v[h * dim..][..dim]) {
+                    *out = E::from_f32(*x);
+                }
+            }
+        });
+    }
+
+    /// Drops the rows of tokens whose logits nobody asked for.
+    fn keep_wanted_rows(&mut self, tokens: &mut Vec<BatchToken>) {
+        for rows in [&mut self.s.x, &mut self.s.q] {
+            let len = rows.len() / tokens.len();
+            let mut kept = 0;
+            for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.logits) {
+                rows.copy_within(i * len..(i + 1) * len, kept * len);
+                kept += 1;
+            }
+            rows.truncate(kept * len);
+        }
+        tokens.retain(|t| t.logits);
+    }
+
+    /// Attention of all tokens' queries over the cache.
+    fn attend<E: Element>(&mut self, a: &AttentionSpec, cache: &LayerCache<E>, tokens: &[BatchToken]) {
+        /// Tokens of one task at most: enough to reuse keys and values from L1.
+        const TILE: usize = 8;
+        /// Floats of split results held at once.
+        const PARTIAL: usize = 1 << 20;
+
+        let (dim, group) = (a.head_dim, a.n_head / a.n_head_kv);
+        let len = padded(dim);
+        let s = &mut *self.s;
+        resize(&mut s.att, tokens.len() * a.n_head * dim);
+        // Tiles of neighbouring tokens of one sequence: (first token, tokens, first split, splits).
+        let mut tiles = Vec::new();
+        let mut start = 0;
+        for run in tokens.chunk_by(|t, u| t.seq == u.seq) {
+            for tile in run.chunks(TILE) {
+                let first = tile.iter().map(|t| first_seen(a, t.pos)).min().unwrap_or(0) / SPLIT;
+                let last = tile.iter().map(|t| t.pos).max().unwrap_or(0) / SPLIT;
+                tiles.push((start, tile.len(), first, last - first + 1));
+                start += tile.len();
+            }
+        }
+        let widest = tiles.iter().map(|t| t.1 * t.3).max().unwrap_or(0) * group * a.n_head_kv * len;
+        let tiles_at_once = (PARTIAL / widest.max(1)).max(1);
+        for tiles in tiles.chunks(tiles_at_once) {
+            // One task per tile, KV head and split; its results are at `base`, rows of `n_splits` parts.
+            let mut tasks = Vec::new();
+            let mut base = 0;
+            for &(token, n, first_split, n_splits) in tiles {
+                for head in 0..a.n_head_kv {
+                    tasks.extend((0..n_splits).map(|split| (token, n, first_split, n_splits, head, split, base)));
+                    base += n * group * n_splits;
+                }
+            }
+            resize(&mut s.partial, base * len);
+            s.max_sum.resize(base, [0.0; 2]);
+            let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
+            let (q, isa) = (&s.q, self.isa);
+            self.pool.for_each(tasks.len(), &|i| {
+                let (token, n, first_split, n_splits, head, split, base) = tasks[i];
+                let queries: Vec<Query> = (0..n * group)
+                    .map(|row| {
+                        let (t, h) = (token + row / group, head * group + row % group);
+                        let at = base + row * n_splits + split;
+                        Query {
+                            q: q[(t * a.n_head + h) * dim..][..dim].as_ptr(),
+                            first: first_seen(a, tokens[t].pos),
+                            end: tokens[t].pos + 1,
+                            out: partial.at(at * len),
+                            max_sum: max_sum.at(at),
+                        }
+                    })
+                    .collect();
+                let seq = tokens[token].seq;
+                // SAFETY: the CPU has `isa`; the queries' results are this task's own; the cache holds every
+                // position below `end`.
+                unsafe {
+                    isa.run(Attention {
+                        queries: &queries,
+                        keys: cache.keys[cache.places.key_at(seq, head, 0)..].as_ptr(),
+                        values: cache.values[cache.places.value_at(seq, head, 0)..].as_ptr(),
+                        head_dim: dim,
+                        start: (first_split + split) * SPLIT,
+                    });
+                }
+            });
+            let att = SharedMut::new(&mut s.att);
+            let (partial, max_sum) = (&s.partial, &s.max_sum);
+            let heads: Vec<_> = tasks.iter().filter(|t| t.5 == 0).collect();
+            let join = |i: usize| {
+                let &(token, n, _, n_splits, head, _, base) = heads[i];
+                for row in 0..n * group {
+                    let (t, h) = (token + row / group, head * group + row % group);
+                    let at = base + row * n_splits;
+                    // SAFETY: each (token, head) is joined once.
+                    let out = unsafe { att.slice((t * a.n_head + h) * dim, dim) };
+                    attention::merge(&partial[at * len..][..n_splits * len], &max_sum[at..][..n_splits], out);
+                }
+            };
+            if tokens.len() == 1 {
+                // Less work than waking the threads.
+                (0..heads.len()).for_each(join);
+            } else {
+                self.pool.for_each(heads.len(), &join);
+            }
+        }
+    }
+
+    /// `x += down(activation(gate(norm(x))) * up(norm(x)))`
+    fn feed_forward(&mut self, spec: &FeedForward, w: &PreparedLayer) {
+        let FeedForward::Gated { n_ff, .. } = *spec else { unreachable!("set-up accepted gated feed-forward only") };
+        self.norm(&w.feed_forward_norm);
+        self.quantize(Input::H, &[&w.gate.weight, &w.up.weight]);
+        let s = &mut *self.s;
+        let n_tokens = s.x.len() / self.spec.n_embd;
+        resize(&mut s.gate, n_tokens * n_ff);
+        resize(&mut s.up, n_tokens * n_ff);
+        let mut products = [
+            Product { matrix: &w.gate.weight, y: &mut s.gate, accumulate: false },
+            Product { matrix: &w.up.weight, y: &mut s.up, accumulate: false },
+        ];
+        matmul(self.pool, self.isa, Activations { x: &s.h, q8: &s.q8 }, &mut products);
+        let (isa, gate, up) = (self.isa, SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
+        self.pool.for_each(n_tokens, &|t| {
+            // SAFETY: each token owns its rows.
+            let (gate, up) = unsafe { (gate.slice(t * n_ff, n_ff), up.slice(t * n_ff, n_ff)) };
+            add_bias(gate, &w.gate);
+            add_bias(up, &w.up);
+            // SAFETY: the CPU has `isa`.
+            unsafe { isa.run(FfnSilu { gate, up }) }
+        });
+        self.add_product(&w.down, Input::Gate);
+    }
+
+    /// Logits of the tokens that are left.
+    fn output_head(&mut self, logits: &mut [f32]) {
+        let head = &self.weights.output;
+        self.norm(&self.weights.output_norm);
+        self.quantize(Input::H, &[head]);
+        let mut products = [Product { matrix: head, y: logits, accumulate: false }];
+        matmul(self.pool, self.isa, Activations { x: &self.s.h, q8: &self.s.q8 }, &mut products);
+    }
+
+    /// `h = RMSNorm(x) * weight`, row by row.
+    fn norm(&mut self, weight: &[f32]) {
+        let (n_embd, eps, isa) = (self.spec.n_embd, self.spec.norm_eps, self.isa);
+        let s = &mut *self.s;
+        resize(&mut s.h, s.x.len());
+        let (x, h) = (&s.x, SharedMut::new(&mut s.h));
+        self.pool.for_each(x.len() / n_embd, &|t| {
+            // SAFETY: each token owns its row.
+            let out = unsafe { h.slice(t * n_embd, n_embd) };
+            // SAFETY: the CPU has `isa`.
+            unsafe { isa.run(RmsNorm { x: &x[t * n_embd..][..n_embd], weight, eps, out }) }
+        });
+    }
+
+    /// Brings `input` to 8 bits when one of `matrices` wants it so.
+    fn quantize(&mut self, input: Input, matrices: &[&Matrix]) {
+        if matrices.iter().any(|m| m.is_packed()) {
+            let s = &mut *self.s;
+            let x = match input {
+                Input::H => &s.h,
+                Input::Att => &s.att,
+                Input::Gate => &s.gate,
+            };
+            s.q8.quantize(self.pool, self.isa, x, matrices[0].n_in());
+        }
+    }
+
+    /// `x += W input + b`, the way back into the residual stream.
+    fn add_product(&mut self, linear: &PreparedLinear, input: Input) {
+        self.quantize(input, &[&linear.weight]);
+        let s = &mut *self.s;
+        let x = match input {
+            Input::H => &s.h,
+            Input::Att => &s.att,
+            Input::Gate => &s.gate,
+        };
+        let mut products = [Product { matrix: &linear.weight, y: &mut s.x, accumulate: true }];
+        matmul(self.pool, self.isa, Activations { x, q8: &s.q8 }, &mut products);
+        for row in s.x.chunks_exact_mut(self.spec.n_embd) {
+            add_bias(row, linear);
+        }
+    }
+}
+
+/// Which buffer a product reads.
+#[derive(Clone, Copy)]
+enum Input {
+    H,
+    Att,
+    Gate,
+}
+
+/// First position that a token at `pos` sees.
+fn first_seen(a: &AttentionSpec, pos: usize) -> usize {
+    a.window.map_or(0, |window| (pos + 1).saturating_sub(window))
+}
+
+fn add_bias(row: &mut [f32], linear: &PreparedLinear) {
+    if let Some(bias) = &linear.bias {
+        for (x, b) in row.iter_mut().zip(bias) {
+            *x += b;
+        }
+    }
+}
+
+/// Sets the length; what was there stays as it is, to be overwritten.
+fn resize(v: &mut Vec<f32>, len: usize) {
+    v.resize(len, 0.0);
+}

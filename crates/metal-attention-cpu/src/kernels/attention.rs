@@ -1,0 +1,211 @@
+//! Causal attention of query tokens over the KV cache, with a running softmax
+//! (Milakov and Gimelshein 2018, arXiv 1805.02867): no score matrix in memory.
+//!
+//! The context is cut into *splits* of [`SPLIT`] positions, each with a softmax
+//! of its own; [`merge`] joins them. Splits are tasks of their own when there
+//! are few queries, so that decoding at a long context uses every thread. The
+//! arithmetic of a token does not depend on which other tokens are computed
+//! beside it: prefill and decode give the same bits.
+
+use crate::kv_cache::{Element, padded};
+use crate::simd::{Kernel, LANES, Simd, exp};
+
+/// Positions per split.
+pub(crate) const SPLIT: usize = 512;
+/// Positions whose scores are held at once.
+const CHUNK: usize = 64;
+/// Query rows that share every load of keys and values.
+const ROWS: usize = 4;
+
+/// One query row: a head of one token.
+#[derive(Clone, Copy)]
+pub(crate) struct Query {
+    /// `[head_dim]`, rotated and scaled.
+    pub(crate) q: *const f32,
+    /// Cached positions it sees: `first..end`.
+    pub(crate) first: usize,
+    pub(crate) end: usize,
+    /// `[padded(head_dim)]`: sum of values weighted by `exp(score - max)`.
+    pub(crate) out: *mut f32,
+    /// Largest score and sum of the weights: `[max, sum]`.
+    pub(crate) max_sum: *mut [f32; 2],
+}
+
+/// Query rows against one split of one KV head's cache.
+pub(crate) struct Attention<'a, E> {
+    pub(crate) queries: &'a [Query],
+    /// The KV head's keys, `[n_ctx / 16, head_dim, 16]`.
+    pub(crate) keys: *const E,
+    /// The KV head's values, `[n_ctx, padded(head_dim)]`.
+    pub(crate) values: *const E,
+    pub(crate) head_dim: usize,
+    /// First position of the split.
+    pub(crate) start: usize,
+}
+
+impl<E: Element> Kernel for Attention<'_, E> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let (rows, rest) = self.queries.as_chunks::<ROWS>();
+        // SAFETY: passed on from the caller.
+        unsafe {
+            for rows in rows {
+                self.rows::<S, ROWS>(rows);
+            }
+            match *rest {
+                [] => {}
+                [a] => self.rows::<S, 1>(&[a]),
+                [a, b] => self.rows::<S, 2>(&[a, b]),
+                [a, b, c, ..] => self.rows::<S, 3>(&[a, b, c]),
+            }
+        }
+    }
+}
+
+impl<E: Element> Attention<'_, E> {
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const R: usize>(&self, queries: &[Query; R]) {
+        let dim = padded(self.head_dim);
+        let mut scores = [[0f32; CHUNK]; R];
+        let mut max = [f32::NEG_INFINITY; R];
+        let mut sum = [0f32; R];
+        // SAFETY: pointers and positions are those of the cache and of the queries' buffers.
+        unsafe {
+            for q in queries {
+                std::slice::from_raw_parts_mut(q.out, dim).fill(0.0);
+            }
+            let first = queries.iter().map(|q| q.first).min().unwrap_or(0).max(self.start) / CHUNK * CHUNK;
+            let end = queries.iter().map(|q| q.end).max().unwrap_or(0).min(self.start + SPLIT);
+            for chunk in (first..end).step_by(CHUNK) {
+                let n = CHUNK.min(end - chunk).next_multiple_of(LANES);
+                for i in (0..n).step_by(LANES) {
+                    let s = self.scores::<S, R>(queries, chunk + i);
+                    for r in 0..R {
+                        S::f_store(scores[r].as_mut_ptr().add(i), s[r]);
+                    }
+                }
+                for r in 0..R {
+                    let q = &queries[r];
+                    let scores = &mut scores[r][..n];
+                    // Positions outside first..end get no weight.
+                    let low = q.first.saturating_sub(chunk).min(n);
+                    let high = q.end.saturating_sub(chunk).min(n).max(low);
+                    scores[..low].fill(f32::NEG_INFINITY);
+                    scores[high..].fill(f32::NEG_INFINITY);
+                    let mut m = S::f_splat(f32::NEG_INFINITY);
+                    for i in (0..n).step_by(LANES) {
+                        m = S::f_max(m, S::f_load(scores.as_ptr().add(i)));
+                    }
+                    let larger = S::f_largest(m).max(max[r]);
+                    if larger == f32::NEG_INFINITY {
+                        scores.fill(0.0);
+                        continue;
+                    }
+                    let m = S::f_splat(larger);
+                    let mut total = S::f_splat(0.0);
+                    for i in (0..n).step_by(LANES) {
+                        let s = scores.as_mut_ptr().add(i);
+                        let p = exp::<S>(S::f_sub(S::f_load(s), m));
+                        S::f_store(s, p);
+                        total = S::f_add(total, p);
+                    }
+                    if larger > max[r] {
+                        let mut shrink = [0f32; LANES];
+                        S::f_store(shrink.as_mut_ptr(), exp::<S>(S::f_splat(max[r] - larger)));
+                        sum[r] *= shrink[0];
+                        let shrink = S::f_splat(shrink[0]);
+                        for i in (0..dim).step_by(LANES) {
+                            S::f_store(q.out.add(i), S::f_mul(S::f_load(q.out.add(i)), shrink));
+                        }
+                        max[r] = larger;
+                    }
+                    sum[r] += S::f_sum(total);
+                }
+                let n = CHUNK.min(end - chunk);
+                let mut i = 0;
+                while dim - i >= 4 * LANES {
+                    self.weigh::<S, R, 4>(queries, &scores, chunk, n, i);
+                    i += 4 * LANES;
+                }
+                while i < dim {
+                    self.weigh::<S, R, 1>(queries, &scores, chunk, n, i);
+                    i += LANES;
+                }
+            }
+            for r in 0..R {
+                *queries[r].max_sum = [max[r], sum[r]];
+            }
+        }
+    }
+
+    /// Scores of 16 positions from `pos` (a multiple of 16) on.
+    #[inline(always)]
+    unsafe fn scores<S: Simd, const R: usize>(&self, queries: &[Query; R], pos: usize) -> [S::F; R] {
+        // SAFETY: the group of 16 lies in the cache, whose length is rounded up to whole groups.
+        unsafe {
+            let keys = self.keys.add(pos * self.head_dim);
+            let mut acc = [S::f_splat(0.0); R];
+            for d in 0..self.head_dim {
+                let k = E::load::<S>(keys.add(d * LANES));
+                for r in 0..R {
+                    acc[r] = S::f_fma(k, S::f_splat(*queries[r].q.add(d)), acc[r]);
+                }
+            }
+            acc
+        }
+    }
+
+    /// Adds the weighted values of `n` positions, elements `at..at + 16 V`.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, const R: usize, const V: usize>(
+        &self,
+        queries: &[Query; R],
+        weights: &[[f32; CHUNK]; R],
+        pos: usize,
+        n: usize,
+        at: usize,
+    ) {
+        let dim = padded(self.head_dim);
+        // SAFETY: positions lie in the cache, elements in a padded row.
+        unsafe {
+            let mut acc = [[S::f_splat(0.0); V]; R];
+            for r in 0..R {
+                for v in 0..V {
+                    acc[r][v] = S::f_load(queries[r].out.add(at + v * LANES));
+                }
+            }
+            for i in 0..n {
+                let row = self.values.add((pos + i) * dim + at);
+                let values: [S::F; V] = std::array::from_fn(|v| E::load::<S>(row.add(v * LANES)));
+                for r in 0..R {
+                    let weight = S::f_splat(weights[r][i]);
+                    for v in 0..V {
+                        acc[r][v] = S::f_fma(weight, values[v], acc[r][v]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for v in 0..V {
+                    S::f_store(queries[r].out.add(at + v * LANES), acc[r][v]);
+                }
+            }
+        }
+    }
+}
+
+/// Joins the splits of one query row: `partial[s]` is split `s`'s weighted sum,
+/// `[n_splits, padded head_dim]`, and `max_sum[s]` its largest score and sum.
+/// Writes the attention's result to `out`, `[head_dim]`.
+pub(crate) fn merge(partial: &[f32], max_sum: &[[f32; 2]], out: &mut [f32]) {
+    let dim = padded(out.len());
+    let max = max_sum.iter().fold(f32::NEG_INFINITY, |a, m| a.max(m[0]));
+    let factors = max_sum.iter().map(|m| (m[0] - max).exp());
+    let sum: f32 = factors.clone().zip(max_sum).map(|(f, m)| f * m[1]).sum();
+    out.fill(0.0);
+    for (factor, partial) in factors.zip(partial.chunks_exact(dim)) {
+        let factor = factor / sum;
+        for (o, p) in out.iter_mut().zip(partial) {
+            *o += factor * p;
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Products of a repacked quantised matrix and 8-bit activations.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use metal_attention_gguf::TensorType;
+
+use crate::activations::{Q8Activations, Q8Row};
+use crate::packed::{self, Format, PANEL, PackedMatrix};
+use crate::shared::SharedMut;
+use crate::simd::{Isa, Kernel, LANES, Simd};
+
+/// Some panels of a product.
+pub(crate) struct PackedProduct<'a> {
+    pub(crate) matrix: &'a PackedMatrix,
+    pub(crate) panels: Range<usize>,
+    pub(crate) x: &'a Q8Activations,
+    pub(crate) n_tokens: usize,
+    /// `[n_tokens, n_out]`
+    pub(crate) y: &'a SharedMut<'a, f32>,
+    pub(crate) accumulate: bool,
+}
+
+/// Computes the panels' rows of `y` for all tokens. No other thread may work on
+/// the same panels of the same `y`.
+pub(crate) fn run_packed(isa: Isa, p: PackedProduct<'_>) {
+    fn with<F: Format>(isa: Isa, product: PackedProduct<'_>) {
+        // SAFETY: the CPU has `isa`, as everywhere in this crate; the matrix is in format `F`.
+        unsafe { isa.run(Packed { product, format: PhantomData::<F> }) }
+    }
+    match p.matrix.ty {
+        TensorType::Q4_0 => with::<packed::Q4_0>(isa, p),
+        TensorType::Q4_1 => with::<packed::Q4_1>(isa, p),
+        TensorType::Q5_0 => with::<packed::Q5_0>(isa, p),
+        TensorType::Q5_1 => with::<packed::Q5_1>(isa, p),
+        TensorType::Q8_0 => with::<packed::Q8_0>(isa, p),
+        TensorType::Q2_K => with::<packed::Q2K>(isa, p),
+        TensorType::Q3_K => with::<packed::Q3K>(isa, p),
+        TensorType::Q4_K => with::<packed::Q4K>(isa, p),
+        TensorType::Q5_K => with::<packed::Q5K>(isa, p),
+        TensorType::Q6_K => with::<packed::Q6K>(isa, p),
+        TensorType::IQ4_NL => with::<packed::Iq4Nl>(isa, p),
+        TensorType::IQ4_XS => with::<packed::Iq4Xs>(isa, p),
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => unreachable!("floats are not packed"),
+    }
+}
+
+struct Packed<'a, F> {
+    product: PackedProduct<'a>,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Packed<'_, F> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let p = self.product;
+        for panel in p.panels.clone() {
+            let mut token = 0;
+            // SAFETY: panels and tokens are in range; the format is the matrix's.
+            unsafe {
+                if S::TILE >= 8 {
+                    while p.n_tokens - token >= 8 {
+                        tile::<S, F, 8>(&p, panel, token);
+                        token += 8;
+                    }
+                }
+                if S::TILE >= 4 {
+                    while p.n_tokens - token >= 4 {
+                        tile::<S, F, 4>(&p, panel, token);
+                        token += 4;
+                    }
+                }
+                while p.n_tokens - token >= 2 {
+                    tile::<S, F, 2>(&p, panel, token);
+                    token += 2;
+                }
+                if token < p.n_tokens {
+                    tile::<S, F, 1>(&p, panel, token);
+                }
+            }
+        }
+    }
+}
+
+/// One panel times `T` tokens.
+#[inline(always)]
+unsafe fn tile<S: Simd, F: Format, const T: usize>(p: &PackedProduct<'_>, panel: usize, token: usize) {
+    let bytes = p.matrix.panel(panel);
+    let n_blocks = p.matrix.n_in / F::BLOCK;
+    debug_assert_eq!(bytes.len(), n_blocks * F::BYTES);
+    let rows: [Q8Row; T] = std::array::from_fn(|t| p.x.row(token + t));
+    // SAFETY: blocks lie inside the panel, activation blocks inside their rows of n_in elements.
+    unsafe {
+        let mut y = [S::f_splat(0.0); T];
+        for b in 0..n_blocks {
+            let block = bytes.as_ptr().add(b * F::BYTES);
+            for i in 0..F::BLOCK / 32 {
+                let codes = F::codes::<S>(block, i);
+                let at = b * (F::BLOCK / 32) + i;
+                if F::SUB == 32 {
+                    let (scale, min) = F::scale_and_min::<S>(block, i);
+                    for t in 0..T {
+                        let info = &*rows[t].blocks.add(at);
+                        let sum = dot::<S, F, 0, 8>(&codes, rows[t].codes.add(32 * at), info.neg_sum);
+                        y[t] = S::f_fma(S::i_to_f(sum), S::f_mul(scale, S::f_splat(info.scale)), y[t]);
+                        if F::HAS_MIN {
+                            y[t] = S::f_fma(min, S::f_splat(info.scaled_sum), y[t]);
+                        }
+                    }
+                } else {
+                    let (scale0, min0) = F::scale_and_min::<S>(block, 2 * i);
+                    let (scale1, min1) = F::scale_and_min::<S>(block, 2 * i + 1);
+                    for t in 0..T {
+                        let info = &*rows[t].blocks.add(at);
+                        let a = rows[t].codes.add(32 * at);
+                        let lo = S::i_to_f(dot::<S, F, 0, 4>(&codes, a, info.neg_half_sums[0]));
+                        let hi = S::i_to_f(dot::<S, F, 4, 8>(&codes, a, info.neg_half_sums[1]));
+                        let both = S::f_fma(lo, scale0, S::f_mul(hi, scale1));
+                        y[t] = S::f_fma(both, S::f_splat(info.scale), y[t]);
+                        if F::HAS_MIN {
+                            y[t] = S::f_fma(min0, S::f_splat(info.scaled_half_sums[0]), y[t]);
+                            y[t] = S::f_fma(min1, S::f_splat(info.scaled_half_sums[1]), y[t]);
+                        }
+                    }
+                }
+            }
+        }
+        for (t, y) in y.into_iter().enumerate() {
+            store::<S>(p, panel, token + t, y);
+        }
+    }
+}
+
+/// Sum over steps `FROM..TO` of `(code - OFFSET) * a`, per row; `neg_sum` is
+/// minus the sum of these activations.
+#[inline(always)]
+unsafe fn dot<S: Simd, F: Format, const FROM: usize, const TO: usize>(
+    codes: &[S::B; 8],
+    a: *const i8,
+    neg_sum: i32,
+) -> S::I {
+    // SAFETY: 32 activations lie at `a`.
+    unsafe {
+        let sums = S::i_splat(neg_sum);
+        let mut acc = match F::OFFSET_LOG2 {
+            // `dot8` has taken off the 128 already.
+            Some(_) if F::EIGHT_BITS && !S::DOT8_UNSIGNED => S::i_splat(0),
+            Some(2) => S::i_shl::<2>(sums),
+            Some(3) => S::i_shl::<3>(sums),
+            Some(4) => S::i_shl::<4>(sums),
+            Some(5) => S::i_shl::<5>(sums),
+            Some(7) => S::i_shl::<7>(sums),
+            Some(_) => unreachable!("no format has another offset"),
+            None => S::i_splat(0),
+        };
+        for s in FROM..TO {
+            acc =
+                if F::EIGHT_BITS { S::dot8(acc, codes[s], a.add(4 * s)) } else { S::dot7(acc, codes[s], a.add(4 * s)) };
+        }
+        acc
+    }
+}
+
+/// Writes a panel's 16 results for one token.
+#[inline(always)]
+unsafe fn store<S: Simd>(p: &PackedProduct<'_>, panel: usize, token: usize, y: S::F) {
+    let n_out = p.matrix.n_out;
+    let row = panel * PANEL;
+    let out = p.y.at(token * n_out + row);
+    // SAFETY: the panel's rows of this token, which no other thread touches.
+    unsafe {
+        if n_out - row >= PANEL {
+            S::f_store(out, if p.accumulate { S::f_add(S::f_load(out), y) } else { y });
+        } else {
+            let mut lanes = [0f32; LANES];
+            S::f_store(lanes.as_mut_ptr(), y);
+            for (lane, y) in lanes[..n_out - row].iter().enumerate() {
+                let out = out.add(lane);
+                *out = if p.accumulate { *out + y } else { *y };
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The KV cache: keys and values of every token so far, per layer and sequence.
+//!
+//! Per layer, sequence and KV head:
+//! - keys in groups of 16 positions, `[n_ctx / 16, head_dim, 16]`, so that one
+//!   vector holds one element of 16 keys and scores need no horizontal sums;
+//! - values as rows, `[n_ctx, padded head_dim]`, padded to whole vectors.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::f16;
+
+use crate::simd::{LANES, Simd};
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheType {
+    /// Half precision: half the memory, the default.
+    #[default]
+    F16,
+    /// Single precision.
+    F32,
+}
+
+impl CacheType {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for CacheType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        })
+    }
+}
+
+impl FromStr for CacheType {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.to_ascii_lowercase().as_str() {
+            "f16" => Ok(Self::F16),
+            "f32" => Ok(Self::F32),
+            _ => Err(format!("unknown cache type {s:?}; known are f16 and f32")),
+        }
+    }
+}
+
+/// An element of the KV cache.
+pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
+    fn from_f32(x: f32) -> Self;
+    /// 16 elements.
+    ///
+    /// # Safety
+    ///
+    /// `p` points to 16 elements; the CPU has the instruction set.
+    unsafe fn load<S: Simd>(p: *const Self) -> S::F;
+}
+
+impl Element for f16 {
+    fn from_f32(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::F {
+        // SAFETY: as the trait asks; f16 is a transparent u16.
+        unsafe { S::f_load_f16(p.cast()) }
+    }
+}
+
+impl Element for f32 {
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::F {
+        // SAFETY: as the trait asks.
+        unsafe { S::f_load(p) }
+    }
+}
+
+/// Elements of a value row: `head_dim` rounded up to whole vectors.
+pub(crate) fn padded(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(LANES)
+}
+
+/// Keys and values of one layer, all sequences.
+pub(crate) struct LayerCache<E> {
+    pub(crate) keys: Vec<E>,
+    pub(crate) values: Vec<E>,
+    pub(crate) places: Places,
+}
+
+/// Where keys and values lie.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places {
+    n_head_kv: usize,
+    head_dim: usize,
+    /// Positions per sequence, a multiple of [`LANES`].
+    n_ctx: usize,
+}
+
+impl<E: Element> LayerCache<E> {
+    /// A zeroed cache. `None` when there is no memory for it.
+    pub(crate) fn new(n_seq: usize, n_ctx: usize, n_head_kv: usize, head_dim: usize) -> Option<Self> {
+        let n_ctx = n_ctx.checked_next_multiple_of(LANES)?;
+        let rows = n_seq.checked_mul(n_ctx)?.checked_mul(n_head_kv)?;
+        Some(Self {
+            keys: zeroed(rows.checked_mul(head_dim)?)?,
+            values: zeroed(rows.checked_mul(padded(head_dim))?)?,
+            places: Places { n_head_kv, head_dim, n_ctx },
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        (self.keys.len() + self.values.len()) * size_of::<E>()
+    }
+}
+
+impl Places {
+    /// Index in `keys` of element 0 of the key at `pos`; further elements follow
+    /// at a distance of [`LANES`].
+    pub(crate) fn key_at(&self, seq: usize, head: usize, pos: usize) -> usize {
+        let row = (seq * self.n_head_kv + head) * self.n_ctx + pos / LANES * LANES;
+        row * self.head_dim + pos % LANES
+    }
+
+    /// Index in `values` of the value row at `pos`.
+    pub(crate) fn value_at(&self, seq: usize, head: usize, pos: usize) -> usize {
+        ((seq * self.n_head_kv + head) * self.n_ctx + pos) * padded(self.head_dim)
+    }
+}
+
+/// `n` zeros straight from the system, which hands pages out as they are
+/// touched: a context that is never filled costs no memory.
+fn zeroed<E: Element>(n: usize) -> Option<Vec<E>> {
+    let layout = std::alloc::Layout::array::<E>(n).ok()?;
+    if layout.size() == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: the layout has a size; zero bytes are the element 0.0; the vector gets exactly this allocation.
+    unsafe {
+        let p = std::alloc::alloc_zeroed(layout).cast::<E>();
+        (!p.is_null()).then(|| Vec::from_raw_parts(p, n, n))
+    }
+}

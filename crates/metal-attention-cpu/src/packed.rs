@@ -1,0 +1,482 @@
+//! Quantised matrices repacked for the dot-product kernels.
+//!
+//! A *panel* is 16 rows of the matrix. Its blocks follow each other along the
+//! rows; a block holds, for 32 or 256 columns, first the codes and then the
+//! scales of all 16 rows, so that one vector load fetches the same 4 columns of
+//! every row. The bytes are those of the file in another order: a repacked
+//! matrix is as large as the original.
+//!
+//! Codes lie in bit planes per 32 columns. A vector of 64 bytes is 16 rows x 4
+//! columns; *step* `s` of 8 stands for columns `4s..4s + 4`:
+//! - 4-bit plane, 4 vectors: low nibbles of vector `v` are step `v`, high ones step `v + 4`;
+//! - 2-bit plane, 2 vectors: bits `2i` and `2i + 1` of vector `v` are step `4v + i`;
+//! - 1-bit plane, 1 vector: bit `s` is step `s`;
+//! - 8-bit codes, 8 vectors: step `s` is vector `s`.
+//!
+//! Every format reads as `w = scale * (code - OFFSET) + min`.
+
+use metal_attention_gguf::{Tensor, TensorType};
+
+use crate::pool::ThreadPool;
+use crate::shared::SharedMut;
+use crate::simd::{LANES, Simd};
+
+/// Rows of a panel: one per lane.
+pub(crate) const PANEL: usize = LANES;
+
+/// A quantised matrix in panels.
+#[derive(Debug)]
+pub(crate) struct PackedMatrix {
+    pub(crate) ty: TensorType,
+    /// Rows: length of the product.
+    pub(crate) n_out: usize,
+    /// Columns.
+    pub(crate) n_in: usize,
+    data: Vec<u8>,
+    /// Bytes of one panel.
+    panel_bytes: usize,
+}
+
+impl PackedMatrix {
+    /// Repacks `tensor`, whose type must be one of [`can_pack`]'s. `None` when
+    /// there is no memory for it.
+    pub(crate) fn pack(pool: &ThreadPool, tensor: &Tensor) -> Option<Self> {
+        let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
+        let layout = layout(ty)?;
+        let n_panels = n_out.div_ceil(PANEL);
+        let panel_bytes = n_in / layout.block_len * layout.bytes;
+        let mut data = Vec::new();
+        let n_bytes = n_panels.checked_mul(panel_bytes)?;
+        data.try_reserve_exact(n_bytes).ok()?;
+        data.resize(n_bytes, 0);
+        let out = SharedMut::new(&mut data);
+        let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
+        pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {
+            let first = task * panels_per_task;
+            for panel in first..(first + panels_per_task).min(n_panels) {
+                // SAFETY: each panel is packed by one task.
+                let out = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
+                let n_rows = PANEL.min(n_out - panel * PANEL);
+                for lane in 0..n_rows {
+                    pack_row(&layout, tensor.row(panel * PANEL + lane), lane, out);
+                }
+            }
+        });
+        tensor.release_pages();
+        Some(Self { ty, n_out, n_in, data, panel_bytes })
+    }
+
+    pub(crate) fn n_panels(&self) -> usize {
+        self.n_out.div_ceil(PANEL)
+    }
+
+    /// The bytes of one panel.
+    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
+        &self.data[panel * self.panel_bytes..][..self.panel_bytes]
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.data.len()
+    }
+}
+
+/// Whether `ty` has a packed format.
+pub(crate) fn can_pack(ty: TensorType) -> bool {
+    layout(ty).is_some()
+}
+
+/// How the blocks of a tensor type become blocks of a panel.
+struct Layout {
+    /// Columns of a block.
+    block_len: usize,
+    /// Bytes of one row's block in the file.
+    row_bytes: usize,
+    /// Bytes of a panel's block.
+    bytes: usize,
+    /// Bytes of the codes of 32 columns of a panel.
+    codes: usize,
+    /// Writes the codes of one row's block into its lane of a panel's block.
+    pack_codes: fn(&[u8], usize, &mut [u8]),
+    /// What follows the codes: fields of the row's block as (offset, width, count), interleaved by lane.
+    tail: &'static [(usize, usize, usize)],
+}
+
+fn layout(ty: TensorType) -> Option<Layout> {
+    let (codes, pack_codes, tail): (usize, fn(&[u8], usize, &mut [u8]), &'static [_]) = match ty {
+        TensorType::Q4_0 | TensorType::IQ4_NL => (256, |b, lane, out| pack_nibbles(&b[2..], lane, out), &[(0, 2, 1)]),
+        TensorType::Q4_1 => (256, |b, lane, out| pack_nibbles(&b[4..], lane, out), &[(0, 2, 1), (2, 2, 1)]),
+        TensorType::Q5_0 => (320, |b, lane, out| pack_q5(&b[2..], lane, out), &[(0, 2, 1)]),
+        TensorType::Q5_1 => (320, |b, lane, out| pack_q5(&b[4..], lane, out), &[(0, 2, 1), (2, 2, 1)]),
+        TensorType::Q8_0 => (512, |b, lane, out| pack_q8(&b[2..], lane, out), &[(0, 2, 1)]),
+        TensorType::Q2_K => (128, pack_q2_k, &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
+        TensorType::Q3_K => (192, pack_q3_k, &[(96, 1, 12), (108, 2, 1)]),
+        TensorType::Q4_K => (256, pack_q4_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
+        TensorType::Q5_K => (320, pack_q5_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
+        TensorType::Q6_K => (384, pack_q6_k, &[(192, 1, 16), (208, 2, 1)]),
+        TensorType::IQ4_XS => (256, pack_iq4_xs, &[(2, 1, 6), (0, 2, 1)]),
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
+    };
+    let block_len = ty.block_len();
+    let row_bytes = ty.block_bytes();
+    Some(Layout { block_len, row_bytes, bytes: row_bytes * PANEL, codes, pack_codes, tail })
+}
+
+/// Packs one row of a panel.
+fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
+    for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.bytes)) {
+        (layout.pack_codes)(src, lane, dst);
+        let mut at = layout.block_len / 32 * layout.codes;
+        for &(offset, width, count) in layout.tail {
+            for field in src[offset..offset + width * count].chunks_exact(width) {
+                dst[at + lane * width..][..width].copy_from_slice(field);
+                at += width * PANEL;
+            }
+        }
+    }
+}
+
+/// 16 bytes whose low nibbles are columns 0..16 and high ones 16..32: already in plane order.
+fn pack_nibbles(qs: &[u8], lane: usize, out: &mut [u8]) {
+    for (v, group) in qs[..16].chunks_exact(4).enumerate() {
+        out[64 * v + 4 * lane..][..4].copy_from_slice(group);
+    }
+}
+
+/// 4 bytes with the fifth bit of each column, then nibbles.
+fn pack_q5(b: &[u8], lane: usize, out: &mut [u8]) {
+    pack_nibbles(&b[4..], lane, out);
+    let high = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    plane1(|column| (high >> column & 1) as u8, lane, &mut out[256..]);
+}
+
+fn pack_q8(qs: &[u8], lane: usize, out: &mut [u8]) {
+    for (s, group) in qs[..32].chunks_exact(4).enumerate() {
+        // Signed to offset 128.
+        let codes = u32::from_le_bytes([group[0], group[1], group[2], group[3]]) ^ 0x8080_8080;
+        out[64 * s + 4 * lane..][..4].copy_from_slice(&codes.to_le_bytes());
+    }
+}
+
+/// Two bits of column 32 i + l at byte 32 (i / 4) + l, bits 2 (i mod 4) up.
+fn q2(qs: &[u8], i: usize, l: usize) -> u8 {
+    qs[32 * (i / 4) + l] >> (2 * (i % 4)) & 3
+}
+
+fn pack_q2_k(b: &[u8], lane: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(128).take(8).enumerate() {
+        plane2(|l| q2(&b[16..80], i, l), lane, out);
+    }
+}
+
+fn pack_q3_k(b: &[u8], lane: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(192).take(8).enumerate() {
+        plane2(|l| q2(&b[32..96], i, l), lane, out);
+        plane1(|l| b[l] >> i & 1, lane, &mut out[128..]);
+    }
+}
+
+/// Nibble of column 32 i + l: bytes 32 (i / 2) + l, low for even i.
+fn q4(qs: &[u8], i: usize, l: usize) -> u8 {
+    qs[32 * (i / 2) + l] >> (4 * (i % 2)) & 15
+}
+
+fn pack_q4_k(b: &[u8], lane: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(256).take(8).enumerate() {
+        plane4(|l| q4(&b[16..144], i, l), lane, out);
+    }
+}
+
+fn pack_q5_k(b: &[u8], lane: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(320).take(8).enumerate() {
+        plane4(|l| q4(&b[48..176], i, l), lane, out);
+        plane1(|l| b[16 + l] >> i & 1, lane, &mut out[256..]);
+    }
+}
+
+fn pack_q6_k(b: &[u8], lane: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(384).take(8).enumerate() {
+        // Per 128 columns: 64 bytes of low nibbles (columns 0..64 low, 64..128 high), 32 bytes of upper bits.
+        let (half, quarter) = (i / 4, i % 4);
+        plane4(|l| b[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15, lane, out);
+        plane2(|l| b[128 + 32 * half + l] >> (2 * quarter) & 3, lane, &mut out[256..]);
+    }
+}
+
+fn pack_iq4_xs(b: &[u8], lane: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(256).take(8).enumerate() {
+        pack_nibbles(&b[8 + 16 * i..], lane, out);
+    }
+}
+
+fn plane4(code: impl Fn(usize) -> u8, lane: usize, out: &mut [u8]) {
+    for v in 0..4 {
+        for j in 0..4 {
+            out[64 * v + 4 * lane + j] = code(4 * v + j) | code(16 + 4 * v + j) << 4;
+        }
+    }
+}
+
+fn plane2(code: impl Fn(usize) -> u8, lane: usize, out: &mut [u8]) {
+    for v in 0..2 {
+        for j in 0..4 {
+            out[64 * v + 4 * lane + j] = (0..4).map(|i| code(16 * v + 4 * i + j) << (2 * i)).fold(0, |a, b| a | b);
+        }
+    }
+}
+
+fn plane1(code: impl Fn(usize) -> u8, lane: usize, out: &mut [u8]) {
+    for j in 0..4 {
+        out[4 * lane + j] = (0..8).map(|s| code(4 * s + j) << s).fold(0, |a, b| a | b);
+    }
+}
+
+/// A packed format as the kernels read it.
+pub(crate) trait Format {
+    /// Columns of a block.
+    const BLOCK: usize;
+    /// Columns that share a scale: 32, or 16.
+    const SUB: usize;
+    /// `OFFSET = 2^n`; `None` where it is 0.
+    const OFFSET_LOG2: Option<u32>;
+    /// Whether codes need all 8 bits ([`Simd::dot8`]).
+    const EIGHT_BITS: bool;
+    /// Whether `min` is not always 0.
+    const HAS_MIN: bool;
+    /// Bytes of a panel's block.
+    const BYTES: usize;
+
+    /// Codes of columns `32 i..32 i + 32`, one vector a step.
+    ///
+    /// # Safety
+    ///
+    /// `block` points to a whole block; the CPU has the instruction set.
+    unsafe fn codes<S: Simd>(block: *const u8, i: usize) -> [S::B; 8];
+
+    /// Scale and min of sub-block `j` of the block, per row.
+    ///
+    /// # Safety
+    ///
+    /// As for [`codes`](Self::codes).
+    unsafe fn scale_and_min<S: Simd>(block: *const u8, j: usize) -> (S::F, S::F);
+}
+
+/// Codes of a 4-bit plane.
+#[inline(always)]
+unsafe fn nibbles<S: Simd>(p: *const u8) -> [S::B; 8] {
+    // SAFETY: a plane is 4 vectors; the caller vouches for it.
+    unsafe {
+        let mask = S::b_splat(15);
+        let v = [0, 64, 128, 192].map(|at| S::b_load(p.add(at)));
+        let [a, b, c, d] = v.map(|v| S::b_and(v, mask));
+        let [e, f, g, h] = v.map(|v| S::b_and(S::b_shr::<4>(v), mask));
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+/// Codes of a 2-bit plane, shifted left by `2^SHIFT`'s exponent `SHIFT` (0 or 4).
+#[inline(always)]
+unsafe fn pairs<S: Simd, const HIGH: bool>(p: *const u8) -> [S::B; 8] {
+    // SAFETY: a plane is 2 vectors; the caller vouches for it.
+    unsafe {
+        let [x, y] = [0, 64].map(|at| S::b_load(p.add(at)));
+        if HIGH {
+            let mask = S::b_splat(0x30);
+            let four = |v| [S::b_shl::<4>(v), S::b_shl::<2>(v), v, S::b_shr::<2>(v)].map(|v| S::b_and(v, mask));
+            let ([a, b, c, d], [e, f, g, h]) = (four(x), four(y));
+            [a, b, c, d, e, f, g, h]
+        } else {
+            let mask = S::b_splat(3);
+            let four = |v| [v, S::b_shr::<2>(v), S::b_shr::<4>(v), S::b_shr::<6>(v)].map(|v| S::b_and(v, mask));
+            let ([a, b, c, d], [e, f, g, h]) = (four(x), four(y));
+            [a, b, c, d, e, f, g, h]
+        }
+    }
+}
+
+/// Codes of a 1-bit plane, each bit moved to bit 4 or, where not `FIFTH`, to bit 2.
+#[inline(always)]
+unsafe fn bits<S: Simd, const FIFTH: bool>(p: *const u8) -> [S::B; 8] {
+    // SAFETY: a plane is 1 vector; the caller vouches for it.
+    unsafe {
+        let v = S::b_load(p);
+        let moved = if FIFTH {
+            [
+                S::b_shl::<4>(v),
+                S::b_shl::<3>(v),
+                S::b_shl::<2>(v),
+                S::b_shl::<1>(v),
+                v,
+                S::b_shr::<1>(v),
+                S::b_shr::<2>(v),
+                S::b_shr::<3>(v),
+            ]
+        } else {
+            [
+                S::b_shl::<2>(v),
+                S::b_shl::<1>(v),
+                v,
+                S::b_shr::<1>(v),
+                S::b_shr::<2>(v),
+                S::b_shr::<3>(v),
+                S::b_shr::<4>(v),
+                S::b_shr::<5>(v),
+            ]
+        };
+        let mask = S::b_splat(if FIFTH { 16 } else { 4 });
+        moved.map(|v| S::b_and(v, mask))
+    }
+}
+
+#[inline(always)]
+unsafe fn or<S: Simd>(a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
+    // SAFETY: the caller vouches for the instruction set.
+    std::array::from_fn(|i| unsafe { S::b_or(a[i], b[i]) })
+}
+
+/// `[f16; 16]` at byte `at`.
+#[inline(always)]
+unsafe fn halves<S: Simd>(block: *const u8, at: usize) -> S::F {
+    // SAFETY: inside the block; the caller vouches for it.
+    unsafe { S::f_load_f16(block.add(at).cast()) }
+}
+
+/// Byte `j` of every row of a tail field at `at`.
+#[inline(always)]
+unsafe fn bytes<S: Simd>(block: *const u8, at: usize, j: usize) -> S::I {
+    // SAFETY: inside the block; the caller vouches for it.
+    unsafe { S::i_load_u8(block.add(at + PANEL * j)) }
+}
+
+/// Scale and min `j` of the 12 bytes that Q4_K and Q5_K pack eight 6-bit pairs into.
+#[inline(always)]
+unsafe fn six_bit_pair<S: Simd>(block: *const u8, at: usize, j: usize) -> (S::F, S::F) {
+    // SAFETY: inside the block; the caller vouches for it.
+    unsafe {
+        let (low4, low6) = (S::i_splat(15), S::i_splat(63));
+        let (scale, min) = if j < 4 {
+            (S::i_and(bytes::<S>(block, at, j), low6), S::i_and(bytes::<S>(block, at, j + 4), low6))
+        } else {
+            let both = bytes::<S>(block, at, j + 4);
+            let top = |b| S::i_shl::<4>(S::i_shr::<6>(b));
+            (
+                S::i_or(S::i_and(both, low4), top(bytes::<S>(block, at, j - 4))),
+                S::i_or(S::i_shr::<4>(both), top(bytes::<S>(block, at, j))),
+            )
+        };
+        (S::i_to_f(scale), S::i_to_f(min))
+    }
+}
+
+#[inline(always)]
+unsafe fn negated<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { S::f_sub(S::f_splat(0.0), x) }
+}
+
+macro_rules! format {
+    ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, eight_bits $eight:literal, has_min $min:literal;
+     $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; scale_and_min |$sb:ident, $sj:ident| $scale:expr) => {
+        pub(crate) struct $name;
+        // SAFETY of the blocks below: `block` is a whole block of this format, as the trait asks.
+        #[allow(clippy::undocumented_unsafe_blocks)]
+        impl Format for $name {
+            const BLOCK: usize = $block;
+            const SUB: usize = $sub;
+            const OFFSET_LOG2: Option<u32> = $offset;
+            const EIGHT_BITS: bool = $eight;
+            const HAS_MIN: bool = $min;
+            const BYTES: usize = $bytes * PANEL;
+            #[inline(always)]
+            unsafe fn codes<$s: Simd>($cb: *const u8, $ci: usize) -> [$s::B; 8] {
+                unsafe { $codes }
+            }
+            #[inline(always)]
+            unsafe fn scale_and_min<$s: Simd>($sb: *const u8, $sj: usize) -> ($s::F, $s::F) {
+                unsafe { $scale }
+            }
+        }
+    };
+}
+
+/// Values of the 16 codes of IQ4_NL and IQ4_XS, plus 128.
+const IQ4_VALUES: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+
+format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), eight_bits false, has_min false; S;
+    codes |b, _i| nibbles::<S>(b);
+    scale_and_min |b, _j| (halves::<S>(b, 256), S::f_splat(0.0)));
+format!(Q4_1: block 32, sub 32, bytes 20, offset None, eight_bits false, has_min true; S;
+    codes |b, _i| nibbles::<S>(b);
+    scale_and_min |b, _j| (halves::<S>(b, 256), halves::<S>(b, 288)));
+format!(Q5_0: block 32, sub 32, bytes 22, offset Some(4), eight_bits false, has_min false; S;
+    codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
+    scale_and_min |b, _j| (halves::<S>(b, 320), S::f_splat(0.0)));
+format!(Q5_1: block 32, sub 32, bytes 24, offset None, eight_bits false, has_min true; S;
+    codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
+    scale_and_min |b, _j| (halves::<S>(b, 320), halves::<S>(b, 352)));
+format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), eight_bits true, has_min false; S;
+    codes |b, _i| [0, 64, 128, 192, 256, 320, 384, 448].map(|at| S::b_load(b.add(at)));
+    scale_and_min |b, _j| (halves::<S>(b, 512), S::f_splat(0.0)));
+format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), eight_bits true, has_min false; S;
+    codes |b, _i| nibbles::<S>(b).map(|c| S::b_lookup(&IQ4_VALUES, c));
+    scale_and_min |b, _j| (halves::<S>(b, 256), S::f_splat(0.0)));
+format!(Q2K: block 256, sub 16, bytes 84, offset None, eight_bits false, has_min true; S;
+codes |b, i| pairs::<S, false>(b.add(128 * i));
+scale_and_min |b, j| {
+    let both = bytes::<S>(b, 1024, j);
+    (
+        S::f_mul(halves::<S>(b, 1280), S::i_to_f(S::i_and(both, S::i_splat(15)))),
+        S::f_mul(negated::<S>(halves::<S>(b, 1312)), S::i_to_f(S::i_shr::<4>(both))),
+    )
+});
+format!(Q3K: block 256, sub 16, bytes 110, offset Some(2), eight_bits false, has_min false; S;
+codes |b, i| or::<S>(pairs::<S, false>(b.add(192 * i)), bits::<S, false>(b.add(192 * i + 128)));
+scale_and_min |b, j| {
+    // Sixteen 6-bit scales: low nibbles in bytes 0..8, upper pairs of bits in bytes 8..12.
+    let low = S::i_and(
+        if j < 8 { bytes::<S>(b, 1536, j) } else { S::i_shr::<4>(bytes::<S>(b, 1536, j - 8)) },
+        S::i_splat(15),
+    );
+    let upper = bytes::<S>(b, 1536, 8 + j % 4);
+    let upper = match j / 4 {
+        0 => upper,
+        1 => S::i_shr::<2>(upper),
+        2 => S::i_shr::<4>(upper),
+        _ => S::i_shr::<6>(upper),
+    };
+    let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
+    (S::f_mul(halves::<S>(b, 1728), S::i_to_f(S::i_add(code, S::i_splat(-32)))), S::f_splat(0.0))
+});
+format!(Q4K: block 256, sub 32, bytes 144, offset None, eight_bits false, has_min true; S;
+codes |b, i| nibbles::<S>(b.add(256 * i));
+scale_and_min |b, j| {
+    let (scale, min) = six_bit_pair::<S>(b, 2048, j);
+    (S::f_mul(halves::<S>(b, 2240), scale), S::f_mul(negated::<S>(halves::<S>(b, 2272)), min))
+});
+format!(Q5K: block 256, sub 32, bytes 176, offset None, eight_bits false, has_min true; S;
+codes |b, i| or::<S>(nibbles::<S>(b.add(320 * i)), bits::<S, true>(b.add(320 * i + 256)));
+scale_and_min |b, j| {
+    let (scale, min) = six_bit_pair::<S>(b, 2560, j);
+    (S::f_mul(halves::<S>(b, 2752), scale), S::f_mul(negated::<S>(halves::<S>(b, 2784)), min))
+});
+format!(Q6K: block 256, sub 16, bytes 210, offset Some(5), eight_bits false, has_min false; S;
+codes |b, i| or::<S>(nibbles::<S>(b.add(384 * i)), pairs::<S, true>(b.add(384 * i + 256)));
+scale_and_min |b, j| {
+    let scale = S::i_to_f(S::i_load_i8(b.add(3072 + PANEL * j).cast()));
+    (S::f_mul(halves::<S>(b, 3328), scale), S::f_splat(0.0))
+});
+format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), eight_bits true, has_min false; S;
+codes |b, i| nibbles::<S>(b.add(256 * i)).map(|c| S::b_lookup(&IQ4_VALUES, c));
+scale_and_min |b, j| {
+    // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
+    let low = bytes::<S>(b, 2048, 2 + j / 2);
+    let low = S::i_and(if j % 2 == 0 { low } else { S::i_shr::<4>(low) }, S::i_splat(15));
+    let upper = bytes::<S>(b, 2048, j / 4);
+    let upper = match j % 4 {
+        0 => upper,
+        1 => S::i_shr::<2>(upper),
+        2 => S::i_shr::<4>(upper),
+        _ => S::i_shr::<6>(upper),
+    };
+    let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
+    (S::f_mul(halves::<S>(b, 2144), S::i_to_f(S::i_add(code, S::i_splat(-32)))), S::f_splat(0.0))
+});

@@ -1,0 +1,212 @@
+//! Vectors of 16 lanes on every instruction set, and the choice of one at run
+//! time.
+//!
+//! A kernel is written once, as a [`Kernel`] over any [`Simd`]; [`Isa::run`]
+//! compiles it for each instruction set and calls the one that was chosen.
+//! [`Scalar`](scalar::Scalar) is the same kernel on plain arrays: the reference
+//! that the others are tested against.
+
+mod math;
+pub(crate) mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+
+pub(crate) use math::{exp, sigmoid};
+
+/// Lanes of every vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// 16-lane vector operations of one instruction set.
+///
+/// # Safety
+///
+/// All functions may use the instruction set's instructions, so the CPU must
+/// have them: [`Isa::run`] sees to that. Pointers must be valid for the whole
+/// vector; no alignment is needed.
+pub(crate) trait Simd: Copy + 'static {
+    /// 16 floats.
+    type F: Copy;
+    /// 16 signed 32-bit integers.
+    type I: Copy;
+    /// 16 groups of 4 bytes.
+    type B: Copy;
+
+    /// Whether [`dot8`](Self::dot8) takes its codes as they are (0 to 255);
+    /// where not, it subtracts 128 from each first.
+    const DOT8_UNSIGNED: bool;
+    /// Tokens that a matrix product works on at once: as many as leave the
+    /// accumulators in registers.
+    const TILE: usize;
+
+    unsafe fn f_splat(x: f32) -> Self::F;
+    unsafe fn f_load(p: *const f32) -> Self::F;
+    unsafe fn f_load_f16(p: *const u16) -> Self::F;
+    unsafe fn f_load_bf16(p: *const u16) -> Self::F;
+    unsafe fn f_store(p: *mut f32, x: Self::F);
+    /// Rounds to nearest even.
+    unsafe fn f_store_f16(p: *mut u16, x: Self::F);
+    /// Rounds to nearest even and stores the low 8 bits of each lane.
+    unsafe fn f_store_i8(p: *mut i8, x: Self::F);
+    unsafe fn f_add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once where the CPU fuses.
+    unsafe fn f_fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    unsafe fn f_max(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_min(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_abs(a: Self::F) -> Self::F;
+    /// Nearest integer.
+    unsafe fn f_round(a: Self::F) -> Self::F;
+    /// `a * 2^n` for whole `n` in -126..=127.
+    unsafe fn f_scale_by_power(a: Self::F, n: Self::F) -> Self::F;
+    /// Sum of the lanes, always in the same order.
+    unsafe fn f_sum(a: Self::F) -> f32;
+    /// Largest lane.
+    unsafe fn f_largest(a: Self::F) -> f32;
+
+    unsafe fn i_splat(x: i32) -> Self::I;
+    /// 16 unsigned bytes, widened.
+    unsafe fn i_load_u8(p: *const u8) -> Self::I;
+    /// 16 signed bytes, widened.
+    unsafe fn i_load_i8(p: *const i8) -> Self::I;
+    unsafe fn i_add(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_and(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_or(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_shl<const N: u32>(a: Self::I) -> Self::I;
+    unsafe fn i_shr<const N: u32>(a: Self::I) -> Self::I;
+    unsafe fn i_to_f(a: Self::I) -> Self::F;
+
+    /// 64 bytes.
+    unsafe fn b_load(p: *const u8) -> Self::B;
+    unsafe fn b_splat(x: u8) -> Self::B;
+    unsafe fn b_and(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn b_or(a: Self::B, b: Self::B) -> Self::B;
+    /// Shifts 32-bit groups left; bits cross byte borders, so mask afterwards.
+    unsafe fn b_shl<const N: u32>(a: Self::B) -> Self::B;
+    /// Shifts 32-bit groups right; bits cross byte borders, so mask afterwards.
+    unsafe fn b_shr<const N: u32>(a: Self::B) -> Self::B;
+    /// `table[index]` for every byte of `index`, each below 16.
+    unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B;
+
+    /// `acc[lane] += sum over j of codes[4 lane + j] * a[j]` with unsigned
+    /// codes below 128 and the 4 signed activations at `a`.
+    unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
+    /// The same with codes up to 255, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
+    unsafe fn dot8(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
+}
+
+/// A computation that can be compiled for any instruction set.
+pub(crate) trait Kernel {
+    /// Runs on `S`. Implementations are `#[inline(always)]`, so that they are
+    /// compiled with the instruction set of the caller.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have the instruction set of `S`.
+    unsafe fn run<S: Simd>(self);
+}
+
+/// An instruction set with kernels of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust: the reference, and what runs on CPUs without the others.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// Arm with NEON, dot products and half-precision conversion.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+}
+
+impl Isa {
+    /// Every instruction set that this CPU has, the best last.
+    pub fn available() -> Vec<Self> {
+        let mut found = vec![Self::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                found.push(Self::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                found.push(Self::Avx512Vnni);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            found.push(Self::Neon);
+        }
+        found
+    }
+
+    /// The best instruction set that this CPU has.
+    pub fn best() -> Self {
+        *Self::available().last().unwrap_or(&Self::Scalar)
+    }
+
+    /// Its name, as printed for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => "avx512-vnni",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon-dotprod",
+        }
+    }
+
+    /// Runs `kernel` compiled for this instruction set.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have the instruction set ([`Isa::available`] lists it), and
+    /// the kernel's own conditions must hold.
+    pub(crate) unsafe fn run(self, kernel: impl Kernel) {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn avx2(kernel: impl Kernel) {
+            // SAFETY: passed on to the caller.
+            unsafe { kernel.run::<avx2::Avx2>() }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+        unsafe fn avx512(kernel: impl Kernel) {
+            // SAFETY: passed on to the caller.
+            unsafe { kernel.run::<avx512::Avx512>() }
+        }
+        #[cfg(target_arch = "aarch64")]
+        #[target_feature(enable = "neon,dotprod")]
+        unsafe fn neon(kernel: impl Kernel) {
+            // SAFETY: passed on to the caller.
+            unsafe { kernel.run::<neon::Neon>() }
+        }
+        // SAFETY: the caller vouches for the instruction set and the kernel.
+        unsafe {
+            match self {
+                Self::Scalar => kernel.run::<scalar::Scalar>(),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx2 => avx2(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx512Vnni => avx512(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Self::Neon => neon(kernel),
+            }
+        }
+    }
+}

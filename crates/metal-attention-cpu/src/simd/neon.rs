@@ -1,0 +1,1 @@
+//! The vector operations on Arm NEON: four registers each.

@@ -1,0 +1,168 @@
+//! Whole models against float64 references.
+//!
+//! The files lie in `tests/data/reference`; a folder with more of them (all
+//! tensor types of `quants.json`) can be named in `METAL_ATTENTION_REFERENCE`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
+use metal_attention_gguf::GgufFile;
+use metal_attention_model::{BatchToken, ForwardPass, argmax};
+use serde::Deserialize;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+fn reference() -> PathBuf {
+    std::env::var_os("METAL_ATTENTION_REFERENCE")
+        .map_or_else(|| Path::new(ROOT).join("tests/data/reference"), PathBuf::from)
+}
+
+fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
+    let path = reference().join(name);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).expect("reference JSON")
+}
+
+fn open(path: &Path, options: &CpuOptions) -> CpuForwardPass {
+    let file = GgufFile::open(path).expect("a readable GGUF file");
+    CpuForwardPass::from_gguf(&file, options).expect("a model that runs")
+}
+
+fn options(cache_type: CacheType, exact: bool) -> CpuOptions {
+    CpuOptions { n_ctx: 512, n_threads: 2, cache_type, exact, ..CpuOptions::default() }
+}
+
+/// Logits after every one of `ids`, in one batch.
+fn all_logits(model: &mut CpuForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
+    model.reset();
+    let batch: Vec<_> =
+        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+    let logits = model.forward(&batch).expect("a batch that fits");
+    (0..logits.n_rows()).map(|i| logits.row(i).to_vec()).collect()
+}
+
+/// The `n` ids that greedy decoding appends to `ids`.
+fn greedy(model: &mut CpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+    model.reset();
+    let mut out = vec![model.forward_prompt(ids).expect("a prompt that fits")];
+    while out.len() < n {
+        out.push(model.forward_token_greedy(out[out.len() - 1]).expect("room for a token"));
+    }
+    out
+}
+
+/// Squared error over the reference's variance.
+fn nmse(got: &[f32], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let mean = want.iter().sum::<f64>() / want.len() as f64;
+    let error: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).powi(2)).sum();
+    error / want.iter().map(|w| (w - mean).powi(2)).sum::<f64>()
+}
+
+#[derive(Deserialize)]
+struct Continuations {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: String,
+    tokens: Vec<u32>,
+    logits_last: Vec<f64>,
+    argmax_all: Vec<u32>,
+    greedy: Vec<u32>,
+    #[serde(default)]
+    greedy_margins: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Models {
+    tokens: Vec<u32>,
+    models: BTreeMap<String, ModelCase>,
+}
+
+#[derive(Deserialize)]
+struct ModelCase {
+    logits_last: Vec<f64>,
+    argmax_all: Vec<u32>,
+}
+
+#[test]
+fn stories_continuations_argmaxes_and_logits() {
+    let path = Path::new(ROOT).join("models/stories260K.gguf");
+    let cases = read::<Continuations>("stories260K.json").cases;
+    for isa in Isa::available() {
+        let mut f32_cache = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F32, false) });
+        let mut f16_cache = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F16, false) });
+        for case in &cases {
+            let logits = all_logits(&mut f32_cache, &case.tokens);
+            let argmaxes: Vec<_> = logits.iter().map(|row| argmax(row)).collect();
+            assert_eq!(argmaxes, case.argmax_all, "{isa:?} {:?}", case.prompt);
+            for (got, want) in logits[logits.len() - 1].iter().zip(&case.logits_last) {
+                assert!((f64::from(*got) - want).abs() <= 1e-3, "{isa:?} {:?}: {got} {want}", case.prompt);
+            }
+            assert_eq!(greedy(&mut f32_cache, &case.tokens, case.greedy.len()), case.greedy, "{isa:?} {:?}", case.prompt);
+            let logits = all_logits(&mut f16_cache, &case.tokens);
+            let error = nmse(&logits[logits.len() - 1], &case.logits_last);
+            assert!(error <= 1e-5, "{isa:?} {:?}: NMSE {error:e} with an F16 cache", case.prompt);
+        }
+    }
+}
+
+#[test]
+fn tales_continuations() {
+    let path = Path::new(ROOT).join("models/tales-15m-q4_0.gguf");
+    let mut exact = open(&path, &options(CacheType::F32, true));
+    let mut fast = open(&path, &options(CacheType::F16, false));
+    for case in read::<Continuations>("tales-15m.json").cases {
+        let error = nmse(&all_logits(&mut exact, &case.tokens)[case.tokens.len() - 1], &case.logits_last);
+        assert!(error <= 1e-6, "{:?}: NMSE {error:e}", case.prompt);
+        // Greedy ids are certain until the two best logits are nearly equal.
+        let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
+        assert_eq!(greedy(&mut exact, &case.tokens, certain), case.greedy[..certain], "{:?} exact", case.prompt);
+        let n = certain.min(16);
+        assert_eq!(greedy(&mut fast, &case.tokens, n), case.greedy[..n], "{:?} with 8-bit activations", case.prompt);
+    }
+}
+
+#[test]
+fn quantised_types() {
+    let Models { tokens, models } = read("quants.json");
+    let mut tried = 0;
+    for (name, case) in models {
+        let path = reference().join("quants").join(&name);
+        if !path.exists() {
+            continue;
+        }
+        tried += 1;
+        for isa in Isa::available() {
+            for (exact, limit) in [(true, 1e-6), (false, 2e-3)] {
+                let mut model = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F32, exact) });
+                let logits = all_logits(&mut model, &tokens);
+                let error = nmse(&logits[logits.len() - 1], &case.logits_last);
+                println!("{name} {isa:?} exact {exact}: NMSE {error:.1e}");
+                assert!(error <= limit, "{name} {isa:?} exact {exact}: NMSE {error:e}");
+            }
+        }
+    }
+    assert!(tried >= 3, "only {tried} files of quants.json found in {}", reference().display());
+}
+
+#[test]
+fn architectures() {
+    let Models { tokens, models } = read("architectures.json");
+    assert!(models.len() >= 8);
+    for (name, case) in models {
+        for isa in Isa::available() {
+            let path = reference().join("architectures").join(&name);
+            let mut model = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F32, false) });
+            let logits = all_logits(&mut model, &tokens);
+            let argmaxes: Vec<_> = logits.iter().map(|row| argmax(row)).collect();
+            let error = nmse(&logits[logits.len() - 1], &case.logits_last);
+            println!("{name} {isa:?}: NMSE {error:.1e}");
+            assert_eq!(argmaxes, case.argmax_all, "{name} {isa:?}");
+            assert!(error <= 1e-9, "{name} {isa:?}: NMSE {error:e}");
+        }
+    }
+}

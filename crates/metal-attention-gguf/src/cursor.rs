@@ -1,0 +1,200 @@
+//! Reading little-endian fields from a byte slice, with errors that say what and where.
+
+use std::fmt;
+
+use crate::value::ValueType;
+use crate::{Array, GgufError, Result, StringArray, Value};
+
+/// The deepest nesting of metadata arrays that is read and written: an array of arrays is two deep.
+pub const MAX_ARRAY_DEPTH: usize = 4;
+
+/// What is being read, for error messages.
+#[derive(Clone, Copy)]
+pub(crate) enum Item<'a> {
+    Header(&'static str),
+    Key(u64),
+    Value(&'a str),
+    TensorName(u64),
+    Tensor(&'a str),
+}
+
+impl fmt::Display for Item<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(field) => write!(f, "the {field} in the header"),
+            Self::Key(i) => write!(f, "the key of metadata entry {i}"),
+            Self::Value(key) => write!(f, "the value of `{key}`"),
+            Self::TensorName(i) => write!(f, "the name of tensor {i}"),
+            Self::Tensor(name) => write!(f, "the description of tensor `{name}`"),
+        }
+    }
+}
+
+/// A position in the bytes of a file.
+pub(crate) struct Cursor<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, position: 0 }
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.position as u64
+    }
+
+    fn remaining(&self) -> usize {
+        self.bytes.len() - self.position
+    }
+
+    /// The next `n` bytes.
+    fn take(&mut self, item: Item, n: usize) -> Result<&'a [u8]> {
+        match self.bytes[self.position..].get(..n) {
+            Some(taken) => {
+                self.position += n;
+                Ok(taken)
+            }
+            None => Err(self.truncated(item, n as u64)),
+        }
+    }
+
+    fn truncated(&self, item: Item, needed: u64) -> GgufError {
+        GgufError::Truncated {
+            item: item.to_string(),
+            offset: self.position(),
+            needed,
+            available: self.remaining() as u64,
+        }
+    }
+
+    fn array<const N: usize>(&mut self, item: Item) -> Result<[u8; N]> {
+        match self.bytes[self.position..].first_chunk() {
+            Some(&taken) => {
+                self.position += N;
+                Ok(taken)
+            }
+            None => Err(self.truncated(item, N as u64)),
+        }
+    }
+
+    pub(crate) fn u32(&mut self, item: Item) -> Result<u32> {
+        self.array(item).map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self, item: Item) -> Result<u64> {
+        self.array(item).map(u64::from_le_bytes)
+    }
+
+    /// A 64-bit count of things that take at least `min_bytes` each in the rest of the file.
+    pub(crate) fn count(&mut self, item: Item, min_bytes: u64) -> Result<usize> {
+        let count = self.u64(item)?;
+        let available = self.remaining() as u64;
+        let limit = available / min_bytes;
+        if count > limit {
+            return Err(GgufError::CountBeyondFile {
+                item: item.to_string(),
+                offset: self.position(),
+                count,
+                limit,
+                available,
+            });
+        }
+        Ok(count as usize)
+    }
+
+    /// A string: 64-bit length, then UTF-8.
+    pub(crate) fn string(&mut self, item: Item) -> Result<&'a str> {
+        let len = self.count(item, 1)?;
+        let offset = self.position();
+        let bytes = self.take(item, len)?;
+        std::str::from_utf8(bytes).map_err(|_| GgufError::InvalidUtf8 { item: item.to_string(), offset })
+    }
+
+    /// A value type, then a value of it.
+    pub(crate) fn value(&mut self, key: &str) -> Result<Value> {
+        let item = Item::Value(key);
+        Ok(match self.value_type(item)? {
+            ValueType::U8 => Value::U8(u8::from_le_bytes(self.array(item)?)),
+            ValueType::I8 => Value::I8(i8::from_le_bytes(self.array(item)?)),
+            ValueType::U16 => Value::U16(u16::from_le_bytes(self.array(item)?)),
+            ValueType::I16 => Value::I16(i16::from_le_bytes(self.array(item)?)),
+            ValueType::U32 => Value::U32(self.u32(item)?),
+            ValueType::I32 => Value::I32(i32::from_le_bytes(self.array(item)?)),
+            ValueType::F32 => Value::F32(f32::from_le_bytes(self.array(item)?)),
+            ValueType::Bool => Value::Bool(self.bools(item, 1)?[0]),
+            ValueType::String => Value::String(self.string(item)?.to_owned()),
+            ValueType::Array => Value::Array(self.values(item, 1)?),
+            ValueType::U64 => Value::U64(self.u64(item)?),
+            ValueType::I64 => Value::I64(i64::from_le_bytes(self.array(item)?)),
+            ValueType::F64 => Value::F64(f64::from_le_bytes(self.array(item)?)),
+        })
+    }
+
+    fn value_type(&mut self, item: Item) -> Result<ValueType> {
+        let offset = self.position();
+        let id = self.u32(item)?;
+        ValueType::from_id(id).ok_or_else(|| GgufError::UnknownValueType { item: item.to_string(), offset, id })
+    }
+
+    /// An array: element type, 64-bit length, elements.
+    fn values(&mut self, item: Item, depth: usize) -> Result<Array> {
+        if depth > MAX_ARRAY_DEPTH {
+            return Err(GgufError::NestedTooDeep {
+                item: item.to_string(),
+                offset: self.position(),
+                limit: MAX_ARRAY_DEPTH,
+            });
+        }
+        let ty = self.value_type(item)?;
+        let count = self.count(item, ty.min_bytes())?;
+        Ok(match ty {
+            ValueType::U8 => Array::U8(self.numbers(item, count)?),
+            ValueType::I8 => Array::I8(self.numbers(item, count)?),
+            ValueType::U16 => Array::U16(self.numbers(item, count)?),
+            ValueType::I16 => Array::I16(self.numbers(item, count)?),
+            ValueType::U32 => Array::U32(self.numbers(item, count)?),
+            ValueType::I32 => Array::I32(self.numbers(item, count)?),
+            ValueType::F32 => Array::F32(self.numbers(item, count)?),
+            ValueType::Bool => Array::Bool(self.bools(item, count)?),
+            ValueType::String => Array::String(self.strings(item, count)?),
+            ValueType::Array => Array::Array((0..count).map(|_| self.values(item, depth + 1)).collect::<Result<_>>()?),
+            ValueType::U64 => Array::U64(self.numbers(item, count)?),
+            ValueType::I64 => Array::I64(self.numbers(item, count)?),
+            ValueType::F64 => Array::F64(self.numbers(item, count)?),
+        })
+    }
+
+    /// Numbers are stored as in memory, so this is one copy.
+    fn numbers<T: bytemuck::Pod>(&mut self, item: Item, count: usize) -> Result<Vec<T>> {
+        Ok(bytemuck::pod_collect_to_vec(self.take(item, count * size_of::<T>())?))
+    }
+
+    fn bools(&mut self, item: Item, count: usize) -> Result<Vec<bool>> {
+        let offset = self.position();
+        let bytes = self.take(item, count)?;
+        match bytes.iter().position(|&byte| byte > 1) {
+            None => Ok(bytes.iter().map(|&byte| byte == 1).collect()),
+            Some(i) => {
+                Err(GgufError::InvalidBool { item: item.to_string(), offset: offset + i as u64, value: bytes[i] })
+            }
+        }
+    }
+
+    /// One growing buffer for all strings instead of an allocation for each.
+    fn strings(&mut self, item: Item, count: usize) -> Result<StringArray> {
+        let start = self.position;
+        let mut text = Vec::new();
+        let mut ends = Vec::with_capacity(count);
+        for _ in 0..count {
+            let len = self.count(item, 1)?;
+            text.extend_from_slice(self.take(item, len)?);
+            ends.push(text.len());
+        }
+        StringArray::from_utf8(text, ends).map_err(|(index, before)| GgufError::InvalidUtf8 {
+            item: format!("string {index} of {item}"),
+            offset: (start + before + 8 * (index + 1)) as u64,
+        })
+    }
+}

@@ -1,0 +1,445 @@
+//! Everything that can go wrong with a GGUF file, as one enum.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::TensorType;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = GgufError> = std::result::Result<T, E>;
+
+/// What a caller can do about a [`GgufError`], for exit codes and HTTP statuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The model file is missing, broken, of another format or not supported.
+    Model,
+    /// The operating system refused to read or write.
+    Io,
+    /// This crate was called with arguments that make no sense.
+    Usage,
+}
+
+/// Why a GGUF file could not be read or written.
+///
+/// Offsets are bytes from the start of the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GgufError {
+    // ---- opening -------------------------------------------------------------------------
+    /// There is no such file.
+    #[error("no such file: {}{}", path.display(), did_you_mean(suggestions))]
+    NotFound {
+        /// The path as given.
+        path: PathBuf,
+        /// Paths of `.gguf` files in the same folder, the most similar name first.
+        suggestions: Vec<PathBuf>,
+    },
+    /// The path is a directory.
+    #[error("{} is a directory, not a GGUF file{}", path.display(), did_you_mean(suggestions))]
+    IsDirectory {
+        /// The path as given.
+        path: PathBuf,
+        /// Paths of `.gguf` files inside it.
+        suggestions: Vec<PathBuf>,
+    },
+    /// The path is a pipe, a device or a socket.
+    #[error("{} is not a regular file: GGUF files are memory-mapped, so save it to disk first", path.display())]
+    NotRegular {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The operating system refused to open or map a file.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// "open", "map", ...
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// An error inside the file at `path`.
+    #[error("{}: {error}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it; see also [`GgufError::root`].
+        error: Box<GgufError>,
+    },
+
+    // ---- not a GGUF file -----------------------------------------------------------------
+    /// The file has no bytes.
+    #[error("the file is empty: the download was probably interrupted; fetch it again")]
+    Empty,
+    /// The file is a Git LFS pointer: a short text that stands for the real file.
+    #[error(
+        "this is a Git LFS pointer, not the model itself{}: run `git lfs pull` in its repository or download the file directly",
+        size.map(|n| format!(" (which has {n} bytes)")).unwrap_or_default()
+    )]
+    GitLfsPointer {
+        /// The size of the real file that the pointer states.
+        size: Option<u64>,
+    },
+    /// The file is in the safetensors format.
+    #[error(
+        "this is a safetensors file, not GGUF: convert the model with llama.cpp's convert_hf_to_gguf.py or download a GGUF version of it"
+    )]
+    Safetensors,
+    /// The file is a web page.
+    #[error(
+        "this is an HTML page saved under a model's name: the download link led to a web page; use the direct link to the file (log in first when the model is gated)"
+    )]
+    Html,
+    /// The file is a ZIP archive or a pickle, which is how `PyTorch` stores checkpoints.
+    #[error(
+        "this is a ZIP archive or PyTorch checkpoint, not GGUF: unpack it, or convert the model with llama.cpp's convert_hf_to_gguf.py"
+    )]
+    ZipOrPytorch,
+    /// The file has the magic of a GGML format older than GGUF.
+    #[error("this is an old GGML file (magic {magic:?}) from before GGUF: download a GGUF version of the model")]
+    LegacyGgml {
+        /// The first four bytes.
+        magic: String,
+    },
+    /// The file does not start with `GGUF`, and its format was not recognised either.
+    #[error("not a GGUF file: it starts with {}, expected \"GGUF\"", quote_bytes(found))]
+    NotGguf {
+        /// Up to the first eight bytes.
+        found: Vec<u8>,
+    },
+    /// The version field is byte-swapped: the file was written for a big-endian machine.
+    #[error(
+        "this is a big-endian GGUF file (version {version} with swapped bytes): only little-endian files are read; convert it with gguf-py's gguf_convert_endian"
+    )]
+    BigEndian {
+        /// The version after swapping.
+        version: u32,
+    },
+    /// A version that is neither 2 nor 3.
+    #[error(
+        "GGUF version {version} is not supported (versions 2 and 3 are){}",
+        if *version == 1 { ": convert the model again with a current converter" } else { "" }
+    )]
+    UnsupportedVersion {
+        /// The version field.
+        version: u32,
+    },
+
+    // ---- header, metadata and tensor table -----------------------------------------------
+    /// The file ends in the middle of something.
+    #[error(
+        "the file is truncated: {item} at byte {offset} needs {needed} bytes, {available} are left; the download was probably interrupted"
+    )]
+    Truncated {
+        /// What was being read.
+        item: String,
+        /// Where it starts.
+        offset: u64,
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes from `offset` to the end of the file.
+        available: u64,
+    },
+    /// A count or length that the rest of the file cannot hold.
+    #[error(
+        "{item} at byte {offset} claims {count} elements, but the {available} bytes that are left hold at most {limit}: the file is damaged"
+    )]
+    CountBeyondFile {
+        /// What is being counted.
+        item: String,
+        /// Where its elements would start.
+        offset: u64,
+        /// The count in the file.
+        count: u64,
+        /// The most elements that fit.
+        limit: u64,
+        /// Bytes from `offset` to the end of the file.
+        available: u64,
+    },
+    /// A key, name or string that is not UTF-8.
+    #[error("{item} at byte {offset} is not valid UTF-8")]
+    InvalidUtf8 {
+        /// What was being read.
+        item: String,
+        /// Where the string's bytes start.
+        offset: u64,
+    },
+    /// A metadata value of a type that GGUF does not define.
+    #[error("{item} at byte {offset} has the unknown value type {id} (0 to 12 are defined)")]
+    UnknownValueType {
+        /// What was being read.
+        item: String,
+        /// Where the type field is.
+        offset: u64,
+        /// The type field.
+        id: u32,
+    },
+    /// A boolean that is neither 0 nor 1.
+    #[error("{item} at byte {offset} is a boolean with the value {value} (0 and 1 are defined)")]
+    InvalidBool {
+        /// What was being read.
+        item: String,
+        /// Where the byte is.
+        offset: u64,
+        /// The byte.
+        value: u8,
+    },
+    /// Arrays nested deeper than [`crate::MAX_ARRAY_DEPTH`].
+    #[error("{item} at byte {offset} nests arrays deeper than {limit} levels")]
+    NestedTooDeep {
+        /// What was being read.
+        item: String,
+        /// Where the innermost array starts.
+        offset: u64,
+        /// The deepest nesting that is read and written.
+        limit: usize,
+    },
+    /// A metadata key that occurs twice.
+    #[error("the metadata key `{key}` occurs twice, the second time at byte {offset}")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+        /// Where the second one starts.
+        offset: u64,
+    },
+    /// A `general.alignment` outside [`crate::MIN_ALIGNMENT`] to [`crate::MAX_ALIGNMENT`] or not a power of two.
+    #[error(
+        "general.alignment is {value}; it must be a power of two from {} to {}",
+        crate::MIN_ALIGNMENT,
+        crate::MAX_ALIGNMENT
+    )]
+    InvalidAlignment {
+        /// The value.
+        value: u64,
+    },
+
+    // ---- tensors -------------------------------------------------------------------------
+    /// A tensor name that occurs twice.
+    #[error("the tensor name `{tensor}` occurs twice")]
+    DuplicateTensor {
+        /// The name.
+        tensor: String,
+    },
+    /// A tensor without dimensions or with more than four.
+    #[error("tensor `{tensor}` has {n_dims} dimensions; 1 to 4 are supported")]
+    DimensionCount {
+        /// The tensor.
+        tensor: String,
+        /// Its number of dimensions.
+        n_dims: usize,
+    },
+    /// A dimension of zero, or more elements than can be addressed.
+    #[error("tensor `{tensor}` has the shape {shape:?}, which {problem}")]
+    InvalidShape {
+        /// The tensor.
+        tensor: String,
+        /// Its shape, row length first.
+        shape: Vec<u64>,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A row length that is not a multiple of the type's block length.
+    #[error("tensor `{tensor}` has rows of {row_len} elements, but {ty} needs a multiple of {}", ty.block_len())]
+    PartialBlock {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: TensorType,
+        /// Its row length.
+        row_len: u64,
+    },
+    /// A tensor of a type that ggml has, but this crate does not.
+    #[error(
+        "tensor `{tensor}` has the type {name}, which is not supported; use a version of the model in one of {}",
+        TensorType::names()
+    )]
+    UnsupportedTensorType {
+        /// The tensor.
+        tensor: String,
+        /// ggml's name of the type.
+        name: &'static str,
+    },
+    /// A tensor of a type that nobody knows.
+    #[error("tensor `{tensor}` has the unknown type id {id}: the file is damaged or newer than this program")]
+    UnknownTensorType {
+        /// The tensor.
+        tensor: String,
+        /// The type field.
+        id: u32,
+    },
+    /// A tensor offset that is not a multiple of the file's alignment.
+    #[error(
+        "tensor `{tensor}` starts at offset {offset} of the tensor data, which is not a multiple of the alignment {alignment}"
+    )]
+    Misaligned {
+        /// The tensor.
+        tensor: String,
+        /// Its offset from the start of the tensor data.
+        offset: u64,
+        /// The file's alignment.
+        alignment: usize,
+    },
+    /// A tensor that reaches beyond the end of the file.
+    #[error(
+        "the file is truncated: tensor `{tensor}` needs {size} bytes at offset {offset} of the tensor data (which starts at byte {data_start}), but the file has only {file_size} bytes; the download was probably interrupted"
+    )]
+    TensorBeyondFile {
+        /// The tensor.
+        tensor: String,
+        /// Its offset from the start of the tensor data.
+        offset: u64,
+        /// Its size in bytes.
+        size: u64,
+        /// Where the tensor data starts.
+        data_start: u64,
+        /// The size of the file.
+        file_size: u64,
+    },
+    /// Two tensors that share bytes.
+    #[error("the tensors `{first}` and `{second}` overlap in the file")]
+    Overlap {
+        /// The tensor that starts first.
+        first: String,
+        /// The other one.
+        second: String,
+    },
+
+    // ---- split files ---------------------------------------------------------------------
+    /// The metadata says that the file is one part of several, but its name does not.
+    #[error(
+        "{} is part {} of {count} of a split model; name it like `model-{:05}-of-{count:05}.gguf`, beside the other parts",
+        path.display(), no + 1, no + 1
+    )]
+    SplitName {
+        /// The file.
+        path: PathBuf,
+        /// Its zero-based number, `split.no`.
+        no: u32,
+        /// The number of parts, `split.count`.
+        count: u32,
+    },
+    /// A part of a split model is not there.
+    #[error("part {} of {count} of this split model is missing: {}", no + 1, path.display())]
+    MissingPart {
+        /// The file that was looked for.
+        path: PathBuf,
+        /// Its zero-based number.
+        no: u32,
+        /// The number of parts.
+        count: u32,
+    },
+    /// The parts of a split model contradict each other or their names.
+    #[error(
+        "{}: {key} is {found}, expected {expected}: the parts do not belong together",
+        path.display()
+    )]
+    SplitMismatch {
+        /// The part that does not fit.
+        path: PathBuf,
+        /// The metadata key, or what else disagrees.
+        key: &'static str,
+        /// What the other parts or the file name say.
+        expected: u64,
+        /// What this part says, "missing" when it says nothing.
+        found: String,
+    },
+
+    // ---- metadata access -----------------------------------------------------------------
+    /// A metadata value of another type than the caller needs.
+    #[error("the metadata key `{key}` is of type {found}, expected {expected}")]
+    MetadataType {
+        /// The key.
+        key: String,
+        /// What was asked for.
+        expected: &'static str,
+        /// What the file has.
+        found: String,
+    },
+    /// A metadata integer that does not fit the type that the caller needs.
+    #[error("the metadata key `{key}` is {value}, which does not fit {expected}")]
+    MetadataRange {
+        /// The key.
+        key: String,
+        /// What was asked for.
+        expected: &'static str,
+        /// What the file has.
+        value: i128,
+    },
+
+    // ---- types and quantisation ----------------------------------------------------------
+    /// A name that is no tensor type.
+    #[error("unknown tensor type `{name}`; known are {}", TensorType::names())]
+    UnknownTypeName {
+        /// The name.
+        name: String,
+    },
+    /// The number of values is not a multiple of the block length.
+    #[error("cannot quantise {len} values to {ty}: it needs a multiple of {}", ty.block_len())]
+    NotWholeBlocks {
+        /// The target type.
+        ty: TensorType,
+        /// The number of values.
+        len: usize,
+    },
+
+    // ---- writing -------------------------------------------------------------------------
+    /// The system refused to write.
+    #[error("cannot write the GGUF file: {source}")]
+    Write {
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// More data than the declared tensors hold.
+    #[error("{excess} bytes were written beyond the {declared} that the declared tensors hold")]
+    TooMuchData {
+        /// Bytes of all declared tensors.
+        declared: u64,
+        /// Bytes that do not fit.
+        excess: u64,
+    },
+    /// The writer was finished before every tensor was written.
+    #[error("tensor `{tensor}` got {written} of its {declared} bytes")]
+    MissingData {
+        /// The first incomplete tensor.
+        tensor: String,
+        /// Bytes that it has.
+        declared: u64,
+        /// Bytes that were written.
+        written: u64,
+    },
+}
+
+impl GgufError {
+    /// The error without the [`InFile`](Self::InFile) wrapper that names the file.
+    pub fn root(&self) -> &Self {
+        match self {
+            Self::InFile { error, .. } => error.root(),
+            other => other,
+        }
+    }
+
+    /// What sort of problem this is.
+    pub fn kind(&self) -> ErrorKind {
+        match self.root() {
+            Self::Io { .. } | Self::Write { .. } => ErrorKind::Io,
+            Self::UnknownTypeName { .. }
+            | Self::NotWholeBlocks { .. }
+            | Self::TooMuchData { .. }
+            | Self::MissingData { .. } => ErrorKind::Usage,
+            _ => ErrorKind::Model,
+        }
+    }
+}
+
+fn did_you_mean(suggestions: &[PathBuf]) -> String {
+    let names: Vec<_> = suggestions.iter().map(|p| p.display().to_string()).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        names => format!("; did you mean {}?", names.join(" or ")),
+    }
+}
+
+fn quote_bytes(bytes: &[u8]) -> String {
+    format!("\"{}\"", bytes.escape_ascii())
+}

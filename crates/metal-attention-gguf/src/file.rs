@@ -1,0 +1,195 @@
+//! Opening files.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::parse::{self, Header};
+use crate::split;
+use crate::storage::Storage;
+use crate::{GgufError, Metadata, Result, Tensor};
+
+/// An open GGUF file, or all the parts of a split one: metadata and memory-mapped tensors.
+///
+/// ```no_run
+/// use metal_attention_gguf::GgufFile;
+/// let file = GgufFile::open("model.gguf")?;
+/// println!("{:?}", file.metadata().str("general.architecture")?);
+/// for tensor in file.tensors() {
+///     println!("{} {:?} {}", tensor.name(), tensor.shape(), tensor.ty());
+/// }
+/// # Ok::<(), metal_attention_gguf::GgufError>(())
+/// ```
+#[derive(Debug)]
+pub struct GgufFile {
+    version: u32,
+    alignment: usize,
+    metadata: Metadata,
+    tensors: Vec<Tensor>,
+    index: HashMap<Arc<str>, usize>,
+    file_size: u64,
+    n_parts: usize,
+}
+
+impl GgufFile {
+    /// Maps the file; for `model-00001-of-00003.gguf` opens all the parts beside it (any part may
+    /// be named). The file must not be truncated or rewritten in place while it is open.
+    ///
+    /// A split model gets the metadata of its first part without the `split.*` keys.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let part = Part::open(path)?;
+        let parts = match split::part_paths(path, &part.header.metadata)? {
+            None => vec![part],
+            Some(paths) => split::open_parts(&paths)?,
+        };
+        Self::from_parts(parts).map_err(|error| in_file(path, error))
+    }
+
+    /// Parses a file already in memory (copied into an aligned buffer). A part of a split model is
+    /// taken by itself.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let header = parse::parse(bytes)?;
+        let storage = Arc::new(Storage::copy(bytes));
+        Self::from_parts(vec![Part { header, storage }])
+    }
+
+    fn from_parts(mut parts: Vec<Part>) -> Result<Self> {
+        let tensors: Vec<Tensor> = parts
+            .iter()
+            .flat_map(|part| part.header.tensors.iter().map(|info| Tensor::new(info, &part.storage)))
+            .collect();
+        let mut index = HashMap::with_capacity(tensors.len());
+        for (i, tensor) in tensors.iter().enumerate() {
+            if index.insert(tensor.shared_name(), i).is_some() {
+                return Err(GgufError::DuplicateTensor { tensor: tensor.name().to_owned() });
+            }
+        }
+        let first = &mut parts[0].header;
+        let mut metadata = std::mem::take(&mut first.metadata);
+        let (version, alignment) = (first.version, first.alignment);
+        if parts.len() > 1 {
+            split::remove_keys(&mut metadata);
+        }
+        Ok(Self {
+            version,
+            alignment,
+            metadata,
+            tensors,
+            index,
+            file_size: parts.iter().map(|part| part.storage.bytes().len() as u64).sum(),
+            n_parts: parts.len(),
+        })
+    }
+
+    /// The GGUF version, 2 or 3; of the first part, as is everything else that the parts share.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// What tensor offsets are a multiple of, in bytes.
+    pub fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    /// The key-value pairs.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The tensors in file order, parts one after the other.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.index.get(name).map(|&i| &self.tensors[i])
+    }
+
+    /// The number of files that the model consists of.
+    pub fn n_parts(&self) -> usize {
+        self.n_parts
+    }
+
+    /// Bytes of all parts on disk.
+    pub fn file_size(&self) -> u64 {
+        self.file_size
+    }
+
+    /// Sum of the bytes of all tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.bytes().len() as u64).sum()
+    }
+}
+
+/// One parsed file.
+pub(crate) struct Part {
+    pub(crate) header: Header,
+    storage: Arc<Storage>,
+}
+
+impl Part {
+    /// Maps and parses one file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let failed = |action| move |source| GgufError::Io { action, path: path.to_owned(), source };
+        let found = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(GgufError::NotFound { path: path.to_owned(), suggestions: similar_files(path) });
+            }
+            found => found.map_err(failed("open"))?,
+        };
+        if found.is_dir() {
+            return Err(GgufError::IsDirectory { path: path.to_owned(), suggestions: gguf_files(path) });
+        }
+        if !found.is_file() {
+            return Err(GgufError::NotRegular { path: path.to_owned() });
+        }
+        if found.len() == 0 {
+            return Err(in_file(path, GgufError::Empty));
+        }
+        let file = File::open(path).map_err(failed("open"))?;
+        let storage = Storage::map(&file).map_err(failed("map"))?;
+        let header = parse::parse(storage.bytes()).map_err(|error| in_file(path, error))?;
+        Ok(Self { header, storage: Arc::new(storage) })
+    }
+}
+
+fn in_file(path: &Path, error: GgufError) -> GgufError {
+    GgufError::InFile { path: path.to_owned(), error: Box::new(error) }
+}
+
+/// How many files an error suggests at most.
+const MAX_SUGGESTIONS: usize = 3;
+
+/// The first `.gguf` files of a folder by name.
+fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = all_gguf_files(folder);
+    files.sort();
+    files.truncate(MAX_SUGGESTIONS);
+    files
+}
+
+/// The `.gguf` files beside `missing`, the most similar name first.
+fn similar_files(missing: &Path) -> Vec<PathBuf> {
+    let folder = match missing.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let wanted = name(missing);
+    let mut files = all_gguf_files(folder);
+    files.sort_by_cached_key(|file| (strsim::damerau_levenshtein(&wanted, &name(file)), file.clone()));
+    files.truncate(MAX_SUGGESTIONS);
+    files
+}
+
+fn all_gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    // Without a leading "./", so that a suggestion can be typed as it is shown.
+    let shown = |path: PathBuf| path.strip_prefix("./").map(Path::to_owned).unwrap_or(path);
+    entries.map(|entry| shown(entry.path())).filter(is_gguf).collect()
+}

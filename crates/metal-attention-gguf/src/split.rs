@@ -1,0 +1,103 @@
+//! Models that are split over several files, as llama.cpp's `gguf-split` makes them.
+//!
+//! The parts are called `NAME-00001-of-00003.gguf` and so on; each says in `split.no` (from zero)
+//! and `split.count` which one it is, and in `split.tensors.count` how many tensors there are in
+//! all. The first part has the metadata of the model.
+
+use std::path::{Path, PathBuf};
+
+use crate::file::Part;
+use crate::{GgufError, Metadata, Result};
+
+const NO: &str = "split.no";
+const COUNT: &str = "split.count";
+const TENSORS: &str = "split.tensors.count";
+
+/// Removes the keys that say how a model is split.
+pub(crate) fn remove_keys(metadata: &mut Metadata) {
+    for key in [NO, COUNT, TENSORS] {
+        metadata.remove(key);
+    }
+}
+
+/// The paths of all parts of the model that `path` with this metadata is a part of; `None` when
+/// it is a whole model.
+pub(crate) fn part_paths(path: &Path, metadata: &Metadata) -> Result<Option<PartPaths>> {
+    let count = match metadata.u32(COUNT)? {
+        None | Some(0 | 1) => return Ok(None),
+        Some(count) => count,
+    };
+    let no = metadata.u32(NO)?.unwrap_or(0);
+    match PartPaths::from_path(path) {
+        Some((paths, number)) => {
+            expect(path, "the number of parts in the file name", count, Some(paths.count))?;
+            expect(path, "the part number in the file name", no.saturating_add(1), Some(number))?;
+            Ok(Some(paths))
+        }
+        None => Err(GgufError::SplitName { path: path.to_owned(), no, count }),
+    }
+}
+
+/// Opens all parts and checks that they belong together.
+pub(crate) fn open_parts(paths: &PartPaths) -> Result<Vec<Part>> {
+    // Not reserved: the count is only believed as far as there are files.
+    let mut parts = Vec::new();
+    for no in 0..paths.count {
+        let path = paths.part(no);
+        let part = Part::open(&path).map_err(|error| match error {
+            GgufError::NotFound { path, .. } => GgufError::MissingPart { path, no, count: paths.count },
+            other => other,
+        })?;
+        let metadata = &part.header.metadata;
+        expect(&path, NO, no, metadata.u32(NO)?)?;
+        expect(&path, COUNT, paths.count, metadata.u32(COUNT)?)?;
+        parts.push(part);
+    }
+    let n_tensors: usize = parts.iter().map(|part| part.header.tensors.len()).sum();
+    for (no, part) in (0..).zip(&parts) {
+        if let Some(declared) = part.header.metadata.u32(TENSORS)? {
+            expect(&paths.part(no), TENSORS, n_tensors as u32, Some(declared))?;
+        }
+    }
+    Ok(parts)
+}
+
+fn expect(path: &Path, key: &'static str, expected: u32, found: Option<u32>) -> Result<()> {
+    if found == Some(expected) {
+        return Ok(());
+    }
+    Err(GgufError::SplitMismatch {
+        path: path.to_owned(),
+        key,
+        expected: expected.into(),
+        found: found.map_or("missing".to_owned(), |found| found.to_string()),
+    })
+}
+
+/// What the names of all parts have in common.
+pub(crate) struct PartPaths {
+    folder: PathBuf,
+    name: String,
+    count: u32,
+}
+
+impl PartPaths {
+    /// Takes `NAME-00001-of-00003.gguf` apart; the second result is the number, from one.
+    fn from_path(path: &Path) -> Option<(Self, u32)> {
+        let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (name, number) = rest.rsplit_once('-')?;
+        let five_digits = |text: &str| {
+            let digits = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| text.parse().ok()).flatten()
+        };
+        let paths = Self { folder: path.parent()?.to_owned(), name: name.to_owned(), count: five_digits(count)? };
+        Some((paths, five_digits(number)?))
+    }
+
+    /// The path of part `no`, from zero.
+    fn part(&self, no: u32) -> PathBuf {
+        let Self { folder, name, count } = self;
+        folder.join(format!("{name}-{:05}-of-{count:05}.gguf", no + 1))
+    }
+}

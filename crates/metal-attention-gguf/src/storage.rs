@@ -1,0 +1,55 @@
+//! Where the bytes of a file are: mapped, or copied into memory.
+
+use std::fs::File;
+use std::io;
+
+use memmap2::Mmap;
+
+/// Alignment of the copy that [`Storage::copy`] makes, that of a cache line.
+const ALIGNMENT: usize = 64;
+
+#[derive(Debug)]
+pub(crate) enum Storage {
+    /// Page-aligned.
+    Mapped(Mmap),
+    /// The file starts at `start`, which makes it aligned to [`ALIGNMENT`].
+    Memory { buffer: Vec<u8>, start: usize },
+}
+
+impl Storage {
+    /// Maps a whole file. It must not be empty.
+    pub(crate) fn map(file: &File) -> io::Result<Self> {
+        // SAFETY: the mapping is private and read-only. As with every mapped file, another process
+        // that truncates or rewrites the file while it is in use breaks this one; model files are
+        // not modified in place, and `GgufFile::open` documents the condition.
+        let map = unsafe { Mmap::map(file) }?;
+        Ok(Self::Mapped(map))
+    }
+
+    /// Copies a file that is already in memory to an aligned place.
+    pub(crate) fn copy(bytes: &[u8]) -> Self {
+        let mut buffer: Vec<u8> = Vec::with_capacity(bytes.len() + ALIGNMENT);
+        let start = buffer.as_ptr().align_offset(ALIGNMENT);
+        buffer.resize(start, 0);
+        buffer.extend_from_slice(bytes);
+        Self::Memory { buffer, start }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Memory { buffer, start } => &buffer[*start..],
+        }
+    }
+
+    /// Drops the resident pages of a range of a mapped file. That they stay is harmless, so a
+    /// refusal is ignored.
+    pub(crate) fn release(&self, start: usize, len: usize) {
+        #[cfg(unix)]
+        if let Self::Mapped(map) = self {
+            // SAFETY: DONTNEED on a read-only mapping of a file drops clean pages only; the next
+            // access reads the same bytes from the file again.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The one thing every backend does: evaluate a batch of tokens.
+
+use crate::{ForwardError, ModelSpec};
+
+/// One token of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchToken {
+    /// Id in the vocabulary, `0..n_vocab`.
+    pub id: u32,
+    /// Sequence it belongs to, `0..n_seq`; each has its own KV cache.
+    pub seq: usize,
+    /// Position in the sequence: the number of tokens before it.
+    pub pos: usize,
+    /// Whether the logits after this token are wanted.
+    pub logits: bool,
+}
+
+/// Logits of the batch's tokens that asked for them, in batch order:
+/// row-major `[n_rows, n_vocab]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits<'a> {
+    data: &'a [f32],
+    n_vocab: usize,
+}
+
+impl<'a> Logits<'a> {
+    /// Wraps `data` of shape `[n_rows, n_vocab]`.
+    pub fn new(data: &'a [f32], n_vocab: usize) -> Self {
+        assert!(n_vocab > 0 && data.len().is_multiple_of(n_vocab), "logits are whole rows");
+        Self { data, n_vocab }
+    }
+
+    /// Number of tokens that asked for logits.
+    pub fn n_rows(&self) -> usize {
+        self.data.len() / self.n_vocab
+    }
+
+    /// Logits of the `i`-th token that asked for them.
+    pub fn row(&self, i: usize) -> &'a [f32] {
+        &self.data[i * self.n_vocab..(i + 1) * self.n_vocab]
+    }
+
+    /// The last row; `None` when no token asked.
+    pub fn last(&self) -> Option<&'a [f32]> {
+        self.n_rows().checked_sub(1).map(|i| self.row(i))
+    }
+
+    /// All rows, `[n_rows, n_vocab]`.
+    pub fn as_slice(&self) -> &'a [f32] {
+        self.data
+    }
+}
+
+/// Receives hidden states while a batch runs: the layer's index (`0..n_layer`,
+/// after that layer's residual additions) and the state `[n_tokens, n_embd]`.
+pub type LayerTrace<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
+/// Runs a model over batches of tokens and keeps their KV cache.
+///
+/// [`forward`](Self::forward) is the one entry; the other methods are wrappers
+/// over it that work on sequence 0.
+pub trait ForwardPass: Send {
+    /// The model that runs.
+    fn spec(&self) -> &ModelSpec;
+
+    /// Positions each sequence has room for.
+    fn n_ctx(&self) -> usize;
+
+    /// Number of sequences the KV cache holds.
+    fn n_seq(&self) -> usize;
+
+    /// Tokens of sequence `seq` in the KV cache.
+    fn n_past(&self, seq: usize) -> usize;
+
+    /// Cuts sequence `seq` back to its first `n` tokens; no effect when it is
+    /// already that short.
+    fn truncate_seq(&mut self, seq: usize, n: usize);
+
+    /// Bytes of the KV cache.
+    fn kv_cache_bytes(&self) -> usize;
+
+    /// Evaluates `batch`, appending every token to its sequence's KV cache, and
+    /// returns the logits of the tokens that asked for them. On an error the
+    /// cache is as it was before the call. `trace`, when given, sees the hidden
+    /// state after every layer.
+    fn forward_traced(
+        &mut self,
+        batch: &[BatchToken],
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<Logits<'_>, ForwardError>;
+
+    /// [`forward_traced`](Self::forward_traced) without a trace.
+    fn forward(&mut self, batch: &[BatchToken]) -> Result<Logits<'_>, ForwardError> {
+        self.forward_traced(batch, None)
+    }
+
+    /// Like [`forward`](Self::forward), but only the id of the largest logit of
+    /// each token that asked comes back (the lowest id on ties, NaN skipped).
+    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        let logits = self.forward(batch)?;
+        Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect())
+    }
+
+    /// One step of sequence 0: logits `[n_vocab]` after `id`.
+    fn forward_token(&mut self, id: u32) -> Result<&[f32], ForwardError> {
+        let pos = self.position();
+        let logits = self.forward(&[BatchToken { id, seq: 0, pos, logits: true }])?;
+        Ok(logits.row(0))
+    }
+
+    /// One step of sequence 0: the greedy next id after `id`.
+    fn forward_token_greedy(&mut self, id: u32) -> Result<u32, ForwardError> {
+        let pos = self.position();
+        Ok(self.forward_greedy(&[BatchToken { id, seq: 0, pos, logits: true }])?[0])
+    }
+
+    /// A whole prompt through the layers at once; the greedy next id after it.
+    fn forward_prompt(&mut self, ids: &[u32]) -> Result<u32, ForwardError> {
+        let start = self.position();
+        let batch: Vec<_> = ids
+            .iter()
+            .enumerate()
+            .map(|(i, &id)| BatchToken { id, seq: 0, pos: start + i, logits: i + 1 == ids.len() })
+            .collect();
+        Ok(self.forward_greedy(&batch)?[0])
+    }
+
+    /// Like [`forward_token`](Self::forward_token), and the hidden state
+    /// `[n_embd]` after each layer.
+    fn forward_token_debug(&mut self, id: u32) -> Result<(Vec<f32>, Vec<Vec<f32>>), ForwardError> {
+        let pos = self.position();
+        let mut states = Vec::new();
+        let mut keep = |_layer: usize, x: &[f32]| states.push(x.to_vec());
+        let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+        let logits = self.forward_traced(&batch, Some(&mut keep))?.row(0).to_vec();
+        Ok((logits, states))
+    }
+
+    /// Tokens of sequence 0 in the KV cache.
+    fn position(&self) -> usize {
+        self.n_past(0)
+    }
+
+    /// Cuts sequence 0 back to its first `n` tokens.
+    fn truncate(&mut self, n: usize) {
+        self.truncate_seq(0, n);
+    }
+
+    /// Empties every sequence's KV cache.
+    fn reset(&mut self) {
+        for seq in 0..self.n_seq() {
+            self.truncate_seq(seq, 0);
+        }
+    }
+}
+
+/// Index of the largest value: the lowest index on ties, NaN skipped, 0 when
+/// there is nothing to compare.
+pub fn argmax(values: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    let mut found = false;
+    for (i, &v) in values.iter().enumerate() {
+        if !v.is_nan() && (!found || v > best.1) {
+            best = (i, v);
+            found = true;
+        }
+    }
+    best.0 as u32
+}
+
+/// Checks a batch against the model and the cache before anything is computed:
+/// not empty, ids inside the vocabulary, sequences that exist, positions that
+/// continue each sequence, room in the context. `n_past[seq]` is the length of
+/// each sequence's KV cache.
+pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &[usize]) -> Result<(), ForwardError> {
+    if batch.is_empty() {
+        return Err(ForwardError::EmptyPrompt);
+    }
+    let mut next = n_past.to_vec();
+    for t in batch {
+        if t.id as usize >= n_vocab {
+            return Err(ForwardError::TokenOutOfRange { id: t.id, n_vocab });
+        }
+        let n_seq = next.len();
+        let expected = next.get_mut(t.seq).ok_or(ForwardError::SequenceOutOfRange { seq: t.seq, n_seq })?;
+        if t.pos != *expected {
+            return Err(ForwardError::PositionGap { seq: t.seq, pos: t.pos, expected: *expected });
+        }
+        *expected += 1;
+    }
+    for (seq, (&now, &then)) in next.iter().zip(n_past).enumerate() {
+        if now > n_ctx {
+            return Err(ForwardError::ContextFull { seq, n_past: then, n_new: now - then, n_ctx });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! What a language model is: its hyperparameters ([`ModelSpec`]), its weights by
+//! role ([`Weights`]), and what every backend does with them ([`ForwardPass`]).
+//!
+//! A model is data: a new architecture is a new way to fill in a [`ModelSpec`].
+//! Nobody outside this crate looks at an architecture's name.
+
+mod error;
+mod forward;
+mod rope;
+mod shapes;
+mod spec;
+mod tensors;
+mod weights;
+
+pub use error::{ForwardError, ModelError};
+pub use forward::{BatchToken, ForwardPass, LayerTrace, Logits, argmax, check_batch};
+pub use rope::{Rope, RopeLayout, RopeScaling};
+pub use shapes::{ModelShape, RopeFactors};
+pub use spec::{Activation, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelSpec};
+pub use tensors::TensorSpec;
+pub use weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Linear, Weights};

@@ -1,0 +1,131 @@
+//! Rotary position embedding (`RoPE`, Su et al. 2021, arXiv 2104.09864) with the
+//! context-extension variants that GGUF files carry.
+
+/// Which elements of a head are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Neighbours: `(x[2i], x[2i + 1])`, as in the paper. Llama files use it.
+    Interleaved,
+    /// Halves: `(x[i], x[i + n_rot / 2])`, as in GPT-NeoX. Qwen files use it.
+    Halves,
+}
+
+/// How positions beyond the training context are brought into its range.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every position divided by `factor` (arXiv 2306.15595).
+    Linear {
+        /// The factor by which the context grows.
+        factor: f32,
+    },
+    /// `YaRN` (arXiv 2309.00071): low frequencies interpolated, high ones kept.
+    Yarn {
+        /// The factor by which the context grows.
+        factor: f32,
+        /// Context length of the original training.
+        n_ctx_orig: usize,
+        /// Rotations over `n_ctx_orig` above which a frequency is kept.
+        beta_fast: f32,
+        /// Rotations over `n_ctx_orig` below which a frequency is interpolated.
+        beta_slow: f32,
+        /// Weight of the kept frequencies: 1 in the paper.
+        ext_factor: f32,
+        /// Extra factor on the rotated vectors' length: 1 in the paper.
+        attn_factor: f32,
+    },
+}
+
+/// Rotary position embedding of one attention layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rope {
+    /// Rotated elements at the start of each head; even, at most `head_dim`.
+    pub n_rot: usize,
+    /// Which elements pair up.
+    pub layout: RopeLayout,
+    /// Base of the geometric series of frequencies (10 000 in the paper).
+    pub freq_base: f32,
+    /// Context extension.
+    pub scaling: RopeScaling,
+}
+
+impl Rope {
+    /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the
+    /// rotated vectors' length. `factors`, when given, divides each frequency
+    /// (the `rope_freqs.weight` tensor of Llama 3.1 and later).
+    pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
+        let base = f64::from(self.freq_base);
+        let n_rot = self.n_rot as f64;
+        let plain = (0..self.n_rot / 2).map(|i| {
+            let factor = factors.map_or(1.0, |f| f64::from(f[i]));
+            base.powf(-2.0 * i as f64 / n_rot) / factor
+        });
+        match self.scaling {
+            RopeScaling::None => (plain.collect(), 1.0),
+            RopeScaling::Linear { factor } => (plain.map(|f| f / f64::from(factor)).collect(), 1.0),
+            RopeScaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, ext_factor, attn_factor } => {
+                let factor = f64::from(factor);
+                // The pair whose frequency turns `rotations` times over the original context (section 3.2).
+                let pair_of = |rotations: f32| {
+                    let turns = n_ctx_orig as f64 / (f64::from(rotations) * std::f64::consts::TAU);
+                    n_rot * turns.ln() / (2.0 * base.ln())
+                };
+                let low = pair_of(beta_fast).floor().max(0.0);
+                let high = pair_of(beta_slow).ceil().min(n_rot - 1.0);
+                let frequencies = plain.enumerate().map(|(i, f)| {
+                    let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    let keep = (1.0 - ramp) * f64::from(ext_factor);
+                    f * keep + f / factor * (1.0 - keep)
+                });
+                let length = if ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * factor.ln() };
+                (frequencies.collect(), f64::from(attn_factor) * length)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> Rope {
+        Rope { n_rot: 8, layout: RopeLayout::Halves, freq_base: 10_000.0, scaling }
+    }
+
+    #[test]
+    fn plain_frequencies_are_a_geometric_series() {
+        let (f, length) = rope(RopeScaling::None).frequencies(None);
+        for (got, want) in f.iter().zip([1.0, 0.1, 0.01, 0.001]) {
+            assert!((got - want).abs() < 1e-15, "{got} {want}");
+        }
+        assert_eq!(length, 1.0);
+    }
+
+    #[test]
+    fn factors_divide_and_linear_scaling_divides_once_more() {
+        let (f, _) = rope(RopeScaling::Linear { factor: 4.0 }).frequencies(Some(&[1.0, 2.0, 5.0, 8.0]));
+        for (got, want) in f.iter().zip([0.25, 0.0125, 0.0005, 0.001 / 32.0]) {
+            assert!((got - want).abs() < 1e-15, "{got} {want}");
+        }
+    }
+
+    #[test]
+    fn yarn_keeps_the_fastest_and_divides_the_slowest() {
+        let yarn = RopeScaling::Yarn {
+            factor: 4.0,
+            n_ctx_orig: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            ext_factor: 1.0,
+            attn_factor: 1.0,
+        };
+        let (f, length) = rope(yarn).frequencies(None);
+        // pair_of(32) = 8 ln(64 / 64 pi) / (2 ln 10^4) < 0 and pair_of(1) = 1.008 rounds up to 2:
+        // ramp = 0, 1/2, 1, 1.
+        for (got, want) in f.iter().zip([1.0, 0.1 * 0.5 + 0.025 * 0.5, 0.0025, 0.00025]) {
+            assert!((got - want).abs() < 1e-12, "{got} {want}");
+        }
+        assert!((length - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-12);
+    }
+}

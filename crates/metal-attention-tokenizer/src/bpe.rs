@@ -1,0 +1,237 @@
+//! Byte-pair encoding with merges ranked by the file, over bytes (GPT-2 and its heirs) or over
+//! characters (Gemma 4).
+
+use crate::TokenId;
+use crate::cache::WordCache;
+use crate::error::TokenizerError;
+use crate::merge::{Merge, Merger, NO_SYMBOL};
+use crate::pre::{PreTokenizer, Spelling};
+use crate::rules;
+use crate::strings::StringTable;
+use crate::vocabulary::{
+    BYTE, CONTROL, ESCAPED_BLANK, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, check_size,
+};
+use metal_attention_gguf::Metadata;
+use rustc_hash::FxHashMap;
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+/// The character of GPT-2's byte alphabet for every byte: printable Latin-1 characters stand for
+/// themselves, the other bytes for the characters from U+0100 on.
+static BYTE_ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
+    let mut next = 0x100;
+    std::array::from_fn(|byte| {
+        let printable = matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+        let code = if printable { byte as u32 } else { next };
+        next += u32::from(!printable);
+        char::from_u32(code).unwrap_or_default()
+    })
+});
+
+/// The byte of every character of the byte alphabet.
+static ALPHABET_BYTE: LazyLock<FxHashMap<char, u8>> =
+    LazyLock::new(|| (0..=255u8).map(|byte| (BYTE_ALPHABET[byte as usize], byte)).collect());
+
+/// A byte-pair vocabulary.
+pub(crate) struct Bpe {
+    pub(crate) pre: &'static PreTokenizer,
+    /// The merge of two symbols. Symbols are tokens, and above those the parts and results of merges
+    /// that are no tokens.
+    merges: FxHashMap<(u32, u32), Merge>,
+    /// The symbol of each byte, where pieces are spelled in the byte alphabet.
+    byte_symbols: Box<[u32; 256]>,
+    /// The token that stands for a byte when its symbol is no token.
+    byte_tokens: Box<[Option<TokenId>; 256]>,
+    /// No merge joins a blank to what stands before it, so that text may be cut before blanks.
+    cut_before_blanks: bool,
+}
+
+impl Bpe {
+    pub(crate) fn new(
+        metadata: &Metadata,
+        vocabulary: &Vocabulary,
+        pre: &'static PreTokenizer,
+    ) -> Result<Self, TokenizerError> {
+        const KEY: &str = "tokenizer.ggml.merges";
+        let lines = metadata.strings(KEY)?;
+        // Kimi K2 has no merges in its file; its tokens are whole pieces or bytes.
+        if lines.is_none() && !pre.names.contains(&"kimi-k2") {
+            return Err(TokenizerError::MissingKey { key: KEY });
+        }
+        let count = lines.map_or(0, |lines| lines.len());
+        check_size("merges", lines.map_or(0, |lines| lines.iter().map(str::len).sum()))?;
+
+        let mut extra = StringTable::with_capacity(0, 0);
+        let mut symbol = |text: &[u8]| {
+            let id = vocabulary.find(text).or_else(|| Some(extra.get(text)? + vocabulary.len() as u32));
+            id.unwrap_or_else(|| extra.push(text) + vocabulary.len() as u32)
+        };
+        let mut merges = FxHashMap::with_capacity_and_hasher(count, rustc_hash::FxBuildHasher);
+        let mut joined = Vec::new();
+        let mut cut_before_blanks = true;
+        for (rank, line) in lines.iter().flat_map(|lines| lines.iter()).enumerate() {
+            // The first blank parts the two, unless it is the first character.
+            let Some(blank) = line.bytes().skip(1).position(|b| b == b' ') else { continue };
+            let (left, right) = (&line.as_bytes()[..=blank], &line.as_bytes()[blank + 2..]);
+            joined.clear();
+            joined.extend_from_slice(left);
+            joined.extend_from_slice(right);
+            let id = symbol(&joined);
+            // User text never becomes a control token.
+            if vocabulary.is(id, CONTROL | UNKNOWN) && (id as usize) < vocabulary.len() {
+                continue;
+            }
+            cut_before_blanks &= !joins_blank(&joined);
+            let merge = Merge { rank: rank as u32, id };
+            merges.entry((symbol(left), symbol(right))).or_insert(merge);
+        }
+
+        let alphabet = pre.spelling == Spelling::ByteAlphabet;
+        let mut bytes = Box::new([NO_SYMBOL; 256]);
+        let mut tokens = Box::new([None; 256]);
+        for byte in 0..=255u8 {
+            let text = BYTE_ALPHABET[byte as usize].to_string();
+            let found = if alphabet { vocabulary.find(text.as_bytes()) } else { vocabulary.find_byte(byte) };
+            tokens[byte as usize] = found;
+            if alphabet {
+                bytes[byte as usize] = symbol(text.as_bytes());
+            }
+        }
+        Ok(Self { pre, merges, byte_symbols: bytes, byte_tokens: tokens, cut_before_blanks })
+    }
+
+    /// Appends the tokens of `text`.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
+        let text = match self.pre.spelling {
+            Spelling::EscapedBlank => Cow::Owned(text.replace(' ', ESCAPED_BLANK)),
+            Spelling::ByteAlphabet | Spelling::Plain => Cow::Borrowed(text),
+        };
+        let mut cache = WordCache::default();
+        let mut merger = Merger::default();
+        let mut encode = |word| {
+            cache.get_or_encode(word, out, |out| self.encode_word(vocabulary, word, &mut merger, out));
+        };
+        rules::split(self.pre.passes, &text, &mut |piece| {
+            if self.pre.spelling == Spelling::EscapedBlank && self.cut_before_blanks {
+                words_before_blanks(piece).for_each(&mut encode);
+            } else {
+                encode(piece);
+            }
+        });
+    }
+
+    fn encode_word(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        merger: &mut Merger,
+        out: &mut Vec<TokenId>,
+    ) {
+        let alphabet = self.pre.spelling == Spelling::ByteAlphabet;
+        let whole = self.pre.ignore_merges
+            || self.pre.whole_line_breaks && word.bytes().all(|byte| byte == b'\n');
+        if whole {
+            let spelled = if alphabet { Cow::Owned(to_alphabet(word)) } else { Cow::Borrowed(word) };
+            if let Some(id) = vocabulary.find_in_text(spelled.as_bytes()) {
+                out.push(id);
+                return;
+            }
+        }
+        merger.clear();
+        if alphabet {
+            for byte in word.bytes() {
+                merger.push(self.byte_symbols[byte as usize], 1);
+            }
+        } else {
+            for c in word.chars() {
+                let text = c.encode_utf8(&mut [0; 4]).len();
+                let id = vocabulary.find_in_text(c.encode_utf8(&mut [0; 4]).as_bytes());
+                merger.push(id.unwrap_or(NO_SYMBOL), text);
+            }
+        }
+        merger.merge(|left, right| self.merges.get(&(left.id, right.id)).copied());
+        for symbol in merger.symbols() {
+            if (symbol.id as usize) < vocabulary.len() {
+                out.push(symbol.id);
+            } else {
+                let bytes = &word.as_bytes()[symbol.start as usize..][..symbol.len as usize];
+                out.extend(bytes.iter().filter_map(|&byte| self.byte_tokens[byte as usize]));
+            }
+        }
+    }
+
+    /// What a token writes, control tokens included.
+    pub(crate) fn piece<'v>(&self, vocabulary: &'v Vocabulary, id: TokenId) -> Cow<'v, [u8]> {
+        let kind = vocabulary.kind(id);
+        let plain = kind & (CONTROL | UNKNOWN | USER_DEFINED | BYTE) != 0 || kind & NORMAL == 0;
+        if plain || self.pre.spelling != Spelling::ByteAlphabet {
+            vocabulary.unescaped(id)
+        } else {
+            Cow::Owned(from_alphabet(vocabulary.text(id)))
+        }
+    }
+}
+
+/// Spells a text in the byte alphabet: " the" becomes "Ġthe".
+fn to_alphabet(text: &str) -> String {
+    text.bytes().map(|byte| BYTE_ALPHABET[byte as usize]).collect()
+}
+
+/// The bytes that a text in the byte alphabet spells; characters outside of it stand for themselves.
+fn from_alphabet(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    for c in text.chars() {
+        match ALPHABET_BYTE.get(&c) {
+            Some(&byte) => bytes.push(byte),
+            None => bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    bytes
+}
+
+/// Whether a "▁" follows something else in `text`.
+pub(crate) fn joins_blank(text: &[u8]) -> bool {
+    let blank = ESCAPED_BLANK.as_bytes();
+    text.windows(blank.len())
+        .enumerate()
+        .any(|(i, part)| i > 0 && part == blank && !text[..i].ends_with(blank))
+}
+
+/// Cuts `text` before every "▁" that follows something else.
+pub(crate) fn words_before_blanks(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let blanks = rest.len() - rest.trim_start_matches(ESCAPED_BLANK).len();
+        let end = rest[blanks..].find(ESCAPED_BLANK).map_or(rest.len(), |i| blanks + i);
+        let (word, after) = rest.split_at(end);
+        rest = after;
+        Some(word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_alphabet_is_gpt2s() {
+        assert_eq!(to_alphabet(" a\n\u{ad}é"), "ĠaĊÂŃÃ©");
+        assert_eq!(from_alphabet("ĠaĊÂŃÃ©"), " a\n\u{ad}é".as_bytes());
+        assert_eq!(ALPHABET_BYTE.len(), 256);
+        assert_eq!(from_alphabet("中"), "中".as_bytes());
+    }
+
+    #[test]
+    fn text_is_cut_before_blanks() {
+        let words: Vec<_> = words_before_blanks("a▁▁b▁c").collect();
+        assert_eq!(words, ["a", "▁▁b", "▁c"]);
+        assert_eq!(words_before_blanks("▁▁").count(), 1);
+        assert_eq!(words_before_blanks("").count(), 0);
+        assert!(joins_blank("a▁".as_bytes()));
+        assert!(joins_blank("▁a▁".as_bytes()));
+        assert!(!joins_blank("▁▁a".as_bytes()));
+    }
+}

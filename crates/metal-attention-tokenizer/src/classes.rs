@@ -1,0 +1,203 @@
+//! Character classes: one bit mask per code point, so that a pre-tokenizer's
+//! rule asks for any union of classes with one table look-up.
+
+use regex_syntax::hir::{Class, HirKind};
+use std::ops::RangeInclusive;
+use std::sync::LazyLock;
+
+/// A set of class bits.
+pub(crate) type Mask = u32;
+
+/// `\p{L}`
+pub(crate) const LETTER: Mask = 1 << 0;
+/// `\p{N}`
+pub(crate) const NUMBER: Mask = 1 << 1;
+/// `\p{M}`
+pub(crate) const MARK: Mask = 1 << 2;
+/// `\p{P}`
+pub(crate) const PUNCTUATION: Mask = 1 << 3;
+/// `\p{S}`
+pub(crate) const SYMBOL: Mask = 1 << 4;
+/// `\s`
+pub(crate) const SPACE: Mask = 1 << 5;
+/// The blank, U+0020.
+pub(crate) const BLANK: Mask = 1 << 6;
+/// `[\r\n]`
+pub(crate) const CRLF: Mask = 1 << 7;
+/// `\n`
+pub(crate) const LF: Mask = 1 << 8;
+/// `/`
+pub(crate) const SLASH: Mask = 1 << 9;
+/// `[A-Z]`
+pub(crate) const ASCII_UPPER: Mask = 1 << 10;
+/// `[a-z]`
+pub(crate) const ASCII_LOWER: Mask = 1 << 11;
+/// ASCII punctuation and symbols.
+pub(crate) const ASCII_PUNCTUATION: Mask = 1 << 12;
+/// `` ` ``
+pub(crate) const BACKTICK: Mask = 1 << 13;
+/// Han ideographs.
+pub(crate) const HAN: Mask = 1 << 14;
+/// Han ideographs, hiragana and katakana, as deepseek-v3 splits them off.
+pub(crate) const HAN_KANA: Mask = 1 << 15;
+/// The letters that deepseek-llm keeps together.
+pub(crate) const DEEPSEEK_LETTER: Mask = 1 << 16;
+/// The punctuation that deepseek-llm keeps together.
+pub(crate) const DEEPSEEK_PUNCTUATION: Mask = 1 << 17;
+/// The scripts that deepseek-llm and deepseek-coder split off.
+pub(crate) const DEEPSEEK_CJK: Mask = 1 << 18;
+/// What ends a word for bloom, poro-chat and viking, besides white space.
+pub(crate) const BLOOM_STOP: Mask = 1 << 19;
+/// Hangul syllables and jamo.
+pub(crate) const HANGUL: Mask = 1 << 20;
+/// CJK punctuation as youtu splits it off.
+pub(crate) const CJK_PUNCTUATION: Mask = 1 << 21;
+/// Bopomofo.
+pub(crate) const BOPOMOFO: Mask = 1 << 22;
+/// The scripts without spaces that afmoe splits off.
+pub(crate) const AFMOE_ASIAN: Mask = 1 << 23;
+/// `[0-9]`
+pub(crate) const ASCII_DIGIT: Mask = 1 << 24;
+/// `[\t\n]`
+pub(crate) const TAB_LF: Mask = 1 << 25;
+/// `[\p{Cc}\p{Cf}\p{Co}]`: control, format and private characters.
+pub(crate) const CONTROL: Mask = 1 << 26;
+
+/// The classes as sets in regex notation. Where a model's own set holds wide
+/// spaces, `--\s` takes them out: the models' tokenizers see those as white space first.
+const DEFINITIONS: [(Mask, &str); 27] = [
+    (LETTER, r"\p{L}"),
+    (NUMBER, r"\p{N}"),
+    (MARK, r"\p{M}"),
+    (PUNCTUATION, r"\p{P}"),
+    (SYMBOL, r"\p{S}"),
+    (SPACE, r"\s"),
+    (BLANK, r"[ ]"),
+    (CRLF, r"[\r\n]"),
+    (LF, r"[\n]"),
+    (SLASH, r"[/]"),
+    (ASCII_UPPER, r"[A-Z]"),
+    (ASCII_LOWER, r"[a-z]"),
+    (ASCII_PUNCTUATION, r"[!-/:-@\[-`{-~]"),
+    (BACKTICK, r"[`]"),
+    (
+        HAN,
+        r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]",
+    ),
+    (HAN_KANA, r"[一-龥\x{3040}-\x{309F}\x{30A0}-\x{30FF}]"),
+    (
+        DEEPSEEK_LETTER,
+        r"[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]",
+    ),
+    (
+        DEEPSEEK_PUNCTUATION,
+        r"[[!-/:-~！-／：-～‘-‟\x{3000}-。]--\s]",
+    ),
+    (DEEPSEEK_CJK, r"[[一-龥\x{800}-一가-\x{D7FF}]--\s]"),
+    (BLOOM_STOP, r"[(|.,!?…。，、।۔،)]"),
+    (HANGUL, r"[가-힣ㄱ-ㆎ]"),
+    (CJK_PUNCTUATION, r"[！…“”‘’—：；，、-\x{303F}︰-﹏]"),
+    (BOPOMOFO, r"[ㄅ-ㄯ]"),
+    (
+        AFMOE_ASIAN,
+        r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{30FF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{E40}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]",
+    ),
+    (ASCII_DIGIT, r"[0-9]"),
+    (TAB_LF, r"[\t\n]"),
+    (CONTROL, r"[\p{Cc}\p{Cf}\p{Co}]"),
+];
+
+/// Above, there are only the variation selectors, tags, and private and unassigned characters.
+const TABLE_END: u32 = 0x34000;
+/// Variation selectors supplement, the only marks above [`TABLE_END`].
+const HIGH_MARKS: RangeInclusive<u32> = 0xE0100..=0xE01EF;
+/// Tags and private characters, all of them of the class [`CONTROL`]; the unassigned ones between do no harm there.
+const HIGH_CONTROLS: RangeInclusive<u32> = 0xE0001..=0x10FFFF;
+
+/// The class mask of every code point.
+pub(crate) struct Classes {
+    table: Vec<Mask>,
+}
+
+/// The one table of the process, built when the first tokenizer that splits text needs it.
+pub(crate) static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::build);
+
+impl Classes {
+    fn build() -> Self {
+        let mut table = vec![0; TABLE_END as usize];
+        for (bit, set) in DEFINITIONS {
+            for (start, end) in ranges(set) {
+                for c in start..=end.min(TABLE_END - 1) {
+                    table[c as usize] |= bit;
+                }
+            }
+        }
+        Self { table }
+    }
+
+    /// The classes that `c` belongs to.
+    pub(crate) fn of(&self, c: char) -> Mask {
+        let c = c as u32;
+        match self.table.get(c as usize) {
+            Some(&mask) => mask,
+            None if HIGH_MARKS.contains(&c) => MARK,
+            None if HIGH_CONTROLS.contains(&c) => CONTROL,
+            None => 0,
+        }
+    }
+}
+
+/// The code point ranges of a character set in regex notation.
+fn ranges(set: &str) -> Vec<(u32, u32)> {
+    let hir = regex_syntax::parse(set).expect("the character sets above are valid");
+    match hir.kind() {
+        HirKind::Class(Class::Unicode(class)) => {
+            class.ranges().iter().map(|r| (r.start() as u32, r.end() as u32)).collect()
+        }
+        // A set of one character is simplified to a literal.
+        HirKind::Literal(literal) => {
+            let text = std::str::from_utf8(&literal.0).expect("a character is UTF-8");
+            text.chars().map(|c| (c as u32, c as u32)).collect()
+        }
+        other => unreachable!("{set} is a character set, not {other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_characters_have_their_classes() {
+        let of = |c| CLASSES.of(c);
+        assert_eq!(of('é'), LETTER | DEEPSEEK_LETTER);
+        // The range `:-~` of deepseek-llm holds letters too.
+        assert_eq!(of('Z'), LETTER | ASCII_UPPER | DEEPSEEK_LETTER | DEEPSEEK_PUNCTUATION);
+        assert_eq!(of('7'), NUMBER | ASCII_DIGIT);
+        assert_eq!(of('\n'), SPACE | CRLF | LF | TAB_LF | CONTROL);
+        assert_eq!(of(' '), SPACE | BLANK);
+        assert_eq!(of('\u{3000}'), SPACE);
+        assert_eq!(of('\u{85}'), SPACE | CONTROL);
+        assert_eq!(of('`'), SYMBOL | ASCII_PUNCTUATION | BACKTICK | DEEPSEEK_PUNCTUATION);
+        assert_eq!(of('\u{301}'), MARK);
+        assert_eq!(of('中'), LETTER | HAN | HAN_KANA | DEEPSEEK_CJK | AFMOE_ASIAN);
+        assert_eq!(of('½'), NUMBER);
+        assert_eq!(of('\u{200D}'), CONTROL);
+        assert_eq!(of('\u{E0100}'), MARK);
+        assert_eq!(of('\u{10FFFD}'), CONTROL);
+        assert_eq!(of('\u{40000}'), 0);
+    }
+
+    #[test]
+    fn only_variation_selectors_tags_and_private_characters_are_above_the_table() {
+        for (bit, set) in DEFINITIONS {
+            for (start, end) in ranges(set) {
+                for c in start.max(TABLE_END)..=end {
+                    let mark = bit == MARK && HIGH_MARKS.contains(&c);
+                    let control = bit == CONTROL && HIGH_CONTROLS.contains(&c);
+                    assert!(mark || control, "{c:x} in {set}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Merging adjacent symbols, best pair first: what byte-pair encoding and
+//! SentencePiece have in common.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A symbol that is no entry of the vocabulary.
+pub(crate) const NO_SYMBOL: u32 = u32::MAX;
+/// No neighbour.
+const NONE: u32 = u32::MAX;
+
+/// A piece of a word while its pieces are merged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Symbol {
+    /// The number of the symbol, or [`NO_SYMBOL`].
+    pub id: u32,
+    /// Byte offset in the word.
+    pub start: u32,
+    /// Length in bytes; 0 once merged into the symbol to the left.
+    pub len: u32,
+    prev: u32,
+    next: u32,
+}
+
+/// What two adjacent symbols become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Merge {
+    /// The lowest rank is merged first; of equal ranks the leftmost pair.
+    pub rank: u32,
+    /// The merged symbol.
+    pub id: u32,
+}
+
+/// A possible merge: ordered by rank, then by position.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    rank: u32,
+    left: u32,
+    right: u32,
+    id: u32,
+    len: u32,
+}
+
+/// The symbols of one word, and the work space for merging them.
+#[derive(Default)]
+pub(crate) struct Merger {
+    symbols: Vec<Symbol>,
+    queue: BinaryHeap<Reverse<Candidate>>,
+}
+
+impl Merger {
+    /// Forgets the last word.
+    pub(crate) fn clear(&mut self) {
+        self.symbols.clear();
+        self.queue.clear();
+    }
+
+    /// Appends a symbol of `len` bytes to the word.
+    pub(crate) fn push(&mut self, id: u32, len: usize) {
+        let index = self.symbols.len() as u32;
+        let start = self.symbols.last().map_or(0, |s| s.start + s.len);
+        if let Some(last) = self.symbols.last_mut() {
+            last.next = index;
+        }
+        let prev = if index == 0 { NONE } else { index - 1 };
+        self.symbols.push(Symbol { id, start, len: len as u32, prev, next: NONE });
+    }
+
+    /// Merges as long as `find` knows a merge for two neighbours. For n symbols this takes O(n log n) steps.
+    pub(crate) fn merge(&mut self, find: impl Fn(&Symbol, &Symbol) -> Option<Merge>) {
+        for left in 1..self.symbols.len() as u32 {
+            self.consider(left - 1, left, &find);
+        }
+        while let Some(Reverse(best)) = self.queue.pop() {
+            let (left, right) = (self.symbols[best.left as usize], self.symbols[best.right as usize]);
+            let outdated = left.len == 0 || right.len == 0 || left.len + right.len != best.len;
+            if outdated {
+                continue;
+            }
+            let merged = &mut self.symbols[best.left as usize];
+            merged.id = best.id;
+            merged.len = best.len;
+            merged.next = right.next;
+            self.symbols[best.right as usize].len = 0;
+            if right.next != NONE {
+                self.symbols[right.next as usize].prev = best.left;
+                self.consider(best.left, right.next, &find);
+            }
+            if left.prev != NONE {
+                self.consider(left.prev, best.left, &find);
+            }
+        }
+    }
+
+    fn consider(
+        &mut self,
+        left: u32,
+        right: u32,
+        find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>,
+    ) {
+        let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
+        if let Some(Merge { rank, id }) = find(l, r) {
+            self.queue.push(Reverse(Candidate { rank, left, right, id, len: l.len + r.len }));
+        }
+    }
+
+    /// The symbols that are left, in order.
+    pub(crate) fn symbols(&self) -> impl Iterator<Item = &Symbol> {
+        self.symbols.iter().filter(|s| s.len > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Symbols are the numbers of letters; two equal numbers n merge into n + 1, smaller first.
+    fn merged(word: &[u32]) -> Vec<(u32, u32)> {
+        let mut merger = Merger::default();
+        for &id in word {
+            merger.push(id, 1);
+        }
+        merger.merge(|l, r| (l.id == r.id).then_some(Merge { rank: l.id, id: l.id + 1 }));
+        merger.symbols().map(|s| (s.id, s.len)).collect()
+    }
+
+    #[test]
+    fn the_lowest_rank_and_then_the_leftmost_pair_is_merged_first() {
+        assert_eq!(merged(&[0, 0, 0]), [(1, 2), (0, 1)]);
+        assert_eq!(merged(&[1, 0, 0, 1]), [(2, 3), (1, 1)]);
+        assert_eq!(merged(&[0; 8]), [(3, 8)]);
+        assert_eq!(merged(&[]), []);
+        assert_eq!(merged(&[5]), [(5, 1)]);
+    }
+
+    #[test]
+    fn a_long_run_takes_no_quadratic_time() {
+        assert_eq!(merged(&vec![0; 1 << 18]), [(18, 1 << 18)]);
+    }
+}

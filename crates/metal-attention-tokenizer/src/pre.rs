@@ -1,0 +1,499 @@
+//! The pre-tokenizers: how each family of byte-pair vocabularies splits text before merging.
+//!
+//! A pre-tokenizer is found by the value of `tokenizer.ggml.pre`. To add one, add an entry to
+//! [`PRE_TOKENIZERS`]; most are a new order of the rules below.
+
+use crate::classes::{
+    AFMOE_ASIAN, ASCII_DIGIT, ASCII_LOWER, ASCII_PUNCTUATION, ASCII_UPPER, BACKTICK, BLOOM_STOP,
+    BOPOMOFO, CJK_PUNCTUATION, CRLF, DEEPSEEK_CJK, DEEPSEEK_LETTER, DEEPSEEK_PUNCTUATION, HAN,
+    HAN_KANA, HANGUL, LETTER, LF, MARK, NUMBER, PUNCTUATION, SLASH, SPACE, SYMBOL,
+};
+use crate::rules::{
+    Pass, Rule, Set, image_code, indentation, not, of, phrase, sentinel, spaces_by_powers_of_two,
+};
+
+/// How the pieces of text are spelled in the vocabulary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Spelling {
+    /// Each byte as one character of GPT-2's byte alphabet: " the" is "Ġthe".
+    ByteAlphabet,
+    /// As they are, but the blank as "▁"; bytes that no token covers as `<0xXX>`.
+    EscapedBlank,
+    /// As they are.
+    Plain,
+}
+
+/// How one family of vocabularies splits text, and what else its name implies.
+pub(crate) struct PreTokenizer {
+    /// The values of `tokenizer.ggml.pre` that mean this one.
+    pub names: &'static [&'static str],
+    /// Applied one after the other to the pieces that the one before left.
+    pub passes: &'static [Pass],
+    /// A piece that is a token as a whole is not built by merges.
+    pub ignore_merges: bool,
+    /// Whether BOS comes first where `add_bos_token` does not say.
+    pub add_bos: bool,
+    /// BOS comes first whatever `add_bos_token` says.
+    pub always_bos: bool,
+    /// There is no BOS unless the metadata names one.
+    pub no_default_bos: bool,
+    /// A run of line breaks that is a token as a whole is not built by merges.
+    pub whole_line_breaks: bool,
+    /// How pieces are spelled in the vocabulary.
+    pub spelling: Spelling,
+}
+
+const BASE: PreTokenizer = PreTokenizer {
+    names: &[],
+    passes: &[],
+    ignore_merges: false,
+    add_bos: false,
+    always_bos: false,
+    no_default_bos: false,
+    whole_line_breaks: false,
+    spelling: Spelling::ByteAlphabet,
+};
+
+/// The pre-tokenizer of that name.
+pub(crate) fn find(name: &str) -> Option<&'static PreTokenizer> {
+    PRE_TOKENIZERS.iter().find(|pre| pre.names.contains(&name))
+}
+
+/// Every known name.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    PRE_TOKENIZERS.iter().flat_map(|pre| pre.names.iter().copied())
+}
+
+// The rules that several models share, named after what they match.
+
+const CONTRACTION: Rule = Rule::Contraction { any_case: false };
+const CONTRACTION_ANY_CASE: Rule = Rule::Contraction { any_case: true };
+/// ` ?\p{L}+`
+const BLANK_LETTERS: Rule = Rule::run(Set::BLANK, of(LETTER));
+/// ` ?\p{N}+`
+const BLANK_NUMBERS: Rule = Rule::run(Set::BLANK, of(NUMBER));
+/// ` ?[^\s\p{L}\p{N}]+`
+const BLANK_OTHERS: Rule = Rule::run(Set::BLANK, not(SPACE | LETTER | NUMBER));
+/// `[^\r\n\p{L}\p{N}]?`
+const LEAD: Set = not(CRLF | LETTER | NUMBER);
+/// `[^\r\n\p{L}\p{N}]?\p{L}+`
+const LEAD_LETTERS: Rule = Rule::run(LEAD, of(LETTER));
+/// ` ?[^\s\p{L}\p{N}]+[\r\n]*`
+const BLANK_OTHERS_BREAKS: Rule =
+    Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF));
+/// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`
+const BLANK_OTHERS_BREAKS_SLASHES: Rule =
+    Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF | SLASH));
+/// `\p{N}`
+const DIGIT: Rule = Rule::up_to(1, of(NUMBER));
+/// `\p{N}{1,3}`
+const DIGITS_3: Rule = Rule::up_to(3, of(NUMBER));
+/// `\p{N}+`
+const DIGITS: Rule = Rule::up_to(usize::MAX, of(NUMBER));
+/// `[\r\n]`
+const LINE_BREAK: Rule = Rule::up_to(1, of(CRLF));
+/// `[!-/:-@\[-{-~][A-Za-z]+`
+const PUNCTUATED_ASCII_LETTERS: Rule =
+    Rule::Headed { head: of(ASCII_PUNCTUATION), body: of(ASCII_UPPER | ASCII_LOWER) };
+/// `[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+`
+const LEAD_LETTERS_MARKS: Rule =
+    Rule::run(not(CRLF | LETTER | PUNCTUATION | SYMBOL), of(LETTER | MARK));
+
+/// GPT-2: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+const GPT2: Pass =
+    Pass::Rules(&[CONTRACTION, BLANK_LETTERS, BLANK_NUMBERS, BLANK_OTHERS, Rule::Spaces]);
+/// Llama 3: GPT-2's with contractions in any case, any lead before letters and digits by three.
+const LLAMA3: &[Pass] = &[Pass::Rules(&[
+    CONTRACTION_ANY_CASE,
+    LEAD_LETTERS,
+    DIGITS_3,
+    BLANK_OTHERS_BREAKS,
+    Rule::LineBreaks,
+    Rule::Spaces,
+])];
+/// Qwen 2: Llama 3's with single digits.
+const QWEN2: Pass = Pass::Rules(&[
+    CONTRACTION_ANY_CASE,
+    LEAD_LETTERS,
+    DIGIT,
+    BLANK_OTHERS_BREAKS,
+    Rule::LineBreaks,
+    Rule::Spaces,
+]);
+/// Single digits, then GPT-2's.
+const STARCODER: &[Pass] = &[Pass::Rules(&[DIGIT]), GPT2];
+/// DeepSeek V3's last pass.
+const DEEPSEEK_V3: Pass = Pass::Rules(&[
+    PUNCTUATED_ASCII_LETTERS,
+    LEAD_LETTERS_MARKS,
+    Rule::run_tail(Set::BLANK, of(PUNCTUATION | SYMBOL), of(CRLF)),
+    Rule::LineBreaks,
+    Rule::Spaces,
+]);
+const HAN_KANA_RUN: Rule = Rule::up_to(usize::MAX, of(HAN_KANA));
+/// `[^\n]+|[\n]+`
+const LINES: Pass = Pass::Rules(&[
+    Rule::up_to(usize::MAX, not(LF)),
+    Rule::up_to(usize::MAX, of(LF)),
+]);
+/// Words end where lower case ends; letters outside ASCII count as both cases.
+const fn cased_word(letters: u32, contraction: bool) -> Rule {
+    Rule::CasedWord {
+        lead: LEAD,
+        upper: of(letters).without(ASCII_LOWER),
+        lower: of(letters).without(ASCII_UPPER),
+        contraction,
+    }
+}
+/// `[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+` and a contraction.
+const MARKED_WORD: Rule = Rule::CasedWord {
+    lead: LEAD,
+    upper: of(LETTER | MARK),
+    lower: of(LETTER | MARK),
+    contraction: true,
+};
+/// ` ?[^(\s|.,!?…。，、।۔،)]+`
+const BLOOM: Pass = Pass::Rules(&[Rule::run(Set::BLANK, not(SPACE | BLOOM_STOP))]);
+
+/// All of them. The expressions are those of the models' own `tokenizer.json`, with letter case known for
+/// ASCII only, as llama.cpp reads them.
+#[rustfmt::skip]
+pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
+    PreTokenizer {
+        names: &["default"],
+        passes: &[
+            Pass::Rules(&[Rule::up_to(usize::MAX, of(PUNCTUATION | ASCII_PUNCTUATION).without(BACKTICK))]),
+            GPT2,
+            Pass::Rules(&[DIGITS]),
+            Pass::Rules(&[Rule::Exactly { count: 3, set: of(ASCII_DIGIT) }]),
+        ],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &[
+            "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum",
+            "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe", "exaone4", "mpt", "olmo", "jais", "trillion",
+            "granite-docling",
+        ],
+        passes: &[GPT2],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &[
+            "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+        ],
+        passes: LLAMA3,
+        ignore_merges: true,
+        add_bos: true,
+        ..BASE
+    },
+    PreTokenizer { names: &["dbrx", "smaug-bpe"], passes: LLAMA3, ..BASE },
+    PreTokenizer { names: &["chatglm-bpe"], passes: LLAMA3, no_default_bos: true, ..BASE },
+    PreTokenizer { names: &["glm4", "glm5"], passes: LLAMA3, no_default_bos: true, ignore_merges: true, ..BASE },
+    PreTokenizer {
+        names: &["minicpm5"],
+        passes: &[
+            Pass::Rules(&[DIGITS_3]),
+            Pass::Rules(&[
+                CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces,
+            ]),
+        ],
+        ignore_merges: true,
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["jais-2"],
+        passes: &[Pass::Rules(&[
+            CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS_3, BLANK_OTHERS_BREAKS, Rule::LineBreaks,
+            Rule::Special(spaces_by_powers_of_two),
+        ])],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &[
+            "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2",
+        ],
+        passes: &[QWEN2],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["qwen35"],
+        passes: &[Pass::Rules(&[
+            CONTRACTION_ANY_CASE,
+            Rule::run(LEAD, of(LETTER | MARK)),
+            DIGIT,
+            Rule::run_tail(Set::BLANK, not(SPACE | LETTER | MARK | NUMBER), of(CRLF)),
+            Rule::LineBreaks,
+            Rule::Spaces,
+        ])],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["ufakzeka"],
+        passes: &[Pass::Rules(&[LEAD_LETTERS, DIGIT, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces])],
+        ..BASE
+    },
+    PreTokenizer { names: &["laguna"], passes: &[LINES, QWEN2], ..BASE },
+    PreTokenizer {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        passes: &[QWEN2],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["seed-coder"],
+        passes: &[Pass::Rules(&[
+            CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGIT, BLANK_OTHERS, Rule::LineBreaks, Rule::Spaces,
+        ])],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["exaone-moe"],
+        passes: &[Pass::Rules(&[
+            CONTRACTION_ANY_CASE,
+            Rule::Special(phrase),
+            DIGIT,
+            Rule::Run {
+                lead: Set::BLANK, body: not(SPACE | LETTER | NUMBER), max: usize::MAX, tail: of(CRLF | SLASH), tail_max: 1,
+            },
+            Rule::LineBreaks,
+            Rule::Spaces,
+        ])],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        passes: STARCODER,
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["falcon"],
+        passes: &[
+            Pass::Rules(&[Rule::up_to(usize::MAX, of(PUNCTUATION | ASCII_PUNCTUATION))]),
+            GPT2,
+            Pass::Rules(&[Rule::Exactly { count: 3, set: of(ASCII_DIGIT) }]),
+        ],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["deepseek-llm"],
+        passes: &[
+            Pass::Rules(&[LINE_BREAK]),
+            Pass::Rules(&[Rule::run(of(SPACE), of(DEEPSEEK_LETTER))]),
+            Pass::Rules(&[Rule::run(of(SPACE), of(DEEPSEEK_PUNCTUATION))]),
+            Pass::TrailingSpace,
+            Pass::Rules(&[Rule::up_to(usize::MAX, of(DEEPSEEK_CJK))]),
+            Pass::Rules(&[DIGITS]),
+        ],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["deepseek-coder"],
+        passes: &[
+            Pass::Rules(&[LINE_BREAK]),
+            Pass::Rules(&[Rule::run(of(SPACE), of(LETTER))]),
+            Pass::Rules(&[Rule::run(of(SPACE), of(PUNCTUATION))]),
+            Pass::Rules(&[Rule::up_to(usize::MAX, of(DEEPSEEK_CJK))]),
+            Pass::Rules(&[DIGIT]),
+        ],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        passes: &[Pass::Rules(&[DIGITS_3]), Pass::Rules(&[HAN_KANA_RUN]), DEEPSEEK_V3],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["spark2_5"],
+        passes: &[
+            Pass::Rules(&[DIGITS_3]),
+            Pass::Rules(&[HAN_KANA_RUN]),
+            Pass::Rules(&[
+                PUNCTUATED_ASCII_LETTERS, LEAD_LETTERS_MARKS, Rule::run(Set::BLANK, of(PUNCTUATION | SYMBOL)),
+                LINE_BREAK, Rule::Spaces,
+            ]),
+            Pass::Rules(&[DIGIT]),
+        ],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["afmoe"],
+        passes: &[Pass::DigitGroups, Pass::Rules(&[Rule::up_to(usize::MAX, of(AFMOE_ASIAN))]), DEEPSEEK_V3],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["youtu"],
+        passes: &[
+            Pass::Rules(&[
+                Rule::up_to(usize::MAX, of(HANGUL)), Rule::up_to(usize::MAX, of(CJK_PUNCTUATION)),
+                Rule::up_to(usize::MAX, of(BOPOMOFO)), HAN_KANA_RUN,
+            ]),
+            Pass::Rules(&[MARKED_WORD, DIGIT, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces]),
+        ],
+        ignore_merges: true,
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["tiny_aya", "cohere2moe"],
+        passes: &[
+            Pass::DigitGroups,
+            Pass::Rules(&[MARKED_WORD, DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces]),
+        ],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["tekken"],
+        passes: &[Pass::Rules(&[
+            cased_word(LETTER, false), DIGIT, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
+        ])],
+        ignore_merges: true,
+        add_bos: true,
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        passes: &[Pass::Rules(&[
+            cased_word(LETTER, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
+        ])],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["granite-embed-multi-97m"],
+        passes: &[Pass::Rules(&[
+            cased_word(LETTER | MARK, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
+        ])],
+        ignore_merges: true,
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["kimi-k2"],
+        passes: &[Pass::Rules(&[
+            Rule::up_to(usize::MAX, of(HAN)),
+            Rule::CasedWord {
+                lead: LEAD, upper: of(LETTER).without(HAN), lower: of(LETTER).without(HAN), contraction: true,
+            },
+            DIGITS_3, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces,
+        ])],
+        ..BASE
+    },
+    PreTokenizer { names: &["bloom", "poro-chat", "gpt3-finnish"], passes: &[BLOOM], ..BASE },
+    PreTokenizer { names: &["viking"], passes: &[BLOOM, Pass::Rules(&[DIGIT])], ..BASE },
+    PreTokenizer { names: &["superbpe"], passes: &[Pass::Rules(&[DIGITS]), Pass::Thousands], ..BASE },
+    PreTokenizer {
+        names: &["chameleon"],
+        passes: &[
+            Pass::Rules(&[Rule::Special(sentinel)]),
+            Pass::Rules(&[Rule::Special(image_code)]),
+            Pass::Rules(&[Rule::Special(indentation)]),
+            Pass::Rules(&[DIGIT]),
+            Pass::Rules(&[Rule::up_to(1, of(PUNCTUATION | ASCII_PUNCTUATION))]),
+            GPT2,
+        ],
+        add_bos: true,
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["gemma4", "gemma-4", "granite-embed-multi-311m"],
+        passes: &[LINES],
+        always_bos: true,
+        whole_line_breaks: true,
+        spelling: Spelling::EscapedBlank,
+        ..BASE
+    },
+    PreTokenizer { names: &["sarvam-moe"], passes: &[LINES], spelling: Spelling::EscapedBlank, ..BASE },
+    PreTokenizer {
+        names: &["whitespace"],
+        passes: &[Pass::Rules(&[Rule::up_to(usize::MAX, not(SPACE))])],
+        spelling: Spelling::Plain,
+        ..BASE
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::split;
+
+    fn pieces<'t>(pre: &str, text: &'t str) -> Vec<&'t str> {
+        let mut pieces = Vec::new();
+        split(find(pre).unwrap().passes, text, &mut |piece| pieces.push(piece));
+        assert_eq!(pieces.concat(), text);
+        pieces
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut all: Vec<_> = names().collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn gpt2_splits_words_numbers_and_spaces() {
+        assert_eq!(
+            pieces("gpt-2", "I'll  pay 100€,\n ok?  "),
+            ["I", "'ll", " ", " pay", " 100", "€,", "\n", " ok", "?", "  "]
+        );
+        assert_eq!(pieces("gpt-2", "IT'S"), ["IT", "'", "S"]);
+    }
+
+    #[test]
+    fn starcoder_takes_digits_one_by_one() {
+        assert_eq!(pieces("starcoder", " 123a"), [" ", "1", "2", "3", "a"]);
+    }
+
+    #[test]
+    fn llama3_takes_three_digits_and_line_breaks_with_punctuation() {
+        assert_eq!(pieces("llama-bpe", "12345 IT'S"), ["123", "45", " IT", "'S"]);
+        assert_eq!(pieces("llama-bpe", "a.\n\n  \n b"), ["a", ".\n\n", "  \n", " b"]);
+        assert_eq!(pieces("llama-bpe", "(a   b"), ["(a", "  ", " b"]);
+    }
+
+    #[test]
+    fn qwen35_keeps_marks_with_letters() {
+        assert_eq!(pieces("qwen2", "e\u{301}a"), ["e", "\u{301}a"]);
+        assert_eq!(pieces("qwen35", "e\u{301}a"), ["e\u{301}a"]);
+    }
+
+    #[test]
+    fn cased_words_end_with_lower_case() {
+        assert_eq!(pieces("gpt-4o", "helloWorld's HTTPServer"), ["hello", "World's", " HTTPServer"]);
+        assert_eq!(pieces("tekken", "ABCéDE"), ["ABCé", "DE"]);
+        assert_eq!(pieces("tekken", "12"), ["1", "2"]);
+    }
+
+    #[test]
+    fn digits_are_grouped_from_the_right() {
+        assert_eq!(pieces("superbpe", "a 1234567 b"), ["a ", "1", "234", "567", " b"]);
+        assert_eq!(pieces("tiny_aya", "1234"), ["1", "234"]);
+        assert_eq!(pieces("default", "12345"), ["123", "45"]);
+    }
+
+    #[test]
+    fn deepseek_v3_splits_scripts() {
+        assert_eq!(pieces("deepseek-v3", "日本x(foo) 1234"), ["日本", "x", "(foo", ")", " ", "123", "4"]);
+    }
+
+    #[test]
+    fn chameleon_takes_image_codes_whole() {
+        assert_eq!(pieces("chameleon", "xIMGIMGABZ<sentinel:12>"), ["x", "IMGIMGABZ", "<", "sentinel", ":", "1", "2", ">"]);
+    }
+
+    #[test]
+    fn every_pre_tokenizer_keeps_every_byte_in_linear_time() {
+        let long = ["a", "A", " ", "7", "\n", "中", "😀", "'", "Aé", "é!", " \n", "e\u{301}", "IMGIMGA", "\t  "];
+        for pre in PRE_TOKENIZERS {
+            for unit in long {
+                let text = unit.repeat(100_000 / unit.len());
+                let mut total = 0;
+                split(pre.passes, &text, &mut |piece| total += piece.len());
+                assert_eq!(total, text.len());
+                let text = text + "x";
+                total = 0;
+                split(pre.passes, &text, &mut |piece| total += piece.len());
+                assert_eq!(total, text.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The rules from which pre-tokenizers are made, and how text is split by them.
+//!
+//! The models' own definitions are regular expressions: alternatives tried in
+//! order at each position. The same few alternatives come back in all of them,
+//! so each is a [`Rule`] matched by hand, in time linear in what it matches.
+
+use crate::classes::{
+    ASCII_DIGIT, BLANK, CLASSES, CRLF, Classes, LETTER, MARK, Mask, NUMBER, SPACE,
+};
+
+/// Characters that are in one of the classes `any` (in any at all when it is 0) and in none of `none`.
+#[derive(Clone, Copy)]
+pub(crate) struct Set {
+    any: Mask,
+    none: Mask,
+}
+
+/// The characters of these classes.
+pub(crate) const fn of(any: Mask) -> Set {
+    Set { any, none: 0 }
+}
+
+/// The characters of no such class.
+pub(crate) const fn not(none: Mask) -> Set {
+    Set { any: 0, none }
+}
+
+impl Set {
+    pub(crate) const NOTHING: Set = Set { any: 1, none: 1 };
+    pub(crate) const BLANK: Set = of(BLANK);
+
+    /// The same set without some classes.
+    pub(crate) const fn without(self, none: Mask) -> Set {
+        Set { any: self.any, none: self.none | none }
+    }
+
+    fn contains(self, mask: Mask) -> bool {
+        (self.any == 0 || mask & self.any != 0) && mask & self.none == 0
+    }
+}
+
+/// One alternative of a pre-tokenizer's regular expression.
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// `'s|'t|'re|'ve|'m|'ll|'d`, in lower case only or in any.
+    Contraction { any_case: bool },
+    /// `lead? body{1,max} tail{0,tail_max}`
+    Run { lead: Set, body: Set, max: usize, tail: Set, tail_max: usize },
+    /// `set{count}`
+    Exactly { count: usize, set: Set },
+    /// `head body+`
+    Headed { head: Set, body: Set },
+    /// `lead? upper* lower+`, else `lead? upper+ lower*`; then perhaps a contraction in any case.
+    CasedWord { lead: Set, upper: Set, lower: Set, contraction: bool },
+    /// `\s*[\r\n]+`: white space up to the last line break in it.
+    LineBreaks,
+    /// `\s+(?!\S)|\s+`: white space, but its last character only when nothing follows.
+    Spaces,
+    /// A rule that only one model has: from a position to the end of its match.
+    Special(fn(Text<'_>, usize) -> Option<usize>),
+}
+
+impl Rule {
+    /// `lead? body+`
+    pub(crate) const fn run(lead: Set, body: Set) -> Rule {
+        Rule::Run { lead, body, max: usize::MAX, tail: Set::NOTHING, tail_max: 0 }
+    }
+
+    /// `body{1,max}`
+    pub(crate) const fn up_to(max: usize, body: Set) -> Rule {
+        Rule::Run { lead: Set::NOTHING, body, max, tail: Set::NOTHING, tail_max: 0 }
+    }
+
+    /// `lead? body+ tail*`
+    pub(crate) const fn run_tail(lead: Set, body: Set, tail: Set) -> Rule {
+        Rule::Run { lead, body, max: usize::MAX, tail, tail_max: usize::MAX }
+    }
+
+    /// The end of the match that starts at `at`.
+    fn matches(&self, text: Text<'_>, at: usize) -> Option<usize> {
+        match *self {
+            Rule::Contraction { any_case } => text.contraction(at, any_case),
+            Rule::Run { lead, body, max, tail, tail_max } => {
+                let start = text.after(at, lead).filter(|&p| text.is(p, body)).unwrap_or(at);
+                let end = text.skip(start, body, max);
+                (end > start).then(|| text.skip(end, tail, tail_max))
+            }
+            Rule::Exactly { count, set } => (0..count).try_fold(at, |p, _| text.after(p, set)),
+            Rule::Headed { head, body } => {
+                let start = text.after(at, head)?;
+                let end = text.skip(start, body, usize::MAX);
+                (end > start).then_some(end)
+            }
+            Rule::CasedWord { lead, upper, lower, contraction } => {
+                let after_lead = text.after(at, lead);
+                let starts = [after_lead, Some(at)];
+                let mut starts = starts.iter().flatten();
+                let end = starts
+                    .clone()
+                    .find_map(|&p| text.upper_then_lower(p, upper, lower))
+                    .or_else(|| starts.find_map(|&p| text.upper_first(p, upper, lower)))?;
+                Some(if contraction { text.contraction(end, true).unwrap_or(end) } else { end })
+            }
+            Rule::LineBreaks => text.line_breaks(at),
+            Rule::Spaces => text.spaces(at),
+            Rule::Special(matches) => matches(text, at),
+        }
+    }
+}
+
+/// One step of a pre-tokenizer: splits every piece that the step before left.
+#[derive(Clone, Copy)]
+pub(crate) enum Pass {
+    /// Each match of the first rule that matches is a piece, and so is the text between two matches.
+    Rules(&'static [Rule]),
+    /// The white space at the end of a piece is a piece.
+    TrailingSpace,
+    /// Digits in groups of three counted from the right; what precedes a number stays with its first group.
+    DigitGroups,
+    /// Cuts before every group of three ASCII digits counted from the right.
+    Thousands,
+}
+
+/// Splits `text` by `passes`, one after the other, and hands over the pieces in order.
+pub(crate) fn split<'t>(passes: &[Pass], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    let Some((pass, rest)) = passes.split_first() else {
+        if !text.is_empty() {
+            emit(text);
+        }
+        return;
+    };
+    pass.split(text, &mut |piece| split(rest, piece, emit));
+}
+
+impl Pass {
+    fn split<'t>(self, piece: &'t str, emit: &mut dyn FnMut(&'t str)) {
+        let text = Text::new(piece);
+        match self {
+            Pass::Rules(rules) => {
+                let (mut start, mut at) = (0, 0);
+                while let Some((_, next)) = text.at(at) {
+                    match rules.iter().find_map(|rule| rule.matches(text, at)) {
+                        Some(end) => {
+                            if start < at {
+                                emit(&piece[start..at]);
+                            }
+                            emit(&piece[at..end]);
+                            (start, at) = (end, end);
+                        }
+                        None => at = next,
+                    }
+                }
+                emit(&piece[start..]);
+            }
+            Pass::TrailingSpace => {
+                let is_space = |c| CLASSES.of(c) & SPACE != 0;
+                let end = piece.trim_end_matches(is_space).len();
+                emit(&piece[..end]);
+                emit(&piece[end..]);
+            }
+            Pass::DigitGroups => {
+                let (mut start, mut at) = (0, 0);
+                while let Some((mask, next)) = text.at(at) {
+                    if mask & NUMBER == 0 {
+                        at = next;
+                        continue;
+                    }
+                    let end = text.skip(at, of(NUMBER), usize::MAX);
+                    let digits = piece[at..end].chars().count();
+                    if digits % 3 != 0 {
+                        at = text.skip(at, of(NUMBER), digits % 3);
+                        emit(&piece[start..at]);
+                        start = at;
+                    }
+                    while at < end {
+                        at = text.skip(at, of(NUMBER), 3);
+                        emit(&piece[start..at]);
+                        start = at;
+                    }
+                }
+                emit(&piece[start..]);
+            }
+            Pass::Thousands => {
+                let (mut start, mut at) = (0, 0);
+                while let Some((mask, next)) = text.at(at) {
+                    if mask & ASCII_DIGIT == 0 {
+                        at = next;
+                        continue;
+                    }
+                    let end = text.skip(at, of(ASCII_DIGIT), usize::MAX);
+                    let first = at + (end - at) % 3;
+                    for cut in (first..end).step_by(3) {
+                        emit(&piece[start..cut]);
+                        start = cut;
+                    }
+                    at = end;
+                }
+                emit(&piece[start..]);
+            }
+        }
+    }
+}
+
+/// A piece of text with the classes of its characters. Positions are byte offsets at character boundaries.
+#[derive(Clone, Copy)]
+pub(crate) struct Text<'t> {
+    text: &'t str,
+    classes: &'static Classes,
+}
+
+impl<'t> Text<'t> {
+    fn new(text: &'t str) -> Self {
+        Self { text, classes: &CLASSES }
+    }
+
+    pub(crate) fn bytes(self) -> &'t [u8] {
+        self.text.as_bytes()
+    }
+
+    /// The classes of the character at `at` and the position after it; `None` at the end.
+    fn at(self, at: usize) -> Option<(Mask, usize)> {
+        let &byte = self.text.as_bytes().get(at)?;
+        if byte < 0x80 {
+            return Some((self.classes.of(byte as char), at + 1));
+        }
+        let c = self.text[at..].chars().next()?;
+        Some((self.classes.of(c), at + c.len_utf8()))
+    }
+
+    /// Whether the character at `at` is in `set`.
+    pub(crate) fn is(self, at: usize, set: Set) -> bool {
+        self.at(at).is_some_and(|(mask, _)| set.contains(mask))
+    }
+
+    /// The position after the character at `at` if that is in `set`.
+    pub(crate) fn after(self, at: usize, set: Set) -> Option<usize> {
+        self.at(at).filter(|&(mask, _)| set.contains(mask)).map(|(_, next)| next)
+    }
+
+    /// The position after at most `max` characters of `set`.
+    pub(crate) fn skip(self, mut at: usize, set: Set, max: usize) -> usize {
+        for _ in 0..max {
+            let Some(next) = self.after(at, set) else { break };
+            at = next;
+        }
+        at
+    }
+
+    fn contraction(self, at: usize, any_case: bool) -> Option<usize> {
+        let rest = &self.bytes()[at..];
+        if rest.first() != Some(&b'\'') {
+            return None;
+        }
+        let lower = |i: usize| {
+            let byte = *rest.get(i)?;
+            Some(if any_case { byte.to_ascii_lowercase() } else { byte })
+        };
+        match (lower(1)?, lower(2)) {
+            (b's' | b't' | b'm' | b'd', _) => Some(at + 2),
+            (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(at + 3),
+            _ => None,
+        }
+    }
+
+    /// `upper* lower+`. Where no lower character follows the run of upper ones, the last
+    /// character of the run that is also a lower one (letters without case are both) ends the match.
+    fn upper_then_lower(self, start: usize, upper: Set, lower: Set) -> Option<usize> {
+        let mut at = start;
+        let mut last_both = None;
+        while let Some((mask, next)) = self.at(at)
+            && upper.contains(mask)
+        {
+            if lower.contains(mask) {
+                last_both = Some(next);
+            }
+            at = next;
+        }
+        let end = self.skip(at, lower, usize::MAX);
+        if end > at { Some(end) } else { last_both }
+    }
+
+    /// `upper+ lower*`
+    fn upper_first(self, start: usize, upper: Set, lower: Set) -> Option<usize> {
+        let at = self.skip(start, upper, usize::MAX);
+        (at > start).then(|| self.skip(at, lower, usize::MAX))
+    }
+
+    fn line_breaks(self, start: usize) -> Option<usize> {
+        let mut at = start;
+        let mut end = None;
+        while let Some((mask, next)) = self.at(at)
+            && mask & SPACE != 0
+        {
+            if mask & CRLF != 0 {
+                end = Some(next);
+            }
+            at = next;
+        }
+        end
+    }
+
+    fn spaces(self, start: usize) -> Option<usize> {
+        let (mut last, mut at) = (start, start);
+        while let Some(next) = self.after(at, of(SPACE)) {
+            (last, at) = (at, next);
+        }
+        if at == start {
+            None
+        } else if at == self.text.len() || last == start {
+            Some(at)
+        } else {
+            Some(last)
+        }
+    }
+}
+
+/// `\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s`, the spaces of jais-2.
+pub(crate) fn spaces_by_powers_of_two(text: Text<'_>, at: usize) -> Option<usize> {
+    const LENGTHS: [usize; 9] = [512, 256, 128, 64, 32, 16, 8, 4, 2];
+    let single = text.after(at, of(SPACE))?;
+    // A length fits when white space or the end of the text follows it.
+    let fits = |&length: &usize| {
+        let end = (0..length).try_fold(at, |p, _| text.after(p, of(SPACE)))?;
+        (end == text.text.len() || text.is(end, of(SPACE))).then_some(end)
+    };
+    Some(LENGTHS.iter().find_map(fits).unwrap_or(single))
+}
+
+/// `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`, the phrases of exaone-moe: letters
+/// with their marks, and single blanks between them.
+pub(crate) fn phrase(text: Text<'_>, at: usize) -> Option<usize> {
+    let letter = of(LETTER);
+    let lead = text.after(at, not(CRLF | LETTER | NUMBER)).filter(|&p| text.is(p, letter));
+    let start = lead.unwrap_or(at);
+    let mut end = start;
+    loop {
+        let blank = text.after(end, Set::BLANK).filter(|_| end > start);
+        let Some(next) = text.after(blank.unwrap_or(end), letter) else { break };
+        end = text.skip(next, of(MARK), usize::MAX);
+    }
+    (end > start).then_some(end)
+}
+
+/// `<sentinel:[0-9]+>`, a special token of chameleon.
+pub(crate) fn sentinel(text: Text<'_>, at: usize) -> Option<usize> {
+    const OPEN: &[u8] = b"<sentinel:";
+    let start = text.bytes()[at..].starts_with(OPEN).then_some(at + OPEN.len())?;
+    let end = text.skip(start, of(ASCII_DIGIT), usize::MAX);
+    (end > start && text.bytes().get(end) == Some(&b'>')).then_some(end + 1)
+}
+
+/// `(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z`, an image token of chameleon.
+pub(crate) fn image_code(text: Text<'_>, at: usize) -> Option<usize> {
+    let code = text.bytes()[at..].strip_prefix(b"IMGIMG")?;
+    let letters = code.iter().take(4).take_while(|b| (b'A'..=b'I').contains(b)).count();
+    (letters > 0 && code.get(letters) == Some(&b'Z')).then_some(at + 6 + letters + 1)
+}
+
+/// `([\t\n]|    |  )`, the spaces of chameleon.
+pub(crate) fn indentation(text: Text<'_>, at: usize) -> Option<usize> {
+    let rest = &text.bytes()[at..];
+    let found = [&b"\t"[..], b"\n", b"    ", b"  "].into_iter().find(|s| rest.starts_with(s))?;
+    Some(at + found.len())
+}

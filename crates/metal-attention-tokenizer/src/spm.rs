@@ -1,0 +1,108 @@
+//! SentencePiece's byte-pair encoding, where the score of the merged token says which pair goes first.
+
+use crate::TokenId;
+use crate::bpe::{joins_blank, words_before_blanks};
+use crate::cache::WordCache;
+use crate::merge::{Merge, Merger, NO_SYMBOL};
+use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, UNKNOWN, Vocabulary};
+
+/// A SentencePiece vocabulary.
+pub(crate) struct Spm {
+    /// The token for each byte that is part of no other token.
+    byte_tokens: Box<[Option<TokenId>; 256]>,
+    longest: usize,
+    /// No token has a blank after something else, so that text may be cut before blanks.
+    cut_before_blanks: bool,
+}
+
+impl Spm {
+    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+        let byte_token = |byte: usize| {
+            let byte = byte as u8;
+            let found = vocabulary.find_byte(byte).or_else(|| vocabulary.find(&[byte]));
+            found.or(vocabulary.roles.unknown)
+        };
+        let mergeable = |id: &TokenId| !vocabulary.is(*id, CONTROL | UNKNOWN | BYTE);
+        let joined = |id| joins_blank(vocabulary.text(id).as_bytes());
+        Self {
+            byte_tokens: Box::new(std::array::from_fn(byte_token)),
+            longest: vocabulary.longest(),
+            cut_before_blanks: !vocabulary.ids().filter(mergeable).any(joined),
+        }
+    }
+
+    /// Appends the tokens of `text`, with a blank before it if `prefix`.
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        text: &str,
+        prefix: bool,
+        out: &mut Vec<TokenId>,
+    ) {
+        let mut escaped = if prefix { ESCAPED_BLANK.to_owned() } else { String::new() };
+        escaped.push_str(&text.replace(' ', ESCAPED_BLANK));
+        let mut cache = WordCache::default();
+        let mut merger = Merger::default();
+        let mut encode = |word| {
+            cache.get_or_encode(word, out, |out| self.encode_word(vocabulary, word, &mut merger, out));
+        };
+        if self.cut_before_blanks {
+            words_before_blanks(&escaped).for_each(encode);
+        } else {
+            encode(&escaped);
+        }
+    }
+
+    fn encode_word(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        merger: &mut Merger,
+        out: &mut Vec<TokenId>,
+    ) {
+        let word = word.as_bytes();
+        merger.clear();
+        let mut start = 0;
+        while start < word.len() {
+            let len = word[start + 1..].iter().take_while(|&&b| b & 0xC0 == 0x80).count() + 1;
+            let id = vocabulary.find_in_text(&word[start..start + len]);
+            merger.push(id.unwrap_or(NO_SYMBOL), len);
+            start += len;
+        }
+        merger.merge(|left, right| {
+            let len = (left.len + right.len) as usize;
+            if len > self.longest {
+                return None;
+            }
+            let id = vocabulary.find_in_text(&word[left.start as usize..][..len])?;
+            Some(Merge { rank: descending(vocabulary.score(id)), id })
+        });
+        for symbol in merger.symbols() {
+            if symbol.id == NO_SYMBOL {
+                let bytes = &word[symbol.start as usize..][..symbol.len as usize];
+                out.extend(bytes.iter().filter_map(|&byte| self.byte_tokens[byte as usize]));
+            } else {
+                out.push(symbol.id);
+            }
+        }
+    }
+}
+
+/// A number that is the smaller the greater `score` is.
+fn descending(score: f32) -> u32 {
+    // Adding 0 makes -0 equal to 0. The bits of floats of one sign are ordered like their magnitude.
+    let bits = (score + 0.0).to_bits();
+    if bits >> 31 == 0 { !(bits | 1 << 31) } else { bits }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_sort_from_high_to_low() {
+        let scores = [f32::INFINITY, 3.5, 1.0, 0.0, -0.5, -1.0, -1e9, f32::NEG_INFINITY];
+        assert!(scores.windows(2).all(|pair| descending(pair[0]) < descending(pair[1])));
+        assert_eq!(descending(-0.0), descending(0.0));
+    }
+}

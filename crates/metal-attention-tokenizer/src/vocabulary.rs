@@ -1,0 +1,397 @@
+//! The tokens of a vocabulary: their spelling, kind and score, and which of them have a role.
+
+use crate::TokenId;
+use crate::error::TokenizerError;
+use crate::strings::StringTable;
+use metal_attention_gguf::Metadata;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// What a token is: a set of bits, because a well-known spelling makes a token a control token
+/// whatever the file calls it besides.
+pub(crate) type Kind = u8;
+pub(crate) const NORMAL: Kind = 1 << 0;
+pub(crate) const UNKNOWN: Kind = 1 << 1;
+pub(crate) const CONTROL: Kind = 1 << 2;
+pub(crate) const USER_DEFINED: Kind = 1 << 3;
+pub(crate) const BYTE: Kind = 1 << 4;
+/// Unused or of no known kind: never written.
+pub(crate) const UNUSED: Kind = 1 << 5;
+/// White space to the left belongs to the token.
+pub(crate) const STRIP_LEFT: Kind = 1 << 6;
+/// White space to the right belongs to the token.
+pub(crate) const STRIP_RIGHT: Kind = 1 << 7;
+
+/// "▁", which stands for the blank in many vocabularies.
+pub(crate) const ESCAPED_BLANK: &str = "\u{2581}";
+
+/// Offsets into the texts are 32-bit.
+const MAX_BYTES: usize = u32::MAX as usize / 2;
+
+/// Spellings that end a generation, whatever the metadata says.
+const END_OF_GENERATION: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// Fill-in-the-middle roles: the keys that name the token, the spellings by which it is found
+/// otherwise, and whether it ends a generation.
+const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
+    (
+        &["tokenizer.ggml.prefix_token_id", "tokenizer.ggml.fim_pre_token_id"],
+        &[
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<｜fim▁begin｜>",
+            "<PRE>",
+            "▁<PRE>",
+            "<|code_prefix|>",
+            "<|prefix|>",
+        ],
+        false,
+    ),
+    (
+        &["tokenizer.ggml.suffix_token_id", "tokenizer.ggml.fim_suf_token_id"],
+        &[
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<｜fim▁hole｜>",
+            "<SUF>",
+            "▁<SUF>",
+            "<|code_suffix|>",
+            "<|suffix|>",
+        ],
+        false,
+    ),
+    (
+        &["tokenizer.ggml.middle_token_id", "tokenizer.ggml.fim_mid_token_id"],
+        &[
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<｜fim▁end｜>",
+            "<MID>",
+            "▁<MID>",
+            "<|code_middle|>",
+            "<|middle|>",
+        ],
+        false,
+    ),
+    (
+        &["tokenizer.ggml.fim_pad_token_id"],
+        &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+        true,
+    ),
+    (
+        &["tokenizer.ggml.fim_rep_token_id"],
+        &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
+        true,
+    ),
+    (&["tokenizer.ggml.fim_sep_token_id"], &["<|file_sep|>"], true),
+];
+
+/// Tokens of gpt-oss that are part of its visible channels.
+const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+/// The roles that tokens have where the metadata does not say; they depend on the tokenizer model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Roles {
+    pub bos: Option<TokenId>,
+    pub eos: Option<TokenId>,
+    pub unknown: Option<TokenId>,
+    pub separator: Option<TokenId>,
+}
+
+/// The tokens of a file.
+pub(crate) struct Vocabulary {
+    texts: StringTable,
+    kinds: Vec<Kind>,
+    scores: Vec<f32>,
+    pub roles: Roles,
+    /// In ascending order.
+    pub end_of_generation: Vec<TokenId>,
+}
+
+impl Vocabulary {
+    pub(crate) fn read(metadata: &Metadata, defaults: Roles) -> Result<Self, TokenizerError> {
+        const TOKENS: &str = "tokenizer.ggml.tokens";
+        let tokens =
+            metadata.strings(TOKENS)?.ok_or(TokenizerError::MissingKey { key: TOKENS })?;
+        let count = tokens.len();
+        if count == 0 {
+            return Err(TokenizerError::EmptyVocabulary);
+        }
+        let bytes = tokens.iter().map(str::len).sum();
+        check_size("tokens", bytes)?;
+        let mut texts = StringTable::with_capacity(count, bytes);
+        for (i, text) in tokens.iter().enumerate() {
+            if text.is_empty() {
+                texts.push(format!("[EMPTY_{i}]").as_bytes());
+            } else {
+                texts.push(text.as_bytes());
+            }
+        }
+        let mut vocabulary = Self {
+            kinds: kinds(metadata, count)?,
+            scores: scores(metadata, count)?,
+            roles: defaults,
+            end_of_generation: Vec::new(),
+            texts,
+        };
+        vocabulary.read_roles(metadata)?;
+        vocabulary.find_end_of_generation(metadata)?;
+        vocabulary.read_strip(metadata)?;
+        Ok(vocabulary)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    pub(crate) fn ids(&self) -> Range<TokenId> {
+        0..self.len() as TokenId
+    }
+
+    /// The spelling of a token, empty for an id out of range.
+    pub(crate) fn text(&self, id: TokenId) -> &str {
+        std::str::from_utf8(self.texts.bytes(id)).unwrap_or_default()
+    }
+
+    pub(crate) fn kind(&self, id: TokenId) -> Kind {
+        self.kinds.get(id as usize).copied().unwrap_or(UNUSED)
+    }
+
+    pub(crate) fn is(&self, id: TokenId, kinds: Kind) -> bool {
+        self.kind(id) & kinds != 0
+    }
+
+    pub(crate) fn score(&self, id: TokenId) -> f32 {
+        self.scores.get(id as usize).copied().unwrap_or(0.0)
+    }
+
+    /// The token that is spelled like that.
+    pub(crate) fn find(&self, text: &[u8]) -> Option<TokenId> {
+        self.texts.get(text)
+    }
+
+    /// The token that user text may become: control, unknown and byte tokens never are.
+    pub(crate) fn find_in_text(&self, text: &[u8]) -> Option<TokenId> {
+        self.find(text).filter(|&id| !self.is(id, CONTROL | UNKNOWN | BYTE))
+    }
+
+    /// The token for a byte that no other token covers, `<0x0A>`.
+    pub(crate) fn find_byte(&self, byte: u8) -> Option<TokenId> {
+        self.find(format!("<0x{byte:02X}>").as_bytes())
+    }
+
+    /// The length in bytes of the longest token.
+    pub(crate) fn longest(&self) -> usize {
+        self.ids().map(|id| self.texts.bytes(id).len()).max().unwrap_or(0)
+    }
+
+    /// The byte that a token like `<0x0A>` stands for.
+    pub(crate) fn byte_of(&self, id: TokenId) -> Option<u8> {
+        let hex = self.text(id).strip_prefix("<0x")?.strip_suffix('>')?;
+        u8::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 2)
+    }
+
+    /// Reads the token that a key names; an id out of range is reported and passed over.
+    fn read_role(&self, metadata: &Metadata, key: &str) -> Result<Option<TokenId>, TokenizerError> {
+        let Some(id) = metadata.u32(key)? else { return Ok(None) };
+        if (id as usize) < self.len() {
+            return Ok(Some(id));
+        }
+        tracing::warn!(key, id, tokens = self.len(), "ignored: there is no such token");
+        Ok(None)
+    }
+
+    fn read_roles(&mut self, metadata: &Metadata) -> Result<(), TokenizerError> {
+        let read = |default: Option<TokenId>, key| {
+            let default = default.filter(|&id| (id as usize) < self.len());
+            Ok::<_, TokenizerError>(self.read_role(metadata, key)?.or(default))
+        };
+        self.roles = Roles {
+            bos: read(self.roles.bos, "tokenizer.ggml.bos_token_id")?,
+            eos: read(self.roles.eos, "tokenizer.ggml.eos_token_id")?,
+            unknown: read(self.roles.unknown, "tokenizer.ggml.unknown_token_id")?,
+            // The format itself has the first spelling.
+            separator: read(
+                read(self.roles.separator, "tokenizer.ggml.separator_token_id")?,
+                "tokenizer.ggml.seperator_token_id",
+            )?,
+        };
+        Ok(())
+    }
+
+    /// Finds the tokens that end a generation, by their keys and by their spelling, and makes those
+    /// found by spelling control tokens.
+    fn find_end_of_generation(&mut self, metadata: &Metadata) -> Result<(), TokenizerError> {
+        let mut ends: Vec<TokenId> = self.roles.eos.into_iter().collect();
+        for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+            ends.extend(self.read_role(metadata, key)?);
+        }
+        for &(keys, spellings, ends_generation) in FILL_IN_THE_MIDDLE {
+            let mut token = None;
+            for key in keys {
+                token = self.read_role(metadata, key)?.or(token);
+            }
+            if token.is_none() {
+                token = spellings.iter().find_map(|text| self.find(text.as_bytes()));
+                self.make_control(token);
+            }
+            ends.extend(token.filter(|_| ends_generation));
+        }
+        for text in END_OF_GENERATION {
+            let token = self.find(text.as_bytes());
+            self.make_control(token);
+            ends.extend(token);
+        }
+        for text in ALWAYS_SHOWN {
+            if let Some(id) = self.find(text.as_bytes()) {
+                self.kinds[id as usize] = USER_DEFINED;
+            }
+        }
+        let has = |text: &str| self.find(text.as_bytes()).is_some_and(|id| ends.contains(&id));
+        let mut not_ends = Vec::new();
+        // Where calls and returns have their own tokens, <|end|> only ends a message.
+        let calls = has("<|call|>") || has("<|calls|>");
+        if calls && (has("<|return|>") || has("<|flush|>")) && has("<|end|>") {
+            not_ends.push(("<|end|>", USER_DEFINED));
+        }
+        // Gemma 4 has an ordinary token </s>.
+        if has("<|tool_response>") && has("</s>") {
+            not_ends.push(("</s>", NORMAL));
+        }
+        for (text, kind) in not_ends {
+            if let Some(id) = self.find(text.as_bytes()) {
+                ends.retain(|&end| end != id);
+                self.kinds[id as usize] = kind;
+            }
+        }
+        ends.sort_unstable();
+        ends.dedup();
+        self.end_of_generation = ends;
+        Ok(())
+    }
+
+    fn make_control(&mut self, id: Option<TokenId>) {
+        if let Some(id) = id {
+            self.kinds[id as usize] |= CONTROL;
+        }
+    }
+
+    /// Which special tokens swallow the white space beside them. Files do not say; it depends on the model.
+    fn read_strip(&mut self, metadata: &Metadata) -> Result<(), TokenizerError> {
+        let text = |key| metadata.str(key).map(|text| text.unwrap_or_default().to_lowercase());
+        let name = text("general.name")?;
+        let pre = text("tokenizer.ggml.pre")?;
+        let architecture = text("general.architecture")?;
+        let any = |text: &str, parts: &[&str]| parts.iter().any(|part| text.contains(part));
+
+        let mask = if any(&pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"])
+            || any(&architecture, &["nomic-bert-moe", "jina-bert-v3"])
+        {
+            "<mask>"
+        } else if any(&name, &["phi-3", "phi3"]) {
+            for id in self.ids().filter(|&id| self.is_special(id)).collect::<Vec<_>>() {
+                if !["<unk>", "<s>", "<|endoftext|>"].contains(&self.text(id)) {
+                    self.kinds[id as usize] |= STRIP_RIGHT;
+                }
+            }
+            return Ok(());
+        } else if any(&name, &["modern-bert"]) {
+            "[MASK]"
+        } else {
+            return Ok(());
+        };
+        if let Some(id) = self.find(mask.as_bytes()) {
+            self.kinds[id as usize] |= STRIP_LEFT;
+        }
+        Ok(())
+    }
+
+    /// Whether the token is cut out of the text before anything else.
+    pub(crate) fn is_special(&self, id: TokenId) -> bool {
+        self.is(id, CONTROL | UNKNOWN | USER_DEFINED)
+    }
+
+    /// What a token of this vocabulary writes, control tokens included, where "▁" means the blank.
+    pub(crate) fn unescaped(&self, id: TokenId) -> Cow<'_, [u8]> {
+        let text = self.text(id);
+        let kind = self.kind(id);
+        if kind & (CONTROL | UNKNOWN | USER_DEFINED) != 0 {
+            Cow::Borrowed(text.as_bytes())
+        } else if kind & BYTE != 0 {
+            self.byte_of(id).map_or(Cow::Borrowed(text.as_bytes()), |b| Cow::Owned(vec![b]))
+        } else if kind & NORMAL == 0 {
+            Cow::Borrowed(&[])
+        } else if text.contains(ESCAPED_BLANK) {
+            Cow::Owned(text.replace(ESCAPED_BLANK, " ").into_bytes())
+        } else {
+            Cow::Borrowed(text.as_bytes())
+        }
+    }
+}
+
+/// Refuses texts that 32-bit offsets cannot address.
+pub(crate) fn check_size(what: &'static str, bytes: usize) -> Result<(), TokenizerError> {
+    if bytes > MAX_BYTES {
+        return Err(TokenizerError::TooLarge { what, bytes, limit: MAX_BYTES });
+    }
+    Ok(())
+}
+
+fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>, TokenizerError> {
+    const KEY: &str = "tokenizer.ggml.token_type";
+    let Some(types) = metadata.i32s(KEY)? else { return Ok(vec![NORMAL; count]) };
+    check_len(KEY, types.len(), count)?;
+    let kind = |&number: &i32| match number {
+        1 => NORMAL,
+        2 => UNKNOWN,
+        3 => CONTROL,
+        4 => USER_DEFINED,
+        6 => BYTE,
+        _ => UNUSED,
+    };
+    Ok(types.iter().take(count).map(kind).collect())
+}
+
+fn scores(metadata: &Metadata, count: usize) -> Result<Vec<f32>, TokenizerError> {
+    const KEY: &str = "tokenizer.ggml.scores";
+    if metadata.get(KEY).is_none() {
+        return Ok(Vec::new());
+    }
+    let mut scores = match metadata.i32s(KEY) {
+        Ok(Some(scores)) => scores.into_iter().map(|score| score as f32).collect(),
+        _ => metadata.f32s(KEY)?.unwrap_or_default(),
+    };
+    check_len(KEY, scores.len(), count)?;
+    scores.truncate(count);
+    Ok(scores)
+}
+
+fn check_len(key: &'static str, found: usize, tokens: usize) -> Result<(), TokenizerError> {
+    if found < tokens { Err(TokenizerError::ShortList { key, found, tokens }) } else { Ok(()) }
+}

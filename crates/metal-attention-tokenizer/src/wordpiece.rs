@@ -1,0 +1,113 @@
+//! BERT's WordPiece: words are normalised and then covered greedily by the longest tokens.
+
+use crate::TokenId;
+use crate::classes::{CLASSES, MARK, PUNCTUATION, SPACE, SYMBOL};
+use crate::error::TokenizerError;
+use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
+use metal_attention_gguf::Metadata;
+use unicode_normalization::char::decompose_canonical;
+
+/// A WordPiece vocabulary. In GGUF files a token that starts a word begins with "▁", and one that
+/// continues a word stands as it is.
+pub(crate) struct WordPiece {
+    lowercase: bool,
+    strip_accents: bool,
+    longest: usize,
+}
+
+impl WordPiece {
+    pub(crate) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
+        let lowercase = metadata.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
+        let strip = metadata.bool("tokenizer.ggml.normalizer.strip_accents")?;
+        Ok(Self {
+            lowercase,
+            strip_accents: strip.unwrap_or(lowercase),
+            longest: vocabulary.longest(),
+        })
+    }
+
+    /// Appends the tokens of `text`.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
+        let mut word = String::from(ESCAPED_BLANK);
+        for c in text.chars() {
+            let c = if self.strip_accents { base(c) } else { c };
+            let classes = CLASSES.of(c);
+            if classes & SPACE != 0 {
+                self.finish_word(vocabulary, &mut word, out);
+                continue;
+            }
+            if is_dropped(c) || self.strip_accents && classes & MARK != 0 {
+                continue;
+            }
+            let alone = classes & PUNCTUATION != 0
+                || c.is_ascii() && classes & SYMBOL != 0
+                || is_cjk(c);
+            if alone {
+                self.finish_word(vocabulary, &mut word, out);
+            }
+            word.push(if self.lowercase { lower(c) } else { c });
+            if alone {
+                self.finish_word(vocabulary, &mut word, out);
+            }
+        }
+        self.finish_word(vocabulary, &mut word, out);
+    }
+
+    /// Appends the tokens of a word that starts with "▁", and starts a new one.
+    fn finish_word(&self, vocabulary: &Vocabulary, word: &mut String, out: &mut Vec<TokenId>) {
+        if word.len() == ESCAPED_BLANK.len() {
+            return;
+        }
+        let first = out.len();
+        let bytes = word.as_bytes();
+        let mut start = 0;
+        while start < bytes.len() {
+            let limit = bytes.len().min(start + self.longest);
+            let found = (start + 1..=limit)
+                .rev()
+                .find_map(|end| Some((vocabulary.find_in_text(&bytes[start..end])?, end)));
+            let Some((id, end)) = found else {
+                // One part that no token covers makes the whole word unknown.
+                out.truncate(first);
+                out.extend(vocabulary.roles.unknown);
+                break;
+            };
+            out.push(id);
+            start = end;
+        }
+        word.truncate(ESCAPED_BLANK.len());
+    }
+}
+
+/// The character without what can be decomposed from it: "é" is "e".
+fn base(c: char) -> char {
+    let mut first = None;
+    decompose_canonical(c, |part| {
+        first.get_or_insert(part);
+    });
+    first.unwrap_or(c)
+}
+
+fn lower(c: char) -> char {
+    c.to_lowercase().next().unwrap_or(c)
+}
+
+/// Control characters, format characters, private characters and what stands for broken text.
+fn is_dropped(c: char) -> bool {
+    matches!(c, '\0' | '\u{FFFD}') || CLASSES.of(c) & crate::classes::CONTROL != 0
+}
+
+/// Ideographs, which are words by themselves.
+fn is_cjk(c: char) -> bool {
+    matches!(
+        c as u32,
+        0x4E00..=0x9FFF
+            | 0x3400..=0x4DBF
+            | 0x20000..=0x2A6DF
+            | 0x2A700..=0x2B81F
+            // From 0x2B920, not 0x2B820, as in the tokenizers that the models were trained with.
+            | 0x2B920..=0x2CEAF
+            | 0xF900..=0xFAFF
+            | 0x2F800..=0x2FA1F
+    )
+}

@@ -1,0 +1,61 @@
+//! Everything that can go wrong between a file's name and a token.
+
+use metal_attention_cpu::CpuError;
+use metal_attention_gguf::GgufError;
+use metal_attention_model::{ForwardError, ModelError};
+use metal_attention_tokenizer::TokenizerError;
+
+use crate::sampling::SamplingError;
+
+/// Why a model could not be opened or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file is missing, damaged, or no GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The file describes no model that can run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The file describes no tokenizer that can work.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Sampling options that make no sense.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// A batch was refused or failed.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// The CPU backend could not be set up.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// The device does not exist here or this build has no backend for it.
+    #[error("the device {device:?} is not available: this build runs on the CPU only, so use \"auto\" or \"cpu\"")]
+    DeviceUnavailable {
+        /// The device that was asked for.
+        device: String,
+    },
+    /// There is nothing to continue: no text, and the vocabulary adds no token of its own.
+    #[error("the prompt is empty, and this model adds no token that begins a text: give it at least one token")]
+    EmptyPrompt,
+    /// A prompt that the context cannot hold.
+    #[error(
+        "the prompt has {n_prompt} tokens, but the context has room for {n_ctx}: shorten the prompt or ask for a larger context (-c {n_prompt} or more; the model was trained with {n_ctx_train})"
+    )]
+    PromptTooLong {
+        /// Tokens in the prompt.
+        n_prompt: usize,
+        /// Tokens the context has room for.
+        n_ctx: usize,
+        /// Context length of the training.
+        n_ctx_train: usize,
+    },
+    /// The caller's progress function asked to stop. What was evaluated stays in the KV cache.
+    #[error("interrupted after {done} of {total} prompt tokens")]
+    Interrupted {
+        /// Prompt tokens in the KV cache.
+        done: usize,
+        /// Prompt tokens in all.
+        total: usize,
+    },
+}

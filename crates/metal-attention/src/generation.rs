@@ -1,0 +1,155 @@
+//! The continuation of a text, as an iterator over its tokens.
+
+use metal_attention_tokenizer::{StreamDecoder, Tokenizer};
+
+use crate::sequence::Sequence;
+use crate::stop_strings::StopStrings;
+use crate::{Error, Timings};
+
+/// When a generation ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GenerateOptions {
+    /// Most tokens to generate. `None`: until the model ends the text or the context is full.
+    pub n_predict: Option<usize>,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Never choose a token that ends the text.
+    pub ignore_eos: bool,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// The model chose a token that ends the text.
+    EndOfGeneration,
+    /// As many tokens as were asked for.
+    Length,
+    /// One of the stop strings.
+    StopString,
+    /// No room in the context.
+    ContextFull,
+}
+
+impl StopReason {
+    /// The reason in snake case, as in `"end_of_generation"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EndOfGeneration => "end_of_generation",
+            Self::Length => "length",
+            Self::StopString => "stop_string",
+            Self::ContextFull => "context_full",
+        }
+    }
+}
+
+/// A generated token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its number in the vocabulary.
+    pub id: u32,
+    /// What can be shown of the text now: whole characters, and nothing that may turn out to be the start of a stop
+    /// string. May be empty.
+    pub text: String,
+}
+
+/// Yields the tokens of a continuation as they are chosen. The token that ends it is not among them.
+///
+/// Dropping it early loses nothing: [`Generator::generate`](crate::Generator::generate) goes on where it was.
+pub struct Generation<'a> {
+    tokenizer: &'a Tokenizer,
+    sequence: &'a mut Sequence,
+    decoder: StreamDecoder<'a>,
+    stop_strings: StopStrings,
+    /// Tokens to be generated yet.
+    remaining: Option<usize>,
+    /// Tokens never to choose.
+    forbidden: &'a [u32],
+    /// No token comes any more: the generation stopped or failed.
+    ended: bool,
+    stop_reason: Option<StopReason>,
+}
+
+impl<'a> Generation<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer, sequence: &'a mut Sequence, options: GenerateOptions) -> Self {
+        let decoder = tokenizer.decoder();
+        // A text that has begun is continued, leading space and all.
+        let begun = sequence.ids().iter().any(|&id| !tokenizer.is_control(id));
+        Self {
+            decoder: if begun { decoder.continuing() } else { decoder },
+            stop_strings: StopStrings::new(options.stop),
+            remaining: options.n_predict,
+            forbidden: if options.ignore_eos { tokenizer.end_of_generation() } else { &[] },
+            ended: false,
+            stop_reason: None,
+            tokenizer,
+            sequence,
+        }
+    }
+
+    /// Why the generation ended; `None` while it goes on, and after an error.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop_reason
+    }
+
+    /// What the prompt and the continuation cost so far.
+    pub fn timings(&self) -> Timings {
+        self.sequence.timings
+    }
+
+    /// Ends the generation and returns the text that was still held back: the start of a stop string that never came,
+    /// then half a character as U+FFFD. Empty in most cases.
+    pub fn finish(mut self) -> String {
+        if self.stop_reason == Some(StopReason::StopString) {
+            return String::new();
+        }
+        let (text, stopped) = self.stop_strings.push(&self.decoder.finish());
+        if stopped { text } else { text + &self.stop_strings.rest() }
+    }
+
+    fn stop(&mut self, reason: StopReason) {
+        self.ended = true;
+        self.stop_reason = Some(reason);
+    }
+
+    /// The next token, or `None` where the generation ends.
+    fn advance(&mut self) -> Result<Option<Token>, Error> {
+        if self.remaining == Some(0) {
+            self.stop(StopReason::Length);
+            return Ok(None);
+        }
+        if !self.sequence.can_step() {
+            self.stop(StopReason::ContextFull);
+            return Ok(None);
+        }
+        let id = self.sequence.step(self.forbidden)?;
+        if self.tokenizer.is_end_of_generation(id) {
+            self.stop(StopReason::EndOfGeneration);
+            return Ok(None);
+        }
+        self.sequence.push(id);
+        if let Some(n) = &mut self.remaining {
+            *n -= 1;
+        }
+        let (text, stopped) = self.stop_strings.push(&self.decoder.push(id));
+        if stopped {
+            self.stop(StopReason::StopString);
+        }
+        Ok(Some(Token { id, text }))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = self.advance();
+        self.ended |= next.is_err();
+        next.transpose()
+    }
+}
+
+impl std::iter::FusedIterator for Generation<'_> {}

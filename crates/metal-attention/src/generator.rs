@@ -1,0 +1,105 @@
+//! Continues texts with a model, one after the other.
+
+use std::ops::ControlFlow;
+
+use metal_attention_model::ForwardPass;
+use metal_attention_tokenizer::EncodeOptions;
+
+use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler, SamplerOptions};
+use crate::sequence::Sequence;
+use crate::{EngineOptions, Error, GenerateOptions, Generation, Model, Timings};
+
+/// A model, its KV cache and a sampler.
+///
+/// Give it a prompt, then read the continuation:
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use metal_attention::sampling::SamplerOptions;
+/// use metal_attention::tokenizer::EncodeOptions;
+/// use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
+///
+/// # fn main() -> Result<(), metal_attention::Error> {
+/// let model = Model::built_in()?;
+/// let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
+/// let ids = model.tokenizer().encode("Once upon a time", EncodeOptions { add_special: true, ..Default::default() });
+/// assert_eq!(ids, [1, 403, 407, 261, 378]);
+///
+/// generator.prompt(&ids, |_done, _total| ControlFlow::Continue(()))?;
+/// let mut generation = generator.generate(GenerateOptions { n_predict: Some(4), ..Default::default() });
+/// let tokens = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(tokens.iter().map(|t| t.id).collect::<Vec<_>>(), [432, 383, 286, 261]);
+/// println!("{:.0} tokens per second", generation.timings().decode_tokens_per_second().unwrap());
+/// # Ok(())
+/// # }
+/// ```
+pub struct Generator {
+    model: Model,
+    sequence: Sequence,
+}
+
+impl Generator {
+    /// Sets `model` up to run.
+    pub fn new(model: &Model, options: &EngineOptions, sampling: SamplerOptions) -> Result<Self, Error> {
+        let tokenizer = model.tokenizer();
+        let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
+        let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
+        let pass = model.forward_pass(options)?;
+        Ok(Self { model: model.clone(), sequence: Sequence::new(pass, sampler, options.n_ubatch) })
+    }
+
+    /// The model that runs.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The forward pass with its KV cache.
+    pub fn forward_pass(&self) -> &dyn ForwardPass {
+        self.sequence.pass()
+    }
+
+    /// The sampler that chooses tokens.
+    pub fn sampler(&self) -> &Sampler {
+        self.sequence.sampler()
+    }
+
+    /// Tokens of the text so far: the prompt and what was generated.
+    pub fn ids(&self) -> &[u32] {
+        self.sequence.ids()
+    }
+
+    /// Starts a text with the tokens `ids` (with BOS, where the model wants one), and starts the sampler's random
+    /// numbers again from its seed.
+    ///
+    /// What the KV cache already holds of `ids` is kept. The rest is evaluated in micro-batches, the last of them
+    /// together with the first token of [`generate`](Self::generate). Before each of them `progress` hears how many of
+    /// how many tokens are done; where it breaks, the result is [`Error::Interrupted`].
+    ///
+    /// More tokens than the context holds are [`Error::PromptTooLong`], none at all [`Error::EmptyPrompt`]; the text is
+    /// then as it was.
+    pub fn prompt(
+        &mut self,
+        ids: &[u32],
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        self.sequence.start(ids, progress)
+    }
+
+    /// Continues the text, token by token.
+    pub fn generate(&mut self, options: GenerateOptions) -> Generation<'_> {
+        Generation::new(self.model.tokenizer(), &mut self.sequence, options)
+    }
+
+    /// Starts a text with `text`, special tokens added as the model wants them, and continues it.
+    pub fn complete(&mut self, text: &str, options: GenerateOptions) -> Result<Generation<'_>, Error> {
+        let ids = self.model.tokenizer().encode(text, EncodeOptions { add_special: true, parse_special: false });
+        self.prompt(&ids, |_, _| ControlFlow::Continue(()))?;
+        Ok(self.generate(options))
+    }
+
+    /// What the last prompt and its continuation cost.
+    pub fn timings(&self) -> Timings {
+        self.sequence.timings
+    }
+}

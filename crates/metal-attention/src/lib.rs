@@ -1,0 +1,43 @@
+//! Run GGUF language models: open a [`Model`], make a [`Generator`], read tokens
+//! as they come.
+//!
+//! ```
+//! use metal_attention::sampling::SamplerOptions;
+//! use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
+//!
+//! # fn main() -> Result<(), metal_attention::Error> {
+//! let model = Model::built_in()?; // or Model::open("model.gguf")?
+//! let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
+//! let mut text = String::new();
+//! let options = GenerateOptions { n_predict: Some(8), ..Default::default() };
+//! for token in generator.complete("Once upon a time", options)? {
+//!     text += &token?.text; // or print it at once
+//! }
+//! assert_eq!(text, ", there was a little girl");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Whoever wants the logits themselves takes a [`ForwardPass`] from
+//! [`Model::forward_pass`] and feeds it batches of tokens.
+
+mod engine;
+mod error;
+mod generation;
+mod generator;
+mod model;
+pub mod sampling;
+mod sequence;
+mod stop_strings;
+mod timings;
+
+pub use engine::{Device, EngineOptions};
+pub use error::Error;
+pub use generation::{GenerateOptions, Generation, StopReason, Token};
+pub use generator::Generator;
+pub use metal_attention_cpu::{CacheType, CpuError};
+pub use metal_attention_gguf as gguf;
+pub use metal_attention_model::{BatchToken, ForwardError, ForwardPass, Logits, ModelSpec, Weights};
+pub use metal_attention_tokenizer as tokenizer;
+pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
+pub use timings::Timings;

@@ -1,0 +1,91 @@
+//! An open model: the file, what it describes, its weights and its tokenizer.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use metal_attention_gguf::GgufFile;
+use metal_attention_model::{ForwardPass, ModelSpec, Weights};
+use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
+
+use crate::{EngineOptions, Error};
+
+/// The GGUF file of the built-in model: TinyStories 260K by Andrej Karpathy, MIT licence.
+pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
+
+/// How a model is opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelOptions {
+    /// Use this pre-tokenizer instead of the one the file names in `tokenizer.ggml.pre`.
+    pub pre: Option<String>,
+}
+
+/// An open model; clones share the weights.
+#[derive(Clone)]
+pub struct Model {
+    parts: Arc<Parts>,
+}
+
+struct Parts {
+    gguf: GgufFile,
+    spec: ModelSpec,
+    weights: Weights,
+    tokenizer: Tokenizer,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("spec", self.spec()).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Opens a GGUF file (any part, where it is split) without reading its weights yet.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_with(path, &ModelOptions::default())
+    }
+
+    /// [`open`](Self::open) with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self, Error> {
+        Self::from_gguf(GgufFile::open(path)?, options)
+    }
+
+    /// The model inside the program: `stories260K`, which tells short children's stories.
+    pub fn built_in() -> Result<Self, Error> {
+        Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, &ModelOptions::default())
+    }
+
+    /// The model that an open file describes.
+    pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
+        let spec = ModelSpec::from_metadata(gguf.metadata())?;
+        let weights = Weights::load(&gguf, &spec)?;
+        let tokenizer = Tokenizer::from_metadata(gguf.metadata(), &TokenizerOptions { pre: options.pre.clone() })?;
+        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, tokenizer }) })
+    }
+
+    /// Hyperparameters.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.parts.spec
+    }
+
+    /// Weights by role.
+    pub fn weights(&self) -> &Weights {
+        &self.parts.weights
+    }
+
+    /// Turns text into token ids and back.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.parts.tokenizer
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &GgufFile {
+        &self.parts.gguf
+    }
+
+    /// Sets the model up to run. This allocates the KV cache and may repack weights, which takes a moment where the
+    /// model is large.
+    pub fn forward_pass(&self, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, Error> {
+        options.forward_pass(self)
+    }
+}

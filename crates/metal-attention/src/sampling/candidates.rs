@@ -1,0 +1,218 @@
+//! The tokens that may still be chosen, and the softmax over them.
+
+use std::cmp::Ordering;
+
+/// A token with its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Candidate {
+    pub id: u32,
+    pub logit: f32,
+}
+
+impl Candidate {
+    /// Highest logit first, lowest id first among equals.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that sorting wants")]
+    pub fn by_logit(&self, other: &Self) -> Ordering {
+        other.logit.partial_cmp(&self.logit).unwrap_or(Ordering::Equal).then(self.id.cmp(&other.id))
+    }
+}
+
+/// The tokens that may still be chosen. Their logits are finite, and their order
+/// depends on nothing but the logits and the samplers applied, so the same
+/// random number draws the same token everywhere.
+#[derive(Debug, Default)]
+pub(super) struct Candidates {
+    items: Vec<Candidate>,
+    sorted_by_id: bool,
+}
+
+impl Candidates {
+    /// Takes the place of the candidates of the step before: every token, its
+    /// logit plus its bias. Tokens whose logit is NaN or -inf never qualify, and
+    /// where there are infinite logits these tokens alone do, as equals.
+    pub fn fill(&mut self, logits: &[f32], bias: &[(u32, f32)]) {
+        let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit });
+        let finite = logits.iter().fold(true, |finite, logit| finite & logit.is_finite());
+        self.items.clear();
+        self.items.extend(all);
+        self.sorted_by_id = true;
+        for &(id, bias) in bias {
+            if let Some(candidate) = self.find(id) {
+                candidate.logit += bias;
+            }
+        }
+        if !finite || !bias.is_empty() {
+            // Infinity plus a bias of -inf is NaN: it goes as well.
+            self.items.retain(|c| c.logit > f32::NEG_INFINITY);
+            if self.items.iter().any(|c| c.logit == f32::INFINITY) {
+                self.items.retain(|c| c.logit == f32::INFINITY);
+                self.items.iter_mut().for_each(|c| c.logit = 0.0);
+            }
+        }
+    }
+
+    pub fn as_slice(&self) -> &[Candidate] {
+        &self.items
+    }
+
+    /// The candidate with the highest logit, the lowest id among equals.
+    pub fn best(&self) -> Option<Candidate> {
+        self.items.iter().copied().min_by(Candidate::by_logit)
+    }
+
+    /// Replaces the logit of token `id`, if it is a candidate. The new logit is
+    /// computed in double precision, where no sum or product of the options can
+    /// overflow to NaN.
+    pub fn adjust(&mut self, id: u32, new_logit: impl FnOnce(f64) -> f64) {
+        if let Some(candidate) = self.find(id) {
+            let logit = new_logit(f64::from(candidate.logit));
+            candidate.logit = logit.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
+        }
+    }
+
+    fn find(&mut self, id: u32) -> Option<&mut Candidate> {
+        if !self.sorted_by_id {
+            self.items.sort_unstable_by_key(|c| c.id);
+            self.sorted_by_id = true;
+        }
+        let at = self.items.binary_search_by_key(&id, |c| c.id).ok()?;
+        self.items.get_mut(at)
+    }
+
+    /// Divides the logits by `temperature`. Where that leaves the range of a
+    /// float, as at 0, only the highest logit is kept, which is the limit.
+    pub fn divide_by(&mut self, temperature: f32) {
+        let Some(best) = self.best() else { return };
+        if (best.logit / temperature).is_finite() {
+            for c in &mut self.items {
+                c.logit = (c.logit / temperature).clamp(f32::MIN, f32::MAX);
+            }
+        } else {
+            self.items.clear();
+            self.items.push(best);
+        }
+    }
+
+    /// Keeps the candidates for which `keep` is true. The caller keeps one at
+    /// least.
+    pub fn retain(&mut self, keep: impl Fn(&Candidate) -> bool) {
+        self.items.retain(keep);
+    }
+
+    /// Keeps the `k` highest logits, sorted from the highest.
+    pub fn keep_highest(&mut self, k: usize) {
+        /// Few of these blocks hold any logit that matters, and one look at a
+        /// whole block is a few vector instructions.
+        const BLOCK: usize = 32;
+        if k < self.items.len() {
+            // The best so far are gathered at the front; whenever twice as many
+            // as needed are there, the lower half goes and the floor rises.
+            let room = (2 * k).max(64);
+            let mut floor = f32::NEG_INFINITY;
+            let mut kept = 0;
+            for start in (0..self.items.len()).step_by(BLOCK) {
+                let end = self.items.len().min(start + BLOCK);
+                if self.items[start..end].iter().filter(|c| c.logit >= floor).count() == 0 {
+                    continue;
+                }
+                for at in start..end {
+                    let candidate = self.items[at];
+                    if candidate.logit < floor {
+                        continue;
+                    }
+                    self.items[kept] = candidate;
+                    kept += 1;
+                    if kept == room {
+                        let (_, last, _) = self.items[..kept].select_nth_unstable_by(k - 1, Candidate::by_logit);
+                        floor = last.logit;
+                        kept = k;
+                    }
+                }
+            }
+            self.items.truncate(kept);
+            if k < kept {
+                self.items.select_nth_unstable_by(k - 1, Candidate::by_logit);
+                self.items.truncate(k);
+            }
+        }
+        self.items.sort_unstable_by(Candidate::by_logit);
+        self.sorted_by_id = false;
+    }
+
+    /// Keeps the shortest prefix, in the order given, whose probabilities sum to
+    /// at least `mass`, and one candidate at least. The candidates end up in
+    /// that order, which must be total.
+    pub fn keep_mass(&mut self, mass: f32, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
+        /// Most distributions have their mass in fewer candidates than this.
+        const FIRST_SORT: usize = 256;
+        let softmax = Softmax::of(&self.items);
+        let needed = f64::from(mass) * softmax.total;
+        let (mut sorted, mut kept, mut sum) = (0, 0, 0.0);
+        while kept < self.items.len() && (kept == 0 || sum < needed) {
+            if kept == sorted {
+                let rest = &mut self.items[sorted..];
+                let n = rest.len().min(FIRST_SORT.max(3 * sorted));
+                if n < rest.len() {
+                    rest.select_nth_unstable_by(n - 1, &order);
+                }
+                rest[..n].sort_unstable_by(&order);
+                sorted += n;
+            }
+            sum += softmax.weight(self.items[kept]);
+            kept += 1;
+        }
+        self.items.truncate(kept);
+        self.sorted_by_id = false;
+    }
+
+    /// The candidate at `position`, from 0 up to but not including 1, of the
+    /// cumulated probabilities.
+    pub fn at(&self, position: f64) -> Option<Candidate> {
+        let softmax = Softmax::of(&self.items);
+        let target = position * softmax.total;
+        let mut sum = 0.0;
+        let drawn = self.items.iter().copied().find(|&c| {
+            sum += softmax.weight(c);
+            sum > target
+        });
+        // Rounding may put the target at the very end.
+        drawn.or_else(|| self.best())
+    }
+}
+
+/// The softmax over candidates, as weights that sum to `total`: the exponentials
+/// of the logits' distances to the highest one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Softmax {
+    highest: f32,
+    /// Sum of the weights, at least 1.
+    pub total: f64,
+}
+
+impl Softmax {
+    pub fn of(candidates: &[Candidate]) -> Self {
+        let highest = candidates.iter().fold(f32::MIN, |highest, c| highest.max(c.logit));
+        let mut softmax = Self { highest, total: 0.0 };
+        softmax.total = candidates.iter().map(|&c| softmax.weight(c)).sum();
+        softmax
+    }
+
+    /// The candidate's probability times `total`.
+    pub fn weight(&self, candidate: Candidate) -> f64 {
+        f64::from((candidate.logit - self.highest).exp())
+    }
+
+    pub fn probability(&self, candidate: Candidate) -> f64 {
+        self.weight(candidate) / self.total
+    }
+
+    /// Minus the natural logarithm of the candidate's probability.
+    pub fn surprise(&self, candidate: Candidate) -> f64 {
+        self.total.ln() - (f64::from(candidate.logit) - f64::from(self.highest))
+    }
+
+    /// The distribution's entropy in nats: the expected surprise.
+    pub fn entropy(&self, candidates: &[Candidate]) -> f64 {
+        candidates.iter().map(|&c| self.probability(c) * self.surprise(c)).sum()
+    }
+}

@@ -1,0 +1,101 @@
+//! DRY, "don't repeat yourself": a penalty on the tokens that would continue a
+//! sequence the text already contains, growing with the sequence's length.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use super::SamplerOptions;
+use super::candidates::Candidates;
+
+/// The strings that end a repetition by default, as in llama.cpp: what follows
+/// them may start like earlier text (a list, a dialogue) and is not penalised.
+pub const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// The text so far and what continuing its repetitions costs.
+#[derive(Debug)]
+pub(super) struct Dry {
+    multiplier: f32,
+    base: f32,
+    allowed_length: usize,
+    last_n: usize,
+    /// Tokens that end a repetition.
+    breakers: HashSet<u32>,
+    /// At most `last_n` tokens, the latest first.
+    window: VecDeque<u32>,
+    /// Scratch: for each place in the window, how many of the latest tokens
+    /// repeat there.
+    repeats: Vec<usize>,
+    /// Scratch: for each token that would continue a repetition, the longest.
+    continued: HashMap<u32, usize>,
+}
+
+impl Dry {
+    pub fn new(options: &SamplerOptions) -> Self {
+        Self {
+            multiplier: options.dry_multiplier,
+            base: options.dry_base,
+            allowed_length: options.dry_allowed_length,
+            last_n: options.dry_penalty_last_n,
+            breakers: HashSet::new(),
+            window: VecDeque::new(),
+            repeats: Vec::new(),
+            continued: HashMap::new(),
+        }
+    }
+
+    pub fn set_breakers(&mut self, ids: impl Iterator<Item = u32>) {
+        self.breakers = ids.collect();
+    }
+
+    pub fn accept(&mut self, id: u32) {
+        self.window.truncate(self.last_n.saturating_sub(1));
+        self.window.push_front(id);
+    }
+
+    pub fn reset(&mut self) {
+        self.window.clear();
+    }
+
+    /// Subtracts `multiplier * base^(length - allowed_length)` from the logit of
+    /// each token that would continue a repetition of `length` tokens, where that
+    /// is at least `allowed_length`.
+    pub fn apply(&mut self, candidates: &mut Candidates) {
+        let window: &[u32] = self.window.make_contiguous();
+        // A repetition does not reach back beyond the latest breaker.
+        let limit = window.iter().position(|id| self.breakers.contains(id)).unwrap_or(window.len());
+        common_prefixes(window, &mut self.repeats);
+        self.continued.clear();
+        for (place, &repeat) in self.repeats.iter().enumerate().skip(1) {
+            // The window runs backwards: the token before a place came after it.
+            let (next, length) = (window[place - 1], repeat.min(limit));
+            if length >= self.allowed_length && !self.breakers.contains(&next) {
+                let longest = self.continued.entry(next).or_default();
+                *longest = length.max(*longest);
+            }
+        }
+        for (&id, &length) in &self.continued {
+            let exponent = (length - self.allowed_length) as f64;
+            let penalty = f64::from(self.multiplier) * f64::from(self.base).powf(exponent);
+            candidates.adjust(id, |logit| logit - penalty);
+        }
+    }
+}
+
+/// For each place of `tokens`, how many tokens from there on equal those from
+/// the start on: the Z function, in linear time (Gusfield 1997, "Algorithms on
+/// Strings, Trees and Sequences", section 1.3).
+fn common_prefixes(tokens: &[u32], lengths: &mut Vec<usize>) {
+    lengths.clear();
+    lengths.resize(tokens.len(), tokens.len());
+    // The match found so far that reaches farthest: tokens[start..end].
+    let (mut start, mut end) = (0, 0);
+    for place in 1..tokens.len() {
+        let mut length = if place < end { lengths[place - start].min(end - place) } else { 0 };
+        while place + length < tokens.len() && tokens[length] == tokens[place + length] {
+            length += 1;
+        }
+        if place + length > end {
+            (start, end) = (place, place + length);
+        }
+        lengths[place] = length;
+    }
+}

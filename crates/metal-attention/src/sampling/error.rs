@@ -1,0 +1,39 @@
+//! Why sampling options were refused.
+
+use super::SamplerKind;
+
+/// A sampling option that makes no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    /// A number outside the range of its option.
+    #[error("sampling option {option} is {value}, but it must be {allowed}")]
+    OutOfRange {
+        /// The option's name, a field of [`SamplerOptions`](super::SamplerOptions).
+        option: &'static str,
+        /// The number that was given.
+        value: f32,
+        /// What would be accepted, and what turns the option off.
+        allowed: &'static str,
+    },
+    /// A logit bias that is not a number, or plus infinity.
+    #[error("the logit bias of token {id} is {bias}, but it must be a finite number, or -inf to forbid the token")]
+    LogitBias {
+        /// The token.
+        id: u32,
+        /// The bias that was given.
+        bias: f32,
+    },
+    /// A name that is no sampler's.
+    #[error("there is no sampler named {name:?}; use {}", SamplerKind::known_names())]
+    UnknownSampler {
+        /// The name that was given.
+        name: String,
+    },
+    /// No seed was given and the operating system gave none.
+    #[error("the operating system gave no random seed ({reason}): set a seed")]
+    NoSeed {
+        /// What the operating system said.
+        reason: String,
+    },
+}

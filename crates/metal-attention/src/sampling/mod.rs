@@ -1,0 +1,39 @@
+//! Sampling: from the model's logits to the next token.
+//!
+//! A [`Sampler`] applies a chain of samplers to the logits, each of which drops
+//! tokens or changes logits, then draws from the softmax of what is left. The
+//! chain's order is [`SamplerOptions::order`]. By default the order and all
+//! values are llama.cpp's: penalties, DRY, top-n-sigma, top-k, typical-p, top-p,
+//! min-p, XTC, temperature.
+//!
+//! Random numbers come from `ChaCha8`, which is defined independently of any
+//! library, platform or version: the same seed, options and logits give the same
+//! tokens. They are not llama.cpp's random numbers.
+//!
+//! ```
+//! use metal_attention::sampling::{Sampler, SamplerOptions};
+//!
+//! let mut sampler = Sampler::new(SamplerOptions { seed: Some(7), ..SamplerOptions::default() })?;
+//! let logits = [0.1, 5.0, 4.5, -2.0];
+//! let id = sampler.sample(&logits);
+//! sampler.accept(id);
+//! assert!(id == 1 || id == 2);
+//! # Ok::<(), metal_attention::sampling::SamplingError>(())
+//! ```
+
+mod candidates;
+mod dry;
+mod error;
+mod options;
+mod penalties;
+mod sampler;
+mod temperature;
+mod truncation;
+
+#[cfg(test)]
+mod tests;
+
+pub use dry::DRY_SEQUENCE_BREAKERS;
+pub use error::SamplingError;
+pub use options::{SamplerKind, SamplerOptions};
+pub use sampler::Sampler;

@@ -1,0 +1,65 @@
+//! Penalties on tokens that were seen lately.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::SamplerOptions;
+use super::candidates::Candidates;
+
+/// The tokens seen lately and how often, and what that costs them.
+#[derive(Debug)]
+pub(super) struct Penalties {
+    last_n: usize,
+    repeat: f32,
+    frequency: f32,
+    presence: f32,
+    /// At most `last_n` tokens, the oldest first.
+    window: VecDeque<u32>,
+    /// How often each token is in the window.
+    counts: HashMap<u32, u32>,
+}
+
+impl Penalties {
+    pub fn new(options: &SamplerOptions) -> Self {
+        Self {
+            last_n: options.penalty_last_n,
+            repeat: options.repeat_penalty,
+            frequency: options.frequency_penalty,
+            presence: options.presence_penalty,
+            window: VecDeque::new(),
+            counts: HashMap::new(),
+        }
+    }
+
+    pub fn accept(&mut self, id: u32) {
+        if self.window.len() == self.last_n
+            && let Some(oldest) = self.window.pop_front()
+            && let Some(count) = self.counts.get_mut(&oldest)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&oldest);
+            }
+        }
+        self.window.push_back(id);
+        *self.counts.entry(id).or_default() += 1;
+    }
+
+    pub fn reset(&mut self) {
+        self.window.clear();
+        self.counts.clear();
+    }
+
+    /// Repetition penalty (Keskar et al. 2019, arXiv 1909.05858, with the logits
+    /// that are not positive multiplied instead, since dividing would favour
+    /// them), then the frequency and presence penalties.
+    pub fn apply(&self, candidates: &mut Candidates) {
+        let (repeat, frequency, presence) =
+            (f64::from(self.repeat), f64::from(self.frequency), f64::from(self.presence));
+        for (&id, &count) in &self.counts {
+            candidates.adjust(id, |logit| {
+                let repeated = if logit > 0.0 { logit / repeat } else { logit * repeat };
+                repeated - f64::from(count) * frequency - presence
+            });
+        }
+    }
+}

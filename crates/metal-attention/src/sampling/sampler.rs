@@ -1,0 +1,154 @@
+//! The chain of samplers and the draw at its end.
+
+use metal_attention_model::argmax;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
+
+use super::candidates::Candidates;
+use super::dry::Dry;
+use super::penalties::Penalties;
+use super::{SamplerKind, SamplerOptions, SamplingError, temperature, truncation};
+
+/// Chooses tokens for one text, and remembers what was chosen.
+///
+/// Its buffers are reused: after the first token of a text it allocates no more
+/// than its memory of the text needs.
+#[derive(Debug)]
+pub struct Sampler {
+    options: SamplerOptions,
+    /// The samplers that have an effect, in order.
+    chain: Vec<SamplerKind>,
+    seed: u64,
+    rng: ChaCha8Rng,
+    penalties: Penalties,
+    dry: Dry,
+    candidates: Candidates,
+}
+
+impl Sampler {
+    /// A sampler with no memory of any text. Fails on options out of range.
+    pub fn new(options: SamplerOptions) -> Result<Self, SamplingError> {
+        options.validate()?;
+        let seed = match options.seed {
+            Some(seed) => seed,
+            None => OsRng.try_next_u64().map_err(|e| SamplingError::NoSeed { reason: e.to_string() })?,
+        };
+        Ok(Self {
+            chain: options.active_samplers(),
+            seed,
+            rng: seeded(seed),
+            penalties: Penalties::new(&options),
+            dry: Dry::new(&options),
+            candidates: Candidates::default(),
+            options,
+        })
+    }
+
+    /// Sets the tokens at which DRY takes a repetition to end: those whose bytes
+    /// contain one of `breakers`, usually [`DRY_SEQUENCE_BREAKERS`](super::DRY_SEQUENCE_BREAKERS).
+    /// `vocabulary` yields the bytes of each token, from id 0 on. There are no
+    /// breakers until this is called.
+    #[must_use]
+    pub fn with_dry_breakers<'a>(mut self, breakers: &[&str], vocabulary: impl Iterator<Item = &'a [u8]>) -> Self {
+        if self.chain.contains(&SamplerKind::Dry) {
+            let breaks = |token: &[u8]| {
+                breakers.iter().any(|b| !b.is_empty() && token.windows(b.len()).any(|part| part == b.as_bytes()))
+            };
+            self.dry.set_breakers(vocabulary.zip(0..).filter(|&(token, _)| breaks(token)).map(|(_, id)| id));
+        }
+        self
+    }
+
+    /// Chooses a token, given the logit of every token of the vocabulary.
+    ///
+    /// NaN and -inf are never chosen; where there are infinite logits, one of
+    /// these is. When no token qualifies the result is that of [`argmax`].
+    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        if self.is_greedy() {
+            return argmax(logits);
+        }
+        self.narrow(logits);
+        let chosen = if self.options.temperature == 0.0 {
+            self.candidates.best()
+        } else {
+            self.candidates.at(uniform(&mut self.rng))
+        };
+        chosen.map_or_else(|| argmax(logits), |candidate| candidate.id)
+    }
+
+    /// Remembers a token of the text for the penalties and DRY. Call it with the
+    /// tokens of the prompt as well, for the penalties to cover them.
+    pub fn accept(&mut self, id: u32) {
+        for sampler in &self.chain {
+            match sampler {
+                SamplerKind::Penalties => self.penalties.accept(id),
+                SamplerKind::Dry => self.dry.accept(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Forgets the text and starts the random numbers again from [`Self::seed`].
+    pub fn reset(&mut self) {
+        self.penalties.reset();
+        self.dry.reset();
+        self.rng = seeded(self.seed);
+    }
+
+    /// Whether every choice is the plain [`argmax`] of the logits: temperature 0,
+    /// no logit bias, no penalties.
+    pub fn is_greedy(&self) -> bool {
+        self.options.temperature == 0.0 && self.chain.is_empty() && self.options.logit_bias.is_empty()
+    }
+
+    /// The seed in use: the one given, or the one drawn in its place.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The options in use.
+    pub fn options(&self) -> &SamplerOptions {
+        &self.options
+    }
+
+    /// Fills the candidates and applies the chain to them.
+    pub(super) fn narrow(&mut self, logits: &[f32]) -> &Candidates {
+        let (options, candidates) = (&self.options, &mut self.candidates);
+        candidates.fill(logits, &options.logit_bias);
+        for sampler in &self.chain {
+            match sampler {
+                SamplerKind::Penalties => self.penalties.apply(candidates),
+                SamplerKind::Dry => self.dry.apply(candidates),
+                SamplerKind::TopNSigma => truncation::top_n_sigma(candidates, options.top_n_sigma),
+                SamplerKind::TopK => candidates.keep_highest(options.top_k),
+                SamplerKind::TypicalP => truncation::typical_p(candidates, options.typical_p),
+                SamplerKind::TopP => truncation::top_p(candidates, options.top_p),
+                SamplerKind::MinP => truncation::min_p(candidates, options.min_p),
+                SamplerKind::Xtc => {
+                    if uniform(&mut self.rng) < f64::from(options.xtc_probability) {
+                        truncation::xtc(candidates, options.xtc_threshold);
+                    }
+                }
+                SamplerKind::Temperature => temperature::temperature(
+                    candidates,
+                    options.temperature,
+                    options.dynatemp_range,
+                    options.dynatemp_exponent,
+                ),
+            }
+        }
+        candidates
+    }
+}
+
+/// `ChaCha8` keyed with the seed, padded with zeros.
+fn seeded(seed: u64) -> ChaCha8Rng {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    ChaCha8Rng::from_seed(key)
+}
+
+/// A number from 0 up to but not including 1, made of 53 random bits.
+fn uniform(rng: &mut ChaCha8Rng) -> f64 {
+    (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+}

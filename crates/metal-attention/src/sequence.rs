@@ -1,0 +1,152 @@
+//! One text as the forward pass sees it: its tokens, which of them are in the KV cache, and what comes next.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
+
+use crate::sampling::Sampler;
+use crate::{Error, Timings};
+
+/// The tokens of a text and everything that continues it.
+pub(crate) struct Sequence {
+    pass: Box<dyn ForwardPass>,
+    sampler: Sampler,
+    /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
+    /// for the next [`step`](Self::step).
+    ids: Vec<u32>,
+    n_ubatch: usize,
+    /// Copy of the logits where some are masked.
+    masked: Vec<f32>,
+    started: Instant,
+    pub timings: Timings,
+}
+
+impl Sequence {
+    pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler, n_ubatch: usize) -> Self {
+        let timings = Timings::default();
+        Self { pass, sampler, ids: Vec::new(), n_ubatch, masked: Vec::new(), started: Instant::now(), timings }
+    }
+
+    pub fn pass(&self) -> &dyn ForwardPass {
+        &*self.pass
+    }
+
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Replaces the text by `prompt`. Keeps what the KV cache already holds of it, and evaluates the rest except the
+    /// last micro-batch, which the next step takes along.
+    pub fn start(
+        &mut self,
+        prompt: &[u32],
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        self.check_prompt(prompt)?;
+        self.started = Instant::now();
+        let cached = self.ids[..self.pass.position()].iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        // The last token is evaluated in any case: its logits choose the next one.
+        let cached = cached.min(prompt.len() - 1);
+        self.pass.truncate(cached);
+        self.ids.clear();
+        self.ids.extend_from_slice(prompt);
+        self.sampler.reset();
+        for &id in prompt {
+            self.sampler.accept(id);
+        }
+        self.timings =
+            Timings { prompt_tokens: prompt.len() - cached, cached_tokens: cached, ..Default::default() };
+        loop {
+            let done = self.pass.position();
+            if progress(done, prompt.len()).is_break() {
+                return Err(Error::Interrupted { done, total: prompt.len() });
+            }
+            if prompt.len() - done <= self.n_ubatch {
+                break;
+            }
+            let batch = self.waiting(self.n_ubatch, false);
+            self.pass.forward(&batch)?;
+        }
+        self.timings.prefill = self.started.elapsed();
+        Ok(())
+    }
+
+    /// Whether the text has room for the tokens that wait, so that a step can follow.
+    pub fn can_step(&self) -> bool {
+        self.ids.len() <= self.pass.n_ctx()
+    }
+
+    /// Evaluates the tokens that wait and chooses the next one, never one of `forbidden`. It becomes part of the text
+    /// with [`push`](Self::push).
+    pub fn step(&mut self, forbidden: &[u32]) -> Result<u32, Error> {
+        let start = Instant::now();
+        let last = self.ids.len().checked_sub(1).ok_or(Error::EmptyPrompt)?;
+        // After a token that ended the generation nothing waits: the last token gives its logits once more.
+        self.pass.truncate(last);
+        let batch = self.waiting(self.ids.len(), true);
+        let id = if self.sampler.is_greedy() && forbidden.is_empty() {
+            self.pass.forward_greedy(&batch)?[0]
+        } else {
+            let logits = self.pass.forward(&batch)?.row(0);
+            if forbidden.is_empty() {
+                self.sampler.sample(logits)
+            } else {
+                self.masked.clear();
+                self.masked.extend_from_slice(logits);
+                for &id in forbidden {
+                    self.masked[id as usize] = f32::NEG_INFINITY;
+                }
+                self.sampler.sample(&self.masked)
+            }
+        };
+        self.count(start.elapsed());
+        Ok(id)
+    }
+
+    /// Appends a token to the text.
+    pub fn push(&mut self, id: u32) {
+        self.ids.push(id);
+        self.sampler.accept(id);
+        self.timings.generated += 1;
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
+        let spec = self.pass.spec();
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() > self.pass.n_ctx() {
+            let (n_ctx, n_ctx_train) = (self.pass.n_ctx(), spec.n_ctx_train);
+            return Err(Error::PromptTooLong { n_prompt: prompt.len(), n_ctx, n_ctx_train });
+        }
+        match prompt.iter().find(|&&id| id as usize >= spec.n_vocab) {
+            Some(&id) => Err(ForwardError::TokenOutOfRange { id, n_vocab: spec.n_vocab }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The first `n` of the tokens that wait, as a batch; with the logits of the last one where `logits`.
+    fn waiting(&self, n: usize, logits: bool) -> Vec<BatchToken> {
+        let position = self.pass.position();
+        let ids = &self.ids[position..];
+        let n = n.min(ids.len());
+        let token = |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, logits: logits && i + 1 == n };
+        ids[..n].iter().enumerate().map(token).collect()
+    }
+
+    /// Adds the time of a step: the first one after a prompt ends its prefill.
+    fn count(&mut self, time: Duration) {
+        if self.timings.first_token.is_none() {
+            self.timings.prefill += time;
+            self.timings.first_token = Some(self.started.elapsed());
+        } else {
+            self.timings.decode += time;
+            self.timings.decode_steps += 1;
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! How commands fail: a message for the user and an exit code for scripts.
+
+use std::io;
+
+use metal_attention::{CpuError, Error, ForwardError};
+
+/// Why a command ended without success.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// Exit code 1.
+    #[error("{0}")]
+    General(String),
+    /// Flags or input that cannot work: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// The engine refused or failed: exit code 3, 4, 5 or 1 by its kind.
+    #[error(transparent)]
+    Engine(#[from] Error),
+    /// The same, about a file that the error does not name.
+    #[error("{file}: {error}")]
+    InFile {
+        /// The file's name.
+        file: String,
+        /// What is wrong with it.
+        error: Error,
+    },
+    /// Output could not be written. A reader that went away (`| head`) is no failure.
+    #[error("cannot write {to}: {source}")]
+    Write {
+        /// What was being written.
+        to: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Ctrl-C: exit code 130.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl CliError {
+    /// An error of writing to stdout.
+    pub fn stdout(source: io::Error) -> Self {
+        Self::Write { to: "to stdout".into(), source }
+    }
+
+    /// True where there is nothing to tell the user.
+    pub fn is_quiet(&self) -> bool {
+        self.is_broken_pipe() || matches!(self, Self::Interrupted)
+    }
+
+    /// The process's exit code, as documented in `--help`.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            _ if self.is_broken_pipe() => 0,
+            Self::General(_) | Self::Write { .. } => 1,
+            Self::Usage(_) => 2,
+            Self::Engine(error) | Self::InFile { error, .. } => engine_exit_code(error),
+            Self::Interrupted => 130,
+        }
+    }
+
+    fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+fn engine_exit_code(error: &Error) -> u8 {
+    match error {
+        Error::Sampling(_) | Error::EmptyPrompt | Error::PromptTooLong { .. } => 2,
+        Error::Cpu(CpuError::Option { .. }) => 2,
+        Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
+        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => 3,
+        Error::DeviceUnavailable { .. } => 4,
+        Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
+        Error::Interrupted { .. } => 130,
+        _ => 1,
+    }
+}

@@ -1,0 +1,45 @@
+//! `detokenize`: token ids to text.
+
+use std::io::{IsTerminal, Write};
+
+use crate::cli_error::CliError;
+use crate::model_args::ModelArgs;
+use crate::text_input::read_stdin;
+use crate::token_ids;
+
+const AFTER_HELP: &str = "\
+Ids are separated by commas or blanks, or are a JSON list; they come from stdin where none is given.
+Bytes that are no UTF-8 become U+FFFD. A line break follows where stdout is a terminal.
+
+Examples:
+  metal-attention detokenize 403 407 261 378
+  metal-attention tokenize -m model.gguf -f chapter.txt --json | metal-attention detokenize -m model.gguf";
+
+/// Turn token ids into text
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Show special tokens such as BOS, too
+    #[arg(long)]
+    special: bool,
+
+    /// Token ids
+    #[arg(value_name = "ID")]
+    ids: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<(), CliError> {
+    let tokenizer = args.model.open_tokenizer()?;
+    let ids = token_ids::parse(&if args.ids.is_empty() { read_stdin()? } else { args.ids.join(" ") })?;
+    token_ids::check(&ids, tokenizer.n_vocab())?;
+    let mut text = tokenizer.decode(&ids, args.special);
+    let mut stdout = std::io::stdout().lock();
+    if stdout.is_terminal() {
+        text.push('\n');
+    }
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
+}

@@ -1,0 +1,180 @@
+//! `logits`: what the model thinks of every next token.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use metal_attention::tokenizer::EncodeOptions;
+use metal_attention::{BatchToken, Error, ForwardPass, Model};
+
+use crate::cli_error::CliError;
+use crate::engine_args::EngineArgs;
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::npy;
+use crate::progress::Progress;
+use crate::text_input::TextArgs;
+use crate::token_ids;
+
+/// Most bytes of logits that are in memory at once.
+const MAX_LOGITS_BYTES: usize = 64 << 20;
+
+const AFTER_HELP: &str = "\
+Row i holds the logits of the token that follows token i. Without -o stdout has a JSON object with
+tokens (the ids) and logits (a list of rows). The context is as long as the tokens where -c is not given.
+
+Examples:
+  metal-attention logits -p \"Once upon a time\" -o logits.npy
+  metal-attention logits -m model.gguf --tokens 1,403,407 --last
+  python3 -c 'import numpy; print(numpy.load(\"logits.npy\").argmax(-1))'";
+
+/// Write the logits after every token of a text
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    text: TextArgs,
+
+    /// Token ids instead of a text, separated by commas; nothing is added to them
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "stdin"])]
+    tokens: Option<String>,
+
+    /// Write a float32 .npy file of shape [tokens, vocabulary]; -: to stdout
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Only the last token's logits
+    #[arg(long)]
+    last: bool,
+
+    /// Turn the text of special tokens into these tokens
+    #[arg(long)]
+    parse_special: bool,
+
+    /// Do not add the tokens that the model wants around a text
+    #[arg(long)]
+    no_bos: bool,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<(), CliError> {
+    interrupt::listen()?;
+    let loading = Progress::spinner("loading the model");
+    let model = args.model.open()?;
+    let ids = args.ids(&model)?;
+    let mut options = args.engine.options(&model)?;
+    let n_ctx = *options.n_ctx.get_or_insert(ids.len());
+    if ids.len() > n_ctx {
+        let n_ctx_train = model.spec().n_ctx_train;
+        return Err(Error::PromptTooLong { n_prompt: ids.len(), n_ctx, n_ctx_train }.into());
+    }
+    let mut pass = model.forward_pass(&options)?;
+    drop(loading);
+
+    let wanted = if args.last { ids.len() - 1..ids.len() } else { 0..ids.len() };
+    match &args.output {
+        None => {
+            let out = io::stdout().lock();
+            write_json(&mut *pass, &ids, wanted, options.n_ubatch, out, &CliError::stdout)
+        }
+        Some(path) if path == Path::new("-") => {
+            let out = io::stdout().lock();
+            write_npy(&mut *pass, &ids, wanted, options.n_ubatch, out, &CliError::stdout)
+        }
+        Some(path) => {
+            let failed = |source| CliError::Write { to: path.display().to_string(), source };
+            let out = File::create(path).map_err(failed)?;
+            write_npy(&mut *pass, &ids, wanted, options.n_ubatch, out, &failed)
+        }
+    }
+}
+
+impl Args {
+    fn ids(&self, model: &Model) -> Result<Vec<u32>, CliError> {
+        let ids = match &self.tokens {
+            Some(tokens) => token_ids::parse(tokens)?,
+            None => {
+                let text = self.text.read()?.ok_or_else(|| {
+                    CliError::Usage("there is nothing to evaluate: give --tokens IDS, -p TEXT, -f FILE, or -".into())
+                })?;
+                let options = EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special };
+                model.tokenizer().encode(&text, options)
+            }
+        };
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt.into());
+        }
+        token_ids::check(&ids, model.spec().n_vocab)?;
+        Ok(ids)
+    }
+}
+
+type WriteFailed<'a> = &'a dyn Fn(io::Error) -> CliError;
+
+fn write_npy(
+    pass: &mut dyn ForwardPass,
+    ids: &[u32],
+    wanted: Range<usize>,
+    n_batch: usize,
+    out: impl Write,
+    failed: WriteFailed,
+) -> Result<(), CliError> {
+    let mut out = BufWriter::new(out);
+    npy::write_header(&mut out, wanted.len(), pass.spec().n_vocab).map_err(failed)?;
+    for_each_row(pass, ids, wanted, n_batch, |row| npy::write_numbers(&mut out, row).map_err(failed))?;
+    out.flush().map_err(failed)
+}
+
+fn write_json(
+    pass: &mut dyn ForwardPass,
+    ids: &[u32],
+    wanted: Range<usize>,
+    n_batch: usize,
+    out: impl Write,
+    failed: WriteFailed,
+) -> Result<(), CliError> {
+    let mut out = BufWriter::new(out);
+    write!(out, "{{\"tokens\":{ids:?},\"logits\":[").map_err(failed)?;
+    let mut separator = "";
+    for_each_row(pass, ids, wanted, n_batch, |row| {
+        out.write_all(separator.as_bytes()).map_err(failed)?;
+        separator = ",";
+        serde_json::to_writer(&mut out, row).map_err(|e| failed(e.into()))
+    })?;
+    out.write_all(b"]}\n").and_then(|()| out.flush()).map_err(failed)
+}
+
+/// Evaluates `ids` in batches and hands over the logits of the `wanted` ones, row by row.
+fn for_each_row(
+    pass: &mut dyn ForwardPass,
+    ids: &[u32],
+    wanted: Range<usize>,
+    n_batch: usize,
+    mut write: impl FnMut(&[f32]) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let n_batch = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, n_batch);
+    let tokens: Vec<_> = ids
+        .iter()
+        .enumerate()
+        .map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: wanted.contains(&pos) })
+        .collect();
+    let progress = Progress::steps("evaluating", ids.len() as u64);
+    for batch in tokens.chunks(n_batch) {
+        if interrupt::requested() {
+            return Err(CliError::Interrupted);
+        }
+        let logits = pass.forward(batch).map_err(Error::from)?;
+        for i in 0..logits.n_rows() {
+            write(logits.row(i))?;
+        }
+        progress.set(pass.position() as u64);
+    }
+    Ok(())
+}

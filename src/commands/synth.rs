@@ -1,0 +1,243 @@
+//! `synth`: a model file with random weights, to measure speed without a download.
+
+use std::path::PathBuf;
+
+use metal_attention::Error;
+use metal_attention::gguf::{Array, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value};
+use metal_attention_model::{ModelShape, ModelSpec, TensorSpec};
+
+use crate::cli_error::CliError;
+use crate::interrupt;
+use crate::output_file::OutputFile;
+use crate::progress::Progress;
+use crate::random_weights::RandomWeights;
+use crate::tensor_types::{TensorTypes, TypeArgs, check_quantizers};
+use crate::units;
+
+/// Elements that are made at a time; a multiple of every block length.
+const CHUNK: usize = 1 << 16;
+
+/// Write a GGUF file with random weights in the shape of a known model.
+///
+/// The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags
+/// replace those of the named shape. The vocabulary is that of the built-in model, filled up with unused tokens.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Model whose sizes to use; custom is a small model to give sizes to
+    #[arg(value_parser = shape_names())]
+    shape: String,
+
+    /// Where to write the file
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Type of the matrices
+    #[arg(long = "type", value_name = "TYPE", default_value = "Q4_0")]
+    ty: TensorType,
+
+    #[command(flatten)]
+    types: TypeArgs,
+
+    /// GGUF file to take the vocabulary from (a vocabulary-only one will do)
+    #[arg(long, value_name = "FILE")]
+    vocab: Option<PathBuf>,
+
+    /// Seed of the random weights
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    #[command(flatten)]
+    sizes: Sizes,
+}
+
+/// Sizes in place of the named shape's.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sizes")]
+struct Sizes {
+    /// Architecture
+    #[arg(long, value_name = "NAME", value_parser = architecture_names())]
+    arch: Option<String>,
+    /// Layers
+    #[arg(long, value_name = "N")]
+    n_layer: Option<usize>,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N")]
+    n_embd: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N")]
+    n_head: Option<usize>,
+    /// Key and value heads
+    #[arg(long, value_name = "N")]
+    n_head_kv: Option<usize>,
+    /// Elements of a head
+    #[arg(long, value_name = "N")]
+    head_dim: Option<usize>,
+    /// Width of the feed-forward
+    #[arg(long, value_name = "N")]
+    n_ff: Option<usize>,
+    /// Tokens in the vocabulary
+    #[arg(long, value_name = "N")]
+    n_vocab: Option<usize>,
+    /// Context length of the training
+    #[arg(long, value_name = "N")]
+    n_ctx: Option<usize>,
+    /// Base of the `RoPE` frequencies
+    #[arg(long, value_name = "X")]
+    rope_freq_base: Option<f32>,
+    /// One table for embedding and output head
+    #[arg(long, value_name = "BOOL")]
+    tied: Option<bool>,
+}
+
+/// Writes the file.
+pub fn run(args: Args) -> Result<(), CliError> {
+    let shape = shape(&args.shape, &args.sizes);
+    let mut metadata = shape.metadata();
+    let n_vocab = add_vocabulary(&mut metadata, &args, shape.n_vocab)?;
+    metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
+    let spec = ModelSpec::from_metadata(&metadata)
+        .map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
+    let types = TensorTypes { base: args.ty, args: &args.types, tied: shape.tied };
+    types.describe(&mut metadata);
+
+    let specs = shape.tensors(&spec);
+    let declare = |tensor: &TensorSpec| TensorDecl {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        ty: if tensor.is_matrix() { types.matrix(&tensor.name, tensor.shape[0]) } else { TensorType::F32 },
+    };
+    let tensors: Vec<_> = specs.iter().map(declare).collect();
+    check_quantizers(&tensors)?;
+
+    let total: usize = tensors.iter().map(n_elements).sum();
+    interrupt::listen()?;
+    let progress = Progress::steps("writing random weights", total as u64);
+    let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
+    let mut done = 0;
+    let mut values = vec![0.0; CHUNK];
+    for (i, tensor) in tensors.iter().enumerate() {
+        if let ("rope_freqs.weight", Some(factors)) = (tensor.name.as_str(), shape.rope_factors) {
+            let divisors = factors.divisors(2 * n_elements(tensor), shape.rope_freq_base);
+            write(&mut writer, tensor.ty, &divisors)?;
+            continue;
+        }
+        let mut random = RandomWeights::new(args.seed, i);
+        let (mean, std) = distribution(tensor);
+        let mut left = n_elements(tensor);
+        while left > 0 {
+            if interrupt::requested() {
+                return Err(CliError::Interrupted);
+            }
+            let chunk = &mut values[..left.min(CHUNK)];
+            random.fill(chunk, mean, std);
+            write(&mut writer, tensor.ty, chunk)?;
+            left -= chunk.len();
+            done += chunk.len();
+            progress.set(done as u64);
+        }
+    }
+    writer.finish().map_err(Error::from)?.commit()?;
+    drop(progress);
+    let bytes: usize = tensors.iter().map(|t| t.ty.row_bytes(n_elements(t))).sum();
+    tracing::info!("{} parameters, {} in {} tensors", total, units::bytes(bytes as u64), tensors.len());
+    Ok(())
+}
+
+fn write(writer: &mut GgufWriter<OutputFile>, ty: TensorType, values: &[f32]) -> Result<(), CliError> {
+    let mut blocks = Vec::new();
+    ty.quantize(values, &mut blocks).map_err(Error::from)?;
+    Ok(writer.write(&blocks).map_err(Error::from)?)
+}
+
+fn n_elements(tensor: &TensorDecl) -> usize {
+    tensor.shape.iter().product()
+}
+
+/// Mean and standard deviation of a tensor's numbers. Matrices keep the length of what they multiply; norms are near 1.
+fn distribution(tensor: &TensorDecl) -> (f32, f32) {
+    match tensor.name.as_str() {
+        name if name.ends_with("norm.weight") => (1.0, 0.05),
+        name if name.ends_with(".bias") => (0.0, 0.02),
+        _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),
+    }
+}
+
+fn shape_names() -> clap::builder::PossibleValuesParser {
+    ModelShape::all().iter().map(|shape| shape.name).collect::<Vec<_>>().into()
+}
+
+fn architecture_names() -> clap::builder::PossibleValuesParser {
+    let mut names: Vec<_> = ModelShape::all().iter().map(|shape| shape.architecture).collect();
+    names.dedup();
+    names.into()
+}
+
+/// The shape called `name` with `sizes` in place of its own. Where heads change and their length is not given, they
+/// share out `n_embd`; where query heads change and KV heads are not given, there are as many.
+fn shape(name: &str, sizes: &Sizes) -> ModelShape {
+    let mut s = ModelShape::named(name).expect("clap accepts names of shapes only").clone();
+    if let Some(same) = ModelShape::all().iter().find(|shape| sizes.arch.as_deref() == Some(shape.architecture)) {
+        s.architecture = same.architecture;
+    }
+    let set = |size: &mut usize, given: Option<usize>| *size = given.unwrap_or(*size);
+    set(&mut s.n_layer, sizes.n_layer);
+    set(&mut s.n_embd, sizes.n_embd);
+    set(&mut s.n_head, sizes.n_head);
+    set(&mut s.n_head_kv, sizes.n_head_kv.or(sizes.n_head));
+    let shared_out = (sizes.n_embd.is_some() || sizes.n_head.is_some()).then(|| s.n_embd / s.n_head.max(1));
+    set(&mut s.head_dim, sizes.head_dim.or(shared_out));
+    set(&mut s.n_ff, sizes.n_ff);
+    set(&mut s.n_vocab, sizes.n_vocab);
+    set(&mut s.n_ctx_train, sizes.n_ctx);
+    s.rope_freq_base = sizes.rope_freq_base.unwrap_or(s.rope_freq_base);
+    s.tied = sizes.tied.unwrap_or(s.tied);
+    s
+}
+
+/// Copies the tokenizer into `metadata`, filled up to `n_vocab` tokens, and returns how many there are: more than
+/// `n_vocab` where a larger vocabulary was given and no size.
+fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Result<usize, CliError> {
+    let source = match &args.vocab {
+        Some(path) => GgufFile::open(path),
+        None => GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL),
+    };
+    let source = source.map_err(Error::from)?;
+    let source = source.metadata();
+    let missing = || CliError::Usage("the file given with --vocab has no vocabulary (tokenizer.ggml.tokens)".into());
+    let tokens = source.strings("tokenizer.ggml.tokens").map_err(Error::from)?.ok_or_else(missing)?;
+    if args.sizes.n_vocab.is_some_and(|n| n < tokens.len()) {
+        return Err(CliError::Usage(format!(
+            "--n-vocab {n_vocab} is too small: the vocabulary has {} tokens",
+            tokens.len()
+        )));
+    }
+    let n_fill = n_vocab.saturating_sub(tokens.len());
+    if n_fill > 1 << 24 {
+        return Err(CliError::Usage(format!("--n-vocab {n_vocab} is too large: at most {} tokens are filled up", 1 << 24)));
+    }
+    for (key, value) in source.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        metadata.set(key, value.clone());
+    }
+    if n_fill == 0 {
+        return Ok(tokens.len());
+    }
+    let unused = (tokens.len()..n_vocab).map(|id| format!("<unused_{id}>"));
+    let filled: StringArray = tokens.iter().map(str::to_owned).chain(unused).collect();
+    metadata.set("tokenizer.ggml.tokens", filled);
+    let mut types = source.i32s("tokenizer.ggml.token_type").map_err(Error::from)?.unwrap_or_default();
+    types.resize(tokens.len(), TOKEN_NORMAL);
+    types.resize(n_vocab, TOKEN_UNUSED);
+    metadata.set("tokenizer.ggml.token_type", types);
+    if let Some(mut scores) = source.f32s("tokenizer.ggml.scores").map_err(Error::from)? {
+        scores.resize(n_vocab, UNUSED_SCORE);
+        metadata.set("tokenizer.ggml.scores", Value::Array(Array::F32(scores)));
+    }
+    Ok(n_vocab)
+}
+
+/// `tokenizer.ggml.token_type` of ordinary tokens.
+const TOKEN_NORMAL: i32 = 1;
+/// `tokenizer.ggml.token_type` of tokens that no text has.
+const TOKEN_UNUSED: i32 = 5;
+/// Below every score of a real vocabulary.
+const UNUSED_SCORE: f32 = -1e9;

@@ -1,0 +1,69 @@
+//! `tokenize`: text to token ids.
+
+use std::io::Write;
+
+use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
+
+use crate::cli_error::CliError;
+use crate::model_args::ModelArgs;
+use crate::text_input::TextArgs;
+
+const AFTER_HELP: &str = "\
+The text is taken as it is, from stdin where neither -p nor -f is given. A file with a vocabulary
+and no weights will do as a model.
+
+Examples:
+  metal-attention tokenize -p \"Hello world\"
+  metal-attention tokenize -m model.gguf -f chapter.txt --json
+  echo -n \"<|im_start|>user\" | metal-attention tokenize -m model.gguf --parse-special";
+
+/// Turn text into token ids
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    text: TextArgs,
+
+    /// Turn the text of special tokens into these tokens
+    #[arg(long)]
+    parse_special: bool,
+
+    /// Do not add the tokens that the model wants around a text
+    #[arg(long)]
+    no_bos: bool,
+
+    /// Print a JSON list of ids
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<(), CliError> {
+    let tokenizer = args.model.open_tokenizer()?;
+    let text = args.text.read_or_stdin()?;
+    let options = EncodeOptions { add_special: !args.no_bos, parse_special: args.parse_special };
+    let ids = tokenizer.encode(&text, options);
+    let mut output = String::new();
+    if args.json {
+        output = format!("{ids:?}\n");
+    } else {
+        for id in ids {
+            output += &format!("{id:>6}  {}\n", quoted(&tokenizer, id));
+        }
+    }
+    std::io::stdout().write_all(output.as_bytes()).map_err(CliError::stdout)
+}
+
+/// What a token adds to a text, quoted; a token that adds nothing shows its own spelling instead.
+fn quoted(tokenizer: &Tokenizer, id: u32) -> String {
+    match (tokenizer.token_bytes(id), tokenizer.token_text(id)) {
+        ([], Some(spelling)) => spelling.to_owned(),
+        (bytes, _) => match std::str::from_utf8(bytes) {
+            Ok(text) => format!("{text:?}"),
+            Err(_) => format!("b\"{}\"", bytes.escape_ascii()),
+        },
+    }
+}

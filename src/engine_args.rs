@@ -1,0 +1,60 @@
+//! Flags that say where and how a model runs.
+
+use metal_attention::{CacheType, Device, EngineOptions, Model};
+
+use crate::cli_error::CliError;
+
+/// Device, context, threads and precision.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// What runs the model: auto or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: String,
+
+    /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096]
+    #[arg(short = 'c', long, value_name = "N")]
+    ctx_size: Option<usize>,
+
+    /// Threads that compute [default: one for each physical core]
+    #[arg(short = 't', long, value_name = "N", value_parser = at_least_one)]
+    threads: Option<usize>,
+
+    /// Number format of the KV cache: f16 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    cache_type: CacheType,
+
+    /// Keep activations in F32 instead of quantising them to 8 bits: slower, more exact
+    #[arg(long)]
+    exact: bool,
+
+    /// Most tokens of a prompt that go through the layers at once
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
+    ubatch_size: usize,
+}
+
+impl EngineArgs {
+    /// These flags for `model`.
+    pub fn options(&self, model: &Model) -> Result<EngineOptions, CliError> {
+        Ok(EngineOptions {
+            device: self.device.parse::<Device>()?,
+            n_ctx: match self.ctx_size {
+                Some(0) => Some(model.spec().n_ctx_train),
+                n_ctx => n_ctx,
+            },
+            n_threads: self.threads,
+            cache_type: self.cache_type,
+            exact: self.exact,
+            n_ubatch: self.ubatch_size,
+            ..Default::default()
+        })
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(e.to_string()),
+    }
+}

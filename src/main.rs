@@ -1,0 +1,113 @@
+//! `metal-attention`: runs GGUF language models from the command line.
+
+mod cli_error;
+mod commands;
+mod engine_args;
+mod interrupt;
+mod model_args;
+mod output_file;
+mod npy;
+mod progress;
+mod random_weights;
+mod run_output;
+mod sampling_args;
+mod statistics;
+mod tensor_types;
+mod text_input;
+mod token_ids;
+mod units;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::commands::{completions, detokenize, info, logits, perplexity, quantize, run, synth, tokenize};
+
+const AFTER_HELP: &str = "\
+Examples:
+  metal-attention run -p \"Once upon a time\"
+  metal-attention run -m models/tales-15m-q4_0.gguf -p \"There was a king who had\" -n 200
+  metal-attention info -m model.gguf
+
+Environment:
+  METAL_ATTENTION_MODEL  GGUF file to use where -m is not given
+  RUST_LOG               log filter, e.g. debug or metal_attention_cpu=trace
+  NO_COLOR               no colours in the output
+
+Exit codes:
+  0    success, also when the reader of the output went away
+  1    any other failure
+  2    wrong usage: flags or input that cannot work
+  3    the model file is missing, damaged, or not supported
+  4    the device is not available
+  5    out of memory
+  130  interrupted with Ctrl-C";
+
+/// Runs GGUF language models at the speed of the hardware under it.
+///
+/// Without -m, commands use a small story-telling model that is built into the program.
+#[derive(Parser)]
+#[command(name = "metal-attention", version, after_help = AFTER_HELP, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Show memory use, threads and SIMD level on stderr
+    #[arg(long, short = 'v', global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(Box<run::Args>),
+    Info(info::Args),
+    Tokenize(tokenize::Args),
+    Detokenize(detokenize::Args),
+    Logits(logits::Args),
+    Perplexity(perplexity::Args),
+    Synth(synth::Args),
+    Quantize(quantize::Args),
+    Completions(completions::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log(cli.verbose);
+    let result = match cli.command {
+        Command::Run(args) => run::run(*args),
+        Command::Info(args) => info::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Detokenize(args) => detokenize::run(args),
+        Command::Logits(args) => logits::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Synth(args) => synth::run(args),
+        Command::Quantize(args) => quantize::run(args),
+        Command::Completions(args) => completions::run(args),
+    };
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if !error.is_quiet() {
+        // Where stderr is closed too there is nobody left to tell.
+        let _ = writeln!(std::io::stderr(), "error: {error}");
+    }
+    ExitCode::from(error.exit_code())
+}
+
+/// Sends log events to stderr: those `RUST_LOG` asks for, else with `--verbose`
+/// everything down to the level `info`, else warnings.
+fn start_log(verbose: bool) {
+    let default = if verbose { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).without_time().with_target(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,103 @@
+//! What `run` writes to stdout: plain text, or JSON lines.
+
+use std::io::{IsTerminal, StdoutLock, Write};
+
+use metal_attention::{Generator, StopReason, Token};
+use serde::Serialize;
+
+use crate::cli_error::CliError;
+use crate::statistics::{Statistics, TimingsJson};
+
+/// Writes a continuation as it is generated.
+pub struct RunOutput {
+    stdout: StdoutLock<'static>,
+    json: bool,
+    /// The continuation so far.
+    text: String,
+}
+
+/// A line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Line<'a> {
+    Meta {
+        version: &'static str,
+        model: &'a str,
+        architecture: &'a str,
+        n_ctx: usize,
+        seed: u64,
+        prompt: &'a str,
+        prompt_ids: &'a [u32],
+    },
+    Token {
+        id: u32,
+        text: &'a str,
+    },
+    Done {
+        text: &'a str,
+        stop_reason: &'static str,
+        timings: TimingsJson,
+    },
+}
+
+impl RunOutput {
+    /// Takes stdout.
+    pub fn new(json: bool) -> Self {
+        Self { stdout: std::io::stdout().lock(), json, text: String::new() }
+    }
+
+    /// What is continued: `generator` has the prompt's tokens, `prompt` is its text.
+    pub fn begin(&mut self, model: &str, generator: &Generator, prompt: &str, echo: bool) -> Result<(), CliError> {
+        if self.json {
+            let architecture = &generator.model().spec().architecture;
+            self.line(&Line::Meta {
+                version: env!("CARGO_PKG_VERSION"),
+                model,
+                architecture,
+                n_ctx: generator.forward_pass().n_ctx(),
+                seed: generator.sampler().seed(),
+                prompt,
+                prompt_ids: generator.ids(),
+            })
+        } else if echo {
+            self.write(prompt)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A generated token.
+    pub fn token(&mut self, token: &Token) -> Result<(), CliError> {
+        self.text += &token.text;
+        if self.json { self.line(&Line::Token { id: token.id, text: &token.text }) } else { self.write(&token.text) }
+    }
+
+    /// Text that was held back until the generation had ended. In JSON it is part of the last line's text only.
+    pub fn rest(&mut self, text: &str) -> Result<(), CliError> {
+        self.text += text;
+        if self.json { Ok(()) } else { self.write(text) }
+    }
+
+    /// The end; without a reason it was Ctrl-C.
+    pub fn end(mut self, stop_reason: Option<StopReason>, statistics: &Statistics) -> Result<(), CliError> {
+        let stop_reason = stop_reason.map_or("interrupted", StopReason::name);
+        let text = std::mem::take(&mut self.text);
+        if self.json {
+            self.line(&Line::Done { text: &text, stop_reason, timings: statistics.to_json() })
+        } else if self.stdout.is_terminal() {
+            self.write("\n")
+        } else {
+            Ok(())
+        }
+    }
+
+    fn line(&mut self, line: &Line) -> Result<(), CliError> {
+        let line = serde_json::to_string(line).map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
+        self.write(&(line + "\n"))
+    }
+
+    /// Writes and flushes, for every token to be seen at once.
+    fn write(&mut self, text: &str) -> Result<(), CliError> {
+        self.stdout.write_all(text.as_bytes()).and_then(|()| self.stdout.flush()).map_err(CliError::stdout)
+    }
+}

@@ -1,0 +1,194 @@
+//! Sampling flags, under llama.cpp's names and with its defaults.
+
+use metal_attention::Error;
+use metal_attention::sampling::{SamplerKind, SamplerOptions};
+
+use crate::cli_error::CliError;
+
+/// How the next token is chosen.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Seed of the random numbers: the same seed gives the same text; below 0: a new one each time
+    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    seed: i64,
+
+    /// Temperature; 0 chooses the likeliest token
+    #[arg(long, value_name = "T", default_value_t = SamplerOptions::default().temperature)]
+    temp: f32,
+
+    /// Keep the K likeliest tokens; 0: all
+    #[arg(long, value_name = "K", default_value_t = SamplerOptions::default().top_k)]
+    top_k: usize,
+
+    /// Keep the likeliest tokens up to this total probability; 1: all
+    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().top_p)]
+    top_p: f32,
+
+    /// Keep tokens at least this likely relative to the likeliest; 0: all
+    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().min_p)]
+    min_p: f32,
+
+    /// Keep the most typical tokens up to this total probability; 1: all
+    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().typical_p)]
+    typical: f32,
+
+    /// Keep logits within N standard deviations of the highest; 0 or less: all
+    #[arg(long, value_name = "N", default_value_t = SamplerOptions::default().top_n_sigma, allow_negative_numbers = true)]
+    top_nsigma: f32,
+
+    /// How often XTC leaves out the likeliest tokens; 0: never
+    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().xtc_probability)]
+    xtc_probability: f32,
+
+    /// How likely a token must be for XTC to leave it out
+    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().xtc_threshold)]
+    xtc_threshold: f32,
+
+    /// Tokens the penalties look back; 0: none, -1: the whole text
+    #[arg(long, value_name = "N", default_value = "64", value_parser = parse_last_n, allow_negative_numbers = true)]
+    repeat_last_n: usize,
+
+    /// Divides the logits of tokens seen; 1: off
+    #[arg(long, value_name = "F", default_value_t = SamplerOptions::default().repeat_penalty)]
+    repeat_penalty: f32,
+
+    /// Subtracted from the logits of tokens seen
+    #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().presence_penalty, allow_negative_numbers = true)]
+    presence_penalty: f32,
+
+    /// Subtracted from a token's logit for each time it was seen
+    #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().frequency_penalty, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+
+    /// DRY penalty on repeating a sequence; 0: off
+    #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().dry_multiplier)]
+    dry_multiplier: f32,
+
+    /// Growth of the DRY penalty with each repeated token
+    #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().dry_base)]
+    dry_base: f32,
+
+    /// Repeated tokens without a DRY penalty
+    #[arg(long, value_name = "N", default_value_t = SamplerOptions::default().dry_allowed_length)]
+    dry_allowed_length: usize,
+
+    /// Tokens DRY looks back; 0: none, -1: the whole text
+    #[arg(long, value_name = "N", default_value = "64", value_parser = parse_last_n, allow_negative_numbers = true)]
+    dry_penalty_last_n: usize,
+
+    /// Half the width of the dynamic temperature's range; 0: off
+    #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().dynatemp_range)]
+    dynatemp_range: f32,
+
+    /// Exponent of the dynamic temperature
+    #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().dynatemp_exponent)]
+    dynatemp_exp: f32,
+
+    /// Add to a token's logit, as in 15043+1 or 15043-0.5; 15043-inf forbids it (repeatable)
+    #[arg(short = 'l', long, value_name = "ID+V", value_parser = parse_logit_bias)]
+    logit_bias: Vec<(u32, f32)>,
+
+    /// The samplers to apply, first to last, separated by ;
+    #[arg(long, value_name = "NAMES", default_value_t = default_order())]
+    samplers: String,
+}
+
+impl SamplingArgs {
+    /// These flags for a vocabulary of `n_vocab` tokens.
+    pub fn options(&self, n_vocab: usize) -> Result<SamplerOptions, CliError> {
+        if let Some((id, _)) = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
+            return Err(CliError::Usage(format!("--logit-bias {id}: the vocabulary has only {n_vocab} tokens")));
+        }
+        let options = SamplerOptions {
+            temperature: self.temp,
+            dynatemp_range: self.dynatemp_range,
+            dynatemp_exponent: self.dynatemp_exp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: self.typical,
+            top_n_sigma: self.top_nsigma,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            penalty_last_n: self.repeat_last_n,
+            repeat_penalty: self.repeat_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_penalty_last_n: self.dry_penalty_last_n,
+            logit_bias: self.logit_bias.clone(),
+            order: SamplerKind::parse_order(&self.samplers).map_err(Error::from)?,
+            seed: u64::try_from(self.seed).ok(),
+        };
+        options.validate().map_err(Error::from)?;
+        Ok(options)
+    }
+}
+
+fn default_order() -> String {
+    SamplerKind::ALL.map(SamplerKind::name).join(";")
+}
+
+/// A number of tokens; -1 is all there are.
+fn parse_last_n(text: &str) -> Result<usize, String> {
+    if text == "-1" { Ok(usize::MAX) } else { text.parse().map_err(|e: std::num::ParseIntError| e.to_string()) }
+}
+
+/// `ID+V` or `ID-V`.
+fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let parse = || {
+        let at = text.find(['+', '-'])?;
+        Some((text[..at].parse().ok()?, text[at..].parse().ok()?))
+    };
+    parse().ok_or_else(|| "expected a token id, + or -, and a number, as in 15043-0.5".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    }
+
+    fn parse(flags: &[&str]) -> SamplerOptions {
+        let flags = <Flags as clap::Parser>::try_parse_from([&["x"], flags].concat()).unwrap_or_else(|e| panic!("{e}"));
+        flags.sampling.options(512).unwrap()
+    }
+
+    #[test]
+    fn no_flags_are_the_default_options() {
+        assert_eq!(parse(&[]), SamplerOptions::default());
+    }
+
+    #[test]
+    fn flags_reach_their_options() {
+        let options = parse(&[
+            "--temp", "0.5", "--repeat-last-n", "-1", "--presence-penalty", "-0.25", "-l", "15-inf", "--logit-bias",
+            "7+1.5", "--samplers", "top_k;temperature", "-s", "42", "--top-k", "3",
+        ]);
+        let expected = SamplerOptions {
+            temperature: 0.5,
+            penalty_last_n: usize::MAX,
+            presence_penalty: -0.25,
+            logit_bias: vec![(15, f32::NEG_INFINITY), (7, 1.5)],
+            order: vec![SamplerKind::TopK, SamplerKind::Temperature],
+            seed: Some(42),
+            top_k: 3,
+            ..Default::default()
+        };
+        assert_eq!(options, expected);
+    }
+
+    #[test]
+    fn logit_biases_that_are_none_are_refused() {
+        for text in ["", "7", "+1", "x+1", "7+x", "-1+2"] {
+            assert!(parse_logit_bias(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a run cost, for people (on stderr) and for programs (as JSON).
+
+use std::io::Write;
+use std::time::Duration;
+
+use metal_attention::Timings;
+use serde::Serialize;
+
+use crate::units;
+
+/// Time and memory of a run.
+pub struct Statistics {
+    /// From the start of opening the model until it could run.
+    pub load: Duration,
+    /// The prompt and its continuation.
+    pub timings: Timings,
+}
+
+impl Statistics {
+    /// Writes five lines to stderr.
+    pub fn print(&self) {
+        let t = &self.timings;
+        let rate = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(", {r:.1} tok/s"));
+        let cached = if t.cached_tokens > 0 { format!(" ({} more were cached)", t.cached_tokens) } else { String::new() };
+        let prefill = rate(t.prefill_tokens_per_second());
+        let mut lines = vec![
+            ("load time", units::time(self.load)),
+            ("prompt", units::count(t.prompt_tokens, "token") + &prefill + &cached),
+            ("generated", units::count(t.generated, "token") + &rate(t.decode_tokens_per_second())),
+            ("time to first token", t.first_token.map_or("-".into(), units::time)),
+        ];
+        lines.extend(peak_memory().map(|n| ("peak memory", units::bytes(n))));
+        let mut stderr = std::io::stderr().lock();
+        for (what, value) in lines {
+            // Where stderr is closed nobody reads statistics.
+            let _ = writeln!(stderr, "{what:<19}  {value}");
+        }
+    }
+
+    /// The same for programs.
+    pub fn to_json(&self) -> TimingsJson {
+        let t = &self.timings;
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        TimingsJson {
+            load_ms: ms(self.load),
+            prompt_tokens: t.prompt_tokens,
+            cached_tokens: t.cached_tokens,
+            prefill_ms: ms(t.prefill),
+            prefill_tokens_per_second: t.prefill_tokens_per_second(),
+            generated_tokens: t.generated,
+            decode_ms: ms(t.decode),
+            decode_tokens_per_second: t.decode_tokens_per_second(),
+            first_token_ms: t.first_token.map(ms),
+            peak_memory_bytes: peak_memory(),
+        }
+    }
+}
+
+/// The `timings` object of `--json`; `null` where nothing was measured.
+#[derive(Serialize)]
+pub struct TimingsJson {
+    load_ms: f64,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    prefill_ms: f64,
+    prefill_tokens_per_second: Option<f64>,
+    generated_tokens: usize,
+    decode_ms: f64,
+    decode_tokens_per_second: Option<f64>,
+    first_token_ms: Option<f64>,
+    peak_memory_bytes: Option<u64>,
+}
+
+/// The most memory this process has had resident, in bytes; `None` where the system does not tell.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #[test]
+    fn peak_memory_is_plausible() {
+        let n = super::peak_memory().unwrap();
+        assert!((100 << 10..100 << 30).contains(&n), "{n} bytes");
+    }
+}

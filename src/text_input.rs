@@ -1,0 +1,77 @@
+//! `-p`, `-f` and `-`: where a command's text comes from.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::cli_error::CliError;
+
+/// A text given on the command line, in a file, or on stdin. It is taken as it is, to the last byte.
+#[derive(clap::Args)]
+pub struct TextArgs {
+    /// The text itself
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["file", "stdin"])]
+    prompt: Option<String>,
+
+    /// Read the text from a file; -: from stdin
+    #[arg(short, long, value_name = "FILE", conflicts_with = "stdin")]
+    file: Option<PathBuf>,
+
+    /// Read the text from stdin
+    #[arg(value_name = "-", value_parser = ["-"], hide_possible_values = true)]
+    stdin: Option<String>,
+}
+
+impl TextArgs {
+    /// The text, or `None` where none was named.
+    pub fn read(&self) -> Result<Option<String>, CliError> {
+        if let Some(text) = &self.prompt {
+            return Ok(Some(text.clone()));
+        }
+        match &self.file {
+            Some(path) if path != Path::new("-") => read_text(&path.display().to_string(), File::open(path)).map(Some),
+            None if self.stdin.is_none() => Ok(None),
+            _ => read_stdin().map(Some),
+        }
+    }
+
+    /// The text; from stdin where none was named.
+    pub fn read_or_stdin(&self) -> Result<String, CliError> {
+        self.read()?.map_or_else(read_stdin, Ok)
+    }
+}
+
+/// All of stdin.
+pub fn read_stdin() -> Result<String, CliError> {
+    read_text("stdin", Ok(std::io::stdin().lock()))
+}
+
+fn read_text(name: &str, source: std::io::Result<impl Read>) -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    source
+        .and_then(|mut source| source.read_to_end(&mut bytes))
+        .map_err(|e| CliError::General(format!("cannot read the text from {name}: {e}")))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        let byte = e.as_bytes()[at];
+        CliError::Usage(format!("the text from {name} is not UTF-8: unexpected byte 0x{byte:02x} at offset {at}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_kept_to_the_last_byte() {
+        let text = "\u{feff} a\r\n\0é\n\n";
+        assert_eq!(read_text("x", Ok(text.as_bytes())).unwrap(), text);
+    }
+
+    #[test]
+    fn other_bytes_are_named_with_their_place() {
+        let error = read_text("x.txt", Ok(&b"ab\xffc"[..])).unwrap_err();
+        assert_eq!(error.to_string(), "the text from x.txt is not UTF-8: unexpected byte 0xff at offset 2");
+        assert_eq!(error.exit_code(), 2);
+    }
+}
