@@ -40,7 +40,8 @@ impl ModelArgs {
             Some(path) => Ok(GgufFile::open(path).map_err(Error::from)?),
             None => {
                 // Where stderr is closed the note is lost, and nothing else.
-                let _ = writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
+                let _ =
+                    writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
                 Ok(GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL).map_err(Error::from)?)
             }
         }

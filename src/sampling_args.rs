@@ -14,7 +14,7 @@ pub struct SamplingArgs {
     seed: i64,
 
     /// Temperature; 0 chooses the likeliest token
-    #[arg(long, value_name = "T", default_value_t = SamplerOptions::default().temperature)]
+    #[arg(long, value_name = "T", default_value_t = SamplerOptions::default().temperature, allow_negative_numbers = true)]
     temp: f32,
 
     /// Keep the K likeliest tokens; 0: all
@@ -30,7 +30,7 @@ pub struct SamplingArgs {
     min_p: f32,
 
     /// Keep the most typical tokens up to this total probability; 1: all
-    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().typical_p)]
+    #[arg(long, alias = "typical-p", value_name = "P", default_value_t = SamplerOptions::default().typical_p)]
     typical: f32,
 
     /// Keep logits within N standard deviations of the highest; 0 or less: all
@@ -169,8 +169,22 @@ mod tests {
     #[test]
     fn flags_reach_their_options() {
         let options = parse(&[
-            "--temp", "0.5", "--repeat-last-n", "-1", "--presence-penalty", "-0.25", "-l", "15-inf", "--logit-bias",
-            "7+1.5", "--samplers", "top_k;temperature", "-s", "42", "--top-k", "3",
+            "--temp",
+            "0.5",
+            "--repeat-last-n",
+            "-1",
+            "--presence-penalty",
+            "-0.25",
+            "-l",
+            "15-inf",
+            "--logit-bias",
+            "7+1.5",
+            "--samplers",
+            "top_k;temperature",
+            "-s",
+            "42",
+            "--top-k",
+            "3",
         ]);
         let expected = SamplerOptions {
             temperature: 0.5,

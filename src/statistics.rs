@@ -21,7 +21,8 @@ impl Statistics {
     pub fn print(&self) {
         let t = &self.timings;
         let rate = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(", {r:.1} tok/s"));
-        let cached = if t.cached_tokens > 0 { format!(" ({} more were cached)", t.cached_tokens) } else { String::new() };
+        let cached =
+            if t.cached_tokens > 0 { format!(" ({} more were cached)", t.cached_tokens) } else { String::new() };
         let prefill = rate(t.prefill_tokens_per_second());
         let mut lines = vec![
             ("load time", units::time(self.load)),

@@ -1,11 +1,184 @@
-//! `info`.
+//! `info`: what is in a model file.
+
+use std::io::{self, Write};
+
+use metal_attention::gguf::{GgufFile, Tensor};
+use metal_attention_model::{ModelSpec, Weights};
+use serde_json::json;
 
 use crate::cli_error::CliError;
+use crate::metadata_text;
+use crate::model_args::ModelArgs;
+use crate::model_summary::{MemoryUse, Sizes, TensorCounts, TokenizerSummary};
+use crate::units;
 
-/// Placeholder.
+const AFTER_HELP: &str = "\
+With --json stdout gets one object with the keys
+  file, file_bytes, gguf_version, parts, architecture, name, runnable, problem (why it cannot be run, or null),
+  parameters, tensor_bytes, bits_per_weight, tensor_types (list of type, tensors, bytes), sizes (n_layer, n_embd,
+  n_head, n_head_kv, head_dim, n_ff, n_vocab, n_ctx_train, sliding_window, rope_layout, rope_freq_base,
+  rope_scaling), tokenizer (model, pre, n_tokens, special_tokens, add_bos, add_eos, chat_template), memory (list of
+  n_ctx, weights_bytes, kv_cache_bytes, total_bytes; the KV cache in F16)
+and, where asked for, metadata and tensors. What a file does not say is null.
+
+Examples:
+  metal-attention info -m model.gguf
+  metal-attention info -m model.gguf --json --tensors";
+
+/// Show what is in a model file
 #[derive(clap::Args)]
-pub struct Args {}
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
 
-pub fn run(_args: Args) -> Result<(), CliError> {
-    Err(CliError::General("not written yet".into()))
+    /// Show all metadata (long values shortened)
+    #[arg(long)]
+    metadata: bool,
+
+    /// Show every tensor
+    #[arg(long)]
+    tensors: bool,
+
+    /// Write one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<(), CliError> {
+    let file = args.model.open_gguf()?;
+    let info = Info::of(&file);
+    let mut out = io::stdout().lock();
+    let done = if args.json { info.write_json(&args, &mut out) } else { info.write_text(&args, &mut out) };
+    done.and_then(|()| out.flush()).map_err(CliError::stdout)
+}
+
+struct Info<'a> {
+    file: &'a GgufFile,
+    architecture: Option<&'a str>,
+    name: Option<&'a str>,
+    /// Why the model cannot be run.
+    problem: Option<String>,
+    counts: TensorCounts,
+    sizes: Sizes,
+    tokenizer: Option<TokenizerSummary>,
+    memory: Vec<MemoryUse>,
+}
+
+impl<'a> Info<'a> {
+    fn of(file: &'a GgufFile) -> Self {
+        let metadata = file.metadata();
+        let spec = ModelSpec::from_metadata(metadata);
+        let problem = match &spec {
+            _ if file.tensors().is_empty() => Some("it has a vocabulary, but no weights".into()),
+            Ok(spec) => Weights::load(file, spec).err().map(|e| e.to_string()),
+            Err(e) => Some(e.to_string()),
+        };
+        let text = |key| metadata.str(key).ok().flatten();
+        let architecture = text("general.architecture");
+        Self {
+            file,
+            architecture,
+            name: text("general.name"),
+            problem,
+            counts: TensorCounts::of(file),
+            sizes: spec.as_ref().map_or_else(|_| Sizes::from_metadata(metadata, architecture), Sizes::from_spec),
+            tokenizer: TokenizerSummary::of(metadata),
+            memory: spec.map(|spec| MemoryUse::at_several_contexts(file, &spec)).unwrap_or_default(),
+        }
+    }
+
+    fn write_json(&self, args: &Args, out: &mut impl Write) -> io::Result<()> {
+        let mut info = json!({
+            "file": args.model.name(),
+            "file_bytes": self.file.file_size(),
+            "gguf_version": self.file.version(),
+            "parts": self.file.n_parts(),
+            "architecture": self.architecture,
+            "name": self.name,
+            "runnable": self.problem.is_none(),
+            "problem": self.problem,
+            "parameters": self.counts.parameters,
+            "tensor_bytes": self.file.tensor_bytes(),
+            "bits_per_weight": self.counts.bits_per_weight(),
+            "tensor_types": self.counts.types,
+            "sizes": self.sizes,
+            "tokenizer": self.tokenizer,
+            "memory": self.memory,
+        });
+        if args.metadata {
+            let pairs = self.file.metadata().iter();
+            info["metadata"] = pairs.map(|(key, value)| (key.to_owned(), metadata_text::json(value))).collect();
+        }
+        if args.tensors {
+            let tensor = |t: &Tensor| {
+                json!({"name": t.name(), "type": t.ty().name(), "shape": t.shape(), "bytes": t.bytes().len()})
+            };
+            info["tensors"] = self.file.tensors().iter().map(tensor).collect();
+        }
+        writeln!(out, "{info:#}")
+    }
+
+    fn write_text(&self, args: &Args, out: &mut impl Write) -> io::Result<()> {
+        let mut line = |what: &str, value: String| writeln!(out, "{what:<18}  {value}");
+        let parts = if self.file.n_parts() > 1 { format!(" in {} parts", self.file.n_parts()) } else { String::new() };
+        let size = units::bytes(self.file.file_size());
+        line("file", format!("{}, {size}{parts}, GGUF version {}", args.model.name(), self.file.version()))?;
+        line("architecture", self.architecture.map_or("not given".into(), metadata_text::safe))?;
+        if let Some(name) = self.name {
+            line("name", metadata_text::safe(name))?;
+        }
+        line("runs here", self.problem.as_ref().map_or("yes".into(), |why| format!("no: {}", metadata_text::safe(why))))?;
+        if let Some(bits) = self.counts.bits_per_weight() {
+            let (n, bytes) = (self.counts.parameters, units::bytes(self.file.tensor_bytes()));
+            line("parameters", format!("{}, {bytes}, {bits:.2} bits per weight", grouped(n)))?;
+        }
+        for t in &self.counts.types {
+            line("", format!("{:<7} {:>5} tensors  {:>10}", t.ty, t.tensors, units::bytes(t.bytes)))?;
+        }
+        for (what, value) in self.sizes.lines() {
+            line(what, value)?;
+        }
+        for (what, value) in self.tokenizer.iter().flat_map(TokenizerSummary::lines) {
+            line(what, value)?;
+        }
+        for (i, m) in self.memory.iter().enumerate() {
+            let (total, weights) = (units::bytes(m.total_bytes), units::bytes(m.weights_bytes));
+            let kv_cache = units::bytes(m.kv_cache_bytes);
+            let text = format!("{total:>10} at -c {:<6}  weights {weights} + KV cache {kv_cache} (F16)", m.n_ctx);
+            line(if i == 0 { "memory" } else { "" }, text)?;
+        }
+        if args.metadata {
+            writeln!(out, "\nmetadata")?;
+            for (key, value) in self.file.metadata().iter() {
+                writeln!(out, "  {:<42} {}", metadata_text::safe(key), metadata_text::text(value))?;
+            }
+        }
+        if args.tensors {
+            writeln!(out, "\ntensors (row length first)")?;
+            for t in self.file.tensors() {
+                let (name, shape) = (metadata_text::safe(t.name()), format!("{:?}", t.shape()));
+                writeln!(out, "  {name:<32} {:<7} {shape:<18} {:>10}", t.ty(), units::bytes(t.bytes().len() as u64))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Thousands apart: `"134 515 008"`.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn thousands_stand_apart() {
+        for (n, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (134_515_008, "134 515 008")] {
+            assert_eq!(super::grouped(n), text);
+        }
+    }
 }

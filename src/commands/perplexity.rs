@@ -7,7 +7,7 @@ use metal_attention::{BatchToken, Error, ForwardPass};
 use serde_json::json;
 
 use crate::cli_error::CliError;
-use crate::engine_args::{EngineArgs, log_memory};
+use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::log_likelihood::LogLikelihood;
 use crate::model_args::ModelArgs;
@@ -72,40 +72,83 @@ pub fn run(args: Args) -> Result<(), CliError> {
     }
     token_ids::check(&ids, model.spec().n_vocab)?;
     let mut pass = model.forward_pass(&options)?;
-    log_memory(&model, &*pass);
     drop(loading);
 
-    let mut chunks: Vec<Vec<u32>> = ids.chunks_exact(n_ctx).map(<[u32]>::to_vec).collect();
-    chunks.truncate(args.chunks.unwrap_or(usize::MAX));
-    let progress = args.json.then(|| Progress::steps("evaluating chunks", chunks.len() as u64));
+    let n_chunks = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let progress = args.json.then(|| Progress::steps("evaluating chunks", n_chunks as u64));
     let mut total = LogLikelihood::default();
     let mut estimates = Vec::new();
-    let mut interrupted = false;
-    for (i, chunk) in chunks.iter_mut().enumerate() {
-        if let Some(bos) = bos {
-            chunk[0] = bos;
-        }
-        interrupted = score(&mut *pass, chunk, options.n_ubatch, &mut total)? == Ended::Interrupted;
-        if interrupted {
+    for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
+        if !score(&mut *pass, chunk, bos, options.n_ubatch, &mut total)? {
             break;
         }
-        let (perplexity, error) = (total.perplexity(), total.standard_error());
-        estimates.push(perplexity);
+        estimates.push(total.perplexity());
         match &progress {
-            Some(progress) => progress.set(i as u64 + 1),
-            None => print(&format!("chunk {:>4} of {}: {perplexity:.4} +/- {error:.4}\n", i + 1, n_chunks(&ids, &args, n_ctx)))?,
+            Some(progress) => progress.set(estimates.len() as u64),
+            None => print(&format!("{:>4}/{n_chunks}  {}\n", estimates.len(), estimate(&total)))?,
         }
     }
     drop(progress);
     if args.json {
-        let (perplexity, error) = (total.perplexity(), total.standard_error());
         let result = json!({
-            "perplexity": perplexity, "error": error, "tokens": total.count(), "n_ctx": n_ctx, "chunks": estimates,
+            "perplexity": total.perplexity(),
+            "error": total.standard_error(),
+            "tokens": total.count(),
+            "n_ctx": n_ctx,
+            "chunks": estimates,
         });
         print(&format!("{result}\n"))?;
     } else if total.count() > 0 {
-        let (perplexity, error) = (total.perplexity(), total.standard_error());
-        print(&format!("perplexity {perplexity:.4} +/- {error:.4} over {} tokens\n", total.count()))?;
+        print(&format!("perplexity {} over {} tokens\n", estimate(&total), total.count()))?;
     }
-    if interrupted { Err(CliError::Interrupted) } else { Ok(()) }
+    if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// The ids of `text`, and the token to put first in every chunk where the model wants one.
+fn tokenize(tokenizer: &Tokenizer, text: &str) -> (Vec<u32>, Option<u32>) {
+    let encode = |text, add_special| tokenizer.encode(text, EncodeOptions { add_special, parse_special: false });
+    let bos = encode("", true).first().copied().filter(|&id| Some(id) == tokenizer.bos());
+    (bos.into_iter().chain(encode(text, false)).collect(), bos)
+}
+
+/// Evaluates a chunk from an empty context, `bos` in the place of its first token, and adds the scores of its second
+/// half. False when Ctrl-C ended it.
+fn score(
+    pass: &mut dyn ForwardPass,
+    chunk: &[u32],
+    bos: Option<u32>,
+    n_ubatch: usize,
+    total: &mut LogLikelihood,
+) -> Result<bool, CliError> {
+    // The last token is only ever predicted, and the first half only read.
+    let (first, last) = (chunk.len() / 2, chunk.len() - 1);
+    let token = |pos: usize| {
+        let id = bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
+        BatchToken { id, seq: 0, pos, logits: pos >= first }
+    };
+    let n_scored = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, n_ubatch);
+    pass.reset();
+    let mut pos = 0;
+    while pos < last {
+        if interrupt::requested() {
+            return Ok(false);
+        }
+        let end = if pos < first { first.min(pos + n_ubatch) } else { last.min(pos + n_scored) };
+        let batch: Vec<_> = (pos..end).map(token).collect();
+        let logits = pass.forward(&batch).map_err(Error::from)?;
+        if pos >= first {
+            total.add(&logits, &chunk[pos + 1..=end]);
+        }
+        pos = end;
+    }
+    Ok(true)
+}
+
+fn estimate(total: &LogLikelihood) -> String {
+    format!("{:.4} +/- {:.4}", total.perplexity(), total.standard_error())
+}
+
+fn print(text: &str) -> Result<(), CliError> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
 }

@@ -19,16 +19,16 @@ use crate::text_input::TextArgs;
 
 const AFTER_HELP: &str = "\
 Output:
-  stdout has the continuation and nothing else, the space it may begin with included; a line break
-  follows where stdout is a terminal. With --json it has JSON lines instead: one of type meta, one of
-  type token (id, text) for each token, and one of type done (text, stop_reason, timings).
-  stderr ends with load time, speed and memory.
+  stdout has the continuation and nothing else, with the space it may begin with; a line break
+  follows where stdout is a terminal. With --json it has JSON lines: one of type meta, one of type
+  token (id, text) for each token, and one of type done (text, stop_reason, timings).
+  stderr ends with load time, speed and memory. Ctrl-C ends the text; twice, the program.
 
 Examples:
   metal-attention run -p \"Once upon a time\" --temp 0 -n 128
   metal-attention run -m model.gguf -f chapter.txt -n 200 --seed 42
   echo \"Dear diary,\" | metal-attention run -m model.gguf -
-  metal-attention run -m model.gguf -p \"Q: What is Rust?\\nA:\" --stop \"Q:\" --json";
+  metal-attention run -m model.gguf -p \"Q: What is Rust? A:\" --stop \"Q:\" --json";
 
 /// Continue a prompt
 #[derive(clap::Args)]

@@ -96,16 +96,17 @@ impl Kernel for Quantize<'_> {
                 let amax = S::f_largest(S::f_max(S::f_abs(lo), S::f_abs(hi)));
                 let inverse = S::f_splat(if amax > 1e-36 { 127.0 / amax } else { 0.0 });
                 let scale = amax / 127.0;
-                let neg_half_sums = [lo, hi].map(|v| S::f_mul(v, inverse)).map(|v| -(S::f_sum(S::f_round(v)) as i32));
-                S::f_store_i8(codes, S::f_mul(lo, inverse));
-                S::f_store_i8(codes.add(LANES), S::f_mul(hi, inverse));
+                let (lo, hi) = (S::f_round(S::f_mul(lo, inverse)), S::f_round(S::f_mul(hi, inverse)));
+                S::f_store_i8(codes, lo);
+                S::f_store_i8(codes.add(LANES), hi);
+                let neg_half_sums = [-(S::f_sum(lo) as i32), -(S::f_sum(hi) as i32)];
                 let neg_sum = neg_half_sums[0] + neg_half_sums[1];
                 *block = Q8Block {
                     scale,
                     neg_sum,
                     neg_half_sums,
                     scaled_sum: -scale * neg_sum as f32,
-                    scaled_half_sums: neg_half_sums.map(|n| -scale * n as f32),
+                    scaled_half_sums: [-scale * neg_half_sums[0] as f32, -scale * neg_half_sums[1] as f32],
                 };
             }
         }

@@ -14,11 +14,11 @@ use crate::error::CpuError;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
 use crate::kernels::matmul::{Activations, Matrix, Product, embedding, matmul};
-use crate::kv_cache::{CacheType, Element, LayerCache, padded};
+use crate::kv_cache::{CacheType, Element, LayerCache, StoreKeyValue, padded};
 use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
-use crate::simd::{Isa, LANES};
+use crate::simd::Isa;
 
 /// How a [`CpuForwardPass`] is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -355,7 +355,7 @@ impl Run<'_> {
         matmul(self.pool, self.isa, Activations { x: &s.h, q8: &s.q8 }, &mut products);
 
         let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
-        let (places, value_len) = (cache.places, padded(dim));
+        let places = cache.places;
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
         let (keys, values) = (SharedMut::new(&mut cache.keys), SharedMut::new(&mut cache.values));
         let (cos, sin) = (&s.cos, &s.sin);
@@ -381,15 +381,14 @@ impl Run<'_> {
             }
             for h in 0..a.n_head_kv {
                 let BatchToken { seq, pos, .. } = tokens[t];
-                let key = places.key_at(seq, h, pos);
-                for (d, x) in k[h * dim..][..dim].iter().enumerate() {
-                    // SAFETY: each token owns its lane of the keys.
-                    unsafe { *keys.at(key + d * LANES) = E::from_f32(*x) }
-                }
-                // SAFETY: each token owns its row of the values.
-                let row = unsafe { values.slice(places.value_at(seq, h, pos), value_len) };
-                for (out, x) in row.iter_mut().zip(&v[h * dim..][..dim]) {
-                    *out = E::from_f32(*x);
+                // SAFETY: the CPU has `isa`; each token owns its lane of the keys and its row of the values.
+                unsafe {
+                    isa.run(StoreKeyValue {
+                        key: &k[h * dim..][..dim],
+                        value: &v[h * dim..][..dim],
+                        key_out: keys.at(places.key_at(seq, h, pos)),
+                        value_out: values.at(places.value_at(seq, h, pos)),
+                    });
                 }
             }
         });

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use half::f16;
 
-use crate::simd::{LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 
 /// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,6 +55,7 @@ impl FromStr for CacheType {
 
 /// An element of the KV cache.
 pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
+    /// Nearest element, even on ties.
     fn from_f32(x: f32) -> Self;
     /// 16 elements.
     ///
@@ -62,6 +63,12 @@ pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     ///
     /// `p` points to 16 elements; the CPU has the instruction set.
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
+    /// [`from_f32`](Self::from_f32) of 16 elements.
+    ///
+    /// # Safety
+    ///
+    /// As for [`load`](Self::load).
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::F);
 }
 
 impl Element for f16 {
@@ -73,6 +80,11 @@ impl Element for f16 {
         // SAFETY: as the trait asks; f16 is a transparent u16.
         unsafe { S::f_load_f16(p.cast()) }
     }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::F) {
+        // SAFETY: as the trait asks; f16 is a transparent u16.
+        unsafe { S::f_store_f16(p.cast(), x) }
+    }
 }
 
 impl Element for f32 {
@@ -83,6 +95,11 @@ impl Element for f32 {
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks.
         unsafe { S::f_load(p) }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::F) {
+        // SAFETY: as the trait asks.
+        unsafe { S::f_store(p, x) }
     }
 }
 
@@ -121,6 +138,40 @@ impl<E: Element> LayerCache<E> {
 
     pub(crate) fn bytes(&self) -> usize {
         (self.keys.len() + self.values.len()) * size_of::<E>()
+    }
+}
+
+/// Writes one key and one value into the cache.
+pub(crate) struct StoreKeyValue<'a, E> {
+    /// `[head_dim]`, rotated.
+    pub(crate) key: &'a [f32],
+    /// `[head_dim]`
+    pub(crate) value: &'a [f32],
+    /// Element 0 of the key; further elements follow at a distance of [`LANES`].
+    pub(crate) key_out: *mut E,
+    /// The value's row, `[padded(head_dim)]`.
+    pub(crate) value_out: *mut E,
+}
+
+impl<E: Element> Kernel for StoreKeyValue<'_, E> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let whole = self.key.len() / LANES * LANES;
+        // SAFETY: both places lie in the cache and belong to the caller; vectors lie inside the slices.
+        unsafe {
+            for i in (0..whole).step_by(LANES) {
+                let mut lanes = [E::default(); LANES];
+                E::store::<S>(lanes.as_mut_ptr(), S::f_load(self.key.as_ptr().add(i)));
+                for (lane, x) in lanes.into_iter().enumerate() {
+                    *self.key_out.add((i + lane) * LANES) = x;
+                }
+                E::store::<S>(self.value_out.add(i), S::f_load(self.value.as_ptr().add(i)));
+            }
+            for i in whole..self.key.len() {
+                *self.key_out.add(i * LANES) = E::from_f32(self.key[i]);
+                *self.value_out.add(i) = E::from_f32(self.value[i]);
+            }
+        }
     }
 }
 

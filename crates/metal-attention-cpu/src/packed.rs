@@ -66,10 +66,6 @@ impl PackedMatrix {
         Some(Self { ty, n_out, n_in, data, panel_bytes })
     }
 
-    pub(crate) fn n_panels(&self) -> usize {
-        self.n_out.div_ceil(PANEL)
-    }
-
     /// The bytes of one panel.
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         &self.data[panel * self.panel_bytes..][..self.panel_bytes]
@@ -260,35 +256,59 @@ pub(crate) trait Format {
     unsafe fn scale_and_min<S: Simd>(block: *const u8, j: usize) -> (S::F, S::F);
 }
 
+// The functions below name every vector instead of mapping over arrays: closures
+// are not sure to be inlined with the instruction set on.
+
 /// Codes of a 4-bit plane.
 #[inline(always)]
 unsafe fn nibbles<S: Simd>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 4 vectors; the caller vouches for it.
     unsafe {
         let mask = S::b_splat(15);
-        let v = [0, 64, 128, 192].map(|at| S::b_load(p.add(at)));
-        let [a, b, c, d] = v.map(|v| S::b_and(v, mask));
-        let [e, f, g, h] = v.map(|v| S::b_and(S::b_shr::<4>(v), mask));
-        [a, b, c, d, e, f, g, h]
+        let (a, b, c, d) = (S::b_load(p), S::b_load(p.add(64)), S::b_load(p.add(128)), S::b_load(p.add(192)));
+        [
+            S::b_and(a, mask),
+            S::b_and(b, mask),
+            S::b_and(c, mask),
+            S::b_and(d, mask),
+            S::b_and(S::b_shr::<4>(a), mask),
+            S::b_and(S::b_shr::<4>(b), mask),
+            S::b_and(S::b_shr::<4>(c), mask),
+            S::b_and(S::b_shr::<4>(d), mask),
+        ]
     }
 }
 
-/// Codes of a 2-bit plane, shifted left by `2^SHIFT`'s exponent `SHIFT` (0 or 4).
+/// Codes of a 2-bit plane, in bits 0 and 1 or, where `HIGH`, in bits 4 and 5.
 #[inline(always)]
 unsafe fn pairs<S: Simd, const HIGH: bool>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 2 vectors; the caller vouches for it.
     unsafe {
-        let [x, y] = [0, 64].map(|at| S::b_load(p.add(at)));
+        let (a, b) = (S::b_load(p), S::b_load(p.add(64)));
         if HIGH {
             let mask = S::b_splat(0x30);
-            let four = |v| [S::b_shl::<4>(v), S::b_shl::<2>(v), v, S::b_shr::<2>(v)].map(|v| S::b_and(v, mask));
-            let ([a, b, c, d], [e, f, g, h]) = (four(x), four(y));
-            [a, b, c, d, e, f, g, h]
+            [
+                S::b_and(S::b_shl::<4>(a), mask),
+                S::b_and(S::b_shl::<2>(a), mask),
+                S::b_and(a, mask),
+                S::b_and(S::b_shr::<2>(a), mask),
+                S::b_and(S::b_shl::<4>(b), mask),
+                S::b_and(S::b_shl::<2>(b), mask),
+                S::b_and(b, mask),
+                S::b_and(S::b_shr::<2>(b), mask),
+            ]
         } else {
             let mask = S::b_splat(3);
-            let four = |v| [v, S::b_shr::<2>(v), S::b_shr::<4>(v), S::b_shr::<6>(v)].map(|v| S::b_and(v, mask));
-            let ([a, b, c, d], [e, f, g, h]) = (four(x), four(y));
-            [a, b, c, d, e, f, g, h]
+            [
+                S::b_and(a, mask),
+                S::b_and(S::b_shr::<2>(a), mask),
+                S::b_and(S::b_shr::<4>(a), mask),
+                S::b_and(S::b_shr::<6>(a), mask),
+                S::b_and(b, mask),
+                S::b_and(S::b_shr::<2>(b), mask),
+                S::b_and(S::b_shr::<4>(b), mask),
+                S::b_and(S::b_shr::<6>(b), mask),
+            ]
         }
     }
 }
@@ -299,38 +319,64 @@ unsafe fn bits<S: Simd, const FIFTH: bool>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 1 vector; the caller vouches for it.
     unsafe {
         let v = S::b_load(p);
-        let moved = if FIFTH {
+        if FIFTH {
+            let mask = S::b_splat(16);
             [
-                S::b_shl::<4>(v),
-                S::b_shl::<3>(v),
-                S::b_shl::<2>(v),
-                S::b_shl::<1>(v),
-                v,
-                S::b_shr::<1>(v),
-                S::b_shr::<2>(v),
-                S::b_shr::<3>(v),
+                S::b_and(S::b_shl::<4>(v), mask),
+                S::b_and(S::b_shl::<3>(v), mask),
+                S::b_and(S::b_shl::<2>(v), mask),
+                S::b_and(S::b_shl::<1>(v), mask),
+                S::b_and(v, mask),
+                S::b_and(S::b_shr::<1>(v), mask),
+                S::b_and(S::b_shr::<2>(v), mask),
+                S::b_and(S::b_shr::<3>(v), mask),
             ]
         } else {
+            let mask = S::b_splat(4);
             [
-                S::b_shl::<2>(v),
-                S::b_shl::<1>(v),
-                v,
-                S::b_shr::<1>(v),
-                S::b_shr::<2>(v),
-                S::b_shr::<3>(v),
-                S::b_shr::<4>(v),
-                S::b_shr::<5>(v),
+                S::b_and(S::b_shl::<2>(v), mask),
+                S::b_and(S::b_shl::<1>(v), mask),
+                S::b_and(v, mask),
+                S::b_and(S::b_shr::<1>(v), mask),
+                S::b_and(S::b_shr::<2>(v), mask),
+                S::b_and(S::b_shr::<3>(v), mask),
+                S::b_and(S::b_shr::<4>(v), mask),
+                S::b_and(S::b_shr::<5>(v), mask),
             ]
-        };
-        let mask = S::b_splat(if FIFTH { 16 } else { 4 });
-        moved.map(|v| S::b_and(v, mask))
+        }
+    }
+}
+
+/// Codes of an 8-bit matrix.
+#[inline(always)]
+unsafe fn whole_bytes<S: Simd>(p: *const u8) -> [S::B; 8] {
+    // SAFETY: 8 vectors; the caller vouches for them.
+    unsafe {
+        let mut out = [S::b_load(p); 8];
+        for i in 1..8 {
+            out[i] = S::b_load(p.add(64 * i));
+        }
+        out
     }
 }
 
 #[inline(always)]
-unsafe fn or<S: Simd>(a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
-    // SAFETY: the caller vouches for the instruction set.
-    std::array::from_fn(|i| unsafe { S::b_or(a[i], b[i]) })
+unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
+    for i in 0..8 {
+        // SAFETY: the caller vouches for the instruction set.
+        a[i] = unsafe { S::b_or(a[i], b[i]) };
+    }
+    a
+}
+
+/// 4-bit codes to the values of IQ4_NL and IQ4_XS.
+#[inline(always)]
+unsafe fn iq4_values<S: Simd>(mut codes: [S::B; 8]) -> [S::B; 8] {
+    for i in 0..8 {
+        // SAFETY: the caller vouches for the instruction set.
+        codes[i] = unsafe { S::b_lookup(&IQ4_VALUES, codes[i]) };
+    }
+    codes
 }
 
 /// `[f16; 16]` at byte `at`.
@@ -357,10 +403,9 @@ unsafe fn six_bit_pair<S: Simd>(block: *const u8, at: usize, j: usize) -> (S::F,
             (S::i_and(bytes::<S>(block, at, j), low6), S::i_and(bytes::<S>(block, at, j + 4), low6))
         } else {
             let both = bytes::<S>(block, at, j + 4);
-            let top = |b| S::i_shl::<4>(S::i_shr::<6>(b));
             (
-                S::i_or(S::i_and(both, low4), top(bytes::<S>(block, at, j - 4))),
-                S::i_or(S::i_shr::<4>(both), top(bytes::<S>(block, at, j))),
+                S::i_or(S::i_and(both, low4), S::i_shl::<4>(S::i_shr::<6>(bytes::<S>(block, at, j - 4)))),
+                S::i_or(S::i_shr::<4>(both), S::i_shl::<4>(S::i_shr::<6>(bytes::<S>(block, at, j)))),
             )
         };
         (S::i_to_f(scale), S::i_to_f(min))
@@ -414,10 +459,10 @@ format!(Q5_1: block 32, sub 32, bytes 24, offset None, eight_bits false, has_min
     codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
     scale_and_min |b, _j| (halves::<S>(b, 320), halves::<S>(b, 352)));
 format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), eight_bits true, has_min false; S;
-    codes |b, _i| [0, 64, 128, 192, 256, 320, 384, 448].map(|at| S::b_load(b.add(at)));
+    codes |b, _i| whole_bytes::<S>(b);
     scale_and_min |b, _j| (halves::<S>(b, 512), S::f_splat(0.0)));
 format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), eight_bits true, has_min false; S;
-    codes |b, _i| nibbles::<S>(b).map(|c| S::b_lookup(&IQ4_VALUES, c));
+    codes |b, _i| iq4_values::<S>(nibbles::<S>(b));
     scale_and_min |b, _j| (halves::<S>(b, 256), S::f_splat(0.0)));
 format!(Q2K: block 256, sub 16, bytes 84, offset None, eight_bits false, has_min true; S;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
@@ -465,7 +510,7 @@ scale_and_min |b, j| {
     (S::f_mul(halves::<S>(b, 3328), scale), S::f_splat(0.0))
 });
 format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), eight_bits true, has_min false; S;
-codes |b, i| nibbles::<S>(b.add(256 * i)).map(|c| S::b_lookup(&IQ4_VALUES, c));
+codes |b, i| iq4_values::<S>(nibbles::<S>(b.add(256 * i)));
 scale_and_min |b, j| {
     // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
     let low = bytes::<S>(b, 2048, 2 + j / 2);

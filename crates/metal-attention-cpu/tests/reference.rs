@@ -36,8 +36,7 @@ fn options(cache_type: CacheType, exact: bool) -> CpuOptions {
 /// Logits after every one of `ids`, in one batch.
 fn all_logits(model: &mut CpuForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
     model.reset();
-    let batch: Vec<_> =
-        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+    let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
     let logits = model.forward(&batch).expect("a batch that fits");
     (0..logits.n_rows()).map(|i| logits.row(i).to_vec()).collect()
 }
@@ -102,7 +101,12 @@ fn stories_continuations_argmaxes_and_logits() {
             for (got, want) in logits[logits.len() - 1].iter().zip(&case.logits_last) {
                 assert!((f64::from(*got) - want).abs() <= 1e-3, "{isa:?} {:?}: {got} {want}", case.prompt);
             }
-            assert_eq!(greedy(&mut f32_cache, &case.tokens, case.greedy.len()), case.greedy, "{isa:?} {:?}", case.prompt);
+            assert_eq!(
+                greedy(&mut f32_cache, &case.tokens, case.greedy.len()),
+                case.greedy,
+                "{isa:?} {:?}",
+                case.prompt
+            );
             let logits = all_logits(&mut f16_cache, &case.tokens);
             let error = nmse(&logits[logits.len() - 1], &case.logits_last);
             assert!(error <= 1e-5, "{isa:?} {:?}: NMSE {error:e} with an F16 cache", case.prompt);

@@ -1,7 +1,7 @@
 //! Everything that can go wrong with a GGUF file, as one enum.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::TensorType;
 
@@ -417,6 +417,11 @@ impl GgufError {
             Self::InFile { error, .. } => error.root(),
             other => other,
         }
+    }
+
+    /// Adds the path of the file that the error is about.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        Self::InFile { path: path.to_owned(), error: Box::new(self) }
     }
 
     /// What sort of problem this is.

@@ -45,7 +45,7 @@ impl GgufFile {
             None => vec![part],
             Some(paths) => split::open_parts(&paths)?,
         };
-        Self::from_parts(parts).map_err(|error| in_file(path, error))
+        Self::from_parts(parts).map_err(|error| error.in_file(path))
     }
 
     /// Parses a file already in memory (copied into an aligned buffer). A part of a split model is
@@ -148,17 +148,13 @@ impl Part {
             return Err(GgufError::NotRegular { path: path.to_owned() });
         }
         if found.len() == 0 {
-            return Err(in_file(path, GgufError::Empty));
+            return Err(GgufError::Empty.in_file(path));
         }
         let file = File::open(path).map_err(failed("open"))?;
         let storage = Storage::map(&file).map_err(failed("map"))?;
-        let header = parse::parse(storage.bytes()).map_err(|error| in_file(path, error))?;
+        let header = parse::parse(storage.bytes()).map_err(|error| error.in_file(path))?;
         Ok(Self { header, storage: Arc::new(storage) })
     }
-}
-
-fn in_file(path: &Path, error: GgufError) -> GgufError {
-    GgufError::InFile { path: path.to_owned(), error: Box::new(error) }
 }
 
 /// How many files an error suggests at most.

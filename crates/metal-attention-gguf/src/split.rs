@@ -23,11 +23,11 @@ pub(crate) fn remove_keys(metadata: &mut Metadata) {
 /// The paths of all parts of the model that `path` with this metadata is a part of; `None` when
 /// it is a whole model.
 pub(crate) fn part_paths(path: &Path, metadata: &Metadata) -> Result<Option<PartPaths>> {
-    let count = match metadata.u32(COUNT)? {
+    let count = match number(path, metadata, COUNT)? {
         None | Some(0 | 1) => return Ok(None),
         Some(count) => count,
     };
-    let no = metadata.u32(NO)?.unwrap_or(0);
+    let no = number(path, metadata, NO)?.unwrap_or(0);
     match PartPaths::from_path(path) {
         Some((paths, number)) => {
             expect(path, "the number of parts in the file name", count, Some(paths.count))?;
@@ -49,17 +49,22 @@ pub(crate) fn open_parts(paths: &PartPaths) -> Result<Vec<Part>> {
             other => other,
         })?;
         let metadata = &part.header.metadata;
-        expect(&path, NO, no, metadata.u32(NO)?)?;
-        expect(&path, COUNT, paths.count, metadata.u32(COUNT)?)?;
+        expect(&path, NO, no, number(&path, metadata, NO)?)?;
+        expect(&path, COUNT, paths.count, number(&path, metadata, COUNT)?)?;
         parts.push(part);
     }
     let n_tensors: usize = parts.iter().map(|part| part.header.tensors.len()).sum();
     for (no, part) in (0..).zip(&parts) {
-        if let Some(declared) = part.header.metadata.u32(TENSORS)? {
-            expect(&paths.part(no), TENSORS, n_tensors as u32, Some(declared))?;
+        let path = paths.part(no);
+        if let Some(declared) = number(&path, &part.header.metadata, TENSORS)? {
+            expect(&path, TENSORS, n_tensors as u32, Some(declared))?;
         }
     }
     Ok(parts)
+}
+
+fn number(path: &Path, metadata: &Metadata, key: &str) -> Result<Option<u32>> {
+    metadata.u32(key).map_err(|error| error.in_file(path))
 }
 
 fn expect(path: &Path, key: &'static str, expected: u32, found: Option<u32>) -> Result<()> {

@@ -157,15 +157,16 @@ pub trait ForwardPass: Send {
 /// Index of the largest value: the lowest index on ties, NaN skipped, 0 when
 /// there is nothing to compare.
 pub fn argmax(values: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    let mut found = false;
-    for (i, &v) in values.iter().enumerate() {
-        if !v.is_nan() && (!found || v > best.1) {
-            best = (i, v);
-            found = true;
+    // Two passes that vectorise: the largest value, then where it is. A NaN is never larger.
+    let (chunks, rest) = values.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in chunks {
+        for (largest, &v) in lanes.iter_mut().zip(chunk) {
+            *largest = if v > *largest { v } else { *largest };
         }
     }
-    best.0 as u32
+    let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a });
+    values.iter().position(|&v| v == largest).unwrap_or(0) as u32
 }
 
 /// Checks a batch against the model and the cache before anything is computed:
@@ -194,4 +195,48 @@ pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn argmax_takes_the_first_of_the_largest_and_skips_nan() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        for (values, want) in [
+            (&[][..], 0),
+            (&[3.0], 0),
+            (&[1.0, 1.0], 0),
+            (&[-2.0, -1.0], 1),
+            (&[nan, -5.0, nan], 1),
+            (&[nan, nan], 0),
+            (&[nan, -inf, -inf], 1),
+            (&[0.0, inf, nan, inf], 1),
+        ] {
+            assert_eq!(argmax(values), want, "{values:?}");
+        }
+        for n in [1, 15, 16, 17, 49_152] {
+            for at in [0, n / 2, n - 1] {
+                let mut values = vec![-1.0; n];
+                values[at] = 2.0;
+                assert_eq!(argmax(&values) as usize, at, "of {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_must_continue_its_sequences() {
+        let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+        let check = |batch: &[BatchToken]| check_batch(batch, 10, 4, &[2, 0]);
+        assert_eq!(check(&[token(9, 0, 2), token(0, 1, 0), token(1, 0, 3), token(1, 1, 1)]), Ok(()));
+        assert_eq!(check(&[]), Err(ForwardError::EmptyPrompt));
+        assert_eq!(check(&[token(10, 0, 2)]), Err(ForwardError::TokenOutOfRange { id: 10, n_vocab: 10 }));
+        assert_eq!(check(&[token(0, 2, 0)]), Err(ForwardError::SequenceOutOfRange { seq: 2, n_seq: 2 }));
+        assert_eq!(check(&[token(0, 1, 1)]), Err(ForwardError::PositionGap { seq: 1, pos: 1, expected: 0 }));
+        assert_eq!(
+            check(&[token(0, 0, 2), token(0, 0, 3), token(0, 0, 4)]),
+            Err(ForwardError::ContextFull { seq: 0, n_past: 2, n_new: 3, n_ctx: 4 })
+        );
+    }
 }

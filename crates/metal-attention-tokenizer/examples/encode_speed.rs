@@ -43,11 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn measure(tokenizer: &Tokenizer, what: &str, text: &str) {
     let (ids, time) = best_of_five(|| tokenizer.encode(text, EncodeOptions::default()));
     let megabytes = text.len() as f64 / MEGABYTE as f64;
-    println!(
-        "  {:6.1} MB/s  {megabytes:5.2} MB, {:8} tokens  {what}",
-        megabytes / time.as_secs_f64(),
-        ids.len()
-    );
+    println!("  {:6.1} MB/s  {megabytes:5.2} MB, {:8} tokens  {what}", megabytes / time.as_secs_f64(), ids.len());
 }
 
 fn best_of_five<T>(mut run: impl FnMut() -> T) -> (T, Duration) {

@@ -5,13 +5,11 @@ use crate::TokenId;
 use crate::cache::WordCache;
 use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
-use crate::pre::{PreTokenizer, Spelling};
+use crate::pre::{PreTokenizer, Spelling, Whole};
 use crate::rules;
 use crate::strings::StringTable;
-use crate::vocabulary::{
-    BYTE, CONTROL, ESCAPED_BLANK, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, check_size,
-};
-use metal_attention_gguf::Metadata;
+use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, check_size};
+use metal_attention_gguf::{Metadata, StringArray};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -44,6 +42,8 @@ pub(crate) struct Bpe {
     byte_tokens: Box<[Option<TokenId>; 256]>,
     /// No merge joins a blank to what stands before it, so that text may be cut before blanks.
     cut_before_blanks: bool,
+    /// Text is read in lower case.
+    lowercase: bool,
 }
 
 impl Bpe {
@@ -58,7 +58,7 @@ impl Bpe {
         if lines.is_none() && !pre.names.contains(&"kimi-k2") {
             return Err(TokenizerError::MissingKey { key: KEY });
         }
-        let count = lines.map_or(0, |lines| lines.len());
+        let count = lines.map_or(0, StringArray::len);
         check_size("merges", lines.map_or(0, |lines| lines.iter().map(str::len).sum()))?;
 
         let mut extra = StringTable::with_capacity(0, 0);
@@ -97,13 +97,16 @@ impl Bpe {
                 bytes[byte as usize] = symbol(text.as_bytes());
             }
         }
-        Ok(Self { pre, merges, byte_symbols: bytes, byte_tokens: tokens, cut_before_blanks })
+        let lowercase =
+            pre.spelling == Spelling::Plain && metadata.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(false);
+        Ok(Self { pre, merges, byte_symbols: bytes, byte_tokens: tokens, cut_before_blanks, lowercase })
     }
 
     /// Appends the tokens of `text`.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
         let text = match self.pre.spelling {
             Spelling::EscapedBlank => Cow::Owned(text.replace(' ', ESCAPED_BLANK)),
+            Spelling::Plain if self.lowercase => Cow::Owned(text.chars().map(simple_lower).collect()),
             Spelling::ByteAlphabet | Spelling::Plain => Cow::Borrowed(text),
         };
         let mut cache = WordCache::default();
@@ -111,25 +114,23 @@ impl Bpe {
         let mut encode = |word| {
             cache.get_or_encode(word, out, |out| self.encode_word(vocabulary, word, &mut merger, out));
         };
-        rules::split(self.pre.passes, &text, &mut |piece| {
-            if self.pre.spelling == Spelling::EscapedBlank && self.cut_before_blanks {
+        rules::split(self.pre.passes, &text, &mut |piece| match self.pre.spelling {
+            Spelling::EscapedBlank if self.cut_before_blanks => {
                 words_before_blanks(piece).for_each(&mut encode);
-            } else {
-                encode(piece);
             }
+            // White space only separates words.
+            Spelling::Plain if piece.starts_with(char::is_whitespace) => {}
+            _ => encode(piece),
         });
     }
 
-    fn encode_word(
-        &self,
-        vocabulary: &Vocabulary,
-        word: &str,
-        merger: &mut Merger,
-        out: &mut Vec<TokenId>,
-    ) {
+    fn encode_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         let alphabet = self.pre.spelling == Spelling::ByteAlphabet;
-        let whole = self.pre.ignore_merges
-            || self.pre.whole_line_breaks && word.bytes().all(|byte| byte == b'\n');
+        let whole = match self.pre.whole {
+            Whole::None => false,
+            Whole::LineBreaks => word.bytes().all(|byte| byte == b'\n'),
+            Whole::All => true,
+        };
         if whole {
             let spelled = if alphabet { Cow::Owned(to_alphabet(word)) } else { Cow::Borrowed(word) };
             if let Some(id) = vocabulary.find_in_text(spelled.as_bytes()) {
@@ -144,9 +145,8 @@ impl Bpe {
             }
         } else {
             for c in word.chars() {
-                let text = c.encode_utf8(&mut [0; 4]).len();
                 let id = vocabulary.find_in_text(c.encode_utf8(&mut [0; 4]).as_bytes());
-                merger.push(id.unwrap_or(NO_SYMBOL), text);
+                merger.push(id.unwrap_or(NO_SYMBOL), c.len_utf8());
             }
         }
         merger.merge(|left, right| self.merges.get(&(left.id, right.id)).copied());
@@ -172,6 +172,11 @@ impl Bpe {
     }
 }
 
+/// The character in lower case, without what some lower-case forms add ("İ" is "i").
+pub(crate) fn simple_lower(c: char) -> char {
+    c.to_lowercase().next().unwrap_or(c)
+}
+
 /// Spells a text in the byte alphabet: " the" becomes "Ġthe".
 fn to_alphabet(text: &str) -> String {
     text.bytes().map(|byte| BYTE_ALPHABET[byte as usize]).collect()
@@ -192,9 +197,7 @@ fn from_alphabet(text: &str) -> Vec<u8> {
 /// Whether a "▁" follows something else in `text`.
 pub(crate) fn joins_blank(text: &[u8]) -> bool {
     let blank = ESCAPED_BLANK.as_bytes();
-    text.windows(blank.len())
-        .enumerate()
-        .any(|(i, part)| i > 0 && part == blank && !text[..i].ends_with(blank))
+    text.windows(blank.len()).enumerate().any(|(i, part)| i > 0 && part == blank && !text[..i].ends_with(blank))
 }
 
 /// Cuts `text` before every "▁" that follows something else.

@@ -49,11 +49,7 @@ impl<'a> StreamDecoder<'a> {
 
     /// [`push`](Self::push), but appends to `text`.
     pub(crate) fn push_to(&mut self, id: TokenId, text: &mut String) {
-        let mut bytes = if self.special {
-            self.tokenizer.special_bytes(id)
-        } else {
-            self.tokenizer.token_bytes(id)
-        };
+        let mut bytes = if self.special { self.tokenizer.special_bytes(id) } else { self.tokenizer.token_bytes(id) };
         if bytes.is_empty() {
             return;
         }

@@ -4,6 +4,7 @@
 //!
 //! - `llama`: SentencePiece byte-pair encoding with scores and byte fallback,
 //! - `gpt2` and `gemma4`: byte-pair encoding with ranked merges after one of many pre-tokenizers,
+//! - `t5`: SentencePiece unigram,
 //! - `bert`: WordPiece.
 //!
 //! ```
@@ -26,11 +27,12 @@
 //! ```
 //!
 //! Where things are: [`Tokenizer`] in `tokenizer.rs` cuts special tokens out (`special.rs`) and hands the
-//! text between them to `spm.rs`, `bpe.rs` or `wordpiece.rs`. The pre-tokenizers are in `pre.rs`,
+//! text between them to `spm.rs`, `bpe.rs`, `unigram.rs` or `wordpiece.rs`. The pre-tokenizers are in `pre.rs`,
 //! made of the rules in `rules.rs` over the character classes in `classes.rs`.
 
 mod bpe;
 mod cache;
+mod charsmap;
 mod classes;
 mod decode;
 mod error;
@@ -41,6 +43,7 @@ mod special;
 mod spm;
 mod strings;
 mod tokenizer;
+mod unigram;
 mod vocabulary;
 mod wordpiece;
 

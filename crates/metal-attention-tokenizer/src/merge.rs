@@ -68,9 +68,10 @@ impl Merger {
 
     /// Merges as long as `find` knows a merge for two neighbours. For n symbols this takes O(n log n) steps.
     pub(crate) fn merge(&mut self, find: impl Fn(&Symbol, &Symbol) -> Option<Merge>) {
-        for left in 1..self.symbols.len() as u32 {
-            self.consider(left - 1, left, &find);
-        }
+        let pairs = 1..self.symbols.len() as u32;
+        let seeds = pairs.filter_map(|right| self.candidate(right - 1, right, &find)).map(Reverse);
+        let seeds: Vec<_> = seeds.collect();
+        self.queue.extend(seeds);
         while let Some(Reverse(best)) = self.queue.pop() {
             let (left, right) = (self.symbols[best.left as usize], self.symbols[best.right as usize]);
             let outdated = left.len == 0 || right.len == 0 || left.len + right.len != best.len;
@@ -84,24 +85,18 @@ impl Merger {
             self.symbols[best.right as usize].len = 0;
             if right.next != NONE {
                 self.symbols[right.next as usize].prev = best.left;
-                self.consider(best.left, right.next, &find);
+                self.queue.extend(self.candidate(best.left, right.next, &find).map(Reverse));
             }
             if left.prev != NONE {
-                self.consider(left.prev, best.left, &find);
+                self.queue.extend(self.candidate(left.prev, best.left, &find).map(Reverse));
             }
         }
     }
 
-    fn consider(
-        &mut self,
-        left: u32,
-        right: u32,
-        find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>,
-    ) {
+    fn candidate(&self, left: u32, right: u32, find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>) -> Option<Candidate> {
         let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
-        if let Some(Merge { rank, id }) = find(l, r) {
-            self.queue.push(Reverse(Candidate { rank, left, right, id, len: l.len + r.len }));
-        }
+        let Merge { rank, id } = find(l, r)?;
+        Some(Candidate { rank, left, right, id, len: l.len + r.len })
     }
 
     /// The symbols that are left, in order.

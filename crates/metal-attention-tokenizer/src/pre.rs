@@ -4,13 +4,11 @@
 //! [`PRE_TOKENIZERS`]; most are a new order of the rules below.
 
 use crate::classes::{
-    AFMOE_ASIAN, ASCII_DIGIT, ASCII_LOWER, ASCII_PUNCTUATION, ASCII_UPPER, BACKTICK, BLOOM_STOP,
-    BOPOMOFO, CJK_PUNCTUATION, CRLF, DEEPSEEK_CJK, DEEPSEEK_LETTER, DEEPSEEK_PUNCTUATION, HAN,
-    HAN_KANA, HANGUL, LETTER, LF, MARK, NUMBER, PUNCTUATION, SLASH, SPACE, SYMBOL,
+    AFMOE_ASIAN, ASCII_DIGIT, ASCII_LOWER, ASCII_PUNCTUATION, ASCII_UPPER, BACKTICK, BLOOM_STOP, BOPOMOFO,
+    CJK_PUNCTUATION, CRLF, DEEPSEEK_CJK, DEEPSEEK_LETTER, DEEPSEEK_PUNCTUATION, HAN, HAN_KANA, HANGUL, LETTER, LF,
+    MARK, NUMBER, PUNCTUATION, SLASH, SPACE, SYMBOL,
 };
-use crate::rules::{
-    Pass, Rule, Set, image_code, indentation, not, of, phrase, sentinel, spaces_by_powers_of_two,
-};
+use crate::rules::{Pass, Rule, Set, image_code, indentation, not, of, phrase, sentinel, spaces_by_powers_of_two};
 
 /// How the pieces of text are spelled in the vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,22 +21,37 @@ pub(crate) enum Spelling {
     Plain,
 }
 
+/// The pieces that become a token as a whole before any merge is tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whole {
+    None,
+    LineBreaks,
+    All,
+}
+
+/// Whether a text begins with BOS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bos {
+    /// Where `tokenizer.ggml.add_bos_token` says so.
+    OnRequest,
+    /// Where that key does not deny it.
+    ByDefault,
+    /// Whatever that key says.
+    Always,
+}
+
 /// How one family of vocabularies splits text, and what else its name implies.
 pub(crate) struct PreTokenizer {
     /// The values of `tokenizer.ggml.pre` that mean this one.
     pub names: &'static [&'static str],
     /// Applied one after the other to the pieces that the one before left.
     pub passes: &'static [Pass],
-    /// A piece that is a token as a whole is not built by merges.
-    pub ignore_merges: bool,
-    /// Whether BOS comes first where `add_bos_token` does not say.
-    pub add_bos: bool,
-    /// BOS comes first whatever `add_bos_token` says.
-    pub always_bos: bool,
+    /// Which pieces are taken as they are, without merges, when they are a token as a whole.
+    pub whole: Whole,
+    /// Whether BOS comes first.
+    pub bos: Bos,
     /// There is no BOS unless the metadata names one.
     pub no_default_bos: bool,
-    /// A run of line breaks that is a token as a whole is not built by merges.
-    pub whole_line_breaks: bool,
     /// How pieces are spelled in the vocabulary.
     pub spelling: Spelling,
 }
@@ -46,11 +59,9 @@ pub(crate) struct PreTokenizer {
 const BASE: PreTokenizer = PreTokenizer {
     names: &[],
     passes: &[],
-    ignore_merges: false,
-    add_bos: false,
-    always_bos: false,
+    whole: Whole::None,
+    bos: Bos::OnRequest,
     no_default_bos: false,
-    whole_line_breaks: false,
     spelling: Spelling::ByteAlphabet,
 };
 
@@ -79,11 +90,9 @@ const LEAD: Set = not(CRLF | LETTER | NUMBER);
 /// `[^\r\n\p{L}\p{N}]?\p{L}+`
 const LEAD_LETTERS: Rule = Rule::run(LEAD, of(LETTER));
 /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`
-const BLANK_OTHERS_BREAKS: Rule =
-    Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF));
+const BLANK_OTHERS_BREAKS: Rule = Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF));
 /// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`
-const BLANK_OTHERS_BREAKS_SLASHES: Rule =
-    Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF | SLASH));
+const BLANK_OTHERS_BREAKS_SLASHES: Rule = Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF | SLASH));
 /// `\p{N}`
 const DIGIT: Rule = Rule::up_to(1, of(NUMBER));
 /// `\p{N}{1,3}`
@@ -96,12 +105,10 @@ const LINE_BREAK: Rule = Rule::up_to(1, of(CRLF));
 const PUNCTUATED_ASCII_LETTERS: Rule =
     Rule::Headed { head: of(ASCII_PUNCTUATION), body: of(ASCII_UPPER | ASCII_LOWER) };
 /// `[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+`
-const LEAD_LETTERS_MARKS: Rule =
-    Rule::run(not(CRLF | LETTER | PUNCTUATION | SYMBOL), of(LETTER | MARK));
+const LEAD_LETTERS_MARKS: Rule = Rule::run(not(CRLF | LETTER | PUNCTUATION | SYMBOL), of(LETTER | MARK));
 
 /// GPT-2: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
-const GPT2: Pass =
-    Pass::Rules(&[CONTRACTION, BLANK_LETTERS, BLANK_NUMBERS, BLANK_OTHERS, Rule::Spaces]);
+const GPT2: Pass = Pass::Rules(&[CONTRACTION, BLANK_LETTERS, BLANK_NUMBERS, BLANK_OTHERS, Rule::Spaces]);
 /// Llama 3: GPT-2's with contractions in any case, any lead before letters and digits by three.
 const LLAMA3: &[Pass] = &[Pass::Rules(&[
     CONTRACTION_ANY_CASE,
@@ -112,17 +119,11 @@ const LLAMA3: &[Pass] = &[Pass::Rules(&[
     Rule::Spaces,
 ])];
 /// Qwen 2: Llama 3's with single digits.
-const QWEN2: Pass = Pass::Rules(&[
-    CONTRACTION_ANY_CASE,
-    LEAD_LETTERS,
-    DIGIT,
-    BLANK_OTHERS_BREAKS,
-    Rule::LineBreaks,
-    Rule::Spaces,
-]);
+const QWEN2: Pass =
+    Pass::Rules(&[CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGIT, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces]);
 /// Single digits, then GPT-2's.
 const STARCODER: &[Pass] = &[Pass::Rules(&[DIGIT]), GPT2];
-/// DeepSeek V3's last pass.
+/// The last pass of deepseek-v3.
 const DEEPSEEK_V3: Pass = Pass::Rules(&[
     PUNCTUATED_ASCII_LETTERS,
     LEAD_LETTERS_MARKS,
@@ -132,10 +133,7 @@ const DEEPSEEK_V3: Pass = Pass::Rules(&[
 ]);
 const HAN_KANA_RUN: Rule = Rule::up_to(usize::MAX, of(HAN_KANA));
 /// `[^\n]+|[\n]+`
-const LINES: Pass = Pass::Rules(&[
-    Rule::up_to(usize::MAX, not(LF)),
-    Rule::up_to(usize::MAX, of(LF)),
-]);
+const LINES: Pass = Pass::Rules(&[Rule::up_to(usize::MAX, not(LF)), Rule::up_to(usize::MAX, of(LF))]);
 /// Words end where lower case ends; letters outside ASCII count as both cases.
 const fn cased_word(letters: u32, contraction: bool) -> Rule {
     Rule::CasedWord {
@@ -146,12 +144,8 @@ const fn cased_word(letters: u32, contraction: bool) -> Rule {
     }
 }
 /// `[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+` and a contraction.
-const MARKED_WORD: Rule = Rule::CasedWord {
-    lead: LEAD,
-    upper: of(LETTER | MARK),
-    lower: of(LETTER | MARK),
-    contraction: true,
-};
+const MARKED_WORD: Rule =
+    Rule::CasedWord { lead: LEAD, upper: of(LETTER | MARK), lower: of(LETTER | MARK), contraction: true };
 /// ` ?[^(\s|.,!?…。，、।۔،)]+`
 const BLOOM: Pass = Pass::Rules(&[Rule::run(Set::BLANK, not(SPACE | BLOOM_STOP))]);
 
@@ -183,13 +177,13 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
             "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
         ],
         passes: LLAMA3,
-        ignore_merges: true,
-        add_bos: true,
+        whole: Whole::All,
+        bos: Bos::ByDefault,
         ..BASE
     },
     PreTokenizer { names: &["dbrx", "smaug-bpe"], passes: LLAMA3, ..BASE },
     PreTokenizer { names: &["chatglm-bpe"], passes: LLAMA3, no_default_bos: true, ..BASE },
-    PreTokenizer { names: &["glm4", "glm5"], passes: LLAMA3, no_default_bos: true, ignore_merges: true, ..BASE },
+    PreTokenizer { names: &["glm4", "glm5"], passes: LLAMA3, no_default_bos: true, whole: Whole::All, ..BASE },
     PreTokenizer {
         names: &["minicpm5"],
         passes: &[
@@ -198,7 +192,7 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
                 CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces,
             ]),
         ],
-        ignore_merges: true,
+        whole: Whole::All,
         ..BASE
     },
     PreTokenizer {
@@ -329,7 +323,7 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
             ]),
             Pass::Rules(&[MARKED_WORD, DIGIT, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces]),
         ],
-        ignore_merges: true,
+        whole: Whole::All,
         ..BASE
     },
     PreTokenizer {
@@ -345,8 +339,8 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         passes: &[Pass::Rules(&[
             cased_word(LETTER, false), DIGIT, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
         ])],
-        ignore_merges: true,
-        add_bos: true,
+        whole: Whole::All,
+        bos: Bos::ByDefault,
         ..BASE
     },
     PreTokenizer {
@@ -361,7 +355,7 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         passes: &[Pass::Rules(&[
             cased_word(LETTER | MARK, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
         ])],
-        ignore_merges: true,
+        whole: Whole::All,
         ..BASE
     },
     PreTokenizer {
@@ -388,14 +382,14 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
             Pass::Rules(&[Rule::up_to(1, of(PUNCTUATION | ASCII_PUNCTUATION))]),
             GPT2,
         ],
-        add_bos: true,
+        bos: Bos::ByDefault,
         ..BASE
     },
     PreTokenizer {
         names: &["gemma4", "gemma-4", "granite-embed-multi-311m"],
         passes: &[LINES],
-        always_bos: true,
-        whole_line_breaks: true,
+        bos: Bos::Always,
+        whole: Whole::LineBreaks,
         spelling: Spelling::EscapedBlank,
         ..BASE
     },
@@ -477,7 +471,10 @@ mod tests {
 
     #[test]
     fn chameleon_takes_image_codes_whole() {
-        assert_eq!(pieces("chameleon", "xIMGIMGABZ<sentinel:12>"), ["x", "IMGIMGABZ", "<", "sentinel", ":", "1", "2", ">"]);
+        assert_eq!(
+            pieces("chameleon", "xIMGIMGABZ<sentinel:12>"),
+            ["x", "IMGIMGABZ", "<", "sentinel", ":", "1", "2", ">"]
+        );
     }
 
     #[test]

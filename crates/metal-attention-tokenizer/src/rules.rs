@@ -4,9 +4,7 @@
 //! order at each position. The same few alternatives come back in all of them,
 //! so each is a [`Rule`] matched by hand, in time linear in what it matches.
 
-use crate::classes::{
-    ASCII_DIGIT, BLANK, CLASSES, CRLF, Classes, LETTER, MARK, Mask, NUMBER, SPACE,
-};
+use crate::classes::{ASCII_DIGIT, BLANK, CLASSES, CRLF, Classes, LETTER, MARK, Mask, NUMBER, SPACE};
 
 /// Characters that are in one of the classes `any` (in any at all when it is 0) and in none of `none`.
 #[derive(Clone, Copy)]
@@ -167,7 +165,7 @@ impl Pass {
                     }
                     let end = text.skip(at, of(NUMBER), usize::MAX);
                     let digits = piece[at..end].chars().count();
-                    if digits % 3 != 0 {
+                    if !digits.is_multiple_of(3) {
                         at = text.skip(at, of(NUMBER), digits % 3);
                         emit(&piece[start..at]);
                         start = at;

@@ -41,8 +41,7 @@ struct Candidate {
 impl SpecialTokens {
     /// The special tokens of one of the `kinds` and of none of `but_not`.
     pub(crate) fn new(vocabulary: &Vocabulary, kinds: Kind, but_not: Kind) -> Self {
-        let mut special =
-            Self { first: [false; 256], children: FxHashMap::default(), tokens: vec![None] };
+        let mut special = Self { first: [false; 256], children: FxHashMap::default(), tokens: vec![None] };
         for id in vocabulary.ids() {
             if vocabulary.is(id, kinds) && !vocabulary.is(id, but_not) {
                 special.insert(vocabulary.text(id).as_bytes(), id, vocabulary.kind(id));
@@ -145,8 +144,7 @@ mod tests {
     use crate::vocabulary::CONTROL;
 
     fn special(tokens: &[(&str, Kind)]) -> SpecialTokens {
-        let mut special =
-            SpecialTokens { first: [false; 256], children: FxHashMap::default(), tokens: vec![None] };
+        let mut special = SpecialTokens { first: [false; 256], children: FxHashMap::default(), tokens: vec![None] };
         for (id, (text, kind)) in tokens.iter().enumerate() {
             special.insert(text.as_bytes(), id as TokenId, kind | CONTROL);
         }
@@ -158,10 +156,7 @@ mod tests {
     #[test]
     fn cuts_tokens_out_of_text() {
         let special = special(&[("<s>", 0), ("</s>", 0)]);
-        assert_eq!(
-            special.cut("<s>a <s></s>b<s"),
-            [Token(0), Text("a "), Token(0), Token(1), Text("b<s")]
-        );
+        assert_eq!(special.cut("<s>a <s></s>b<s"), [Token(0), Text("a "), Token(0), Token(1), Text("b<s")]);
         assert_eq!(special.cut(""), []);
         assert_eq!(special.cut("é"), [Text("é")]);
     }

@@ -32,13 +32,7 @@ impl Spm {
     }
 
     /// Appends the tokens of `text`, with a blank before it if `prefix`.
-    pub(crate) fn encode(
-        &self,
-        vocabulary: &Vocabulary,
-        text: &str,
-        prefix: bool,
-        out: &mut Vec<TokenId>,
-    ) {
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, prefix: bool, out: &mut Vec<TokenId>) {
         let mut escaped = if prefix { ESCAPED_BLANK.to_owned() } else { String::new() };
         escaped.push_str(&text.replace(' ', ESCAPED_BLANK));
         let mut cache = WordCache::default();
@@ -53,13 +47,7 @@ impl Spm {
         }
     }
 
-    fn encode_word(
-        &self,
-        vocabulary: &Vocabulary,
-        word: &str,
-        merger: &mut Merger,
-        out: &mut Vec<TokenId>,
-    ) {
+    fn encode_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         let word = word.as_bytes();
         merger.clear();
         let mut start = 0;

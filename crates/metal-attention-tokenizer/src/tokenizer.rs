@@ -4,16 +4,17 @@ use crate::TokenId;
 use crate::bpe::Bpe;
 use crate::decode::StreamDecoder;
 use crate::error::TokenizerError;
-use crate::pre;
+use crate::pre::{self, Bos};
 use crate::special::{Fragment, SpecialTokens};
 use crate::spm::Spm;
+use crate::unigram::Unigram;
 use crate::vocabulary::{CONTROL, Roles, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::wordpiece::WordPiece;
 use metal_attention_gguf::Metadata;
 use std::borrow::Cow;
 
 /// The values of `tokenizer.ggml.model` that are implemented.
-pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "bert"];
+pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
 
 /// How to build a [`Tokenizer`].
 #[derive(Debug, Clone, Default)]
@@ -27,7 +28,7 @@ pub struct TokenizerOptions {
 pub struct EncodeOptions {
     /// Add BOS and EOS (for BERT CLS and SEP) as the vocabulary's metadata says.
     pub add_special: bool,
-    /// Turn the text of control tokens into those tokens. Without it a user's "<|im_end|>" stays
+    /// Turn the text of control tokens into those tokens. Without it a user's `<|im_end|>` stays
     /// plain text. User-defined tokens are recognised either way.
     pub parse_special: bool,
 }
@@ -51,6 +52,7 @@ pub struct Tokenizer {
 enum Algorithm {
     Spm(Spm),
     Bpe(Bpe),
+    Unigram(Unigram),
     WordPiece(WordPiece),
 }
 
@@ -58,14 +60,12 @@ impl Tokenizer {
     /// Builds the tokenizer that a file's `tokenizer.ggml.*` keys describe; the file may hold nothing else.
     ///
     /// What the keys mean, and which defaults they have, follows llama.cpp (`src/llama-vocab.cpp`).
-    pub fn from_metadata(
-        metadata: &Metadata,
-        options: &TokenizerOptions,
-    ) -> Result<Self, TokenizerError> {
+    pub fn from_metadata(metadata: &Metadata, options: &TokenizerOptions) -> Result<Self, TokenizerError> {
         const MODEL: &str = "tokenizer.ggml.model";
         let model = metadata.str(MODEL)?.ok_or(TokenizerError::MissingKey { key: MODEL })?;
         let mut add_space_prefix = false;
         let mut add_bos = false;
+        let mut add_eos = false;
         let mut pre_name = "default".to_owned();
         let (vocabulary, algorithm) = match model {
             "llama" => {
@@ -76,22 +76,26 @@ impl Tokenizer {
                 let spm = Spm::new(&vocabulary);
                 (vocabulary, Algorithm::Spm(spm))
             }
-            "gpt2" | "gemma4" => {
+            "gpt2" | "gemma4" | "whitespace" => {
                 pre_name = pre_tokenizer_name(metadata, model, options)?;
-                let pre = pre::find(&pre_name)
-                    .ok_or_else(|| TokenizerError::UnknownPre { pre: pre_name.clone() })?;
-                let gpt2 = model == "gpt2";
-                let bos = Some(11).filter(|_| gpt2 && !pre.no_default_bos);
-                let eos = Some(11).filter(|_| gpt2);
-                let roles = Roles { bos, eos, unknown: None, separator: None };
+                let pre = pre::find(&pre_name).ok_or_else(|| TokenizerError::UnknownPre { pre: pre_name.clone() })?;
+                let default = Some(11).filter(|_| model != "gemma4");
+                let bos = default.filter(|_| !pre.no_default_bos);
+                let roles = Roles { bos, eos: default, unknown: None, separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
-                add_bos = pre.add_bos;
+                add_bos = pre.bos == Bos::ByDefault;
                 let bpe = Bpe::new(metadata, &vocabulary, pre)?;
                 (vocabulary, Algorithm::Bpe(bpe))
             }
+            "t5" => {
+                let roles = Roles { bos: None, eos: Some(1), unknown: Some(2), separator: None };
+                let vocabulary = Vocabulary::read(metadata, roles)?;
+                add_eos = true;
+                let unigram = Unigram::new(metadata, &vocabulary)?;
+                (vocabulary, Algorithm::Unigram(unigram))
+            }
             "bert" => {
-                let roles =
-                    Roles { bos: Some(101), eos: None, unknown: Some(100), separator: Some(102) };
+                let roles = Roles { bos: Some(101), eos: None, unknown: Some(100), separator: Some(102) };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 let wordpiece = WordPiece::new(metadata, &vocabulary)?;
                 (vocabulary, Algorithm::WordPiece(wordpiece))
@@ -102,8 +106,8 @@ impl Tokenizer {
         let flag = |key, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
         add_space_prefix = flag("tokenizer.ggml.add_space_prefix", add_space_prefix)?;
         add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?
-            || matches!(&algorithm, Algorithm::Bpe(bpe) if bpe.pre.always_bos);
-        let add_eos = flag("tokenizer.ggml.add_eos_token", false)?;
+            || matches!(&algorithm, Algorithm::Bpe(bpe) if bpe.pre.bos == Bos::Always);
+        add_eos = flag("tokenizer.ggml.add_eos_token", add_eos)?;
 
         Ok(Self {
             all_special: SpecialTokens::new(&vocabulary, CONTROL | UNKNOWN | USER_DEFINED, 0),
@@ -142,6 +146,7 @@ impl Tokenizer {
                             spm.encode(vocabulary, text, prefix, &mut out);
                         }
                         Algorithm::Bpe(bpe) => bpe.encode(vocabulary, text, &mut out),
+                        Algorithm::Unigram(unigram) => unigram.encode(vocabulary, text, &mut out),
                         Algorithm::WordPiece(wordpiece) => wordpiece.encode(vocabulary, text, &mut out),
                     }
                     after_special = false;
@@ -193,7 +198,7 @@ impl Tokenizer {
         self.add_space_prefix || matches!(self.algorithm, Algorithm::WordPiece(_))
     }
 
-    /// The token's own spelling, such as "<|im_end|>" or "Ġthe".
+    /// The token's own spelling, such as `<|im_end|>` or `Ġthe`.
     pub fn token_text(&self, id: TokenId) -> Option<&str> {
         self.vocabulary.ids().contains(&id).then(|| self.vocabulary.text(id))
     }
@@ -239,7 +244,7 @@ impl Tokenizer {
         &self.vocabulary.end_of_generation
     }
 
-    /// The kind of vocabulary: "llama", "gpt2", "gemma4" or "bert".
+    /// The kind of vocabulary: "llama", "gpt2", "gemma4", "whitespace", "t5" or "bert".
     pub fn model(&self) -> &str {
         &self.model
     }
@@ -260,11 +265,7 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-fn pre_tokenizer_name(
-    metadata: &Metadata,
-    model: &str,
-    options: &TokenizerOptions,
-) -> Result<String, TokenizerError> {
+fn pre_tokenizer_name(metadata: &Metadata, model: &str, options: &TokenizerOptions) -> Result<String, TokenizerError> {
     if let Some(pre) = &options.pre {
         return Ok(pre.clone());
     }
@@ -283,7 +284,7 @@ fn pre_tokenizer_name(
 fn pieces(vocabulary: &Vocabulary, algorithm: &Algorithm) -> Pieces {
     let piece = |id| match algorithm {
         Algorithm::Bpe(bpe) => bpe.piece(vocabulary, id),
-        Algorithm::Spm(_) | Algorithm::WordPiece(_) => vocabulary.unescaped(id),
+        Algorithm::Spm(_) | Algorithm::Unigram(_) | Algorithm::WordPiece(_) => vocabulary.unescaped(id),
     };
     let mut pieces = Pieces::default();
     for id in vocabulary.ids() {

@@ -99,11 +99,7 @@ const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
         ],
         false,
     ),
-    (
-        &["tokenizer.ggml.fim_pad_token_id"],
-        &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
-        true,
-    ),
+    (&["tokenizer.ggml.fim_pad_token_id"], &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"], true),
     (
         &["tokenizer.ggml.fim_rep_token_id"],
         &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
@@ -137,8 +133,7 @@ pub(crate) struct Vocabulary {
 impl Vocabulary {
     pub(crate) fn read(metadata: &Metadata, defaults: Roles) -> Result<Self, TokenizerError> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
-        let tokens =
-            metadata.strings(TOKENS)?.ok_or(TokenizerError::MissingKey { key: TOKENS })?;
+        let tokens = metadata.strings(TOKENS)?.ok_or(TokenizerError::MissingKey { key: TOKENS })?;
         let count = tokens.len();
         if count == 0 {
             return Err(TokenizerError::EmptyVocabulary);

@@ -1,7 +1,8 @@
 //! BERT's WordPiece: words are normalised and then covered greedily by the longest tokens.
 
 use crate::TokenId;
-use crate::classes::{CLASSES, MARK, PUNCTUATION, SPACE, SYMBOL};
+use crate::bpe::simple_lower;
+use crate::classes::{CLASSES, CONTROL, MARK, PUNCTUATION, SPACE, SYMBOL};
 use crate::error::TokenizerError;
 use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
 use metal_attention_gguf::Metadata;
@@ -19,11 +20,7 @@ impl WordPiece {
     pub(crate) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
         let lowercase = metadata.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
         let strip = metadata.bool("tokenizer.ggml.normalizer.strip_accents")?;
-        Ok(Self {
-            lowercase,
-            strip_accents: strip.unwrap_or(lowercase),
-            longest: vocabulary.longest(),
-        })
+        Ok(Self { lowercase, strip_accents: strip.unwrap_or(lowercase), longest: vocabulary.longest() })
     }
 
     /// Appends the tokens of `text`.
@@ -39,13 +36,11 @@ impl WordPiece {
             if is_dropped(c) || self.strip_accents && classes & MARK != 0 {
                 continue;
             }
-            let alone = classes & PUNCTUATION != 0
-                || c.is_ascii() && classes & SYMBOL != 0
-                || is_cjk(c);
+            let alone = classes & PUNCTUATION != 0 || c.is_ascii() && classes & SYMBOL != 0 || is_cjk(c);
             if alone {
                 self.finish_word(vocabulary, &mut word, out);
             }
-            word.push(if self.lowercase { lower(c) } else { c });
+            word.push(if self.lowercase { simple_lower(c) } else { c });
             if alone {
                 self.finish_word(vocabulary, &mut word, out);
             }
@@ -63,9 +58,8 @@ impl WordPiece {
         let mut start = 0;
         while start < bytes.len() {
             let limit = bytes.len().min(start + self.longest);
-            let found = (start + 1..=limit)
-                .rev()
-                .find_map(|end| Some((vocabulary.find_in_text(&bytes[start..end])?, end)));
+            let found =
+                (start + 1..=limit).rev().find_map(|end| Some((vocabulary.find_in_text(&bytes[start..end])?, end)));
             let Some((id, end)) = found else {
                 // One part that no token covers makes the whole word unknown.
                 out.truncate(first);
@@ -88,13 +82,9 @@ fn base(c: char) -> char {
     first.unwrap_or(c)
 }
 
-fn lower(c: char) -> char {
-    c.to_lowercase().next().unwrap_or(c)
-}
-
 /// Control characters, format characters, private characters and what stands for broken text.
 fn is_dropped(c: char) -> bool {
-    matches!(c, '\0' | '\u{FFFD}') || CLASSES.of(c) & crate::classes::CONTROL != 0
+    matches!(c, '\0' | '\u{FFFD}') || CLASSES.of(c) & CONTROL != 0
 }
 
 /// Ideographs, which are words by themselves.

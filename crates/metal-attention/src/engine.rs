@@ -108,7 +108,7 @@ impl EngineOptions {
 fn log(model: &Model, pass: &CpuForwardPass) {
     let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let memory = pass.memory_use();
-    tracing::info!("device: CPU, {} threads, {}", pass.n_threads(), pass.isa().name());
+    tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
     tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes() as usize));
     tracing::info!("repacked weights: {}", mib(memory.weights));
     tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), pass.n_ctx() * pass.n_seq());

@@ -78,11 +78,7 @@ impl Generator {
     ///
     /// More tokens than the context holds are [`Error::PromptTooLong`], none at all [`Error::EmptyPrompt`]; the text is
     /// then as it was.
-    pub fn prompt(
-        &mut self,
-        ids: &[u32],
-        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<(), Error> {
+    pub fn prompt(&mut self, ids: &[u32], progress: impl FnMut(usize, usize) -> ControlFlow<()>) -> Result<(), Error> {
         self.sequence.start(ids, progress)
     }
 

@@ -59,21 +59,20 @@ impl Sequence {
         for &id in prompt {
             self.sampler.accept(id);
         }
-        self.timings =
-            Timings { prompt_tokens: prompt.len() - cached, cached_tokens: cached, ..Default::default() };
+        self.timings = Timings { cached_tokens: cached, ..Default::default() };
         loop {
             let done = self.pass.position();
             if progress(done, prompt.len()).is_break() {
                 return Err(Error::Interrupted { done, total: prompt.len() });
             }
             if prompt.len() - done <= self.n_ubatch {
-                break;
+                return Ok(());
             }
             let batch = self.waiting(self.n_ubatch, false);
             self.pass.forward(&batch)?;
+            self.timings.prompt_tokens += batch.len();
+            self.timings.prefill = self.started.elapsed();
         }
-        self.timings.prefill = self.started.elapsed();
-        Ok(())
     }
 
     /// Whether the text has room for the tokens that wait, so that a step can follow.
@@ -104,7 +103,7 @@ impl Sequence {
                 self.sampler.sample(&self.masked)
             }
         };
-        self.count(start.elapsed());
+        self.count(batch.len(), start.elapsed());
         Ok(id)
     }
 
@@ -135,13 +134,15 @@ impl Sequence {
         let position = self.pass.position();
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
-        let token = |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, logits: logits && i + 1 == n };
+        let token =
+            |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, logits: logits && i + 1 == n };
         ids[..n].iter().enumerate().map(token).collect()
     }
 
-    /// Adds the time of a step: the first one after a prompt ends its prefill.
-    fn count(&mut self, time: Duration) {
+    /// Counts a step over `n` tokens: the first one after a prompt ends its prefill.
+    fn count(&mut self, n: usize, time: Duration) {
         if self.timings.first_token.is_none() {
+            self.timings.prompt_tokens += n;
             self.timings.prefill += time;
             self.timings.first_token = Some(self.started.elapsed());
         } else {

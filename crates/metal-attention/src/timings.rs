@@ -5,11 +5,11 @@ use std::time::Duration;
 /// Tokens and time since the last prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timings {
-    /// Tokens of the prompt that were evaluated.
+    /// Tokens of the prompt that were evaluated so far.
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were in the KV cache already.
     pub cached_tokens: usize,
-    /// Time spent on the prompt, until the first token was chosen.
+    /// Time spent on the prompt, the choice of the first token included.
     pub prefill: Duration,
     /// Tokens generated, without the one that ended the generation.
     pub generated: usize,
@@ -22,9 +22,9 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Prompt tokens per second; `None` while the prompt is not evaluated to its end.
+    /// Prompt tokens per second; `None` when nothing was measured.
     pub fn prefill_tokens_per_second(&self) -> Option<f64> {
-        self.first_token.and_then(|_| per_second(self.prompt_tokens, self.prefill))
+        per_second(self.prompt_tokens, self.prefill)
     }
 
     /// Steps per second after the first token; `None` when nothing was measured.
@@ -46,7 +46,6 @@ mod tests {
         let timings = Timings {
             prompt_tokens: 100,
             prefill: Duration::from_millis(250),
-            first_token: Some(Duration::from_millis(251)),
             decode_steps: 3,
             decode: Duration::from_millis(1500),
             ..Default::default()
@@ -54,6 +53,5 @@ mod tests {
         assert_eq!(timings.prefill_tokens_per_second(), Some(400.0));
         assert_eq!(timings.decode_tokens_per_second(), Some(2.0));
         assert_eq!(Timings::default().decode_tokens_per_second(), None);
-        assert_eq!(Timings { first_token: None, ..timings }.prefill_tokens_per_second(), None);
     }
 }

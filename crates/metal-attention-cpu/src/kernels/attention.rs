@@ -176,7 +176,10 @@ impl<E: Element> Attention<'_, E> {
             }
             for i in 0..n {
                 let row = self.values.add((pos + i) * dim + at);
-                let values: [S::F; V] = std::array::from_fn(|v| E::load::<S>(row.add(v * LANES)));
+                let mut values = [S::f_splat(0.0); V];
+                for v in 0..V {
+                    values[v] = E::load::<S>(row.add(v * LANES));
+                }
                 for r in 0..R {
                     let weight = S::f_splat(weights[r][i]);
                     for v in 0..V {

@@ -153,11 +153,14 @@ impl<W: Weight> Plain<'_, W> {
         unsafe {
             let mut acc = [[S::f_splat(0.0); T]; R];
             for i in (0..whole).step_by(LANES) {
-                let x: [S::F; T] = std::array::from_fn(|t| S::f_load(x[t].as_ptr().add(i)));
+                let mut xs = [S::f_splat(0.0); T];
+                for t in 0..T {
+                    xs[t] = S::f_load(x[t].as_ptr().add(i));
+                }
                 for r in 0..R {
                     let w = W::load::<S>(w[r].as_ptr().add(i));
                     for t in 0..T {
-                        acc[r][t] = S::f_fma(w, x[t], acc[r][t]);
+                        acc[r][t] = S::f_fma(w, xs[t], acc[r][t]);
                     }
                 }
             }

@@ -11,14 +11,21 @@ pub(crate) struct Avx2;
 type F = [__m256; 2];
 type I = [__m256i; 2];
 
-#[inline(always)]
-fn both<A: Copy, R>(a: [A; 2], f: impl FnMut(A) -> R) -> [R; 2] {
-    a.map(f)
-}
-
-#[inline(always)]
-fn zip<A: Copy, R>(a: [A; 2], b: [A; 2], f: impl Fn(A, A) -> R) -> [R; 2] {
-    [f(a[0], b[0]), f(a[1], b[1])]
+/// An expression for register 0 and for register 1. A macro and not a function over
+/// closures: closures are not sure to be inlined with the instruction set on.
+macro_rules! both {
+    ($i:ident => $e:expr) => {
+        [
+            {
+                let $i = 0;
+                $e
+            },
+            {
+                let $i = 1;
+                $e
+            },
+        ]
+    };
 }
 
 // SAFETY of every block below: the CPU has the instruction set and pointers are
@@ -42,15 +49,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn f_load_f16(p: *const u16) -> F {
-        unsafe { [0, 8].map(|i| _mm256_cvtph_ps(_mm_loadu_si128(p.add(i).cast()))) }
+        unsafe { both!(i => _mm256_cvtph_ps(_mm_loadu_si128(p.add(8 * i).cast()))) }
     }
     #[inline(always)]
     unsafe fn f_load_bf16(p: *const u16) -> F {
         unsafe {
-            [0, 8].map(|i| {
-                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(i).cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-            })
+            both!(i => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8 * i).cast())))))
         }
     }
     #[inline(always)]
@@ -63,7 +67,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn f_store_f16(p: *mut u16, x: F) {
         unsafe {
-            let h = both(x, |v| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
+            let h = both!(i => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[i]));
             _mm_storeu_si128(p.cast(), h[0]);
             _mm_storeu_si128(p.add(8).cast(), h[1]);
         }
@@ -71,27 +75,27 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn f_store_i8(p: *mut i8, x: F) {
         unsafe {
-            let i = both(x, |v| _mm256_cvtps_epi32(v));
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(i[0], i[1]));
+            let n = both!(i => _mm256_cvtps_epi32(x[i]));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(n[0], n[1]));
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(p.cast(), bytes);
         }
     }
     #[inline(always)]
     unsafe fn f_add(a: F, b: F) -> F {
-        zip(a, b, |a, b| unsafe { _mm256_add_ps(a, b) })
+        unsafe { both!(i => _mm256_add_ps(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn f_sub(a: F, b: F) -> F {
-        zip(a, b, |a, b| unsafe { _mm256_sub_ps(a, b) })
+        unsafe { both!(i => _mm256_sub_ps(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn f_mul(a: F, b: F) -> F {
-        zip(a, b, |a, b| unsafe { _mm256_mul_ps(a, b) })
+        unsafe { both!(i => _mm256_mul_ps(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn f_div(a: F, b: F) -> F {
-        zip(a, b, |a, b| unsafe { _mm256_div_ps(a, b) })
+        unsafe { both!(i => _mm256_div_ps(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn f_fma(a: F, b: F, c: F) -> F {
@@ -99,26 +103,28 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn f_max(a: F, b: F) -> F {
-        zip(a, b, |a, b| unsafe { _mm256_max_ps(a, b) })
+        unsafe { both!(i => _mm256_max_ps(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn f_min(a: F, b: F) -> F {
-        zip(a, b, |a, b| unsafe { _mm256_min_ps(a, b) })
+        unsafe { both!(i => _mm256_min_ps(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn f_abs(a: F) -> F {
-        both(a, |a| unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) })
+        unsafe { both!(i => _mm256_andnot_ps(_mm256_set1_ps(-0.0), a[i])) }
     }
     #[inline(always)]
     unsafe fn f_round(a: F) -> F {
-        both(a, |a| unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) })
+        unsafe { both!(i => _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a[i])) }
     }
     #[inline(always)]
     unsafe fn f_scale_by_power(a: F, n: F) -> F {
-        zip(a, n, |a, n| unsafe {
-            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
-        })
+        unsafe {
+            both!(i => {
+                let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n[i]), _mm256_set1_epi32(127));
+                _mm256_mul_ps(a[i], _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+            })
+        }
     }
     #[inline(always)]
     unsafe fn f_sum(a: F) -> f32 {
@@ -145,35 +151,35 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn i_load_u8(p: *const u8) -> I {
-        unsafe { [0, 8].map(|i| _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(i).cast()))) }
+        unsafe { both!(i => _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8 * i).cast()))) }
     }
     #[inline(always)]
     unsafe fn i_load_i8(p: *const i8) -> I {
-        unsafe { [0, 8].map(|i| _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast()))) }
+        unsafe { both!(i => _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8 * i).cast()))) }
     }
     #[inline(always)]
     unsafe fn i_add(a: I, b: I) -> I {
-        zip(a, b, |a, b| unsafe { _mm256_add_epi32(a, b) })
+        unsafe { both!(i => _mm256_add_epi32(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn i_and(a: I, b: I) -> I {
-        zip(a, b, |a, b| unsafe { _mm256_and_si256(a, b) })
+        unsafe { both!(i => _mm256_and_si256(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn i_or(a: I, b: I) -> I {
-        zip(a, b, |a, b| unsafe { _mm256_or_si256(a, b) })
+        unsafe { both!(i => _mm256_or_si256(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn i_shl<const N: u32>(a: I) -> I {
-        both(a, |a| unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(N as i32)) })
+        unsafe { both!(i => _mm256_sll_epi32(a[i], _mm_cvtsi32_si128(N as i32))) }
     }
     #[inline(always)]
     unsafe fn i_shr<const N: u32>(a: I) -> I {
-        both(a, |a| unsafe { _mm256_sra_epi32(a, _mm_cvtsi32_si128(N as i32)) })
+        unsafe { both!(i => _mm256_sra_epi32(a[i], _mm_cvtsi32_si128(N as i32))) }
     }
     #[inline(always)]
     unsafe fn i_to_f(a: I) -> F {
-        both(a, |a| unsafe { _mm256_cvtepi32_ps(a) })
+        unsafe { both!(i => _mm256_cvtepi32_ps(a[i])) }
     }
 
     #[inline(always)]
@@ -186,11 +192,11 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn b_and(a: I, b: I) -> I {
-        zip(a, b, |a, b| unsafe { _mm256_and_si256(a, b) })
+        unsafe { both!(i => _mm256_and_si256(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn b_or(a: I, b: I) -> I {
-        zip(a, b, |a, b| unsafe { _mm256_or_si256(a, b) })
+        unsafe { both!(i => _mm256_or_si256(a[i], b[i])) }
     }
     #[inline(always)]
     unsafe fn b_shl<const N: u32>(a: I) -> I {
@@ -198,12 +204,14 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn b_shr<const N: u32>(a: I) -> I {
-        both(a, |a| unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(N as i32)) })
+        unsafe { both!(i => _mm256_srl_epi32(a[i], _mm_cvtsi32_si128(N as i32))) }
     }
     #[inline(always)]
     unsafe fn b_lookup(table: &[u8; 16], index: I) -> I {
-        let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
-        both(index, |i| unsafe { _mm256_shuffle_epi8(table, i) })
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            both!(i => _mm256_shuffle_epi8(table, index[i]))
+        }
     }
 
     #[inline(always)]
@@ -211,8 +219,8 @@ impl Simd for Avx2 {
         unsafe {
             let a = _mm256_set1_epi32(a.cast::<i32>().read_unaligned());
             // Pairs sum to at most 2 * 127 * 127 = 32 258: no saturation.
-            let pairs = both(codes, |c| _mm256_maddubs_epi16(c, a));
-            Self::i_add(acc, both(pairs, |p| _mm256_madd_epi16(p, _mm256_set1_epi16(1))))
+            let pairs = both!(i => _mm256_maddubs_epi16(codes[i], a));
+            Self::i_add(acc, both!(i => _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1))))
         }
     }
     #[inline(always)]
@@ -220,11 +228,11 @@ impl Simd for Avx2 {
         unsafe {
             let a = _mm256_set1_epi32(a.cast::<i32>().read_unaligned());
             // |w| times a with w's sign: at most 2 * 128 * 127 = 32 512.
-            let pairs = both(codes, |c| {
-                let w = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
+            let pairs = both!(i => {
+                let w = _mm256_xor_si256(codes[i], _mm256_set1_epi8(-128));
                 _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
             });
-            Self::i_add(acc, both(pairs, |p| _mm256_madd_epi16(p, _mm256_set1_epi16(1))))
+            Self::i_add(acc, both!(i => _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1))))
         }
     }
 }

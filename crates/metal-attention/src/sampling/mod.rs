@@ -6,9 +6,10 @@
 //! values are llama.cpp's: penalties, DRY, top-n-sigma, top-k, typical-p, top-p,
 //! min-p, XTC, temperature.
 //!
-//! Random numbers come from `ChaCha8`, which is defined independently of any
-//! library, platform or version: the same seed, options and logits give the same
-//! tokens. They are not llama.cpp's random numbers.
+//! The same seed, options and logits give the same tokens. Random numbers come
+//! from `ChaCha8`, which is defined independently of any library, platform or
+//! version; between platforms only the last bit of an exponential may differ.
+//! They are not llama.cpp's random numbers.
 //!
 //! ```
 //! use metal_attention::sampling::{Sampler, SamplerOptions};

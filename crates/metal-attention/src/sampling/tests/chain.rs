@@ -132,9 +132,8 @@ fn one_candidate_is_left_at_least() {
 
 #[test]
 fn typical_p_may_drop_the_most_probable_token() {
-    // Probabilities 0.5 and ten of 0.05: entropy 1.84, surprises 0.69 and 3.0,
-    // so the distances are 1.15 and 1.15; at 0.45 and ten of 0.055 the tail is
-    // nearer (entropy 1.95, distances 1.16 and 0.95).
+    // Probabilities 0.45 and ten of 0.055: the entropy is 1.95 nats and the
+    // surprises are 0.80 and 2.90, so the ten are nearer (0.95) than the one (1.16).
     let mut logits = vec![0.055_f32.ln(); 11];
     logits[0] = 0.45_f32.ln();
     let ids = kept(SamplerOptions { typical_p: 0.3, ..neutral() }, &logits);
@@ -165,7 +164,7 @@ fn dynamic_temperature_of_zero_keeps_the_highest() {
 
 #[test]
 fn the_order_of_samplers_matters() {
-    // Probabilities 0.4, 0.3, 0.2, 0.1. Cold first: 0.01 of the odds' power 4.
+    // Probabilities 0.4, 0.3, 0.2, 0.1.
     let logits: Vec<f32> = [0.4_f32, 0.3, 0.2, 0.1].iter().map(|p| p.ln()).collect();
     let with = |order: &str| SamplerOptions {
         temperature: 0.25,

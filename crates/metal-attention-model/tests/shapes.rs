@@ -1,0 +1,80 @@
+//! Named shapes: their metadata read back, and they have as many parameters as the models they are named after.
+
+use metal_attention_model::{FeedForward, Mixer, ModelShape, ModelSpec};
+
+#[test]
+fn named_shapes_have_the_published_number_of_parameters() {
+    for (name, parameters) in [
+        ("smollm-135m", 134_515_008),
+        ("smollm-360m", 361_821_120),
+        ("smollm-1.7b", 1_711_376_384),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("llama-2-7b", 6_738_415_616),
+        ("mistral-7b", 7_248_023_552),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+    ] {
+        let shape = ModelShape::named(name).unwrap();
+        let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
+        let tensors = shape.tensors(&spec);
+        let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
+        assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
+    }
+    assert_eq!(ModelShape::all().len(), 13, "a named shape is not in the list above");
+    assert!(ModelShape::named("smollm-136m").is_none());
+}
+
+#[test]
+fn metadata_read_back_as_the_shape() {
+    for shape in ModelShape::all() {
+        let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
+        assert_eq!((spec.architecture.as_str(), spec.name.as_deref()), (shape.architecture, Some(shape.name)));
+        assert_eq!((spec.n_layer(), spec.n_embd, spec.n_vocab), (shape.n_layer, shape.n_embd, shape.n_vocab));
+        assert_eq!((spec.n_ctx_train, spec.norm_eps), (shape.n_ctx_train, shape.norm_eps));
+        for layer in &spec.layers {
+            let Mixer::Attention(a) = &layer.mixer else { panic!("{} has another mixer", shape.name) };
+            assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (shape.n_head, shape.n_head_kv, shape.head_dim));
+            assert_eq!((a.rope.n_rot, a.rope.freq_base), (shape.head_dim, shape.rope_freq_base));
+            let FeedForward::Gated { n_ff, .. } = layer.feed_forward else { panic!("{} is not gated", shape.name) };
+            assert_eq!(n_ff, shape.n_ff);
+        }
+    }
+}
+
+/// The rule as it is published: by wavelength, in three cases.
+fn divisor_by_wavelength(wavelength: f64) -> f64 {
+    let (factor, low, high, n_ctx_orig) = (32.0, 1.0, 4.0, 8192.0);
+    if wavelength < n_ctx_orig / high {
+        1.0
+    } else if wavelength > n_ctx_orig / low {
+        factor
+    } else {
+        let smooth = (n_ctx_orig / wavelength - low) / (high - low);
+        1.0 / ((1.0 - smooth) / factor + smooth)
+    }
+}
+
+#[test]
+fn llama_3_divisors_follow_the_published_rule() {
+    let shape = ModelShape::named("llama-3.2-1b").unwrap();
+    let divisors = shape.rope_factors.unwrap().divisors(64, shape.rope_freq_base);
+    assert_eq!(divisors.len(), 32);
+    for (i, &divisor) in divisors.iter().enumerate() {
+        let wavelength = std::f64::consts::TAU * 500_000f64.powf(i as f64 / 32.0);
+        let want = divisor_by_wavelength(wavelength);
+        assert!((f64::from(divisor) - want).abs() < 1e-5 * want, "{i}: {divisor} {want}");
+    }
+    assert_eq!((divisors[0], divisors[31]), (1.0, 32.0));
+    assert!(divisors.iter().any(|&d| d > 1.0 && d < 32.0));
+}
+
+#[test]
+fn sizes_beyond_32_bits_are_refused() {
+    let shape = ModelShape { n_ff: usize::MAX, ..ModelShape::named("custom").unwrap().clone() };
+    let message = ModelSpec::from_metadata(&shape.metadata()).unwrap_err().to_string();
+    assert!(message.contains("llama.feed_forward_length"), "{message}");
+}

@@ -1,0 +1,100 @@
+//! `Weights::load`: tensors that are missing or of another shape are named.
+
+use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
+use metal_attention_model::{ModelError, ModelShape, ModelSpec, Weights};
+
+fn shape(architecture: &'static str) -> ModelShape {
+    ModelShape {
+        architecture,
+        n_layer: 2,
+        n_embd: 16,
+        n_head: 4,
+        n_head_kv: 2,
+        head_dim: 6,
+        n_ff: 24,
+        n_vocab: 10,
+        ..ModelShape::named("custom").unwrap().clone()
+    }
+}
+
+/// Writes the tensors of `shape` in F32, changed by `edit`; tensor `i` is filled with `i`.
+fn load(shape: &ModelShape, edit: impl Fn(&mut Vec<TensorDecl>)) -> Result<Weights, ModelError> {
+    let metadata = shape.metadata();
+    let spec = ModelSpec::from_metadata(&metadata).unwrap();
+    let declare = |t: metal_attention_model::TensorSpec| TensorDecl { name: t.name, shape: t.shape, ty: TensorType::F32 };
+    let mut tensors: Vec<_> = shape.tensors(&spec).into_iter().map(declare).collect();
+    edit(&mut tensors);
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &tensors).unwrap();
+    for (i, tensor) in tensors.iter().enumerate() {
+        for _ in 0..tensor.shape.iter().product::<usize>() {
+            writer.write(&(i as f32).to_le_bytes()).unwrap();
+        }
+    }
+    Weights::load(&GgufFile::from_bytes(&writer.finish().unwrap()).unwrap(), &spec)
+}
+
+#[test]
+fn a_complete_file_loads() {
+    for architecture in ["llama", "qwen2", "qwen3"] {
+        for tied in [true, false] {
+            let weights = load(&ModelShape { tied, ..shape(architecture) }, |_| {}).unwrap();
+            assert_eq!(weights.output.name() == "token_embd.weight", tied);
+            let layer = &weights.layers[1];
+            assert_eq!(layer.attention.q.weight.shape(), [16, 24]);
+            assert_eq!(layer.attention.k.weight.shape(), [16, 12]);
+            assert_eq!(layer.attention.v.bias.as_ref().map(Vec::len), (architecture == "qwen2").then_some(12));
+            assert_eq!(layer.attention.q_norm.as_ref().map(Vec::len), (architecture == "qwen3").then_some(6));
+            assert_eq!(layer.feed_forward.down.weight.shape(), [24, 16]);
+            assert_eq!((layer.feed_forward_norm.len(), weights.output_norm.len()), (16, 16));
+        }
+    }
+}
+
+#[test]
+fn every_required_tensor_is_named_when_it_is_missing() {
+    for architecture in ["llama", "qwen2", "qwen3"] {
+        let shape = shape(architecture);
+        let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
+        for wanted in shape.tensors(&spec) {
+            let error = load(&shape, |tensors| tensors.retain(|t| t.name != wanted.name)).unwrap_err();
+            let named = matches!(&error, ModelError::MissingTensor { name, shape } if *name == wanted.name && *shape == wanted.shape);
+            assert!(named, "{}: {error}", wanted.name);
+        }
+    }
+}
+
+#[test]
+fn every_tensor_of_another_shape_is_named() {
+    let shape = ModelShape { tied: false, ..shape("qwen2") };
+    let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
+    for wanted in shape.tensors(&spec) {
+        let widen = |tensors: &mut Vec<TensorDecl>| {
+            let tensor = tensors.iter_mut().find(|t| t.name == wanted.name).unwrap();
+            *tensor.shape.last_mut().unwrap() += 2;
+        };
+        let error = load(&shape, widen).unwrap_err();
+        let mut found = wanted.shape.clone();
+        *found.last_mut().unwrap() += 2;
+        let named = matches!(&error, ModelError::TensorShape { name, found: f, expected }
+            if *name == wanted.name && *f == found && *expected == wanted.shape);
+        assert!(named, "{}: {error}", wanted.name);
+    }
+}
+
+#[test]
+fn optional_tensors_are_checked_and_used_when_they_are_there() {
+    let bias = |shape: Vec<usize>| {
+        move |tensors: &mut Vec<TensorDecl>| {
+            tensors.push(TensorDecl { name: "blk.0.attn_output.bias".into(), shape: shape.clone(), ty: TensorType::F32 });
+        }
+    };
+    let weights = load(&shape("llama"), bias(vec![16])).unwrap();
+    let n_tensors = 2 + 2 * 9;
+    assert_eq!(weights.layers[0].attention.out.bias, Some(vec![n_tensors as f32; 16]));
+    assert!(weights.layers[1].attention.out.bias.is_none());
+    let error = load(&shape("llama"), bias(vec![8])).unwrap_err();
+    assert!(error.to_string().contains("blk.0.attn_output.bias"), "{error}");
+
+    let llama3 = ModelShape { rope_factors: ModelShape::named("llama-3.2-1b").unwrap().rope_factors, ..shape("llama") };
+    assert_eq!(load(&llama3, |_| {}).unwrap().rope_freqs.map(|f| f.len()), Some(3));
+}

@@ -1,0 +1,80 @@
+//! SentencePiece's precompiled characters map: which sequences of characters are replaced by which.
+
+use crate::error::TokenizerError;
+use metal_attention_gguf::{Array, Metadata, Value};
+
+/// An XOR-compressed compact double array (S. Kanda, Space- and Time-Efficient String Dictionaries, 2018) from sequences to
+/// offsets of their replacements.
+#[derive(Default)]
+pub(crate) struct CharsMap {
+    /// Base in bits 10 to 30 (with a shift by 8 if bit 9 is set), label in bits 0 to 7, leaf in bit 8.
+    nodes: Vec<u32>,
+    /// NUL-terminated strings.
+    replacements: Vec<u8>,
+}
+
+impl CharsMap {
+    /// Reads `tokenizer.ggml.precompiled_charsmap`; without it nothing is replaced.
+    ///
+    /// Its layout: the length in bytes of the array as a little-endian `u32`, the array, the replacements.
+    pub(crate) fn read(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        let bytes: Vec<u8> = match metadata.get("tokenizer.ggml.precompiled_charsmap") {
+            None => return Ok(Self::default()),
+            Some(Value::Array(Array::U8(bytes))) => bytes.clone(),
+            Some(Value::Array(Array::I8(bytes))) => bytes.iter().map(|&byte| byte as u8).collect(),
+            Some(_) => return Err(TokenizerError::CharsMap { why: "it is no array of bytes" }),
+        };
+        let short = TokenizerError::CharsMap { why: "it is shorter than it says" };
+        let Some((len, rest)) = bytes.split_first_chunk() else { return Err(short) };
+        let len = u32::from_le_bytes(*len) as usize;
+        let Some((nodes, replacements)) = rest.split_at_checked(len) else { return Err(short) };
+        let (nodes, _) = nodes.as_chunks();
+        Ok(Self {
+            nodes: nodes.iter().map(|&node| u32::from_le_bytes(node)).collect(),
+            replacements: replacements.to_vec(),
+        })
+    }
+
+    /// Calls `emit` with every character of `text` after replacement, the longest match first.
+    pub(crate) fn for_each_replaced(&self, text: &str, mut emit: impl FnMut(char)) {
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            if let Some((len, replacement)) = self.longest_match(rest) {
+                replacement.chars().for_each(&mut emit);
+                rest = &rest[len..];
+            } else {
+                emit(c);
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+    }
+
+    /// The length of the longest replaced sequence that `text` starts with, and what replaces it.
+    fn longest_match(&self, text: &str) -> Option<(usize, &str)> {
+        let mut found = None;
+        let mut index = base(*self.nodes.first()?);
+        for (i, byte) in text.bytes().enumerate() {
+            index ^= u32::from(byte);
+            let Some(&node) = self.nodes.get(index as usize) else { break };
+            let label = node & (1 << 31 | 0xFF);
+            if byte == 0 || label != u32::from(byte) {
+                break;
+            }
+            index ^= base(node);
+            let leaf = node >> 8 & 1 == 1;
+            if leaf && text.is_char_boundary(i + 1) {
+                let value = self.nodes.get(index as usize).map(|value| value & !(1 << 31));
+                found = value.map(|value| (i + 1, value as usize)).or(found);
+            }
+        }
+        let (len, start) = found?;
+        let rest = self.replacements.get(start..)?;
+        let end = rest.iter().position(|&byte| byte == 0)?;
+        Some((len, std::str::from_utf8(&rest[..end]).ok()?))
+    }
+}
+
+/// The number that a byte is combined with, by exclusive or, to get from a node to its child.
+fn base(node: u32) -> u32 {
+    (node >> 10) << ((node & 1 << 9) >> 6)
+}

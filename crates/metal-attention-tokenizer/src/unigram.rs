@@ -1,0 +1,131 @@
+//! SentencePiece's unigram model, as T5 and XLM-RoBERTa use it: text is normalised, and of all ways
+//! to write it with tokens the one with the greatest sum of scores is taken.
+
+use crate::TokenId;
+use crate::charsmap::CharsMap;
+use crate::error::TokenizerError;
+use crate::vocabulary::{ESCAPED_BLANK, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
+use metal_attention_gguf::Metadata;
+
+/// How much worse than the worst token an unknown character is.
+const UNKNOWN_PENALTY: f32 = 10.0;
+
+/// A unigram vocabulary.
+pub(crate) struct Unigram {
+    charsmap: CharsMap,
+    /// The tokens that text may become, sorted by spelling.
+    sorted: Vec<TokenId>,
+    unknown_score: f64,
+    add_space_prefix: bool,
+    remove_extra_whitespaces: bool,
+}
+
+/// The best way to write the text up to some position.
+#[derive(Clone, Copy)]
+struct Best {
+    score: f64,
+    /// Where its last token starts.
+    start: u32,
+    /// Its last token; `None` for an unknown character.
+    token: Option<TokenId>,
+}
+
+impl Unigram {
+    pub(crate) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
+        let flag = |key| metadata.bool(key).map(|flag| flag.unwrap_or(false));
+        let normal = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL));
+        let lowest = normal.map(|id| vocabulary.score(id)).fold(f32::MAX, f32::min);
+        let in_text = |id: &TokenId| vocabulary.is(*id, NORMAL | USER_DEFINED | UNUSED);
+        let mut sorted: Vec<_> = vocabulary.ids().filter(in_text).collect();
+        sorted.sort_by_key(|&id| vocabulary.text(id));
+        Ok(Self {
+            charsmap: CharsMap::read(metadata)?,
+            sorted,
+            unknown_score: f64::from(lowest - UNKNOWN_PENALTY),
+            add_space_prefix: flag("tokenizer.ggml.add_space_prefix")?,
+            remove_extra_whitespaces: flag("tokenizer.ggml.remove_extra_whitespaces")?,
+        })
+    }
+
+    /// Appends the tokens of `text`.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
+        let text = self.normalize(text);
+        let none = Best { score: f64::NEG_INFINITY, start: 0, token: None };
+        let mut best = vec![none; text.len() + 1];
+        best[0].score = 0.0;
+        for (start, c) in text.char_indices() {
+            let score = best[start].score;
+            let mut improve = |end: usize, token, score| {
+                if score > best[end].score {
+                    best[end] = Best { score, start: start as u32, token };
+                }
+            };
+            let mut whole_char = false;
+            self.for_each_prefix(vocabulary, &text.as_bytes()[start..], |len, token| {
+                whole_char |= len == c.len_utf8();
+                let user_defined = vocabulary.is(token, USER_DEFINED);
+                let own = if user_defined { 0.0 } else { f64::from(vocabulary.score(token)) };
+                improve(start + len, Some(token), score + own);
+            });
+            if !whole_char {
+                improve(start + c.len_utf8(), None, score + self.unknown_score);
+            }
+        }
+
+        // Back from the end; a run of unknown characters is one token.
+        let first = out.len();
+        let mut end = text.len();
+        let mut after_unknown = false;
+        while end > 0 {
+            let Best { start, token, .. } = best[end];
+            let unknown = token.is_none() || token == vocabulary.roles.unknown;
+            if !(unknown && after_unknown) {
+                out.extend(token.or(vocabulary.roles.unknown));
+            }
+            after_unknown = unknown;
+            end = start as usize;
+        }
+        out[first..].reverse();
+    }
+
+    /// Calls `visit` with the length and id of every token that `text` starts with, shortest first.
+    fn for_each_prefix(&self, vocabulary: &Vocabulary, text: &[u8], mut visit: impl FnMut(usize, TokenId)) {
+        // The tokens that share their first `depth` bytes with the text.
+        let mut range = &self.sorted[..];
+        for (depth, byte) in text.iter().enumerate() {
+            let at_depth = |id: &TokenId| vocabulary.text(*id).as_bytes().get(depth).copied();
+            let start = range.partition_point(|id| at_depth(id) < Some(*byte));
+            let len = range[start..].partition_point(|id| at_depth(id) == Some(*byte));
+            range = &range[start..start + len];
+            let Some(&shortest) = range.first() else { return };
+            if vocabulary.text(shortest).len() == depth + 1 {
+                visit(depth + 1, shortest);
+            }
+        }
+    }
+
+    /// Replaces what the characters map replaces, writes blanks as "▁", and adds and removes blanks.
+    fn normalize(&self, text: &str) -> String {
+        let mut normalized = String::with_capacity(text.len() * 2);
+        let mut in_word = false;
+        let mut prefix = self.add_space_prefix;
+        self.charsmap.for_each_replaced(text, |c| {
+            if c == ' ' {
+                in_word = false;
+                if !self.remove_extra_whitespaces {
+                    normalized.push_str(ESCAPED_BLANK);
+                }
+                return;
+            }
+            if !in_word {
+                in_word = true;
+                if prefix || self.remove_extra_whitespaces {
+                    normalized.push_str(ESCAPED_BLANK);
+                    prefix = false;
+                }
+            }
+            normalized.push(c);
+        });
+        normalized
+    }
+}

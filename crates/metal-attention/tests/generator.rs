@@ -1,0 +1,169 @@
+//! `Generator` on the built-in model.
+
+use std::ops::ControlFlow;
+
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::tokenizer::EncodeOptions;
+use metal_attention::{EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, StopReason, Token};
+
+const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
+
+fn generator(options: &EngineOptions) -> Generator {
+    Generator::new(&Model::built_in().unwrap(), options, SamplerOptions::greedy()).unwrap()
+}
+
+fn encode(generator: &Generator, text: &str) -> Vec<u32> {
+    generator.model().tokenizer().encode(text, EncodeOptions { add_special: true, parse_special: false })
+}
+
+fn tokens(n: usize) -> GenerateOptions {
+    GenerateOptions { n_predict: Some(n), ..Default::default() }
+}
+
+fn ids(generator: &mut Generator, n: usize) -> Vec<u32> {
+    generator.generate(tokens(n)).map(|t| t.unwrap().id).collect()
+}
+
+fn text(tokens: impl Iterator<Item = Result<Token, Error>>) -> String {
+    tokens.map(|t| t.unwrap().text).collect()
+}
+
+fn go_on(_done: usize, _total: usize) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn a_text_goes_on_where_a_generation_ended() {
+    let mut generator = generator(&EngineOptions::default());
+    let mut story = text(generator.complete("Once upon a time", tokens(5)).unwrap());
+    story += &text(generator.generate(tokens(1)));
+    story += &text(generator.generate(tokens(16)));
+    assert!(STORY.starts_with(&story) && story.len() > 50, "{story}");
+    assert_eq!(generator.ids().len(), 5 + 22);
+    assert_eq!(generator.timings().generated, 22);
+}
+
+#[test]
+fn a_prompt_in_micro_batches_gives_the_same_text() {
+    let prompt = "Lily and Ben went to the park. They saw a big";
+    let mut whole = generator(&EngineOptions::default());
+    let all = encode(&whole, prompt);
+    whole.prompt(&all, go_on).unwrap();
+    let expected = ids(&mut whole, 20);
+    for n_ubatch in [1, 2, 5, all.len() - 1, all.len()] {
+        let mut cut = generator(&EngineOptions { n_ubatch, ..Default::default() });
+        let mut heard = Vec::new();
+        let progress = |done, total| {
+            heard.push((done, total));
+            ControlFlow::Continue(())
+        };
+        cut.prompt(&all, progress).unwrap();
+        assert_eq!(heard.len(), all.len().div_ceil(n_ubatch), "{heard:?}");
+        assert_eq!(ids(&mut cut, 20), expected, "micro-batches of {n_ubatch}");
+        assert_eq!(cut.timings().prompt_tokens, all.len());
+    }
+}
+
+#[test]
+fn what_two_prompts_share_is_evaluated_once() {
+    let mut warm = generator(&EngineOptions::default());
+    text(warm.complete("Once upon a time, there was a little dog", tokens(10)).unwrap());
+    for prompt in ["Once upon a time, there was a cat", "Once upon a time", "The cat sat on the mat and"] {
+        let all = encode(&warm, prompt);
+        let shared = warm.ids().iter().zip(&all).take_while(|(a, b)| a == b).count().min(all.len() - 1);
+        warm.prompt(&all, go_on).unwrap();
+        let continued = ids(&mut warm, 10);
+        let timings = warm.timings();
+        assert_eq!((timings.cached_tokens, timings.prompt_tokens), (shared, all.len() - shared), "{prompt}");
+        let mut cold = generator(&EngineOptions::default());
+        cold.prompt(&all, go_on).unwrap();
+        assert_eq!(continued, ids(&mut cold, 10), "{prompt}");
+    }
+}
+
+#[test]
+fn an_interrupted_prompt_can_be_finished() {
+    let mut generator = generator(&EngineOptions { n_ubatch: 2, ..Default::default() });
+    let all = encode(&generator, "Once upon a time");
+    let stop_at_4 = |done, _| if done == 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let error = generator.prompt(&all, stop_at_4).unwrap_err();
+    assert!(matches!(error, Error::Interrupted { done: 4, total: 5 }), "{error}");
+    assert_eq!(generator.timings().prompt_tokens, 4);
+    generator.prompt(&all, go_on).unwrap();
+    assert_eq!(text(generator.generate(tokens(6))), ", there was a little girl");
+    assert_eq!(generator.timings().cached_tokens, 4);
+}
+
+#[test]
+fn prompts_that_cannot_work_change_nothing() {
+    let mut generator = generator(&EngineOptions { n_ctx: Some(8), ..Default::default() });
+    assert!(matches!(generator.generate(tokens(1)).next(), Some(Err(Error::EmptyPrompt))));
+    text(generator.complete("Once upon", tokens(2)).unwrap());
+    let before = generator.ids().to_vec();
+    let error = generator.prompt(&[1; 9], go_on).unwrap_err();
+    assert!(matches!(error, Error::PromptTooLong { n_prompt: 9, n_ctx: 8, n_ctx_train: 512 }), "{error}");
+    let error = generator.prompt(&[1, 512], go_on).unwrap_err();
+    assert!(matches!(error, Error::Forward(ForwardError::TokenOutOfRange { id: 512, n_vocab: 512 })), "{error}");
+    assert!(matches!(generator.prompt(&[], go_on), Err(Error::EmptyPrompt)));
+    assert_eq!(generator.ids(), before);
+    assert_eq!(ids(&mut generator, 1).len(), 1);
+}
+
+#[test]
+fn a_full_context_ends_the_text() {
+    let mut generator = generator(&EngineOptions { n_ctx: Some(8), ..Default::default() });
+    let mut generation = generator.complete("Once upon a time", GenerateOptions::default()).unwrap();
+    // Three more tokens fit; one is chosen after the last of them.
+    assert_eq!(generation.by_ref().count(), 4);
+    assert_eq!(generation.stop_reason(), Some(StopReason::ContextFull));
+    assert!(generation.next().is_none());
+}
+
+#[test]
+fn stop_strings_end_the_text() {
+    let mut generator = generator(&EngineOptions::default());
+    let options = GenerateOptions { stop: vec!["girl".into()], ..tokens(50) };
+    let mut generation = generator.complete("Once upon a time", options).unwrap();
+    assert_eq!(text(generation.by_ref()), ", there was a little ");
+    assert_eq!(generation.stop_reason(), Some(StopReason::StopString));
+    assert_eq!(generation.finish(), "");
+
+    // Where the text ends first, what was held back is not lost.
+    let options = GenerateOptions { stop: vec![" girl named Bob".into()], ..tokens(6) };
+    let mut generation = generator.complete("Once upon a time", options).unwrap();
+    assert_eq!(text(generation.by_ref()), ", there was a little");
+    assert_eq!(generation.stop_reason(), Some(StopReason::Length));
+    assert_eq!(generation.finish(), " girl");
+}
+
+#[test]
+fn the_end_of_the_text_can_be_ignored() {
+    let model = Model::built_in().unwrap();
+    let eos = model.tokenizer().eos().unwrap();
+    // Every choice is EOS, unless it is forbidden.
+    let sampling = SamplerOptions { logit_bias: vec![(eos, 1e6)], ..SamplerOptions::greedy() };
+    let mut generator = Generator::new(&model, &EngineOptions::default(), sampling).unwrap();
+    let mut generation = generator.complete("Once upon a time", tokens(6)).unwrap();
+    assert!(generation.next().is_none());
+    assert_eq!(generation.stop_reason(), Some(StopReason::EndOfGeneration));
+    let options = GenerateOptions { ignore_eos: true, ..tokens(6) };
+    assert_eq!(text(generator.generate(options)), ", there was a little girl");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let model = Model::built_in().unwrap();
+    let sampling = |seed| SamplerOptions { temperature: 1.2, seed: Some(seed), ..Default::default() };
+    let mut one = Generator::new(&model, &EngineOptions::default(), sampling(1)).unwrap();
+    let story = text(one.complete("Once upon a time", tokens(30)).unwrap());
+    assert_eq!(text(one.complete("Once upon a time", tokens(30)).unwrap()), story);
+    let mut two = Generator::new(&model, &EngineOptions::default(), sampling(2)).unwrap();
+    assert_ne!(text(two.complete("Once upon a time", tokens(30)).unwrap()), story);
+}
+
+#[test]
+fn a_text_that_begins_has_no_leading_space() {
+    let mut generator = generator(&EngineOptions::default());
+    assert_eq!(text(generator.complete("", tokens(4)).unwrap()), "Once upon a time");
+    assert_eq!(text(generator.complete("Once", tokens(3)).unwrap()), " upon a time");
+}

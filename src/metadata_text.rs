@@ -1,0 +1,95 @@
+//! Metadata for people and programs to read: long values shortened, nothing that could upset a terminal.
+
+use metal_attention::gguf::{Array, Value};
+use serde_json::json;
+
+/// Elements of an array, or characters of a string in text, that are shown.
+const SHOWN: usize = 8;
+const SHOWN_CHARS: usize = 60;
+
+/// `text` with control characters escaped.
+pub fn safe(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// A value on one line.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::String(s) => quoted(s),
+        Value::Array(array) => array_text(array),
+        other => json(other).to_string(),
+    }
+}
+
+/// A value as JSON; of an array its type, length and first elements.
+pub fn json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::U8(v) => json!(v),
+        Value::I8(v) => json!(v),
+        Value::U16(v) => json!(v),
+        Value::I16(v) => json!(v),
+        Value::U32(v) => json!(v),
+        Value::I32(v) => json!(v),
+        Value::F32(v) => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(v) => json!(v),
+        Value::U64(v) => json!(v),
+        Value::I64(v) => json!(v),
+        Value::F64(v) => json!(v),
+        Value::Array(a) => json!({"type": a.element_type().name(), "length": a.len(), "first": first(a)}),
+    }
+}
+
+fn first(array: &Array) -> Vec<serde_json::Value> {
+    fn take<T: serde::Serialize>(values: &[T]) -> Vec<serde_json::Value> {
+        values.iter().take(SHOWN).map(|v| json!(v)).collect()
+    }
+    match array {
+        Array::U8(v) => take(v),
+        Array::I8(v) => take(v),
+        Array::U16(v) => take(v),
+        Array::I16(v) => take(v),
+        Array::U32(v) => take(v),
+        Array::I32(v) => take(v),
+        Array::F32(v) => take(v),
+        Array::Bool(v) => take(v),
+        Array::String(v) => v.iter().take(SHOWN).map(|v| json!(v)).collect(),
+        Array::U64(v) => take(v),
+        Array::I64(v) => take(v),
+        Array::F64(v) => take(v),
+        Array::Array(v) => v.iter().take(SHOWN).map(|a| json!({"length": a.len(), "first": first(a)})).collect(),
+    }
+}
+
+fn array_text(array: &Array) -> String {
+    let shown: Vec<_> = first(array).iter().map(|v| v.as_str().map_or_else(|| v.to_string(), quoted)).collect();
+    let (ty, n) = (array.element_type().name(), array.len());
+    let more = if n > SHOWN { ", ..." } else { "" };
+    format!("[{}{more}] ({n} of type {ty})", shown.join(", "))
+}
+
+/// In quotes, control characters escaped, cut off where it is long.
+fn quoted(s: &str) -> String {
+    match s.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("\"{}...\" ({} bytes)", safe(&s[..end]), s.len()),
+        None => format!("\"{}\"", safe(s)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_shortened_and_harmless() {
+        assert_eq!(text(&Value::U32(7)), "7");
+        assert_eq!(text(&Value::F32(0.5)), "0.5");
+        assert_eq!(text(&"a\u{1b}[2Jb\n".into()), "\"a\\u{1b}[2Jb\\n\"");
+        assert_eq!(text(&"é".repeat(61).into()), format!("\"{}...\" (122 bytes)", "é".repeat(60)));
+        assert_eq!(text(&vec![1u32, 2].into()), "[1, 2] (2 of type u32)");
+        assert!(text(&vec![0.0f32; 9].into()).ends_with(", ...] (9 of type f32)"));
+        assert_eq!(json(&f32::NAN.into()), serde_json::Value::Null);
+        let nested = Array::Array(vec![Array::U8(vec![1]), Array::U8(vec![])]);
+        assert_eq!(json(&nested.into())["first"][0], json!({"length": 1, "first": [1]}));
+    }
+}

@@ -1,0 +1,242 @@
+//! What `info` tells of a model: counts, sizes, tokenizer, memory.
+
+use std::collections::BTreeMap;
+
+use metal_attention::gguf::{GgufFile, Metadata, TensorType};
+use metal_attention_model::{FeedForward, Mixer, ModelSpec, RopeLayout, RopeScaling};
+use serde::Serialize;
+
+use crate::metadata_text::safe;
+
+/// How many tensors there are of each type.
+pub struct TensorCounts {
+    /// Elements of all tensors.
+    pub parameters: u64,
+    /// Bytes of all tensors.
+    bytes: u64,
+    /// The types that occur.
+    pub types: Vec<TypeCount>,
+}
+
+/// The tensors of one type.
+#[derive(Serialize)]
+pub struct TypeCount {
+    /// The type's name.
+    #[serde(rename = "type")]
+    pub ty: &'static str,
+    /// How many there are.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl TensorCounts {
+    /// Counts the tensors of `file`.
+    pub fn of(file: &GgufFile) -> Self {
+        let mut types = BTreeMap::<TensorType, (usize, u64)>::new();
+        for tensor in file.tensors() {
+            let (tensors, bytes) = types.entry(tensor.ty()).or_default();
+            *tensors += 1;
+            *bytes += tensor.bytes().len() as u64;
+        }
+        let types = types.into_iter().map(|(ty, (tensors, bytes))| TypeCount { ty: ty.name(), tensors, bytes });
+        Self {
+            parameters: file.tensors().iter().map(|t| t.n_elements() as u64).sum(),
+            bytes: file.tensor_bytes(),
+            types: types.collect(),
+        }
+    }
+
+    /// Mean bits per element; `None` without tensors.
+    pub fn bits_per_weight(&self) -> Option<f64> {
+        (self.parameters > 0).then(|| self.bytes as f64 * 8.0 / self.parameters as f64)
+    }
+}
+
+/// A model's sizes; of sizes that differ between layers the largest.
+#[derive(Default, Serialize)]
+pub struct Sizes {
+    n_layer: Option<usize>,
+    n_embd: Option<usize>,
+    n_head: Option<usize>,
+    n_head_kv: Option<usize>,
+    head_dim: Option<usize>,
+    n_ff: Option<usize>,
+    n_vocab: Option<usize>,
+    n_ctx_train: Option<usize>,
+    sliding_window: Option<usize>,
+    rope_layout: Option<&'static str>,
+    rope_freq_base: Option<f32>,
+    rope_scaling: Option<String>,
+}
+
+impl Sizes {
+    /// Of a model that is understood.
+    pub fn from_spec(spec: &ModelSpec) -> Self {
+        let attention = || spec.layers.iter().filter_map(|layer| {
+            let Mixer::Attention(a) = &layer.mixer else { return None };
+            Some(a)
+        });
+        let n_ff = spec.layers.iter().filter_map(|layer| {
+            let FeedForward::Gated { n_ff, .. } = layer.feed_forward else { return None };
+            Some(n_ff)
+        });
+        let rope = attention().map(|a| a.rope).next();
+        Self {
+            n_layer: Some(spec.n_layer()),
+            n_embd: Some(spec.n_embd),
+            n_head: attention().map(|a| a.n_head).max(),
+            n_head_kv: attention().map(|a| a.n_head_kv).max(),
+            head_dim: attention().map(|a| a.head_dim).max(),
+            n_ff: n_ff.max(),
+            n_vocab: Some(spec.n_vocab),
+            n_ctx_train: Some(spec.n_ctx_train),
+            sliding_window: attention().filter_map(|a| a.window).max(),
+            rope_layout: rope.map(|rope| match rope.layout {
+                RopeLayout::Interleaved => "interleaved",
+                RopeLayout::Halves => "halves",
+            }),
+            rope_freq_base: rope.map(|rope| rope.freq_base),
+            rope_scaling: rope.map(|rope| match rope.scaling {
+                RopeScaling::None => "none".into(),
+                RopeScaling::Linear { factor } => format!("linear, factor {factor}"),
+                RopeScaling::Yarn { factor, n_ctx_orig, .. } => format!("yarn, factor {factor} from {n_ctx_orig}"),
+            }),
+        }
+    }
+
+    /// As far as the metadata of an architecture that is not understood give them.
+    pub fn from_metadata(metadata: &Metadata, architecture: Option<&str>) -> Self {
+        let Some(architecture) = architecture else { return Self::default() };
+        let key = |key: &str| format!("{architecture}.{key}");
+        let size = |name: &str| metadata.usize(&key(name)).ok().flatten();
+        let n_tokens = metadata.strings("tokenizer.ggml.tokens").ok().flatten().map(|tokens| tokens.len());
+        Self {
+            n_layer: size("block_count"),
+            n_embd: size("embedding_length"),
+            n_head: size("attention.head_count"),
+            n_head_kv: size("attention.head_count_kv"),
+            head_dim: size("attention.key_length"),
+            n_ff: size("feed_forward_length"),
+            n_vocab: n_tokens.or_else(|| size("vocab_size")),
+            n_ctx_train: size("context_length"),
+            sliding_window: size("attention.sliding_window"),
+            rope_layout: None,
+            rope_freq_base: metadata.f32(&key("rope.freq_base")).ok().flatten(),
+            rope_scaling: metadata.str(&key("rope.scaling.type")).ok().flatten().map(str::to_owned),
+        }
+    }
+
+    /// What is known, as lines of a name and a text.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        let numbers = [
+            ("layers", self.n_layer),
+            ("embedding", self.n_embd),
+            ("heads", self.n_head),
+            ("KV heads", self.n_head_kv),
+            ("head length", self.head_dim),
+            ("feed-forward", self.n_ff),
+            ("vocabulary", self.n_vocab),
+            ("context", self.n_ctx_train),
+            ("sliding window", self.sliding_window),
+        ];
+        lines.extend(numbers.into_iter().filter_map(|(what, n)| Some((what, n?.to_string()))));
+        let base = self.rope_freq_base.map(|base| format!("base {base}"));
+        let scaling = self.rope_scaling.as_ref().map(|scaling| format!("scaling {}", safe(scaling)));
+        let rope: Vec<_> = self.rope_layout.map(str::to_owned).into_iter().chain(base).chain(scaling).collect();
+        if !rope.is_empty() {
+            lines.push(("RoPE", rope.join(", ")));
+        }
+        lines
+    }
+}
+
+/// The tokenizer, as the metadata describe it.
+#[derive(Serialize)]
+pub struct TokenizerSummary {
+    model: Option<String>,
+    pre: Option<String>,
+    n_tokens: usize,
+    special_tokens: Vec<SpecialToken>,
+    add_bos: Option<bool>,
+    add_eos: Option<bool>,
+    chat_template: bool,
+}
+
+#[derive(Serialize)]
+struct SpecialToken {
+    /// `bos` for `tokenizer.ggml.bos_token_id`, and so on.
+    role: String,
+    id: u32,
+    /// `None` where the vocabulary has no such token.
+    text: Option<String>,
+}
+
+impl TokenizerSummary {
+    /// `None` where the file has no tokens.
+    pub fn of(metadata: &Metadata) -> Option<Self> {
+        let tokens = metadata.strings("tokenizer.ggml.tokens").ok()??;
+        let text = |key: &str| metadata.str(key).ok().flatten().map(str::to_owned);
+        let flag = |key: &str| metadata.bool(key).ok().flatten();
+        let special = |(key, _)| {
+            let role: &str = key;
+            let role = role.strip_prefix("tokenizer.ggml.")?.strip_suffix("_token_id")?;
+            let id = metadata.u32(key).ok()??;
+            Some(SpecialToken { role: role.to_owned(), id, text: tokens.get(id as usize).map(str::to_owned) })
+        };
+        Some(Self {
+            model: text("tokenizer.ggml.model"),
+            pre: text("tokenizer.ggml.pre"),
+            n_tokens: tokens.len(),
+            special_tokens: metadata.iter().filter_map(special).collect(),
+            add_bos: flag("tokenizer.ggml.add_bos_token"),
+            add_eos: flag("tokenizer.ggml.add_eos_token"),
+            chat_template: metadata.get("tokenizer.chat_template").is_some(),
+        })
+    }
+
+    /// Lines of a name and a text.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let pre = self.pre.as_ref().map_or(String::new(), |pre| format!(", pre-tokenizer {}", safe(pre)));
+        let model = self.model.as_deref().map_or("of unknown kind".into(), safe);
+        let mut lines = vec![("tokenizer", format!("{model}{pre}, {} tokens", self.n_tokens))];
+        let token = |t: &SpecialToken| {
+            let text = t.text.as_deref().map_or("not in the vocabulary".into(), safe);
+            format!("{} {} ({text})", safe(&t.role), t.id)
+        };
+        let special: Vec<_> = self.special_tokens.iter().map(token).collect();
+        if !special.is_empty() {
+            lines.push(("special tokens", special.join(", ")));
+        }
+        lines.push(("chat template", if self.chat_template { "yes" } else { "no" }.into()));
+        lines
+    }
+}
+
+/// Memory that a model takes with one sequence of `n_ctx` tokens and an F16 KV cache, without the work space.
+#[derive(Serialize)]
+pub struct MemoryUse {
+    /// Tokens the context holds.
+    pub n_ctx: usize,
+    /// All tensors.
+    pub weights_bytes: u64,
+    /// Keys and values.
+    pub kv_cache_bytes: u64,
+    /// Both together.
+    pub total_bytes: u64,
+}
+
+impl MemoryUse {
+    /// At contexts of 512 to 8192 tokens and at the model's own.
+    pub fn at_several_contexts(file: &GgufFile, spec: &ModelSpec) -> Vec<Self> {
+        let mut contexts: Vec<_> = [512, 2048, 4096, 8192].into_iter().filter(|&n| n < spec.n_ctx_train).collect();
+        contexts.push(spec.n_ctx_train);
+        let at = |n_ctx: usize| {
+            let weights_bytes = file.tensor_bytes();
+            let kv_cache_bytes = (2 * spec.kv_elements_per_token() as u64).saturating_mul(n_ctx as u64);
+            Self { n_ctx, weights_bytes, kv_cache_bytes, total_bytes: weights_bytes.saturating_add(kv_cache_bytes) }
+        };
+        contexts.into_iter().map(at).collect()
+    }
+}

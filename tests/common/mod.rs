@@ -1,0 +1,52 @@
+//! What the tests of the command line share.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// The built program, with no model of the user's and no log.
+pub fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_metal-attention"));
+    command.env_remove("METAL_ATTENTION_MODEL").env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs the program to its end.
+pub fn run(args: &[&str]) -> Output {
+    program().args(args).output().unwrap()
+}
+
+/// Runs the program with `input` on stdin.
+#[allow(dead_code)] // not every file of tests has input
+pub fn run_with_input(args: &[&str], input: &[u8]) -> Output {
+    use std::io::Write;
+    let mut child =
+        program().args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// Checks that the program succeeded, and returns its stdout.
+#[track_caller]
+pub fn stdout(output: Output) -> String {
+    assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The program's stderr.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Reference data of the repository.
+#[allow(dead_code)] // not every file of tests has a reference
+pub fn reference(name: &str) -> Value {
+    let path = format!("{}/tests/data/reference/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// A list of ids in reference data.
+#[allow(dead_code)] // not every file of tests has a reference
+pub fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
