@@ -66,9 +66,11 @@ impl CliError {
 
 fn engine_exit_code(error: &Error) -> u8 {
     match error {
-        Error::Sampling(_) | Error::EmptyPrompt | Error::PromptTooLong { .. } => 2,
-        Error::Cpu(CpuError::Option { .. }) => 2,
-        Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
+        Error::Sampling(_)
+        | Error::EmptyPrompt
+        | Error::PromptTooLong { .. }
+        | Error::Cpu(CpuError::Option { .. })
+        | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => 3,
         Error::DeviceUnavailable { .. } => 4,
         Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,

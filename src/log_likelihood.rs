@@ -21,8 +21,10 @@ impl LogLikelihood {
         let rows: Vec<_> = next.iter().enumerate().map(|(i, &id)| (logits.row(i), id)).collect();
         let nll: Vec<f64> = thread::scope(|scope| {
             let score = |part: &[(&[f32], u32)]| part.iter().map(|&(row, id)| nll(row, id)).collect::<Vec<_>>();
-            let parts: Vec<_> =
-                rows.chunks(rows.len().div_ceil(n_threads).max(1)).map(|part| scope.spawn(move || score(part))).collect();
+            let parts: Vec<_> = rows
+                .chunks(rows.len().div_ceil(n_threads).max(1))
+                .map(|part| scope.spawn(move || score(part)))
+                .collect();
             parts.into_iter().flat_map(|part| part.join().expect("scoring does not panic")).collect()
         });
         self.count += nll.len();

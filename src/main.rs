@@ -8,8 +8,8 @@ mod log_likelihood;
 mod metadata_text;
 mod model_args;
 mod model_summary;
-mod output_file;
 mod npy;
+mod output_file;
 mod progress;
 mod random_weights;
 mod run_output;
@@ -57,7 +57,7 @@ pub struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// Show memory use, threads and SIMD level on stderr
+    /// Show memory use, threads, SIMD level and seed on stderr
     #[arg(long, short = 'v', global = true)]
     verbose: bool,
 }
@@ -78,8 +78,8 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_log(cli.verbose);
-    let result = match cli.command {
-        Command::Run(args) => run::run(*args),
+    let result = match &cli.command {
+        Command::Run(args) => run::run(args),
         Command::Info(args) => info::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => detokenize::run(args),
@@ -102,7 +102,12 @@ fn main() -> ExitCode {
 fn start_log(verbose: bool) {
     let default = if verbose { "info" } else { "warn" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).without_time().with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .without_time()
+        .with_target(false)
+        .init();
 }
 
 #[cfg(test)]

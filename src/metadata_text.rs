@@ -17,6 +17,7 @@ pub fn text(value: &Value) -> String {
     match value {
         Value::String(s) => quoted(s),
         Value::Array(array) => array_text(array),
+        Value::F32(v) => v.to_string(),
         other => json(other).to_string(),
     }
 }
@@ -83,7 +84,7 @@ mod tests {
     #[test]
     fn values_are_shortened_and_harmless() {
         assert_eq!(text(&Value::U32(7)), "7");
-        assert_eq!(text(&Value::F32(0.5)), "0.5");
+        assert_eq!(text(&Value::F32(1e-5)), "0.00001");
         assert_eq!(text(&"a\u{1b}[2Jb\n".into()), "\"a\\u{1b}[2Jb\\n\"");
         assert_eq!(text(&"é".repeat(61).into()), format!("\"{}...\" (122 bytes)", "é".repeat(60)));
         assert_eq!(text(&vec![1u32, 2].into()), "[1, 2] (2 of type u32)");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
-use metal_attention::{Error, Model, ModelOptions};
+use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
 
 use crate::cli_error::CliError;
 
@@ -36,15 +36,12 @@ impl ModelArgs {
 
     /// Opens the file. Says so on stderr where it is the built-in one.
     pub fn open_gguf(&self) -> Result<GgufFile, CliError> {
-        match self.path() {
-            Some(path) => Ok(GgufFile::open(path).map_err(Error::from)?),
-            None => {
-                // Where stderr is closed the note is lost, and nothing else.
-                let _ =
-                    writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
-                Ok(GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL).map_err(Error::from)?)
-            }
+        if let Some(path) = self.path() {
+            return Ok(GgufFile::open(path).map_err(Error::from)?);
         }
+        // Where stderr is closed the note is lost, and nothing else.
+        let _ = writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
+        Ok(GgufFile::from_bytes(BUILT_IN_MODEL).map_err(Error::from)?)
     }
 
     /// The file's name as given, or that of the built-in model.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use metal_attention::gguf::{GgufFile, Metadata, TensorType};
+use metal_attention::gguf::{GgufFile, Metadata, StringArray, TensorType};
 use metal_attention_model::{FeedForward, Mixer, ModelSpec, RopeLayout, RopeScaling};
 use serde::Serialize;
 
@@ -68,15 +68,19 @@ pub struct Sizes {
     rope_layout: Option<&'static str>,
     rope_freq_base: Option<f32>,
     rope_scaling: Option<String>,
+    /// Whether a tensor divides the frequencies, as in Llama 3.1 and later.
+    rope_freqs: Option<bool>,
 }
 
 impl Sizes {
-    /// Of a model that is understood.
-    pub fn from_spec(spec: &ModelSpec) -> Self {
-        let attention = || spec.layers.iter().filter_map(|layer| {
-            let Mixer::Attention(a) = &layer.mixer else { return None };
-            Some(a)
-        });
+    /// Of a model that is understood; `rope_freqs`: whether the file has the tensor of that name.
+    pub fn from_spec(spec: &ModelSpec, rope_freqs: bool) -> Self {
+        let attention = || {
+            spec.layers.iter().filter_map(|layer| {
+                let Mixer::Attention(a) = &layer.mixer else { return None };
+                Some(a)
+            })
+        };
         let n_ff = spec.layers.iter().filter_map(|layer| {
             let FeedForward::Gated { n_ff, .. } = layer.feed_forward else { return None };
             Some(n_ff)
@@ -102,6 +106,7 @@ impl Sizes {
                 RopeScaling::Linear { factor } => format!("linear, factor {factor}"),
                 RopeScaling::Yarn { factor, n_ctx_orig, .. } => format!("yarn, factor {factor} from {n_ctx_orig}"),
             }),
+            rope_freqs: Some(rope_freqs),
         }
     }
 
@@ -110,7 +115,7 @@ impl Sizes {
         let Some(architecture) = architecture else { return Self::default() };
         let key = |key: &str| format!("{architecture}.{key}");
         let size = |name: &str| metadata.usize(&key(name)).ok().flatten();
-        let n_tokens = metadata.strings("tokenizer.ggml.tokens").ok().flatten().map(|tokens| tokens.len());
+        let n_tokens = metadata.strings("tokenizer.ggml.tokens").ok().flatten().map(StringArray::len);
         Self {
             n_layer: size("block_count"),
             n_embd: size("embedding_length"),
@@ -124,6 +129,7 @@ impl Sizes {
             rope_layout: None,
             rope_freq_base: metadata.f32(&key("rope.freq_base")).ok().flatten(),
             rope_scaling: metadata.str(&key("rope.scaling.type")).ok().flatten().map(str::to_owned),
+            rope_freqs: None,
         }
     }
 
@@ -144,7 +150,10 @@ impl Sizes {
         lines.extend(numbers.into_iter().filter_map(|(what, n)| Some((what, n?.to_string()))));
         let base = self.rope_freq_base.map(|base| format!("base {base}"));
         let scaling = self.rope_scaling.as_ref().map(|scaling| format!("scaling {}", safe(scaling)));
-        let rope: Vec<_> = self.rope_layout.map(str::to_owned).into_iter().chain(base).chain(scaling).collect();
+        let freqs =
+            self.rope_freqs.filter(|&there| there).map(|_| "frequencies divided by rope_freqs.weight".to_owned());
+        let layout = self.rope_layout.map(str::to_owned);
+        let rope: Vec<_> = [layout, base, scaling, freqs].into_iter().flatten().collect();
         if !rope.is_empty() {
             lines.push(("RoPE", rope.join(", ")));
         }

@@ -1,4 +1,4 @@
-//! NumPy's `.npy` files, version 1.0: a header with type and shape, then the numbers.
+//! `NumPy`'s `.npy` files, version 1.0: a header with type and shape, then the numbers.
 
 use std::io::{self, Write};
 

@@ -17,7 +17,8 @@ pub struct OutputFile {
 impl OutputFile {
     /// Creates the temporary file.
     pub fn create(path: &Path) -> Result<Self, CliError> {
-        let mut name = path.file_name().ok_or_else(|| not_written(path, io::ErrorKind::IsADirectory.into()))?.to_owned();
+        let mut name =
+            path.file_name().ok_or_else(|| not_written(path, io::ErrorKind::IsADirectory.into()))?.to_owned();
         if path.is_dir() {
             return Err(not_written(path, io::ErrorKind::IsADirectory.into()));
         }

@@ -1,5 +1,8 @@
 //! Sampling flags, under llama.cpp's names and with its defaults.
 
+use std::num::ParseIntError;
+use std::str::FromStr;
+
 use metal_attention::Error;
 use metal_attention::sampling::{SamplerKind, SamplerOptions};
 
@@ -10,8 +13,8 @@ use crate::cli_error::CliError;
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Seed of the random numbers: the same seed gives the same text; below 0: a new one each time
-    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    seed: i64,
+    #[arg(short, long, value_name = "N", default_value = "-1", allow_negative_numbers = true)]
+    seed: Seed,
 
     /// Temperature; 0 chooses the likeliest token
     #[arg(long, value_name = "T", default_value_t = SamplerOptions::default().temperature, allow_negative_numbers = true)]
@@ -94,6 +97,19 @@ pub struct SamplingArgs {
     samplers: String,
 }
 
+/// A seed, or none where it is drawn anew each time.
+#[derive(Clone)]
+struct Seed(Option<u64>);
+
+impl FromStr for Seed {
+    type Err = ParseIntError;
+
+    /// Reads a seed; numbers below 0 are none.
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        if text.parse::<i64>().is_ok_and(|n| n < 0) { Ok(Self(None)) } else { text.parse().map(|n| Self(Some(n))) }
+    }
+}
+
 impl SamplingArgs {
     /// These flags for a vocabulary of `n_vocab` tokens.
     pub fn options(&self, n_vocab: usize) -> Result<SamplerOptions, CliError> {
@@ -121,7 +137,7 @@ impl SamplingArgs {
             dry_penalty_last_n: self.dry_penalty_last_n,
             logit_bias: self.logit_bias.clone(),
             order: SamplerKind::parse_order(&self.samplers).map_err(Error::from)?,
-            seed: u64::try_from(self.seed).ok(),
+            seed: self.seed.0,
         };
         options.validate().map_err(Error::from)?;
         Ok(options)
@@ -134,7 +150,7 @@ fn default_order() -> String {
 
 /// A number of tokens; -1 is all there are.
 fn parse_last_n(text: &str) -> Result<usize, String> {
-    if text == "-1" { Ok(usize::MAX) } else { text.parse().map_err(|e: std::num::ParseIntError| e.to_string()) }
+    if text == "-1" { Ok(usize::MAX) } else { text.parse().map_err(|e: ParseIntError| e.to_string()) }
 }
 
 /// `ID+V` or `ID-V`.
@@ -197,6 +213,14 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(options, expected);
+    }
+
+    #[test]
+    fn every_seed_can_be_given() {
+        assert_eq!(parse(&["-s", "18446744073709551615"]).seed, Some(u64::MAX));
+        assert_eq!(parse(&["--seed", "0"]).seed, Some(0));
+        assert_eq!(parse(&["--seed", "-7"]).seed, None);
+        assert!("18446744073709551616".parse::<Seed>().is_err() && "x".parse::<Seed>().is_err());
     }
 
     #[test]

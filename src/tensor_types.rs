@@ -34,7 +34,7 @@ pub struct TensorTypes<'a> {
 impl TensorTypes<'_> {
     /// The type for the matrix `name` with rows of `row_len` elements.
     ///
-    /// The output head gets Q6_K where the others get fewer bits; rows that are not whole blocks get the nearest type
+    /// The output head gets `Q6_K` where the others get fewer bits; rows that are not whole blocks get the nearest type
     /// that takes them.
     pub fn matrix(&self, name: &str, row_len: usize) -> TensorType {
         let is_embd = name == "token_embd.weight";

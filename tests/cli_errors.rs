@@ -71,7 +71,7 @@ fn help_shows_examples_and_exit_codes() {
     {
         assert!(text.contains(command), "{text}");
         let text = help(&[command, "--help"]);
-        assert!(text.contains("Examples:") && text.contains(&format!("metal-attention {command}")), "{text}");
+        assert!(text.contains("Example") && text.contains(&format!("metal-attention {command}")), "{text}");
     }
 }
 
@@ -100,7 +100,7 @@ fn files_that_are_no_model_are_3_and_explained() {
 
 #[test]
 fn a_vocabulary_alone_can_tokenize_but_not_run() {
-    use metal_attention_gguf::{GgufFile, GgufWriter};
+    use metal_attention::gguf::{GgufFile, GgufWriter};
     let full = GgufFile::from_bytes(&built_in()).unwrap();
     let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
     GgufWriter::new(file.reopen().unwrap(), 3, full.metadata(), &[]).unwrap().finish().unwrap();

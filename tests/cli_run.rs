@@ -93,19 +93,19 @@ fn every_token_is_written_at_once() {
 
     let (ours, theirs) = UnixDatagram::pair().unwrap();
     let mut child = program()
-        .args(["run", "-p", PROMPT, "--temp", "0", "-n", "6"])
+        .args(["run", "-p", PROMPT, "--temp", "0", "-n", "8"])
         .stdout(OwnedFd::from(theirs))
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let mut pieces = Vec::new();
-    for _ in 0..6 {
+    for _ in 0..8 {
         let mut buffer = [0; 100];
         let n = ours.recv(&mut buffer).unwrap();
         pieces.push(String::from_utf8(buffer[..n].to_vec()).unwrap());
     }
     assert!(child.wait().unwrap().success());
-    assert_eq!(pieces, [",", " there", " was", " a", " little", " girl"]);
+    assert_eq!(pieces, [",", " there", " was", " a", " little", " g", "ir", "l"]);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn stop_strings_end_the_text_before_them() {
     assert_eq!(lines.last().unwrap()["stop_reason"], "stop_string");
     assert_eq!(lines.last().unwrap()["text"], ", there was a little girl ");
     // A stop string that only begins is not swallowed.
-    let text = stdout(run(&["run", "-p", PROMPT, "--temp", "0", "-n", "6", "--stop", " girl named Bob"]));
+    let text = stdout(run(&["run", "-p", PROMPT, "--temp", "0", "-n", "8", "--stop", " girl named Bob"]));
     assert_eq!(text, ", there was a little girl");
 }
 
@@ -205,7 +205,7 @@ fn special_tokens_are_parsed_on_request_only() {
 #[test]
 fn verbose_shows_memory_and_threads() {
     let errors = stderr(&run(&["run", "-v", "-p", PROMPT, "-n", "1", "-t", "1"]));
-    for what in ["threads: 1", "weights: 1.0 MiB", "KV cache: ", "scratch: "] {
+    for what in ["threads: 1", "weights: 1.0 MiB", "KV cache: ", "scratch: ", "seed: "] {
         assert!(errors.contains(what), "{what} is not in {errors}");
     }
 }

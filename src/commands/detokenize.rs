@@ -32,7 +32,7 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: &Args) -> Result<(), CliError> {
     let tokenizer = args.model.open_tokenizer()?;
     let ids = token_ids::parse(&if args.ids.is_empty() { read_stdin()? } else { args.ids.join(" ") })?;
     token_ids::check(&ids, tokenizer.n_vocab())?;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use metal_attention::gguf::{GgufFile, Tensor};
+use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
 use metal_attention_model::{ModelSpec, Weights};
 use serde_json::json;
 
@@ -17,7 +18,7 @@ With --json stdout gets one object with the keys
   file, file_bytes, gguf_version, parts, architecture, name, runnable, problem (why it cannot be run, or null),
   parameters, tensor_bytes, bits_per_weight, tensor_types (list of type, tensors, bytes), sizes (n_layer, n_embd,
   n_head, n_head_kv, head_dim, n_ff, n_vocab, n_ctx_train, sliding_window, rope_layout, rope_freq_base,
-  rope_scaling), tokenizer (model, pre, n_tokens, special_tokens, add_bos, add_eos, chat_template), memory (list of
+  rope_scaling, rope_freqs), tokenizer (model, pre, n_tokens, special_tokens, add_bos, add_eos, chat_template), memory (list of
   n_ctx, weights_bytes, kv_cache_bytes, total_bytes; the KV cache in F16)
 and, where asked for, metadata and tensors. What a file does not say is null.
 
@@ -46,11 +47,11 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: &Args) -> Result<(), CliError> {
     let file = args.model.open_gguf()?;
     let info = Info::of(&file);
     let mut out = io::stdout().lock();
-    let done = if args.json { info.write_json(&args, &mut out) } else { info.write_text(&args, &mut out) };
+    let done = if args.json { info.write_json(args, &mut out) } else { info.write_text(args, &mut out) };
     done.and_then(|()| out.flush()).map_err(CliError::stdout)
 }
 
@@ -72,7 +73,7 @@ impl<'a> Info<'a> {
         let spec = ModelSpec::from_metadata(metadata);
         let problem = match &spec {
             _ if file.tensors().is_empty() => Some("it has a vocabulary, but no weights".into()),
-            Ok(spec) => Weights::load(file, spec).err().map(|e| e.to_string()),
+            Ok(spec) => unusable(file, spec),
             Err(e) => Some(e.to_string()),
         };
         let text = |key| metadata.str(key).ok().flatten();
@@ -83,9 +84,15 @@ impl<'a> Info<'a> {
             name: text("general.name"),
             problem,
             counts: TensorCounts::of(file),
-            sizes: spec.as_ref().map_or_else(|_| Sizes::from_metadata(metadata, architecture), Sizes::from_spec),
+            sizes: match &spec {
+                Ok(spec) => Sizes::from_spec(spec, file.tensor("rope_freqs.weight").is_some()),
+                Err(_) => Sizes::from_metadata(metadata, architecture),
+            },
             tokenizer: TokenizerSummary::of(metadata),
-            memory: spec.map(|spec| MemoryUse::at_several_contexts(file, &spec)).unwrap_or_default(),
+            memory: match &spec {
+                Ok(spec) if !file.tensors().is_empty() => MemoryUse::at_several_contexts(file, spec),
+                _ => Vec::new(),
+            },
         }
     }
 
@@ -112,9 +119,7 @@ impl<'a> Info<'a> {
             info["metadata"] = pairs.map(|(key, value)| (key.to_owned(), metadata_text::json(value))).collect();
         }
         if args.tensors {
-            let tensor = |t: &Tensor| {
-                json!({"name": t.name(), "type": t.ty().name(), "shape": t.shape(), "bytes": t.bytes().len()})
-            };
+            let tensor = |t: &Tensor| json!({"name": t.name(), "type": t.ty().name(), "shape": t.shape(), "bytes": t.bytes().len()});
             info["tensors"] = self.file.tensors().iter().map(tensor).collect();
         }
         writeln!(out, "{info:#}")
@@ -129,13 +134,16 @@ impl<'a> Info<'a> {
         if let Some(name) = self.name {
             line("name", metadata_text::safe(name))?;
         }
-        line("runs here", self.problem.as_ref().map_or("yes".into(), |why| format!("no: {}", metadata_text::safe(why))))?;
+        line(
+            "runs here",
+            self.problem.as_ref().map_or("yes".into(), |why| format!("no: {}", metadata_text::safe(why))),
+        )?;
         if let Some(bits) = self.counts.bits_per_weight() {
             let (n, bytes) = (self.counts.parameters, units::bytes(self.file.tensor_bytes()));
             line("parameters", format!("{}, {bytes}, {bits:.2} bits per weight", grouped(n)))?;
         }
         for t in &self.counts.types {
-            line("", format!("{:<7} {:>5} tensors  {:>10}", t.ty, t.tensors, units::bytes(t.bytes)))?;
+            line("", format!("{:<7} {:>12} {:>10}", t.ty, units::count(t.tensors, "tensor"), units::bytes(t.bytes)))?;
         }
         for (what, value) in self.sizes.lines() {
             line(what, value)?;
@@ -164,6 +172,13 @@ impl<'a> Info<'a> {
         }
         Ok(())
     }
+}
+
+/// Why a model whose sizes are understood cannot be run.
+fn unusable(file: &GgufFile, spec: &ModelSpec) -> Option<String> {
+    let weights = Weights::load(file, spec).map_err(|e| e.to_string());
+    let tokenizer = Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default());
+    weights.map(drop).and(tokenizer.map(drop).map_err(|e| e.to_string())).err()
 }
 
 /// Thousands apart: `"134 515 008"`.

@@ -64,11 +64,11 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
-    interrupt::listen()?;
-    let loading = Progress::spinner("loading the model");
+pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let ids = args.ids(&model)?;
+    interrupt::listen()?;
+    let loading = Progress::spinner("loading the model");
     let mut options = args.engine.options(&model)?;
     let n_ctx = *options.n_ctx.get_or_insert(ids.len());
     if ids.len() > n_ctx {
@@ -98,15 +98,14 @@ pub fn run(args: Args) -> Result<(), CliError> {
 
 impl Args {
     fn ids(&self, model: &Model) -> Result<Vec<u32>, CliError> {
-        let ids = match &self.tokens {
-            Some(tokens) => token_ids::parse(tokens)?,
-            None => {
-                let text = self.text.read()?.ok_or_else(|| {
-                    CliError::Usage("there is nothing to evaluate: give --tokens IDS, -p TEXT, -f FILE, or -".into())
-                })?;
-                let options = EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special };
-                model.tokenizer().encode(&text, options)
-            }
+        let ids = if let Some(tokens) = &self.tokens {
+            token_ids::parse(tokens)?
+        } else {
+            let text = self.text.read()?.ok_or_else(|| {
+                CliError::Usage("there is nothing to evaluate: give --tokens IDS, -p TEXT, -f FILE, or -".into())
+            })?;
+            let options = EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special };
+            model.tokenizer().encode(&text, options)
         };
         if ids.is_empty() {
             return Err(Error::EmptyPrompt.into());

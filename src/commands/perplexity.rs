@@ -41,8 +41,8 @@ pub struct Args {
     text: TextArgs,
 
     /// Chunks to evaluate [default: all]
-    #[arg(long, value_name = "N")]
-    chunks: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    chunks: Option<u64>,
 
     /// Write one JSON object
     #[arg(long)]
@@ -53,7 +53,7 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: &Args) -> Result<(), CliError> {
     interrupt::listen()?;
     let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
@@ -74,7 +74,7 @@ pub fn run(args: Args) -> Result<(), CliError> {
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
 
-    let n_chunks = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
     let progress = args.json.then(|| Progress::steps("evaluating chunks", n_chunks as u64));
     let mut total = LogLikelihood::default();
     let mut estimates = Vec::new();

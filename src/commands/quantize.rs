@@ -1,6 +1,7 @@
 //! `quantize`: the same model with its matrices in another type.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use metal_attention::Error;
@@ -17,6 +18,7 @@ use crate::units;
 const CHUNK: usize = 1 << 16;
 
 const AFTER_HELP: &str = "\
+Types: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS.
 Rows that are not whole blocks of a type get the nearest type that takes them. Norms and biases stay as they are.
 Quantise from F32, F16 or BF16 where you can: what an earlier quantisation lost stays lost. With --verbose stderr
 shows every tensor's type and error.
@@ -34,7 +36,7 @@ pub struct Args {
     /// GGUF file to write
     output: PathBuf,
 
-    /// Type of the matrices, e.g. Q4_0, Q8_0 or F16
+    /// Type of the matrices
     #[arg(value_name = "TYPE")]
     ty: TensorType,
 
@@ -43,9 +45,9 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: &Args) -> Result<(), CliError> {
     let file = GgufFile::open(&args.input).map_err(Error::from)?;
-    refuse_overwriting(&args, &file)?;
+    refuse_overwriting(args, &file)?;
     if file.tensors().is_empty() {
         return Err(CliError::Usage(format!("{} has no tensors to quantise", args.input.display())));
     }
@@ -71,8 +73,12 @@ pub fn run(args: Args) -> Result<(), CliError> {
         let rmse = convert(from, to.ty, &mut writer, |n| progress.set(done + n as u64))?;
         from.release_pages();
         done += from.n_elements() as u64;
-        let (ty, shape) = (from.ty(), from.shape());
-        tracing::info!("{:<26} {shape:?} {ty} -> {}, root-mean-square error {rmse:.3e}", from.name(), to.ty);
+        let (name, shape, ty) = (from.name(), from.shape(), from.ty());
+        if ty == to.ty {
+            tracing::info!("{name:<26} {shape:?} {ty}, unchanged");
+        } else {
+            tracing::info!("{name:<26} {shape:?} {ty} -> {}, root-mean-square error {rmse:.3e}", to.ty);
+        }
     }
     writer.finish().map_err(Error::from)?.commit()?;
     drop(progress);
@@ -82,7 +88,8 @@ pub fn run(args: Args) -> Result<(), CliError> {
         format!("{} ({:.2} bits per weight)", units::bytes(bytes), n_bits / done as f64)
     };
     let written = tensors.iter().map(|t| t.ty.row_bytes(t.shape.iter().product()) as u64).sum();
-    eprintln!("{} -> {}", sizes(file.tensor_bytes()), sizes(written));
+    // Where stderr is closed the note is lost, and nothing else.
+    let _ = writeln!(io::stderr(), "{} -> {}", sizes(file.tensor_bytes()), sizes(written));
     Ok(())
 }
 

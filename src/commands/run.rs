@@ -33,6 +33,7 @@ Examples:
 /// Continue a prompt
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
+#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -76,11 +77,11 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
-    interrupt::listen()?;
+pub fn run(args: &Args) -> Result<(), CliError> {
     let text = args.text.read()?.ok_or_else(|| {
         CliError::Usage("there is no prompt: give one with -p TEXT, -f FILE, or - to read it from stdin".into())
     })?;
+    interrupt::listen()?;
     let start = Instant::now();
     let progress = Progress::spinner("loading the model");
     let model = args.model.open()?;
@@ -88,6 +89,7 @@ pub fn run(args: Args) -> Result<(), CliError> {
     let mut generator = Generator::new(&model, &args.engine.options(&model)?, sampling)?;
     drop(progress);
     let load = start.elapsed();
+    tracing::info!("seed: {}", generator.sampler().seed());
 
     let encoding = EncodeOptions { add_special: !args.no_bos, parse_special: args.parse_special };
     let ids = model.tokenizer().encode(&text, encoding);

@@ -1,5 +1,6 @@
 //! `synth`: a model file with random weights, to measure speed without a download.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use metal_attention::Error;
@@ -17,11 +18,30 @@ use crate::units;
 /// Elements that are made at a time; a multiple of every block length.
 const CHUNK: usize = 1 << 16;
 
-/// Write a GGUF file with random weights in the shape of a known model.
-///
-/// The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags
-/// replace those of the named shape. The vocabulary is that of the built-in model, filled up with unused tokens.
+/// Most tokens that a vocabulary is filled up with.
+const MAX_FILL: usize = 1 << 24;
+
+/// `tokenizer.ggml.token_type` of ordinary tokens.
+const TOKEN_NORMAL: i32 = 1;
+
+/// `tokenizer.ggml.token_type` of tokens that no text has.
+const TOKEN_UNUSED: i32 = 5;
+
+/// Below every score of a real vocabulary.
+const UNUSED_SCORE: f32 = -1e9;
+
+const AFTER_HELP: &str = "\
+The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags
+replace those of the named shape; where the width or the heads change, --head-dim is the width shared out over the
+heads unless given. The vocabulary is that of the built-in model, or of --vocab, filled up with unused tokens.
+
+Examples:
+  metal-attention synth smollm-135m --type q4_0 -o smollm.gguf
+  metal-attention synth custom --arch qwen3 --n-layer 8 --n-embd 1024 --n-head 16 --n-ff 3072 -o small.gguf";
+
+/// Write a GGUF file with random weights in the shape of a known model
 #[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct Args {
     /// Model whose sizes to use; custom is a small model to give sizes to
     #[arg(value_parser = shape_names())]
@@ -81,7 +101,7 @@ struct Sizes {
     /// Context length of the training
     #[arg(long, value_name = "N")]
     n_ctx: Option<usize>,
-    /// Base of the `RoPE` frequencies
+    /// Base of the RoPE frequencies
     #[arg(long, value_name = "X")]
     rope_freq_base: Option<f32>,
     /// One table for embedding and output head
@@ -89,14 +109,14 @@ struct Sizes {
     tied: Option<bool>,
 }
 
-/// Writes the file.
-pub fn run(args: Args) -> Result<(), CliError> {
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
     let shape = shape(&args.shape, &args.sizes);
     let mut metadata = shape.metadata();
-    let n_vocab = add_vocabulary(&mut metadata, &args, shape.n_vocab)?;
+    let n_vocab = add_vocabulary(&mut metadata, args, shape.n_vocab)?;
     metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
-    let spec = ModelSpec::from_metadata(&metadata)
-        .map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
+    let spec =
+        ModelSpec::from_metadata(&metadata).map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
     let types = TensorTypes { base: args.ty, args: &args.types, tied: shape.tied };
     types.describe(&mut metadata);
 
@@ -139,7 +159,9 @@ pub fn run(args: Args) -> Result<(), CliError> {
     writer.finish().map_err(Error::from)?.commit()?;
     drop(progress);
     let bytes: usize = tensors.iter().map(|t| t.ty.row_bytes(n_elements(t))).sum();
-    tracing::info!("{} parameters, {} in {} tensors", total, units::bytes(bytes as u64), tensors.len());
+    let (size, file) = (units::bytes(bytes as u64), args.output.display());
+    // Where stderr is closed the note is lost, and nothing else.
+    let _ = writeln!(io::stderr(), "wrote {file}: {total} parameters in {size}");
     Ok(())
 }
 
@@ -155,9 +177,9 @@ fn n_elements(tensor: &TensorDecl) -> usize {
 
 /// Mean and standard deviation of a tensor's numbers. Matrices keep the length of what they multiply; norms are near 1.
 fn distribution(tensor: &TensorDecl) -> (f32, f32) {
-    match tensor.name.as_str() {
-        name if name.ends_with("norm.weight") => (1.0, 0.05),
-        name if name.ends_with(".bias") => (0.0, 0.02),
+    match tensor.name.rsplit_once('.') {
+        Some((_, "bias")) => (0.0, 0.02),
+        Some((role, _)) if role.ends_with("norm") => (1.0, 0.05),
         _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),
     }
 }
@@ -212,8 +234,10 @@ fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Resul
         )));
     }
     let n_fill = n_vocab.saturating_sub(tokens.len());
-    if n_fill > 1 << 24 {
-        return Err(CliError::Usage(format!("--n-vocab {n_vocab} is too large: at most {} tokens are filled up", 1 << 24)));
+    if n_fill > MAX_FILL {
+        return Err(CliError::Usage(format!(
+            "--n-vocab {n_vocab} is too large: at most {MAX_FILL} tokens are filled up"
+        )));
     }
     for (key, value) in source.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
         metadata.set(key, value.clone());
@@ -234,10 +258,3 @@ fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Resul
     }
     Ok(n_vocab)
 }
-
-/// `tokenizer.ggml.token_type` of ordinary tokens.
-const TOKEN_NORMAL: i32 = 1;
-/// `tokenizer.ggml.token_type` of tokens that no text has.
-const TOKEN_UNUSED: i32 = 5;
-/// Below every score of a real vocabulary.
-const UNUSED_SCORE: f32 = -1e9;

@@ -41,19 +41,16 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: &Args) -> Result<(), CliError> {
     let tokenizer = args.model.open_tokenizer()?;
     let text = args.text.read_or_stdin()?;
     let options = EncodeOptions { add_special: !args.no_bos, parse_special: args.parse_special };
     let ids = tokenizer.encode(&text, options);
-    let mut output = String::new();
-    if args.json {
-        output = format!("{ids:?}\n");
+    let output = if args.json {
+        format!("{ids:?}\n")
     } else {
-        for id in ids {
-            output += &format!("{id:>6}  {}\n", quoted(&tokenizer, id));
-        }
-    }
+        ids.into_iter().map(|id| format!("{id:>6}  {}\n", quoted(&tokenizer, id))).collect::<Vec<_>>().concat()
+    };
     std::io::stdout().write_all(output.as_bytes()).map_err(CliError::stdout)
 }
 

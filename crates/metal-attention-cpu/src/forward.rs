@@ -13,7 +13,7 @@ use crate::cores::physical_cores;
 use crate::error::CpuError;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
-use crate::kernels::matmul::{Activations, Matrix, Product, embedding, matmul};
+use crate::kernels::matmul::{Activations, MIN_WORK, Matrix, Product, embedding, matmul};
 use crate::kv_cache::{CacheType, Element, LayerCache, StoreKeyValue, padded};
 use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
 use crate::pool::ThreadPool;
@@ -446,7 +446,7 @@ impl Run<'_> {
             s.max_sum.resize(base, [0.0; 2]);
             let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
             let (q, isa) = (&s.q, self.isa);
-            self.pool.for_each(tasks.len(), &|i| {
+            let attend = |i: usize| {
                 let (token, n, first_split, n_splits, head, split, base) = tasks[i];
                 let queries: Vec<Query> = (0..n * group)
                     .map(|row| {
@@ -473,7 +473,13 @@ impl Run<'_> {
                         start: (first_split + split) * SPLIT,
                     });
                 }
-            });
+            };
+            let work: usize = tokens.iter().map(|t| t.pos + 1 - first_seen(a, t.pos)).sum::<usize>() * a.n_head * dim;
+            if work < MIN_WORK {
+                (0..tasks.len()).for_each(attend);
+            } else {
+                self.pool.for_each(tasks.len(), &attend);
+            }
             let att = SharedMut::new(&mut s.att);
             let (partial, max_sum) = (&s.partial, &s.max_sum);
             let heads: Vec<_> = tasks.iter().filter(|t| t.5 == 0).collect();

@@ -196,9 +196,9 @@ fn zeroed<E: Element>(n: usize) -> Option<Vec<E>> {
     if layout.size() == 0 {
         return Some(Vec::new());
     }
-    // SAFETY: the layout has a size; zero bytes are the element 0.0; the vector gets exactly this allocation.
+    // SAFETY: the layout has a size; zero bytes are the element 0.0; the box gets exactly this allocation.
     unsafe {
         let p = std::alloc::alloc_zeroed(layout).cast::<E>();
-        (!p.is_null()).then(|| Vec::from_raw_parts(p, n, n))
+        (!p.is_null()).then(|| Box::from_raw(std::ptr::slice_from_raw_parts_mut(p, n)).into_vec())
     }
 }

@@ -64,11 +64,13 @@ impl PreparedWeights {
                 down: linear(&f.down)?,
             })
         };
+        // The largest matrix first: while it is repacked, both copies of it are in memory.
+        let output = matrix(&weights.output)?;
         Ok(Self {
             token_embd: weights.token_embd.clone(),
             layers: weights.layers.iter().map(layer).collect::<Result<_, _>>()?,
             output_norm: weights.output_norm.clone(),
-            output: matrix(&weights.output)?,
+            output,
             rope_freqs: weights.rope_freqs.clone(),
         })
     }

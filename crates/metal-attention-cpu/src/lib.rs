@@ -17,6 +17,8 @@ mod packed;
 mod pool;
 mod shared;
 mod simd;
+#[cfg(test)]
+mod test_support;
 
 pub use cores::physical_cores;
 pub use error::CpuError;

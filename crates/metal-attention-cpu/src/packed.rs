@@ -15,6 +15,7 @@
 //!
 //! Every format reads as `w = scale * (code - OFFSET) + min`.
 
+use memmap2::MmapMut;
 use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::pool::ThreadPool;
@@ -32,7 +33,8 @@ pub(crate) struct PackedMatrix {
     pub(crate) n_out: usize,
     /// Columns.
     pub(crate) n_in: usize,
-    data: Vec<u8>,
+    /// Anonymous memory, which the system zeroes page by page in the thread that packs it.
+    data: MmapMut,
     /// Bytes of one panel.
     panel_bytes: usize,
 }
@@ -44,11 +46,8 @@ impl PackedMatrix {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
         let layout = layout(ty)?;
         let n_panels = n_out.div_ceil(PANEL);
-        let panel_bytes = n_in / layout.block_len * layout.bytes;
-        let mut data = Vec::new();
-        let n_bytes = n_panels.checked_mul(panel_bytes)?;
-        data.try_reserve_exact(n_bytes).ok()?;
-        data.resize(n_bytes, 0);
+        let panel_bytes = n_in / layout.block_len * layout.row_bytes * PANEL;
+        let mut data = MmapMut::map_anon(n_panels.checked_mul(panel_bytes)?).ok()?;
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
         pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {
@@ -87,143 +86,168 @@ struct Layout {
     block_len: usize,
     /// Bytes of one row's block in the file.
     row_bytes: usize,
-    /// Bytes of a panel's block.
-    bytes: usize,
-    /// Bytes of the codes of 32 columns of a panel.
-    codes: usize,
-    /// Writes the codes of one row's block into its lane of a panel's block.
-    pack_codes: fn(&[u8], usize, &mut [u8]),
+    /// Bits of a code.
+    bits: usize,
+    /// Codes of columns `32 i..32 i + 32` of one row's block.
+    codes: fn(&[u8], usize) -> Codes,
     /// What follows the codes: fields of the row's block as (offset, width, count), interleaved by lane.
     tail: &'static [(usize, usize, usize)],
 }
 
+/// Codes of 32 columns.
+type Codes = [u8; 32];
+
 fn layout(ty: TensorType) -> Option<Layout> {
-    let (codes, pack_codes, tail): (usize, fn(&[u8], usize, &mut [u8]), &'static [_]) = match ty {
-        TensorType::Q4_0 | TensorType::IQ4_NL => (256, |b, lane, out| pack_nibbles(&b[2..], lane, out), &[(0, 2, 1)]),
-        TensorType::Q4_1 => (256, |b, lane, out| pack_nibbles(&b[4..], lane, out), &[(0, 2, 1), (2, 2, 1)]),
-        TensorType::Q5_0 => (320, |b, lane, out| pack_q5(&b[2..], lane, out), &[(0, 2, 1)]),
-        TensorType::Q5_1 => (320, |b, lane, out| pack_q5(&b[4..], lane, out), &[(0, 2, 1), (2, 2, 1)]),
-        TensorType::Q8_0 => (512, |b, lane, out| pack_q8(&b[2..], lane, out), &[(0, 2, 1)]),
-        TensorType::Q2_K => (128, pack_q2_k, &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
-        TensorType::Q3_K => (192, pack_q3_k, &[(96, 1, 12), (108, 2, 1)]),
-        TensorType::Q4_K => (256, pack_q4_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
-        TensorType::Q5_K => (320, pack_q5_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
-        TensorType::Q6_K => (384, pack_q6_k, &[(192, 1, 16), (208, 2, 1)]),
-        TensorType::IQ4_XS => (256, pack_iq4_xs, &[(2, 1, 6), (0, 2, 1)]),
+    type Row = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
+    let (bits, codes, tail): Row = match ty {
+        TensorType::Q4_0 | TensorType::IQ4_NL => (4, |b, _| nibble_halves(&b[2..]), &[(0, 2, 1)]),
+        TensorType::Q4_1 => (4, |b, _| nibble_halves(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
+        TensorType::Q5_0 => (5, |b, _| q5(&b[2..]), &[(0, 2, 1)]),
+        TensorType::Q5_1 => (5, |b, _| q5(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
+        // Signed to offset 128.
+        TensorType::Q8_0 => (8, |b, _| std::array::from_fn(|l| b[2 + l] ^ 0x80), &[(0, 2, 1)]),
+        TensorType::Q2_K => (2, |b, i| two_bits(&b[16..80], i), &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
+        TensorType::Q3_K => (3, q3_k, &[(96, 1, 12), (108, 2, 1)]),
+        TensorType::Q4_K => (4, |b, i| four_bits(&b[16..144], i), &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
+        TensorType::Q5_K => (5, q5_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
+        TensorType::Q6_K => (6, q6_k, &[(192, 1, 16), (208, 2, 1)]),
+        TensorType::IQ4_XS => (4, |b, i| nibble_halves(&b[8 + 16 * i..]), &[(2, 1, 6), (0, 2, 1)]),
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
     };
-    let block_len = ty.block_len();
-    let row_bytes = ty.block_bytes();
-    Some(Layout { block_len, row_bytes, bytes: row_bytes * PANEL, codes, pack_codes, tail })
+    Some(Layout { block_len: ty.block_len(), row_bytes: ty.block_bytes(), bits, codes, tail })
 }
 
 /// Packs one row of a panel.
 fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
-    for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.bytes)) {
-        (layout.pack_codes)(src, lane, dst);
-        let mut at = layout.block_len / 32 * layout.codes;
+    let code_bytes = 4 * layout.bits * PANEL;
+    for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.row_bytes * PANEL)) {
+        let n_groups = layout.block_len / 32;
+        let (code_part, tail_part) = dst.split_at_mut(n_groups * code_bytes);
+        for (i, out) in code_part.chunks_exact_mut(code_bytes).enumerate() {
+            pack_codes(layout.bits, &(layout.codes)(src, i), lane, out);
+        }
+        let mut at = 0;
         for &(offset, width, count) in layout.tail {
             for field in src[offset..offset + width * count].chunks_exact(width) {
-                dst[at + lane * width..][..width].copy_from_slice(field);
+                tail_part[at + lane * width..][..width].copy_from_slice(field);
                 at += width * PANEL;
             }
         }
     }
 }
 
-/// 16 bytes whose low nibbles are columns 0..16 and high ones 16..32: already in plane order.
-fn pack_nibbles(qs: &[u8], lane: usize, out: &mut [u8]) {
-    for (v, group) in qs[..16].chunks_exact(4).enumerate() {
-        out[64 * v + 4 * lane..][..4].copy_from_slice(group);
+/// Writes the codes of 32 columns into their lane of the bit planes.
+fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
+    // Step s: 4 columns in a word.
+    let mut steps = [0u32; 8];
+    for (step, group) in steps.iter_mut().zip(codes.as_chunks::<4>().0) {
+        *step = u32::from_le_bytes(*group);
     }
+    let part = |mask: u32, shift: u32| steps.map(|step| step >> shift & (mask * 0x0101_0101));
+    let (vectors, high) = out.split_at_mut(match bits {
+        8 => 512,
+        4..=6 => 256,
+        _ => 128,
+    });
+    match bits {
+        8 => write_lane(vectors, lane, steps),
+        4 => write_lane(vectors, lane, plane4(part(15, 0))),
+        5 => {
+            write_lane(vectors, lane, plane4(part(15, 0)));
+            write_lane(high, lane, plane1(part(1, 4)));
+        }
+        6 => {
+            write_lane(vectors, lane, plane4(part(15, 0)));
+            write_lane(high, lane, plane2(part(3, 4)));
+        }
+        2 => write_lane(vectors, lane, plane2(part(3, 0))),
+        3 => {
+            write_lane(vectors, lane, plane2(part(3, 0)));
+            write_lane(high, lane, plane1(part(1, 2)));
+        }
+        _ => unreachable!("no type has codes of {bits} bits"),
+    }
+}
+
+fn write_lane<const N: usize>(out: &mut [u8], lane: usize, words: [u32; N]) {
+    for (vector, word) in out.chunks_exact_mut(64).zip(words) {
+        vector[4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+fn plane4(s: [u32; 8]) -> [u32; 4] {
+    std::array::from_fn(|v| s[v] | s[v + 4] << 4)
+}
+
+fn plane2(s: [u32; 8]) -> [u32; 2] {
+    std::array::from_fn(|v| s[4 * v] | s[4 * v + 1] << 2 | s[4 * v + 2] << 4 | s[4 * v + 3] << 6)
+}
+
+fn plane1(s: [u32; 8]) -> [u32; 1] {
+    [(0..8).fold(0, |word, i| word | s[i] << i)]
+}
+
+/// 16 bytes whose low nibbles are columns 0..16 and high ones 16..32.
+fn nibble_halves(qs: &[u8]) -> Codes {
+    let mut codes = [0; 32];
+    let (low, high) = codes.split_at_mut(16);
+    for ((q, low), high) in qs[..16].iter().zip(low).zip(high) {
+        *low = q & 15;
+        *high = q >> 4;
+    }
+    codes
 }
 
 /// 4 bytes with the fifth bit of each column, then nibbles.
-fn pack_q5(b: &[u8], lane: usize, out: &mut [u8]) {
-    pack_nibbles(&b[4..], lane, out);
+fn q5(b: &[u8]) -> Codes {
     let high = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    plane1(|column| (high >> column & 1) as u8, lane, &mut out[256..]);
-}
-
-fn pack_q8(qs: &[u8], lane: usize, out: &mut [u8]) {
-    for (s, group) in qs[..32].chunks_exact(4).enumerate() {
-        // Signed to offset 128.
-        let codes = u32::from_le_bytes([group[0], group[1], group[2], group[3]]) ^ 0x8080_8080;
-        out[64 * s + 4 * lane..][..4].copy_from_slice(&codes.to_le_bytes());
+    let mut codes = nibble_halves(&b[4..]);
+    for (column, code) in codes.iter_mut().enumerate() {
+        *code |= ((high >> column & 1) as u8) << 4;
     }
+    codes
 }
 
 /// Two bits of column 32 i + l at byte 32 (i / 4) + l, bits 2 (i mod 4) up.
-fn q2(qs: &[u8], i: usize, l: usize) -> u8 {
-    qs[32 * (i / 4) + l] >> (2 * (i % 4)) & 3
+fn two_bits(qs: &[u8], i: usize) -> Codes {
+    shifted(&qs[32 * (i / 4)..], 2 * (i % 4), 3)
 }
 
-fn pack_q2_k(b: &[u8], lane: usize, out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(128).take(8).enumerate() {
-        plane2(|l| q2(&b[16..80], i, l), lane, out);
+/// Nibble of column 32 i + l at byte 32 (i / 2) + l, the low one for even i.
+fn four_bits(qs: &[u8], i: usize) -> Codes {
+    shifted(&qs[32 * (i / 2)..], 4 * (i % 2), 15)
+}
+
+/// `b[l] >> shift & mask` for 32 bytes.
+fn shifted(b: &[u8], shift: usize, mask: u8) -> Codes {
+    let mut codes = [0; 32];
+    for (code, b) in codes.iter_mut().zip(&b[..32]) {
+        *code = b >> shift & mask;
     }
+    codes
 }
 
-fn pack_q3_k(b: &[u8], lane: usize, out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(192).take(8).enumerate() {
-        plane2(|l| q2(&b[32..96], i, l), lane, out);
-        plane1(|l| b[l] >> i & 1, lane, &mut out[128..]);
+/// Joins low and high bits: `low | high << shift`.
+fn joined(mut low: Codes, high: Codes, shift: usize) -> Codes {
+    for (low, high) in low.iter_mut().zip(high) {
+        *low |= high << shift;
     }
+    low
 }
 
-/// Nibble of column 32 i + l: bytes 32 (i / 2) + l, low for even i.
-fn q4(qs: &[u8], i: usize, l: usize) -> u8 {
-    qs[32 * (i / 2) + l] >> (4 * (i % 2)) & 15
+fn q3_k(b: &[u8], i: usize) -> Codes {
+    joined(two_bits(&b[32..96], i), shifted(&b[..32], i, 1), 2)
 }
 
-fn pack_q4_k(b: &[u8], lane: usize, out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(256).take(8).enumerate() {
-        plane4(|l| q4(&b[16..144], i, l), lane, out);
-    }
+fn q5_k(b: &[u8], i: usize) -> Codes {
+    joined(four_bits(&b[48..176], i), shifted(&b[16..48], i, 1), 4)
 }
 
-fn pack_q5_k(b: &[u8], lane: usize, out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(320).take(8).enumerate() {
-        plane4(|l| q4(&b[48..176], i, l), lane, out);
-        plane1(|l| b[16 + l] >> i & 1, lane, &mut out[256..]);
-    }
-}
-
-fn pack_q6_k(b: &[u8], lane: usize, out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(384).take(8).enumerate() {
-        // Per 128 columns: 64 bytes of low nibbles (columns 0..64 low, 64..128 high), 32 bytes of upper bits.
-        let (half, quarter) = (i / 4, i % 4);
-        plane4(|l| b[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15, lane, out);
-        plane2(|l| b[128 + 32 * half + l] >> (2 * quarter) & 3, lane, &mut out[256..]);
-    }
-}
-
-fn pack_iq4_xs(b: &[u8], lane: usize, out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(256).take(8).enumerate() {
-        pack_nibbles(&b[8 + 16 * i..], lane, out);
-    }
-}
-
-fn plane4(code: impl Fn(usize) -> u8, lane: usize, out: &mut [u8]) {
-    for v in 0..4 {
-        for j in 0..4 {
-            out[64 * v + 4 * lane + j] = code(4 * v + j) | code(16 + 4 * v + j) << 4;
-        }
-    }
-}
-
-fn plane2(code: impl Fn(usize) -> u8, lane: usize, out: &mut [u8]) {
-    for v in 0..2 {
-        for j in 0..4 {
-            out[64 * v + 4 * lane + j] = (0..4).map(|i| code(16 * v + 4 * i + j) << (2 * i)).fold(0, |a, b| a | b);
-        }
-    }
-}
-
-fn plane1(code: impl Fn(usize) -> u8, lane: usize, out: &mut [u8]) {
-    for j in 0..4 {
-        out[4 * lane + j] = (0..8).map(|s| code(4 * s + j) << s).fold(0, |a, b| a | b);
-    }
+/// Per 128 columns: 64 bytes of low nibbles (columns 0..64 low, 64..128 high), 32 bytes of upper bits.
+fn q6_k(b: &[u8], i: usize) -> Codes {
+    let (half, quarter) = (i / 4, i % 4);
+    let low = shifted(&b[64 * half + 32 * (quarter % 2)..], 4 * (quarter / 2), 15);
+    joined(low, shifted(&b[128 + 32 * half..], 2 * quarter, 3), 4)
 }
 
 /// A packed format as the kernels read it.
@@ -369,7 +393,7 @@ unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
     a
 }
 
-/// 4-bit codes to the values of IQ4_NL and IQ4_XS.
+/// 4-bit codes to the values of `IQ4_NL` and `IQ4_XS`.
 #[inline(always)]
 unsafe fn iq4_values<S: Simd>(mut codes: [S::B; 8]) -> [S::B; 8] {
     for i in 0..8 {
@@ -393,7 +417,7 @@ unsafe fn bytes<S: Simd>(block: *const u8, at: usize, j: usize) -> S::I {
     unsafe { S::i_load_u8(block.add(at + PANEL * j)) }
 }
 
-/// Scale and min `j` of the 12 bytes that Q4_K and Q5_K pack eight 6-bit pairs into.
+/// Scale and min `j` of the 12 bytes that `Q4_K` and `Q5_K` pack eight 6-bit pairs into.
 #[inline(always)]
 unsafe fn six_bit_pair<S: Simd>(block: *const u8, at: usize, j: usize) -> (S::F, S::F) {
     // SAFETY: inside the block; the caller vouches for it.
@@ -443,7 +467,7 @@ macro_rules! format {
     };
 }
 
-/// Values of the 16 codes of IQ4_NL and IQ4_XS, plus 128.
+/// Values of the 16 codes of `IQ4_NL` and `IQ4_XS`, plus 128.
 const IQ4_VALUES: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 
 format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), eight_bits false, has_min false; S;
@@ -514,7 +538,7 @@ codes |b, i| iq4_values::<S>(nibbles::<S>(b.add(256 * i)));
 scale_and_min |b, j| {
     // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
     let low = bytes::<S>(b, 2048, 2 + j / 2);
-    let low = S::i_and(if j % 2 == 0 { low } else { S::i_shr::<4>(low) }, S::i_splat(15));
+    let low = S::i_and(if j.is_multiple_of(2) { low } else { S::i_shr::<4>(low) }, S::i_splat(15));
     let upper = bytes::<S>(b, 2048, j / 4);
     let upper = match j % 4 {
         0 => upper,

@@ -1,5 +1,7 @@
 //! A model as data: its hyperparameters, layer by layer, read from GGUF metadata.
 
+use std::fmt::Display;
+
 use metal_attention_gguf::Metadata;
 
 use crate::{ModelError, Rope, RopeLayout, RopeScaling};
@@ -146,17 +148,12 @@ impl ModelSpec {
                 n_head.is_multiple_of(n_head_kv),
                 "must divide attention.head_count",
             )?;
-            let head_dim = match key_length {
-                Some(n) => n,
-                None => {
-                    keys.check(
-                        "attention.head_count",
-                        n_head,
-                        n_embd.is_multiple_of(n_head),
-                        "must divide embedding_length where attention.key_length is not given",
-                    )?;
-                    n_embd / n_head
-                }
+            let head_dim = if let Some(n) = key_length {
+                n
+            } else {
+                let why = "must divide embedding_length where attention.key_length is not given";
+                keys.check("attention.head_count", n_head, n_embd.is_multiple_of(n_head), why)?;
+                n_embd / n_head
             };
             if let Some(v) = value_length {
                 keys.check("attention.value_length", v, v == head_dim, "value heads must be as long as key heads")?;
@@ -235,7 +232,7 @@ impl Keys<'_> {
         ModelError::MissingKey { key: self.key(key) }
     }
 
-    fn check(&self, key: &str, value: impl ToString, ok: bool, why: &str) -> Result<(), ModelError> {
+    fn check(&self, key: &str, value: impl Display, ok: bool, why: &str) -> Result<(), ModelError> {
         if ok {
             return Ok(());
         }

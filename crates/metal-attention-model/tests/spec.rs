@@ -154,7 +154,6 @@ fn values_that_make_no_model_are_refused_by_name() {
         ("attention.head_count_kv", Value::U32(4)),
         ("attention.head_count_kv", vec![2u32, 2, 2].into()),
         ("attention.key_length", Value::U32(0)),
-        ("attention.key_length", Value::U32(1 << 28)),
         ("attention.value_length", Value::U32(4)),
         ("attention.layer_norm_rms_epsilon", Value::F32(f32::NAN)),
         ("attention.layer_norm_rms_epsilon", Value::F32(-1.0)),
@@ -182,6 +181,10 @@ fn values_that_make_no_model_are_refused_by_name() {
         let message = error(&with("tokenizer.ggml.tokens", value));
         assert!(message.contains("tokenizer.ggml.tokens"), "{message}");
     }
+    let mut huge_heads = with("llama.attention.key_length", 1u32 << 28);
+    huge_heads.set("llama.attention.value_length", 1u32 << 28);
+    let message = error(&huge_heads);
+    assert!(message.contains("llama.attention.key_length"), "{message}");
     let message = error(&with("general.architecture", 3u32));
     assert!(message.contains("general.architecture"), "{message}");
 }
@@ -297,7 +300,7 @@ proptest! {
                 prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
             }
             let a = attention(&s, 0);
-            prop_assert!(a.n_head % a.n_head_kv == 0 && a.rope.n_rot % 2 == 0 && a.rope.n_rot <= a.head_dim);
+            prop_assert!(a.n_head.is_multiple_of(a.n_head_kv) && a.rope.n_rot.is_multiple_of(2) && a.rope.n_rot <= a.head_dim);
             if a.rope.n_rot <= 1 << 16 {
                 prop_assert_eq!(a.rope.frequencies(None).0.len(), a.rope.n_rot / 2);
             }

@@ -21,7 +21,8 @@ fn shape(architecture: &'static str) -> ModelShape {
 fn load(shape: &ModelShape, edit: impl Fn(&mut Vec<TensorDecl>)) -> Result<Weights, ModelError> {
     let metadata = shape.metadata();
     let spec = ModelSpec::from_metadata(&metadata).unwrap();
-    let declare = |t: metal_attention_model::TensorSpec| TensorDecl { name: t.name, shape: t.shape, ty: TensorType::F32 };
+    let declare =
+        |t: metal_attention_model::TensorSpec| TensorDecl { name: t.name, shape: t.shape, ty: TensorType::F32 };
     let mut tensors: Vec<_> = shape.tensors(&spec).into_iter().map(declare).collect();
     edit(&mut tensors);
     let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &tensors).unwrap();
@@ -85,7 +86,11 @@ fn every_tensor_of_another_shape_is_named() {
 fn optional_tensors_are_checked_and_used_when_they_are_there() {
     let bias = |shape: Vec<usize>| {
         move |tensors: &mut Vec<TensorDecl>| {
-            tensors.push(TensorDecl { name: "blk.0.attn_output.bias".into(), shape: shape.clone(), ty: TensorType::F32 });
+            tensors.push(TensorDecl {
+                name: "blk.0.attn_output.bias".into(),
+                shape: shape.clone(),
+                ty: TensorType::F32,
+            });
         }
     };
     let weights = load(&shape("llama"), bias(vec![16])).unwrap();

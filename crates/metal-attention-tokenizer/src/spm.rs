@@ -23,7 +23,7 @@ impl Spm {
             found.or(vocabulary.roles.unknown)
         };
         let mergeable = |id: &TokenId| !vocabulary.is(*id, CONTROL | UNKNOWN | BYTE);
-        let joined = |id| joins_blank(vocabulary.text(id).as_bytes());
+        let joined = |id| joins_blank(vocabulary.bytes(id));
         Self {
             byte_tokens: Box::new(std::array::from_fn(byte_token)),
             longest: vocabulary.longest(),

@@ -228,6 +228,11 @@ impl Tokenizer {
         self.vocabulary.roles.eos
     }
 
+    /// The token that stands for what no other token covers.
+    pub fn unknown(&self) -> Option<TokenId> {
+        self.vocabulary.roles.unknown
+    }
+
     /// Whether [`EncodeOptions::add_special`] puts BOS first.
     pub fn adds_bos(&self) -> bool {
         self.add_bos

@@ -2,6 +2,8 @@
 //! to write it with tokens the one with the greatest sum of scores is taken.
 
 use crate::TokenId;
+use crate::bpe::{joins_blank, words_before_blanks};
+use crate::cache::WordCache;
 use crate::charsmap::CharsMap;
 use crate::error::TokenizerError;
 use crate::vocabulary::{ESCAPED_BLANK, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
@@ -16,6 +18,8 @@ pub(crate) struct Unigram {
     /// The tokens that text may become, sorted by spelling.
     sorted: Vec<TokenId>,
     unknown_score: f64,
+    /// No token has a blank after something else, so that text may be cut before blanks.
+    cut_before_blanks: bool,
     add_space_prefix: bool,
     remove_extra_whitespaces: bool,
 }
@@ -37,8 +41,12 @@ impl Unigram {
         let lowest = normal.map(|id| vocabulary.score(id)).fold(f32::MAX, f32::min);
         let in_text = |id: &TokenId| vocabulary.is(*id, NORMAL | USER_DEFINED | UNUSED);
         let mut sorted: Vec<_> = vocabulary.ids().filter(in_text).collect();
-        sorted.sort_by_key(|&id| vocabulary.text(id));
+        sorted.sort_by_key(|&id| vocabulary.bytes(id));
+        // Where the blank is a token, no run of unknown characters goes across it.
+        let blank = sorted.iter().any(|&id| vocabulary.text(id) == ESCAPED_BLANK);
+        let joined = sorted.iter().any(|&id| joins_blank(vocabulary.bytes(id)));
         Ok(Self {
+            cut_before_blanks: blank && !joined,
             charsmap: CharsMap::read(metadata)?,
             sorted,
             unknown_score: f64::from(lowest - UNKNOWN_PENALTY),
@@ -50,6 +58,18 @@ impl Unigram {
     /// Appends the tokens of `text`.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
         let text = self.normalize(text);
+        let mut cache = WordCache::default();
+        let mut encode = |word| {
+            cache.get_or_encode(word, out, |out| self.encode_word(vocabulary, word, out));
+        };
+        if self.cut_before_blanks {
+            words_before_blanks(&text).for_each(encode);
+        } else {
+            encode(&text);
+        }
+    }
+
+    fn encode_word(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
         let none = Best { score: f64::NEG_INFINITY, start: 0, token: None };
         let mut best = vec![none; text.len() + 1];
         best[0].score = 0.0;
@@ -93,12 +113,12 @@ impl Unigram {
         // The tokens that share their first `depth` bytes with the text.
         let mut range = &self.sorted[..];
         for (depth, byte) in text.iter().enumerate() {
-            let at_depth = |id: &TokenId| vocabulary.text(*id).as_bytes().get(depth).copied();
+            let at_depth = |id: &TokenId| vocabulary.bytes(*id).get(depth).copied();
             let start = range.partition_point(|id| at_depth(id) < Some(*byte));
             let len = range[start..].partition_point(|id| at_depth(id) == Some(*byte));
             range = &range[start..start + len];
             let Some(&shortest) = range.first() else { return };
-            if vocabulary.text(shortest).len() == depth + 1 {
+            if vocabulary.bytes(shortest).len() == depth + 1 {
                 visit(depth + 1, shortest);
             }
         }

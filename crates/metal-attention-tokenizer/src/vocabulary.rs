@@ -174,6 +174,11 @@ impl Vocabulary {
         std::str::from_utf8(self.texts.bytes(id)).unwrap_or_default()
     }
 
+    /// [`text`](Self::text) as bytes.
+    pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
+        self.texts.bytes(id)
+    }
+
     pub(crate) fn kind(&self, id: TokenId) -> Kind {
         self.kinds.get(id as usize).copied().unwrap_or(UNUSED)
     }

@@ -16,10 +16,11 @@ static GPT2: LazyLock<Tokenizer> = LazyLock::new(|| open("gpt-2-cut.gguf"));
 static LLAMA_BPE: LazyLock<Tokenizer> = LazyLock::new(|| open("llama-bpe-cut.gguf"));
 static LLAMA_SPM: LazyLock<Tokenizer> = LazyLock::new(|| open("llama-spm-cut.gguf"));
 static GEMMA: LazyLock<Tokenizer> = LazyLock::new(|| open("gemma-4-cut.gguf"));
+static T5: LazyLock<Tokenizer> = LazyLock::new(|| open("nomic-bert-moe-cut.gguf"));
 static BERT: LazyLock<Tokenizer> = LazyLock::new(|| open("bert-bge-cut.gguf"));
 
-fn all() -> [&'static Tokenizer; 5] {
-    [&GPT2, &LLAMA_BPE, &LLAMA_SPM, &GEMMA, &BERT]
+fn all() -> [&'static Tokenizer; 6] {
+    [&GPT2, &LLAMA_BPE, &LLAMA_SPM, &GEMMA, &T5, &BERT]
 }
 
 /// Texts in which words, spaces, special spellings and odd characters meet.
@@ -65,7 +66,7 @@ proptest! {
     fn control_tokens_need_parse_special(text in text()) {
         for tokenizer in all() {
             let ids = tokenizer.encode(&text, EncodeOptions::default());
-            let unknown = tokenizer.token_id("[UNK]");
+            let unknown = tokenizer.unknown();
             prop_assert!(ids.iter().all(|&id| !tokenizer.is_control(id) || Some(id) == unknown));
         }
     }
@@ -155,8 +156,9 @@ fn repeated_characters_take_linear_time() {
             let short = unit.repeat(25_000 / unit.len());
             let long = unit.repeat(1_000_000 / unit.len());
             let base = (0..3).map(|_| time(tokenizer, &short)).fold(f64::MAX, f64::min).max(1e-3);
-            let taken = time(tokenizer, &long);
-            assert!(taken < 400.0 * base, "{unit:?}: {base:.4} s for 25 kB, {taken:.3} s for 1 MB");
+            // Another try in case the machine was busy.
+            let taken = (0..3).map(|_| time(tokenizer, &long)).find(|&taken| taken < 400.0 * base);
+            assert!(taken.is_some(), "{tokenizer:?} {unit:?}: {base:.4} s for 25 kB, over 400 times that for 1 MB");
         }
     }
 }

@@ -10,7 +10,7 @@ use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 
 use crate::{EngineOptions, Error};
 
-/// The GGUF file of the built-in model: TinyStories 260K by Andrej Karpathy, MIT licence.
+/// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
 pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
 
 /// How a model is opened.

@@ -90,7 +90,7 @@ fn an_interrupted_prompt_can_be_finished() {
     assert!(matches!(error, Error::Interrupted { done: 4, total: 5 }), "{error}");
     assert_eq!(generator.timings().prompt_tokens, 4);
     generator.prompt(&all, go_on).unwrap();
-    assert_eq!(text(generator.generate(tokens(6))), ", there was a little girl");
+    assert_eq!(text(generator.generate(tokens(8))), ", there was a little girl");
     assert_eq!(generator.timings().cached_tokens, 4);
 }
 
@@ -129,7 +129,7 @@ fn stop_strings_end_the_text() {
     assert_eq!(generation.finish(), "");
 
     // Where the text ends first, what was held back is not lost.
-    let options = GenerateOptions { stop: vec![" girl named Bob".into()], ..tokens(6) };
+    let options = GenerateOptions { stop: vec![" girl named Bob".into()], ..tokens(8) };
     let mut generation = generator.complete("Once upon a time", options).unwrap();
     assert_eq!(text(generation.by_ref()), ", there was a little");
     assert_eq!(generation.stop_reason(), Some(StopReason::Length));
@@ -146,7 +146,7 @@ fn the_end_of_the_text_can_be_ignored() {
     let mut generation = generator.complete("Once upon a time", tokens(6)).unwrap();
     assert!(generation.next().is_none());
     assert_eq!(generation.stop_reason(), Some(StopReason::EndOfGeneration));
-    let options = GenerateOptions { ignore_eos: true, ..tokens(6) };
+    let options = GenerateOptions { ignore_eos: true, ..tokens(8) };
     assert_eq!(text(generator.generate(options)), ", there was a little girl");
 }
 

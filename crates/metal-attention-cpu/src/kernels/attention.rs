@@ -78,11 +78,13 @@ impl<E: Element> Attention<'_, E> {
             let end = queries.iter().map(|q| q.end).max().unwrap_or(0).min(self.start + SPLIT);
             for chunk in (first..end).step_by(CHUNK) {
                 let n = CHUNK.min(end - chunk).next_multiple_of(LANES);
-                for i in (0..n).step_by(LANES) {
-                    let s = self.scores::<S, R>(queries, chunk + i);
-                    for r in 0..R {
-                        S::f_store(scores[r].as_mut_ptr().add(i), s[r]);
-                    }
+                let mut i = 0;
+                while n - i >= 2 * LANES {
+                    self.score::<S, R, 2>(queries, &mut scores, chunk, i);
+                    i += 2 * LANES;
+                }
+                if i < n {
+                    self.score::<S, R, 1>(queries, &mut scores, chunk, i);
                 }
                 for r in 0..R {
                     let q = &queries[r];
@@ -138,20 +140,32 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
-    /// Scores of 16 positions from `pos` (a multiple of 16) on.
+    /// Scores of the `16 G` positions from `chunk + at` (a multiple of 16) on.
     #[inline(always)]
-    unsafe fn scores<S: Simd, const R: usize>(&self, queries: &[Query; R], pos: usize) -> [S::F; R] {
-        // SAFETY: the group of 16 lies in the cache, whose length is rounded up to whole groups.
+    unsafe fn score<S: Simd, const R: usize, const G: usize>(
+        &self,
+        queries: &[Query; R],
+        scores: &mut [[f32; CHUNK]; R],
+        chunk: usize,
+        at: usize,
+    ) {
+        // SAFETY: the groups of 16 lie in the cache, whose length is rounded up to whole groups.
         unsafe {
-            let keys = self.keys.add(pos * self.head_dim);
-            let mut acc = [S::f_splat(0.0); R];
+            let keys = self.keys.add((chunk + at) * self.head_dim);
+            let mut acc = [[S::f_splat(0.0); G]; R];
             for d in 0..self.head_dim {
-                let k = E::load::<S>(keys.add(d * LANES));
-                for r in 0..R {
-                    acc[r] = S::f_fma(k, S::f_splat(*queries[r].q.add(d)), acc[r]);
+                for g in 0..G {
+                    let k = E::load::<S>(keys.add((g * self.head_dim + d) * LANES));
+                    for r in 0..R {
+                        acc[r][g] = S::f_fma(k, S::f_splat(*queries[r].q.add(d)), acc[r][g]);
+                    }
                 }
             }
-            acc
+            for r in 0..R {
+                for g in 0..G {
+                    S::f_store(scores[r].as_mut_ptr().add(at + g * LANES), acc[r][g]);
+                }
+            }
         }
     }
 

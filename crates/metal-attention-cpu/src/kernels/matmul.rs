@@ -76,6 +76,9 @@ pub(crate) struct Product<'a> {
     pub(crate) accumulate: bool,
 }
 
+/// Multiplications of a chunk at least: a few microseconds.
+pub(crate) const MIN_WORK: usize = 1 << 16;
+
 /// Computes all `products` in one parallel region.
 pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, activations: Activations<'_>, products: &mut [Product<'_>]) {
     struct Task<'a> {
@@ -102,8 +105,11 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, activations: Activations<'_>, 
             task
         })
         .collect();
-    // Several chunks a thread, so that a thread that was interrupted is not waited for long.
-    let chunk = n_panels.div_ceil(pool.n_threads() * if pool.n_threads() == 1 { 1 } else { 6 }).max(1);
+    // Several chunks a thread, so that a thread that was interrupted is not waited for long; none so small that
+    // handing it out takes longer than computing it.
+    let n_chunks = if pool.n_threads() == 1 { 1 } else { 6 * pool.n_threads() };
+    let panel_work = (PANEL * activations.x.len()).max(1);
+    let chunk = n_panels.div_ceil(n_chunks).max(MIN_WORK / panel_work).max(1);
     pool.for_each(n_panels.div_ceil(chunk), &|i| {
         let chunk = i * chunk..((i + 1) * chunk).min(n_panels);
         for task in &tasks {

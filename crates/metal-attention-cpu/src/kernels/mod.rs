@@ -5,3 +5,5 @@ pub(crate) mod elementwise;
 pub(crate) mod matmul;
 mod matmul_packed;
 mod matmul_plain;
+#[cfg(test)]
+mod tests;

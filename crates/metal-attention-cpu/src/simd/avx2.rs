@@ -1,5 +1,6 @@
 //! The vector operations on AVX2 with FMA and F16C: two registers each.
 
+#[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
 use super::Simd;

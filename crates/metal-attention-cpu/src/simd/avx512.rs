@@ -1,5 +1,6 @@
 //! The vector operations on AVX-512 with VNNI: one register each.
 
+#[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
 use super::Simd;

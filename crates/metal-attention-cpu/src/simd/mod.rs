@@ -15,6 +15,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use math::{exp, sigmoid};
 

@@ -1,0 +1,5 @@
+//! Kernels against float64 formulas.
+
+mod elementwise;
+mod packed;
+mod plain;

@@ -1,0 +1,202 @@
+//! Products of repacked matrices with 8-bit activations.
+
+use half::f16;
+use metal_attention_gguf::TensorType;
+
+use crate::activations::{BLOCK, Q8Activations};
+use crate::kernels::matmul::{Activations, Matrix, Product, matmul};
+use crate::packed::can_pack;
+use crate::pool::ThreadPool;
+use crate::simd::Isa;
+use crate::test_support::{Random, pool, tensor};
+
+/// Every type that has a packed format.
+pub(super) const PACKED: [TensorType; 12] = [
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::Q8_0,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+];
+
+/// Blocks of random codes and small scales of either sign, one in sixteen zero.
+pub(super) fn random_blocks(random: &mut Random, ty: TensorType, n_elements: usize) -> Vec<u8> {
+    // Where in a block its half-precision scales lie.
+    let scales: &[usize] = match ty {
+        TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
+        TensorType::Q2_K => &[80, 82],
+        TensorType::Q3_K => &[108],
+        TensorType::Q6_K => &[208],
+        _ => &[0],
+    };
+    let n_blocks = n_elements / ty.block_len();
+    let mut bytes = random.bytes(n_blocks * ty.block_bytes());
+    for block in bytes.chunks_exact_mut(ty.block_bytes()) {
+        for &at in scales {
+            let scale = if random.bits() % 16 == 0 { 0.0 } else { random.float(0.1) };
+            block[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// `start` replaced by, or increased by, the product of `matrix` and the rows of `x`.
+pub(super) fn multiply(
+    pool: &ThreadPool,
+    isa: Isa,
+    matrix: &Matrix,
+    x: &[f32],
+    start: &[f32],
+    accumulate: bool,
+) -> Vec<f32> {
+    let mut q8 = Q8Activations::default();
+    if matrix.is_packed() {
+        q8.quantize(pool, isa, x, matrix.n_in());
+    }
+    let mut y = start.to_vec();
+    matmul(pool, isa, Activations { x, q8: &q8 }, &mut [Product { matrix, y: &mut y, accumulate }]);
+    y
+}
+
+/// The activations that 8 bits leave of `x`.
+fn rounded_activations(pool: &ThreadPool, isa: Isa, x: &[f32], n_in: usize) -> Vec<f64> {
+    let mut q8 = Q8Activations::default();
+    q8.quantize(pool, isa, x, n_in);
+    let row = |token| {
+        let row = q8.row(token);
+        // SAFETY: a row has `n_in` codes and a block for every 32 of them.
+        let (codes, blocks) = unsafe {
+            (std::slice::from_raw_parts(row.codes, n_in), std::slice::from_raw_parts(row.blocks, n_in / BLOCK))
+        };
+        let value = |(i, code): (usize, &i8)| f64::from(*code) * f64::from(blocks[i / BLOCK].scale);
+        codes.iter().enumerate().map(value).collect::<Vec<_>>()
+    };
+    (0..x.len() / n_in).flat_map(row).collect()
+}
+
+#[test]
+fn all_quantised_types_are_packed() {
+    assert!(PACKED.into_iter().all(can_pack));
+    assert!([TensorType::F32, TensorType::F16, TensorType::BF16].into_iter().all(|ty| !can_pack(ty)));
+}
+
+#[test]
+fn every_format_multiplies_as_it_dequantises() {
+    const TOKENS: usize = 17;
+    let mut random = Random(1);
+    let pools = [1, 2, 3, 4].map(pool);
+    for ty in PACKED {
+        let widths = if ty.block_len() == 32 { [32, 64, 288, 1536] } else { [256, 512, 768, 1536] };
+        for (k, n_out) in [1, 15, 16, 17, 33, 49].into_iter().enumerate() {
+            for (l, n_in) in widths.into_iter().enumerate() {
+                let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
+                let pool = &pools[(k + l) % 4];
+                let matrix = Matrix::new(pool, &tensor, false).expect("memory");
+                assert!(matrix.is_packed() && (matrix.n_in(), matrix.n_out()) == (n_in, n_out));
+                assert_eq!(matrix.packed_bytes(), n_out.next_multiple_of(16) * ty.row_bytes(n_in));
+                let weights = tensor.to_f32();
+                let x = random.floats(TOKENS * n_in, 2.0);
+                let start = random.floats(TOKENS * n_out, 10.0);
+                for isa in Isa::available() {
+                    let what = format!("{isa:?} {ty} {n_in} x {n_out}, {} threads", pool.n_threads());
+                    let all = multiply(pool, isa, &matrix, &x, &start, false);
+                    let added = multiply(pool, isa, &matrix, &x, &start, true);
+                    let a = rounded_activations(pool, isa, &x, n_in);
+                    for token in 0..TOKENS {
+                        let a = &a[token * n_in..][..n_in];
+                        let a_sum: f64 = a.iter().map(|a| a.abs()).sum();
+                        for row in 0..n_out {
+                            let w = &weights[row * n_in..][..n_in];
+                            let want: f64 = w.iter().zip(a).map(|(w, a)| f64::from(*w) * a).sum();
+                            // Scale and minimum are applied apart, so roundings are relative to the largest weight.
+                            let largest = w.iter().fold(0f32, |m, w| m.max(w.abs()));
+                            let limit = 1e-6 * f64::from(largest) * a_sum;
+                            let i = token * n_out + row;
+                            let got = f64::from(all[i]);
+                            assert!((got - want).abs() <= limit, "{what} token {token} row {row}: {got} {want}");
+                            let (got, want) = (f64::from(added[i]), want + f64::from(start[i]));
+                            assert!((got - want).abs() <= limit + 1e-6 * want.abs(), "{what} added: {got} {want}");
+                        }
+                    }
+                    for n in [1, 2, 3, 5, 7, 8, 9] {
+                        let (x, start) = (&x[..n * n_in], &start[..n * n_out]);
+                        let some = multiply(pool, isa, &matrix, x, start, false);
+                        assert_eq!(some, all[..n * n_out], "{what}: {n} tokens as 17");
+                        let some = multiply(pool, isa, &matrix, x, start, true);
+                        assert_eq!(some, added[..n * n_out], "{what}: {n} tokens added as 17");
+                    }
+                    // The last tokens too: every place in a tile gives the same bits.
+                    for token in 9..TOKENS {
+                        let one = multiply(pool, isa, &matrix, &x[token * n_in..][..n_in], &start[..n_out], false);
+                        assert_eq!(one, all[token * n_out..][..n_out], "{what}: token {token} alone");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let mut random = Random(2);
+    let (n_in, n_out, n_tokens) = (512, 200, 9);
+    let tensor = tensor(TensorType::Q4_K, n_in, n_out, &random_blocks(&mut random, TensorType::Q4_K, n_in * n_out));
+    let x = random.floats(n_tokens * n_in, 1.0);
+    for isa in Isa::available() {
+        let results = [1, 2, 3, 4, 7].map(|n_threads| {
+            let pool = pool(n_threads);
+            let matrix = Matrix::new(&pool, &tensor, false).expect("memory");
+            multiply(&pool, isa, &matrix, &x, &vec![0.0; n_tokens * n_out], false)
+        });
+        assert!(results.iter().all(|r| *r == results[0]), "{isa:?}");
+    }
+}
+
+#[test]
+fn activations_keep_eight_bits() {
+    let mut random = Random(3);
+    let pool = pool(2);
+    let (n_in, n_tokens) = (96, 8);
+    let mut x = Vec::new();
+    for limit in [1.0, 1e-3, 1e-30, 1e30, 1e-38, 0.0, 250.0, 127.0] {
+        x.extend(random.floats(n_in, limit));
+    }
+    // A block with one number in it, and one with two extremes.
+    x[..32].fill(0.0);
+    x[5] = -3.5;
+    x[32] = 1e4;
+    x[33] = -1e4;
+    for isa in Isa::available() {
+        let mut q8 = Q8Activations::default();
+        q8.quantize(&pool, isa, &x, n_in);
+        assert_eq!(q8.n_in(), n_in);
+        for token in 0..n_tokens {
+            let row = q8.row(token);
+            for b in 0..n_in / BLOCK {
+                let x = &x[token * n_in + b * BLOCK..][..BLOCK];
+                // SAFETY: the block lies in the row.
+                let (codes, block) =
+                    unsafe { (std::slice::from_raw_parts(row.codes.add(b * BLOCK), BLOCK), *row.blocks.add(b)) };
+                let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+                for (x, code) in x.iter().zip(codes) {
+                    assert!(*code >= -127, "{isa:?}");
+                    let error = (f64::from(*x) - f64::from(*code) * f64::from(block.scale)).abs();
+                    // Half a step, or everything where numbers are too small for a scale.
+                    let limit = if largest > 1e-36 { f64::from(largest) / 127.0 * 0.5001 } else { 1e-36 };
+                    assert!(error <= limit, "{isa:?} {x} as {code} x {}", block.scale);
+                }
+                let sum = |codes: &[i8]| codes.iter().map(|c| i32::from(*c)).sum::<i32>();
+                assert_eq!(block.neg_sum, -sum(codes), "{isa:?}");
+                assert_eq!(block.neg_half_sums, [-sum(&codes[..16]), -sum(&codes[16..])], "{isa:?}");
+                assert_eq!(block.scaled_sum, block.scale * sum(codes) as f32, "{isa:?}");
+            }
+        }
+    }
+}
