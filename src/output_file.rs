@@ -30,11 +30,11 @@ impl OutputFile {
 
     /// Puts the finished file in its place.
     pub fn commit(mut self) -> Result<(), CliError> {
-        let finish = |out: Option<BufWriter<File>>| match out {
+        let written = match self.out.take() {
             Some(out) => out.into_inner().map(drop).map_err(io::IntoInnerError::into_error),
             None => Ok(()),
         };
-        let done = finish(self.out.take()).and_then(|()| fs::rename(&self.partial, &self.path));
+        let done = written.and_then(|()| fs::rename(&self.partial, &self.path));
         if done.is_err() {
             // The first error says more than one about tidying up would.
             let _ = fs::remove_file(&self.partial);

@@ -1,9 +1,7 @@
 //! Which type each tensor of a quantised file gets: the rules of llama.cpp's
 //! quantiser, without its mixtures (the `_M` files).
 
-use metal_attention::gguf::{Metadata, TensorDecl, TensorType};
-
-use crate::cli_error::CliError;
+use metal_attention::gguf::{Metadata, TensorType};
 
 /// Flags that choose types.
 #[derive(clap::Args)]
@@ -54,18 +52,6 @@ impl TensorTypes<'_> {
         metadata.set("general.quantization_version", 2u32);
         metadata.set("general.file_type", file_type(self.base));
     }
-}
-
-/// An error that names the first tensor whose type cannot be written.
-pub fn check_quantizers<'a>(tensors: impl IntoIterator<Item = &'a TensorDecl>) -> Result<(), CliError> {
-    let Some(tensor) = tensors.into_iter().find(|tensor| !tensor.ty.can_quantize()) else { return Ok(()) };
-    let names: Vec<_> = TensorType::ALL.iter().filter(|ty| ty.can_quantize()).map(|ty| ty.name()).collect();
-    Err(CliError::Usage(format!(
-        "cannot quantise {} to {}: there are quantisers for {}",
-        tensor.name,
-        tensor.ty,
-        names.join(", ")
-    )))
 }
 
 fn is_quantized(ty: TensorType) -> bool {

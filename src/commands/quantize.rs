@@ -11,7 +11,7 @@ use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
-use crate::tensor_types::{TensorTypes, TypeArgs, check_quantizers};
+use crate::tensor_types::{TensorTypes, TypeArgs};
 use crate::units;
 
 /// Elements that are converted at a time; a multiple of every block length.
@@ -63,7 +63,6 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         TensorDecl { ty, ..TensorDecl::from(tensor) }
     };
     let tensors: Vec<_> = file.tensors().iter().map(declare).collect();
-    check_quantizers(file.tensors().iter().zip(&tensors).filter(|(from, to)| from.ty() != to.ty).map(|(_, to)| to))?;
 
     interrupt::listen()?;
     let progress = Progress::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());

@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::random_weights::RandomWeights;
-use crate::tensor_types::{TensorTypes, TypeArgs, check_quantizers};
+use crate::tensor_types::{TensorTypes, TypeArgs};
 use crate::units;
 
 /// Elements that are made at a time; a multiple of every block length.
@@ -127,7 +127,6 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         ty: if tensor.is_matrix() { types.matrix(&tensor.name, tensor.shape[0]) } else { TensorType::F32 },
     };
     let tensors: Vec<_> = specs.iter().map(declare).collect();
-    check_quantizers(&tensors)?;
 
     let total: usize = tensors.iter().map(n_elements).sum();
     interrupt::listen()?;

@@ -4,7 +4,7 @@ use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, T
 
 use crate::pool::ThreadPool;
 
-/// A reproducible sequence of random numbers (SplitMix64).
+/// A reproducible sequence of random numbers (`SplitMix64`).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

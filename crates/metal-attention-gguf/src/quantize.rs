@@ -14,11 +14,6 @@ use crate::quantize_k::{iq4_nl, iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
 use crate::{GgufError, Result, TensorType};
 
 impl TensorType {
-    /// True where [`quantize`](Self::quantize) is implemented.
-    pub fn can_quantize(self) -> bool {
-        true
-    }
-
     /// Appends the blocks of `src`; an error when `src` is not whole blocks.
     pub fn quantize(self, src: &[f32], dst: &mut Vec<u8>) -> Result<()> {
         if !src.len().is_multiple_of(self.block_len()) {

@@ -78,7 +78,7 @@ impl Rope {
                     let keep = (1.0 - ramp) * f64::from(ext_factor);
                     f * keep + f / factor * (1.0 - keep)
                 });
-                let length = if ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * factor.ln() };
+                let length = if ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * factor.max(1.0).ln() };
                 (frequencies.collect(), f64::from(attn_factor) * length)
             }
         }

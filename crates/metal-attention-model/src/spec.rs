@@ -290,17 +290,27 @@ impl Keys<'_> {
             Some("none") => Ok(RopeScaling::None),
             None | Some("linear") if factor == 1.0 => Ok(RopeScaling::None),
             None | Some("linear") => Ok(RopeScaling::Linear { factor }),
-            Some("yarn") => Ok(RopeScaling::Yarn {
-                factor,
-                n_ctx_orig: self.opt_positive("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train),
-                beta_fast: self.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                beta_slow: self.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                ext_factor: self.opt_f32("rope.scaling.yarn_ext_factor")?.unwrap_or(1.0),
-                attn_factor: match self.opt_f32("rope.scaling.yarn_attn_factor")? {
-                    Some(factor) => factor,
-                    None => self.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
-                },
-            }),
+            Some("yarn") => {
+                let positive = |key: &str, default: f32| {
+                    let value = self.opt_f32(key)?.unwrap_or(default);
+                    self.check(key, value, value.is_finite() && value > 0.0, "must be above 0").map(|()| value)
+                };
+                let ext_factor = self.opt_f32("rope.scaling.yarn_ext_factor")?.unwrap_or(1.0);
+                self.check(
+                    "rope.scaling.yarn_ext_factor",
+                    ext_factor,
+                    (0.0..=1.0).contains(&ext_factor),
+                    "must be 0 to 1",
+                )?;
+                Ok(RopeScaling::Yarn {
+                    factor,
+                    n_ctx_orig: self.opt_positive("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train),
+                    beta_fast: positive("rope.scaling.yarn_beta_fast", 32.0)?,
+                    beta_slow: positive("rope.scaling.yarn_beta_slow", 1.0)?,
+                    ext_factor,
+                    attn_factor: positive("rope.scaling.attn_factor", 1.0)?,
+                })
+            }
             Some(other) => Err(ModelError::UnsupportedFeature {
                 key: self.key("rope.scaling.type"),
                 value: other.to_owned(),

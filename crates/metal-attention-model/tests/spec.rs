@@ -274,7 +274,7 @@ const KEYS: &[&str] = &[
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.attn_factor",
 ];
 
 proptest! {

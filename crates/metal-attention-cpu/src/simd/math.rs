@@ -2,7 +2,8 @@
 
 use super::Simd;
 
-/// `e^x` within 2 ulp for x <= 88; 0 below -87.3 (also for `-inf`).
+/// `e^x` within 2 ulp for -70 <= x <= 88; `2^-126` less below that, so 0 below
+/// -87.34 (also for `-inf`).
 ///
 /// Range reduction `x = n ln 2 + r`, `|r| <= ln 2 / 2`, with `ln 2` in two parts
 /// (Cody and Waite), then the Taylor series of `e^r` to the seventh order.

@@ -40,7 +40,7 @@ pub(super) fn random_blocks(random: &mut Random, ty: TensorType, n_elements: usi
     let mut bytes = random.bytes(n_blocks * ty.block_bytes());
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {
         for &at in scales {
-            let scale = if random.bits() % 16 == 0 { 0.0 } else { random.float(0.1) };
+            let scale = if random.bits().is_multiple_of(16) { 0.0 } else { random.float(0.1) };
             block[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
         }
     }

@@ -1,0 +1,363 @@
+//! The forward pass as its callers see it: however tokens are grouped, the same
+//! bits come out, and a refused batch leaves no trace.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
+use metal_attention_gguf::{GgufFile, TensorDecl};
+use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, Weights, argmax};
+use support::{batch, bits, gguf, start};
+
+fn open(path: &str) -> GgufFile {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path);
+    GgufFile::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// F32, Llama with GQA.
+fn stories() -> GgufFile {
+    open("models/stories260K.gguf")
+}
+
+/// Every architecture, and repacked matrices of several quantised types.
+fn all_models() -> Vec<(String, GgufFile)> {
+    let mut found = vec![("stories260K".to_owned(), stories())];
+    for folder in ["architectures", "quants"] {
+        let folder = format!("tests/data/reference/{folder}");
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(&folder);
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(path).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
+        files.sort();
+        for file in files {
+            let name = format!("{folder}/{}", file.file_name().expect("a name").to_string_lossy());
+            found.push((name.clone(), open(&name)));
+        }
+    }
+    assert!(found.len() >= 12, "only {} models", found.len());
+    found
+}
+
+fn options() -> CpuOptions {
+    CpuOptions { n_ctx: 256, n_threads: 2, ..CpuOptions::default() }
+}
+
+/// `n` ids of the model's vocabulary.
+fn ids(model: &CpuForwardPass, n: usize) -> Vec<u32> {
+    let n_vocab = model.spec().n_vocab;
+    (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % n_vocab) as u32).collect()
+}
+
+/// Logits after every one of `ids`, appended to sequence `seq` in one batch.
+fn logits(model: &mut CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
+    let batch = batch(model, seq, ids);
+    model.forward(&batch).expect("a batch that fits").as_slice().to_vec()
+}
+
+#[test]
+fn a_prompt_gives_the_bits_of_its_tokens_one_by_one() {
+    for (name, file) in all_models() {
+        for isa in Isa::available() {
+            for cache_type in [CacheType::F16, CacheType::F32] {
+                let mut model = start(&file, &CpuOptions { isa: Some(isa), cache_type, ..options() });
+                let ids = ids(&model, 75);
+                let whole = logits(&mut model, 0, &ids);
+                model.reset();
+                let mut single = Vec::new();
+                for &id in &ids {
+                    single.extend_from_slice(model.forward_token(id).expect("room for a token"));
+                }
+                assert_eq!(bits(&single), bits(&whole), "{name} {isa:?} {cache_type}");
+                model.reset();
+                let n_vocab = model.spec().n_vocab;
+                let last = argmax(&whole[whole.len() - n_vocab..]);
+                assert_eq!(model.forward_prompt(&ids).expect("a prompt that fits"), last, "{name} {isa:?}");
+                model.truncate(ids.len() - 1);
+                assert_eq!(model.forward_token_greedy(ids[ids.len() - 1]).expect("room"), last, "{name} {isa:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn neither_ubatch_nor_threads_change_a_bit() {
+    for path in [
+        "models/stories260K.gguf",
+        "tests/data/reference/architectures/qwen3.gguf",
+        "tests/data/reference/quants/Q4_K.gguf",
+    ] {
+        let file = open(path);
+        let mut first = None;
+        for n_ubatch in [1, 3, 8, 64, 512] {
+            for n_threads in [1, 2, 3] {
+                let mut model = start(&file, &CpuOptions { n_ubatch, n_threads, ..options() });
+                let ids = ids(&model, 131);
+                let got = bits(&logits(&mut model, 0, &ids));
+                assert!(
+                    got == *first.get_or_insert_with(|| got.clone()),
+                    "{path} ubatch {n_ubatch} threads {n_threads}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_in_one_batch_are_independent() {
+    let file = stories();
+    let mut apart = start(&file, &options());
+    let ids = ids(&apart, 60);
+    let prompts = [&ids[..40], &ids[25..60], &ids[10..11]];
+    let n_vocab = apart.spec().n_vocab;
+    let want = prompts.map(|prompt| {
+        apart.reset();
+        logits(&mut apart, 0, prompt)
+    });
+    for n_ubatch in [4, 512] {
+        let mut together = start(&file, &CpuOptions { n_seq: 3, n_ubatch, ..options() });
+        let tokens: Vec<Vec<BatchToken>> =
+            prompts.iter().enumerate().map(|(seq, prompt)| batch(&together, seq, prompt)).collect();
+        let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
+        let in_turns: Vec<_> = (0..40).flat_map(|i| tokens.iter().filter_map(move |t| t.get(i)).copied()).collect();
+        let mut in_pieces = Vec::new();
+        for i in (0..40).step_by(5) {
+            in_pieces.extend(tokens.iter().rev().flat_map(|t| t.iter().skip(i).take(5)).copied());
+        }
+        for order in [one_after_another, in_turns, in_pieces] {
+            together.reset();
+            let got = together.forward(&order).expect("a batch that fits");
+            for (i, token) in order.iter().enumerate() {
+                let want = &want[token.seq][token.pos * n_vocab..][..n_vocab];
+                assert_eq!(bits(got.row(i)), bits(want), "sequence {} position {}", token.seq, token.pos);
+            }
+            assert_eq!([0, 1, 2].map(|seq| together.n_past(seq)), [40, 35, 1]);
+        }
+    }
+}
+
+#[test]
+fn cutting_back_and_going_on_is_like_a_fresh_start() {
+    for (name, file) in all_models() {
+        let mut model = start(&file, &options());
+        let ids = ids(&model, 80);
+        let mut other = ids.clone();
+        other[30..].reverse();
+        let want = logits(&mut model, 0, &other);
+        let n_vocab = model.spec().n_vocab;
+        model.reset();
+        assert_eq!(model.position(), 0);
+        logits(&mut model, 0, &ids);
+        model.truncate(200);
+        assert_eq!(model.position(), 80, "{name}: cutting back to more than there is");
+        model.truncate(30);
+        assert_eq!(model.position(), 30);
+        let got = logits(&mut model, 0, &other[30..]);
+        assert_eq!(bits(&got), bits(&want[30 * n_vocab..]), "{name} after cutting back");
+        model.reset();
+        assert_eq!(bits(&logits(&mut model, 0, &other)), bits(&want), "{name} after a reset");
+    }
+}
+
+#[test]
+fn only_wanted_logits_come_back() {
+    let mut model = start(&stories(), &CpuOptions { n_ubatch: 16, ..options() });
+    let ids = ids(&model, 50);
+    let n_vocab = model.spec().n_vocab;
+    let all = logits(&mut model, 0, &ids);
+    for wanted in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
+        model.reset();
+        let mut batch = batch(&model, 0, &ids);
+        for (i, token) in batch.iter_mut().enumerate() {
+            token.logits = wanted.contains(&i);
+        }
+        let got = model.forward(&batch).expect("a batch that fits");
+        assert_eq!(got.n_rows(), wanted.len());
+        assert_eq!(got.last().is_none(), wanted.is_empty());
+        for (row, &i) in wanted.iter().enumerate() {
+            assert_eq!(bits(got.row(row)), bits(&all[i * n_vocab..][..n_vocab]), "token {i} of {wanted:?}");
+        }
+        assert_eq!(model.position(), 50);
+    }
+}
+
+#[test]
+fn a_refused_batch_leaves_the_cache_as_it_was() {
+    let file = stories();
+    let options = CpuOptions { n_ctx: 12, n_seq: 2, ..options() };
+    let mut fresh = start(&file, &options);
+    let ids = ids(&fresh, 12);
+    logits(&mut fresh, 0, &ids[..8]);
+    let want = logits(&mut fresh, 0, &ids[8..]);
+
+    let mut model = start(&file, &options);
+    logits(&mut model, 0, &ids[..8]);
+    let n_vocab = model.spec().n_vocab;
+    let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+    let bad = n_vocab as u32;
+    let refused = [
+        (vec![], ForwardError::EmptyPrompt),
+        (vec![token(1, 0, 8), token(bad, 0, 9)], ForwardError::TokenOutOfRange { id: bad, n_vocab }),
+        (vec![token(1, 0, 8), token(1, 2, 0)], ForwardError::SequenceOutOfRange { seq: 2, n_seq: 2 }),
+        (vec![token(1, 0, 8), token(1, 0, 10)], ForwardError::PositionGap { seq: 0, pos: 10, expected: 9 }),
+        (vec![token(1, 0, 0)], ForwardError::PositionGap { seq: 0, pos: 0, expected: 8 }),
+        (vec![token(1, 1, usize::MAX)], ForwardError::PositionGap { seq: 1, pos: usize::MAX, expected: 0 }),
+        (
+            (8..13).map(|pos| token(1, 0, pos)).collect(),
+            ForwardError::ContextFull { seq: 0, n_past: 8, n_new: 5, n_ctx: 12 },
+        ),
+    ];
+    for (batch, want) in refused {
+        assert_eq!(model.forward(&batch).expect_err("a refusal"), want);
+        assert_eq!((model.n_past(0), model.n_past(1)), (8, 0), "after {want}");
+    }
+    assert_eq!(model.forward_prompt(&[]).expect_err("a refusal"), ForwardError::EmptyPrompt);
+    assert_eq!(bits(&logits(&mut model, 0, &ids[8..])), bits(&want), "the tokens after the refusals");
+    let full = ForwardError::ContextFull { seq: 0, n_past: 12, n_new: 1, n_ctx: 12 };
+    assert_eq!(model.forward_token(1).expect_err("a refusal"), full);
+    assert_eq!(model.forward_token_greedy(1).expect_err("a refusal"), full);
+    assert_eq!(model.position(), 12);
+    // The other sequence still has room.
+    assert_eq!(bits(&logits(&mut model, 1, &ids)[8 * n_vocab..]), bits(&want));
+}
+
+#[test]
+fn traced_and_untraced_runs_agree() {
+    for (name, file) in all_models() {
+        let mut model = start(&file, &options());
+        let ids = ids(&model, 20);
+        let (spec, n_embd) = (model.spec().clone(), model.spec().n_embd);
+        let want = logits(&mut model, 0, &ids);
+        model.reset();
+
+        // A batch with a trace.
+        let mut batch = batch(&model, 0, &ids);
+        for token in &mut batch[..15] {
+            token.logits = false;
+        }
+        let mut states = Vec::new();
+        let mut keep = |layer: usize, x: &[f32]| states.push((layer, x.to_vec()));
+        let got = bits(model.forward_traced(&batch, Some(&mut keep)).expect("a batch that fits").as_slice());
+        assert_eq!(got, bits(&want[15 * spec.n_vocab..]), "{name}");
+        let layers: Vec<_> = states.iter().map(|s| s.0).collect();
+        assert_eq!(layers, (0..spec.n_layer()).collect::<Vec<_>>(), "{name}");
+        assert!(states.iter().all(|s| s.1.len() == ids.len() * n_embd), "{name}");
+
+        // One token: the same states, and the head on the last of them gives the logits.
+        model.truncate(19);
+        let (logits, single) = model.forward_token_debug(ids[19]).expect("room for a token");
+        assert_eq!(bits(&logits), bits(&want[19 * spec.n_vocab..]), "{name}");
+        for ((_, all), one) in states.iter().zip(&single) {
+            assert_eq!(bits(&all[19 * n_embd..]), bits(one), "{name}");
+            assert!(one.iter().all(|x| x.is_finite()), "{name}");
+        }
+        let head = head(&file, &spec, &single[spec.n_layer() - 1]);
+        let scale = head.iter().fold(0f64, |m, v| m.max(v.abs()));
+        // Quantised heads multiply activations of 8 bits.
+        let limit = if name.contains("quants") { 2e-2 } else { 1e-5 };
+        for (got, want) in logits.iter().zip(head) {
+            assert!((f64::from(*got) - want).abs() <= limit * scale, "{name}: {got} {want}");
+        }
+    }
+}
+
+/// The output head on a hidden state in float64.
+fn head(file: &GgufFile, spec: &ModelSpec, x: &[f32]) -> Vec<f64> {
+    let weights = Weights::load(file, spec).expect("a whole model");
+    let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
+    let factor = 1.0 / (mean + f64::from(spec.norm_eps)).sqrt();
+    let h: Vec<_> = x.iter().zip(&weights.output_norm).map(|(&x, &w)| f64::from(x) * factor * f64::from(w)).collect();
+    let output = weights.output.to_f32();
+    output.chunks_exact(x.len()).map(|row| row.iter().zip(&h).map(|(&w, h)| f64::from(w) * h).sum()).collect()
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    let file = stories();
+    let zero = [
+        CpuOptions { n_ctx: 0, ..options() },
+        CpuOptions { n_seq: 0, ..options() },
+        CpuOptions { n_threads: 0, ..options() },
+        CpuOptions { n_ubatch: 0, ..options() },
+    ];
+    for options in zero {
+        let error = CpuForwardPass::from_gguf(&file, &options).err().expect("a refusal");
+        assert!(matches!(error, CpuError::Option { .. }), "{error}");
+        assert!(error.to_string().ends_with("must be at least 1"), "{error}");
+    }
+    for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (usize::MAX, 1), (1 << 50, 1), (64, usize::MAX / 4), (1 << 40, 1 << 40)]
+    {
+        for cache_type in [CacheType::F16, CacheType::F32] {
+            let options = CpuOptions { n_ctx, n_seq, cache_type, ..options() };
+            let error = CpuForwardPass::from_gguf(&file, &options).err().expect("a refusal");
+            assert!(matches!(error, CpuError::OutOfMemory { what: "the KV cache", .. }), "{n_ctx} {n_seq}: {error}");
+        }
+    }
+}
+
+#[test]
+fn memory_use_is_what_the_shapes_say() {
+    let file = stories();
+    for (cache_type, bytes) in [(CacheType::F16, 2), (CacheType::F32, 4)] {
+        let model = start(&file, &CpuOptions { n_ctx: 64, n_seq: 2, cache_type, ..options() });
+        // 5 layers, 4 KV heads of 8 elements, values padded to 16.
+        assert_eq!(model.kv_cache_bytes(), 2 * 64 * 5 * 4 * (8 + 16) * bytes);
+        let memory = model.memory_use();
+        assert_eq!((memory.kv_cache, memory.weights), (model.kv_cache_bytes(), 0));
+    }
+    let file = open("tests/data/reference/quants/Q4_K.gguf");
+    let model = start(&file, &options());
+    assert!(model.memory_use().weights > 0);
+    assert!(
+        model.memory_use().weights as u64 <= file.tensor_bytes() * 5 / 4,
+        "repacked weights are as large as the file's"
+    );
+    let exact = start(&file, &CpuOptions { exact: true, ..options() });
+    assert_eq!(exact.memory_use().weights, 0);
+}
+
+/// The same model with a sliding window.
+fn with_window(file: &GgufFile, window: usize) -> GgufFile {
+    let mut metadata = file.metadata().clone();
+    metadata.set("llama.attention.sliding_window", window as u32);
+    let tensors: Vec<_> = file.tensors().iter().map(|t| (TensorDecl::from(t), t.bytes().to_vec())).collect();
+    gguf(&metadata, &tensors)
+}
+
+#[test]
+fn a_sliding_window_forgets_what_lies_before_it() {
+    const N: usize = 100;
+    for path in ["models/stories260K.gguf", "tests/data/reference/architectures/llama-mha.gguf"] {
+        let file = open(path);
+        let mut full = start(&file, &options());
+        let n_layer = full.spec().n_layer();
+        let n_vocab = full.spec().n_vocab;
+        let ids = ids(&full, N);
+        let want = logits(&mut full, 0, &ids);
+        for window in [N, N + 1, 4096] {
+            let mut model = start(&with_window(&file, window), &options());
+            assert!(logits(&mut model, 0, &ids) == want, "{path}: a window of {window} over {N} tokens");
+        }
+        for window in [4, 16] {
+            let mut model = start(&with_window(&file, window), &options());
+            let got = logits(&mut model, 0, &ids);
+            assert!(got[..window * n_vocab] == want[..window * n_vocab], "{path}: the first {window} tokens");
+            for i in window..N {
+                assert!(got[i * n_vocab..][..n_vocab] != want[i * n_vocab..][..n_vocab], "{path} {window}: token {i}");
+            }
+            // A layer lets a token see `window - 1` tokens back, so the first one is out of sight after
+            // `n_layer * (window - 1)` tokens. Just before that its influence drowns in rounding; over two
+            // layers it does not.
+            let mut other = ids.clone();
+            other[0] = (ids[0] + 1) % n_vocab as u32;
+            model.reset();
+            let changed = logits(&mut model, 0, &other);
+            let sight = n_layer * (window - 1);
+            for i in 0..N {
+                let same = changed[i * n_vocab..][..n_vocab] == got[i * n_vocab..][..n_vocab];
+                if i > sight || i <= 2 * (window - 1) {
+                    assert_eq!(same, i > sight, "{path} window {window}: token {i} of a sight of {sight}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! What the integration tests share.
+
+use metal_attention_cpu::{CpuForwardPass, CpuOptions};
+use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
+use metal_attention_model::{BatchToken, ForwardPass};
+
+/// A GGUF file in memory.
+pub fn gguf(metadata: &Metadata, tensors: &[(TensorDecl, Vec<u8>)]) -> GgufFile {
+    let decls: Vec<_> = tensors.iter().map(|(decl, _)| decl.clone()).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("valid tensors");
+    for (_, bytes) in tensors {
+        writer.write(bytes).expect("as many bytes as declared");
+    }
+    GgufFile::from_bytes(&writer.finish().expect("all bytes written")).expect("a valid file")
+}
+
+pub fn start(file: &GgufFile, options: &CpuOptions) -> CpuForwardPass {
+    CpuForwardPass::from_gguf(file, options).expect("a model that runs")
+}
+
+/// The batch of `ids` at the end of sequence `seq`, with the logits of every token.
+pub fn batch(model: &CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
+    let start = model.n_past(seq);
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+}
+
+/// The bits of floats, for comparisons where every bit counts.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
