@@ -1,0 +1,66 @@
+//! Damaged model files: an error or some text, never a panic.
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::{EngineOptions, Error, GenerateOptions, Generator, Model, ModelOptions};
+
+/// `SplitMix64`, for changes that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+/// Opens `bytes` as a model and lets it continue a text by three tokens.
+fn run(bytes: &[u8]) -> Result<usize, Error> {
+    let model = Model::from_gguf(GgufFile::from_bytes(bytes)?, &ModelOptions::default())?;
+    let options = EngineOptions { n_ctx: Some(16), n_threads: Some(1), ..Default::default() };
+    let mut generator = Generator::new(&model, &options, SamplerOptions::greedy())?;
+    let generation = generator.complete("Once", GenerateOptions { n_predict: Some(3), ..Default::default() })?;
+    generation.map(|token| token.map(|_| 1)).sum()
+}
+
+fn damage(name: &str, n_tries: usize) {
+    let path = format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"));
+    let original = std::fs::read(path).expect("a model of the repository");
+    let file = GgufFile::from_bytes(&original).expect("a sound file");
+    let header = original.len() - file.tensor_bytes() as usize;
+    assert_eq!(run(&original).expect("a sound model"), 3);
+    let mut random = Random(2026);
+    let (mut sound, mut broken) = (0, 0);
+    for _ in 0..n_tries {
+        let mut bytes = original.clone();
+        for _ in 0..=random.below(3) {
+            let end = if random.below(4) == 0 { bytes.len() } else { header };
+            let at = random.below(end);
+            bytes[at] = match random.below(3) {
+                0 => bytes[at] ^ 1 << random.below(8),
+                1 => 0xff,
+                _ => random.below(256) as u8,
+            };
+        }
+        match run(&bytes) {
+            Ok(_) => sound += 1,
+            Err(error) => {
+                broken += 1;
+                assert!(!error.to_string().is_empty());
+            }
+        }
+    }
+    println!("{name}: {sound} ran, {broken} were refused");
+}
+
+#[test]
+fn damaged_float_model() {
+    damage("tests/data/reference/architectures/qwen2.gguf", 300);
+}
+
+#[test]
+fn damaged_quantised_model() {
+    damage("tests/data/reference/quants/Q2_K.gguf", 300);
+}
