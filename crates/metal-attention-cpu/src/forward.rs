@@ -1,95 +1,22 @@
 //! The forward pass on the CPU, in the order of the paper: embedding; per layer
 //! attention and feed-forward, each with its norm and residual; output head.
 
-use half::f16;
-use metal_attention_gguf::GgufFile;
-use metal_attention_model::{
-    AttentionSpec, BatchToken, FeedForward, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Rope,
-    Weights, check_batch,
-};
+use metal_attention_model::{AttentionSpec, BatchToken, FeedForward, LayerTrace, Mixer, ModelSpec, Rope};
 
 use crate::activations::Q8Activations;
-use crate::cores::physical_cores;
-use crate::error::CpuError;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
 use crate::kernels::matmul::{Activations, MIN_WORK, Matrix, Product, embedding, matmul};
-use crate::kv_cache::{CacheType, Element, LayerCache, StoreKeyValue, padded};
+use crate::kv_cache::{Element, LayerCache, StoreKeyValue, padded};
 use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
 
-/// How a [`CpuForwardPass`] is set up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuOptions {
-    /// Positions each sequence has room for.
-    pub n_ctx: usize,
-    /// Sequences that the KV cache holds.
-    pub n_seq: usize,
-    /// Threads to compute with.
-    pub n_threads: usize,
-    /// Element type of the KV cache.
-    pub cache_type: CacheType,
-    /// Multiply quantised weights by F32 activations, dequantised on the fly:
-    /// slow, and as close to the file's weights as F32 arithmetic gets.
-    pub exact: bool,
-    /// Tokens that go through the layers at once; longer batches are cut.
-    pub n_ubatch: usize,
-    /// Instruction set of the kernels; `None` takes the CPU's best.
-    pub isa: Option<Isa>,
-}
-
-impl Default for CpuOptions {
-    fn default() -> Self {
-        Self {
-            n_ctx: 4096,
-            n_seq: 1,
-            n_threads: physical_cores(),
-            cache_type: CacheType::default(),
-            exact: false,
-            n_ubatch: 512,
-            isa: None,
-        }
-    }
-}
-
-/// Bytes that a [`CpuForwardPass`] holds, besides the mapped file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Repacked weight matrices.
-    pub weights: usize,
-    /// KV cache of all sequences; pages count as they are filled.
-    pub kv_cache: usize,
-    /// Activations and logits.
-    pub scratch: usize,
-}
-
-/// Runs a model on the CPU.
-pub struct CpuForwardPass {
-    spec: ModelSpec,
-    weights: PreparedWeights,
-    cache: Cache,
-    /// Length of each sequence.
-    n_past: Vec<usize>,
-    scratch: Scratch,
-    logits: Vec<f32>,
-    pool: ThreadPool,
-    isa: Isa,
-    n_ctx: usize,
-    n_ubatch: usize,
-}
-
-/// The KV cache of all layers.
-enum Cache {
-    F16(Vec<LayerCache<f16>>),
-    F32(Vec<LayerCache<f32>>),
-}
-
 /// Activations of one run through the layers; buffers grow to the largest batch
 /// and are kept.
 #[derive(Default)]
-struct Scratch {
+pub(crate) struct Scratch {
     /// Residual stream, `[n_tokens, n_embd]`.
     x: Vec<f32>,
     /// Normalised input of a mixer or feed-forward, `[n_tokens, n_embd]`.
@@ -116,164 +43,37 @@ struct Scratch {
     max_sum: Vec<[f32; 2]>,
 }
 
-impl CpuForwardPass {
-    /// Sets up the model of `file`.
-    pub fn from_gguf(file: &GgufFile, options: &CpuOptions) -> Result<Self, CpuError> {
-        let spec = ModelSpec::from_metadata(file.metadata())?;
-        let weights = Weights::load(file, &spec)?;
-        Self::new(spec, &weights, options)
-    }
-
-    /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
-    /// quantised weights.
-    pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
-        let positive = [
-            ("the context length", options.n_ctx),
-            ("the number of sequences", options.n_seq),
-            ("the number of threads", options.n_threads),
-            ("the ubatch size", options.n_ubatch),
+impl Scratch {
+    pub(crate) fn bytes(&self) -> usize {
+        let floats = [
+            &self.x,
+            &self.h,
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.att,
+            &self.gate,
+            &self.up,
+            &self.cos,
+            &self.sin,
+            &self.partial,
         ];
-        if let Some(&(option, _)) = positive.iter().find(|(_, n)| *n == 0) {
-            return Err(CpuError::Option { option });
-        }
-        let cache = match options.cache_type {
-            CacheType::F16 => Cache::F16(layer_caches(&spec, options)?),
-            CacheType::F32 => Cache::F32(layer_caches(&spec, options)?),
-        };
-        let n_threads = options.n_threads;
-        let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
-        let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
-        Ok(Self {
-            weights: PreparedWeights::new(&pool, weights, options.exact)?,
-            cache,
-            n_past: vec![0; options.n_seq],
-            scratch: Scratch::default(),
-            logits: Vec::new(),
-            pool,
-            isa,
-            n_ctx: options.n_ctx,
-            n_ubatch: options.n_ubatch,
-            spec,
-        })
-    }
-
-    /// Bytes held at this moment.
-    pub fn memory_use(&self) -> MemoryUse {
-        let s = &self.scratch;
-        let floats = [&s.x, &s.h, &s.q, &s.k, &s.v, &s.att, &s.gate, &s.up, &s.cos, &s.sin, &s.partial, &self.logits];
-        MemoryUse {
-            weights: self.weights.packed_bytes(),
-            kv_cache: self.kv_cache_bytes(),
-            scratch: floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * s.max_sum.capacity() + s.q8.bytes(),
-        }
-    }
-
-    /// The instruction set in use.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
-
-    /// Threads in use.
-    pub fn n_threads(&self) -> usize {
-        self.pool.n_threads()
-    }
-}
-
-fn layer_caches<E: Element>(spec: &ModelSpec, options: &CpuOptions) -> Result<Vec<LayerCache<E>>, CpuError> {
-    let mut bytes = 0;
-    let layers: Option<Vec<_>> = spec
-        .layers
-        .iter()
-        .map(|layer| {
-            let Mixer::Attention(a) = &layer.mixer else { return None };
-            let elements = (options.n_seq as u64).saturating_mul(options.n_ctx as u64);
-            let per_token = (a.n_head_kv * (a.head_dim + padded(a.head_dim)) * size_of::<E>()) as u64;
-            bytes = elements.saturating_mul(per_token).saturating_add(bytes);
-            LayerCache::new(options.n_seq, options.n_ctx, a.n_head_kv, a.head_dim)
-        })
-        .collect();
-    layers.ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })
-}
-
-impl ForwardPass for CpuForwardPass {
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
-    }
-
-    fn n_ctx(&self) -> usize {
-        self.n_ctx
-    }
-
-    fn n_seq(&self) -> usize {
-        self.n_past.len()
-    }
-
-    fn n_past(&self, seq: usize) -> usize {
-        self.n_past.get(seq).copied().unwrap_or(0)
-    }
-
-    fn truncate_seq(&mut self, seq: usize, n: usize) {
-        if let Some(n_past) = self.n_past.get_mut(seq) {
-            *n_past = n.min(*n_past);
-        }
-    }
-
-    fn kv_cache_bytes(&self) -> usize {
-        match &self.cache {
-            Cache::F16(layers) => layers.iter().map(LayerCache::bytes).sum(),
-            Cache::F32(layers) => layers.iter().map(LayerCache::bytes).sum(),
-        }
-    }
-
-    fn forward_traced(
-        &mut self,
-        batch: &[BatchToken],
-        mut trace: Option<LayerTrace<'_>>,
-    ) -> Result<Logits<'_>, ForwardError> {
-        let n_vocab = self.spec.n_vocab;
-        check_batch(batch, n_vocab, self.n_ctx, &self.n_past)?;
-        let n_logits = batch.iter().filter(|t| t.logits).count() * n_vocab;
-        if self.logits.len() < n_logits {
-            let more = n_logits - self.logits.len();
-            self.logits
-                .try_reserve_exact(more)
-                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_logits })?;
-            self.logits.resize(n_logits, 0.0);
-        }
-        let mut done = 0;
-        for tokens in batch.chunks(self.n_ubatch) {
-            let n = tokens.iter().filter(|t| t.logits).count() * n_vocab;
-            let logits = &mut self.logits[done..done + n];
-            let run =
-                Run { spec: &self.spec, weights: &self.weights, pool: &self.pool, isa: self.isa, s: &mut self.scratch };
-            let trace: Option<LayerTrace<'_>> = match &mut trace {
-                Some(trace) => Some(&mut **trace),
-                None => None,
-            };
-            match &mut self.cache {
-                Cache::F16(layers) => run.forward(layers, tokens, logits, trace),
-                Cache::F32(layers) => run.forward(layers, tokens, logits, trace),
-            }
-            done += n;
-        }
-        for token in batch {
-            self.n_past[token.seq] += 1;
-        }
-        Ok(Logits::new(&self.logits[..n_logits], n_vocab))
+        floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * self.max_sum.capacity() + self.q8.bytes()
     }
 }
 
 /// One run of a few tokens through all layers.
-struct Run<'a> {
-    spec: &'a ModelSpec,
-    weights: &'a PreparedWeights,
-    pool: &'a ThreadPool,
-    isa: Isa,
-    s: &'a mut Scratch,
+pub(crate) struct Run<'a> {
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) weights: &'a PreparedWeights,
+    pub(crate) pool: &'a ThreadPool,
+    pub(crate) isa: Isa,
+    pub(crate) s: &'a mut Scratch,
 }
 
 impl Run<'_> {
-    fn forward<E: Element>(
+    /// Evaluates `tokens` and writes the logits of those that want them.
+    pub(crate) fn forward<E: Element>(
         mut self,
         caches: &mut [LayerCache<E>],
         tokens: &[BatchToken],

@@ -10,6 +10,7 @@ mod activations;
 mod cores;
 mod error;
 mod forward;
+mod forward_pass;
 mod kernels;
 mod kv_cache;
 mod layers;
@@ -22,7 +23,7 @@ mod test_support;
 
 pub use cores::physical_cores;
 pub use error::CpuError;
-pub use forward::{CpuForwardPass, CpuOptions, MemoryUse};
+pub use forward_pass::{CpuForwardPass, CpuOptions, MemoryUse};
 pub use kv_cache::CacheType;
 pub use simd::Isa;
 

@@ -1,0 +1,227 @@
+//! The CPU backend as callers see it: set-up, KV cache bookkeeping, and the
+//! [`ForwardPass`] trait.
+
+use half::f16;
+use metal_attention_gguf::GgufFile;
+use metal_attention_model::{
+    BatchToken, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Weights, check_batch,
+};
+
+use crate::cores::physical_cores;
+use crate::error::CpuError;
+use crate::forward::{Run, Scratch};
+use crate::kv_cache::{CacheType, Element, LayerCache, padded};
+use crate::layers::PreparedWeights;
+use crate::pool::ThreadPool;
+use crate::simd::Isa;
+
+/// How a [`CpuForwardPass`] is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Positions each sequence has room for.
+    pub n_ctx: usize,
+    /// Sequences that the KV cache holds.
+    pub n_seq: usize,
+    /// Threads to compute with.
+    pub n_threads: usize,
+    /// Element type of the KV cache.
+    pub cache_type: CacheType,
+    /// Multiply quantised weights by F32 activations, dequantised on the fly:
+    /// slow, and as close to the file's weights as F32 arithmetic gets.
+    pub exact: bool,
+    /// Tokens that go through the layers at once; longer batches are cut.
+    pub n_ubatch: usize,
+    /// Instruction set of the kernels; `None` takes the CPU's best.
+    pub isa: Option<Isa>,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            n_ctx: 4096,
+            n_seq: 1,
+            n_threads: physical_cores(),
+            cache_type: CacheType::default(),
+            exact: false,
+            n_ubatch: 512,
+            isa: None,
+        }
+    }
+}
+
+/// Bytes that a [`CpuForwardPass`] holds, besides the mapped file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Repacked weight matrices.
+    pub weights: usize,
+    /// KV cache of all sequences; pages count as they are filled.
+    pub kv_cache: usize,
+    /// Activations and logits.
+    pub scratch: usize,
+}
+
+/// Runs a model on the CPU.
+pub struct CpuForwardPass {
+    spec: ModelSpec,
+    weights: PreparedWeights,
+    cache: Cache,
+    /// Length of each sequence.
+    n_past: Vec<usize>,
+    scratch: Scratch,
+    logits: Vec<f32>,
+    pool: ThreadPool,
+    isa: Isa,
+    n_ctx: usize,
+    n_ubatch: usize,
+}
+
+/// The KV cache of all layers.
+enum Cache {
+    F16(Vec<LayerCache<f16>>),
+    F32(Vec<LayerCache<f32>>),
+}
+
+impl CpuForwardPass {
+    /// Sets up the model of `file`.
+    pub fn from_gguf(file: &GgufFile, options: &CpuOptions) -> Result<Self, CpuError> {
+        let spec = ModelSpec::from_metadata(file.metadata())?;
+        let weights = Weights::load(file, &spec)?;
+        Self::new(spec, &weights, options)
+    }
+
+    /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
+    /// quantised weights.
+    pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
+        let positive = [
+            ("the context length", options.n_ctx),
+            ("the number of sequences", options.n_seq),
+            ("the number of threads", options.n_threads),
+            ("the ubatch size", options.n_ubatch),
+        ];
+        if let Some(&(option, _)) = positive.iter().find(|(_, n)| *n == 0) {
+            return Err(CpuError::Option { option });
+        }
+        let cache = match options.cache_type {
+            CacheType::F16 => Cache::F16(layer_caches(&spec, options)?),
+            CacheType::F32 => Cache::F32(layer_caches(&spec, options)?),
+        };
+        let n_threads = options.n_threads;
+        let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
+        let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
+        Ok(Self {
+            weights: PreparedWeights::new(&pool, weights, options.exact)?,
+            cache,
+            n_past: vec![0; options.n_seq],
+            scratch: Scratch::default(),
+            logits: Vec::new(),
+            pool,
+            isa,
+            n_ctx: options.n_ctx,
+            n_ubatch: options.n_ubatch,
+            spec,
+        })
+    }
+
+    /// Bytes held at this moment.
+    pub fn memory_use(&self) -> MemoryUse {
+        MemoryUse {
+            weights: self.weights.packed_bytes(),
+            kv_cache: self.kv_cache_bytes(),
+            scratch: self.scratch.bytes() + 4 * self.logits.capacity(),
+        }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in use.
+    pub fn n_threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+}
+
+fn layer_caches<E: Element>(spec: &ModelSpec, options: &CpuOptions) -> Result<Vec<LayerCache<E>>, CpuError> {
+    let mut bytes = 0;
+    let layers: Option<Vec<_>> = spec
+        .layers
+        .iter()
+        .map(|layer| {
+            let Mixer::Attention(a) = &layer.mixer else { return None };
+            let elements = (options.n_seq as u64).saturating_mul(options.n_ctx as u64);
+            let per_token = (a.n_head_kv * (a.head_dim + padded(a.head_dim)) * size_of::<E>()) as u64;
+            bytes = elements.saturating_mul(per_token).saturating_add(bytes);
+            LayerCache::new(options.n_seq, options.n_ctx, a.n_head_kv, a.head_dim)
+        })
+        .collect();
+    layers.ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })
+}
+
+impl ForwardPass for CpuForwardPass {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    fn n_seq(&self) -> usize {
+        self.n_past.len()
+    }
+
+    fn n_past(&self, seq: usize) -> usize {
+        self.n_past.get(seq).copied().unwrap_or(0)
+    }
+
+    fn truncate_seq(&mut self, seq: usize, n: usize) {
+        if let Some(n_past) = self.n_past.get_mut(seq) {
+            *n_past = n.min(*n_past);
+        }
+    }
+
+    fn kv_cache_bytes(&self) -> usize {
+        match &self.cache {
+            Cache::F16(layers) => layers.iter().map(LayerCache::bytes).sum(),
+            Cache::F32(layers) => layers.iter().map(LayerCache::bytes).sum(),
+        }
+    }
+
+    fn forward_traced(
+        &mut self,
+        batch: &[BatchToken],
+        mut trace: Option<LayerTrace<'_>>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        let n_vocab = self.spec.n_vocab;
+        check_batch(batch, n_vocab, self.n_ctx, &self.n_past)?;
+        let n_logits = batch.iter().filter(|t| t.logits).count() * n_vocab;
+        if self.logits.len() < n_logits {
+            let more = n_logits - self.logits.len();
+            self.logits
+                .try_reserve_exact(more)
+                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_logits })?;
+            self.logits.resize(n_logits, 0.0);
+        }
+        let mut done = 0;
+        for tokens in batch.chunks(self.n_ubatch) {
+            let n = tokens.iter().filter(|t| t.logits).count() * n_vocab;
+            let logits = &mut self.logits[done..done + n];
+            let run =
+                Run { spec: &self.spec, weights: &self.weights, pool: &self.pool, isa: self.isa, s: &mut self.scratch };
+            let trace: Option<LayerTrace<'_>> = match &mut trace {
+                Some(trace) => Some(&mut **trace),
+                None => None,
+            };
+            match &mut self.cache {
+                Cache::F16(layers) => run.forward(layers, tokens, logits, trace),
+                Cache::F32(layers) => run.forward(layers, tokens, logits, trace),
+            }
+            done += n;
+        }
+        for token in batch {
+            self.n_past[token.seq] += 1;
+        }
+        Ok(Logits::new(&self.logits[..n_logits], n_vocab))
+    }
+}
