@@ -18,10 +18,12 @@ pub enum CpuError {
         bytes: u64,
     },
     /// An option outside its range.
-    #[error("{option} must be at least 1")]
+    #[error("{option} must be at least 1{}", if *max == usize::MAX { String::new() } else { format!(" and at most {max}") })]
     Option {
         /// The option's name.
         option: &'static str,
+        /// The largest value that can work.
+        max: usize,
     },
     /// The system gave no threads.
     #[error("could not start {n_threads} threads: {source}")]

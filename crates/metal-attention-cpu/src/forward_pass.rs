@@ -15,6 +15,9 @@ use crate::layers::PreparedWeights;
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
 
+/// More threads than any machine has cores for.
+const MAX_THREADS: usize = 4096;
+
 /// How a [`CpuForwardPass`] is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuOptions {
@@ -92,14 +95,14 @@ impl CpuForwardPass {
     /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
     /// quantised weights.
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
-        let positive = [
-            ("the context length", options.n_ctx),
-            ("the number of sequences", options.n_seq),
-            ("the number of threads", options.n_threads),
-            ("the ubatch size", options.n_ubatch),
+        let ranges = [
+            ("the context length", options.n_ctx, usize::MAX),
+            ("the number of sequences", options.n_seq, usize::MAX),
+            ("the number of threads", options.n_threads, MAX_THREADS),
+            ("the ubatch size", options.n_ubatch, usize::MAX),
         ];
-        if let Some(&(option, _)) = positive.iter().find(|(_, n)| *n == 0) {
-            return Err(CpuError::Option { option });
+        if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
+            return Err(CpuError::Option { option, max });
         }
         let cache = match options.cache_type {
             CacheType::F16 => Cache::F16(layer_caches(&spec, options)?),

@@ -273,16 +273,17 @@ fn head(file: &GgufFile, spec: &ModelSpec, x: &[f32]) -> Vec<f64> {
 #[test]
 fn options_out_of_range_are_refused() {
     let file = stories();
-    let zero = [
+    let refused = [
         CpuOptions { n_ctx: 0, ..options() },
         CpuOptions { n_seq: 0, ..options() },
         CpuOptions { n_threads: 0, ..options() },
+        CpuOptions { n_threads: usize::MAX, ..options() },
         CpuOptions { n_ubatch: 0, ..options() },
     ];
-    for options in zero {
+    for options in refused {
         let error = CpuForwardPass::from_gguf(&file, &options).err().expect("a refusal");
         assert!(matches!(error, CpuError::Option { .. }), "{error}");
-        assert!(error.to_string().ends_with("must be at least 1"), "{error}");
+        assert!(error.to_string().contains("must be at least 1"), "{error}");
     }
     for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (usize::MAX, 1), (1 << 50, 1), (64, usize::MAX / 4), (1 << 40, 1 << 40)]
     {
