@@ -4,18 +4,23 @@
 //! well under a microsecond: workers look for the next region for a short while
 //! before they sleep. Between steps, and while the program waits for a person,
 //! they are asleep and use no CPU.
+//!
+//! Work is taken, not given: a worker that is late, because it slept or the
+//! system runs something else, finds the region closed and is not waited for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Looks at the region counter before a worker sleeps: 20 to 100 microseconds.
+/// Looks at the state before a worker sleeps: 20 to 100 microseconds.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
+/// The same for a worker that was woken for a region and came too late.
+const SPINS_AFTER_LATE_WAKE: u32 = 50;
 /// Looks at a region's end before the caller starts to yield its time slice.
-const SPINS_BEFORE_YIELD: u32 = 20_000;
+const SPINS_BEFORE_YIELD: u32 = 1_000;
 
-/// A region's body: called once per thread.
+/// A region's body: called once on every thread that comes in time.
 type Body<'a> = dyn Fn() + Sync + 'a;
 
 /// Threads that run parallel regions; the caller's thread is one of them.
@@ -27,16 +32,25 @@ pub(crate) struct ThreadPool {
 }
 
 struct Shared {
-    /// Number of regions so far; a change tells the workers that `body` is new.
-    epoch: AtomicUsize,
-    /// Body of the current region, valid until `running` is back at 0.
+    /// Number of the region in the upper half, [`OPEN`], and below it the number
+    /// of workers inside.
+    state: AtomicU64,
+    /// Body of the current region. Workers inside may use it: the caller waits for them.
     body: Mutex<Option<&'static Body<'static>>>,
-    /// Workers that have not finished the current region.
-    running: AtomicUsize,
     /// Workers that sleep or are about to.
     asleep: Vec<AtomicBool>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+}
+
+/// The region takes workers in.
+const OPEN: u64 = 1 << 31;
+/// Workers inside.
+const INSIDE: u64 = OPEN - 1;
+
+/// Number of the region that `state` tells of.
+fn region_of(state: u64) -> u32 {
+    (state >> 32) as u32
 }
 
 impl ThreadPool {
@@ -48,9 +62,8 @@ impl ThreadPool {
     pub(crate) fn new(n_threads: usize) -> std::io::Result<Self> {
         let n_workers = n_threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
+            state: AtomicU64::new(0),
             body: Mutex::new(None),
-            running: AtomicUsize::new(0),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -58,8 +71,8 @@ impl ThreadPool {
         let mut pool = Self { shared, workers: Vec::with_capacity(n_workers), region: Mutex::new(()) };
         for i in 0..n_workers {
             let shared = Arc::clone(&pool.shared);
-            pool.workers
-                .push(thread::Builder::new().name(format!("metal-attention-{}", i + 1)).spawn(move || shared.work(i))?);
+            let name = format!("metal-attention-{}", i + 1);
+            pool.workers.push(thread::Builder::new().name(name).spawn(move || shared.work(i))?);
         }
         Ok(pool)
     }
@@ -90,28 +103,35 @@ impl ThreadPool {
         });
     }
 
-    /// Runs `body` once on every thread.
+    /// Runs `body` on this thread and on every worker that comes before this
+    /// thread is through with it.
     fn run(&self, body: &Body<'_>) {
-        let one_at_a_time = self.region.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let one_at_a_time = lock(&self.region);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. The workers use the reference until they have counted `running`
-        // down, and this function does not return (or unwind) before `running` is 0.
+        // SAFETY: only the lifetime changes. Workers use the reference while they are counted inside the region,
+        // and this function does not return (or unwind) before the region is closed and empty.
         let body_static = unsafe { std::mem::transmute::<&Body<'_>, &'static Body<'static>>(body) };
         *lock(&shared.body) = Some(body_static);
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
-        // SeqCst pairs with the worker's store to `asleep` and second look at `epoch`: either it sees the new
-        // epoch or this thread sees it asleep.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        let region = region_of(shared.state.load(Ordering::Relaxed)).wrapping_add(1);
+        // SeqCst pairs with the worker's store to `asleep` and second look at `state`: either it sees the new
+        // region or this thread sees it asleep.
+        shared.state.store(u64::from(region) << 32 | OPEN, Ordering::SeqCst);
         for (asleep, worker) in shared.asleep.iter().zip(&self.workers) {
             if asleep.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
         let mine = catch_unwind(AssertUnwindSafe(body));
+        let mut inside = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
         let mut spins = 0;
-        while shared.running.load(Ordering::Acquire) > 0 {
+        while inside > 0 {
             spins += 1;
-            if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { thread::yield_now() }
+            if spins < SPINS_BEFORE_YIELD {
+                std::hint::spin_loop()
+            } else {
+                thread::yield_now()
+            }
+            inside = shared.state.load(Ordering::Acquire) & INSIDE;
         }
         let theirs = lock(&shared.panic).take();
         drop(one_at_a_time);
@@ -127,7 +147,6 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         let threads: Vec<Thread> = self.workers.iter().map(|w| w.thread().clone()).collect();
         threads.iter().for_each(Thread::unpark);
         for worker in self.workers.drain(..) {
@@ -140,44 +159,52 @@ impl Drop for ThreadPool {
 impl Shared {
     fn work(&self, index: usize) {
         let mut seen = 0;
-        loop {
-            seen = self.wait_for_region(index, seen);
-            if self.stop.load(Ordering::SeqCst) {
-                return;
-            }
+        while let Some(region) = self.enter_next_region(index, seen) {
+            seen = region;
             let body = *lock(&self.body);
             if let Some(body) = body
                 && let Err(panic) = catch_unwind(AssertUnwindSafe(body))
             {
                 *lock(&self.panic) = Some(panic);
             }
-            self.running.fetch_sub(1, Ordering::Release);
+            self.state.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Waits until the epoch is no longer `seen`; returns it.
-    fn wait_for_region(&self, index: usize, seen: usize) -> usize {
-        for _ in 0..SPINS_BEFORE_SLEEP {
-            let epoch = self.epoch.load(Ordering::Acquire);
-            if epoch != seen {
-                return epoch;
-            }
-            std::hint::spin_loop();
-        }
-        self.asleep[index].store(true, Ordering::SeqCst);
+    /// Waits for an open region other than `seen` and enters it; `None` when
+    /// the pool ends.
+    fn enter_next_region(&self, index: usize, seen: u32) -> Option<u32> {
+        let mut spins = 0;
         loop {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
-                self.asleep[index].store(false, Ordering::SeqCst);
-                return epoch;
+            let state = self.state.load(Ordering::SeqCst);
+            if state & OPEN != 0 && region_of(state) != seen {
+                let entered = self.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
+                if entered.is_ok() {
+                    self.asleep[index].store(false, Ordering::Relaxed);
+                    return Some(region_of(state));
+                }
+                continue;
             }
-            thread::park();
+            if self.stop.load(Ordering::SeqCst) {
+                return None;
+            }
+            spins += 1;
+            match spins {
+                ..SPINS_BEFORE_SLEEP => std::hint::spin_loop(),
+                // Once more around, so that a region opened before this store is not slept through.
+                SPINS_BEFORE_SLEEP => self.asleep[index].store(true, Ordering::SeqCst),
+                _ => {
+                    thread::park();
+                    self.asleep[index].store(false, Ordering::SeqCst);
+                    spins = SPINS_BEFORE_SLEEP - SPINS_AFTER_LATE_WAKE;
+                }
+            }
         }
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -209,6 +236,19 @@ mod tests {
             });
             assert_eq!(sum.into_inner(), 4950);
             thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn many_short_regions() {
+        let pool = ThreadPool::new(4).expect("threads");
+        for round in 0..if cfg!(miri) { 50 } else { 20_000 } {
+            let n = round % 9;
+            let sum = AtomicUsize::new(0);
+            pool.for_each(n, &|i| {
+                sum.fetch_add(i + 1, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), n * (n + 1) / 2);
         }
     }
 
