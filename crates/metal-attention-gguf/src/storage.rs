@@ -44,6 +44,7 @@ impl Storage {
 
     /// Drops the resident pages of a range of a mapped file. That they stay is harmless, so a
     /// refusal is ignored.
+    #[cfg_attr(not(unix), allow(unused_variables))]
     pub(crate) fn release(&self, start: usize, len: usize) {
         #[cfg(unix)]
         if let Self::Mapped(map) = self {
