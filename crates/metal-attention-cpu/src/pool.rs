@@ -127,9 +127,9 @@ impl ThreadPool {
         while inside > 0 {
             spins += 1;
             if spins < SPINS_BEFORE_YIELD {
-                std::hint::spin_loop()
+                std::hint::spin_loop();
             } else {
-                thread::yield_now()
+                thread::yield_now();
             }
             inside = shared.state.load(Ordering::Acquire) & INSIDE;
         }
