@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
@@ -25,7 +26,12 @@ impl ModelArgs {
     /// Opens the whole model.
     pub fn open(&self) -> Result<Model, CliError> {
         let gguf = self.open_gguf()?;
-        Model::from_gguf(gguf, &ModelOptions { pre: self.pre.clone() }).map_err(|e| self.in_file(e))
+        Model::from_gguf(gguf, ModelOptions { pre: self.pre.clone() }).map_err(|e| self.in_file(e))
+    }
+
+    /// The tokenizer of a model that [`open`](Self::open) gave.
+    pub fn tokenizer(&self, model: &Model) -> Result<Arc<Tokenizer>, CliError> {
+        model.tokenizer().map_err(|e| self.in_file(e))
     }
 
     /// Opens the tokenizer alone; a vocabulary-only file will do.

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{ids, reference, run, stdout};
+use common::{ids, reference, run, stderr, stdout};
+use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use serde_json::Value;
 
 /// Reads a float32 `.npy` file: its shape and its rows.
@@ -75,4 +76,31 @@ fn json_has_tokens_and_rows() {
     let all: Value = serde_json::from_str(&stdout(run(&["logits", "-p", "Once upon a time"]))).unwrap();
     assert_eq!(all["logits"].as_array().unwrap().len(), 5);
     assert_eq!(all["logits"][4], json["logits"][0]);
+}
+
+#[test]
+fn token_ids_need_no_vocabulary() {
+    let original = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/architectures/qwen3.gguf");
+    let file = GgufFile::open(original).unwrap();
+    let mut metadata = Metadata::new();
+    for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
+        metadata.set(key, value.clone());
+    }
+    metadata.set("qwen3.vocab_size", 512u32);
+    let tensors: Vec<_> = file.tensors().iter().map(TensorDecl::from).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &tensors).unwrap();
+    for tensor in file.tensors() {
+        writer.write(tensor.bytes()).unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("no-vocabulary.gguf");
+    std::fs::write(&path, writer.finish().unwrap()).unwrap();
+    let path = path.to_str().unwrap();
+
+    let logits = |model: &str| stdout(run(&["logits", "-m", model, "--tokens", "1,2,3"]));
+    assert_eq!(logits(path), logits(original));
+    let refused = run(&["run", "-m", path, "-p", "Once"]);
+    assert_eq!(refused.status.code(), Some(3));
+    let message = stderr(&refused);
+    assert!(message.contains("no-vocabulary.gguf") && message.contains("tokenizer.ggml.model"), "{message}");
 }

@@ -105,7 +105,7 @@ impl Args {
                 CliError::Usage("there is nothing to evaluate: give --tokens IDS, -p TEXT, -f FILE, or -".into())
             })?;
             let options = EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special };
-            model.tokenizer().encode(&text, options)
+            self.model.tokenizer(model)?.encode(&text, options)
         };
         if ids.is_empty() {
             return Err(Error::EmptyPrompt.into());

@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if n_ctx < 4 {
         return Err(CliError::Usage(format!("-c {n_ctx} leaves nothing to score: it must be at least 4")));
     }
-    let (ids, bos) = tokenize(model.tokenizer(), &args.text.read_or_stdin()?);
+    let (ids, bos) = tokenize(&*args.model.tokenizer(&model)?, &args.text.read_or_stdin()?);
     if ids.len() < 2 * n_ctx {
         return Err(CliError::Usage(format!(
             "the text has {} tokens, but chunks of {n_ctx} need at least {}: give a longer text or a smaller -c",

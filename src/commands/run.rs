@@ -85,6 +85,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let start = Instant::now();
     let progress = Progress::spinner("loading the model");
     let model = args.model.open()?;
+    let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
     let mut generator = Generator::new(&model, &args.engine.options(&model)?, sampling)?;
     drop(progress);
@@ -92,7 +93,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     tracing::info!("seed: {}", generator.sampler().seed());
 
     let encoding = EncodeOptions { add_special: !args.no_bos, parse_special: args.parse_special };
-    let ids = model.tokenizer().encode(&text, encoding);
+    let ids = tokenizer.encode(&text, encoding);
     let mut output = RunOutput::new(args.json);
     let stop_reason = args.continue_text(&text, &ids, &mut generator, &mut output)?;
     let statistics = Statistics { load, timings: generator.timings() };

@@ -1,9 +1,10 @@
 //! Continues texts with a model, one after the other.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use metal_attention_model::ForwardPass;
-use metal_attention_tokenizer::EncodeOptions;
+use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler, SamplerOptions};
 use crate::sequence::Sequence;
@@ -23,7 +24,7 @@ use crate::{EngineOptions, Error, GenerateOptions, Generation, Model, Timings};
 /// # fn main() -> Result<(), metal_attention::Error> {
 /// let model = Model::built_in()?;
 /// let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
-/// let ids = model.tokenizer().encode("Once upon a time", EncodeOptions { add_special: true, ..Default::default() });
+/// let ids = model.tokenizer()?.encode("Once upon a time", EncodeOptions { add_special: true, ..Default::default() });
 /// assert_eq!(ids, [1, 403, 407, 261, 378]);
 ///
 /// generator.prompt(&ids, |_done, _total| ControlFlow::Continue(()))?;
@@ -36,17 +37,18 @@ use crate::{EngineOptions, Error, GenerateOptions, Generation, Model, Timings};
 /// ```
 pub struct Generator {
     model: Model,
+    tokenizer: Arc<Tokenizer>,
     sequence: Sequence,
 }
 
 impl Generator {
     /// Sets `model` up to run.
     pub fn new(model: &Model, options: &EngineOptions, sampling: SamplerOptions) -> Result<Self, Error> {
-        let tokenizer = model.tokenizer();
+        let tokenizer = model.tokenizer()?;
         let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
         let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
         let pass = model.forward_pass(options)?;
-        Ok(Self { model: model.clone(), sequence: Sequence::new(pass, sampler, options.n_ubatch) })
+        Ok(Self { model: model.clone(), tokenizer, sequence: Sequence::new(pass, sampler, options.n_ubatch) })
     }
 
     /// The model that runs.
@@ -84,12 +86,12 @@ impl Generator {
 
     /// Continues the text, token by token.
     pub fn generate(&mut self, options: GenerateOptions) -> Generation<'_> {
-        Generation::new(self.model.tokenizer(), &mut self.sequence, options)
+        Generation::new(&self.tokenizer, &mut self.sequence, options)
     }
 
     /// Starts a text with `text`, special tokens added as the model wants them, and continues it.
     pub fn complete(&mut self, text: &str, options: GenerateOptions) -> Result<Generation<'_>, Error> {
-        let ids = self.model.tokenizer().encode(text, EncodeOptions { add_special: true, parse_special: false });
+        let ids = self.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
         self.prompt(&ids, |_, _| ControlFlow::Continue(()))?;
         Ok(self.generate(options))
     }

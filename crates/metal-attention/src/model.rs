@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardPass, ModelSpec, Weights};
@@ -30,7 +30,9 @@ struct Parts {
     gguf: GgufFile,
     spec: ModelSpec,
     weights: Weights,
-    tokenizer: Tokenizer,
+    options: ModelOptions,
+    /// Built when it is first asked for: whoever works with token ids needs none.
+    tokenizer: OnceLock<Arc<Tokenizer>>,
 }
 
 impl fmt::Debug for Model {
@@ -47,20 +49,19 @@ impl Model {
 
     /// [`open`](Self::open) with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self, Error> {
-        Self::from_gguf(GgufFile::open(path)?, options)
+        Self::from_gguf(GgufFile::open(path)?, options.clone())
     }
 
     /// The model inside the program: `stories260K`, which tells short children's stories.
     pub fn built_in() -> Result<Self, Error> {
-        Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, &ModelOptions::default())
+        Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, ModelOptions::default())
     }
 
     /// The model that an open file describes.
-    pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
+    pub fn from_gguf(gguf: GgufFile, options: ModelOptions) -> Result<Self, Error> {
         let spec = ModelSpec::from_metadata(gguf.metadata())?;
         let weights = Weights::load(&gguf, &spec)?;
-        let tokenizer = Tokenizer::from_metadata(gguf.metadata(), &TokenizerOptions { pre: options.pre.clone() })?;
-        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, tokenizer }) })
+        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, options, tokenizer: OnceLock::new() }) })
     }
 
     /// Hyperparameters.
@@ -73,9 +74,15 @@ impl Model {
         &self.parts.weights
     }
 
-    /// Turns text into token ids and back.
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.parts.tokenizer
+    /// Turns text into token ids and back. An error where the file has no vocabulary, or one that is not supported;
+    /// the model then still runs on token ids.
+    pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, Error> {
+        let Parts { gguf, options, tokenizer, .. } = &*self.parts;
+        if let Some(tokenizer) = tokenizer.get() {
+            return Ok(Arc::clone(tokenizer));
+        }
+        let built = Tokenizer::from_metadata(gguf.metadata(), &TokenizerOptions { pre: options.pre.clone() })?;
+        Ok(Arc::clone(tokenizer.get_or_init(|| Arc::new(built))))
     }
 
     /// The file.

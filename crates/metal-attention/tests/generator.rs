@@ -13,7 +13,7 @@ fn generator(options: &EngineOptions) -> Generator {
 }
 
 fn encode(generator: &Generator, text: &str) -> Vec<u32> {
-    generator.model().tokenizer().encode(text, EncodeOptions { add_special: true, parse_special: false })
+    generator.model().tokenizer().unwrap().encode(text, EncodeOptions { add_special: true, parse_special: false })
 }
 
 fn tokens(n: usize) -> GenerateOptions {
@@ -139,7 +139,7 @@ fn stop_strings_end_the_text() {
 #[test]
 fn the_end_of_the_text_can_be_ignored() {
     let model = Model::built_in().unwrap();
-    let eos = model.tokenizer().eos().unwrap();
+    let eos = model.tokenizer().unwrap().eos().unwrap();
     // Every choice is EOS, unless it is forbidden.
     let sampling = SamplerOptions { logit_bias: vec![(eos, 1e6)], ..SamplerOptions::greedy() };
     let mut generator = Generator::new(&model, &EngineOptions::default(), sampling).unwrap();
