@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use metal_attention::tokenizer::EncodeOptions;
+
 use crate::cli_error::CliError;
 
 /// A text given on the command line, in a file, or on stdin. It is taken as it is, to the last byte.
@@ -38,6 +40,25 @@ impl TextArgs {
     /// The text; from stdin where none was named.
     pub fn read_or_stdin(&self) -> Result<String, CliError> {
         self.read()?.map_or_else(read_stdin, Ok)
+    }
+}
+
+/// How a text becomes token ids.
+#[derive(clap::Args)]
+pub struct EncodingArgs {
+    /// Turn the text of special tokens into these tokens
+    #[arg(long)]
+    parse_special: bool,
+
+    /// Do not add the tokens that the model wants around a text
+    #[arg(long)]
+    no_bos: bool,
+}
+
+impl EncodingArgs {
+    /// The tokenizer's options.
+    pub fn options(&self) -> EncodeOptions {
+        EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special }
     }
 }
 

@@ -5,7 +5,6 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{BatchToken, Error, ForwardPass, Model};
 
 use crate::cli_error::CliError;
@@ -14,7 +13,7 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::npy;
 use crate::progress::Progress;
-use crate::text_input::TextArgs;
+use crate::text_input::{EncodingArgs, TextArgs};
 use crate::token_ids;
 
 /// Most bytes of logits that are in memory at once.
@@ -51,13 +50,8 @@ pub struct Args {
     #[arg(long)]
     last: bool,
 
-    /// Turn the text of special tokens into these tokens
-    #[arg(long)]
-    parse_special: bool,
-
-    /// Do not add the tokens that the model wants around a text
-    #[arg(long)]
-    no_bos: bool,
+    #[command(flatten)]
+    encoding: EncodingArgs,
 
     #[command(flatten)]
     engine: EngineArgs,
@@ -104,8 +98,7 @@ impl Args {
             let text = self.text.read()?.ok_or_else(|| {
                 CliError::Usage("there is nothing to evaluate: give --tokens IDS, -p TEXT, -f FILE, or -".into())
             })?;
-            let options = EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special };
-            self.model.tokenizer(model)?.encode(&text, options)
+            self.model.tokenizer(model)?.encode(&text, self.encoding.options())
         };
         if ids.is_empty() {
             return Err(Error::EmptyPrompt.into());

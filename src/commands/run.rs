@@ -4,7 +4,6 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Error, GenerateOptions, Generator, StopReason};
 
 use crate::cli_error::CliError;
@@ -15,7 +14,7 @@ use crate::progress::Progress;
 use crate::run_output::RunOutput;
 use crate::sampling_args::SamplingArgs;
 use crate::statistics::Statistics;
-use crate::text_input::TextArgs;
+use crate::text_input::{EncodingArgs, TextArgs};
 
 const AFTER_HELP: &str = "\
 Output:
@@ -53,13 +52,8 @@ pub struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Turn the text of special tokens in the prompt into these tokens
-    #[arg(long)]
-    parse_special: bool,
-
-    /// Do not add the tokens that the model wants around a text
-    #[arg(long)]
-    no_bos: bool,
+    #[command(flatten)]
+    encoding: EncodingArgs,
 
     /// Print the prompt before its continuation
     #[arg(long, conflicts_with = "json")]
@@ -92,8 +86,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
-    let encoding = EncodeOptions { add_special: !args.no_bos, parse_special: args.parse_special };
-    let ids = tokenizer.encode(&text, encoding);
+    let ids = tokenizer.encode(&text, args.encoding.options());
     let mut output = RunOutput::new(args.json);
     let stop_reason = args.continue_text(&text, &ids, &mut generator, &mut output)?;
     let statistics = Statistics { load, timings: generator.timings() };

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
-use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
+use metal_attention::tokenizer::Tokenizer;
 
 use crate::cli_error::CliError;
 use crate::model_args::ModelArgs;
-use crate::text_input::TextArgs;
+use crate::text_input::{EncodingArgs, TextArgs};
 
 const AFTER_HELP: &str = "\
 The text is taken as it is, from stdin where neither -p nor -f is given. A file with a vocabulary
@@ -27,13 +27,8 @@ pub struct Args {
     #[command(flatten)]
     text: TextArgs,
 
-    /// Turn the text of special tokens into these tokens
-    #[arg(long)]
-    parse_special: bool,
-
-    /// Do not add the tokens that the model wants around a text
-    #[arg(long)]
-    no_bos: bool,
+    #[command(flatten)]
+    encoding: EncodingArgs,
 
     /// Print a JSON list of ids
     #[arg(long)]
@@ -44,8 +39,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let tokenizer = args.model.open_tokenizer()?;
     let text = args.text.read_or_stdin()?;
-    let options = EncodeOptions { add_special: !args.no_bos, parse_special: args.parse_special };
-    let ids = tokenizer.encode(&text, options);
+    let ids = tokenizer.encode(&text, args.encoding.options());
     let output = if args.json {
         format!("{ids:?}\n")
     } else {
