@@ -26,7 +26,7 @@ impl ModelArgs {
     /// Opens the whole model.
     pub fn open(&self) -> Result<Model, CliError> {
         let gguf = self.open_gguf()?;
-        Model::from_gguf(gguf, ModelOptions { pre: self.pre.clone() }).map_err(|e| self.in_file(e))
+        Model::from_gguf(gguf, &ModelOptions { pre: self.pre.clone() }).map_err(|e| self.in_file(e))
     }
 
     /// The tokenizer of a model that [`open`](Self::open) gave.

@@ -6,7 +6,7 @@ use metal_attention_model::{AttentionSpec, BatchToken, FeedForward, LayerTrace, 
 use crate::activations::Q8Activations;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
-use crate::kernels::matmul::{Activations, MIN_WORK, Matrix, Product, embedding, matmul};
+use crate::kernels::matmul::{MIN_WORK, Product, embedding, matmul};
 use crate::kv_cache::{Element, LayerCache, StoreKeyValue, padded};
 use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
 use crate::pool::ThreadPool;
@@ -110,7 +110,9 @@ impl Run<'_> {
                 trace(i, &self.s.x);
             }
         }
-        self.keep_wanted_rows(&mut tokens);
+        if trace.is_some() {
+            self.keep_wanted_rows(&mut tokens);
+        }
         if !tokens.is_empty() {
             self.output_head(logits);
         }
@@ -142,7 +144,6 @@ impl Run<'_> {
         let n_tokens = tokens.len();
         let (dim, n_q, n_kv) = (a.head_dim, a.n_head * a.head_dim, a.n_head_kv * a.head_dim);
         self.norm(&w.mixer_norm);
-        self.quantize(Input::H, &[&w.q.weight, &w.k.weight, &w.v.weight]);
         let s = &mut *self.s;
         resize(&mut s.q, n_tokens * n_q);
         resize(&mut s.k, n_tokens * n_kv);
@@ -152,7 +153,7 @@ impl Run<'_> {
             Product { matrix: &w.k.weight, y: &mut s.k, accumulate: false },
             Product { matrix: &w.v.weight, y: &mut s.v, accumulate: false },
         ];
-        matmul(self.pool, self.isa, Activations { x: &s.h, q8: &s.q8 }, &mut products);
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
 
         let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
         let places = cache.places;
@@ -230,6 +231,8 @@ impl Run<'_> {
                 start += tile.len();
             }
         }
+        let seen: usize = tokens.iter().map(|t| t.pos + 1 - first_seen(a, t.pos)).sum();
+        let work = seen * a.n_head * dim;
         let widest = tiles.iter().map(|t| t.1 * t.3).max().unwrap_or(0) * group * a.n_head_kv * len;
         let tiles_at_once = (PARTIAL / widest.max(1)).max(1);
         for tiles in tiles.chunks(tiles_at_once) {
@@ -274,12 +277,7 @@ impl Run<'_> {
                     });
                 }
             };
-            let work: usize = tokens.iter().map(|t| t.pos + 1 - first_seen(a, t.pos)).sum::<usize>() * a.n_head * dim;
-            if work < MIN_WORK {
-                (0..tasks.len()).for_each(attend);
-            } else {
-                self.pool.for_each(tasks.len(), &attend);
-            }
+            self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
             let att = SharedMut::new(&mut s.att);
             let (partial, max_sum) = (&s.partial, &s.max_sum);
             let heads: Vec<_> = tasks.iter().filter(|t| t.5 == 0).collect();
@@ -293,12 +291,7 @@ impl Run<'_> {
                     attention::merge(&partial[at * len..][..n_splits * len], &max_sum[at..][..n_splits], out);
                 }
             };
-            if tokens.len() == 1 {
-                // Less work than waking the threads.
-                (0..heads.len()).for_each(join);
-            } else {
-                self.pool.for_each(heads.len(), &join);
-            }
+            self.pool.for_each_if(tokens.len() > 1, heads.len(), &join);
         }
     }
 
@@ -306,7 +299,6 @@ impl Run<'_> {
     fn feed_forward(&mut self, spec: &FeedForward, w: &PreparedLayer) {
         let FeedForward::Gated { n_ff, .. } = *spec else { unreachable!("set-up accepted gated feed-forward only") };
         self.norm(&w.feed_forward_norm);
-        self.quantize(Input::H, &[&w.gate.weight, &w.up.weight]);
         let s = &mut *self.s;
         let n_tokens = s.x.len() / self.spec.n_embd;
         resize(&mut s.gate, n_tokens * n_ff);
@@ -315,7 +307,7 @@ impl Run<'_> {
             Product { matrix: &w.gate.weight, y: &mut s.gate, accumulate: false },
             Product { matrix: &w.up.weight, y: &mut s.up, accumulate: false },
         ];
-        matmul(self.pool, self.isa, Activations { x: &s.h, q8: &s.q8 }, &mut products);
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
         let (isa, gate, up) = (self.isa, SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
         self.pool.for_each(n_tokens, &|t| {
             // SAFETY: each token owns its rows.
@@ -332,9 +324,8 @@ impl Run<'_> {
     fn output_head(&mut self, logits: &mut [f32]) {
         let head = &self.weights.output;
         self.norm(&self.weights.output_norm);
-        self.quantize(Input::H, &[head]);
         let mut products = [Product { matrix: head, y: logits, accumulate: false }];
-        matmul(self.pool, self.isa, Activations { x: &self.s.h, q8: &self.s.q8 }, &mut products);
+        matmul(self.pool, self.isa, &self.s.h, &mut self.s.q8, &mut products);
     }
 
     /// `h = RMSNorm(x) * weight`, row by row.
@@ -351,40 +342,24 @@ impl Run<'_> {
         });
     }
 
-    /// Brings `input` to 8 bits when one of `matrices` wants it so.
-    fn quantize(&mut self, input: Input, matrices: &[&Matrix]) {
-        if matrices.iter().any(|m| m.is_packed()) {
-            let s = &mut *self.s;
-            let x = match input {
-                Input::H => &s.h,
-                Input::Att => &s.att,
-                Input::Gate => &s.gate,
-            };
-            s.q8.quantize(self.pool, self.isa, x, matrices[0].n_in());
-        }
-    }
-
     /// `x += W input + b`, the way back into the residual stream.
     fn add_product(&mut self, linear: &PreparedLinear, input: Input) {
-        self.quantize(input, &[&linear.weight]);
         let s = &mut *self.s;
         let x = match input {
-            Input::H => &s.h,
             Input::Att => &s.att,
             Input::Gate => &s.gate,
         };
         let mut products = [Product { matrix: &linear.weight, y: &mut s.x, accumulate: true }];
-        matmul(self.pool, self.isa, Activations { x, q8: &s.q8 }, &mut products);
+        matmul(self.pool, self.isa, x, &mut s.q8, &mut products);
         for row in s.x.chunks_exact_mut(self.spec.n_embd) {
             add_bias(row, linear);
         }
     }
 }
 
-/// Which buffer a product reads.
+/// Which buffer goes back into the residual stream.
 #[derive(Clone, Copy)]
 enum Input {
-    H,
     Att,
     Gate,
 }

@@ -16,6 +16,7 @@
 //! Every format reads as `w = scale * (code - OFFSET) + min`.
 
 use memmap2::MmapMut;
+use metal_attention_gguf::blocks::IQ4_VALUES;
 use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::pool::ThreadPool;
@@ -281,7 +282,8 @@ pub(crate) trait Format {
 }
 
 // The functions below name every vector instead of mapping over arrays: closures
-// are not sure to be inlined with the instruction set on.
+// are not sure to be inlined with the instruction set on. Masking the array in a
+// shared loop was measured 2 % slower in decode.
 
 /// Codes of a 4-bit plane.
 #[inline(always)]
@@ -398,7 +400,7 @@ unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
 unsafe fn iq4_values<S: Simd>(mut codes: [S::B; 8]) -> [S::B; 8] {
     for i in 0..8 {
         // SAFETY: the caller vouches for the instruction set.
-        codes[i] = unsafe { S::b_lookup(&IQ4_VALUES, codes[i]) };
+        codes[i] = unsafe { S::b_lookup(&IQ4_CODES, codes[i]) };
     }
     codes
 }
@@ -468,7 +470,15 @@ macro_rules! format {
 }
 
 /// Values of the 16 codes of `IQ4_NL` and `IQ4_XS`, plus 128.
-const IQ4_VALUES: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+const IQ4_CODES: [u8; 16] = {
+    let mut codes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        codes[i] = IQ4_VALUES[i] as u8 ^ 0x80;
+        i += 1;
+    }
+    codes
+};
 
 format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), eight_bits false, has_min false; S;
     codes |b, _i| nibbles::<S>(b);

@@ -103,6 +103,12 @@ impl ThreadPool {
         });
     }
 
+    /// [`for_each`](Self::for_each), on this thread alone where the tasks are not
+    /// `worth` waking others for.
+    pub(crate) fn for_each_if(&self, worth: bool, n: usize, task: &(dyn Fn(usize) + Sync)) {
+        if worth { self.for_each(n, task) } else { (0..n).for_each(task) }
+    }
+
     /// Runs `body` on this thread and on every worker that comes before this
     /// thread is through with it.
     fn run(&self, body: &Body<'_>) {

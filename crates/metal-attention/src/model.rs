@@ -49,19 +49,21 @@ impl Model {
 
     /// [`open`](Self::open) with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self, Error> {
-        Self::from_gguf(GgufFile::open(path)?, options.clone())
+        Self::from_gguf(GgufFile::open(path)?, options)
     }
 
     /// The model inside the program: `stories260K`, which tells short children's stories.
     pub fn built_in() -> Result<Self, Error> {
-        Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, ModelOptions::default())
+        Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, &ModelOptions::default())
     }
 
     /// The model that an open file describes.
-    pub fn from_gguf(gguf: GgufFile, options: ModelOptions) -> Result<Self, Error> {
+    pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
         let spec = ModelSpec::from_metadata(gguf.metadata())?;
         let weights = Weights::load(&gguf, &spec)?;
-        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, options, tokenizer: OnceLock::new() }) })
+        Ok(Self {
+            parts: Arc::new(Parts { gguf, spec, weights, options: options.clone(), tokenizer: OnceLock::new() }),
+        })
     }
 
     /// Hyperparameters.

@@ -18,7 +18,7 @@ impl Random {
 
 /// Opens `bytes` as a model and lets it continue a text by three tokens.
 fn run(bytes: &[u8]) -> Result<usize, Error> {
-    let model = Model::from_gguf(GgufFile::from_bytes(bytes)?, ModelOptions::default())?;
+    let model = Model::from_gguf(GgufFile::from_bytes(bytes)?, &ModelOptions::default())?;
     let options = EngineOptions { n_ctx: Some(16), n_threads: Some(1), ..Default::default() };
     let mut generator = Generator::new(&model, &options, SamplerOptions::greedy())?;
     let generation = generator.complete("Once", GenerateOptions { n_predict: Some(3), ..Default::default() })?;

@@ -59,14 +59,6 @@ impl Matrix {
     }
 }
 
-/// The left side of a product: the rows of `x`, `[n_tokens, n_in]`, and, for
-/// packed matrices, the same rows in 8 bits.
-#[derive(Clone, Copy)]
-pub(crate) struct Activations<'a> {
-    pub(crate) x: &'a [f32],
-    pub(crate) q8: &'a Q8Activations,
-}
-
 /// One product of several that share their activations.
 pub(crate) struct Product<'a> {
     pub(crate) matrix: &'a Matrix,
@@ -79,14 +71,20 @@ pub(crate) struct Product<'a> {
 /// Multiplications of a chunk at least: a few microseconds.
 pub(crate) const MIN_WORK: usize = 1 << 16;
 
-/// Computes all `products` in one parallel region.
-pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, activations: Activations<'_>, products: &mut [Product<'_>]) {
+/// Computes all `products` with the rows of `x`, `[n_tokens, n_in]`, in one
+/// parallel region. Where a matrix is packed the rows are brought to 8 bits
+/// first, in `q8`.
+pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [Product<'_>]) {
     struct Task<'a> {
         matrix: &'a Matrix,
         y: SharedMut<'a, f32>,
         accumulate: bool,
         first_panel: usize,
     }
+    if let Some(packed) = products.iter().find(|p| p.matrix.is_packed()) {
+        q8.quantize(pool, isa, x, packed.matrix.n_in());
+    }
+    let q8 = &*q8;
     let n_panels: usize = products.iter().map(|p| p.matrix.n_out().div_ceil(PANEL)).sum();
     let n_tokens = products.first().map_or(0, |p| p.y.len() / p.matrix.n_out());
     let mut first_panel = 0;
@@ -95,11 +93,8 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, activations: Activations<'_>, 
         .map(|p| {
             let (n_in, n_out) = (p.matrix.n_in(), p.matrix.n_out());
             assert_eq!(p.y.len(), n_tokens * n_out, "an output row for every token");
-            assert_eq!(activations.x.len(), n_tokens * n_in, "an input row for every token");
-            assert!(
-                !p.matrix.is_packed() || activations.q8.n_in() == n_in,
-                "activations were quantised for this product"
-            );
+            assert_eq!(x.len(), n_tokens * n_in, "an input row for every token");
+            assert!(!p.matrix.is_packed() || q8.n_in() == n_in, "products share their input");
             let task = Task { matrix: p.matrix, y: SharedMut::new(p.y), accumulate: p.accumulate, first_panel };
             first_panel += n_out.div_ceil(PANEL);
             task
@@ -108,7 +103,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, activations: Activations<'_>, 
     // Several chunks a thread, so that a thread that was interrupted is not waited for long; none so small that
     // handing it out takes longer than computing it.
     let n_chunks = if pool.n_threads() == 1 { 1 } else { 6 * pool.n_threads() };
-    let panel_work = (PANEL * activations.x.len()).max(1);
+    let panel_work = (PANEL * x.len()).max(1);
     let chunk = n_panels.div_ceil(n_chunks).max(MIN_WORK / panel_work).max(1);
     pool.for_each(n_panels.div_ceil(chunk), &|i| {
         let chunk = i * chunk..((i + 1) * chunk).min(n_panels);
@@ -122,10 +117,10 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, activations: Activations<'_>, 
             let (y, accumulate) = (&task.y, task.accumulate);
             match task.matrix {
                 Matrix::Packed(matrix) => {
-                    run_packed(isa, PackedProduct { matrix, panels, x: activations.q8, n_tokens, y, accumulate });
+                    run_packed(isa, PackedProduct { matrix, panels, x: q8, n_tokens, y, accumulate });
                 }
                 Matrix::InPlace(tensor) => {
-                    run_plain(isa, &PlainProduct { tensor, panels, x: activations.x, n_tokens, y, accumulate });
+                    run_plain(isa, &PlainProduct { tensor, panels, x, n_tokens, y, accumulate });
                 }
             }
         }

@@ -4,7 +4,7 @@ use half::f16;
 use metal_attention_gguf::TensorType;
 
 use crate::activations::{BLOCK, Q8Activations};
-use crate::kernels::matmul::{Activations, Matrix, Product, matmul};
+use crate::kernels::matmul::{Matrix, Product, matmul};
 use crate::packed::can_pack;
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
@@ -57,11 +57,8 @@ pub(super) fn multiply(
     accumulate: bool,
 ) -> Vec<f32> {
     let mut q8 = Q8Activations::default();
-    if matrix.is_packed() {
-        q8.quantize(pool, isa, x, matrix.n_in());
-    }
     let mut y = start.to_vec();
-    matmul(pool, isa, Activations { x, q8: &q8 }, &mut [Product { matrix, y: &mut y, accumulate }]);
+    matmul(pool, isa, x, &mut q8, &mut [Product { matrix, y: &mut y, accumulate }]);
     y
 }
 

@@ -5,7 +5,7 @@ use metal_attention_gguf::TensorType;
 
 use super::packed::{PACKED, multiply, random_blocks};
 use crate::activations::Q8Activations;
-use crate::kernels::matmul::{Activations, Matrix, Product, embedding, matmul};
+use crate::kernels::matmul::{Matrix, Product, embedding, matmul};
 use crate::simd::Isa;
 use crate::test_support::{Random, pool, tensor};
 
@@ -97,7 +97,6 @@ fn several_products_share_a_region() {
             let x = random.floats(n_tokens * n_in, 1.0);
             for isa in Isa::available() {
                 let mut q8 = Q8Activations::default();
-                q8.quantize(&pool, isa, &x, n_in);
                 let mut results = matrices.each_ref().map(|m| vec![0.5; n_tokens * m.n_out()]);
                 let mut products: Vec<_> = matrices
                     .iter()
@@ -105,7 +104,7 @@ fn several_products_share_a_region() {
                     .enumerate()
                     .map(|(i, (matrix, y))| Product { matrix, y, accumulate: i % 2 == 0 })
                     .collect();
-                matmul(&pool, isa, Activations { x: &x, q8: &q8 }, &mut products);
+                matmul(&pool, isa, &x, &mut q8, &mut products);
                 for (i, (matrix, y)) in matrices.iter().zip(&results).enumerate() {
                     let start = vec![0.5; y.len()];
                     assert_eq!(*y, multiply(&pool, isa, matrix, &x, &start, i % 2 == 0), "{isa:?} product {i}");
