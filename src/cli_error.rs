@@ -2,6 +2,8 @@
 
 use std::io;
 
+#[cfg(feature = "gpu")]
+use metal_attention::kernels::GpuError;
 use metal_attention::{CpuError, Error, ForwardError};
 
 /// Why a command ended without success.
@@ -67,14 +69,26 @@ impl CliError {
 fn engine_exit_code(error: &Error) -> u8 {
     match error {
         Error::Sampling(_)
+        | Error::UnknownDevice { .. }
         | Error::EmptyPrompt
         | Error::PromptTooLong { .. }
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => 3,
-        Error::DeviceUnavailable { .. } => 4,
+        #[cfg(feature = "gpu")]
+        Error::Gpu(error) => gpu_exit_code(error),
+        Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
         Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
         Error::Interrupted { .. } => 130,
         _ => 1,
+    }
+}
+
+#[cfg(feature = "gpu")]
+fn gpu_exit_code(error: &GpuError) -> u8 {
+    match error {
+        GpuError::Option { .. } => 2,
+        GpuError::OutOfMemory { .. } | GpuError::TooLarge { .. } | GpuError::ModelTooLarge { .. } => 5,
+        _ => 4,
     }
 }

@@ -2,21 +2,39 @@
 
 use metal_attention::{CacheType, Device, EngineOptions, Model};
 
-use crate::cli_error::CliError;
-
 /// Device, context, threads and precision.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What runs the model: auto or cpu
+    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, gpu, gpu:1 (by index), gpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    device: String,
+    device: Device,
 
+    /// The same as --device gpu
+    #[arg(long, conflicts_with = "device")]
+    gpu: bool,
+
+    #[command(flatten)]
+    setup: SetupArgs,
+}
+
+impl EngineArgs {
+    /// These flags for `model`.
+    pub fn options(&self, model: &Model) -> EngineOptions {
+        let device = if self.gpu { Device::Gpu } else { self.device.clone() };
+        EngineOptions { device, ..self.setup.options(model) }
+    }
+}
+
+/// Context, threads and precision, for whatever device.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct SetupArgs {
     /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096]
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
 
-    /// Threads that compute [default: one for each physical core]
+    /// Threads that compute on the CPU [default: one for each physical core]
     #[arg(short = 't', long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
 
@@ -24,7 +42,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     cache_type: CacheType,
 
-    /// Keep activations in F32 instead of quantising them to 8 bits: slower, more exact
+    /// Compute in F32 instead of quantising activations to 8 bits (CPU) or using 16-bit matrix units (GPU): slower,
+    /// more exact
     #[arg(long)]
     exact: bool,
 
@@ -33,11 +52,10 @@ pub struct EngineArgs {
     ubatch_size: usize,
 }
 
-impl EngineArgs {
-    /// These flags for `model`.
-    pub fn options(&self, model: &Model) -> Result<EngineOptions, CliError> {
-        Ok(EngineOptions {
-            device: self.device.parse::<Device>()?,
+impl SetupArgs {
+    /// These flags for `model`, on the default device.
+    pub fn options(&self, model: &Model) -> EngineOptions {
+        EngineOptions {
             n_ctx: match self.ctx_size {
                 Some(0) => Some(model.spec().n_ctx_train),
                 n_ctx => n_ctx,
@@ -47,7 +65,7 @@ impl EngineArgs {
             exact: self.exact,
             n_ubatch: self.ubatch_size,
             ..Default::default()
-        })
+        }
     }
 }
 

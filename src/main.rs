@@ -18,6 +18,7 @@ mod statistics;
 mod tensor_types;
 mod text_input;
 mod token_ids;
+mod token_input;
 mod units;
 
 use std::io::Write;
@@ -26,7 +27,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::commands::{completions, detokenize, info, logits, perplexity, quantize, run, synth, tokenize};
+use crate::commands::{
+    compare, completions, detokenize, devices, info, kernels, logits, perplexity, quantize, run, synth, tokenize,
+};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -36,6 +39,7 @@ Examples:
 
 Environment:
   METAL_ATTENTION_MODEL  GGUF file to use where -m is not given
+  METAL_ATTENTION_CACHE  folder for compiled GPU pipelines; off: none [default: in the user's cache folder]
   RUST_LOG               log filter, e.g. debug or metal_attention_cpu=trace
   NO_COLOR               no colours in the output
 
@@ -70,12 +74,16 @@ enum Command {
     Detokenize(detokenize::Args),
     Logits(logits::Args),
     Perplexity(perplexity::Args),
+    Compare(compare::Args),
+    Devices(devices::Args),
     Synth(synth::Args),
     Quantize(quantize::Args),
+    Kernels(kernels::Args),
     Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
+    silence_device_selection();
     let cli = Cli::parse();
     start_log(cli.verbose);
     let result = match &cli.command {
@@ -85,8 +93,11 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => detokenize::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Devices(args) => devices::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Quantize(args) => quantize::run(args),
+        Command::Kernels(args) => kernels::run(args),
         Command::Completions(args) => completions::run(args),
     };
     let Err(error) = result else { return ExitCode::SUCCESS };
@@ -95,6 +106,16 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "error: {error}");
     }
     ExitCode::from(error.exit_code())
+}
+
+/// Without a desktop session, Mesa's Vulkan layer that asks it for the default GPU complains on stderr that there is
+/// none. It has nothing to say here then, so it is left out.
+fn silence_device_selection() {
+    let unset = |name| std::env::var_os(name).is_none();
+    if cfg!(target_os = "linux") && unset("XDG_RUNTIME_DIR") && unset("MESA_VK_DEVICE_SELECT") {
+        // SAFETY: this is the first thing the program does; it has one thread yet.
+        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    }
 }
 
 /// Sends log events to stderr: those `RUST_LOG` asks for, else with `--verbose`

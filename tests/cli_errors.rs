@@ -67,8 +67,19 @@ fn help_shows_examples_and_exit_codes() {
     for code in ["0    success", "130  interrupted"] {
         assert!(text.contains(code), "{text}");
     }
-    for command in ["run", "info", "tokenize", "detokenize", "logits", "perplexity", "synth", "quantize", "completions"]
-    {
+    for command in [
+        "run",
+        "info",
+        "tokenize",
+        "detokenize",
+        "logits",
+        "perplexity",
+        "compare",
+        "devices",
+        "synth",
+        "quantize",
+        "completions",
+    ] {
         assert!(text.contains(command), "{text}");
         let text = help(&[command, "--help"]);
         assert!(text.contains("Example") && text.contains(&format!("metal-attention {command}")), "{text}");
@@ -118,7 +129,7 @@ fn an_unknown_pre_tokenizer_is_3() {
 
 #[test]
 fn a_device_that_is_not_there_is_4() {
-    fails(&["run", "-p", "x", "--device", "gpu"], 4, &["\"gpu\"", "CPU only"]);
+    fails(&["run", "-p", "x", "--device", "gpu:nosuch"], 4, &["nosuch"]);
 }
 
 #[test]

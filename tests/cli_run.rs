@@ -204,7 +204,7 @@ fn special_tokens_are_parsed_on_request_only() {
 
 #[test]
 fn verbose_shows_memory_and_threads() {
-    let errors = stderr(&run(&["run", "-v", "-p", PROMPT, "-n", "1", "-t", "1"]));
+    let errors = stderr(&run(&["run", "-v", "--device", "cpu", "-p", PROMPT, "-n", "1", "-t", "1"]));
     for what in ["threads: 1", "weights: 1.0 MiB", "KV cache: ", "scratch: ", "seed: "] {
         assert!(errors.contains(what), "{what} is not in {errors}");
     }

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use metal_attention::{BatchToken, Error, ForwardPass, Model};
+use metal_attention::{BatchToken, Error, ForwardPass};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
@@ -13,8 +13,7 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::npy;
 use crate::progress::Progress;
-use crate::text_input::{EncodingArgs, TextArgs};
-use crate::token_ids;
+use crate::token_input::{TokensArgs, fit_context};
 
 /// Most bytes of logits that are in memory at once.
 const MAX_LOGITS_BYTES: usize = 64 << 20;
@@ -36,11 +35,7 @@ pub struct Args {
     model: ModelArgs,
 
     #[command(flatten)]
-    text: TextArgs,
-
-    /// Token ids instead of a text, separated by commas; nothing is added to them
-    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "stdin"])]
-    tokens: Option<String>,
+    tokens: TokensArgs,
 
     /// Write a float32 .npy file of shape [tokens, vocabulary]; -: to stdout
     #[arg(short, long, value_name = "FILE")]
@@ -51,24 +46,17 @@ pub struct Args {
     last: bool,
 
     #[command(flatten)]
-    encoding: EncodingArgs,
-
-    #[command(flatten)]
     engine: EngineArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
-    let ids = args.ids(&model)?;
+    let ids = args.tokens.read(&args.model, &model)?;
     interrupt::listen()?;
     let loading = Progress::spinner("loading the model");
-    let mut options = args.engine.options(&model)?;
-    let n_ctx = *options.n_ctx.get_or_insert(ids.len());
-    if ids.len() > n_ctx {
-        let n_ctx_train = model.spec().n_ctx_train;
-        return Err(Error::PromptTooLong { n_prompt: ids.len(), n_ctx, n_ctx_train }.into());
-    }
+    let mut options = args.engine.options(&model);
+    fit_context(&mut options, &ids, &model)?;
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
 
@@ -87,24 +75,6 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             let out = File::create(path).map_err(failed)?;
             write_npy(&mut *pass, &ids, wanted, options.n_ubatch, out, &failed)
         }
-    }
-}
-
-impl Args {
-    fn ids(&self, model: &Model) -> Result<Vec<u32>, CliError> {
-        let ids = if let Some(tokens) = &self.tokens {
-            token_ids::parse(tokens)?
-        } else {
-            let text = self.text.read()?.ok_or_else(|| {
-                CliError::Usage("there is nothing to evaluate: give --tokens IDS, -p TEXT, -f FILE, or -".into())
-            })?;
-            self.model.tokenizer(model)?.encode(&text, self.encoding.options())
-        };
-        if ids.is_empty() {
-            return Err(Error::EmptyPrompt.into());
-        }
-        token_ids::check(&ids, model.spec().n_vocab)?;
-        Ok(ids)
     }
 }
 

@@ -1,8 +1,12 @@
 //! The subcommands, one file each: what it takes (`Args`) and what it does (`run`).
 
+pub mod compare;
 pub mod completions;
 pub mod detokenize;
+pub mod devices;
 pub mod info;
+#[cfg_attr(not(feature = "gpu"), path = "no_kernels.rs")]
+pub mod kernels;
 pub mod logits;
 pub mod perplexity;
 pub mod quantize;

@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     interrupt::listen()?;
     let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
-    let mut options = args.engine.options(&model)?;
+    let mut options = args.engine.options(&model);
     let n_ctx = *options.n_ctx.get_or_insert(DEFAULT_N_CTX);
     if n_ctx < 4 {
         return Err(CliError::Usage(format!("-c {n_ctx} leaves nothing to score: it must be at least 4")));

@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
-    let mut generator = Generator::new(&model, &args.engine.options(&model)?, sampling)?;
+    let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
     drop(progress);
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());

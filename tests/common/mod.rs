@@ -8,6 +8,8 @@ use serde_json::Value;
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_metal-attention"));
     command.env_remove("METAL_ATTENTION_MODEL").env_remove("RUST_LOG").stdin(Stdio::null());
+    // Pipelines of test models are kept with the other results of the build.
+    command.env("METAL_ATTENTION_CACHE", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -49,4 +51,17 @@ pub fn reference(name: &str) -> Value {
 #[allow(dead_code)] // not every file of tests has a reference
 pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Whether the program finds a GPU, be it software. In CI a missing one is a failure; elsewhere the test says that it
+/// is skipped.
+#[allow(dead_code)] // not every file of tests has to do with GPUs
+pub fn has_gpu() -> bool {
+    let devices: Value = serde_json::from_str(&stdout(run(&["devices", "--json"]))).unwrap();
+    let found = !devices["gpus"].as_array().unwrap().is_empty();
+    if !found {
+        assert!(!cfg!(feature = "gpu") || std::env::var_os("CI").is_none(), "{}", devices["no_gpu"]);
+        eprintln!("skipped: {}", devices["no_gpu"]);
+    }
+    found
 }

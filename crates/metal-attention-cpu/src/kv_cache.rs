@@ -5,53 +5,10 @@
 //!   vector holds one element of 16 keys and scores need no horizontal sums;
 //! - values as rows, `[n_ctx, padded head_dim]`, padded to whole vectors.
 
-use std::fmt;
-use std::str::FromStr;
-
 use half::f16;
+pub use metal_attention_model::CacheType;
 
 use crate::simd::{Kernel, LANES, Simd};
-
-/// Element type of the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CacheType {
-    /// Half precision: half the memory, the default.
-    #[default]
-    F16,
-    /// Single precision.
-    F32,
-}
-
-impl CacheType {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
-
-impl fmt::Display for CacheType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-        })
-    }
-}
-
-impl FromStr for CacheType {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s.to_ascii_lowercase().as_str() {
-            "f16" => Ok(Self::F16),
-            "f32" => Ok(Self::F32),
-            _ => Err(format!("unknown cache type {s:?}; known are f16 and f32")),
-        }
-    }
-}
 
 /// An element of the KV cache.
 pub(crate) trait Element: Copy + Default + Send + Sync + 'static {

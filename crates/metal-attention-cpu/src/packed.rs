@@ -17,6 +17,7 @@
 
 use memmap2::MmapMut;
 use metal_attention_gguf::blocks::IQ4_VALUES;
+use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::pool::ThreadPool;
@@ -94,9 +95,6 @@ struct Layout {
     /// What follows the codes: fields of the row's block as (offset, width, count), interleaved by lane.
     tail: &'static [(usize, usize, usize)],
 }
-
-/// Codes of 32 columns.
-type Codes = [u8; 32];
 
 fn layout(ty: TensorType) -> Option<Layout> {
     type Row = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
@@ -188,42 +186,12 @@ fn plane1(s: [u32; 8]) -> [u32; 1] {
     [(0..8).fold(0, |word, i| word | s[i] << i)]
 }
 
-/// 16 bytes whose low nibbles are columns 0..16 and high ones 16..32.
-fn nibble_halves(qs: &[u8]) -> Codes {
-    let mut codes = [0; 32];
-    let (low, high) = codes.split_at_mut(16);
-    for ((q, low), high) in qs[..16].iter().zip(low).zip(high) {
-        *low = q & 15;
-        *high = q >> 4;
-    }
-    codes
-}
-
 /// 4 bytes with the fifth bit of each column, then nibbles.
 fn q5(b: &[u8]) -> Codes {
     let high = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     let mut codes = nibble_halves(&b[4..]);
     for (column, code) in codes.iter_mut().enumerate() {
         *code |= ((high >> column & 1) as u8) << 4;
-    }
-    codes
-}
-
-/// Two bits of column 32 i + l at byte 32 (i / 4) + l, bits 2 (i mod 4) up.
-fn two_bits(qs: &[u8], i: usize) -> Codes {
-    shifted(&qs[32 * (i / 4)..], 2 * (i % 4), 3)
-}
-
-/// Nibble of column 32 i + l at byte 32 (i / 2) + l, the low one for even i.
-fn four_bits(qs: &[u8], i: usize) -> Codes {
-    shifted(&qs[32 * (i / 2)..], 4 * (i % 2), 15)
-}
-
-/// `b[l] >> shift & mask` for 32 bytes.
-fn shifted(b: &[u8], shift: usize, mask: u8) -> Codes {
-    let mut codes = [0; 32];
-    for (code, b) in codes.iter_mut().zip(&b[..32]) {
-        *code = b >> shift & mask;
     }
     codes
 }

@@ -11,6 +11,7 @@
 compile_error!("GGUF tensors are little-endian and used in place, so big-endian machines are not supported");
 
 pub mod blocks;
+pub mod codes;
 mod cursor;
 mod error;
 mod file;

@@ -55,6 +55,12 @@ pub enum ForwardError {
         /// Bytes asked for.
         bytes: usize,
     },
+    /// The device that runs the model failed or is gone.
+    #[error("{why}")]
+    Device {
+        /// What happened, and what to do.
+        why: String,
+    },
 }
 
 /// Why a GGUF file does not describe a model that can run.

@@ -1,6 +1,6 @@
 //! The one thing every backend does: evaluate a batch of tokens.
 
-use crate::{ForwardError, ModelSpec};
+use crate::{ForwardError, ModelSpec, TopK, highest};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,19 @@ pub trait ForwardPass: Send {
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         let logits = self.forward(batch)?;
         Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect())
+    }
+
+    /// Like [`forward`](Self::forward), but only the `k` highest logits of each
+    /// token that asked come back, with their ids (NaN left out).
+    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
+        let logits = self.forward(batch)?;
+        Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect())
+    }
+
+    /// The largest `k` for which [`forward_top_k`](Self::forward_top_k) costs less
+    /// than [`forward`](Self::forward); 0 where it never does.
+    fn max_top_k(&self) -> usize {
+        0
     }
 
     /// One step of sequence 0: logits `[n_vocab]` after `id`.

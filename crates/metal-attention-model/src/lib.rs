@@ -4,18 +4,22 @@
 //! A model is data: a new architecture is a new way to fill in a [`ModelSpec`].
 //! Nobody outside this crate looks at an architecture's name.
 
+mod cache_type;
 mod error;
 mod forward;
 mod rope;
 mod shapes;
 mod spec;
 mod tensors;
+mod top_k;
 mod weights;
 
+pub use cache_type::CacheType;
 pub use error::{ForwardError, ModelError};
 pub use forward::{BatchToken, ForwardPass, LayerTrace, Logits, argmax, check_batch};
 pub use rope::{Rope, RopeLayout, RopeScaling};
 pub use shapes::{ModelShape, RopeFactors};
 pub use spec::{Activation, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelSpec};
 pub use tensors::TensorSpec;
+pub use top_k::{TopK, highest};
 pub use weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Linear, Weights};

@@ -1,48 +1,14 @@
-//! Where a model runs, and with how much memory and how many threads.
-
-use std::fmt;
-use std::str::FromStr;
+//! Where a model runs, with how much memory and how many threads.
 
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::ForwardPass;
 
-use crate::{Error, Model};
+#[cfg(feature = "gpu")]
+use crate::gpu_engine;
+use crate::{Device, Error, Model};
 
 /// Context length where neither the caller nor the model asks for less.
 const DEFAULT_N_CTX: usize = 4096;
-
-/// What runs the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Device {
-    /// The fastest device there is.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-        })
-    }
-}
-
-impl FromStr for Device {
-    type Err = Error;
-
-    /// Reads `"auto"` or `"cpu"`; every other name is [`Error::DeviceUnavailable`].
-    fn from_str(s: &str) -> Result<Self, Error> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            _ => Err(Error::DeviceUnavailable { device: s.to_owned() }),
-        }
-    }
-}
 
 /// How a [`ForwardPass`] is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,11 +19,12 @@ pub struct EngineOptions {
     pub n_ctx: Option<usize>,
     /// Sequences the KV cache holds.
     pub n_seq: usize,
-    /// Threads that compute. `None`: one for each physical core.
+    /// Threads that compute on the CPU. `None`: one for each physical core.
     pub n_threads: Option<usize>,
     /// Number format of the KV cache.
     pub cache_type: CacheType,
-    /// Keep activations in F32 instead of quantising them to 8 bits: slower, and as exact as the weights allow.
+    /// Compute in F32 instead of quantising activations to 8 bits (CPU) or rounding to the 16 bits of matrix units
+    /// (GPU): slower, and as exact as the weights allow.
     pub exact: bool,
     /// Most tokens of a prompt that go through the layers at once.
     pub n_ubatch: usize,
@@ -85,6 +52,14 @@ impl EngineOptions {
         if n_ctx > n_ctx_train {
             tracing::warn!("a context of {n_ctx} tokens is longer than the {n_ctx_train} of the model's training");
         }
+        match &self.device {
+            Device::Cpu => self.cpu_pass(model, n_ctx),
+            Device::Auto => self.auto_pass(model, n_ctx),
+            Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) => self.gpu_pass(model, n_ctx),
+        }
+    }
+
+    fn cpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
         let options = CpuOptions {
             n_ctx,
             n_seq: self.n_seq,
@@ -94,25 +69,59 @@ impl EngineOptions {
             n_ubatch: self.n_ubatch,
             ..Default::default()
         };
-        match self.device {
-            Device::Auto | Device::Cpu => {
-                let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
-                log(model, &pass);
-                Ok(Box::new(pass))
-            }
-        }
+        let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
+        log(model, &pass);
+        Ok(Box::new(pass))
     }
+
+    #[cfg(feature = "gpu")]
+    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+        use metal_attention_kernels::GpuError;
+        match gpu_engine::auto(model, self, n_ctx) {
+            Ok(pass) => return Ok(Box::new(pass)),
+            Err(why @ (GpuError::NoAdapter | GpuError::NoneSuits { .. } | GpuError::Option { .. })) => {
+                tracing::info!("auto takes the CPU: {why}");
+            }
+            Err(why) => tracing::warn!("a GPU cannot be used, so the model runs on the CPU: {why}"),
+        }
+        self.cpu_pass(model, n_ctx)
+    }
+
+    #[cfg(not(feature = "gpu"))]
+    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+        self.cpu_pass(model, n_ctx)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn gpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+        use metal_attention_kernels::AdapterChoice;
+        let adapter = match &self.device {
+            Device::GpuIndex(i) => AdapterChoice::Index(*i),
+            Device::GpuName(name) => AdapterChoice::Name(name.clone()),
+            _ => AdapterChoice::Best,
+        };
+        Ok(Box::new(gpu_engine::forward_pass(model, self, n_ctx, adapter)?))
+    }
+
+    #[cfg(not(feature = "gpu"))]
+    fn gpu_pass(&self, _: &Model, _: usize) -> Result<Box<dyn ForwardPass>, Error> {
+        Err(Error::DeviceUnavailable { device: self.device.clone() })
+    }
+}
+
+/// Bytes as people read them.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// Logs what runs the model and the memory it takes.
 fn log(model: &Model, pass: &CpuForwardPass) {
-    let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let memory = pass.memory_use();
     tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
-    tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes() as usize));
-    tracing::info!("repacked weights: {}", mib(memory.weights));
-    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), pass.n_ctx() * pass.n_seq());
-    tracing::info!("scratch: {}", mib(memory.scratch));
+    tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
+    tracing::info!("repacked weights: {}", mib(memory.weights as u64));
+    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache as u64), pass.n_ctx() * pass.n_seq());
+    tracing::info!("scratch: {}", mib(memory.scratch as u64));
 }
 
 #[cfg(test)]
@@ -121,22 +130,14 @@ mod tests {
     use crate::CpuError;
 
     #[test]
-    fn device_names_read_back() {
-        for device in [Device::Auto, Device::Cpu] {
-            assert_eq!(device.to_string().parse::<Device>().unwrap(), device);
-        }
-        let error = "gpu".parse::<Device>().unwrap_err();
-        assert!(matches!(&error, Error::DeviceUnavailable { device } if device == "gpu"), "{error}");
-    }
-
-    #[test]
     fn zero_is_refused_where_it_cannot_work() {
         let model = Model::built_in().unwrap();
+        let cpu = EngineOptions { device: Device::Cpu, ..Default::default() };
         for options in [
-            EngineOptions { n_ctx: Some(0), ..Default::default() },
-            EngineOptions { n_seq: 0, ..Default::default() },
-            EngineOptions { n_threads: Some(0), ..Default::default() },
-            EngineOptions { n_ubatch: 0, ..Default::default() },
+            EngineOptions { n_ctx: Some(0), ..cpu.clone() },
+            EngineOptions { n_seq: 0, ..cpu.clone() },
+            EngineOptions { n_threads: Some(0), ..cpu.clone() },
+            EngineOptions { n_ubatch: 0, ..cpu.clone() },
         ] {
             let error = model.forward_pass(&options).err().unwrap();
             assert!(matches!(error, Error::Cpu(CpuError::Option { .. })), "{error}");

@@ -5,6 +5,7 @@ use metal_attention_gguf::GgufError;
 use metal_attention_model::{ForwardError, ModelError};
 use metal_attention_tokenizer::TokenizerError;
 
+use crate::Device;
 use crate::sampling::SamplingError;
 
 /// Why a model could not be opened or run.
@@ -29,10 +30,25 @@ pub enum Error {
     /// The CPU backend could not be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// The device does not exist here or this build has no backend for it.
-    #[error("the device {device:?} is not available: this build runs on the CPU only, so use \"auto\" or \"cpu\"")]
+    /// A GPU cannot be used, or has no room for the model.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Gpu(#[from] metal_attention_kernels::GpuError),
+    /// A GPU was asked for, and this build has none.
+    #[error(
+        "the device \"{device}\" is not available: this program was built without GPUs (the Cargo feature \"gpu\"); use \
+         \"auto\" or \"cpu\""
+    )]
     DeviceUnavailable {
         /// The device that was asked for.
+        device: Device,
+    },
+    /// No device has a name like this.
+    #[error(
+        "{device:?} is no device: use \"auto\", \"cpu\", \"gpu\", \"gpu:1\" (by index) or \"gpu:NAME\" (by a part of the name)"
+    )]
+    UnknownDevice {
+        /// The name.
         device: String,
     },
     /// There is nothing to continue: no text, and the vocabulary adds no token of its own.

@@ -21,22 +21,33 @@
 //! Whoever wants the logits themselves takes a [`ForwardPass`] from
 //! [`Model::forward_pass`] and feeds it batches of tokens.
 
+pub mod compare;
+mod device;
 mod engine;
 mod error;
 mod generation;
 mod generator;
+#[cfg(feature = "gpu")]
+mod gpu;
+#[cfg(feature = "gpu")]
+mod gpu_engine;
 mod model;
 pub mod sampling;
 mod sequence;
 mod stop_strings;
 mod timings;
 
-pub use engine::{Device, EngineOptions};
+pub use device::Device;
+pub use engine::EngineOptions;
 pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
-pub use metal_attention_cpu::{CacheType, CpuError};
+#[cfg(feature = "gpu")]
+pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory, GpuProfile};
+pub use metal_attention_cpu::{CacheType, CpuError, physical_cores, simd_name as cpu_simd_name};
 pub use metal_attention_gguf as gguf;
+#[cfg(feature = "gpu")]
+pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{BatchToken, ForwardError, ForwardPass, Logits, ModelSpec, Weights};
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};

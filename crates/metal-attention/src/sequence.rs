@@ -90,7 +90,12 @@ impl Sequence {
         let batch = self.waiting(self.ids.len(), true);
         let id = if self.sampler.is_greedy() && forbidden.is_empty() {
             self.pass.forward_greedy(&batch)?[0]
+        } else if let Some(id) = self.step_short(&batch, forbidden)? {
+            id
         } else {
+            // Where a short list did not do, only the last token is evaluated once more.
+            self.pass.truncate(last);
+            let batch = self.waiting(self.ids.len(), true);
             let logits = self.pass.forward(&batch)?.row(0);
             if forbidden.is_empty() {
                 self.sampler.sample(logits)
@@ -105,6 +110,17 @@ impl Sequence {
         };
         self.count(batch.len(), start.elapsed());
         Ok(id)
+    }
+
+    /// Evaluates `batch` and chooses from a short list of the highest logits, where the device has one to give and the
+    /// sampler can do with it. `None` where the choice takes all logits; `batch` may have been evaluated then or not.
+    fn step_short(&mut self, batch: &[BatchToken], forbidden: &[u32]) -> Result<Option<u32>, ForwardError> {
+        let k = self.pass.max_top_k();
+        if self.sampler.short_list().is_none_or(|needed| needed + forbidden.len() > k) {
+            return Ok(None);
+        }
+        let lists = self.pass.forward_top_k(batch, k)?;
+        Ok(self.sampler.sample_short(&lists[0], k, forbidden))
     }
 
     /// Appends a token to the text.
@@ -148,6 +164,85 @@ impl Sequence {
         } else {
             self.timings.decode += time;
             self.timings.decode_steps += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_model::{LayerTrace, Logits, ModelSpec};
+
+    use super::*;
+    use crate::sampling::SamplerOptions;
+    use crate::{Device, EngineOptions, Model};
+
+    /// A forward pass that would rather give short lists.
+    struct ShortLists(Box<dyn ForwardPass>, usize);
+
+    impl ForwardPass for ShortLists {
+        fn spec(&self) -> &ModelSpec {
+            self.0.spec()
+        }
+        fn n_ctx(&self) -> usize {
+            self.0.n_ctx()
+        }
+        fn n_seq(&self) -> usize {
+            self.0.n_seq()
+        }
+        fn n_past(&self, seq: usize) -> usize {
+            self.0.n_past(seq)
+        }
+        fn truncate_seq(&mut self, seq: usize, n: usize) {
+            self.0.truncate_seq(seq, n);
+        }
+        fn kv_cache_bytes(&self) -> usize {
+            self.0.kv_cache_bytes()
+        }
+        fn forward_traced(
+            &mut self,
+            batch: &[BatchToken],
+            trace: Option<LayerTrace<'_>>,
+        ) -> Result<Logits<'_>, ForwardError> {
+            self.0.forward_traced(batch, trace)
+        }
+        fn max_top_k(&self) -> usize {
+            self.1
+        }
+    }
+
+    /// Forty tokens after a prompt.
+    fn text(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
+        let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap(), 2);
+        sequence.start(&[1, 403, 407, 261, 378], |_, _| ControlFlow::Continue(())).unwrap();
+        for _ in 0..40 {
+            let id = sequence.step(forbidden).unwrap();
+            sequence.push(id);
+        }
+        sequence.ids().to_vec()
+    }
+
+    #[test]
+    fn short_lists_and_whole_rows_give_one_text() {
+        let model = Model::built_in().unwrap();
+        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+        let defaults = SamplerOptions { seed: Some(3), ..Default::default() };
+        for sampling in [
+            SamplerOptions { temperature: 0.0, ..defaults.clone() },
+            SamplerOptions { top_k: 5, temperature: 1.5, ..defaults.clone() },
+            SamplerOptions { repeat_penalty: 1.5, ..defaults.clone() },
+            // Now and then the list is too short.
+            SamplerOptions { top_k: 0, top_p: 1.0, min_p: 0.02, ..defaults.clone() },
+            SamplerOptions { top_k: 0, ..defaults.clone() },
+            defaults,
+        ] {
+            for forbidden in [&[][..], &[2, 286]] {
+                let pass = || model.forward_pass(&options).unwrap();
+                let expected = text(pass(), &sampling, forbidden);
+                for k in [8, 128] {
+                    let lists = Box::new(ShortLists(pass(), k));
+                    assert_eq!(text(lists, &sampling, forbidden), expected, "{sampling:?} from {k}");
+                }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
-use metal_attention::{EngineOptions, Error, GenerateOptions, Generator, Model, ModelOptions};
+use metal_attention::{Device, EngineOptions, Error, GenerateOptions, Generator, Model, ModelOptions};
 
 /// `SplitMix64`, for changes that are the same in every run.
 struct Random(u64);
@@ -17,20 +17,20 @@ impl Random {
 }
 
 /// Opens `bytes` as a model and lets it continue a text by three tokens.
-fn run(bytes: &[u8]) -> Result<usize, Error> {
+fn run(bytes: &[u8], device: &Device) -> Result<usize, Error> {
     let model = Model::from_gguf(GgufFile::from_bytes(bytes)?, &ModelOptions::default())?;
-    let options = EngineOptions { n_ctx: Some(16), n_threads: Some(1), ..Default::default() };
+    let options = EngineOptions { device: device.clone(), n_ctx: Some(16), n_threads: Some(1), ..Default::default() };
     let mut generator = Generator::new(&model, &options, SamplerOptions::greedy())?;
     let generation = generator.complete("Once", GenerateOptions { n_predict: Some(3), ..Default::default() })?;
     generation.map(|token| token.map(|_| 1)).sum()
 }
 
-fn damage(name: &str, n_tries: usize) {
+fn damage(name: &str, device: &Device, n_tries: usize) {
     let path = format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"));
     let original = std::fs::read(path).expect("a model of the repository");
     let file = GgufFile::from_bytes(&original).expect("a sound file");
     let header = original.len() - file.tensor_bytes() as usize;
-    assert_eq!(run(&original).expect("a sound model"), 3);
+    assert_eq!(run(&original, device).expect("a sound model"), 3);
     let mut random = Random(2026);
     let (mut sound, mut broken) = (0, 0);
     for _ in 0..n_tries {
@@ -44,7 +44,7 @@ fn damage(name: &str, n_tries: usize) {
                 _ => random.below(256) as u8,
             };
         }
-        match run(&bytes) {
+        match run(&bytes, device) {
             Ok(_) => sound += 1,
             Err(error) => {
                 broken += 1;
@@ -52,15 +52,28 @@ fn damage(name: &str, n_tries: usize) {
             }
         }
     }
-    println!("{name}: {sound} ran, {broken} were refused");
+    println!("{name} on {device}: {sound} ran, {broken} were refused");
 }
 
 #[test]
 fn damaged_float_model() {
-    damage("tests/data/reference/architectures/qwen2.gguf", 300);
+    damage("tests/data/reference/architectures/qwen2.gguf", &Device::Cpu, 300);
 }
 
 #[test]
 fn damaged_quantised_model() {
-    damage("tests/data/reference/quants/Q2_K.gguf", 300);
+    damage("tests/data/reference/quants/Q2_K.gguf", &Device::Cpu, 300);
+}
+
+/// Without a GPU, which in CI is a failure, there is nothing to see.
+#[cfg(feature = "gpu")]
+#[test]
+fn damaged_models_on_the_gpu() {
+    if metal_attention::kernels::adapter_summaries().is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "this machine has no GPU");
+        eprintln!("skipped: this machine has no GPU");
+        return;
+    }
+    damage("tests/data/reference/architectures/qwen2.gguf", &Device::Gpu, 40);
+    damage("tests/data/reference/quants/Q2_K.gguf", &Device::Gpu, 40);
 }

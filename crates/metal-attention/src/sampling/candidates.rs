@@ -42,12 +42,25 @@ impl Candidates {
             }
         }
         if !finite || !bias.is_empty() {
-            // Infinity plus a bias of -inf is NaN: it goes as well.
-            self.items.retain(|c| c.logit > f32::NEG_INFINITY);
-            if self.items.iter().any(|c| c.logit == f32::INFINITY) {
-                self.items.retain(|c| c.logit == f32::INFINITY);
-                self.items.iter_mut().for_each(|c| c.logit = 0.0);
-            }
+            self.keep_finite();
+        }
+    }
+
+    /// The same from a list of tokens and their logits.
+    pub fn fill_listed(&mut self, list: impl Iterator<Item = (u32, f32)>) {
+        self.items.clear();
+        self.items.extend(list.map(|(id, logit)| Candidate { id, logit }));
+        self.items.sort_unstable_by_key(|c| c.id);
+        self.sorted_by_id = true;
+        self.keep_finite();
+    }
+
+    fn keep_finite(&mut self) {
+        // Infinity plus a bias of -inf is NaN: it goes as well.
+        self.items.retain(|c| c.logit > f32::NEG_INFINITY);
+        if self.items.iter().any(|c| c.logit == f32::INFINITY) {
+            self.items.retain(|c| c.logit == f32::INFINITY);
+            self.items.iter_mut().for_each(|c| c.logit = 0.0);
         }
     }
 

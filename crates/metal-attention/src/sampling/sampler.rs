@@ -68,12 +68,46 @@ impl Sampler {
             return argmax(logits);
         }
         self.narrow(logits);
-        let chosen = if self.options.temperature == 0.0 {
-            self.candidates.best()
-        } else {
-            self.candidates.at(uniform(&mut self.rng))
-        };
-        chosen.map_or_else(|| argmax(logits), |candidate| candidate.id)
+        self.draw().unwrap_or_else(|| argmax(logits))
+    }
+
+    /// How many of the highest logits decide most choices, where a short list of them does at all; for
+    /// [`sample_short`](Self::sample_short), whose list may be longer.
+    pub fn short_list(&self) -> Option<usize> {
+        self.needed().filter(|_| self.options.logit_bias.is_empty()).map(|needed| match needed {
+            Needed::Highest(n) => n,
+            // The longer the list the lower it reaches.
+            Needed::Above(_) => 1,
+        })
+    }
+
+    /// Chooses a token other than the `forbidden` ones from the `k` highest logits, sorted from the highest, or from
+    /// all that are not NaN where there are no more than `k`. The choice is that of [`sample`](Self::sample) given all
+    /// logits, those of forbidden tokens set to -inf; `None` where the list is too short to tell, and the sampler is
+    /// then as it was.
+    pub fn sample_short(&mut self, list: &[(u32, f32)], k: usize, forbidden: &[u32]) -> Option<u32> {
+        let needed = self.needed().filter(|_| self.options.logit_bias.is_empty())?;
+        self.candidates.fill_listed(list.iter().copied().filter(|(id, _)| !forbidden.contains(id)));
+        let lowering = self.n_lowering();
+        for sampler in 0..lowering {
+            self.apply(self.chain[sampler]);
+        }
+        let best = self.candidates.best()?;
+        if let Some(&(_, lowest)) = list.last().filter(|_| list.len() >= k) {
+            // No token that is not listed has a logit above the lowest one.
+            let enough = match needed {
+                Needed::Highest(n) if lowering == 0 => self.candidates.as_slice().len() >= n,
+                Needed::Highest(n) => self.candidates.as_slice().iter().filter(|c| c.logit > lowest).count() >= n,
+                Needed::Above(below_best) => lowest < best.logit + below_best,
+            };
+            if !enough {
+                return None;
+            }
+        }
+        for sampler in lowering..self.chain.len() {
+            self.apply(self.chain[sampler]);
+        }
+        self.draw()
     }
 
     /// Remembers a token of the text for the penalties and DRY. Call it with the
@@ -113,32 +147,77 @@ impl Sampler {
 
     /// Fills the candidates and applies the chain to them.
     pub(super) fn narrow(&mut self, logits: &[f32]) -> &Candidates {
-        let (options, candidates) = (&self.options, &mut self.candidates);
-        candidates.fill(logits, &options.logit_bias);
-        for sampler in &self.chain {
-            match sampler {
-                SamplerKind::Penalties => self.penalties.apply(candidates),
-                SamplerKind::Dry => self.dry.apply(candidates),
-                SamplerKind::TopNSigma => truncation::top_n_sigma(candidates, options.top_n_sigma),
-                SamplerKind::TopK => candidates.keep_highest(options.top_k),
-                SamplerKind::TypicalP => truncation::typical_p(candidates, options.typical_p),
-                SamplerKind::TopP => truncation::top_p(candidates, options.top_p),
-                SamplerKind::MinP => truncation::min_p(candidates, options.min_p),
-                SamplerKind::Xtc => {
-                    if uniform(&mut self.rng) < f64::from(options.xtc_probability) {
-                        truncation::xtc(candidates, options.xtc_threshold);
-                    }
-                }
-                SamplerKind::Temperature => temperature::temperature(
-                    candidates,
-                    options.temperature,
-                    options.dynatemp_range,
-                    options.dynatemp_exponent,
-                ),
-            }
+        self.candidates.fill(logits, &self.options.logit_bias);
+        for sampler in 0..self.chain.len() {
+            self.apply(self.chain[sampler]);
         }
-        candidates
+        &self.candidates
     }
+
+    fn apply(&mut self, sampler: SamplerKind) {
+        let (options, candidates) = (&self.options, &mut self.candidates);
+        match sampler {
+            SamplerKind::Penalties => self.penalties.apply(candidates),
+            SamplerKind::Dry => self.dry.apply(candidates),
+            SamplerKind::TopNSigma => truncation::top_n_sigma(candidates, options.top_n_sigma),
+            SamplerKind::TopK => candidates.keep_highest(options.top_k),
+            SamplerKind::TypicalP => truncation::typical_p(candidates, options.typical_p),
+            SamplerKind::TopP => truncation::top_p(candidates, options.top_p),
+            SamplerKind::MinP => truncation::min_p(candidates, options.min_p),
+            SamplerKind::Xtc => {
+                if uniform(&mut self.rng) < f64::from(options.xtc_probability) {
+                    truncation::xtc(candidates, options.xtc_threshold);
+                }
+            }
+            SamplerKind::Temperature => temperature::temperature(
+                candidates,
+                options.temperature,
+                options.dynatemp_range,
+                options.dynatemp_exponent,
+            ),
+        }
+    }
+
+    /// The choice among the candidates that are left.
+    fn draw(&mut self) -> Option<u32> {
+        let chosen = if self.options.temperature == 0.0 {
+            self.candidates.best()
+        } else {
+            self.candidates.at(uniform(&mut self.rng))
+        };
+        chosen.map(|candidate| candidate.id)
+    }
+
+    /// How many samplers at the start of the chain do nothing but lower logits.
+    fn n_lowering(&self) -> usize {
+        let o = &self.options;
+        let penalties_lower = o.repeat_penalty >= 1.0 && o.frequency_penalty >= 0.0 && o.presence_penalty >= 0.0;
+        let lowers = |&&sampler: &&SamplerKind| match sampler {
+            SamplerKind::Penalties => penalties_lower,
+            SamplerKind::Dry => true,
+            _ => false,
+        };
+        self.chain.iter().take_while(lowers).count()
+    }
+
+    /// Which tokens the samplers after those leave, where that does not hang on the logits of all tokens.
+    fn needed(&self) -> Option<Needed> {
+        match self.chain.get(self.n_lowering()) {
+            None if self.options.temperature == 0.0 => Some(Needed::Highest(1)),
+            Some(SamplerKind::TopK) => Some(Needed::Highest(self.options.top_k)),
+            Some(SamplerKind::MinP) => Some(Needed::Above(self.options.min_p.ln())),
+            _ => None,
+        }
+    }
+}
+
+/// The tokens that a choice depends on.
+#[derive(Debug, Clone, Copy)]
+enum Needed {
+    /// So many of the highest logits.
+    Highest(usize),
+    /// Those with at least the highest logit plus this.
+    Above(f32),
 }
 
 /// `ChaCha8` keyed with the seed, padded with zeros.

@@ -5,6 +5,7 @@ mod draws;
 mod history;
 mod hostile;
 mod options;
+mod short_list;
 mod speed;
 
 use proptest::prelude::*;

@@ -1,0 +1,26 @@
+// Second stage of argmax: ids[i] = the best of the chunks of row i; one workgroup a row.
+{% set threads = 256 %}
+@group(0) @binding(0) var<storage, read> chunks: array<vec2<u32>>;
+@group(0) @binding(1) var<storage, read_write> ids: array<u32>;
+{% if advance %}
+// The batch as words, laid out as in batch.wgsl.
+@group(0) @binding(2) var<storage, read_write> batch: array<u32>;
+{% endif %}
+{% include "argmax_reduce.wgsl" %}
+const N_CHUNKS: u32 = {{ n_chunks }}u;
+
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+    var best = vec2(0u, 0u);
+    for (var i = tid; i < N_CHUNKS; i += {{ threads }}u) { best = better(best, chunks[group.x * N_CHUNKS + i]); }
+    best = workgroup_best(best, tid);
+    if tid == 0u {
+        ids[group.x] = best.y;
+{% if advance %}
+        // The chosen token, one position on, takes the place of the token whose logits these are.
+        let token = 4u * (1u + batch[4u * (1u + group.x) + 3u]);
+        batch[token] = best.y;
+        batch[token + 1u] += 1u;
+{% endif %}
+    }
+}

@@ -1,0 +1,10 @@
+// A batch of tokens. `batch[0]` is (number of tokens, number of tokens whose logits are wanted, 0, 0);
+// `batch[1 + t]` is (id, position, sequence, index in the batch of the t-th wanted token).
+@group(0) @binding({{ batch_binding }}) var<storage, read> batch: array<vec4<u32>>;
+fn n_tokens() -> u32 { return batch[0].x; }
+fn n_wanted() -> u32 { return batch[0].y; }
+fn token_id(t: u32) -> u32 { return batch[1u + t].x; }
+fn token_pos(t: u32) -> u32 { return batch[1u + t].y; }
+fn token_seq(t: u32) -> u32 { return batch[1u + t].z; }
+fn wanted(i: u32) -> u32 { return batch[1u + i].w; }
+

@@ -1,0 +1,37 @@
+// The KV cache of a layer: rows `[n_seq, N_HEAD_KV, N_CTX]` of KV_UNITS units of four elements each.
+const N_HEAD_KV: u32 = {{ n_head_kv }}u;
+const N_CTX: u32 = {{ n_ctx }}u;
+const KV_UNITS: u32 = {{ (head_dim + 3) // 4 }}u;
+
+// First unit of a row.
+fn cache_row(seq: u32, head: u32, pos: u32) -> u32 { return ((seq * N_HEAD_KV + head) * N_CTX + pos) * KV_UNITS; }
+
+{% if cache_f16 %}
+alias Unit = vec2<u32>;
+
+// The bits of the 16-bit float nearest to `x`, the even one on a tie. Done on integers, because how pack2x16float
+// rounds is left to the device.
+fn half_bits(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let size = bits & 0x7fffffffu;
+    var half = (size + 0xfffu + ((size >> 13u) & 1u) - 0x38000000u) >> 13u;
+    // Below 2^-14 the step is 2^-24 throughout.
+    if size < 0x38800000u { half = u32(round(abs(x) * 16777216.0)); }
+    // 65520 lies halfway between the largest number and the next, which would be infinity.
+    if size >= 0x477ff000u { half = 0x7c00u; }
+    if size > 0x7f800000u { half = 0x7e00u; }
+    return half | ((bits >> 16u) & 0x8000u);
+}
+
+fn pack_unit(v: vec4<f32>) -> Unit {
+    return vec2(half_bits(v.x) | (half_bits(v.y) << 16u), half_bits(v.z) | (half_bits(v.w) << 16u));
+}
+
+fn unpack_unit(unit: Unit) -> vec4<f32> { return vec4(unpack2x16float(unit.x), unpack2x16float(unit.y)); }
+{% else %}
+alias Unit = vec4<u32>;
+
+fn pack_unit(v: vec4<f32>) -> Unit { return bitcast<vec4<u32>>(v); }
+
+fn unpack_unit(unit: Unit) -> vec4<f32> { return bitcast<vec4<f32>>(unit); }
+{% endif %}

@@ -1,0 +1,166 @@
+{% set scalar = "f16" if cooperative_f16 else "f32" %}
+{% set side = 16 if cooperative_f16 else 8 %}
+// Y = X W^T for many tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and add up in f32. A workgroup makes
+// a tile of {{ tile_rows }} rows of the part by {{ tile_tokens }} tokens: it goes over the inputs {{ depth }} at a time, which it first puts into
+// workgroup memory. Its subgroups, {{ subgroups_rows }} by {{ subgroups_tokens }}, share the tile out among themselves.
+enable wgpu_cooperative_matrix;
+{% if scalar == "f16" %}
+enable f16;
+{% endif %}
+{% set threads = subgroups_rows * subgroups_tokens * subgroup_size %}
+{% set along_rows = tile_rows // subgroups_rows // side %}
+{% set along_tokens = tile_tokens // subgroups_tokens // side %}
+{% set steps = (n_in + depth - 1) // depth %}
+@group(0) @binding(0) var<storage, read> w: array<u32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<{{ scalar }}>>;
+@group(0) @binding(2) var<storage, read> scales: array<f32>;
+{% set y_binding = 3 %}
+{% set batch_binding = 4 %}
+{% set bias_binding = 5 %}
+{% include "batch.wgsl" %}
+{% include "types/" ~ type ~ ".wgsl" %}
+{% include "matmul_output.wgsl" %}
+
+// The tiles, [row][input] and [token][input]. 16 bytes lie between rows, so that a matrix unit reads 16 bytes of each of
+// eight rows without bank conflicts.
+{% if scalar == "f16" %}
+{% set element = "vec4<f16>" %}
+{% set elements = 4 %}
+{% set pitch = (depth + 8) // 4 %}
+{% else %}
+{# Metal reads matrices from arrays of scalars only. #}
+{% set element = "f32" %}
+{% set elements = 1 %}
+{% set pitch = depth + 4 %}
+{% endif %}
+const PITCH: u32 = {{ pitch }}u;
+var<workgroup> tile_w: array<{{ element }}, {{ tile_rows * pitch }}>;
+var<workgroup> tile_x: array<{{ element }}, {{ tile_tokens * pitch }}>;
+// One product of a matrix unit for every subgroup.
+const RESULT_PITCH: u32 = {{ side + 4 }}u;
+var<workgroup> results: array<f32, {{ subgroups_rows * subgroups_tokens * side * (side + 4) }}>;
+
+{# Orders in memory: coopLoadT and coopStoreT take rows one after the other, coopLoad and coopStore columns. #}
+{% set shape = side ~ "x" ~ side ~ "<" ~ scalar %}
+{% macro load_x(at) %}coopLoadT<coop_mat{{ shape }}, A>>(&tile_x[{{ at }}], PITCH){% endmacro %}
+{% macro load_w(at) %}coopLoad<coop_mat{{ shape }}, B>>(&tile_w[{{ at }}], PITCH){% endmacro %}
+{% macro store_y(c, at) %}coopStoreT({{ c }}, &results[{{ at }}], RESULT_PITCH){% endmacro %}
+
+@compute @workgroup_size({{ threads }})
+fn main(
+    @builtin(local_invocation_index) tid: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    let first_row = {{ tile_rows }}u * group.x;
+    let first_token = {{ tile_tokens }}u * group.y;
+    // The part of the tile that is this subgroup's.
+    let my_row = subgroup % {{ subgroups_rows }}u * {{ side * along_rows }}u;
+    let my_token = subgroup / {{ subgroups_rows }}u * {{ side * along_tokens }}u;
+
+    // What this invocation fetches: units of eight weights, vectors of four inputs; {{ stages }} step(s) ahead, as it comes from
+    // memory. Rows, tokens and units past the last repeat that one: inputs are padded with zeros, results are dropped.
+{% set units = tile_rows * depth // 8 // threads %}
+{% set vectors = tile_tokens * depth // 4 // threads %}
+{% for i in range(units) %}
+    let w_row{{ i }} = (tid + {{ i * threads }}u) / {{ depth // 8 }}u;
+    let w_unit{{ i }} = (tid + {{ i * threads }}u) % {{ depth // 8 }}u;
+    let w_from{{ i }} = min(first_row + w_row{{ i }}, {{ n_rows - 1 }}u);
+    let w_to{{ i }} = w_row{{ i }} * PITCH + w_unit{{ i }} * {{ 8 // elements }}u;
+{% endfor %}
+{% for i in range(vectors) %}
+    let x_row{{ i }} = (tid + {{ i * threads }}u) / {{ depth // 4 }}u;
+    let x_vector{{ i }} = (tid + {{ i * threads }}u) % {{ depth // 4 }}u;
+    let x_from{{ i }} = min(first_token + x_row{{ i }}, max(n_results(), 1u) - 1u) * {{ padded // 4 }}u + x_vector{{ i }};
+    let x_to{{ i }} = x_row{{ i }} * PITCH + x_vector{{ i }} * {{ 4 // elements }}u;
+{% endfor %}
+{% macro fetch(stage, step) %}
+{% for i in range(units) %}
+        raw{{ stage }}_{{ i }} = load8(w_from{{ i }}, min({{ step }} * {{ depth // 8 }}u + w_unit{{ i }}, UNITS - 1u));
+{% endfor %}
+{% for i in range(vectors) %}
+        in{{ stage }}_{{ i }} = x[x_from{{ i }} + {{ step }} * {{ depth // 4 }}u];
+{% endfor %}
+{% endmacro %}
+{% macro put(tile, at, v) %}
+{% if elements == 4 %}
+        {{ tile }}[{{ at }}] = {{ v }};
+{% else %}
+{% for e in range(4) %}
+        {{ tile }}[{{ at }} + {{ e }}u] = {{ v }}[{{ e }}];
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% for stage in range(stages) %}
+{% for i in range(units) %}
+    var raw{{ stage }}_{{ i }}: Raw8;
+{% endfor %}
+{% for i in range(vectors) %}
+    var in{{ stage }}_{{ i }}: vec4<{{ scalar }}>;
+{% endfor %}
+{{ fetch(stage, [stage, steps - 1] | min ~ "u") }}
+{% endfor %}
+{% for i in range(along_tokens) %}
+{% for j in range(along_rows) %}
+    var sum{{ i }}_{{ j }} = coop_mat{{ side }}x{{ side }}<f32, C>();
+{% endfor %}
+{% endfor %}
+    for (var first = 0u; first < {{ steps }}u; first += {{ stages }}u) {
+{% for stage in range(stages) %}
+{% if stage > 0 and steps % stages != 0 %}
+        if first + {{ stage }}u >= {{ steps }}u { break; }
+{% endif %}
+        {
+{% for i in range(units) %}
+        let codes{{ i }} = codes8(raw{{ stage }}_{{ i }});
+        let scale{{ i }} = scale8(raw{{ stage }}_{{ i }});
+        let lo{{ i }} = vec4<{{ scalar }}>(codes{{ i }}.lo * scale{{ i }});
+        let hi{{ i }} = vec4<{{ scalar }}>(codes{{ i }}.hi * scale{{ i }});
+{% endfor %}
+        workgroupBarrier();
+{% for i in range(units) %}
+{{ put("tile_w", "w_to" ~ i, "lo" ~ i) }}
+{{ put("tile_w", "w_to" ~ i ~ " + " ~ (4 // elements) ~ "u", "hi" ~ i) }}
+{% endfor %}
+{% for i in range(vectors) %}
+{{ put("tile_x", "x_to" ~ i, "in" ~ stage ~ "_" ~ i) }}
+{% endfor %}
+        workgroupBarrier();
+        let next = min(first + {{ stage + stages }}u, {{ steps - 1 }}u);
+{{ fetch(stage, "next") }}
+{% for k in range(0, depth, side) %}
+{% for i in range(along_tokens) %}
+        let x{{ k }}_{{ i }} = {{ load_x("(my_token + " ~ (i * side) ~ "u) * PITCH + " ~ (k // elements) ~ "u") }};
+{% endfor %}
+{% for j in range(along_rows) %}
+        let w{{ k }}_{{ j }} = {{ load_w("(my_row + " ~ (j * side) ~ "u) * PITCH + " ~ (k // elements) ~ "u") }};
+{% endfor %}
+{% for i in range(along_tokens) %}
+{% for j in range(along_rows) %}
+        sum{{ i }}_{{ j }} = coopMultiplyAdd(x{{ k }}_{{ i }}, w{{ k }}_{{ j }}, sum{{ i }}_{{ j }});
+{% endfor %}
+{% endfor %}
+{% endfor %}
+        }
+{% endfor %}
+    }
+
+    // Where a matrix keeps which element is the device's own business: each goes through workgroup memory.
+    let my_results = subgroup * {{ side }}u * RESULT_PITCH;
+{% for i in range(along_tokens) %}
+{% for j in range(along_rows) %}
+    {{ store_y("sum" ~ i ~ "_" ~ j, "my_results") }};
+    workgroupBarrier();
+    for (var q = lane; q < {{ side * side // 4 }}u; q += {{ subgroup_size }}u) {
+        let row = q % {{ side // 4 }}u * 4u;
+        let token = q / {{ side // 4 }}u;
+        let t = first_token + my_token + {{ i * side }}u + token;
+        let at = my_results + token * RESULT_PITCH + row;
+        let v = vec4(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
+        if t < n_results() { put4(t, first_row + my_row + {{ j * side }}u + row, v * scales[t]); }
+    }
+    workgroupBarrier();
+{% endfor %}
+{% endfor %}
+}

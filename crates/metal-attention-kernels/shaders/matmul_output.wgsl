@@ -1,0 +1,49 @@
+// The output of a matrix product over part of a matrix: row r of the part is row first_row + r * row_step of the whole.
+{% set gated = output == "gated" %}
+{% set accumulate = output == "accumulate" %}
+{% set out_stride = n_out // 2 if gated else n_out %}
+{% set width = 2 if gated else 4 %}
+// Whether the results of four rows are one aligned vector.
+{% set aligned = row_step == 1 and n_rows % 4 == 0 and first_row % 4 == 0 and out_stride % width == 0 %}
+@group(0) @binding({{ y_binding }}) var<storage, read_write> y: array<{{ "vec" ~ width ~ "<f32>" if aligned else "f32" }}>;
+{% if bias %}
+@group(0) @binding({{ bias_binding }}) var<storage, read> bias: array<f32>;
+{% endif %}
+
+fn n_results() -> u32 { return {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }}; }
+
+// The row of the input that result `t` is made of; of the last one for results that do not exist.
+fn input_row(t: u32) -> u32 {
+    let row = min(t, max(n_results(), 1u) - 1u);
+    return {{ "wanted(row)" if rows == "wanted" else "row" }};
+}
+
+// Takes `v`, rows [r, r + 4) of the part for result `t`, r a multiple of four, where these exist.
+fn put4(t: u32, r: u32, v: vec4<f32>) {
+    if t >= n_results() || r >= {{ n_rows }}u { return; }
+    var out = v;
+{% if bias %}
+{% for i in range(4) %}
+    out[{{ i }}] += bias[{{ first_row }}u + min(r + {{ i }}u, {{ n_rows - 1 }}u) * {{ row_step }}u];
+{% endfor %}
+{% endif %}
+{% if gated %}
+    let gate = out.xz;
+    let result = gate / (1.0 + exp(-max(gate, vec2(-80.0)))) * out.yw;
+{% else %}
+    let result = out;
+{% endif %}
+{% if aligned %}
+    let at = t * {{ out_stride // width }}u + ({{ first_row }}u + r) / 4u;
+    y[at] {{ "+=" if accumulate else "=" }} result;
+{% elif gated %}
+    let at = t * {{ out_stride }}u + ({{ first_row }}u + r) / 2u;
+    y[at] = result[0];
+    if r + 2u < {{ n_rows }}u { y[at + 1u] = result[1]; }
+{% else %}
+    let at = t * {{ out_stride }}u + {{ first_row }}u + r * {{ row_step }}u;
+{% for i in range(4) %}
+    if r + {{ i }}u < {{ n_rows }}u { y[at + {{ i * row_step }}u] {{ "+=" if accumulate else "=" }} result[{{ i }}]; }
+{% endfor %}
+{% endif %}
+}

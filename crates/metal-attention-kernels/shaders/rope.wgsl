@@ -1,0 +1,27 @@
+// Rotary position embedding of one head of HEAD_DIM elements: its first N_ROT elements turn in pairs, by an angle
+// per pair and position.
+@group(0) @binding({{ rope_binding }}) var<storage, read> rope: array<vec2<f32>>; // [N_CTX, N_ROT / 2] of (cos, sin)
+const HEAD_DIM: u32 = {{ head_dim }}u;
+const HALF_ROT: u32 = {{ n_rot // 2 }}u;
+
+{% if halves %}
+// Elements of pair `i`; pairs from HALF_ROT on do not turn.
+fn pair_elements(i: u32) -> vec2<u32> {
+    if i < HALF_ROT { return vec2(i, i + HALF_ROT); }
+    return vec2(2u * i, 2u * i + 1u);
+}
+// Pair of element `e` < N_ROT.
+fn pair_of(e: u32) -> u32 { return e % HALF_ROT; }
+{% else %}
+// Elements of pair `i`; pairs from HALF_ROT on do not turn.
+fn pair_elements(i: u32) -> vec2<u32> { return vec2(2u * i, 2u * i + 1u); }
+// Pair of element `e` < N_ROT.
+fn pair_of(e: u32) -> u32 { return e / 2u; }
+{% endif %}
+
+// Pair `i` at position `pos`.
+fn rotate(pair: vec2<f32>, i: u32, pos: u32) -> vec2<f32> {
+    if i >= HALF_ROT { return pair; }
+    let angle = rope[pos * HALF_ROT + i];
+    return vec2(pair.x * angle.x - pair.y * angle.y, pair.x * angle.y + pair.y * angle.x);
+}

@@ -1,0 +1,245 @@
+//! The GPUs of this machine.
+
+use crate::error::{GpuError, mib};
+
+/// Which GPU to open.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum AdapterChoice {
+    /// The first in the order of [`adapter_summaries`]: real GPUs before software ones.
+    #[default]
+    Best,
+    /// The first that is no software and has room for so many bytes, a tenth of its memory kept free.
+    Hardware {
+        /// What a model will take.
+        bytes: u64,
+    },
+    /// By index in that order.
+    Index(usize),
+    /// By a part of the name, upper or lower case.
+    Name(String),
+}
+
+/// What a driver says of a GPU.
+#[derive(Debug, Clone)]
+pub struct AdapterSummary {
+    /// Its name.
+    pub name: String,
+    /// `"vulkan"`, `"metal"` or `"dx12"`.
+    pub backend: &'static str,
+    /// Its kind: discrete, integrated, virtual, software, other.
+    pub kind: wgpu::DeviceType,
+    /// Driver name and version.
+    pub driver: String,
+    /// Bytes of its own memory, where the driver tells.
+    pub memory: Option<u64>,
+    /// Smallest and largest subgroup.
+    pub subgroup_sizes: (u32, u32),
+    /// Features that the kernels may use.
+    pub features: wgpu::Features,
+    /// Bytes of the largest buffer that one binding of a shader can be. Never beyond 32 bits, which index buffers in
+    /// shaders.
+    pub max_binding: u64,
+    /// Shapes of the matrix units.
+    pub cooperative_matrices: Vec<wgpu::CooperativeMatrixProperties>,
+    pub(crate) info: wgpu::AdapterInfo,
+}
+
+impl AdapterSummary {
+    fn new(adapter: &wgpu::Adapter) -> Self {
+        let info = adapter.get_info();
+        Self {
+            name: info.name.clone(),
+            backend: info.backend.to_str(),
+            kind: info.device_type,
+            driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+            memory: memory(adapter),
+            subgroup_sizes: (info.subgroup_min_size, info.subgroup_max_size),
+            features: adapter.features(),
+            max_binding: max_binding(&adapter.limits()),
+            cooperative_matrices: adapter.cooperative_matrix_properties(),
+            info,
+        }
+    }
+
+    /// Whether the CPU plays the GPU.
+    pub fn is_software(&self) -> bool {
+        self.kind == wgpu::DeviceType::Cpu
+    }
+
+    /// Why this is no GPU for a model of `bytes`: it is software, or with a tenth kept free its memory is too small.
+    fn why_not(&self, bytes: u64) -> Option<String> {
+        match self.memory {
+            _ if self.is_software() => Some(format!("{} is software", self.name)),
+            Some(memory) if bytes > memory - memory / 10 => {
+                Some(format!("{} has {:.1} MiB and {:.1} MiB are needed", self.name, mib(memory), mib(bytes)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// In whole vectors of four words.
+fn max_binding(limits: &wgpu::Limits) -> u64 {
+    limits.max_buffer_size.min(limits.max_storage_buffer_binding_size).min(u64::from(u32::MAX)) & !15
+}
+
+/// Bytes of the largest memory heap on the device.
+fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
+    #[cfg(any(target_os = "linux", target_os = "windows", target_os = "android"))]
+    {
+        // SAFETY: the handles are only read from, while `adapter` keeps them alive.
+        let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
+        let instance = adapter.shared_instance().raw_instance();
+        // SAFETY: the physical device belongs to this instance.
+        let heaps = unsafe { instance.get_physical_device_memory_properties(adapter.raw_physical_device()) };
+        let heaps = &heaps.memory_heaps[..heaps.memory_heap_count as usize];
+        // Bit 0 is VK_MEMORY_HEAP_DEVICE_LOCAL_BIT.
+        heaps.iter().filter(|heap| heap.flags.as_raw() & 1 != 0).map(|heap| heap.size).max()
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "windows", target_os = "android")))]
+    {
+        let _ = adapter;
+        None
+    }
+}
+
+/// Every adapter: discrete GPUs first, then integrated, virtual and others, software last.
+pub(crate) fn adapters() -> Vec<(wgpu::Adapter, AdapterSummary)> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    descriptor.flags = wgpu::InstanceFlags::empty().with_env();
+    let instance = wgpu::Instance::new(descriptor);
+    let mut found: Vec<_> = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()))
+        .into_iter()
+        .map(|adapter| {
+            let summary = AdapterSummary::new(&adapter);
+            (adapter, summary)
+        })
+        .collect();
+    found.sort_by_key(|(_, summary)| match summary.kind {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    });
+    found
+}
+
+/// What is known of every GPU of this machine, in the order of their indices.
+pub fn adapter_summaries() -> Vec<AdapterSummary> {
+    adapters().into_iter().map(|(_, summary)| summary).collect()
+}
+
+/// Whether this machine may have a GPU that is no software. Asking costs microseconds, loading every driver to find out
+/// tens of milliseconds.
+pub fn hardware_possible() -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        use std::path::Path;
+        // NVIDIA's drivers, Windows beneath, Arm's and Qualcomm's drivers for Android.
+        let nodes = ["/dev/nvidiactl", "/dev/nvgpu", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/dev/mali0", "/dev/kgsl-3d0"];
+        // Render nodes of every driver that is part of Linux.
+        let render_node = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("renderD"))
+        };
+        nodes.iter().any(|node| Path::new(node).exists())
+            || std::fs::read_dir("/dev/dri").is_ok_and(|mut entries| entries.any(render_node))
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    {
+        true
+    }
+}
+
+impl AdapterChoice {
+    /// The index of the adapter this choice means.
+    pub fn choose(&self, found: &[AdapterSummary]) -> Result<usize, GpuError> {
+        if found.is_empty() {
+            return Err(GpuError::NoAdapter);
+        }
+        let (at, wanted) = match self {
+            Self::Best => (Some(0), String::new()),
+            Self::Hardware { bytes } => {
+                let why_not: Vec<_> = found.iter().map(|s| s.why_not(*bytes)).collect();
+                let at = why_not.iter().position(Option::is_none);
+                return at.ok_or_else(|| GpuError::NoneSuits { why: why_not.into_iter().flatten().collect() });
+            }
+            Self::Index(i) => (Some(*i).filter(|&i| i < found.len()), i.to_string()),
+            Self::Name(name) => {
+                let lower = name.to_lowercase();
+                (found.iter().position(|s| s.name.to_lowercase().contains(&lower)), name.clone())
+            }
+        };
+        at.ok_or_else(|| GpuError::NoMatch {
+            wanted,
+            available: found.iter().enumerate().map(|(i, s)| format!("{i}: {}", s.name)).collect(),
+        })
+    }
+
+    /// The adapter this choice means.
+    pub(crate) fn pick(
+        &self,
+        found: Vec<(wgpu::Adapter, AdapterSummary)>,
+    ) -> Result<(wgpu::Adapter, AdapterSummary), GpuError> {
+        let (mut adapters, mut summaries): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let at = self.choose(&summaries)?;
+        Ok((adapters.swap_remove(at), summaries.swap_remove(at)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(name: &str, kind: wgpu::DeviceType, memory: Option<u64>) -> AdapterSummary {
+        let info = wgpu::AdapterInfo::new(kind, wgpu::Backend::Vulkan);
+        AdapterSummary {
+            name: name.into(),
+            backend: "vulkan",
+            kind,
+            driver: String::new(),
+            memory,
+            subgroup_sizes: (32, 32),
+            features: wgpu::Features::empty(),
+            max_binding: 1 << 30,
+            cooperative_matrices: Vec::new(),
+            info,
+        }
+    }
+
+    #[test]
+    fn a_choice_is_an_index_or_a_sentence() {
+        let (gpu, cpu) = (wgpu::DeviceType::DiscreteGpu, wgpu::DeviceType::Cpu);
+        let found = [
+            summary("Small One", gpu, Some(1000)),
+            summary("Large One", gpu, Some(2000)),
+            summary("lavapipe", cpu, None),
+        ];
+        let name = |name: &str| AdapterChoice::Name(name.into());
+        for (choice, at) in [
+            (AdapterChoice::Best, 0),
+            (AdapterChoice::Index(2), 2),
+            (name("one"), 0),
+            (name("LARGE"), 1),
+            (AdapterChoice::Hardware { bytes: 0 }, 0),
+            (AdapterChoice::Hardware { bytes: 900 }, 0),
+            (AdapterChoice::Hardware { bytes: 901 }, 1),
+        ] {
+            assert_eq!(choice.choose(&found).unwrap(), at, "{choice:?}");
+        }
+        for (choice, sentence) in [
+            (AdapterChoice::Index(3), r#"no GPU matches "3"; there are: 0: Small One; 1: Large One; 2: lavapipe"#),
+            (name("x"), r#"no GPU matches "x"; there are: 0: Small One; 1: Large One; 2: lavapipe"#),
+            (
+                AdapterChoice::Hardware { bytes: 3 << 20 },
+                "no GPU suits: Small One has 0.0 MiB and 3.0 MiB are needed; Large One has 0.0 MiB and 3.0 MiB are \
+                 needed; lavapipe is software",
+            ),
+        ] {
+            assert_eq!(choice.choose(&found).unwrap_err().to_string(), sentence);
+        }
+        assert!(matches!(AdapterChoice::Best.choose(&[]), Err(GpuError::NoAdapter)));
+        assert_eq!(AdapterChoice::Hardware { bytes: u64::MAX }.choose(&[summary("x", gpu, None)]).unwrap(), 0);
+    }
+}

@@ -1,0 +1,312 @@
+//! The GPU: choosing an adapter, opening it with all it has, buffers, submissions.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::adapter::{AdapterChoice, AdapterSummary, adapters, hardware_possible};
+use crate::disk_cache;
+use crate::error::GpuError;
+use crate::pso::PsoCache;
+use crate::readback::Readback;
+use crate::shader::ShaderFeatures;
+
+/// How a [`GpuDevice`] is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // independent switches
+pub struct GpuOptions {
+    /// Which GPU.
+    pub adapter: AdapterChoice,
+    /// Let kernels use subgroup operations where the device has them.
+    pub subgroups: bool,
+    /// Let kernels use 16-bit floats where the device has them.
+    pub f16: bool,
+    /// Let kernels use matrix units where the device has them.
+    pub cooperative_matrices: bool,
+    /// Check every buffer access of every shader and bound every loop. On by default in debug builds only.
+    pub checked: bool,
+    /// Folder for compiled pipelines, where the device can give them out; `None` keeps none. By default the folder that
+    /// the environment variable `METAL_ATTENTION_CACHE` names (`off` for none), else `metal-attention` in the user's
+    /// cache folder.
+    pub pipeline_cache: Option<PathBuf>,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self {
+            adapter: AdapterChoice::Best,
+            subgroups: true,
+            f16: true,
+            cooperative_matrices: true,
+            checked: cfg!(debug_assertions),
+            pipeline_cache: disk_cache::default_folder(),
+        }
+    }
+}
+
+/// An open GPU.
+#[derive(Debug)]
+pub struct GpuDevice {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    summary: AdapterSummary,
+    features: ShaderFeatures,
+    checked: bool,
+    pso: PsoCache,
+    fault: Arc<Mutex<Option<GpuError>>>,
+    submissions: AtomicU64,
+    dispatches: AtomicU64,
+    allocations: AtomicU64,
+    allocated_bytes: AtomicU64,
+}
+
+impl GpuDevice {
+    /// Opens a GPU with every limit and feature it has.
+    pub fn open(options: &GpuOptions) -> Result<Self, GpuError> {
+        if matches!(options.adapter, AdapterChoice::Hardware { .. }) && !hardware_possible() {
+            return Err(GpuError::NoneSuits { why: vec!["this machine has none".into()] });
+        }
+        let found = adapters();
+        let (adapter, summary) = options.adapter.pick(found)?;
+        let name = summary.name.clone();
+        let wanted = wgpu::Features::SUBGROUP
+            | wgpu::Features::SHADER_F16
+            | wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+            | wgpu::Features::PIPELINE_CACHE
+            | wgpu::Features::TIMESTAMP_QUERY;
+        let required_features = adapter.features() & wanted;
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("metal-attention"),
+            required_features,
+            required_limits: adapter.limits(),
+            // SAFETY: of the experimental features only cooperative matrices are asked for; each kernel that uses them
+            // is tested against its scalar twin.
+            experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+            memory_hints: wgpu::MemoryHints::Performance,
+            trace: wgpu::Trace::Off,
+        };
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+            .map_err(|e| GpuError::Open { name: name.clone(), why: e.to_string() })?;
+
+        let fault = Arc::new(Mutex::new(None));
+        let note = |fault: &Mutex<Option<GpuError>>, error: GpuError| {
+            fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        };
+        let on_error = Arc::clone(&fault);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            let error = match &error {
+                wgpu::Error::OutOfMemory { .. } => GpuError::OutOfMemory { what: "a step".into(), bytes: None },
+                _ => GpuError::Rejected { what: "a step".into(), why: error.to_string() },
+            };
+            note(&on_error, error);
+        }));
+        let on_loss = Arc::clone(&fault);
+        device.set_device_lost_callback(move |_reason, why| note(&on_loss, GpuError::Lost { why }));
+
+        let has = |feature| device.features().contains(feature);
+        let coop = |m: u32, ab, cr| {
+            options.cooperative_matrices
+                && has(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+                && summary
+                    .cooperative_matrices
+                    .iter()
+                    .any(|p| (p.m_size, p.n_size, p.k_size, p.ab_type, p.cr_type) == (m, m, m, ab, cr))
+        };
+        let subgroups = options.subgroups && has(wgpu::Features::SUBGROUP);
+        let (min, max) = summary.subgroup_sizes;
+        let features = ShaderFeatures {
+            subgroups,
+            subgroup_size: if subgroups && min == max { min } else { 0 },
+            f16: options.f16 && has(wgpu::Features::SHADER_F16),
+            cooperative_f16: options.f16
+                && subgroups
+                && coop(16, wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32),
+            cooperative_f32: subgroups && coop(8, wgpu::CooperativeScalarType::F32, wgpu::CooperativeScalarType::F32),
+        };
+        let pso = PsoCache::new(&device, &summary, options.pipeline_cache.as_deref());
+        Ok(Self {
+            device,
+            queue,
+            summary,
+            features,
+            checked: options.checked,
+            pso,
+            fault,
+            submissions: AtomicU64::new(0),
+            dispatches: AtomicU64::new(0),
+            allocations: AtomicU64::new(0),
+            allocated_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// The adapter that was opened.
+    pub fn summary(&self) -> &AdapterSummary {
+        &self.summary
+    }
+
+    /// What kernels may use.
+    pub fn features(&self) -> ShaderFeatures {
+        self.features
+    }
+
+    /// Whether shaders check every access.
+    pub(crate) fn checked(&self) -> bool {
+        self.checked
+    }
+
+    /// The compiled pipelines.
+    pub fn pso(&self) -> &PsoCache {
+        &self.pso
+    }
+
+    pub(crate) fn wgpu(&self) -> &wgpu::Device {
+        &self.device
+    }
+
+    /// A buffer only shaders and copies reach, `bytes` long and zero. `what` names it in errors.
+    pub fn buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, GpuError> {
+        use wgpu::BufferUsages as Usage;
+        self.create(what, bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST, None)
+    }
+
+    /// A buffer as [`buffer`](Self::buffer) makes it, with `contents`.
+    pub fn upload<T: bytemuck::NoUninit>(&self, what: &str, contents: &[T]) -> Result<wgpu::Buffer, GpuError> {
+        use wgpu::BufferUsages as Usage;
+        let contents: &[u8] = bytemuck::cast_slice(contents);
+        let usage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
+        self.create(what, contents.len() as u64, usage, Some(contents))
+    }
+
+    /// A buffer the CPU can read, `bytes` long.
+    pub(crate) fn readback_buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, GpuError> {
+        self.create(what, bytes, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST, None)
+    }
+
+    fn create(
+        &self,
+        what: &str,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+        contents: Option<&[u8]>,
+    ) -> Result<wgpu::Buffer, GpuError> {
+        let max = self.summary.max_binding;
+        if bytes > max {
+            return Err(GpuError::TooLarge { what: what.to_owned(), bytes, max });
+        }
+        // Bindings are whole vectors of four words.
+        let size = bytes.max(16).next_multiple_of(16);
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
+        let buffer = self.device.create_buffer(&descriptor);
+        if pollster::block_on(scope.pop()).is_some() {
+            return Err(GpuError::OutOfMemory { what: what.to_owned(), bytes: Some(bytes) });
+        }
+        self.check()?;
+        // Not by a buffer that begins mapped: mapping one that could not be made panics.
+        if let Some(contents) = contents {
+            let (words, rest) = contents.as_chunks::<4>();
+            self.queue.write_buffer(&buffer, 0, words.as_flattened());
+            if !rest.is_empty() {
+                let mut word = [0; 4];
+                word[..rest.len()].copy_from_slice(rest);
+                self.queue.write_buffer(&buffer, 4 * words.len() as u64, &word);
+            }
+        }
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.allocated_bytes.fetch_add(size, Ordering::Relaxed);
+        Ok(buffer)
+    }
+
+    /// Overwrites the start of `buffer` before the next submission runs. Lengths are whole words.
+    pub fn write<T: bytemuck::NoUninit>(&self, buffer: &wgpu::Buffer, contents: &[T]) {
+        self.queue.write_buffer(buffer, 0, bytemuck::cast_slice(contents));
+    }
+
+    /// Overwrites `buffer` from byte `offset` on, as [`write`](Self::write) does.
+    pub(crate) fn write_at(&self, buffer: &wgpu::Buffer, offset: u64, words: &[u32]) {
+        self.queue.write_buffer(buffer, offset, bytemuck::cast_slice(words));
+    }
+
+    /// An encoder for one submission.
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: None })
+    }
+
+    /// Sends what `encoder` recorded to the GPU.
+    pub fn submit(&self, encoder: wgpu::CommandEncoder) -> wgpu::SubmissionIndex {
+        self.submit_commands(encoder.finish())
+    }
+
+    /// Sends commands that were recorded before to the GPU.
+    pub fn submit_commands(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
+        self.submissions.fetch_add(1, Ordering::Relaxed);
+        self.queue.submit([commands])
+    }
+
+    pub(crate) fn count_dispatch(&self) {
+        self.dispatches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Submissions so far.
+    pub fn submissions(&self) -> u64 {
+        self.submissions.load(Ordering::Relaxed)
+    }
+
+    /// Dispatches recorded so far.
+    pub fn dispatches(&self) -> u64 {
+        self.dispatches.load(Ordering::Relaxed)
+    }
+
+    /// Buffers created so far.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all buffers created so far.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The first error that the driver reported out of turn: a lost device, a step it refused.
+    pub fn check(&self) -> Result<(), GpuError> {
+        match &*self.fault.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the device up, as if it were unplugged: once what is under way has ended, [`wait`](Self::wait) and all that
+    /// follows give [`GpuError::Lost`].
+    pub fn destroy(&self) {
+        self.device.destroy();
+    }
+
+    /// The device and the nanoseconds of a tick of its clock, for timestamp queries.
+    pub fn clock(&self) -> Result<(&wgpu::Device, f32), GpuError> {
+        if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+            let why = "it has no timestamps".to_owned();
+            return Err(GpuError::Unsuitable { name: self.summary.name.clone(), why });
+        }
+        Ok((&self.device, self.queue.get_timestamp_period()))
+    }
+
+    /// Waits until `submission` has run, or everything submitted when it is `None`.
+    pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+        let outcome = self.device.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
+        self.check()?;
+        outcome.map(|_| ()).map_err(|e| GpuError::Lost { why: e.to_string() })
+    }
+
+    /// Reads the first `n` values, one or more, of a device-private buffer: copies it, submits, waits. For tests and
+    /// profiles; the forward pass reads results through its own buffers.
+    pub fn read<T: bytemuck::Pod>(&self, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<T>, GpuError> {
+        let bytes = n * size_of::<T>();
+        // Copies and maps are whole words.
+        let copied = (bytes as u64).next_multiple_of(4);
+        let mut readback = Readback::new(self, copied)?;
+        let mut encoder = self.encoder();
+        readback.copy(&mut encoder, buffer, copied);
+        readback.map(self.submit(encoder));
+        readback.read(self, copied, |view| bytemuck::pod_collect_to_vec(&view[..bytes]))
+    }
+}

@@ -1,0 +1,54 @@
+//! The id of the largest logit.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Logits that a workgroup of the first stage looks at: four for each invocation.
+const CHUNK: usize = 1024;
+
+/// Bytes of `scratch` in [`argmax`] for up to `n_rows` rows.
+pub fn argmax_scratch_bytes(n_vocab: usize, n_rows: usize) -> u64 {
+    (n_vocab.div_ceil(CHUNK) * n_rows * 8) as u64
+}
+
+/// `ids[i]` = index of the largest of `logits[i]`, for each wanted row: the lowest index on ties, NaN skipped, 0 where
+/// nothing compares; bit for bit what [`metal_attention_model::argmax`] gives. `logits` `[n_wanted, n_vocab]`, `ids`
+/// `[n_wanted]` u32.
+///
+/// With `advance`, a batch buffer, the `i`-th wanted token of the batch becomes `ids[i]`, one position on, which makes
+/// the batch of a decode step that of the next one.
+pub fn argmax(
+    gpu: &GpuDevice,
+    n_vocab: usize,
+    logits: &wgpu::Buffer,
+    scratch: &wgpu::Buffer,
+    ids: &wgpu::Buffer,
+    advance: Option<&wgpu::Buffer>,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let [first, second] = keys(n_vocab, advance.is_some());
+    let one = Extent::Fixed(1);
+    let n_chunks = n_vocab.div_ceil(CHUNK) as u32;
+    let mut buffers = vec![scratch, ids];
+    buffers.extend(advance);
+    Ok(vec![
+        Dispatch::new(gpu, &first, &[logits, scratch], [Extent::Fixed(n_chunks), Extent::Wanted(1), one])?,
+        Dispatch::new(gpu, &second, &buffers, [Extent::Wanted(1), one, one])?,
+    ])
+}
+
+fn keys(n_vocab: usize, advance: bool) -> [PsoKey; 2] {
+    let n_chunks = n_vocab.div_ceil(CHUNK);
+    let name = if advance { "argmax_advance" } else { "argmax" };
+    [
+        PsoKey::new("argmax_chunks", [("n_vocab", n_vocab.into()), ("chunk", CHUNK.into())]),
+        PsoKey::new("argmax", [("n_chunks", n_chunks.into()), ("advance", advance.into())]).named(name),
+    ]
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let [chunks, argmax] = keys(49_152, false);
+    let [_, advance] = keys(49_152, true);
+    vec![chunks, argmax, advance]
+}

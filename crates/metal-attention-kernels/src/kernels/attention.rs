@@ -1,0 +1,241 @@
+//! Sizes and buffers of an attention layer, and the scalar twin of both attention kernels.
+
+use half::f16;
+use metal_attention_model::{BatchToken, CacheType, RopeLayout};
+
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+use crate::shader::Constant;
+
+/// Elements of a head for which the workgroups' memory suffices.
+const MAX_HEAD_DIM: usize = 256;
+
+/// Sizes of an attention layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads; divides `n_head`.
+    pub n_head_kv: usize,
+    /// Elements of a head, at most 256.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Positions a token sees, itself included; `None`: all.
+    pub window: Option<usize>,
+    /// Positions per sequence that the cache has room for.
+    pub n_ctx: usize,
+    /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
+    pub n_rot: usize,
+    /// Which elements are rotated together.
+    pub rope_layout: RopeLayout,
+    /// Epsilon of the RMSNorm over each query and key head before RoPE, for models that have one.
+    pub qk_norm_eps: Option<f32>,
+    /// Element type of the KV cache.
+    pub cache: CacheType,
+}
+
+impl AttentionShape {
+    /// Elements of a token's row of Q, K and V.
+    pub fn qkv_len(&self) -> usize {
+        (self.n_head + 2 * self.n_head_kv) * self.head_dim
+    }
+
+    /// Elements of a token's row of results.
+    pub fn att_len(&self) -> usize {
+        self.n_head * self.head_dim
+    }
+
+    /// Elements of a row of the cache: `head_dim` rounded up to a multiple of 4.
+    pub fn padded_head_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(4)
+    }
+
+    /// Bytes of the keys, and as many of the values, of `n_seq` sequences: `[n_seq, n_head_kv, n_ctx, padded
+    /// head_dim]`.
+    pub fn cache_bytes(&self, n_seq: usize) -> u64 {
+        [self.n_head_kv, self.n_ctx, self.padded_head_dim(), self.cache.bytes()]
+            .iter()
+            .fold(n_seq as u64, |bytes, &n| bytes.saturating_mul(n as u64))
+    }
+
+    /// Index of the first element of a row of the cache.
+    pub fn cache_row(&self, seq: usize, kv_head: usize, pos: usize) -> usize {
+        ((seq * self.n_head_kv + kv_head) * self.n_ctx + pos) * self.padded_head_dim()
+    }
+
+    /// Positions that a token at `pos` sees.
+    pub fn seen(&self, pos: usize) -> std::ops::RangeInclusive<usize> {
+        self.window.map_or(0, |w| (pos + 1).saturating_sub(w))..=pos
+    }
+
+    /// Refuses heads that the attention kernels cannot hold.
+    pub(crate) fn check(&self) -> Result<(), GpuError> {
+        if self.head_dim <= MAX_HEAD_DIM {
+            return Ok(());
+        }
+        let n = self.head_dim;
+        let why =
+            format!("heads have {n} elements, and the kernels hold {MAX_HEAD_DIM}; run on the CPU with --device cpu");
+        Err(GpuError::Mismatch { what: "attention".into(), why })
+    }
+
+    fn constants(&self) -> Vec<(&'static str, Constant)> {
+        vec![
+            ("n_head", self.n_head.into()),
+            ("n_head_kv", self.n_head_kv.into()),
+            ("head_dim", self.head_dim.into()),
+            ("n_ctx", self.n_ctx.into()),
+            ("cache_f16", (self.cache == CacheType::F16).into()),
+        ]
+    }
+
+    pub(crate) fn window_constant(&self) -> (&'static str, Constant) {
+        // A window beyond the context is none.
+        ("window", self.window.filter(|&w| w < self.n_ctx).unwrap_or(0).into())
+    }
+
+    pub(crate) fn rope_constants(&self) -> Vec<(&'static str, Constant)> {
+        vec![
+            ("n_rot", self.n_rot.into()),
+            ("halves", (self.rope_layout == RopeLayout::Halves).into()),
+            ("qk_norm", self.qk_norm_eps.is_some().into()),
+            ("eps", self.qk_norm_eps.unwrap_or(0.0).into()),
+        ]
+    }
+
+    /// The key of an attention kernel of this shape.
+    pub(crate) fn key(&self, file: &'static str, more: &[&[(&'static str, Constant)]]) -> PsoKey {
+        let mut key = PsoKey::new(file, []);
+        key.constants = self.constants();
+        key.constants.extend(more.iter().copied().flatten().cloned());
+        key
+    }
+
+    /// An attention layer of SmolLM-135M, the example in [`catalogue`](super::catalogue).
+    pub(crate) const EXAMPLE: Self = Self {
+        n_head: 9,
+        n_head_kv: 3,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        n_ctx: 2048,
+        n_rot: 64,
+        rope_layout: RopeLayout::Interleaved,
+        qk_norm_eps: None,
+        cache: CacheType::F16,
+    };
+}
+
+/// Buffers of an attention layer.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionBuffers<'a> {
+    /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads.
+    pub qkv: &'a wgpu::Buffer,
+    /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle.
+    pub rope: &'a wgpu::Buffer,
+    /// F32 `[2, head_dim]`: weights of the RMSNorm of query heads, then of key heads. There exactly when the shape has
+    /// a `qk_norm_eps`.
+    pub qk_norm: Option<&'a wgpu::Buffer>,
+    /// Cached keys, [`AttentionShape::cache_bytes`] long.
+    pub keys: &'a wgpu::Buffer,
+    /// Cached values, as long.
+    pub values: &'a wgpu::Buffer,
+    /// F32 `[n_tokens, n_head, head_dim]`: the result.
+    pub att: &'a wgpu::Buffer,
+    /// Scratch of decode attention, [`partial_bytes`](super::partial_bytes) long.
+    pub partial: &'a wgpu::Buffer,
+    /// The batch.
+    pub batch: &'a wgpu::Buffer,
+}
+
+/// The scalar twin of the attention kernels: queries, keys and values of every token of every sequence so far, in
+/// 64-bit floats.
+#[derive(Debug, Clone)]
+pub struct AttentionTwin {
+    shape: AttentionShape,
+    /// As [`AttentionBuffers::rope`].
+    rope: Vec<f32>,
+    /// As [`AttentionBuffers::qk_norm`].
+    qk_norm: Vec<f32>,
+    /// As in the cache, of any number of sequences.
+    keys: Vec<Vec<f64>>,
+    values: Vec<Vec<f64>>,
+}
+
+impl AttentionTwin {
+    /// An empty cache of `n_seq` sequences.
+    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32]) -> Self {
+        let rows = n_seq * shape.n_head_kv * shape.n_ctx;
+        Self {
+            shape,
+            rope: rope.to_vec(),
+            qk_norm: qk_norm.to_vec(),
+            keys: vec![Vec::new(); rows],
+            values: vec![Vec::new(); rows],
+        }
+    }
+
+    fn row(&self, seq: usize, kv_head: usize, pos: usize) -> usize {
+        (seq * self.shape.n_head_kv + kv_head) * self.shape.n_ctx + pos
+    }
+
+    /// As the cache would hold it.
+    fn rounded(&self, x: f64) -> f64 {
+        match self.shape.cache {
+            CacheType::F16 => f16::from_f64(x).to_f64(),
+            CacheType::F32 => x,
+        }
+    }
+
+    /// Appends the tokens and returns their results: `qkv` and the result as in [`AttentionBuffers`].
+    pub fn step(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<f32> {
+        let n_head = self.shape.n_head;
+        let queries = self.append(tokens, qkv);
+        queries.iter().enumerate().flat_map(|(i, q)| self.attend(tokens[i / n_head], i % n_head, q)).collect()
+    }
+
+    /// Appends the tokens and returns their queries.
+    pub fn append(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<Vec<f64>> {
+        let shape = self.shape;
+        let mut queries = Vec::new();
+        for (token, row) in tokens.iter().zip(qkv.chunks_exact(shape.qkv_len())) {
+            for (h, head) in row.chunks_exact(shape.head_dim).enumerate() {
+                let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
+                if h < shape.n_head + shape.n_head_kv {
+                    if let Some(eps) = shape.qk_norm_eps {
+                        let (q, k) = self.qk_norm.split_at(shape.head_dim);
+                        super::rope::norm_twin(&mut x, if h < shape.n_head { q } else { k }, eps);
+                    }
+                    let angles = &self.rope[token.pos * shape.n_rot..][..shape.n_rot];
+                    super::rope::rotate_twin(shape.rope_layout, &mut x, angles);
+                }
+                if h < shape.n_head {
+                    queries.push(x);
+                } else {
+                    let x = x.into_iter().map(|v| self.rounded(v)).collect();
+                    let kv = h - shape.n_head;
+                    let at = self.row(token.seq, kv % shape.n_head_kv, token.pos);
+                    if kv < shape.n_head_kv { self.keys[at] = x } else { self.values[at] = x }
+                }
+            }
+        }
+        queries
+    }
+
+    fn attend(&self, token: BatchToken, head: usize, q: &[f64]) -> Vec<f32> {
+        let shape = self.shape;
+        let kv_head = head / (shape.n_head / shape.n_head_kv);
+        let rows: Vec<usize> = shape.seen(token.pos).map(|pos| self.row(token.seq, kv_head, pos)).collect();
+        let scores: Vec<f64> = rows
+            .iter()
+            .map(|&r| q.iter().zip(&self.keys[r]).map(|(a, b)| a * b).sum::<f64>() * f64::from(shape.scale))
+            .collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        (0..shape.head_dim)
+            .map(|e| (rows.iter().zip(&weights).map(|(&r, w)| w * self.values[r][e]).sum::<f64>() / total) as f32)
+            .collect()
+    }
+}

@@ -1,0 +1,31 @@
+//! Copies of buffers.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+const THREADS: usize = 256;
+
+/// Copies the first `n` words of `source` to `destination`.
+pub fn buffer_copy(
+    gpu: &GpuDevice,
+    n: usize,
+    source: &wgpu::Buffer,
+    destination: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let grid = [Extent::Fixed(groups(n) as u32), Extent::Fixed(1), Extent::Fixed(1)];
+    Dispatch::new(gpu, &key(n), &[source, destination], grid)
+}
+
+fn groups(n: usize) -> usize {
+    n.div_ceil(THREADS).clamp(1, 4096)
+}
+
+fn key(n: usize) -> PsoKey {
+    PsoKey::new("buffer_copy", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups(n).into())])
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(576)]
+}

@@ -1,0 +1,83 @@
+//! Attention of one new token per sequence.
+
+use super::attention::{AttentionBuffers, AttentionShape};
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Positions that one workgroup of [`decode_attention`] sees.
+const SPLIT: usize = 256;
+
+/// Number of splits, [`StepSize::n_splits`](crate::StepSize), that a step needs whose highest position is `pos`.
+pub fn n_splits(pos: usize) -> u32 {
+    (pos / SPLIT + 1) as u32
+}
+
+/// Bytes of the scratch that [`decode_attention`] needs for `n_tokens` tokens at positions below `n_ctx`; none when
+/// that is one split.
+pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
+    let splits = u64::from(n_splits(shape.n_ctx.saturating_sub(1)));
+    if splits < 2 { 0 } else { splits * (n_tokens * shape.n_head * (shape.head_dim + 2) * size_of::<f32>()) as u64 }
+}
+
+/// Attention of a batch in which every token belongs to another sequence, from `buffers.qkv` as the projections left
+/// it: normalises (when the shape says so) and rotates queries and keys, appends keys and values to the cache, and
+/// attends.
+///
+/// In a step of one split this writes `buffers.att`; in a step of more it writes `buffers.partial`, and
+/// [`decode_attention_merge`] writes `buffers.att`. `buffers.qkv` stays as it is.
+pub fn decode_attention(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    shape.check()?;
+    let AttentionBuffers { qkv, rope, qk_norm, keys, values, att, partial, batch } = *buffers;
+    let mut bound = vec![qkv, rope, batch, keys, values, att, partial];
+    bound.extend(qk_norm);
+    let groups = shape.n_head_kv * heads_and_blocks(shape).1;
+    let grid = [Extent::Fixed(groups as u32), Extent::Splits, Extent::Tokens(1)];
+    Dispatch::new(gpu, &decode_key(shape), &bound, grid)
+}
+
+/// Joins the splits that [`decode_attention`] left in `buffers.partial`; does nothing in a step of one split.
+pub fn decode_attention_merge(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    let grid = [Extent::WhenSplit(shape.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    Dispatch::new(gpu, &merge_key(shape), &[buffers.partial, buffers.att, buffers.batch], grid)
+}
+
+/// Query heads per workgroup, and how many such blocks of heads read one KV head.
+fn heads_and_blocks(shape: &AttentionShape) -> (usize, usize) {
+    let group = shape.n_head / shape.n_head_kv;
+    // A thread holds a score per head in one vector; the longest heads leave workgroup memory for two.
+    let most = if shape.head_dim > 128 { 2 } else { 4 };
+    let blocks = group.div_ceil(most);
+    (group.div_ceil(blocks), blocks)
+}
+
+fn decode_key(shape: &AttentionShape) -> PsoKey {
+    let (heads, blocks) = heads_and_blocks(shape);
+    let more = [
+        ("heads", heads.into()),
+        ("blocks", blocks.into()),
+        ("split", SPLIT.into()),
+        ("scale", shape.scale.into()),
+        shape.window_constant(),
+    ];
+    shape.key("decode_attention", &[&shape.rope_constants(), &more])
+}
+
+fn merge_key(shape: &AttentionShape) -> PsoKey {
+    let threads = shape.head_dim.next_power_of_two().clamp(32, 256);
+    let more = [("split", SPLIT.into()), ("threads", threads.into()), shape.window_constant()];
+    shape.key("decode_attention_merge", &[&more])
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![decode_key(&AttentionShape::EXAMPLE), merge_key(&AttentionShape::EXAMPLE)]
+}

@@ -1,0 +1,32 @@
+//! The gated activation of a feed-forward network (SwiGLU, arXiv 2002.05202).
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// `hidden[t][i] = silu(gate[t][i]) * up[t][i]` with `silu(v) = v / (1 + exp(-v))`: `gate_up` `[n_tokens, 2 n_ff]`, gate
+/// `i` at `2i` and up `i` at `2i + 1`, `hidden` `[n_tokens, n_ff]`.
+pub fn ffn_silu(
+    gpu: &GpuDevice,
+    n_ff: usize,
+    gate_up: &wgpu::Buffer,
+    hidden: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let columns = Extent::Fixed(n_ff.div_ceil(256) as u32);
+    Dispatch::new(gpu, &key(n_ff), &[gate_up, hidden], [columns, Extent::Tokens(1), Extent::Fixed(1)])
+}
+
+/// The scalar twin: any number of rows.
+pub fn ffn_silu_twin(gate_up: &[f32]) -> Vec<f32> {
+    let (pairs, _) = gate_up.as_chunks::<2>();
+    pairs.iter().map(|&[gate, up]| (f64::from(gate) / (1.0 + f64::from(-gate).exp()) * f64::from(up)) as f32).collect()
+}
+
+fn key(n_ff: usize) -> PsoKey {
+    PsoKey::new("ffn_silu", [("n_ff", n_ff.into())])
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(1536)]
+}

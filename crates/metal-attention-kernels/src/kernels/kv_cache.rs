@@ -1,0 +1,43 @@
+//! Keys and values on their way into the KV cache.
+
+use half::f16;
+use metal_attention_model::CacheType;
+
+use super::attention::{AttentionBuffers, AttentionShape};
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+const THREADS: usize = 64;
+
+/// Appends the keys and values in `buffers.qkv` of every token to the cache, at the token's position in its sequence:
+/// bit for bit in an F32 cache, rounded to the nearest, on ties to even, in an F16 one.
+pub fn kv_cache_copy(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    let units = 2 * shape.n_head_kv * shape.padded_head_dim() / 4;
+    let grid = [Extent::Fixed(units.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    let bound = [buffers.qkv, buffers.keys, buffers.values, buffers.batch];
+    Dispatch::new(gpu, &key(shape), &bound, grid)
+}
+
+fn key(shape: &AttentionShape) -> PsoKey {
+    shape.key("kv_cache_copy", &[&[("threads", THREADS.into())]])
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(&AttentionShape::EXAMPLE)]
+}
+
+/// The scalar twin of [`kv_cache_copy`]: a head as the cache holds it, as bytes with its padding of zeros.
+pub fn kv_cache_copy_twin(shape: &AttentionShape, head: &[f32]) -> Vec<u8> {
+    let mut bytes: Vec<u8> = match shape.cache {
+        CacheType::F16 => head.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+        CacheType::F32 => head.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    };
+    bytes.resize(shape.padded_head_dim() * shape.cache.bytes(), 0);
+    bytes
+}

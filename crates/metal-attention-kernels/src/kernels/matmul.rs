@@ -1,0 +1,249 @@
+//! Products of a matrix with the vectors of many tokens: [`multi_token_matvec`](super::multi_token_matvec) as a matrix
+//! product.
+
+use metal_attention_gguf::TensorType;
+
+use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+use crate::shader::{Constant, ShaderFeatures};
+use crate::weights::{GpuMatrix, MatrixPart, type_name};
+
+/// How a matrix product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatmulMethod {
+    /// In 32-bit floats, on any device, in tiles of 64 rows by 64 tokens.
+    Tiled,
+    /// On the matrix units of the device.
+    Cooperative(CooperativeTile),
+}
+
+/// What a workgroup makes on matrix units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CooperativeTile {
+    /// Rows of the matrix.
+    pub rows: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Inputs that are in workgroup memory at a time: a divisor of 64.
+    pub depth: usize,
+    /// Subgroups along the rows.
+    pub subgroups_rows: usize,
+    /// Subgroups along the tokens.
+    pub subgroups_tokens: usize,
+    /// Steps of `depth` inputs that are on their way from memory at a time.
+    pub stages: usize,
+}
+
+/// Rows and tokens of a tile of [`MatmulMethod::Tiled`].
+const TILE: usize = 64;
+
+/// Inputs for matrix units are padded to a multiple of this.
+const MAX_DEPTH: usize = 64;
+
+/// Bytes of a number that the matrix units of a device take: 2 or 4, 0 where there are none.
+fn unit_bytes(features: ShaderFeatures) -> usize {
+    match features {
+        ShaderFeatures { subgroup_size: 0, .. } => 0,
+        ShaderFeatures { cooperative_f16: true, .. } => 2,
+        ShaderFeatures { cooperative_f32: true, .. } => 4,
+        _ => 0,
+    }
+}
+
+/// The method for rows of type `ty` of a matrix with `n_out` rows; `exact` asks for 32-bit floats throughout.
+///
+/// Tiles suit some hundred tokens: small matrices are cut small enough to spread over a large GPU, and tiles of large
+/// ones are large, since each weight is dequantised once in every tile.
+pub fn matmul_method(features: ShaderFeatures, ty: TensorType, n_out: usize, exact: bool) -> MatmulMethod {
+    let tile = |rows, tokens, depth, subgroups_rows, subgroups_tokens, stages| {
+        MatmulMethod::Cooperative(CooperativeTile { rows, tokens, depth, subgroups_rows, subgroups_tokens, stages })
+    };
+    // Weights of these types can be beyond the range of 16-bit floats.
+    let wide = matches!(ty, TensorType::F32 | TensorType::BF16);
+    match unit_bytes(features) {
+        2 if !exact && !wide => match n_out {
+            0..768 => tile(32, 64, 64, 2, 2, 2),
+            768..8192 => tile(64, 64, 64, 2, 2, 2),
+            _ => tile(128, 128, 32, 4, 2, 2),
+        },
+        4 => tile(64, 64, 32, 2, 2, 1),
+        _ => MatmulMethod::Tiled,
+    }
+}
+
+/// Room for the input of a product as matrix units take it. The products of a forward pass share one.
+#[derive(Debug)]
+pub struct MatmulScratch {
+    padded: wgpu::Buffer,
+    scales: wgpu::Buffer,
+}
+
+impl MatmulScratch {
+    /// Room for `n_tokens` rows of at most `n_in` elements; next to nothing on a device without matrix units.
+    pub fn new(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+        let bytes = unit_bytes(gpu.features());
+        let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
+        Ok(Self {
+            padded: gpu.buffer("the inputs of matrix units", (n_tokens * row) as u64)?,
+            scales: gpu.buffer("the scales of the inputs of matrix units", (n_tokens * bytes.min(1) * 4) as u64)?,
+        })
+    }
+}
+
+/// `y = W x` with `options`, whose input is [plain](MatvecInput::Plain): as
+/// [`multi_token_matvec`](super::multi_token_matvec), made for many tokens. One dispatch a part of the matrix, and on
+/// matrix units one before them that converts `x`. Unless `exact`, these may round weights and inputs to 16-bit floats,
+/// the inputs relative to the largest of their row.
+pub fn matmul(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    exact: bool,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    scratch: &MatmulScratch,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let method = |part: &MatrixPart| matmul_method(gpu.features(), part.ty, matrix.n_out(), exact);
+    matmul_by(gpu, matrix, options, method, x, y, scratch, batch)
+}
+
+/// [`matmul`] with the method that `method` says for each part, to compare methods.
+pub fn matmul_by(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    method: impl Fn(&MatrixPart) -> MatmulMethod,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    scratch: &MatmulScratch,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let mismatch = |why: &str| GpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
+    if !matches!(options.input, MatvecInput::Plain) {
+        return Err(mismatch("its input is not plain"));
+    }
+    if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
+        return Err(mismatch("its gate and up rows lie in different parts"));
+    }
+    let mut dispatches = Vec::new();
+    for part in matrix.parts() {
+        let method = method(part);
+        let product = Product {
+            ty: part.ty,
+            n_in: matrix.n_in(),
+            n_out: matrix.n_out(),
+            first_row: part.first_row,
+            row_step: part.row_step,
+            n_rows: part.n_rows,
+            output: options.output,
+            rows: options.rows,
+            bias: options.bias.is_some(),
+        };
+        let (tile_rows, tile_tokens, mut buffers) = match method {
+            MatmulMethod::Tiled => (TILE, TILE, vec![&part.buffer, x, y, batch]),
+            MatmulMethod::Cooperative(tile) => {
+                if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel() == INPUT) {
+                    let buffers = [x, &scratch.padded, &scratch.scales, batch];
+                    let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
+                    dispatches.push(Dispatch::new(gpu, &input_key(matrix.n_in(), options.rows), &buffers, grid)?);
+                }
+                (tile.rows, tile.tokens, vec![&part.buffer, &scratch.padded, &scratch.scales, y, batch])
+            }
+        };
+        buffers.extend(options.bias);
+        let grid =
+            [Extent::Fixed(part.n_rows.div_ceil(tile_rows) as u32), options.rows.extent(tile_tokens), Extent::Fixed(1)];
+        dispatches.push(Dispatch::new(gpu, &product.key(method), &buffers, grid)?);
+    }
+    Ok(dispatches)
+}
+
+/// Name of the kernel that converts inputs for matrix units.
+const INPUT: &str = "matmul_input";
+
+fn input_key(n_in: usize, rows: Rows) -> PsoKey {
+    let padded = n_in.next_multiple_of(MAX_DEPTH);
+    PsoKey::new(INPUT, [("n_in", n_in.into()), ("padded", padded.into()), ("rows", rows.name().into())])
+}
+
+/// The product with one part of a matrix, without its buffers.
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    ty: TensorType,
+    n_in: usize,
+    n_out: usize,
+    first_row: usize,
+    row_step: usize,
+    n_rows: usize,
+    output: MatvecOutput,
+    rows: Rows,
+    bias: bool,
+}
+
+impl Product {
+    fn key(&self, method: MatmulMethod) -> PsoKey {
+        let (output, suffix) = self.output.names();
+        let ty = type_name(self.ty);
+        let mut constants: Vec<(&'static str, Constant)> = vec![
+            ("type", ty.into()),
+            ("n_in", self.n_in.into()),
+            ("n_out", self.n_out.into()),
+            ("first_row", self.first_row.into()),
+            ("row_step", self.row_step.into()),
+            ("n_rows", self.n_rows.into()),
+            ("output", output.into()),
+            ("rows", self.rows.name().into()),
+            ("bias", self.bias.into()),
+            ("cooperative", (method != MatmulMethod::Tiled).into()),
+        ];
+        let form = match method {
+            MatmulMethod::Tiled => "tiled",
+            MatmulMethod::Cooperative(tile) => {
+                constants.extend([
+                    ("padded", self.n_in.next_multiple_of(MAX_DEPTH).into()),
+                    ("tile_rows", tile.rows.into()),
+                    ("tile_tokens", tile.tokens.into()),
+                    ("depth", tile.depth.into()),
+                    ("subgroups_rows", tile.subgroups_rows.into()),
+                    ("subgroups_tokens", tile.subgroups_tokens.into()),
+                    ("stages", tile.stages.into()),
+                ]);
+                "cooperative"
+            }
+        };
+        PsoKey { name: format!("multi_token_matvec_{ty}{suffix}_{form}"), file: "matmul", constants }
+    }
+}
+
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let features = ShaderFeatures { subgroup_size: 32, cooperative_f16: true, ..Default::default() };
+    let mut keys = vec![input_key(576, Rows::Tokens)];
+    for &ty in TensorType::ALL {
+        let n_in = 576_usize.next_multiple_of(ty.block_len());
+        for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
+            let n_out = if output == MatvecOutput::Gated { 3072 } else { 576 };
+            let product = Product {
+                ty,
+                n_in,
+                n_out,
+                first_row: 0,
+                row_step: 1,
+                n_rows: n_out,
+                output,
+                rows: Rows::Tokens,
+                bias: false,
+            };
+            keys.push(product.key(MatmulMethod::Tiled));
+            let method = matmul_method(features, ty, n_out, false);
+            if method != MatmulMethod::Tiled {
+                keys.push(product.key(method));
+            }
+        }
+    }
+    keys
+}

@@ -1,0 +1,378 @@
+//! Products of a matrix with one token's vector, or with the vectors of a few tokens.
+
+use metal_attention_gguf::TensorType;
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
+use crate::weights::{GpuMatrix, MatrixPart, type_name};
+
+/// What the matrix is multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub enum MatvecInput<'a> {
+    /// `x`, `[n_rows, n_in]`.
+    Plain,
+    /// The root-mean-square norm of `x`, `[n_rows, n_in]`: `rmsnorm_matvec_*`.
+    RmsNorm {
+        /// Weight of the norm, `[n_in]`.
+        weight: &'a wgpu::Buffer,
+        /// Added to the mean of the squares.
+        eps: f32,
+    },
+    /// `silu(x[2 i]) * x[2 i + 1]`, where `x` is `[n_rows, 2 n_in]`, gate and up in turn: `silu_matvec_*`.
+    Silu,
+}
+
+/// What becomes of the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatvecOutput {
+    /// `y = W x`, `[n_rows, n_out]`.
+    Store,
+    /// `y += W x`: `*_accumulate`.
+    Accumulate,
+    /// `y[i] = silu((W x)[2 i]) * (W x)[2 i + 1]`, `[n_rows, n_out / 2]`: `*_gated`. For matrices that
+    /// [have pairs](GpuMatrix::has_pairs).
+    Gated,
+}
+
+/// Which rows of `x` there are products for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// All: one a token.
+    Tokens,
+    /// Those of the tokens whose logits are wanted; the products lie next to one another.
+    Wanted,
+    /// All: one for each token whose logits are wanted.
+    Gathered,
+}
+
+impl MatvecOutput {
+    /// The name in the shader, and what it adds to a kernel's name.
+    pub(super) fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Store => ("store", ""),
+            Self::Accumulate => ("accumulate", "_accumulate"),
+            Self::Gated => ("gated", "_gated"),
+        }
+    }
+}
+
+impl Rows {
+    /// The name in the shader.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Wanted => "wanted",
+            Self::Gathered => "gathered",
+        }
+    }
+
+    /// Workgroups for all of them, each of which takes so many.
+    pub(super) fn extent(self, per_group: usize) -> Extent {
+        match self {
+            Self::Tokens => Extent::Tokens(per_group as u32),
+            Self::Wanted | Self::Gathered => Extent::Wanted(per_group as u32),
+        }
+    }
+}
+
+/// A product with its surroundings.
+#[derive(Debug, Clone, Copy)]
+pub struct MatvecOptions<'a> {
+    /// What the matrix is multiplied with.
+    pub input: MatvecInput<'a>,
+    /// What becomes of the product.
+    pub output: MatvecOutput,
+    /// Which rows of `x` there are products for.
+    pub rows: Rows,
+    /// Added to the product (before a gate), `[n_out]`.
+    pub bias: Option<&'a wgpu::Buffer>,
+}
+
+impl Default for MatvecOptions<'_> {
+    /// `y = W x` for all tokens.
+    fn default() -> Self {
+        Self { input: MatvecInput::Plain, output: MatvecOutput::Store, rows: Rows::Tokens, bias: None }
+    }
+}
+
+/// `y = W x` with `options`, one dispatch a part of the matrix. Made for one token: more tokens are right, but each
+/// reads the whole matrix.
+pub fn matvec(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    multi_token_matvec(gpu, matrix, options, 1, x, y, batch)
+}
+
+/// As [`matvec`] for a few tokens: each weight is read and dequantised once for `token_tile` (1, 2, 4 or 8) of them.
+pub fn multi_token_matvec(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    token_tile: usize,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let token_tile = token_tile.clamp(1, 8);
+    if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
+        let why = "its gate and up rows lie in different parts".to_owned();
+        return Err(GpuError::Mismatch { what: "the gated product of a matrix".to_owned(), why });
+    }
+    let parts = matrix.parts().iter();
+    parts
+        .map(|part| {
+            let product = Product::new(matrix, part, &options, token_tile);
+            let tile = product.tile(gpu.features());
+            let groups = product.groups(tile);
+            let mut buffers = vec![&part.buffer, x, y];
+            if let MatvecInput::RmsNorm { weight, .. } = options.input {
+                buffers.push(weight);
+            }
+            buffers.extend(options.bias);
+            if token_tile > 1 || options.rows == Rows::Wanted {
+                buffers.push(batch);
+            }
+            let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
+            Dispatch::new(gpu, &product.key(tile), &buffers, grid)
+        })
+        .collect()
+}
+
+/// The product with one part of a matrix, without its buffers.
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    ty: TensorType,
+    n_in: usize,
+    n_out: usize,
+    n_rows: usize,
+    first_row: usize,
+    row_step: usize,
+    input: &'static str,
+    eps: f32,
+    output: MatvecOutput,
+    rows: Rows,
+    bias: bool,
+    token_tile: usize,
+}
+
+/// How a workgroup is laid over a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    /// Lanes that share rows, a power of two.
+    lanes: usize,
+    /// Rows that they share.
+    rows: usize,
+    /// Units of a row that a lane asks for at once.
+    unroll: usize,
+}
+
+/// Lanes of a workgroup, where the lanes of a row are not more. Small, so that the rows of a small matrix spread over
+/// many cores.
+const THREADS: usize = 64;
+
+/// Most lanes that share a row, and lanes that a large GPU has at most.
+const WIDE_LANES: usize = 256;
+const WIDE_LIMIT: usize = 1 << 19;
+
+/// Lanes of a workgroup.
+fn threads(tile: Tile) -> usize {
+    THREADS.max(tile.lanes)
+}
+
+/// Largest extent of a grid's axis.
+const MAX_GROUPS: usize = 65_535;
+
+impl Product {
+    fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>, token_tile: usize) -> Self {
+        let (input, eps) = match options.input {
+            MatvecInput::Plain => ("plain", 0.0),
+            MatvecInput::RmsNorm { eps, .. } => ("rmsnorm", eps),
+            MatvecInput::Silu => ("silu", 0.0),
+        };
+        Self {
+            ty: part.ty,
+            n_in: matrix.n_in(),
+            n_out: matrix.n_out(),
+            n_rows: part.n_rows,
+            first_row: part.first_row,
+            row_step: part.row_step,
+            input,
+            eps,
+            output: options.output,
+            rows: options.rows,
+            bias: options.bias.is_some(),
+            token_tile,
+        }
+    }
+
+    /// Lanes, rows and units for a GPU of the largest kind; a small one only has more turns to take.
+    ///
+    /// A small matrix is bound by latency: all its rows should be on their way at once, each cut among as many lanes as
+    /// can sum up without a barrier. With rows to spare, a lane takes several of them and reads its part of `x` once,
+    /// and the lanes are cut down to a number that divides the row well. Words asked for at once are bounded by the
+    /// registers that receive them.
+    fn tile(&self, features: ShaderFeatures) -> Tile {
+        let units = self.n_in.div_ceil(8);
+        let max_lanes = match features.subgroup_size as usize {
+            0 => 32,
+            size => size.min(32),
+        };
+        let mut lanes = units.next_power_of_two().min(max_lanes);
+        // What one lane does it does one step after the other: where the GPU has lanes to spare, several subgroups
+        // share a row, for one barrier more.
+        let wide = units.next_power_of_two().min(WIDE_LANES);
+        if self.token_tile == 1 && features.subgroup_size >= 8 && self.n_rows * wide <= WIDE_LIMIT {
+            lanes = wide;
+        }
+        if lanes <= 32 && self.n_rows * lanes >= 1 << 18 {
+            let idle = |lanes: usize| units.next_multiple_of(lanes) - units;
+            let narrower = [lanes, lanes / 2, lanes / 4].into_iter().filter(|&l| l > 0 && units.div_ceil(l) <= 9);
+            lanes = narrower.min_by_key(|&l| idle(l)).unwrap_or(lanes);
+        }
+        let mut rows = match self.n_rows * lanes {
+            _ if lanes > 32 => 1,
+            n if n >= 1 << 18 => 4,
+            n if n >= 1 << 17 => 2,
+            _ => 1,
+        };
+        if self.output == MatvecOutput::Gated {
+            rows = rows.max(2);
+        }
+        let words = match self.ty {
+            TensorType::F32 => 8,
+            TensorType::F16 | TensorType::BF16 | TensorType::Q3_K | TensorType::Q5_K | TensorType::Q6_K => 4,
+            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::IQ4_NL => 2,
+            _ => 3,
+        };
+        let registers = if self.token_tile == 1 { 40 } else { 16 };
+        let most = (registers / (rows * words)).clamp(1, 9);
+        let steps = units.div_ceil(lanes);
+        let most = most.min(steps);
+        let unroll = (most.div_ceil(2)..=most).rev().min_by_key(|&n| steps.next_multiple_of(n)).unwrap_or(1);
+        Tile { lanes, rows, unroll }
+    }
+
+    /// Workgroups, in axes x and z, for all rows.
+    fn groups(&self, tile: Tile) -> [u32; 2] {
+        let groups = self.n_rows.div_ceil(threads(tile) / tile.lanes * tile.rows);
+        [groups.min(MAX_GROUPS) as u32, groups.div_ceil(MAX_GROUPS) as u32]
+    }
+
+    fn key(&self, tile: Tile) -> PsoKey {
+        let (output, suffix) = self.output.names();
+        let ty = type_name(self.ty);
+        let constants = [
+            ("type", ty.into()),
+            ("n_in", self.n_in.into()),
+            ("n_out", self.n_out.into()),
+            ("n_rows", self.n_rows.into()),
+            ("first_row", self.first_row.into()),
+            ("row_step", self.row_step.into()),
+            ("input", self.input.into()),
+            ("eps", self.eps.into()),
+            ("output", output.into()),
+            ("rows", self.rows.name().into()),
+            ("bias", self.bias.into()),
+            ("token_tile", self.token_tile.into()),
+            ("lanes", tile.lanes.into()),
+            ("row_tile", tile.rows.into()),
+            ("unroll", tile.unroll.into()),
+            ("groups_x", self.groups(tile)[0].into()),
+            ("threads", threads(tile).into()),
+        ];
+        let input = if self.input == "plain" { String::new() } else { format!("{}_", self.input) };
+        let tokens = if self.token_tile > 1 { "multi_token_" } else { "" };
+        PsoKey::new("matvec", constants).named(format!("{input}{tokens}matvec_{ty}{suffix}"))
+    }
+}
+
+/// The scalar twin: `W x` for one token, `w` `[n_out, n_in]` dequantised.
+pub fn matvec_twin(w: &[f32], x: &[f32]) -> Vec<f32> {
+    let dot = |row: &[f32]| row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
+    w.chunks_exact(x.len()).map(|row| dot(row) as f32).collect()
+}
+
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let features = ShaderFeatures {
+        subgroups: true,
+        subgroup_size: 32,
+        f16: true,
+        cooperative_f16: false,
+        cooperative_f32: false,
+    };
+    let mut keys = Vec::new();
+    for &ty in TensorType::ALL {
+        // Rows are whole blocks.
+        let n_in = 576_usize.next_multiple_of(ty.block_len());
+        for token_tile in [1, 4] {
+            for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
+                for input in ["plain", "rmsnorm", "silu"] {
+                    let product = Product {
+                        ty,
+                        n_in,
+                        n_out: 3072,
+                        n_rows: 3072,
+                        first_row: 0,
+                        row_step: 1,
+                        input,
+                        eps: 1e-5,
+                        output,
+                        rows: Rows::Tokens,
+                        bias: false,
+                        token_tile,
+                    };
+                    keys.push(product.key(product.tile(features)));
+                }
+            }
+        }
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tile(n_out: usize, n_in: usize, output: MatvecOutput, subgroup_size: u32) -> (usize, usize, usize) {
+        let product = Product {
+            ty: TensorType::Q4_0,
+            n_in,
+            n_out,
+            n_rows: n_out,
+            first_row: 0,
+            row_step: 1,
+            input: "plain",
+            eps: 0.0,
+            output,
+            rows: Rows::Tokens,
+            bias: false,
+            token_tile: 1,
+        };
+        let tile = product.tile(ShaderFeatures { subgroups: true, subgroup_size, ..Default::default() });
+        (tile.lanes, tile.rows, tile.unroll)
+    }
+
+    #[test]
+    fn small_matrices_get_many_lanes_and_large_ones_many_rows() {
+        let store = MatvecOutput::Store;
+        assert_eq!(tile(960, 576, store, 32), (128, 1, 1));
+        assert_eq!(tile(576, 1536, store, 32), (256, 1, 1));
+        assert_eq!(tile(3072, 576, MatvecOutput::Gated, 32), (128, 2, 1));
+        assert_eq!(tile(16_384, 2048, MatvecOutput::Gated, 32), (32, 4, 4));
+        assert_eq!(tile(49_152, 576, store, 32), (8, 4, 3));
+        assert_eq!(tile(128_256, 2048, store, 32), (32, 4, 4));
+        // No more lanes than exchange values at once, nor than a row has units.
+        assert_eq!(tile(960, 576, store, 8), (128, 1, 1));
+        assert_eq!(tile(960, 576, store, 0), (32, 1, 3));
+        assert_eq!(tile(960, 32, store, 64), (4, 1, 1));
+    }
+}

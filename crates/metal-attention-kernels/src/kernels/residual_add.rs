@@ -1,0 +1,25 @@
+//! The sum of the residual stream and what a layer adds to it.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// `x[t] += y[t]` for each token: `x` and `y` `[n_tokens, n]`.
+pub fn residual_add(gpu: &GpuDevice, n: usize, x: &wgpu::Buffer, y: &wgpu::Buffer) -> Result<Dispatch, GpuError> {
+    let columns = Extent::Fixed(n.div_ceil(256) as u32);
+    Dispatch::new(gpu, &key(n), &[x, y], [columns, Extent::Tokens(1), Extent::Fixed(1)])
+}
+
+/// The scalar twin.
+pub fn residual_add_twin(x: &[f32], y: &[f32]) -> Vec<f32> {
+    x.iter().zip(y).map(|(x, y)| x + y).collect()
+}
+
+fn key(n: usize) -> PsoKey {
+    PsoKey::new("residual_add", [("n", n.into())])
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(576)]
+}

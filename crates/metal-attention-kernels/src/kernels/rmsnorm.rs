@@ -1,0 +1,44 @@
+//! Root-mean-square norm (arXiv 1910.07467).
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Sizes of [`rmsnorm`].
+#[derive(Debug, Clone, Copy)]
+pub struct RmsNorm {
+    /// Elements of a row.
+    pub n: usize,
+    /// Added to the mean of the squares.
+    pub eps: f32,
+    /// Normalise only the rows of tokens whose logits are wanted, and close the gaps.
+    pub wanted_only: bool,
+}
+
+/// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token: `x` `[n_tokens, n]`, `weight` `[n]`,
+/// `y` `[n_tokens, n]` or `[n_wanted, n]`.
+pub fn rmsnorm(
+    gpu: &GpuDevice,
+    of: RmsNorm,
+    x: &wgpu::Buffer,
+    weight: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let key =
+        PsoKey::new("rmsnorm", [("n", of.n.into()), ("eps", of.eps.into()), ("wanted_only", of.wanted_only.into())]);
+    let rows = if of.wanted_only { Extent::Wanted(1) } else { Extent::Tokens(1) };
+    Dispatch::new(gpu, &key, &[x, weight, y, batch], [rows, Extent::Fixed(1), Extent::Fixed(1)])
+}
+
+/// The scalar twin: one row.
+pub fn rmsnorm_twin(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    x.iter().zip(weight).map(|(&v, &w)| (f64::from(v) * scale * f64::from(w)) as f32).collect()
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![PsoKey::new("rmsnorm", [("n", 576usize.into()), ("eps", 1e-5f32.into()), ("wanted_only", false.into())])]
+}

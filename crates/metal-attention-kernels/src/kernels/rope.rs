@@ -1,0 +1,133 @@
+//! Rotary position embedding (arXiv 2104.09864), with the RMSNorm over each head that some models put before it.
+
+use metal_attention_model::{Rope, RopeLayout};
+
+use super::attention::{AttentionBuffers, AttentionShape};
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Sizes of [`rope_apply`].
+#[derive(Debug, Clone, Copy)]
+pub struct RopeShape {
+    /// Heads of a token.
+    pub n_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
+    pub n_rot: usize,
+    /// Which elements are rotated together.
+    pub layout: RopeLayout,
+    /// Positions the table has.
+    pub n_ctx: usize,
+}
+
+/// Cosine and sine of every angle, `[n_ctx, n_rot / 2, 2]`, times the factor on the vectors' length. `factors` as in
+/// [`Rope::frequencies`].
+pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32> {
+    let (frequencies, length) = rope.frequencies(factors);
+    (0..n_ctx)
+        .flat_map(|pos| frequencies.iter().map(move |f| (pos as f64 * f).sin_cos()))
+        .flat_map(|(sin, cos)| [(cos * length) as f32, (sin * length) as f32])
+        .collect()
+}
+
+/// Rotates `x`, F32 `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a
+/// [`rope_table`].
+pub fn rope_apply(
+    gpu: &GpuDevice,
+    of: RopeShape,
+    x: &wgpu::Buffer,
+    rope: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    Dispatch::new(gpu, &rope_apply_key(of), &[x, rope, batch], grid(of.n_heads))
+}
+
+/// Normalises (when the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
+pub fn rope_apply_dual(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    let mut bound = vec![buffers.qkv, buffers.rope, buffers.batch];
+    bound.extend(buffers.qk_norm);
+    Dispatch::new(gpu, &rope_apply_dual_key(shape), &bound, grid(shape.n_head + shape.n_head_kv))
+}
+
+fn grid(n_heads: usize) -> [Extent; 3] {
+    [Extent::Fixed(n_heads as u32), Extent::Tokens(1), Extent::Fixed(1)]
+}
+
+fn threads(pairs: usize) -> usize {
+    pairs.next_power_of_two().clamp(32, 256)
+}
+
+fn rope_apply_key(of: RopeShape) -> PsoKey {
+    PsoKey::new(
+        "rope_apply",
+        [
+            ("row", (of.n_heads * of.head_dim).into()),
+            ("head_dim", of.head_dim.into()),
+            ("n_rot", of.n_rot.into()),
+            ("halves", (of.layout == RopeLayout::Halves).into()),
+            ("n_ctx", of.n_ctx.into()),
+            ("qk_norm", false.into()),
+            ("threads", threads(of.n_rot / 2).into()),
+        ],
+    )
+}
+
+fn rope_apply_dual_key(shape: &AttentionShape) -> PsoKey {
+    let pairs = if shape.qk_norm_eps.is_some() { shape.head_dim.div_ceil(2) } else { shape.n_rot / 2 };
+    let more = [("row", shape.qkv_len().into()), ("threads", threads(pairs).into())];
+    shape.key("rope_apply", &[&shape.rope_constants(), &more]).named("rope_apply_dual")
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let shape = AttentionShape::EXAMPLE;
+    let of = RopeShape {
+        n_heads: shape.n_head,
+        head_dim: shape.head_dim,
+        n_rot: shape.n_rot,
+        layout: shape.rope_layout,
+        n_ctx: shape.n_ctx,
+    };
+    vec![rope_apply_key(of), rope_apply_dual_key(&shape)]
+}
+
+/// The scalar twin of [`rope_apply`] on one head: `angles` is the position's row of the table.
+pub fn rope_twin(layout: RopeLayout, head: &[f32], angles: &[f32]) -> Vec<f32> {
+    let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
+    rotate_twin(layout, &mut x, angles);
+    x.into_iter().map(|v| v as f32).collect()
+}
+
+/// The scalar twin of [`rope_apply_dual`] on one head, with the weights and epsilon of its norm.
+pub fn norm_rope_twin(layout: RopeLayout, head: &[f32], angles: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
+    norm_twin(&mut x, weight, eps);
+    rotate_twin(layout, &mut x, angles);
+    x.into_iter().map(|v| v as f32).collect()
+}
+
+pub(super) fn norm_twin(x: &mut [f64], weight: &[f32], eps: f32) {
+    let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    for (v, &w) in x.iter_mut().zip(weight) {
+        *v *= scale * f64::from(w);
+    }
+}
+
+pub(super) fn rotate_twin(layout: RopeLayout, x: &mut [f64], angles: &[f32]) {
+    let half = angles.len() / 2;
+    for (i, angle) in angles.chunks_exact(2).enumerate() {
+        let (a, b) = match layout {
+            RopeLayout::Interleaved => (2 * i, 2 * i + 1),
+            RopeLayout::Halves => (i, i + half),
+        };
+        let (cos, sin) = (f64::from(angle[0]), f64::from(angle[1]));
+        (x[a], x[b]) = (x[a] * cos - x[b] * sin, x[a] * sin + x[b] * cos);
+    }
+}

@@ -1,0 +1,105 @@
+//! The largest logits with their ids.
+
+use metal_attention_model::TopK;
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Most logits that [`top_k`] finds.
+pub const MAX_TOP_K: usize = 128;
+
+/// Candidates that a workgroup sorts, 8 bytes each in its memory.
+const CHUNK: usize = 2048;
+
+/// The lists of `k` candidates that each stage leaves, down to one.
+fn lists(n_vocab: usize, k: usize) -> Vec<usize> {
+    let mut lists = vec![n_vocab.div_ceil(CHUNK)];
+    while let Some(&n) = lists.last().filter(|&&n| n > 1) {
+        lists.push(n.div_ceil(CHUNK / k));
+    }
+    lists
+}
+
+/// Candidates of a row in `scratch`: those of all stages but the last.
+fn row_items(lists: &[usize], k: usize) -> usize {
+    k * lists[..lists.len() - 1].iter().sum::<usize>()
+}
+
+/// Bytes of `scratch` in [`top_k`] for up to `n_rows` rows.
+pub fn top_k_scratch_bytes(n_vocab: usize, k: usize, n_rows: usize) -> u64 {
+    (row_items(&lists(n_vocab, k), k) * n_rows * 8) as u64
+}
+
+/// The `k` largest of `logits[i]` for each wanted row, highest first, lowest id first among equals, NaN left out; `k` is
+/// a power of two from 2 to [`MAX_TOP_K`]. `logits` `[n_wanted, n_vocab]`, `best` `[n_wanted, k, 2]` u32, which
+/// [`top_k_list`] reads.
+///
+/// # Panics
+/// On another `k`.
+pub fn top_k(
+    gpu: &GpuDevice,
+    n_vocab: usize,
+    k: usize,
+    logits: &wgpu::Buffer,
+    scratch: &wgpu::Buffer,
+    best: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let lists = lists(n_vocab, k);
+    keys(n_vocab, k)
+        .iter()
+        .enumerate()
+        .map(|(stage, key)| {
+            let last = stage + 1 == lists.len();
+            let to = if last { best } else { scratch };
+            let buffers: &[_] = match stage {
+                0 => &[logits, to],
+                _ if last => &[scratch, best],
+                _ => &[scratch],
+            };
+            Dispatch::new(gpu, key, buffers, [Extent::Fixed(lists[stage] as u32), Extent::Wanted(1), Extent::Fixed(1)])
+        })
+        .collect()
+}
+
+/// One row of what [`top_k`] leaves in `best`, as pairs of (key, id): fewer than `k` where fewer logits compare.
+pub fn top_k_list(row: &[[u32; 2]]) -> TopK {
+    let bits = |key: u32| if key >> 31 == 1 { key & 0x7fff_ffff } else { !key };
+    row.iter().take_while(|[key, _]| *key > 0).map(|&[key, id]| (id, f32::from_bits(bits(key)))).collect()
+}
+
+fn keys(n_vocab: usize, k: usize) -> Vec<PsoKey> {
+    assert!(k.is_power_of_two() && (2..=MAX_TOP_K).contains(&k), "top_k finds 2, 4, ... {MAX_TOP_K} logits, not {k}");
+    let lists = lists(n_vocab, k);
+    // What the first stage writes to has one list a row where there is no other stage.
+    let row_items = if lists.len() == 1 { k } else { row_items(&lists, k) };
+    let mut from = 0;
+    let mut keys = vec![PsoKey::new(
+        "top_k_chunks",
+        [("k", k.into()), ("n_items", CHUNK.into()), ("n_vocab", n_vocab.into()), ("row_items", row_items.into())],
+    )];
+    for stage in 1..lists.len() {
+        let n_lists = lists[stage - 1];
+        let last = stage + 1 == lists.len();
+        let key = PsoKey::new(
+            "top_k",
+            [
+                ("k", k.into()),
+                ("n_items", (n_lists.next_power_of_two() * k).min(CHUNK).into()),
+                ("row_items", row_items.into()),
+                ("n_lists", n_lists.into()),
+                ("from", from.into()),
+                ("last", last.into()),
+            ],
+        );
+        keys.push(if last { key } else { key.named("top_k_merge") });
+        from += n_lists * k;
+    }
+    keys
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    // Large enough for every stage.
+    keys(151_936, MAX_TOP_K)
+}

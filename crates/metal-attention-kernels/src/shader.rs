@@ -1,0 +1,167 @@
+//! WGSL sources: templates in `shaders/`, filled in for a kernel's constants and
+//! a device's features.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Value};
+
+/// A constant of a shader template.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Constant {
+    /// A size or a count.
+    Uint(u32),
+    /// A real number, by its bits so that keys compare.
+    Float(u32),
+    /// A choice.
+    Bool(bool),
+    /// A name: a tensor type, a layout.
+    Name(&'static str),
+}
+
+impl From<u32> for Constant {
+    fn from(v: u32) -> Self {
+        Self::Uint(v)
+    }
+}
+
+impl From<usize> for Constant {
+    fn from(v: usize) -> Self {
+        Self::Uint(u32::try_from(v).expect("sizes of a shader fit 32 bits"))
+    }
+}
+
+impl From<f32> for Constant {
+    fn from(v: f32) -> Self {
+        Self::Float(v.to_bits())
+    }
+}
+
+impl From<bool> for Constant {
+    fn from(v: bool) -> Self {
+        Self::Bool(v)
+    }
+}
+
+impl From<&'static str> for Constant {
+    fn from(v: &'static str) -> Self {
+        Self::Name(v)
+    }
+}
+
+impl Constant {
+    fn value(&self) -> Value {
+        match *self {
+            Self::Uint(v) => Value::from(v),
+            // WGSL needs every digit, and an exponent or a point to take it for a float.
+            Self::Float(v) => Value::from(format!("{:e}f", f32::from_bits(v))),
+            Self::Bool(v) => Value::from(v),
+            Self::Name(v) => Value::from(v),
+        }
+    }
+}
+
+/// What a shader may use of the device it is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[allow(clippy::struct_excessive_bools)] // independent features
+pub struct ShaderFeatures {
+    /// Subgroup operations.
+    pub subgroups: bool,
+    /// Lanes of a subgroup where that is one number on this device, else 0.
+    pub subgroup_size: u32,
+    /// 16-bit floats.
+    pub f16: bool,
+    /// 16x16x16 matrix products of 16-bit floats added up in 32-bit ones.
+    pub cooperative_f16: bool,
+    /// 8x8x8 matrix products of 32-bit floats.
+    pub cooperative_f32: bool,
+}
+
+macro_rules! shaders {
+    ($($path:literal),* $(,)?) => {
+        /// Every file of `shaders/`, as (name, text).
+        const SOURCES: &[(&str, &str)] = &[$(($path, include_str!(concat!("../shaders/", $path)))),*];
+    };
+}
+
+shaders![
+    "argmax.wgsl",
+    "argmax_chunks.wgsl",
+    "argmax_reduce.wgsl",
+    "batch.wgsl",
+    "buffer_copy.wgsl",
+    "decode_attention.wgsl",
+    "decode_attention_merge.wgsl",
+    "embedding.wgsl",
+    "ffn_silu.wgsl",
+    "kv_cache.wgsl",
+    "kv_cache_copy.wgsl",
+    "logit_key.wgsl",
+    "matmul.wgsl",
+    "matmul_cooperative.wgsl",
+    "matmul_input.wgsl",
+    "matmul_output.wgsl",
+    "matmul_tiled.wgsl",
+    "matvec.wgsl",
+    "prefill_attention.wgsl",
+    "reduce.wgsl",
+    "residual_add.wgsl",
+    "rmsnorm.wgsl",
+    "rope.wgsl",
+    "rope_apply.wgsl",
+    "top_k.wgsl",
+    "top_k_chunks.wgsl",
+    "top_k_lists.wgsl",
+    "types/bf16.wgsl",
+    "types/f16.wgsl",
+    "types/f32.wgsl",
+    "types/iq4.wgsl",
+    "types/iq4_nl.wgsl",
+    "types/iq4_xs.wgsl",
+    "types/q2_k.wgsl",
+    "types/q3_k.wgsl",
+    "types/nibbles.wgsl",
+    "types/words.wgsl",
+    "types/q4_0.wgsl",
+    "types/q4_1.wgsl",
+    "types/q4_k.wgsl",
+    "types/q5_0.wgsl",
+    "types/q5_1.wgsl",
+    "types/q5_k.wgsl",
+    "types/q6_k.wgsl",
+    "types/q8_0.wgsl",
+    "types/unit.wgsl",
+];
+
+fn templates() -> &'static Environment<'static> {
+    static TEMPLATES: OnceLock<Environment<'static>> = OnceLock::new();
+    TEMPLATES.get_or_init(|| {
+        let mut env = Environment::new();
+        env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        env.set_syntax(syntax.expect("plain Jinja syntax"));
+        for &(name, text) in SOURCES {
+            env.add_template(name, text).expect("the templates of this crate parse");
+        }
+        env
+    })
+}
+
+/// The WGSL of kernel `kernel` (file `{kernel}.wgsl`) for `constants` on a device with `features`.
+///
+/// # Panics
+/// When the template names a constant that is not given: a defect of the kernel's function.
+pub fn wgsl(kernel: &str, constants: &[(&'static str, Constant)], features: ShaderFeatures) -> String {
+    let mut values: BTreeMap<&str, Value> = constants.iter().map(|(name, c)| (*name, c.value())).collect();
+    values.insert("subgroups", features.subgroups.into());
+    values.insert("subgroup_size", features.subgroup_size.into());
+    values.insert("f16", features.f16.into());
+    values.insert("cooperative_f16", features.cooperative_f16.into());
+    values.insert("cooperative_f32", features.cooperative_f32.into());
+    let template = templates().get_template(&format!("{kernel}.wgsl")).expect("kernels have a file");
+    template.render(values).unwrap_or_else(|e| {
+        let cause = std::error::Error::source(&e).map(|e| format!(": {e}")).unwrap_or_default();
+        panic!("{kernel}.wgsl: {e}{cause}")
+    })
+}

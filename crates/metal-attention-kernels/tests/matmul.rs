@@ -1,0 +1,193 @@
+//! `matmul` against its scalar twin: every type, awkward shapes, outputs, rows, outliers.
+mod support;
+
+use metal_attention_gguf::TensorType;
+use metal_attention_kernels::kernels::{
+    MatmulMethod, MatmulScratch, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matmul, matmul_method, matvec_twin,
+};
+use metal_attention_kernels::{GpuDevice, GpuMatrix, StepSize, batch_words};
+use metal_attention_model::BatchToken;
+use support::matrices::{tensor, tensors};
+use support::{batch, nmse, poisoned, random, run, run_sized, variants};
+
+/// Sums of n products one after the other in f32: a squared relative error of about n 2^-50, 1e-12 for 2048.
+const EXACT: f64 = 1e-11;
+
+/// Factors rounded to 11 bits: an error of at most 2^-12 in each, evenly spread and independent, so squared and summed
+/// up 2 * 2^-24 / 3 = 4e-8 of the product's power.
+const HALF: f64 = 1e-6;
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    output: MatvecOutput,
+    bias: bool,
+    exact: bool,
+    n_tokens: usize,
+}
+
+const PLAIN: Case = Case { output: MatvecOutput::Store, bias: false, exact: false, n_tokens: 17 };
+
+fn tolerance(gpu: &GpuDevice, ty: TensorType, n_out: usize, exact: bool) -> f64 {
+    match matmul_method(gpu.features(), ty, n_out, exact) {
+        MatmulMethod::Cooperative(_) if gpu.features().cooperative_f16 => HALF,
+        _ => EXACT,
+    }
+}
+
+fn check(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case) {
+    check_with(gpu, matrix, w, case, &random(1, case.n_tokens * matrix.n_in()));
+}
+
+fn check_with(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case, x: &[f32]) {
+    let (n_in, n_out, n) = (matrix.n_in(), matrix.n_out(), case.n_tokens);
+    let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
+    let (bias, before) = (random(3, n_out), random(4, n * y_len));
+    let (gx, gbias) = (gpu.upload("x", x).unwrap(), gpu.upload("bias", &bias).unwrap());
+    let y = match case.output {
+        MatvecOutput::Accumulate => gpu.upload("y", &before).unwrap(),
+        _ => poisoned(gpu, n * y_len),
+    };
+    let options = MatvecOptions { output: case.output, bias: case.bias.then_some(&gbias), ..Default::default() };
+    let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
+    let batch = batch(gpu, n, 0);
+    let dispatches = matmul(gpu, matrix, options, case.exact, &gx, &y, &scratch, &batch).unwrap();
+    run(gpu, &dispatches, n);
+    let got: Vec<f32> = gpu.read(&y, n * y_len).unwrap();
+
+    let tolerance = tolerance(gpu, matrix.parts()[0].ty, n_out, case.exact);
+    let kernel = dispatches[dispatches.len() - 1].kernel();
+    // Token by token, so that a large one hides no other.
+    for (t, (x, before)) in x.chunks(n_in).zip(before.chunks(y_len)).enumerate() {
+        let mut want = matvec_twin(w, x);
+        if case.bias {
+            want.iter_mut().zip(&bias).for_each(|(y, b)| *y += b);
+        }
+        match case.output {
+            MatvecOutput::Store => {}
+            MatvecOutput::Accumulate => want.iter_mut().zip(before).for_each(|(y, b)| *y += b),
+            MatvecOutput::Gated => want = ffn_silu_twin(&want),
+        }
+        let error = nmse(&got[t * y_len..][..y_len], &want);
+        assert!(error < tolerance, "{kernel} {n_out} x {n_in}, token {t} of {case:?}: {error:e}");
+    }
+}
+
+#[test]
+fn every_type() {
+    for gpu in variants() {
+        for &ty in TensorType::ALL {
+            let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
+            let w = tensor(ty, n_in, 65, 5);
+            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w]).unwrap(), &w.to_f32(), PLAIN);
+        }
+    }
+}
+
+#[test]
+fn awkward_shapes() {
+    for (i, gpu) in variants().iter().enumerate() {
+        for (ty, n_in, n_out, n_tokens) in [
+            (TensorType::F32, 1, 1, 33),
+            (TensorType::F32, 31, 33, 65),
+            (TensorType::F16, 33, 66, 64),
+            (TensorType::F16, 36, 130, 63),
+            (TensorType::F16, 72, 31, 129),
+            (TensorType::Q4_0, 576, 960, 33),
+            (TensorType::Q4_0, 1536, 578, 65),
+            (TensorType::Q8_0, 2048, 49, 512),
+            (TensorType::Q4_K, 2048, 8193, 17),
+        ] {
+            if i > 0 && n_in * n_out * n_tokens > 1 << 24 {
+                continue;
+            }
+            let w = tensor(ty, n_in, n_out, 6);
+            let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+            check(gpu, &matrix, &w.to_f32(), Case { n_tokens, ..PLAIN });
+        }
+    }
+}
+
+#[test]
+fn outputs() {
+    for gpu in variants() {
+        // Sizes that are whole vectors, and sizes that are not.
+        for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 136), (TensorType::F16, 77, 34)] {
+            let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
+            let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1]).unwrap();
+            let (a, b) = (w[0].to_f32(), w[1].to_f32());
+            let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
+            for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
+                check(gpu, &matrix, &values, Case { output, ..PLAIN });
+                check(gpu, &matrix, &values, Case { output, bias: true, exact: true, n_tokens: 66 });
+            }
+        }
+    }
+}
+
+#[test]
+fn matrices_in_parts() {
+    for gpu in variants() {
+        let w = tensors(&[(TensorType::Q4_0, 64, 98), (TensorType::Q4_0, 64, 32), (TensorType::F32, 64, 33)], 10);
+        let all: Vec<f32> = w.iter().flat_map(metal_attention_gguf::Tensor::to_f32).collect();
+        let whole = GpuMatrix::concat(gpu, "qkv", &w.iter().collect::<Vec<_>>()).unwrap();
+        assert_eq!(whole.parts().len(), 2);
+        check(gpu, &whole, &all, Case { bias: true, ..PLAIN });
+
+        let w = tensors(&[(TensorType::Q4_0, 96, 51), (TensorType::Q5_1, 96, 51)], 11);
+        let (a, b) = (w[0].to_f32(), w[1].to_f32());
+        let all: Vec<f32> = a.chunks(96).zip(b.chunks(96)).flat_map(|(a, b)| [a, b].concat()).collect();
+        let matrix = GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1]).unwrap();
+        check(gpu, &matrix, &all, Case { output: MatvecOutput::Accumulate, bias: true, ..PLAIN });
+        let x = gpu.buffer("x", 4 * 96).unwrap();
+        let scratch = MatmulScratch::new(gpu, 1, 96).unwrap();
+        let gated = MatvecOptions { output: MatvecOutput::Gated, ..Default::default() };
+        let error = matmul(gpu, &matrix, gated, false, &x, &x, &scratch, &x).unwrap_err();
+        assert!(error.to_string().contains("gate and up rows"), "{error}");
+    }
+}
+
+/// Rows far apart in magnitude, each with an element far above its others, beyond the range of 16-bit floats.
+#[test]
+fn outliers() {
+    for gpu in variants() {
+        let (n_in, n_out, n_tokens) = (576, 40, 18);
+        let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+        let mut x = random(13, n_in * n_tokens);
+        for (t, row) in x.chunks_mut(n_in).enumerate() {
+            let scale = [1.0, 1e6, 1e-6, 1e30, 1e-30, 0.0][t % 6];
+            for v in &mut *row {
+                *v *= scale;
+            }
+            row[37 * t % n_in] *= 1e4;
+        }
+        check_with(gpu, &matrix, &w.to_f32(), Case { n_tokens, ..PLAIN }, &x);
+    }
+}
+
+#[test]
+fn rows_of_wanted_tokens() {
+    for gpu in variants() {
+        let (n_in, n_out, n) = (64, 21, 40);
+        let w = tensor(TensorType::Q8_0, n_in, n_out, 14);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+        let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: i % 2 == 1 }).collect();
+        let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
+        let x = random(15, n * n_in);
+        let gx = gpu.upload("x", &x).unwrap();
+        for rows in [Rows::Wanted, Rows::Gathered] {
+            let y = poisoned(gpu, n * n_out);
+            let options = MatvecOptions { rows, ..Default::default() };
+            let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
+            let dispatches = matmul(gpu, &matrix, options, false, &gx, &y, &scratch, &batch).unwrap();
+            run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_splits: 1 });
+            let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
+            let source = |i: usize| if rows == Rows::Wanted { 2 * i + 1 } else { i };
+            let want: Vec<f32> =
+                (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[source(i) * n_in..][..n_in])).collect();
+            let error = nmse(&got[..n / 2 * n_out], &want);
+            assert!(error < tolerance(gpu, TensorType::Q8_0, n_out, false), "{rows:?}: {error:e}");
+            assert!(got[n / 2 * n_out..].iter().all(|y| y.is_nan()), "{rows:?}: more rows than tokens wanted");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Two forward passes side by side: where their hidden states part.
+
+use std::ops::ControlFlow;
+
+use metal_attention_model::{BatchToken, ForwardPass, argmax};
+
+use crate::Error;
+
+/// Most bytes of logits that a pass is asked for at once.
+const MAX_LOGITS_BYTES: usize = 64 << 20;
+
+/// How the tokens of a comparison go through the layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Many at once, as a prompt does; at most so many.
+    Prefill(usize),
+    /// One by one, as a continuation does.
+    Decode,
+}
+
+/// How far vectors are from those of the reference, one vector for each token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Deviation {
+    /// The largest normalised mean squared error, `|x - reference|^2 / |reference|^2`, of any token. Not finite where a
+    /// value is not.
+    pub nmse: f64,
+    /// The position of that token.
+    pub position: usize,
+    /// The largest absolute difference of two elements, of any token. NaN where one is.
+    pub max_difference: f32,
+}
+
+impl Deviation {
+    const NONE: Self = Self { nmse: 0.0, position: 0, max_difference: 0.0 };
+
+    /// Whether the error is at most `tolerance`; what is no number never is.
+    pub fn within(&self, tolerance: f64) -> bool {
+        self.nmse <= tolerance
+    }
+
+    /// Takes in the vector of the token at `position`.
+    fn add(&mut self, position: usize, got: &[f32], want: &[f32]) {
+        let (mut error, mut power, mut largest) = (0.0, 0.0, 0.0f32);
+        for (&g, &w) in got.iter().zip(want) {
+            let difference = (g - w).abs();
+            error += f64::from(difference) * f64::from(difference);
+            power += f64::from(w) * f64::from(w);
+            largest = larger(largest, difference);
+        }
+        let nmse = if power == 0.0 { error } else { error / power };
+        // The first NaN stays.
+        if nmse > self.nmse || nmse.is_nan() && !self.nmse.is_nan() {
+            (self.nmse, self.position) = (nmse, position);
+        }
+        self.max_difference = larger(self.max_difference, largest);
+    }
+}
+
+/// The larger of two numbers; NaN where one is.
+fn larger(a: f32, b: f32) -> f32 {
+    if a >= b || a.is_nan() { a } else { b }
+}
+
+/// What [`compare`] found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// The hidden state after each layer.
+    pub layers: Vec<Deviation>,
+    /// The logits.
+    pub logits: Deviation,
+    /// Tokens that were compared.
+    pub n_tokens: usize,
+    /// Tokens after which both choose the same next token.
+    pub same_choices: usize,
+    /// The token that the reference chooses after the last.
+    pub reference_choice: u32,
+    /// The token that the other pass chooses there.
+    pub choice: u32,
+}
+
+/// A place in a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// After the layer with this index.
+    Layer(usize),
+    /// After the output head.
+    Logits,
+}
+
+impl Comparison {
+    /// The first place where the error is larger than `tolerance`.
+    pub fn first_past(&self, tolerance: f64) -> Option<Place> {
+        let layer = self.layers.iter().position(|layer| !layer.within(tolerance));
+        layer.map(Place::Layer).or((!self.logits.within(tolerance)).then_some(Place::Logits))
+    }
+}
+
+/// Runs `ids` through `reference` and `other`, two passes of one model, both emptied before, and compares the hidden state
+/// after every layer and the logits after every token.
+///
+/// Before each batch `progress` hears how many of how many tokens are done; where it breaks, the result is
+/// [`Error::Interrupted`].
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use metal_attention::compare::{Way, compare};
+/// use metal_attention::{CacheType, Device, EngineOptions, Model};
+///
+/// # fn main() -> Result<(), metal_attention::Error> {
+/// let model = Model::built_in()?;
+/// let exact = EngineOptions { device: Device::Cpu, exact: true, cache_type: CacheType::F32, ..Default::default() };
+/// let mut reference = model.forward_pass(&exact)?;
+/// let mut other = model.forward_pass(&EngineOptions::default())?;
+/// let ids = [1, 403, 407, 261, 378];
+/// let found = compare(&mut *reference, &mut *other, &ids, Way::Decode, |_, _| ControlFlow::Continue(()))?;
+/// assert_eq!(found.first_past(1e-2), None);
+/// assert_eq!(found.choice, found.reference_choice);
+/// # Ok(())
+/// # }
+/// ```
+pub fn compare(
+    reference: &mut dyn ForwardPass,
+    other: &mut dyn ForwardPass,
+    ids: &[u32],
+    way: Way,
+    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Comparison, Error> {
+    if ids.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    reference.reset();
+    other.reset();
+    let (n_layer, n_embd, n_vocab) = (reference.spec().n_layer(), reference.spec().n_embd, reference.spec().n_vocab);
+    let n_batch = match way {
+        Way::Prefill(n) => (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n.max(1)),
+        Way::Decode => 1,
+    };
+    // Every token's logits are wanted: the last layer may leave out the others.
+    let tokens: Vec<_> =
+        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+    let mut found = Comparison {
+        layers: vec![Deviation::NONE; n_layer],
+        logits: Deviation::NONE,
+        n_tokens: ids.len(),
+        same_choices: 0,
+        reference_choice: 0,
+        choice: 0,
+    };
+    for batch in tokens.chunks(n_batch) {
+        let start = batch[0].pos;
+        if progress(start, ids.len()).is_break() {
+            return Err(Error::Interrupted { done: start, total: ids.len() });
+        }
+        let (want_states, want_logits) = states_and_logits(reference, batch)?;
+        let (got_states, got_logits) = states_and_logits(other, batch)?;
+        for ((layer, got), want) in found.layers.iter_mut().zip(&got_states).zip(&want_states) {
+            for (i, (got, want)) in got.chunks(n_embd).zip(want.chunks(n_embd)).enumerate() {
+                layer.add(start + i, got, want);
+            }
+        }
+        for (i, (got, want)) in got_logits.chunks(n_vocab).zip(want_logits.chunks(n_vocab)).enumerate() {
+            found.logits.add(start + i, got, want);
+            (found.choice, found.reference_choice) = (argmax(got), argmax(want));
+            found.same_choices += usize::from(found.choice == found.reference_choice);
+        }
+    }
+    Ok(found)
+}
+
+/// The hidden states after each layer, `[n_tokens, n_embd]` each, and the logits, `[n_tokens, n_vocab]`.
+fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result<(Vec<Vec<f32>>, Vec<f32>), Error> {
+    let mut states = vec![Vec::new(); pass.spec().n_layer()];
+    // A pass may cut the batch, and then tells of every layer several times.
+    let mut keep = |layer: usize, x: &[f32]| states[layer].extend_from_slice(x);
+    let logits = pass.forward_traced(batch, Some(&mut keep))?.as_slice().to_vec();
+    Ok((states, logits))
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_model::{ForwardError, LayerTrace, Logits, ModelSpec};
+
+    use super::*;
+    use crate::{CacheType, Device, EngineOptions, Model};
+
+    const IDS: [u32; 5] = [1, 403, 407, 261, 378];
+
+    fn pass(exact: bool) -> Box<dyn ForwardPass> {
+        let cache_type = if exact { CacheType::F32 } else { CacheType::F16 };
+        let options = EngineOptions { device: Device::Cpu, exact, cache_type, n_ctx: Some(16), ..Default::default() };
+        Model::built_in().unwrap().forward_pass(&options).unwrap()
+    }
+
+    fn go_on(_: usize, _: usize) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    /// A pass that shows another state than it has, from layer `layer` on.
+    struct Faulty {
+        pass: Box<dyn ForwardPass>,
+        layer: usize,
+        /// What it adds to the first element of the token at position 3.
+        error: f32,
+    }
+
+    impl ForwardPass for Faulty {
+        fn spec(&self) -> &ModelSpec {
+            self.pass.spec()
+        }
+        fn n_ctx(&self) -> usize {
+            self.pass.n_ctx()
+        }
+        fn n_seq(&self) -> usize {
+            self.pass.n_seq()
+        }
+        fn n_past(&self, seq: usize) -> usize {
+            self.pass.n_past(seq)
+        }
+        fn truncate_seq(&mut self, seq: usize, n: usize) {
+            self.pass.truncate_seq(seq, n);
+        }
+        fn kv_cache_bytes(&self) -> usize {
+            self.pass.kv_cache_bytes()
+        }
+        fn forward_traced(
+            &mut self,
+            batch: &[BatchToken],
+            trace: Option<LayerTrace<'_>>,
+        ) -> Result<Logits<'_>, ForwardError> {
+            let n_embd = self.pass.spec().n_embd;
+            let (from, error) = (self.layer, self.error);
+            let mut trace = trace;
+            let mut change = |layer: usize, x: &[f32]| {
+                let mut x = x.to_vec();
+                if let Some(i) = batch.iter().position(|t| t.pos == 3).filter(|_| layer >= from) {
+                    x[i * n_embd] += error;
+                }
+                if let Some(trace) = &mut trace {
+                    trace(layer, &x);
+                }
+            };
+            self.pass.forward_traced(batch, Some(&mut change))
+        }
+    }
+
+    #[test]
+    fn equal_passes_do_not_differ() {
+        for way in [Way::Decode, Way::Prefill(2), Way::Prefill(512)] {
+            let found = compare(&mut *pass(true), &mut *pass(true), &IDS, way, go_on).unwrap();
+            let none = Deviation { nmse: 0.0, position: 0, max_difference: 0.0 };
+            assert_eq!((&found.layers, found.logits), (&vec![none; 5], none));
+            assert_eq!((found.n_tokens, found.same_choices), (5, 5));
+            assert_eq!((found.choice, found.reference_choice), (432, 432));
+            assert_eq!(found.first_past(0.0), None);
+        }
+    }
+
+    #[test]
+    fn a_used_pass_is_emptied_first() {
+        let (mut reference, mut other) = (pass(true), pass(true));
+        other.forward_prompt(&[5, 6, 7]).unwrap();
+        let found = compare(&mut *reference, &mut *other, &IDS, Way::Decode, go_on).unwrap();
+        assert_eq!(found.first_past(0.0), None);
+    }
+
+    #[test]
+    fn rounding_is_seen_and_small() {
+        let found = compare(&mut *pass(true), &mut *pass(false), &IDS, Way::Prefill(512), go_on).unwrap();
+        // The weights of the built-in model are F32, so that only the cache rounds.
+        assert!(found.layers.iter().all(|l| l.nmse > 0.0 && l.nmse < 1e-5 && l.max_difference > 0.0), "{found:?}");
+        assert_eq!(found.first_past(0.0), Some(Place::Layer(0)));
+        assert_eq!(found.first_past(1e-5), None);
+    }
+
+    #[test]
+    fn the_first_layer_that_differs_is_named() {
+        for (error, way) in
+            [(0.5, Way::Decode), (0.5, Way::Prefill(512)), (f32::NAN, Way::Decode), (f32::INFINITY, Way::Decode)]
+        {
+            let mut faulty = Faulty { pass: pass(true), layer: 3, error };
+            let found = compare(&mut *pass(true), &mut faulty, &IDS, way, go_on).unwrap();
+            assert_eq!(found.first_past(1e-6), Some(Place::Layer(3)), "{found:?}");
+            assert_eq!(found.layers[3].position, 3);
+            assert_eq!(found.layers[2].max_difference, 0.0);
+            let largest = found.layers[3].max_difference;
+            assert!(
+                (largest - error).abs() < 1e-6 || largest.is_nan() == error.is_nan() && !largest.is_finite(),
+                "{largest}"
+            );
+            assert_eq!((found.logits.nmse, found.same_choices), (0.0, 5));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused() {
+        let run = |ids: &[u32], progress: fn(usize, usize) -> ControlFlow<()>| {
+            compare(&mut *pass(true), &mut *pass(true), ids, Way::Decode, progress).unwrap_err()
+        };
+        assert!(matches!(run(&[], go_on), Error::EmptyPrompt));
+        assert!(matches!(run(&[1, 512], go_on), Error::Forward(ForwardError::TokenOutOfRange { id: 512, .. })));
+        assert!(matches!(run(&[1; 17], go_on), Error::Forward(ForwardError::ContextFull { n_ctx: 16, .. })));
+        let stop = |done, _| if done == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        assert!(matches!(run(&IDS, stop), Error::Interrupted { done: 2, total: 5 }));
+    }
+}

@@ -1,0 +1,112 @@
+//! How a model is set up on a GPU, and the memory that takes.
+
+use metal_attention_kernels::kernels::AttentionShape;
+use metal_attention_model::{CacheType, FeedForward, LayerSpec, Mixer, ModelSpec, Rope, Weights};
+
+use super::activations::{Activations, Widths};
+
+/// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuForwardPassOptions {
+    /// Positions each sequence has room for.
+    pub n_ctx: usize,
+    /// Sequences the KV cache holds.
+    pub n_seq: usize,
+    /// Tokens that go through the layers at once; longer batches are cut.
+    pub n_ubatch: usize,
+    /// Element type of the KV cache.
+    pub cache_type: CacheType,
+    /// Multiply in 32-bit floats throughout, where matrix units would round to 16 bits.
+    pub exact: bool,
+}
+
+impl Default for GpuForwardPassOptions {
+    fn default() -> Self {
+        Self { n_ctx: 4096, n_seq: 1, n_ubatch: 512, cache_type: CacheType::default(), exact: false }
+    }
+}
+
+impl GpuForwardPassOptions {
+    /// Tokens that go through the layers at once: no more than all sequences have room for.
+    pub(super) fn n_ubatch(&self) -> usize {
+        self.n_ubatch.min(self.n_ctx.saturating_mul(self.n_seq))
+    }
+}
+
+/// Bytes that a [`GpuForwardPass`](super::GpuForwardPass) holds on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuMemory {
+    /// Weights in the layout of the kernels, and tables of RoPE's angles.
+    pub weights: u64,
+    /// KV cache of all sequences.
+    pub kv_cache: u64,
+    /// Activations and logits.
+    pub scratch: u64,
+}
+
+impl GpuMemory {
+    /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
+    pub fn needed(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions, max_binding: u64) -> Self {
+        let mut tensors = vec![&weights.token_embd];
+        if !std::ptr::eq(weights.output.bytes(), weights.token_embd.bytes()) {
+            tensors.push(&weights.output);
+        }
+        for layer in &weights.layers {
+            let (a, f) = (&layer.attention, &layer.feed_forward);
+            tensors.extend([&a.q, &a.k, &a.v, &a.out, &f.gate, &f.up, &f.down].map(|l| &l.weight));
+        }
+        let widths = Widths::new(spec);
+        let capacity = Activations::capacity(max_binding, &widths, options.n_ubatch());
+        let rope = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
+        let kv_cache = attention_shapes(spec, options)
+            .iter()
+            .map(|s| s.cache_bytes(options.n_seq).saturating_mul(2))
+            .fold(0, u64::saturating_add);
+        Self {
+            weights: tensors
+                .iter()
+                .map(|t| t.bytes().len() as u64)
+                .fold(rope.saturating_mul(options.n_ctx as u64), u64::saturating_add),
+            kv_cache,
+            scratch: Activations::bytes(&widths, capacity),
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv_cache).saturating_add(self.scratch)
+    }
+}
+
+/// The shape of each layer's attention.
+pub(super) fn attention_shapes(spec: &ModelSpec, options: &GpuForwardPassOptions) -> Vec<AttentionShape> {
+    let shape = |layer: &LayerSpec| {
+        let Mixer::Attention(a) = &layer.mixer else { return None };
+        let FeedForward::Gated { .. } = layer.feed_forward else { return None };
+        Some(AttentionShape {
+            n_head: a.n_head,
+            n_head_kv: a.n_head_kv,
+            head_dim: a.head_dim,
+            scale: a.scale,
+            window: a.window,
+            n_ctx: options.n_ctx,
+            n_rot: a.rope.n_rot,
+            rope_layout: a.rope.layout,
+            qk_norm_eps: a.qk_norm.then_some(spec.norm_eps),
+            cache: options.cache_type,
+        })
+    };
+    spec.layers.iter().filter_map(shape).collect()
+}
+
+/// The RoPE of each layer, without repetitions.
+pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Rope> {
+    let mut ropes = Vec::new();
+    for layer in &spec.layers {
+        let Mixer::Attention(a) = &layer.mixer else { continue };
+        if !ropes.contains(&a.rope) {
+            ropes.push(a.rope);
+        }
+    }
+    ropes
+}

@@ -1,0 +1,190 @@
+//! The dispatches of a forward pass, in the order of the paper, bound to their buffers.
+
+use metal_attention_kernels::kernels::{
+    self, AttentionBuffers, AttentionShape, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, RmsNorm, Rows,
+};
+use metal_attention_kernels::wgpu::Buffer;
+use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix};
+use metal_attention_model::ModelSpec;
+
+use super::activations::Activations;
+use super::kv_cache::GpuKvCache;
+use super::weights::{GpuLinear, GpuWeights};
+
+/// For which batches a [`Plan`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BatchKind {
+    /// One token.
+    One,
+    /// A few tokens, [`FEW`] at most: bound by reading the weights.
+    Few,
+    /// Many tokens: bound by arithmetic.
+    Many,
+}
+
+/// Most tokens of a batch that is multiplied token by token instead of tile by tile.
+pub(super) const FEW: usize = 16;
+
+/// Tokens that share a weight once it is read, in a batch of a few.
+const TOKEN_TILE: usize = 4;
+
+impl BatchKind {
+    pub(super) fn of(n_tokens: usize) -> Self {
+        match n_tokens {
+            1 => Self::One,
+            2..=FEW => Self::Few,
+            _ => Self::Many,
+        }
+    }
+}
+
+/// All dispatches of one kind of batch.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) embedding: Vec<Dispatch>,
+    pub(super) layers: Vec<Vec<Dispatch>>,
+    /// Logits of the tokens that want them.
+    pub(super) head: Vec<Dispatch>,
+    /// Their largest, which also becomes the next batch.
+    pub(super) argmax: Vec<Dispatch>,
+    /// Or a short list of the largest.
+    pub(super) top_k: Vec<Dispatch>,
+}
+
+impl Plan {
+    /// The dispatches of a greedy step, in order.
+    pub(super) fn greedy(&self) -> impl Iterator<Item = &Dispatch> {
+        self.embedding.iter().chain(self.layers.iter().flatten()).chain(&self.head).chain(&self.argmax)
+    }
+}
+
+/// What the dispatches work on.
+pub(super) struct PlanBuilder<'a> {
+    pub(super) gpu: &'a GpuDevice,
+    pub(super) spec: &'a ModelSpec,
+    pub(super) weights: &'a GpuWeights,
+    pub(super) s: &'a Activations,
+    pub(super) cache: &'a GpuKvCache,
+    pub(super) shapes: &'a [AttentionShape],
+    /// Cosines and sines of each layer.
+    pub(super) rope: &'a [Buffer],
+    pub(super) batch: &'a Buffer,
+    pub(super) ids: &'a Buffer,
+    pub(super) top_k: &'a Buffer,
+    pub(super) exact: bool,
+    pub(super) kind: BatchKind,
+}
+
+/// A matrix product and where its results go.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    linear: (&'a GpuMatrix, Option<&'a Buffer>),
+    output: MatvecOutput,
+    rows: Rows,
+    x: &'a Buffer,
+    y: &'a Buffer,
+}
+
+impl<'a> Product<'a> {
+    /// A product for all tokens.
+    fn new(linear: &'a GpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
+        Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: Rows::Tokens, x, y }
+    }
+}
+
+impl PlanBuilder<'_> {
+    pub(super) fn build(&self) -> Result<Plan, GpuError> {
+        let (s, w, n_vocab) = (self.s, self.weights, self.spec.n_vocab);
+        let mut head = Vec::new();
+        let logits = Product {
+            linear: (w.output(), None),
+            output: MatvecOutput::Store,
+            rows: Rows::Wanted,
+            x: &s.x,
+            y: &s.logits,
+        };
+        self.norm_and_product(&mut head, &w.output_norm, logits)?;
+        Ok(Plan {
+            embedding: kernels::embedding(self.gpu, &w.token_embd, &s.x, self.batch)?,
+            layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
+            head,
+            argmax: kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?,
+            top_k: kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?,
+        })
+    }
+
+    /// `x += attention(norm(x)); x += feed_forward(norm(x))`
+    fn layer(&self, i: usize) -> Result<Vec<Dispatch>, GpuError> {
+        let (s, w) = (self.s, &self.weights.layers[i]);
+        let mut d = Vec::new();
+        self.norm_and_product(&mut d, &w.mixer_norm, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+        self.attention(&mut d, i)?;
+        self.multiply(&mut d, Product::new(&w.out, MatvecOutput::Accumulate, &s.att, &s.x))?;
+        if w.gate_up.weight.has_pairs() {
+            let gated = Product::new(&w.gate_up, MatvecOutput::Gated, &s.x, &s.gated);
+            self.norm_and_product(&mut d, &w.feed_forward_norm, gated)?;
+        } else {
+            // Gate and up have different types: no kernel sees both of a pair.
+            let both = Product::new(&w.gate_up, MatvecOutput::Store, &s.x, &s.gate_up);
+            self.norm_and_product(&mut d, &w.feed_forward_norm, both)?;
+            d.push(kernels::ffn_silu(self.gpu, w.down.weight.n_in(), &s.gate_up, &s.gated)?);
+        }
+        self.multiply(&mut d, Product::new(&w.down, MatvecOutput::Accumulate, &s.gated, &s.x))?;
+        Ok(d)
+    }
+
+    /// Attention over the cache of layer `i`, after its newest keys and values were appended.
+    fn attention(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), GpuError> {
+        let (gpu, shape) = (self.gpu, &self.shapes[i]);
+        let (keys, values) = &self.cache.layers[i];
+        let buffers = AttentionBuffers {
+            qkv: &self.s.qkv,
+            rope: &self.rope[i],
+            qk_norm: self.weights.layers[i].qk_norm.as_ref(),
+            keys,
+            values,
+            att: &self.s.att,
+            partial: &self.s.partial,
+            batch: self.batch,
+        };
+        if self.kind == BatchKind::One {
+            d.push(kernels::decode_attention(gpu, shape, &buffers)?);
+            d.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
+        } else {
+            d.push(kernels::rope_apply_dual(gpu, shape, &buffers)?);
+            d.push(kernels::kv_cache_copy(gpu, shape, &buffers)?);
+            d.push(kernels::prefill_attention(gpu, shape, &buffers)?);
+        }
+        Ok(())
+    }
+
+    /// The product of `norm(x)`: for one token in one dispatch, which reckons the norm anew in each workgroup; a norm of
+    /// its own would cost a whole dispatch more.
+    fn norm_and_product(&self, d: &mut Vec<Dispatch>, weight: &Buffer, product: Product<'_>) -> Result<(), GpuError> {
+        let eps = self.spec.norm_eps;
+        if self.kind == BatchKind::One {
+            d.extend(self.matvec(MatvecInput::RmsNorm { weight, eps }, product)?);
+            return Ok(());
+        }
+        let wanted_only = product.rows == Rows::Wanted;
+        let norm = RmsNorm { n: self.spec.n_embd, eps, wanted_only };
+        d.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.s.h, self.batch)?);
+        let rows = if wanted_only { Rows::Gathered } else { Rows::Tokens };
+        self.multiply(d, Product { x: &self.s.h, rows, ..product })
+    }
+
+    fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), GpuError> {
+        d.extend(self.matvec(MatvecInput::Plain, product)?);
+        Ok(())
+    }
+
+    fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, GpuError> {
+        let Product { linear: (matrix, bias), output, rows, x, y } = product;
+        let options = MatvecOptions { input, output, rows, bias };
+        match self.kind {
+            BatchKind::One => kernels::matvec(self.gpu, matrix, options, x, y, self.batch),
+            BatchKind::Few => kernels::multi_token_matvec(self.gpu, matrix, options, TOKEN_TILE, x, y, self.batch),
+            BatchKind::Many => kernels::matmul(self.gpu, matrix, options, self.exact, x, y, &self.s.matmul, self.batch),
+        }
+    }
+}

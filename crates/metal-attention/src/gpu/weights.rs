@@ -1,0 +1,101 @@
+//! A model's weights in the GPU's memory.
+
+use metal_attention_kernels::wgpu::Buffer;
+use metal_attention_kernels::{GpuDevice, GpuError, GpuMatrix};
+use metal_attention_model::{LayerWeights, Linear, Weights};
+
+/// `y = W x + b`, of one or several matrices of the file that share their input.
+#[derive(Debug)]
+pub(super) struct GpuLinear {
+    pub(super) weight: GpuMatrix,
+    pub(super) bias: Option<Buffer>,
+}
+
+/// One layer's weights.
+#[derive(Debug)]
+pub(super) struct GpuLayer {
+    pub(super) mixer_norm: Buffer,
+    /// Queries, keys and values, one after the other.
+    pub(super) qkv: GpuLinear,
+    /// RMSNorm weights of query and key heads, `[2, head_dim]`.
+    pub(super) qk_norm: Option<Buffer>,
+    pub(super) out: GpuLinear,
+    pub(super) feed_forward_norm: Buffer,
+    /// Rows of gate and up by turns.
+    pub(super) gate_up: GpuLinear,
+    pub(super) down: GpuLinear,
+}
+
+/// The whole model's weights.
+#[derive(Debug)]
+pub(super) struct GpuWeights {
+    pub(super) token_embd: GpuMatrix,
+    pub(super) layers: Vec<GpuLayer>,
+    pub(super) output_norm: Buffer,
+    /// The output head where it is not the embedding table.
+    output: Option<GpuMatrix>,
+}
+
+impl GpuWeights {
+    /// Uploads every weight. A matrix is one or more buffers; the file's pages are released as they are read.
+    pub(super) fn new(gpu: &GpuDevice, weights: &Weights) -> Result<Self, GpuError> {
+        let tied = std::ptr::eq(weights.output.bytes(), weights.token_embd.bytes());
+        let output = if tied { None } else { Some(GpuMatrix::concat(gpu, "the output head", &[&weights.output])?) };
+        Ok(Self {
+            token_embd: GpuMatrix::concat(gpu, "the embedding table", &[&weights.token_embd])?,
+            layers: weights.layers.iter().map(|layer| GpuLayer::new(gpu, layer)).collect::<Result<_, _>>()?,
+            output_norm: gpu.upload("the output norm", &weights.output_norm)?,
+            output,
+        })
+    }
+
+    /// The output head.
+    pub(super) fn output(&self) -> &GpuMatrix {
+        self.output.as_ref().unwrap_or(&self.token_embd)
+    }
+}
+
+impl GpuLayer {
+    fn new(gpu: &GpuDevice, w: &LayerWeights) -> Result<Self, GpuError> {
+        let (a, f) = (&w.attention, &w.feed_forward);
+        let qk_norm = match (&a.q_norm, &a.k_norm) {
+            (Some(q), Some(k)) => Some(gpu.upload("the norms of Q and K", &[q.as_slice(), k].concat())?),
+            _ => None,
+        };
+        Ok(Self {
+            mixer_norm: gpu.upload("a norm", &w.mixer_norm)?,
+            qkv: concat(gpu, "Q, K and V", &[&a.q, &a.k, &a.v])?,
+            qk_norm,
+            out: concat(gpu, "the attention's output matrix", &[&a.out])?,
+            feed_forward_norm: gpu.upload("a norm", &w.feed_forward_norm)?,
+            gate_up: interleave(gpu, "gate and up", &f.gate, &f.up)?,
+            down: concat(gpu, "the down projection", &[&f.down])?,
+        })
+    }
+}
+
+/// The matrices one below the other.
+fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear]) -> Result<GpuLinear, GpuError> {
+    let weights: Vec<_> = linears.iter().map(|l| &l.weight).collect();
+    let bias =
+        linears.iter().any(|l| l.bias.is_some()).then(|| linears.iter().flat_map(|l| bias(l)).collect::<Vec<_>>());
+    Ok(GpuLinear {
+        weight: GpuMatrix::concat(gpu, what, &weights)?,
+        bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
+    })
+}
+
+/// The rows of two matrices by turns.
+fn interleave(gpu: &GpuDevice, what: &str, even: &Linear, odd: &Linear) -> Result<GpuLinear, GpuError> {
+    let has_bias = even.bias.is_some() || odd.bias.is_some();
+    let bias = has_bias.then(|| bias(even).into_iter().zip(bias(odd)).flat_map(|(e, o)| [e, o]).collect::<Vec<_>>());
+    Ok(GpuLinear {
+        weight: GpuMatrix::interleave(gpu, what, &even.weight, &odd.weight)?,
+        bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
+    })
+}
+
+/// The bias, zeros where there is none.
+fn bias(linear: &Linear) -> Vec<f32> {
+    linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()])
+}

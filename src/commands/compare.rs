@@ -1,0 +1,201 @@
+//! `compare`: where the hidden states of two devices part.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::ops::ControlFlow;
+
+use metal_attention::compare::{Comparison, Deviation, Place, Way, compare};
+use metal_attention::{CacheType, Device, EngineOptions};
+use serde_json::{Value, json};
+
+use crate::cli_error::CliError;
+use crate::engine_args::SetupArgs;
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::progress::Progress;
+use crate::token_input::{TokensArgs, fit_context};
+use crate::units;
+
+const AFTER_HELP: &str = "\
+The first device is the reference: it computes in F32 with an F32 KV cache, whatever the flags say (--exact
+--cache-type f32). Each of the others runs as the flags say, and its hidden state after every layer and its logits are
+held against those of the reference: first with the tokens going through the layers together, as a prompt does, then
+one by one, as a continuation does. NMSE is |x - reference|^2 / |reference|^2 of the token where it is largest, and
+difference the largest absolute difference of two elements. Where an NMSE is past the tolerance the exit code is 1.
+
+With --json stdout gets one object with the keys reference, tokens (the ids), tolerance, ok, and comparisons: a list of
+device, way (prefill or decode), layers and logits (nmse, position, max_difference; null where not finite),
+first_past (a layer's index, \"logits\" or null), same_choices, choice, reference_choice.
+
+Examples:
+  metal-attention compare -p \"Once upon a time\" --devices cpu,gpu
+  metal-attention compare -m model.gguf -p \"The sky is\" --devices cpu,gpu:0,gpu:1 --prefill --json
+  metal-attention compare -m model.gguf -p \"The sky is\" --devices cpu,cpu";
+
+/// Compare the hidden states of devices, layer by layer
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    tokens: TokensArgs,
+
+    /// Devices to compare, the reference first
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',', default_value = "cpu,gpu")]
+    devices: Vec<Device>,
+
+    /// Largest NMSE that is no error
+    #[arg(long, value_name = "NMSE", default_value_t = 1e-3, value_parser = not_negative, allow_negative_numbers = true)]
+    tolerance: f64,
+
+    /// Only with the tokens going through the layers together
+    #[arg(long, conflicts_with = "decode")]
+    prefill: bool,
+
+    /// Only with the tokens going through the layers one by one
+    #[arg(long)]
+    decode: bool,
+
+    /// Write one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    setup: SetupArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let [reference, others @ ..] = &args.devices[..] else { return Err(too_few_devices()) };
+    if others.is_empty() {
+        return Err(too_few_devices());
+    }
+    let model = args.model.open()?;
+    let ids = args.tokens.read(&args.model, &model)?;
+    interrupt::listen()?;
+    let loading = Progress::spinner("loading the model");
+    let mut options = args.setup.options(&model);
+    fit_context(&mut options, &ids, &model)?;
+    let exact = EngineOptions { device: reference.clone(), exact: true, cache_type: CacheType::F32, ..options.clone() };
+    let mut reference_pass = model.forward_pass(&exact)?;
+    drop(loading);
+
+    let mut out = Output { tolerance: args.tolerance, text: String::new(), comparisons: Vec::new(), n_past: 0 };
+    for device in others {
+        let mut pass = model.forward_pass(&EngineOptions { device: device.clone(), ..options.clone() })?;
+        for way in args.ways(options.n_ubatch) {
+            let steps = Progress::steps("comparing", ids.len() as u64);
+            let progress = |done: usize, _| {
+                steps.set(done as u64);
+                if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let found = compare(&mut *reference_pass, &mut *pass, &ids, way, progress)?;
+            drop(steps);
+            out.add(reference, device, way, &found);
+        }
+    }
+    let text = if args.json {
+        let result = json!({
+            "reference": reference.to_string(),
+            "tokens": ids,
+            "tolerance": args.tolerance,
+            "ok": out.n_past == 0,
+            "comparisons": out.comparisons,
+        });
+        format!("{result:#}\n")
+    } else {
+        out.text
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)?;
+    if out.n_past > 0 {
+        let comparisons = units::count(out.n_past, "comparison");
+        return Err(CliError::General(format!("{comparisons} past the tolerance of {:e}", args.tolerance)));
+    }
+    Ok(())
+}
+
+impl Args {
+    fn ways(&self, n_ubatch: usize) -> Vec<Way> {
+        let both = [(Way::Prefill(n_ubatch), self.decode), (Way::Decode, self.prefill)];
+        both.into_iter().filter(|&(_, left_out)| !left_out).map(|(way, _)| way).collect()
+    }
+}
+
+/// What is written at the end.
+struct Output {
+    tolerance: f64,
+    text: String,
+    comparisons: Vec<Value>,
+    /// Comparisons past the tolerance.
+    n_past: usize,
+}
+
+impl Output {
+    fn add(&mut self, reference: &Device, device: &Device, way: Way, found: &Comparison) {
+        let past = found.first_past(self.tolerance);
+        self.n_past += usize::from(past.is_some());
+        let name = if way == Way::Decode { "decode" } else { "prefill" };
+        self.comparisons.push(json!({
+            "device": device.to_string(),
+            "way": name,
+            "layers": found.layers.iter().map(deviation_json).collect::<Vec<_>>(),
+            "logits": deviation_json(&found.logits),
+            "first_past": match past {
+                None => Value::Null,
+                Some(Place::Layer(i)) => json!(i),
+                Some(Place::Logits) => json!("logits"),
+            },
+            "same_choices": found.same_choices,
+            "choice": found.choice,
+            "reference_choice": found.reference_choice,
+        }));
+        let how = if way == Way::Decode { "one by one" } else { "together" };
+        let tokens = units::count(found.n_tokens, "token");
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "{device} against {reference}, {tokens} {how}");
+        let _ = writeln!(self.text, "{:<10}  {:>10}  {:>10}  {:>8}", "layer", "NMSE", "difference", "at token");
+        for (i, layer) in found.layers.iter().enumerate() {
+            self.line(&i.to_string(), layer);
+        }
+        self.line("logits", &found.logits);
+        let same = format!("{} of {} equal", found.same_choices, found.n_tokens);
+        let last = format!("after the last {} and {}", found.choice, found.reference_choice);
+        let _ = writeln!(self.text, "next token  {same}, {last}");
+        let _ = match past {
+            None => writeln!(self.text, "all within the tolerance of {:e}\n", self.tolerance),
+            Some(Place::Layer(i)) => {
+                writeln!(self.text, "layer {i} is the first past the tolerance of {:e}\n", self.tolerance)
+            }
+            Some(Place::Logits) => {
+                writeln!(self.text, "only the logits are past the tolerance of {:e}\n", self.tolerance)
+            }
+        };
+    }
+
+    fn line(&mut self, what: &str, d: &Deviation) {
+        let mark = if d.within(self.tolerance) { "" } else { "  past the tolerance" };
+        let _ =
+            writeln!(self.text, "{what:<10}  {:>10.2e}  {:>10.2e}  {:>8}{mark}", d.nmse, d.max_difference, d.position);
+    }
+}
+
+/// Numbers that JSON does not have become `null`.
+fn deviation_json(d: &Deviation) -> Value {
+    json!({"nmse": d.nmse, "position": d.position, "max_difference": d.max_difference})
+}
+
+fn too_few_devices() -> CliError {
+    CliError::Usage("--devices takes two or more devices, the reference first, as in --devices cpu,gpu".into())
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x >= 0.0 => Ok(x),
+        Ok(_) => Err("must be 0 or more".into()),
+        Err(e) => Err(e.to_string()),
+    }
+}

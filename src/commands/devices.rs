@@ -1,0 +1,199 @@
+//! `devices`: what can run models here.
+
+use std::io::Write;
+
+use metal_attention::{cpu_simd_name, physical_cores};
+use serde::Serialize;
+
+use crate::cli_error::CliError;
+use crate::units;
+
+const AFTER_HELP: &str = "\
+A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device. --device auto takes the first that is
+no software and has room for the model's weights, KV cache and work space, a tenth of its memory kept free.
+
+With --json stdout gets one object with the keys cpu (simd, physical_cores), gpus (list of device, index, name, backend,
+kind, driver, memory_bytes or null, max_binding_bytes, subgroups, subgroup_sizes, f16, cooperative_matrices), no_gpu
+(why the list is empty, or null), and auto (device, reason).
+
+Examples:
+  metal-attention devices
+  metal-attention devices --json";
+
+/// List the devices that can run models
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    /// Write one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let devices = Devices::of_this_machine();
+    let text = if args.json {
+        let json = serde_json::to_string_pretty(&devices);
+        json.map_err(|e| CliError::General(format!("cannot write JSON: {e}")))? + "\n"
+    } else {
+        devices.lines().join("\n") + "\n"
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
+}
+
+#[derive(Serialize)]
+struct Devices {
+    cpu: Cpu,
+    gpus: Vec<Gpu>,
+    /// Why there is no GPU.
+    no_gpu: Option<String>,
+    auto: Auto,
+}
+
+#[derive(Serialize)]
+struct Cpu {
+    simd: &'static str,
+    physical_cores: usize,
+}
+
+#[derive(Serialize)]
+struct Gpu {
+    device: String,
+    index: usize,
+    name: String,
+    backend: &'static str,
+    kind: &'static str,
+    driver: String,
+    memory_bytes: Option<u64>,
+    max_binding_bytes: u64,
+    subgroups: bool,
+    /// Smallest and largest.
+    subgroup_sizes: (u32, u32),
+    f16: bool,
+    /// As `m x n x k`, type of the factors, type of the sum.
+    cooperative_matrices: Vec<String>,
+}
+
+/// What `--device auto` takes.
+#[derive(Serialize)]
+struct Auto {
+    device: String,
+    reason: String,
+}
+
+impl Devices {
+    #[cfg(feature = "gpu")]
+    fn of_this_machine() -> Self {
+        use metal_attention::kernels::{AdapterChoice, GpuError, adapter_summaries, hardware_possible};
+        let found = adapter_summaries();
+        let chosen = if found.is_empty() || hardware_possible() {
+            AdapterChoice::Hardware { bytes: 0 }.choose(&found)
+        } else {
+            Err(GpuError::NoneSuits { why: found.iter().map(|gpu| format!("{} is software", gpu.name)).collect() })
+        };
+        let auto = match &chosen {
+            Ok(i) => Auto { device: format!("gpu:{i}"), reason: "for models that fit in its memory".into() },
+            Err(GpuError::NoAdapter) => Auto { device: "cpu".into(), reason: "no GPU found".into() },
+            Err(why) => Auto { device: "cpu".into(), reason: why.to_string() },
+        };
+        Self {
+            cpu: Cpu::of_this_machine(),
+            gpus: found.iter().enumerate().map(|(i, gpu)| Gpu::new(i, gpu)).collect(),
+            no_gpu: found.is_empty().then(|| GpuError::NoAdapter.to_string()),
+            auto,
+        }
+    }
+
+    #[cfg(not(feature = "gpu"))]
+    fn of_this_machine() -> Self {
+        let why = "this program was built without GPUs (the Cargo feature \"gpu\")";
+        Self {
+            cpu: Cpu::of_this_machine(),
+            gpus: Vec::new(),
+            no_gpu: Some(why.into()),
+            auto: Auto { device: "cpu".into(), reason: why.into() },
+        }
+    }
+
+    /// Lines that begin with the name of a device.
+    fn lines(&self) -> Vec<String> {
+        let line = |what: &str, value: &str| format!("{what:<6}  {value}");
+        let cores = units::count(self.cpu.physical_cores, "physical core");
+        let mut lines = vec![line("cpu", &format!("{}, {cores}", self.cpu.simd))];
+        for gpu in &self.gpus {
+            for (i, text) in gpu.texts().iter().enumerate() {
+                lines.push(line(if i == 0 { &gpu.device } else { "" }, text));
+            }
+        }
+        lines.extend(self.no_gpu.iter().map(|why| line("gpu", why)));
+        lines.push(line("auto", &format!("{}: {}", self.auto.device, self.auto.reason)));
+        lines
+    }
+}
+
+impl Cpu {
+    fn of_this_machine() -> Self {
+        Self { simd: cpu_simd_name(), physical_cores: physical_cores() }
+    }
+}
+
+impl Gpu {
+    #[cfg(feature = "gpu")]
+    fn new(index: usize, gpu: &metal_attention::kernels::AdapterSummary) -> Self {
+        use metal_attention::kernels::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
+        let scalar = |ty| match ty {
+            Scalar::F32 => "f32",
+            Scalar::F16 => "f16",
+            Scalar::I32 => "i32",
+            Scalar::U32 => "u32",
+        };
+        Self {
+            device: format!("gpu:{index}"),
+            index,
+            name: gpu.name.clone(),
+            backend: gpu.backend,
+            kind: match gpu.kind {
+                DeviceType::DiscreteGpu => "discrete",
+                DeviceType::IntegratedGpu => "integrated",
+                DeviceType::VirtualGpu => "virtual",
+                DeviceType::Cpu => "software",
+                DeviceType::Other => "other",
+            },
+            driver: gpu.driver.clone(),
+            memory_bytes: gpu.memory,
+            max_binding_bytes: gpu.max_binding,
+            subgroups: gpu.features.contains(Features::SUBGROUP),
+            subgroup_sizes: gpu.subgroup_sizes,
+            f16: gpu.features.contains(Features::SHADER_F16),
+            cooperative_matrices: gpu
+                .cooperative_matrices
+                .iter()
+                .map(|p| {
+                    let (ab, cr) = (scalar(p.ab_type), scalar(p.cr_type));
+                    format!("{}x{}x{} {ab} {cr}", p.m_size, p.n_size, p.k_size)
+                })
+                .collect(),
+        }
+    }
+
+    fn texts(&self) -> Vec<String> {
+        let memory = self.memory_bytes.map_or("unknown".into(), units::bytes);
+        let subgroups = match self.subgroup_sizes {
+            _ if !self.subgroups => "no subgroups".into(),
+            (min, max) if min == max => format!("subgroups of {min}"),
+            (min, max) => format!("subgroups of {min} to {max}"),
+        };
+        let f16 = if self.f16 { "f16" } else { "no f16" };
+        let matrices = match &self.cooperative_matrices[..] {
+            [] => "no cooperative matrices".into(),
+            shapes => format!("cooperative matrices {}", shapes.join(", ")),
+        };
+        vec![
+            self.name.clone(),
+            format!("{}, {}, driver {}", self.kind, self.backend, self.driver),
+            format!("memory {memory}, largest binding {}", units::bytes(self.max_binding_bytes)),
+            format!("{subgroups}, {f16}, {matrices}"),
+        ]
+    }
+}

@@ -1,0 +1,108 @@
+//! `devices`, and the names of devices.
+
+mod common;
+
+use common::{run, stderr, stdout};
+use serde_json::{Value, json};
+
+/// The program on a machine without GPU drivers: the Vulkan loader looks for them nowhere.
+#[cfg(all(target_os = "linux", feature = "gpu"))]
+fn without_drivers(args: &[&str]) -> std::process::Output {
+    let nowhere = "no-such-driver.json";
+    common::program().args(args).env("VK_DRIVER_FILES", nowhere).env("VK_ICD_FILENAMES", nowhere).output().unwrap()
+}
+
+#[test]
+fn devices_are_listed_with_what_auto_takes() {
+    let output = run(&["devices"]);
+    assert_eq!(stderr(&output), "");
+    let text = stdout(output);
+    assert!(text.starts_with("cpu     ") && text.contains(" physical core"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("auto    "), "{text}");
+
+    let json: Value = serde_json::from_str(&stdout(run(&["devices", "--json"]))).unwrap();
+    let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&json), ["auto", "cpu", "gpus", "no_gpu"]);
+    assert_eq!(keys(&json["cpu"]), ["physical_cores", "simd"]);
+    assert_eq!(keys(&json["auto"]), ["device", "reason"]);
+    let gpus = json["gpus"].as_array().unwrap();
+    assert_eq!(gpus.is_empty(), json["no_gpu"].is_string());
+    for (i, gpu) in gpus.iter().enumerate() {
+        let documented = [
+            "backend",
+            "cooperative_matrices",
+            "device",
+            "driver",
+            "f16",
+            "index",
+            "kind",
+            "max_binding_bytes",
+            "memory_bytes",
+            "name",
+            "subgroup_sizes",
+            "subgroups",
+        ];
+        assert_eq!(keys(gpu), documented);
+        assert_eq!((&gpu["index"], &gpu["device"]), (&json!(i), &json!(format!("gpu:{i}"))));
+        assert!(text.contains(&format!("gpu:{i}   {}\n", gpu["name"].as_str().unwrap())), "{text}");
+        // Sizes that every Vulkan, Metal and DirectX 12 device has.
+        assert!(gpu["max_binding_bytes"].as_u64().unwrap() >= 128 << 20, "{gpu}");
+    }
+    let hardware =
+        gpus.iter().find(|gpu| gpu["kind"] != "software").map_or("cpu", |gpu| gpu["device"].as_str().unwrap());
+    assert_eq!(json["auto"]["device"], hardware);
+}
+
+#[cfg(all(target_os = "linux", feature = "gpu"))]
+#[test]
+fn a_machine_without_drivers_is_told_what_to_install() {
+    let advice = "install your GPU's Vulkan driver";
+    let text = stdout(without_drivers(&["devices"]));
+    assert!(text.contains(advice) && text.ends_with("\nauto    cpu: no GPU found\n"), "{text}");
+    let json: Value = serde_json::from_str(&stdout(without_drivers(&["devices", "--json"]))).unwrap();
+    assert_eq!((&json["gpus"], &json["auto"]["device"]), (&json!([]), &json!("cpu")));
+    assert!(json["no_gpu"].as_str().unwrap().contains(advice), "{json}");
+
+    let output = without_drivers(&["run", "--gpu", "-p", "x"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(4), 0));
+    let errors = stderr(&output);
+    assert!(errors.contains(advice) && errors.contains("--device cpu"), "{errors}");
+    let text = stdout(without_drivers(&["run", "-p", "Once upon a time", "--temp", "0", "-n", "4"]));
+    assert_eq!(text, ", there was a");
+}
+
+#[cfg(not(feature = "gpu"))]
+#[test]
+fn a_build_without_gpus_says_so() {
+    let text = stdout(run(&["devices"]));
+    assert!(text.contains("built without GPUs"), "{text}");
+    for device in ["gpu", "gpu:1", "gpu:nvidia"] {
+        let output = run(&["run", "-p", "x", "--device", device]);
+        assert_eq!(output.status.code(), Some(4));
+        let errors = stderr(&output);
+        assert!(errors.contains(&format!("{device:?}")) && errors.contains("built without GPUs"), "{errors}");
+    }
+    let output = run(&["kernels", "rmsnorm", "--emit", "msl"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("built without GPUs"), "{}", stderr(&output));
+}
+
+#[test]
+fn names_that_make_no_device_are_refused() {
+    for (args, code, part) in [
+        (&["--device", "tpu"][..], 2, "\"tpu\" is no device"),
+        (&["--device", "gpu:"], 2, "\"gpu:\" is no device"),
+        (&["--gpu", "--device", "cpu"], 2, "cannot be used with"),
+        (&["--device", "gpu:99"], 4, if cfg!(feature = "gpu") { "no GPU" } else { "gpu:99" }),
+        (&["--device", "gpu:nosuch"], 4, if cfg!(feature = "gpu") { "no GPU" } else { "gpu:nosuch" }),
+    ] {
+        let text = "Once upon a time there was a little girl who lived near a wood ".repeat(2);
+        for command in [&["run"][..], &["logits"], &["perplexity", "-c", "16"]] {
+            let output = run(&[command, &["-p", &text], args].concat());
+            let errors = stderr(&output);
+            assert_eq!(output.status.code(), Some(code), "{command:?} {args:?}: {errors}");
+            assert!(errors.contains(part), "{command:?} {args:?}: {errors}");
+            assert_eq!(output.stdout, b"");
+        }
+    }
+}
