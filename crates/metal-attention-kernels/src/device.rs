@@ -284,8 +284,7 @@ impl GpuDevice {
     /// The device and the nanoseconds of a tick of its clock, for timestamp queries.
     pub fn clock(&self) -> Result<(&wgpu::Device, f32), GpuError> {
         if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
-            let why = "it has no timestamps".to_owned();
-            return Err(GpuError::Unsuitable { name: self.summary.name.clone(), why });
+            return Err(GpuError::NoClock { name: self.summary.name.clone() });
         }
         Ok((&self.device, self.queue.get_timestamp_period()))
     }

@@ -41,6 +41,12 @@ pub enum GpuError {
         /// What is missing.
         why: String,
     },
+    /// The device cannot tell how long a kernel runs.
+    #[error("the GPU {name} has no timestamps, so its kernels cannot be timed: profile another device (--device cpu)")]
+    NoClock {
+        /// The adapter's name.
+        name: String,
+    },
     /// No memory for a buffer, or for a step.
     #[error(
         "the GPU has no room for {what}{}: use a smaller context (-c) or a smaller model, or run on the CPU with --device \

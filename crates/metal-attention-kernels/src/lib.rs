@@ -3,6 +3,7 @@
 
 mod adapter;
 mod batch;
+mod ceilings;
 mod device;
 mod disk_cache;
 mod dispatch;
@@ -16,6 +17,7 @@ mod weights;
 
 pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, hardware_possible};
 pub use batch::batch_words;
+pub use ceilings::{GpuCeilings, LaunchCosts};
 pub use device::{GpuDevice, GpuOptions};
 pub use dispatch::{Dispatch, Extent, StepSize};
 pub use emit::{EmitError, ShaderLanguage, emit};

@@ -9,6 +9,9 @@ use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 use crate::weights::{GpuMatrix, MatrixPart, type_name};
 
+/// Tokens that share a weight once it is read, in a batch of a few.
+pub const TOKEN_TILE: usize = 4;
+
 /// What the matrix is multiplied with.
 #[derive(Debug, Clone, Copy)]
 pub enum MatvecInput<'a> {

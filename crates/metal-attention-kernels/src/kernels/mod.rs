@@ -11,6 +11,7 @@ mod kv_cache;
 mod matmul;
 mod matvec;
 mod prefill_attention;
+mod rates;
 mod residual_add;
 mod rmsnorm;
 mod rope;
@@ -24,8 +25,9 @@ pub use embedding::{embedding, embedding_twin};
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
 pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, matmul, matmul_by, matmul_method};
-pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, matvec, matvec_twin, multi_token_matvec};
+pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_twin, multi_token_matvec};
 pub use prefill_attention::prefill_attention;
+pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_apply, rope_apply_dual, rope_table, rope_twin};
@@ -45,6 +47,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         buffer_copy::catalogue(),
         rope::catalogue(),
         top_k::catalogue(),
+        rates::catalogue(),
         residual_add::catalogue(),
         ffn_silu::catalogue(),
         argmax::catalogue(),

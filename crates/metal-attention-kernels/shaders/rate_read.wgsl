@@ -1,0 +1,20 @@
+// sums[i] = the sum of every so many-th vector of words, from the i-th on: reads memory and does next to nothing else.
+@group(0) @binding(0) var<storage, read> words: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read_write> sums: array<u32>;
+
+{% set stride = threads * groups %}
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    var sum = vec4(0u);
+    var i = id.x;
+    // Four loads under way at a time.
+    for (; i + {{ 3 * stride }}u < {{ n }}u; i += {{ 4 * stride }}u) {
+        let a = words[i];
+        let b = words[i + {{ stride }}u];
+        let c = words[i + {{ 2 * stride }}u];
+        let d = words[i + {{ 3 * stride }}u];
+        sum += (a + b) + (c + d);
+    }
+    for (; i < {{ n }}u; i += {{ stride }}u) { sum += words[i]; }
+    sums[id.x] = sum.x + sum.y + sum.z + sum.w;
+}

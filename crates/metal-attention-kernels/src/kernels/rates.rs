@@ -1,0 +1,104 @@
+//! Kernels that do one thing only, to see how fast a device does it at best.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
+
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+/// Most subgroups of a workgroup of [`rate_matrix`].
+const MAX_SUBGROUPS: usize = 8;
+
+/// Results of a dispatch with `groups` workgroups: the length of its `sums`.
+pub fn rate_sums(groups: usize) -> usize {
+    THREADS * groups
+}
+
+/// Reads the first `n` vectors of 16 bytes of `words`: every thread those that are [`rate_sums`] apart, and `sums`
+/// `[rate_sums(groups)]` u32 gets the wrapping sum of their words.
+pub fn rate_read(
+    gpu: &GpuDevice,
+    n: usize,
+    groups: usize,
+    words: &wgpu::Buffer,
+    sums: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let key = PsoKey::new("rate_read", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups.into())]);
+    Dispatch::new(gpu, &key, &[words, sums], grid(groups))
+}
+
+/// Multiplies 32-bit floats: every thread `steps` (a multiple of 4) times 32 of them, each with one of the first four
+/// `operands` and added to it. `sums` `[rate_sums(groups)]` f32 gets each thread's results, added up: with operands of 1
+/// `4 (28 + 8 steps)`.
+pub fn rate_floats(
+    gpu: &GpuDevice,
+    steps: usize,
+    groups: usize,
+    operands: &wgpu::Buffer,
+    sums: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let key = PsoKey::new("rate_floats", [("steps", steps.into()), ("threads", THREADS.into())]);
+    Dispatch::new(gpu, &key, &[operands, sums], grid(groups))
+}
+
+/// Multiplications of [`rate_floats`].
+pub fn rate_floats_work(steps: usize, groups: usize) -> u64 {
+    (32 * steps * THREADS * groups) as u64
+}
+
+/// Multiplies on matrix units: every subgroup `steps` (a multiple of 4) times eight pairs of matrices filled with the
+/// first four `operands`. `sums` `[rate_sums(groups)]` f32 gets the elements of the results, added up by lane. `None` on
+/// a device without matrix units that kernels use.
+pub fn rate_matrix(
+    gpu: &GpuDevice,
+    steps: usize,
+    groups: usize,
+    operands: &wgpu::Buffer,
+    sums: &wgpu::Buffer,
+) -> Result<Option<Dispatch>, GpuError> {
+    if matrix_side(gpu.features()).is_none() {
+        return Ok(None);
+    }
+    Dispatch::new(gpu, &matrix_key(gpu.features(), steps), &[operands, sums], grid(groups)).map(Some)
+}
+
+/// Multiplications of [`rate_matrix`]; `None` where there are no matrix units.
+pub fn rate_matrix_work(features: ShaderFeatures, steps: usize, groups: usize) -> Option<u64> {
+    matrix_side(features).map(|side| (8 * side.pow(3) * steps * n_subgroups(features) * groups) as u64)
+}
+
+/// Rows of the matrices that the device's matrix units multiply.
+fn matrix_side(features: ShaderFeatures) -> Option<usize> {
+    match features {
+        ShaderFeatures { subgroup_size: 0, .. } => None,
+        ShaderFeatures { cooperative_f16: true, .. } => Some(16),
+        ShaderFeatures { cooperative_f32: true, .. } => Some(8),
+        _ => None,
+    }
+}
+
+/// Subgroups of a workgroup of [`rate_matrix`].
+fn n_subgroups(features: ShaderFeatures) -> usize {
+    (THREADS / features.subgroup_size.max(1) as usize).clamp(1, MAX_SUBGROUPS)
+}
+
+fn matrix_key(features: ShaderFeatures, steps: usize) -> PsoKey {
+    // The threads are those of the kernel without matrix units, which stands in where its text is shown.
+    let constants =
+        [("steps", steps.into()), ("n_subgroups", n_subgroups(features).into()), ("threads", THREADS.into())];
+    PsoKey::new("rate_matrix", constants)
+}
+
+fn grid(groups: usize) -> [Extent; 3] {
+    [Extent::Fixed(groups as u32), Extent::Fixed(1), Extent::Fixed(1)]
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![
+        PsoKey::new("rate_read", [("n", 4096_usize.into()), ("threads", THREADS.into()), ("groups", 4_usize.into())]),
+        PsoKey::new("rate_floats", [("steps", 64_usize.into()), ("threads", THREADS.into())]),
+        matrix_key(ShaderFeatures { subgroup_size: 32, ..Default::default() }, 64),
+    ]
+}
