@@ -7,6 +7,7 @@
 //! 8 bits; with [`CpuOptions::exact`] they stay in place and activations stay F32.
 
 mod activations;
+mod ceilings;
 mod cores;
 mod error;
 mod forward;
@@ -21,6 +22,7 @@ mod simd;
 #[cfg(test)]
 mod test_support;
 
+pub use ceilings::CpuCeilings;
 pub use cores::physical_cores;
 pub use error::CpuError;
 pub use forward_pass::{CpuForwardPass, CpuOptions, MemoryUse};

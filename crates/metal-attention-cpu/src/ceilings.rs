@@ -1,0 +1,326 @@
+//! What this CPU can do at best: the ceilings that the forward pass is held against.
+
+use std::hint::black_box;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use metal_attention_gguf::Tensor;
+
+use crate::activations::Q8Activations;
+use crate::error::CpuError;
+use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::pool::ThreadPool;
+use crate::simd::{Isa, Kernel, LANES, Simd};
+
+/// Words of memory that one task reads or copies: 256 KiB.
+const CHUNK: usize = 1 << 15;
+/// Steps of the loop in one task of a multiplication rate: some tens of microseconds.
+const STEPS: usize = 1 << 14;
+/// Operands of these loops, read over and over: a part of the first-level cache.
+const OPERANDS: usize = 1 << 10;
+
+/// Measures with a thread pool as a forward pass has it. Every rate is the best of many runs within the `time` given.
+pub struct CpuCeilings {
+    pool: ThreadPool,
+    isa: Isa,
+}
+
+impl CpuCeilings {
+    /// Starts `n_threads` threads, the caller's included.
+    pub fn new(n_threads: usize) -> Result<Self, CpuError> {
+        let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
+        Ok(Self { pool, isa: Isa::best() })
+    }
+
+    /// The instruction set of the multiplications.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Bytes per second that all threads together read from a buffer of `bytes`; that of memory where `bytes` is much
+    /// more than the caches hold.
+    pub fn read_bandwidth(&self, bytes: usize, time: Duration) -> Result<f64, CpuError> {
+        let words = words("the buffer to read", bytes)?;
+        let chunks: Vec<_> = words.chunks(CHUNK).collect();
+        let seconds = best(time, || {
+            self.pool.for_each(chunks.len(), &|i| {
+                black_box(checksum(chunks[i]));
+            });
+        });
+        Ok(8.0 * words.len() as f64 / seconds)
+    }
+
+    /// Bytes per second that all threads together move from one buffer of `bytes` to another: those read plus those
+    /// written.
+    pub fn copy_bandwidth(&self, bytes: usize, time: Duration) -> Result<f64, CpuError> {
+        let from = words("the buffer to copy", bytes)?;
+        let mut to = words("the buffer to copy to", bytes)?;
+        let chunks: Vec<_> = from.chunks(CHUNK).zip(to.chunks_mut(CHUNK)).map(Mutex::new).collect();
+        let seconds = best(time, || {
+            self.pool.for_each(chunks.len(), &|i| {
+                // Each task has its own chunk, so nobody waits; a panic has no other thread to reach.
+                if let Ok(mut chunk) = chunks[i].lock() {
+                    let (from, to) = &mut *chunk;
+                    to.copy_from_slice(from);
+                }
+            });
+        });
+        Ok(2.0 * 8.0 * from.len() as f64 / seconds)
+    }
+
+    /// Multiplications (with their additions) of 8-bit integers per second, by the dot products of the matrix kernels,
+    /// with all threads and operands in the first-level cache.
+    pub fn int8_rate(&self, time: Duration) -> f64 {
+        let (codes, x) = (vec![1; OPERANDS], vec![1; OPERANDS]);
+        self.rate(time, |sum| {
+            let kernel = DotRate { codes: &codes, x: &x, steps: STEPS, sum };
+            // SAFETY: the CPU has its best instruction set.
+            unsafe { self.isa.run(kernel) }
+        })
+    }
+
+    /// Multiplications (with their additions) of 32-bit floats per second, with all threads and operands in the
+    /// first-level cache.
+    pub fn f32_rate(&self, time: Duration) -> f64 {
+        let x = vec![0.5; OPERANDS];
+        self.rate(time, |sum| {
+            let kernel = FmaRate { x: &x, steps: STEPS, sum };
+            // SAFETY: the CPU has its best instruction set.
+            unsafe { self.isa.run(kernel) }
+        })
+    }
+
+    /// `task` adds the number of its multiplications to what it is given.
+    fn rate(&self, time: Duration, task: impl Fn(&mut Counted) + Sync) -> f64 {
+        let mut counted = Counted::default();
+        task(&mut counted);
+        let n_tasks = 16 * self.pool.n_threads();
+        let seconds = best(time, || {
+            self.pool.for_each(n_tasks, &|_| {
+                let mut counted = Counted::default();
+                task(&mut counted);
+                black_box(counted.value);
+            });
+        });
+        counted.multiplications as f64 * n_tasks as f64 / seconds
+    }
+
+    /// Seconds that an empty parallel region takes, one after the other: the mean of many, the best of several such
+    /// means.
+    pub fn region(&self, time: Duration) -> f64 {
+        const REGIONS: usize = 256;
+        // As many tasks as threads, so that the others are asked.
+        let seconds = best(time, || {
+            for _ in 0..REGIONS {
+                self.pool.for_each(2 * self.pool.n_threads(), &|i| {
+                    black_box(i);
+                });
+            }
+        });
+        seconds / REGIONS as f64
+    }
+
+    /// Seconds that the products of `matrices`, one after the other, with `n_tokens` tokens take, for each of
+    /// `n_tokens`. Matrices together larger than the caches are read from memory, as in a step of decode.
+    pub fn products(
+        &self,
+        matrices: &[&Tensor],
+        n_tokens: &[usize],
+        exact: bool,
+        time: Duration,
+    ) -> Result<Vec<f64>, CpuError> {
+        let matrices = matrices
+            .iter()
+            .map(|tensor| {
+                let bytes = tensor.bytes().len() as u64;
+                let matrix = Matrix::new(&self.pool, tensor, exact);
+                matrix.ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let widest = |width: fn(&Matrix) -> usize| matrices.iter().map(width).max().unwrap_or(0);
+        let (n_in, n_out) = (widest(Matrix::n_in), widest(Matrix::n_out));
+        let mut q8 = Q8Activations::default();
+        let measure = |&n: &usize| {
+            let x: Vec<f32> = (0..n * n_in).map(|i| (i % 17) as f32 - 8.0).collect();
+            let mut y = vec![0.0; n * n_out];
+            best(time, || {
+                for matrix in &matrices {
+                    let y = &mut y[..n * matrix.n_out()];
+                    let mut products = [Product { matrix, y, accumulate: false }];
+                    matmul(&self.pool, self.isa, &x[..n * matrix.n_in()], &mut q8, &mut products);
+                }
+            })
+        };
+        Ok(n_tokens.iter().map(measure).collect())
+    }
+}
+
+/// A buffer of `bytes`, every page of it written.
+fn words(what: &'static str, bytes: usize) -> Result<Vec<u64>, CpuError> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(bytes / 8).map_err(|_| CpuError::OutOfMemory { what, bytes: bytes as u64 })?;
+    words.resize(bytes / 8, 0x0102_0304_0506_0708);
+    Ok(words)
+}
+
+/// The shortest time of `run`, in seconds, over at least 3 runs and `time`. The first run warms up.
+fn best(time: Duration, mut run: impl FnMut()) -> f64 {
+    run();
+    let start = Instant::now();
+    let mut shortest = f64::INFINITY;
+    let mut runs = 0;
+    while runs < 3 || start.elapsed() < time {
+        let start = Instant::now();
+        run();
+        shortest = shortest.min(start.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    shortest.max(1e-9)
+}
+
+/// All words combined, in parallel lanes.
+fn checksum(words: &[u64]) -> u64 {
+    let (lines, rest) = words.as_chunks::<32>();
+    let mut lanes = [0; 32];
+    for line in lines {
+        for (lane, word) in lanes.iter_mut().zip(line) {
+            *lane ^= word;
+        }
+    }
+    lanes.iter().chain(rest).fold(0, |a, b| a ^ b)
+}
+
+/// What a loop computed and how many multiplications it took.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct Counted {
+    multiplications: u64,
+    value: f32,
+}
+
+/// Dot products of `codes` (below 128) with `x`, in a register tile as matrix products have it.
+struct DotRate<'a> {
+    codes: &'a [u8],
+    x: &'a [i8],
+    steps: usize,
+    sum: &'a mut Counted,
+}
+
+impl Kernel for DotRate<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: passed on; tiles are no larger than the operands.
+        unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
+    }
+}
+
+impl DotRate<'_> {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const R: usize, const T: usize>(self) {
+        let places = self.codes.len().min(self.x.len()) / (64 * R);
+        assert!(places > 0 && 4 * T <= 64 * R, "a tile's operands are there");
+        // SAFETY: place < places, so every load lies inside the operands.
+        unsafe {
+            let mut acc = [[S::i_splat(0); T]; R];
+            for step in 0..self.steps {
+                let at = 64 * R * (step % places);
+                let codes: [S::B; R] = std::array::from_fn(|r| S::b_load(self.codes.as_ptr().add(at + 64 * r)));
+                for r in 0..R {
+                    for t in 0..T {
+                        acc[r][t] = S::dot7(acc[r][t], codes[r], self.x.as_ptr().add(at + 4 * t));
+                    }
+                }
+            }
+            for sum in acc.as_flattened() {
+                self.sum.value += S::f_sum(S::i_to_f(*sum));
+            }
+        }
+        self.sum.multiplications = (64 * R * T * self.steps) as u64;
+    }
+}
+
+/// Sums of products of floats, in as many registers as hide the latency.
+struct FmaRate<'a> {
+    x: &'a [f32],
+    steps: usize,
+    sum: &'a mut Counted,
+}
+
+impl Kernel for FmaRate<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: passed on; a tile is no larger than the operands.
+        unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
+    }
+}
+
+impl FmaRate<'_> {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const R: usize, const T: usize>(self) {
+        let places = self.x.len() / (LANES * R);
+        assert!(places > 0 && T <= R * LANES, "a tile's operands are there");
+        // SAFETY: place < places, so every load lies inside the operands.
+        unsafe {
+            let mut acc = [[S::f_splat(0.0); T]; R];
+            for step in 0..self.steps {
+                let at = LANES * R * (step % places);
+                let w: [S::F; R] = std::array::from_fn(|r| S::f_load(self.x.as_ptr().add(at + LANES * r)));
+                let x: [S::F; T] = std::array::from_fn(|t| S::f_splat(self.x[at + t]));
+                for r in 0..R {
+                    for t in 0..T {
+                        acc[r][t] = S::f_fma(w[r], x[t], acc[r][t]);
+                    }
+                }
+            }
+            for sum in acc.as_flattened() {
+                self.sum.value += S::f_sum(*sum);
+            }
+        }
+        self.sum.multiplications = (LANES * R * T * self.steps) as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_multiplies_what_it_counts() {
+        let codes: Vec<u8> = (0..OPERANDS).map(|i| (i % 128) as u8).collect();
+        let (ones, halves) = (vec![1; OPERANDS], vec![0.5; OPERANDS]);
+        for isa in Isa::available() {
+            let mut counted = Counted::default();
+            // SAFETY: the CPU has `isa`.
+            unsafe { isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut counted }) }
+            // Codes 0 to 127, each as often as the others: 63.5 on average.
+            assert_eq!(f64::from(counted.value), 63.5 * counted.multiplications as f64, "{}", isa.name());
+            let mut counted = Counted::default();
+            // SAFETY: the CPU has `isa`.
+            unsafe { isa.run(FmaRate { x: &halves, steps: 5, sum: &mut counted }) }
+            assert_eq!(f64::from(counted.value), 0.25 * counted.multiplications as f64, "{}", isa.name());
+        }
+    }
+
+    #[test]
+    fn the_checksum_takes_in_every_word() {
+        for n in [0, 1, 31, 32, 33, 100] {
+            let words: Vec<u64> = (0..n).map(|i| i * i + 1).collect();
+            assert_eq!(checksum(&words), words.iter().fold(0, |a, b| a ^ b), "{n}");
+        }
+    }
+
+    #[test]
+    fn every_ceiling_is_a_positive_number() {
+        let time = Duration::from_millis(1);
+        for n_threads in [1, 2] {
+            let ceilings = CpuCeilings::new(n_threads).expect("threads");
+            let found = [
+                ceilings.read_bandwidth(1 << 20, time).expect("memory"),
+                ceilings.copy_bandwidth(1 << 20, time).expect("memory"),
+                ceilings.int8_rate(time),
+                ceilings.f32_rate(time),
+                ceilings.region(time),
+            ];
+            assert!(found.iter().all(|v| *v > 0.0 && v.is_finite()), "{found:?}");
+        }
+    }
+}
