@@ -10,6 +10,7 @@ mod model_args;
 mod model_summary;
 mod npy;
 mod output_file;
+mod profile_args;
 mod progress;
 mod random_weights;
 mod run_output;

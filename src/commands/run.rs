@@ -10,6 +10,7 @@ use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
+use crate::profile_args::ProfileArgs;
 use crate::progress::Progress;
 use crate::run_output::RunOutput;
 use crate::sampling_args::SamplingArgs;
@@ -64,6 +65,9 @@ pub struct Args {
     json: bool,
 
     #[command(flatten)]
+    profile: ProfileArgs,
+
+    #[command(flatten)]
     engine: EngineArgs,
 
     #[command(flatten)]
@@ -82,6 +86,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
+    if args.profile.wanted() {
+        generator.start_profile()?;
+    }
     drop(progress);
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
@@ -101,6 +108,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         );
     }
     statistics.print();
+    if let Some(profile) = generator.take_profile() {
+        args.profile.report(&profile)?;
+    }
     if stop_reason.is_none() { Err(CliError::Interrupted) } else { Ok(()) }
 }
 

@@ -1,7 +1,7 @@
 //! The forward pass on the CPU, in the order of the paper: embedding; per layer
 //! attention and feed-forward, each with its norm and residual; output head.
 
-use metal_attention_model::{AttentionSpec, BatchToken, FeedForward, LayerTrace, Mixer, ModelSpec, Rope};
+use metal_attention_model::{AttentionSpec, BatchToken, FeedForward, LayerTrace, Mixer, ModelSpec, Profiler, Rope};
 
 use crate::activations::Q8Activations;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
@@ -69,6 +69,8 @@ pub(crate) struct Run<'a> {
     pub(crate) pool: &'a ThreadPool,
     pub(crate) isa: Isa,
     pub(crate) s: &'a mut Scratch,
+    /// Takes a lap after every kernel, where somebody asked for a profile.
+    pub(crate) profiler: Option<&'a mut Profiler>,
 }
 
 impl Run<'_> {
@@ -88,12 +90,14 @@ impl Run<'_> {
         for (token, row) in tokens.iter().zip(self.s.x.chunks_exact_mut(n_embd)) {
             embedding(&weights.token_embd, token.id as usize, row);
         }
+        self.lap("embedding");
         let mut rope = None;
         for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
             let Mixer::Attention(a) = &layer.mixer else { unreachable!("set-up accepted attention only") };
             if rope != Some(a.rope) {
                 self.fill_rope_table(&a.rope, &tokens);
                 rope = Some(a.rope);
+                self.lap("rope_table");
             }
             self.project_and_cache(a, w, cache, &tokens);
             if i + 1 == spec.n_layer() && trace.is_none() {
@@ -104,7 +108,9 @@ impl Run<'_> {
                 return;
             }
             self.attend(a, cache, &tokens);
+            self.lap("attention");
             self.add_product(&w.out, Input::Att);
+            self.lap("matmul_attn_output");
             self.feed_forward(&layer.feed_forward, w);
             if let Some(trace) = trace.as_deref_mut() {
                 trace(i, &self.s.x);
@@ -115,6 +121,13 @@ impl Run<'_> {
         }
         if !tokens.is_empty() {
             self.output_head(logits);
+        }
+    }
+
+    /// `kernel` has run since the last lap.
+    fn lap(&mut self, kernel: &'static str) {
+        if let Some(profiler) = &mut self.profiler {
+            profiler.lap(kernel);
         }
     }
 
@@ -144,6 +157,7 @@ impl Run<'_> {
         let n_tokens = tokens.len();
         let (dim, n_q, n_kv) = (a.head_dim, a.n_head * a.head_dim, a.n_head_kv * a.head_dim);
         self.norm(&w.mixer_norm);
+        self.lap("rmsnorm");
         let s = &mut *self.s;
         resize(&mut s.q, n_tokens * n_q);
         resize(&mut s.k, n_tokens * n_kv);
@@ -154,7 +168,9 @@ impl Run<'_> {
             Product { matrix: &w.v.weight, y: &mut s.v, accumulate: false },
         ];
         matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        self.lap("matmul_qkv");
 
+        let s = &mut *self.s;
         let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
         let places = cache.places;
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
@@ -193,6 +209,7 @@ impl Run<'_> {
                 }
             }
         });
+        self.lap("rope_kv_append");
     }
 
     /// Drops the rows of tokens whose logits nobody asked for.
@@ -299,6 +316,7 @@ impl Run<'_> {
     fn feed_forward(&mut self, spec: &FeedForward, w: &PreparedLayer) {
         let FeedForward::Gated { n_ff, .. } = *spec else { unreachable!("set-up accepted gated feed-forward only") };
         self.norm(&w.feed_forward_norm);
+        self.lap("rmsnorm");
         let s = &mut *self.s;
         let n_tokens = s.x.len() / self.spec.n_embd;
         resize(&mut s.gate, n_tokens * n_ff);
@@ -308,6 +326,8 @@ impl Run<'_> {
             Product { matrix: &w.up.weight, y: &mut s.up, accumulate: false },
         ];
         matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        self.lap("matmul_gate_up");
+        let s = &mut *self.s;
         let (isa, gate, up) = (self.isa, SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
         self.pool.for_each(n_tokens, &|t| {
             // SAFETY: each token owns its rows.
@@ -317,15 +337,19 @@ impl Run<'_> {
             // SAFETY: the CPU has `isa`.
             unsafe { isa.run(FfnSilu { gate, up }) }
         });
+        self.lap("ffn_silu");
         self.add_product(&w.down, Input::Gate);
+        self.lap("matmul_down");
     }
 
     /// Logits of the tokens that are left.
     fn output_head(&mut self, logits: &mut [f32]) {
         let head = &self.weights.output;
         self.norm(&self.weights.output_norm);
+        self.lap("rmsnorm");
         let mut products = [Product { matrix: head, y: logits, accumulate: false }];
         matmul(self.pool, self.isa, &self.s.h, &mut self.s.q8, &mut products);
+        self.lap("matmul_output");
     }
 
     /// `h = RMSNorm(x) * weight`, row by row.

@@ -4,7 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Weights, check_batch,
+    BatchToken, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile, Profiler, Weights,
+    check_batch,
 };
 
 use crate::cores::physical_cores;
@@ -76,6 +77,7 @@ pub struct CpuForwardPass {
     isa: Isa,
     n_ctx: usize,
     n_ubatch: usize,
+    profiler: Option<Profiler>,
 }
 
 /// The KV cache of all layers.
@@ -121,6 +123,7 @@ impl CpuForwardPass {
             isa,
             n_ctx: options.n_ctx,
             n_ubatch: options.n_ubatch,
+            profiler: None,
             spec,
         })
     }
@@ -137,6 +140,11 @@ impl CpuForwardPass {
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Parallel regions that its threads entered so far; with one thread there are none. Wraps around.
+    pub fn regions(&self) -> u32 {
+        self.pool.regions()
     }
 
     /// Threads in use.
@@ -191,6 +199,16 @@ impl ForwardPass for CpuForwardPass {
         }
     }
 
+    fn start_profile(&mut self) -> Result<(), ForwardError> {
+        let device = format!("CPU, {}, threads: {}", self.isa.name(), self.n_threads());
+        self.profiler = Some(Profiler::new(device));
+        Ok(())
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
@@ -210,8 +228,17 @@ impl ForwardPass for CpuForwardPass {
         for tokens in batch.chunks(self.n_ubatch) {
             let n = tokens.iter().filter(|t| t.logits).count() * n_vocab;
             let logits = &mut self.logits[done..done + n];
-            let run =
-                Run { spec: &self.spec, weights: &self.weights, pool: &self.pool, isa: self.isa, s: &mut self.scratch };
+            if let Some(profiler) = &mut self.profiler {
+                profiler.begin_step(Phase::of(batch), tokens.len());
+            }
+            let run = Run {
+                spec: &self.spec,
+                weights: &self.weights,
+                pool: &self.pool,
+                isa: self.isa,
+                s: &mut self.scratch,
+                profiler: self.profiler.as_mut(),
+            };
             let trace: Option<LayerTrace<'_>> = match &mut trace {
                 Some(trace) => Some(&mut **trace),
                 None => None,

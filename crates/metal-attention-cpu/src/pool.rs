@@ -82,6 +82,11 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
+    /// Parallel regions that were entered so far; those of a single thread are none. Wraps around.
+    pub(crate) fn regions(&self) -> u32 {
+        region_of(self.shared.state.load(Ordering::Relaxed))
+    }
+
     /// Calls `task(i)` for every `i` in `0..n`, spread over the threads; returns
     /// when all calls have. A panic in a task is passed on.
     pub(crate) fn for_each(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {

@@ -1,6 +1,6 @@
 //! The one thing every backend does: evaluate a batch of tokens.
 
-use crate::{ForwardError, ModelSpec, TopK, highest};
+use crate::{ForwardError, ModelSpec, Profile, TopK, highest};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +112,18 @@ pub trait ForwardPass: Send {
     /// than [`forward`](Self::forward); 0 where it never does.
     fn max_top_k(&self) -> usize {
         0
+    }
+
+    /// Times every kernel from now on, for [`take_profile`](Self::take_profile). Steps may take longer meanwhile; what
+    /// they compute stays the same. An error where the backend has no clock for it.
+    fn start_profile(&mut self) -> Result<(), ForwardError> {
+        Err(ForwardError::Device { why: "this backend cannot time its kernels".into() })
+    }
+
+    /// Stops timing kernels and gives what was collected; `None` where
+    /// [`start_profile`](Self::start_profile) was not called or failed.
+    fn take_profile(&mut self) -> Option<Profile> {
+        None
     }
 
     /// One step of sequence 0: logits `[n_vocab]` after `id`.

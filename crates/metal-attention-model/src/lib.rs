@@ -7,6 +7,7 @@
 mod cache_type;
 mod error;
 mod forward;
+mod profile;
 mod rope;
 mod shapes;
 mod spec;
@@ -17,6 +18,7 @@ mod weights;
 pub use cache_type::CacheType;
 pub use error::{ForwardError, ModelError};
 pub use forward::{BatchToken, ForwardPass, LayerTrace, Logits, argmax, check_batch};
+pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use rope::{Rope, RopeLayout, RopeScaling};
 pub use shapes::{ModelShape, RopeFactors};
 pub use spec::{Activation, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelSpec};

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use metal_attention_model::ForwardPass;
+use metal_attention_model::{ForwardPass, Profile};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler, SamplerOptions};
@@ -94,6 +94,16 @@ impl Generator {
         let ids = self.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
         self.prompt(&ids, |_, _| ControlFlow::Continue(()))?;
         Ok(self.generate(options))
+    }
+
+    /// Times every kernel from now on. An error where the device has no clock for it.
+    pub fn start_profile(&mut self) -> Result<(), Error> {
+        Ok(self.sequence.pass_mut().start_profile()?)
+    }
+
+    /// Stops timing kernels and gives what was collected; `None` where there was no profile.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.sequence.pass_mut().take_profile()
     }
 
     /// What the last prompt and its continuation cost.

@@ -43,12 +43,15 @@ pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
 #[cfg(feature = "gpu")]
-pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory, GpuProfile};
+pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
 pub use metal_attention_cpu::{CacheType, CpuError, physical_cores, simd_name as cpu_simd_name};
 pub use metal_attention_gguf as gguf;
 #[cfg(feature = "gpu")]
 pub use metal_attention_kernels as kernels;
-pub use metal_attention_model::{BatchToken, ForwardError, ForwardPass, Logits, ModelSpec, Weights};
+pub use metal_attention_model::{
+    BatchToken, ForwardError, ForwardPass, KernelTime, KernelTotal, Logits, ModelSpec, Phase, Profile, ProfiledStep,
+    Weights,
+};
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
 pub use timings::Timings;

@@ -32,6 +32,10 @@ impl Sequence {
         &*self.pass
     }
 
+    pub fn pass_mut(&mut self) -> &mut dyn ForwardPass {
+        &mut *self.pass
+    }
+
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
     }

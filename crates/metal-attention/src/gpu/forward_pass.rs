@@ -6,8 +6,8 @@ use metal_attention_kernels::kernels::{self, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor};
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, Readback, StepSize, batch_words};
 use metal_attention_model::{
-    BatchToken, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, TopK, Weights, check_batch,
-    highest,
+    BatchToken, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile, Profiler,
+    TopK, Weights, check_batch, highest,
 };
 
 use super::activations::{Activations, Widths};
@@ -22,7 +22,7 @@ const TOP_K: usize = MAX_TOP_K;
 
 /// What comes back of each token whose logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Output {
+pub(super) enum Output {
     /// All its logits.
     Logits,
     /// The id of the largest.
@@ -62,6 +62,7 @@ pub struct GpuForwardPass {
     logits: Vec<f32>,
     memory: GpuMemory,
     pub(super) n_ctx: usize,
+    pub(super) profiler: Option<Profiler>,
 }
 
 impl GpuForwardPass {
@@ -156,6 +157,7 @@ impl GpuForwardPass {
             logits: Vec::new(),
             memory,
             n_ctx: options.n_ctx,
+            profiler: None,
         })
     }
 
@@ -210,12 +212,7 @@ impl GpuForwardPass {
             }
         }
         if size.n_wanted > 0 {
-            let choice: &[Dispatch] = match output {
-                Output::Logits => &[],
-                Output::Id => &plan.argmax,
-                Output::TopK => &plan.top_k,
-            };
-            for dispatch in plan.head.iter().chain(choice) {
+            for dispatch in plan.head.iter().chain(plan.choice(output)) {
                 dispatch.record(&self.gpu, &mut pass, size);
             }
         }
@@ -269,6 +266,9 @@ impl GpuForwardPass {
             }
             if trace.is_some() {
                 self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, part.len())?;
+            }
+            if self.profiler.is_some() {
+                self.profile_step(Phase::of(batch), part, size, output)?;
             }
             self.write_batch(part);
             let traced = 4 * (part.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
@@ -441,7 +441,8 @@ impl ForwardPass for GpuForwardPass {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         check_batch(batch, self.spec.n_vocab, self.n_ctx, &self.cache.n_past)?;
-        let ids = if batch.len() <= FEW.min(self.s.n_wanted) && is_decode(batch) {
+        let ahead = self.profiler.is_none() && batch.len() <= FEW.min(self.s.n_wanted) && is_decode(batch);
+        let ids = if ahead {
             self.decode_greedy(batch)?
         } else {
             let mut ids = Vec::new();
@@ -472,6 +473,16 @@ impl ForwardPass for GpuForwardPass {
         }
         self.cache.append(batch);
         Ok(lists)
+    }
+
+    fn start_profile(&mut self) -> Result<(), ForwardError> {
+        self.gpu.clock()?;
+        self.profiler = Some(Profiler::new(format!("GPU, {}", self.gpu.summary().name)));
+        Ok(())
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
     }
 
     fn max_top_k(&self) -> usize {

@@ -12,4 +12,3 @@ mod weights;
 pub use forward_pass::GpuForwardPass;
 pub use kv_cache::GpuKvCache;
 pub use options::{GpuForwardPassOptions, GpuMemory};
-pub use profile::GpuProfile;

@@ -2,12 +2,14 @@
 
 use metal_attention_kernels::kernels::{
     self, AttentionBuffers, AttentionShape, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, RmsNorm, Rows,
+    TOKEN_TILE,
 };
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix};
 use metal_attention_model::ModelSpec;
 
 use super::activations::Activations;
+use super::forward_pass::Output;
 use super::kv_cache::GpuKvCache;
 use super::weights::{GpuLinear, GpuWeights};
 
@@ -24,9 +26,6 @@ pub(super) enum BatchKind {
 
 /// Most tokens of a batch that is multiplied token by token instead of tile by tile.
 pub(super) const FEW: usize = 16;
-
-/// Tokens that share a weight once it is read, in a batch of a few.
-const TOKEN_TILE: usize = 4;
 
 impl BatchKind {
     pub(super) fn of(n_tokens: usize) -> Self {
@@ -52,6 +51,15 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// What follows the head for `output` to come back.
+    pub(super) fn choice(&self, output: Output) -> &[Dispatch] {
+        match output {
+            Output::Logits => &[],
+            Output::Id => &self.argmax,
+            Output::TopK => &self.top_k,
+        }
+    }
+
     /// The dispatches of a greedy step, in order.
     pub(super) fn greedy(&self) -> impl Iterator<Item = &Dispatch> {
         self.embedding.iter().chain(self.layers.iter().flatten()).chain(&self.head).chain(&self.argmax)

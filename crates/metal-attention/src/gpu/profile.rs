@@ -2,92 +2,107 @@
 
 use std::time::Duration;
 
+use metal_attention_kernels::kernels;
 use metal_attention_kernels::wgpu::{
-    self, BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySet,
-    QuerySetDescriptor, QueryType,
+    BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySetDescriptor, QueryType,
 };
 use metal_attention_kernels::{Dispatch, GpuError, StepSize};
-use metal_attention_model::{BatchToken, ForwardError, check_batch};
+use metal_attention_model::{BatchToken, KernelTime, Phase, ProfiledStep};
 
-use super::forward_pass::GpuForwardPass;
+use super::forward_pass::{GpuForwardPass, Output};
 use super::plan::BatchKind;
 
-/// Time of a step on the GPU.
-#[derive(Debug, Clone)]
-pub struct GpuProfile {
-    /// The whole step, as it normally runs.
-    pub step: Duration,
-    /// Its dispatches in order, by their kernels' names. Each was timed in a pass of its own, which costs extra time of
-    /// its own.
-    pub dispatches: Vec<(String, Duration)>,
-}
+/// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
+const PASSES_AT_ONCE: usize = 2048;
+
+/// From when to when a pass ran, in ticks of the GPU's clock.
+type Ticks = [u64; 2];
 
 impl GpuForwardPass {
-    /// Times a greedy step over `batch` on the GPU. The text stays as it is: nothing is appended.
-    ///
-    /// An error where the device cannot tell the time.
-    pub fn profile(&mut self, batch: &[BatchToken]) -> Result<GpuProfile, ForwardError> {
-        check_batch(batch, self.spec.n_vocab, self.n_ctx, &self.cache.n_past)?;
-        if batch.len() > self.s.n_tokens || batch.iter().filter(|t| t.logits).count() > self.s.n_wanted {
-            return Err(ForwardError::Device { why: "a profile is of one micro-batch: ask for fewer tokens".into() });
-        }
-        Ok(self.profile_checked(batch)?)
+    /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
+    pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
+        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: kernels::n_splits(last) };
+        self.plan(BatchKind::of(n_tokens)).greedy().filter(|dispatch| dispatch.runs(size)).count()
     }
 
-    fn profile_checked(&mut self, batch: &[BatchToken]) -> Result<GpuProfile, GpuError> {
-        self.lookahead.clear();
-        let size = Self::size(batch, 0);
+    /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
+    /// which costs some extra time of its own. Both runs leave behind what the step itself will.
+    pub(super) fn profile_step(
+        &mut self,
+        phase: Phase,
+        batch: &[BatchToken],
+        size: StepSize,
+        output: Output,
+    ) -> Result<(), GpuError> {
         let plan = self.plan(BatchKind::of(batch.len()));
-        let dispatches: Vec<&Dispatch> = plan.greedy().filter(|d| d.runs(size)).collect();
-        // The first run warms up.
-        let mut step = Duration::ZERO;
-        for _ in 0..2 {
-            step = self.time_passes(batch, size, &[&dispatches])?[0];
-        }
+        let layers = plan.embedding.iter().chain(plan.layers.iter().flatten());
+        // Without wanted tokens the grids of the head are empty, too.
+        let all = layers.chain(&plan.head).chain(plan.choice(output));
+        let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
+        let (_, period) = self.gpu.clock()?;
+        let since =
+            |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);
+        let whole = self.time_passes(batch, size, &[&dispatches])?[0];
         let apart: Vec<&[&Dispatch]> = dispatches.chunks(1).collect();
-        let times = self.time_passes(batch, size, &apart)?;
-        let dispatches = dispatches.iter().map(|d| d.kernel().to_owned()).zip(times).collect();
-        Ok(GpuProfile { step, dispatches })
+        let ticks = self.time_passes(batch, size, &apart)?;
+        let first = ticks.first().map_or(0, |t| t[0]);
+        let kernel = |(dispatch, &[start, end]): (&&Dispatch, &Ticks)| KernelTime {
+            kernel: dispatch.kernel().to_owned().into(),
+            start: since(first, start),
+            time: since(start, end),
+        };
+        let step = ProfiledStep {
+            phase,
+            n_tokens: batch.len(),
+            start: Duration::ZERO,
+            time: since(whole[0], whole[1]),
+            kernels: dispatches.iter().zip(&ticks).map(kernel).collect(),
+        };
+        if let Some(profiler) = &mut self.profiler {
+            profiler.add_step(step);
+        }
+        Ok(())
     }
 
-    /// Runs each group of dispatches in a pass of its own and tells how long it took.
+    /// Runs each group of dispatches in a pass of its own and tells from when to when it ran.
     fn time_passes(
         &self,
         batch: &[BatchToken],
         size: StepSize,
         passes: &[&[&Dispatch]],
-    ) -> Result<Vec<Duration>, GpuError> {
+    ) -> Result<Vec<Ticks>, GpuError> {
         let gpu = &*self.gpu;
-        let count = 2 * passes.len() as u32;
-        let (device, period) = gpu.clock()?;
-        let queries: QuerySet =
-            device.create_query_set(&QuerySetDescriptor { label: None, ty: QueryType::Timestamp, count });
-        let resolved = device.create_buffer(&BufferDescriptor {
-            label: Some("times"),
-            size: 8 * u64::from(count),
-            usage: BufferUsages::QUERY_RESOLVE | BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
+        let (device, _) = gpu.clock()?;
         self.write_batch(batch);
-        let mut encoder = gpu.encoder();
-        for (i, group) in (0..).step_by(2).zip(passes) {
-            let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor {
-                label: None,
-                timestamp_writes: Some(ComputePassTimestampWrites {
-                    query_set: &queries,
-                    beginning_of_pass_write_index: Some(i),
-                    end_of_pass_write_index: Some(i + 1),
-                }),
+        let mut ticks = Vec::new();
+        for passes in passes.chunks(PASSES_AT_ONCE) {
+            let count = 2 * passes.len() as u32;
+            let queries = device.create_query_set(&QuerySetDescriptor { label: None, ty: QueryType::Timestamp, count });
+            let resolved = device.create_buffer(&BufferDescriptor {
+                label: Some("times"),
+                size: 8 * u64::from(count),
+                usage: BufferUsages::QUERY_RESOLVE | BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
             });
-            for dispatch in *group {
-                dispatch.record(gpu, &mut pass, size);
+            let mut encoder = gpu.encoder();
+            for (i, group) in (0..).step_by(2).zip(passes) {
+                let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor {
+                    label: None,
+                    timestamp_writes: Some(ComputePassTimestampWrites {
+                        query_set: &queries,
+                        beginning_of_pass_write_index: Some(i),
+                        end_of_pass_write_index: Some(i + 1),
+                    }),
+                });
+                for dispatch in *group {
+                    dispatch.record(gpu, &mut pass, size);
+                }
             }
+            encoder.resolve_query_set(&queries, 0..count, &resolved, 0);
+            let submission = gpu.submit(encoder);
+            gpu.wait(Some(submission))?;
+            ticks.extend(gpu.read::<u64>(&resolved, count as usize)?.chunks_exact(2).map(|t| [t[0], t[1]]));
         }
-        encoder.resolve_query_set(&queries, 0..count, &resolved, 0);
-        let submission: wgpu::SubmissionIndex = gpu.submit(encoder);
-        gpu.wait(Some(submission))?;
-        let ticks: Vec<u64> = gpu.read(&resolved, count as usize)?;
-        let time = |t: &[u64]| Duration::from_secs_f64(t[1].saturating_sub(t[0]) as f64 * f64::from(period) * 1e-9);
-        Ok(ticks.chunks_exact(2).map(time).collect())
+        Ok(ticks)
     }
 }

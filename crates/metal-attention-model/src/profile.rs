@@ -1,0 +1,199 @@
+//! Where a forward pass spends its time, kernel by kernel.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::BatchToken;
+
+/// What a step is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Tokens of a prompt.
+    Prefill,
+    /// One token of each sequence.
+    Decode,
+}
+
+impl Phase {
+    /// The phase of a step over `batch`: decode where no sequence has two tokens in it. A prompt of a single token
+    /// looks the same.
+    pub fn of(batch: &[BatchToken]) -> Self {
+        let alone = |(i, t): (usize, &BatchToken)| batch[..i].iter().all(|u| u.seq != t.seq);
+        if batch.iter().enumerate().all(alone) { Self::Decode } else { Self::Prefill }
+    }
+
+    /// Its name: `"prefill"` or `"decode"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// The steps of a forward pass since [`ForwardPass::start_profile`](crate::ForwardPass::start_profile), in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Profile {
+    /// What ran, for people.
+    pub device: String,
+    /// The steps; a batch that was cut into micro-batches is several.
+    pub steps: Vec<ProfiledStep>,
+}
+
+/// One run through the layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProfiledStep {
+    /// What it was for.
+    pub phase: Phase,
+    /// Tokens that went through the layers.
+    pub n_tokens: usize,
+    /// When it began, since the start of the profile.
+    pub start: Duration,
+    /// How long it takes without timers between its kernels, as far as the backend can tell that; else what the kernels
+    /// add up to.
+    pub time: Duration,
+    /// Its kernels in the order they ran.
+    pub kernels: Vec<KernelTime>,
+}
+
+/// One run of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelTime {
+    /// The kernel's name.
+    pub kernel: Cow<'static, str>,
+    /// When it began, since the start of the profile.
+    pub start: Duration,
+    /// How long it ran.
+    pub time: Duration,
+}
+
+/// All runs of a kernel in one phase.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelTotal {
+    /// The kernel's name.
+    pub kernel: Cow<'static, str>,
+    /// How often it ran.
+    pub calls: usize,
+    /// How long, all runs together.
+    pub time: Duration,
+}
+
+impl Profile {
+    /// The steps of one phase.
+    pub fn of_phase(&self, phase: Phase) -> impl Iterator<Item = &ProfiledStep> {
+        self.steps.iter().filter(move |step| step.phase == phase)
+    }
+
+    /// The kernels of one phase, the one that took longest first.
+    pub fn totals(&self, phase: Phase) -> Vec<KernelTotal> {
+        let mut totals: Vec<KernelTotal> = Vec::new();
+        let mut places = HashMap::new();
+        for run in self.of_phase(phase).flat_map(|step| &step.kernels) {
+            let place = *places.entry(&run.kernel).or_insert_with(|| {
+                totals.push(KernelTotal { kernel: run.kernel.clone(), calls: 0, time: Duration::ZERO });
+                totals.len() - 1
+            });
+            totals[place].calls += 1;
+            totals[place].time += run.time;
+        }
+        totals.sort_by(|a, b| b.time.cmp(&a.time));
+        totals
+    }
+}
+
+/// Collects a [`Profile`] on the thread that runs the steps.
+#[derive(Debug)]
+pub struct Profiler {
+    started: Instant,
+    /// When the kernel that runs began.
+    mark: Instant,
+    profile: Profile,
+}
+
+impl Profiler {
+    /// A profile that begins now; `device` is what runs, for people.
+    pub fn new(device: String) -> Self {
+        let now = Instant::now();
+        Self { started: now, mark: now, profile: Profile { device, steps: Vec::new() } }
+    }
+
+    /// A step begins.
+    pub fn begin_step(&mut self, phase: Phase, n_tokens: usize) {
+        self.mark = Instant::now();
+        let start = self.mark - self.started;
+        self.profile.steps.push(ProfiledStep { phase, n_tokens, start, time: Duration::ZERO, kernels: Vec::new() });
+    }
+
+    /// `kernel` has run since the step began, or since the last lap.
+    pub fn lap(&mut self, kernel: &'static str) {
+        let now = Instant::now();
+        let Some(step) = self.profile.steps.last_mut() else { return };
+        let time = now - self.mark;
+        step.kernels.push(KernelTime { kernel: kernel.into(), start: self.mark - self.started, time });
+        step.time += time;
+        self.mark = now;
+    }
+
+    /// Adds a step that something else timed; its times count from the step's beginning, which is now.
+    pub fn add_step(&mut self, mut step: ProfiledStep) {
+        let now = self.started.elapsed();
+        step.start += now;
+        for run in &mut step.kernels {
+            run.start += now;
+        }
+        self.profile.steps.push(step);
+    }
+
+    /// What was collected.
+    pub fn finish(self) -> Profile {
+        self.profile
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(seq: usize, pos: usize) -> BatchToken {
+        BatchToken { id: 0, seq, pos, logits: true }
+    }
+
+    #[test]
+    fn a_step_that_takes_each_sequence_on_by_one_is_decode() {
+        assert_eq!(Phase::of(&[token(0, 9)]), Phase::Decode);
+        assert_eq!(Phase::of(&[token(0, 9), token(2, 4), token(1, 0)]), Phase::Decode);
+        assert_eq!(Phase::of(&[token(0, 9), token(1, 4), token(0, 10)]), Phase::Prefill);
+    }
+
+    #[test]
+    fn laps_follow_one_another_and_add_up_to_the_step() {
+        let mut profiler = Profiler::new("CPU".into());
+        profiler.lap("before any step");
+        for (phase, n_tokens) in [(Phase::Prefill, 7), (Phase::Decode, 1), (Phase::Decode, 1)] {
+            profiler.begin_step(phase, n_tokens);
+            for kernel in ["a", "b", "a"] {
+                profiler.lap(kernel);
+            }
+        }
+        let profile = profiler.finish();
+        assert_eq!(profile.steps.len(), 3);
+        for step in &profile.steps {
+            assert_eq!(step.kernels.len(), 3);
+            assert_eq!(step.start, step.kernels[0].start);
+            assert_eq!(step.time, step.kernels.iter().map(|k| k.time).sum());
+            for pair in step.kernels.windows(2) {
+                assert_eq!(pair[0].start + pair[0].time, pair[1].start);
+            }
+        }
+        let calls = |phase| {
+            let mut calls: Vec<_> = profile.totals(phase).iter().map(|t| (t.kernel.to_string(), t.calls)).collect();
+            calls.sort();
+            calls
+        };
+        assert_eq!(calls(Phase::Prefill), [("a".into(), 2), ("b".into(), 1)]);
+        assert_eq!(calls(Phase::Decode), [("a".into(), 4), ("b".into(), 2)]);
+        let total: Duration = profile.totals(Phase::Decode).iter().map(|t| t.time).sum();
+        assert_eq!(total, profile.of_phase(Phase::Decode).map(|step| step.time).sum());
+    }
+}
