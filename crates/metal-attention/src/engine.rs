@@ -3,9 +3,9 @@
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::ForwardPass;
 
-#[cfg(feature = "gpu")]
-use crate::gpu_engine;
 use crate::{Device, Error, Model};
+#[cfg(feature = "gpu")]
+use crate::{GpuForwardPass, gpu_engine};
 
 /// Context length where neither the caller nor the model asks for less.
 const DEFAULT_N_CTX: usize = 4096;
@@ -44,9 +44,38 @@ impl Default for EngineOptions {
     }
 }
 
+/// A forward pass as its backend has it, for what a [`ForwardPass`] does not tell.
+#[allow(clippy::large_enum_variant)] // there are one or two of them
+pub enum Backend {
+    /// On the CPU.
+    Cpu(CpuForwardPass),
+    /// On a GPU.
+    #[cfg(feature = "gpu")]
+    Gpu(GpuForwardPass),
+}
+
+impl Backend {
+    /// The forward pass.
+    pub fn pass(&mut self) -> &mut dyn ForwardPass {
+        match self {
+            Self::Cpu(pass) => pass,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(pass) => pass,
+        }
+    }
+
+    pub(crate) fn boxed(self) -> Box<dyn ForwardPass> {
+        match self {
+            Self::Cpu(pass) => Box::new(pass),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(pass) => Box::new(pass),
+        }
+    }
+}
+
 impl EngineOptions {
     /// Sets `model` up on the device these options name.
-    pub(crate) fn forward_pass(&self, model: &Model) -> Result<Box<dyn ForwardPass>, Error> {
+    pub(crate) fn backend(&self, model: &Model) -> Result<Backend, Error> {
         let n_ctx_train = model.spec().n_ctx_train;
         let n_ctx = self.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_N_CTX));
         if n_ctx > n_ctx_train {
@@ -59,7 +88,7 @@ impl EngineOptions {
         }
     }
 
-    fn cpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+    fn cpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
         let options = CpuOptions {
             n_ctx,
             n_seq: self.n_seq,
@@ -71,14 +100,14 @@ impl EngineOptions {
         };
         let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
         log(model, &pass);
-        Ok(Box::new(pass))
+        Ok(Backend::Cpu(pass))
     }
 
     #[cfg(feature = "gpu")]
-    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
         use metal_attention_kernels::GpuError;
         match gpu_engine::auto(model, self, n_ctx) {
-            Ok(pass) => return Ok(Box::new(pass)),
+            Ok(pass) => return Ok(Backend::Gpu(pass)),
             Err(why @ (GpuError::NoAdapter | GpuError::NoneSuits { .. } | GpuError::Option { .. })) => {
                 tracing::info!("auto takes the CPU: {why}");
             }
@@ -88,23 +117,23 @@ impl EngineOptions {
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
         self.cpu_pass(model, n_ctx)
     }
 
     #[cfg(feature = "gpu")]
-    fn gpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Box<dyn ForwardPass>, Error> {
+    fn gpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
         use metal_attention_kernels::AdapterChoice;
         let adapter = match &self.device {
             Device::GpuIndex(i) => AdapterChoice::Index(*i),
             Device::GpuName(name) => AdapterChoice::Name(name.clone()),
             _ => AdapterChoice::Best,
         };
-        Ok(Box::new(gpu_engine::forward_pass(model, self, n_ctx, adapter)?))
+        Ok(Backend::Gpu(gpu_engine::forward_pass(model, self, n_ctx, adapter)?))
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn gpu_pass(&self, _: &Model, _: usize) -> Result<Box<dyn ForwardPass>, Error> {
+    fn gpu_pass(&self, _: &Model, _: usize) -> Result<Backend, Error> {
         Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 }

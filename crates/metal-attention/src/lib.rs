@@ -38,13 +38,15 @@ mod stop_strings;
 mod timings;
 
 pub use device::Device;
-pub use engine::EngineOptions;
+pub use engine::{Backend, EngineOptions};
 pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
 #[cfg(feature = "gpu")]
 pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
-pub use metal_attention_cpu::{CacheType, CpuError, physical_cores, simd_name as cpu_simd_name};
+pub use metal_attention_cpu::{
+    CacheType, CpuCeilings, CpuError, CpuForwardPass, physical_cores, simd_name as cpu_simd_name,
+};
 pub use metal_attention_gguf as gguf;
 #[cfg(feature = "gpu")]
 pub use metal_attention_kernels as kernels;

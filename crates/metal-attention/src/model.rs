@@ -8,7 +8,7 @@ use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardPass, ModelSpec, Weights};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 
-use crate::{EngineOptions, Error};
+use crate::{Backend, EngineOptions, Error};
 
 /// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
 pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
@@ -95,6 +95,11 @@ impl Model {
     /// Sets the model up to run. This allocates the KV cache and may repack weights, which takes a moment where the
     /// model is large.
     pub fn forward_pass(&self, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, Error> {
-        options.forward_pass(self)
+        self.backend(options).map(Backend::boxed)
+    }
+
+    /// As [`forward_pass`](Self::forward_pass), with what only the chosen backend can tell.
+    pub fn backend(&self, options: &EngineOptions) -> Result<Backend, Error> {
+        options.backend(self)
     }
 }
