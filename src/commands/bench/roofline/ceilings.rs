@@ -1,0 +1,225 @@
+//! The ceilings of a device.
+
+use metal_attention::gguf::Tensor;
+use metal_attention::{Backend, CpuCeilings, CpuForwardPass, EngineOptions, Error, Model};
+use serde::Serialize;
+
+use super::Effort;
+use crate::cli_error::CliError;
+
+/// Numbers of tokens that are multiplied with a matrix at once.
+const BATCHES: [usize; 5] = [1, 2, 4, 8, 16];
+/// Bytes of matrices that are multiplied in turn, at most: more than any cache.
+const MATRIX_BYTES: usize = 1 << 30;
+
+/// What was measured.
+#[derive(Serialize)]
+pub struct DeviceName {
+    /// `cpu` or `gpu`.
+    pub kind: &'static str,
+    /// The CPU's instruction set, or the GPU's name.
+    pub name: String,
+    /// Threads on the CPU.
+    pub threads: Option<usize>,
+    /// The GPU's driver.
+    pub driver: Option<String>,
+}
+
+/// What a device does at best; rates are per second, a multiplication includes an addition.
+#[derive(Serialize)]
+pub struct Ceilings {
+    /// Bytes read.
+    pub read_bytes: f64,
+    /// Bytes read and written by a copy.
+    pub copy_bytes: f64,
+    /// Multiplications of the fast way to multiply matrices; `None` where floats are all there is.
+    pub matrix: Option<f64>,
+    /// What these multiply: `int8` or `half`.
+    pub matrix_type: Option<&'static str>,
+    /// Multiplications of 32-bit floats.
+    pub f32: f64,
+    /// What launches cost.
+    pub launches: Launches,
+}
+
+/// Microseconds of a launch with nothing to do.
+#[derive(Serialize, Clone, Copy)]
+#[serde(untagged)]
+pub enum Launches {
+    /// On the CPU.
+    Cpu {
+        /// A parallel region of the thread pool.
+        region_us: f64,
+    },
+    /// On a GPU.
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+    Gpu {
+        /// A dispatch that depends on the one before, inside a submission.
+        dispatch_us: f64,
+        /// The same where submissions are queued ahead.
+        dispatch_queued_us: f64,
+        /// A submission until its result has come back.
+        submission_us: f64,
+        /// The same where submissions are queued ahead.
+        submission_queued_us: f64,
+    },
+}
+
+impl Launches {
+    /// Microseconds of the launches that a forward pass counts.
+    pub fn each_us(self) -> f64 {
+        match self {
+            Self::Cpu { region_us } => region_us,
+            Self::Gpu { dispatch_us, .. } => dispatch_us,
+        }
+    }
+}
+
+/// What several tokens cost that are multiplied with a matrix at once.
+#[derive(Serialize)]
+pub struct BatchScaling {
+    /// The largest matrix of a layer; those of all layers were multiplied in turn.
+    pub matrix: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub ty: &'static str,
+    /// Its rows.
+    pub n_out: usize,
+    /// Its columns.
+    pub n_in: usize,
+    /// How many there were.
+    pub layers: usize,
+    /// By number of tokens.
+    pub batches: Vec<Batch>,
+}
+
+/// Some tokens multiplied with a matrix at once.
+#[derive(Serialize)]
+pub struct Batch {
+    /// How many.
+    pub n_tokens: usize,
+    /// Microseconds of one matrix and one token.
+    pub us_per_token: f64,
+    /// Times as fast, by token, as one token alone.
+    pub speedup: f64,
+}
+
+impl DeviceName {
+    /// The device that `backend` runs on.
+    pub fn of(backend: &Backend) -> Self {
+        match backend {
+            Backend::Cpu(pass) => {
+                Self { kind: "cpu", name: pass.isa().name().to_owned(), threads: Some(pass.n_threads()), driver: None }
+            }
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(pass) => {
+                let gpu = pass.gpu().summary();
+                let driver = Some(format!("{}, {}", gpu.backend, gpu.driver));
+                Self { kind: "gpu", name: gpu.name.clone(), threads: None, driver }
+            }
+        }
+    }
+}
+
+/// Measures the device that `backend` runs on; `step` hears of every part that is done, and may end it all.
+pub fn measure(
+    backend: &Backend,
+    model: &Model,
+    options: &EngineOptions,
+    effort: Effort,
+    step: &mut dyn FnMut() -> Result<(), CliError>,
+) -> Result<(Ceilings, BatchScaling), CliError> {
+    match backend {
+        Backend::Cpu(pass) => cpu(pass, model, options.exact, effort, step),
+        #[cfg(feature = "gpu")]
+        Backend::Gpu(pass) => gpu(pass, model, effort, step),
+    }
+}
+
+fn cpu(
+    pass: &CpuForwardPass,
+    model: &Model,
+    exact: bool,
+    effort: Effort,
+    step: &mut dyn FnMut() -> Result<(), CliError>,
+) -> Result<(Ceilings, BatchScaling), CliError> {
+    let ceilings = CpuCeilings::new(pass.n_threads()).map_err(Error::from)?;
+    let read_bytes = ceilings.read_bandwidth(effort.cpu_bytes, effort.time).map_err(Error::from)?;
+    step()?;
+    let copy_bytes = ceilings.copy_bandwidth(effort.cpu_bytes, effort.time).map_err(Error::from)?;
+    step()?;
+    let (matrix, f32) = (ceilings.int8_rate(effort.time), ceilings.f32_rate(effort.time));
+    step()?;
+    let launches = Launches::Cpu { region_us: 1e6 * ceilings.region(effort.time) };
+    step()?;
+    let tensors = largest_of_layers(model);
+    let seconds = ceilings.products(&tensors, &BATCHES, exact, effort.time).map_err(Error::from)?;
+    step()?;
+    let matrix = Some(matrix);
+    let found = Ceilings { read_bytes, copy_bytes, matrix, matrix_type: Some("int8"), f32, launches };
+    Ok((found, BatchScaling::new(&tensors, &seconds)))
+}
+
+#[cfg(feature = "gpu")]
+fn gpu(
+    pass: &metal_attention::GpuForwardPass,
+    model: &Model,
+    effort: Effort,
+    step: &mut dyn FnMut() -> Result<(), CliError>,
+) -> Result<(Ceilings, BatchScaling), CliError> {
+    let gpu = pass.gpu();
+    let ceilings = metal_attention::kernels::GpuCeilings::new(gpu, effort.time);
+    let bytes = if gpu.summary().is_software() { effort.software_bytes } else { effort.gpu_bytes };
+    let read_bytes = ceilings.read_bandwidth(bytes).map_err(Error::from)?;
+    step()?;
+    let copy_bytes = ceilings.copy_bandwidth(bytes).map_err(Error::from)?;
+    step()?;
+    let (matrix, f32) = (ceilings.matrix_rate().map_err(Error::from)?, ceilings.f32_rate().map_err(Error::from)?);
+    step()?;
+    let costs = ceilings.launch_costs().map_err(Error::from)?;
+    step()?;
+    let launches = Launches::Gpu {
+        dispatch_us: 1e6 * costs.dispatch,
+        dispatch_queued_us: 1e6 * costs.dispatch_queued,
+        submission_us: 1e6 * costs.submission,
+        submission_queued_us: 1e6 * costs.submission_queued,
+    };
+    let tensors = largest_of_layers(model);
+    let seconds = ceilings.products(&tensors, &BATCHES).map_err(Error::from)?;
+    step()?;
+    let matrix_type = matrix.map(|_| "half");
+    let found = Ceilings { read_bytes, copy_bytes, matrix, matrix_type, f32, launches };
+    Ok((found, BatchScaling::new(&tensors, &seconds)))
+}
+
+/// The largest matrix of the first layer, and its like in the others.
+fn largest_of_layers(model: &Model) -> Vec<&Tensor> {
+    let of_layer = |i: usize| {
+        let layer = &model.weights().layers[i];
+        let (a, f) = (&layer.attention, &layer.feed_forward);
+        [&a.q, &a.k, &a.v, &a.out, &f.gate, &f.up, &f.down].map(|linear| &linear.weight)
+    };
+    let sizes = of_layer(0).map(|tensor| tensor.bytes().len());
+    let largest = (0..sizes.len()).rev().max_by_key(|&i| sizes[i]).unwrap_or(0);
+    let n = (MATRIX_BYTES / sizes[largest].max(1)).clamp(1, model.spec().n_layer());
+    (0..n).map(|i| of_layer(i)[largest]).collect()
+}
+
+impl BatchScaling {
+    /// From the seconds that all `tensors` took with each of [`BATCHES`].
+    fn new(tensors: &[&Tensor], seconds: &[f64]) -> Self {
+        let first = tensors[0];
+        let batches = BATCHES.iter().zip(seconds).map(|(&n_tokens, &s)| {
+            let per_token = s / n_tokens as f64;
+            Batch { n_tokens, us_per_token: 1e6 * per_token / tensors.len() as f64, speedup: seconds[0] / per_token }
+        });
+        Self {
+            matrix: first.name().to_owned(),
+            ty: first.ty().name(),
+            n_out: first.n_rows(),
+            n_in: first.row_len(),
+            layers: tensors.len(),
+            batches: batches.collect(),
+        }
+    }
+}

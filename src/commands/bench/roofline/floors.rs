@@ -1,0 +1,288 @@
+//! The least that prefill and decode of a model can take by the ceilings, and what they take.
+
+use std::time::Instant;
+
+use metal_attention::gguf::{Tensor, TensorType};
+use metal_attention::{Backend, CacheType, EngineOptions, Error, ForwardError, Model};
+use metal_attention_model::Mixer;
+use serde::Serialize;
+
+use super::ceilings::Ceilings;
+use super::{Effort, matrices};
+use crate::cli_error::CliError;
+
+/// A model in the sizes that speed depends on.
+#[derive(Serialize)]
+pub struct ModelSize {
+    /// The file's name.
+    pub file: String,
+    /// Bytes of the matrices that every decoded token is multiplied with.
+    pub matrix_bytes: u64,
+    /// Elements of these matrices.
+    pub matrix_elements: u64,
+}
+
+/// The floor of a phase.
+#[derive(Serialize)]
+pub struct Floor {
+    /// `prefill` or `decode`.
+    pub phase: &'static str,
+    /// Tokens of the prompt; 0 in decode.
+    pub n_prompt: usize,
+    /// Tokens generated one by one; 0 in prefill.
+    pub n_gen: usize,
+    /// Tokens in the KV cache before.
+    pub depth: usize,
+    /// What the phase asks of the device: all of a prefill, or one step of decode.
+    pub work: Work,
+    /// Microseconds of its bytes at the rate of reading.
+    pub bytes_us: f64,
+    /// Microseconds of its multiplications.
+    pub multiplications_us: f64,
+    /// Microseconds of its launches.
+    pub launches_us: f64,
+    /// The longest of the three.
+    pub floor_us: f64,
+    /// Which one it is: `bytes`, `multiplications` or `launches`.
+    pub bound: &'static str,
+    /// What was measured: the median of a few runs.
+    pub measured_us: f64,
+    /// Tokens per second by the floor.
+    pub floor_tokens_per_second: f64,
+    /// Tokens per second measured.
+    pub tokens_per_second: f64,
+    /// Speed in percent of the floor's.
+    pub percent: f64,
+}
+
+/// What some tokens ask of a device.
+#[derive(Serialize, Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Bytes of weights, and of keys and values of earlier tokens.
+    pub bytes: u64,
+    /// Multiplications by weights that are quantised or 16 bits wide.
+    pub matrix_multiplications: u64,
+    /// Other multiplications: by floats, and in attention.
+    pub f32_multiplications: u64,
+    /// Parallel regions of the CPU's threads, or dispatches of a GPU.
+    pub launches: u64,
+}
+
+impl ModelSize {
+    /// Of `model`, whose file is called `file`.
+    pub fn of(model: &Model, file: String) -> Self {
+        Self {
+            file,
+            matrix_bytes: matrices(model).map(|m| m.bytes().len() as u64).sum(),
+            matrix_elements: matrices(model).map(|m| m.n_elements() as u64).sum(),
+        }
+    }
+}
+
+impl Work {
+    /// Of `n_tokens` tokens after `n_past` others, in micro-batches of `n_ubatch`; the logits of the last are wanted.
+    fn of(model: &Model, options: &EngineOptions, n_past: usize, n_tokens: usize, n_ubatch: usize) -> Self {
+        let steps = n_tokens.div_ceil(n_ubatch) as u64;
+        let output = &model.weights().output;
+        let mut work = Self { bytes: 0, matrix_multiplications: 0, f32_multiplications: 0, launches: 0 };
+        for matrix in matrices(model) {
+            let is_output = std::ptr::eq(matrix, output);
+            let (reads, tokens) = if is_output { (1, 1) } else { (steps, n_tokens as u64) };
+            work.bytes += reads * matrix.bytes().len() as u64;
+            let multiplications = tokens * matrix.n_elements() as u64;
+            if options.exact || !is_fast(matrix) {
+                work.f32_multiplications += multiplications;
+            } else {
+                work.matrix_multiplications += multiplications;
+            }
+        }
+        let element = if options.cache_type == CacheType::F16 { 2 } else { 4 };
+        work.bytes += (model.spec().kv_elements_per_token() * element * n_past) as u64;
+        for layer in &model.spec().layers {
+            let Mixer::Attention(a) = &layer.mixer else { continue };
+            let seen = |pos: usize| (pos + 1).min(a.window.unwrap_or(usize::MAX)) as u64;
+            let pairs: u64 = (n_past..n_past + n_tokens).map(seen).sum();
+            // A product with the key and one with the value.
+            work.f32_multiplications += 2 * pairs * (a.n_head * a.head_dim) as u64;
+        }
+        work
+    }
+}
+
+/// Whether a matrix can be multiplied in fewer than 32 bits.
+fn is_fast(matrix: &Tensor) -> bool {
+    !matches!(matrix.ty(), TensorType::F32 | TensorType::BF16)
+}
+
+impl Floor {
+    fn new(
+        phase: &'static str,
+        [n_prompt, n_gen, depth]: [usize; 3],
+        work: Work,
+        ceilings: &Ceilings,
+        measured: f64,
+    ) -> Self {
+        let bytes_us = 1e6 * work.bytes as f64 / ceilings.read_bytes;
+        // A GPU may do it all on matrix units; a CPU's are for integers alone.
+        let fast = ceilings.matrix.unwrap_or(ceilings.f32).max(ceilings.f32);
+        let slow = if ceilings.matrix_type == Some("half") { fast } else { ceilings.f32 };
+        let multiplications_us =
+            1e6 * (work.matrix_multiplications as f64 / fast + work.f32_multiplications as f64 / slow);
+        let launches_us = work.launches as f64 * ceilings.launches.each_us();
+        let parts = [("bytes", bytes_us), ("multiplications", multiplications_us), ("launches", launches_us)];
+        let (bound, floor_us) = parts.into_iter().fold(("bytes", 0.0), |a, b| if b.1 > a.1 { b } else { a });
+        let measured_us = 1e6 * measured;
+        let tokens = if n_gen > 0 { 1.0 } else { n_prompt as f64 };
+        Self {
+            phase,
+            n_prompt,
+            n_gen,
+            depth,
+            work,
+            bytes_us,
+            multiplications_us,
+            launches_us,
+            floor_us,
+            bound,
+            measured_us,
+            floor_tokens_per_second: 1e6 * tokens / floor_us,
+            tokens_per_second: 1e6 * tokens / measured_us,
+            percent: 100.0 * floor_us / measured_us,
+        }
+    }
+}
+
+/// Runs prefill and decode and holds them against their floors; `step` hears of each.
+pub fn measure(
+    backend: &mut Backend,
+    model: &Model,
+    options: &EngineOptions,
+    effort: Effort,
+    ceilings: &Ceilings,
+    step: &mut dyn FnMut() -> Result<(), CliError>,
+) -> Result<Vec<Floor>, CliError> {
+    let n_vocab = model.spec().n_vocab;
+    let ids: Vec<u32> = (0..effort.n_prompt).map(|i| ((i * 7919 + 13) % n_vocab) as u32).collect();
+    let n_ubatch = options.n_ubatch.min(effort.n_prompt);
+
+    // The first run warms up, and its launches are counted.
+    let before = launches_so_far(backend);
+    prefill(backend, &ids)?;
+    let counted = launches_so_far(backend) - before;
+    let seconds = median(effort.runs, || prefill(backend, &ids))?;
+    let mut work = Work::of(model, options, 0, effort.n_prompt, n_ubatch);
+    work.launches = launches(backend, effort.n_prompt, n_ubatch).unwrap_or(counted);
+    let prefill = Floor::new("prefill", [effort.n_prompt, 0, 0], work, ceilings, seconds);
+    step()?;
+
+    let before = launches_so_far(backend);
+    decode(backend, 1)?;
+    // The first token, which decode begins with, is a step of its own.
+    let counted = (launches_so_far(backend) - before) / 2;
+    decode(backend, effort.n_gen)?;
+    let seconds = median(effort.runs, || decode(backend, effort.n_gen))?;
+    let mut work = Work::of(model, options, 1, 1, 1);
+    work.launches = launches(backend, 1, 1).unwrap_or(counted);
+    let decode = Floor::new("decode", [0, effort.n_gen, 0], work, ceilings, seconds);
+    step()?;
+    Ok(vec![prefill, decode])
+}
+
+/// Parallel regions that the CPU's threads entered so far.
+fn launches_so_far(backend: &Backend) -> u64 {
+    match backend {
+        Backend::Cpu(pass) => u64::from(pass.regions()),
+        #[cfg(feature = "gpu")]
+        Backend::Gpu(_) => 0,
+    }
+}
+
+/// Dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, on a GPU.
+fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
+    match backend {
+        Backend::Cpu(_) => None,
+        #[cfg(feature = "gpu")]
+        Backend::Gpu(pass) => {
+            let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;
+            let rest = n_tokens % n_ubatch;
+            Some(whole + if rest > 0 { pass.launches(rest, n_tokens - 1) as u64 } else { 0 })
+        }
+    }
+}
+
+/// Seconds of a prompt until its next token is known.
+fn prefill(backend: &mut Backend, ids: &[u32]) -> Result<f64, CliError> {
+    let pass = backend.pass();
+    pass.reset();
+    let start = Instant::now();
+    pass.forward_prompt(ids).map_err(engine)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Seconds of one of `n` greedy steps after a first token.
+fn decode(backend: &mut Backend, n: usize) -> Result<f64, CliError> {
+    let pass = backend.pass();
+    pass.reset();
+    let mut id = pass.forward_token_greedy(0).map_err(engine)?;
+    let start = Instant::now();
+    for _ in 0..n {
+        id = pass.forward_token_greedy(id).map_err(engine)?;
+    }
+    Ok(start.elapsed().as_secs_f64() / n as f64)
+}
+
+fn engine(error: ForwardError) -> CliError {
+    Error::from(error).into()
+}
+
+/// The median of `n` runs.
+fn median(n: usize, mut run: impl FnMut() -> Result<f64, CliError>) -> Result<f64, CliError> {
+    let mut seconds = (0..n).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[n / 2].max(1e-9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ceilings::Launches;
+    use super::*;
+
+    #[test]
+    fn the_work_of_the_built_in_model() {
+        let model = Model::built_in().unwrap();
+        let options = EngineOptions::default();
+        // Five layers, all F32: 64 x 64 queries and output, 32 x 64 keys and values, three of 172 x 64; a head of
+        // 512 x 64.
+        let layer = 64 * (64 + 32 + 32 + 64 + 3 * 172);
+        let head = 512 * 64;
+        let decode = Work::of(&model, &options, 1, 1, 1);
+        let attention = 2 * 2 * 64 * 5;
+        assert_eq!(decode.bytes, 4 * (5 * layer + head) + 5 * 2 * 32 * 2);
+        assert_eq!(decode.f32_multiplications, 5 * layer + head + attention);
+        assert_eq!(decode.matrix_multiplications, 0);
+        // Two micro-batches read the layers twice.
+        let prefill = Work::of(&model, &options, 0, 20, 10);
+        assert_eq!(prefill.bytes, 4 * (2 * 5 * layer + head));
+        assert_eq!(prefill.f32_multiplications, 20 * 5 * layer + head + 5 * 2 * 64 * (20 * 21 / 2));
+    }
+
+    #[test]
+    fn the_floor_is_the_longest_of_its_parts() {
+        let ceilings = Ceilings {
+            read_bytes: 1e9,
+            copy_bytes: 1e9,
+            matrix: Some(1e12),
+            matrix_type: Some("int8"),
+            f32: 1e10,
+            launches: Launches::Cpu { region_us: 2.0 },
+        };
+        let work = Work { bytes: 5000, matrix_multiplications: 1_000_000, f32_multiplications: 100_000, launches: 7 };
+        let floor = Floor::new("prefill", [10, 0, 0], work, &ceilings, 28e-6);
+        assert!((floor.bytes_us - 5.0).abs() < 1e-9);
+        assert!((floor.multiplications_us - 11.0).abs() < 1e-9);
+        assert!((floor.launches_us - 14.0).abs() < 1e-9);
+        assert_eq!((floor.bound, floor.floor_us), ("launches", floor.launches_us));
+        assert!((floor.percent - 50.0).abs() < 1e-9);
+        assert!((floor.tokens_per_second - 10.0 / 28e-6).abs() < 1.0);
+    }
+}
