@@ -29,7 +29,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    compare, completions, detokenize, devices, info, kernels, logits, perplexity, quantize, run, synth, tokenize,
+    bench, compare, completions, detokenize, devices, info, kernels, logits, perplexity, quantize, run, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -70,6 +70,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Bench(bench::Args),
     Info(info::Args),
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
@@ -89,6 +90,7 @@ fn main() -> ExitCode {
     start_log(cli.verbose);
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Info(args) => info::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => detokenize::run(args),

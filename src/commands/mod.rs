@@ -1,5 +1,6 @@
 //! The subcommands, one file each: what it takes (`Args`) and what it does (`run`).
 
+pub mod bench;
 pub mod compare;
 pub mod completions;
 pub mod detokenize;
