@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use metal_attention_gguf::Tensor;
@@ -105,15 +106,24 @@ impl CpuCeilings {
         counted.multiplications as f64 * n_tasks as f64 / seconds
     }
 
-    /// Seconds that an empty parallel region takes, one after the other: the mean of many, the best of several such
-    /// means.
+    /// Seconds that a parallel region takes in which every thread has come to take part, and nothing else to do: the
+    /// mean of many, one after the other; the best of several such means.
     pub fn region(&self, time: Duration) -> f64 {
-        const REGIONS: usize = 256;
-        // As many tasks as threads, so that the others are asked.
+        const REGIONS: usize = 64;
+        /// Looks at the count before a thread yields to one that the system does not run.
+        const SPINS: u32 = 1000;
+        let n_threads = self.pool.n_threads();
         let seconds = best(time, || {
             for _ in 0..REGIONS {
-                self.pool.for_each(2 * self.pool.n_threads(), &|i| {
-                    black_box(i);
+                let arrived = AtomicUsize::new(0);
+                self.pool.for_each(n_threads, &|_| {
+                    arrived.fetch_add(1, Ordering::AcqRel);
+                    let mut spins = 0;
+                    // A thread that waits takes no other task, so each task has a thread of its own.
+                    while arrived.load(Ordering::Acquire) < n_threads {
+                        spins += 1;
+                        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+                    }
                 });
             }
         });
