@@ -54,7 +54,7 @@ impl<'a> GpuCeilings<'a> {
     /// Bytes per second that a kernel reads from a buffer of `bytes`, or of as many as the device binds.
     pub fn read_bandwidth(&self, bytes: u64) -> Result<f64, GpuError> {
         let (words, n) = self.words("the buffer to read", bytes)?;
-        let groups = (n / 4096).clamp(1, 2048);
+        let groups = self.groups().min(n / 4096).max(1);
         let sums = self.gpu.buffer("sums", 4 * rate_sums(groups) as u64)?;
         let seconds = self.seconds(&[rate_read(self.gpu, n, groups, &words, &sums)?], ONE)?;
         Ok(16.0 * n as f64 / seconds)
@@ -154,6 +154,11 @@ impl<'a> GpuCeilings<'a> {
             .collect()
     }
 
+    /// Workgroups that fill a device: many for a GPU, a few for the cores behind a software one.
+    fn groups(&self) -> usize {
+        if self.gpu.summary().is_software() { 16 } else { 2048 }
+    }
+
     /// A buffer of `bytes`, or of as many as the device binds, and its vectors of 16 bytes.
     fn words(&self, what: &str, bytes: u64) -> Result<(Buffer, usize), GpuError> {
         let n = bytes.min(self.gpu.summary().max_binding) / 16;
@@ -167,8 +172,7 @@ impl<'a> GpuCeilings<'a> {
         work: impl Fn(usize, usize) -> f64,
         kernel: impl Fn(usize, usize, &Buffer, &Buffer) -> Result<Option<Dispatch>, GpuError>,
     ) -> Result<Option<f64>, GpuError> {
-        const GROUPS: usize = 2048;
-        let groups = if self.gpu.summary().is_software() { 16 } else { GROUPS };
+        let groups = self.groups();
         let operands = self.gpu.upload("operands", &[1.0f32, 0.5, 0.25, 0.125])?;
         let sums = self.gpu.buffer("sums", 4 * rate_sums(groups) as u64)?;
         let mut fastest = None;
@@ -210,8 +214,12 @@ impl<'a> GpuCeilings<'a> {
             times = ((times as f64 * round / seconds).ceil() as usize).clamp(times + 1, 8 * times);
             seconds = run(times)?;
         }
+        let start = Instant::now();
         for _ in 1..ROUNDS {
             seconds = seconds.min(run(times)?);
+            if start.elapsed() > self.time {
+                break;
+            }
         }
         Ok(seconds / times as f64)
     }

@@ -90,7 +90,7 @@ impl Effort {
                 time: Duration::from_millis(300),
                 cpu_bytes: 512 << 20,
                 gpu_bytes: 1 << 30,
-                software_bytes: 128 << 20,
+                software_bytes: 32 << 20,
                 n_prompt: 512,
                 n_gen: 64,
                 runs: 5,
