@@ -15,7 +15,7 @@ fn table(stderr: &str) -> BTreeMap<String, Vec<(String, usize, f64)>> {
     let mut phase = String::new();
     for line in stderr.lines() {
         if let Some((name, _)) = line.split_once(": ").filter(|(name, _)| ["prefill", "decode"].contains(name)) {
-            phase = name.to_owned();
+            name.clone_into(&mut phase);
         } else if line.starts_with("  ") && !phase.is_empty() && !line.starts_with("  kernel ") {
             let mut words: Vec<_> = line.split_whitespace().collect();
             assert!(words.len() >= 5, "{line}");

@@ -97,7 +97,7 @@ impl Profile {
             totals[place].calls += 1;
             totals[place].time += run.time;
         }
-        totals.sort_by(|a, b| b.time.cmp(&a.time));
+        totals.sort_by_key(|total| std::cmp::Reverse(total.time));
         totals
     }
 }

@@ -24,6 +24,7 @@ pub struct ModelSize {
 
 /// The floor of a phase.
 #[derive(Serialize)]
+#[allow(clippy::struct_field_names)] // names of the JSON
 pub struct Floor {
     /// `prefill` or `decode`.
     pub phase: &'static str,

@@ -7,11 +7,11 @@ use super::floors::Floor;
 /// The report as lines.
 pub fn of(report: &Report) -> String {
     let device = &report.device;
-    let mut text = format!("{}: {}", device.kind, device.name);
-    text += &device.threads.map_or(String::new(), |n| format!(", threads: {n}"));
-    text += &device.driver.as_ref().map_or(String::new(), |driver| format!(", {driver}"));
-    text += "\n\nceilings\n";
-    let mut line = |what: &str, value: String| text += &format!("  {what:<44}  {value:>12}\n");
+    let mut text = vec![format!("{}: {}", device.kind, device.name)];
+    text.extend(device.threads.map(|n| format!(", threads: {n}")));
+    text.extend(device.driver.as_ref().map(|driver| format!(", {driver}")));
+    text.push("\n\nceilings\n".into());
+    let mut line = |what: &str, value: String| text.push(format!("  {what:<44}  {value:>12}\n"));
     let ceilings = &report.ceilings;
     let giga = |rate: f64, unit: &str| format!("{:.1} {unit}", rate / 1e9);
     line("read", giga(ceilings.read_bytes, "GB/s"));
@@ -31,27 +31,25 @@ pub fn of(report: &Report) -> String {
         }
     }
     let scaling = &report.batch_scaling;
-    text += &format!(
+    text.push(format!(
         "\ntokens multiplied at once with {} {} [{}, {}], {} of them\n  {:>6}  {:>12}  {:>8}\n",
         scaling.matrix, scaling.ty, scaling.n_out, scaling.n_in, scaling.layers, "tokens", "us per token", "speed-up"
-    );
+    ));
     for batch in &scaling.batches {
-        text += &format!("  {:>6}  {:>12.2}  {:>7.2}x\n", batch.n_tokens, batch.us_per_token, batch.speedup);
+        text.push(format!("  {:>6}  {:>12.2}  {:>7.2}x\n", batch.n_tokens, batch.us_per_token, batch.speedup));
     }
-    text += &format!(
+    text.push(format!(
         "\n{}: {:.1} MB of matrices, {:.1} million elements\n",
         report.model.file,
         report.model.matrix_bytes as f64 / 1e6,
         report.model.matrix_elements as f64 / 1e6
-    );
-    text += &format!(
+    ));
+    text.push(format!(
         "  {:<12}  {:>10}  {:>10}  {:>10}  {:<15}  {:>10}  {:>11}  {:>7}\n",
         "", "bytes us", "mult. us", "launch us", "bound by", "floor t/s", "reached t/s", "%"
-    );
-    for floor in &report.floors {
-        text += &floor_line(floor);
-    }
-    text
+    ));
+    text.extend(report.floors.iter().map(floor_line));
+    text.concat()
 }
 
 fn floor_line(floor: &Floor) -> String {
