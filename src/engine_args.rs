@@ -38,6 +38,28 @@ pub struct SetupArgs {
     #[arg(short = 't', long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
 
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+impl SetupArgs {
+    /// These flags for `model`, on the default device.
+    pub fn options(&self, model: &Model) -> EngineOptions {
+        EngineOptions {
+            n_ctx: match self.ctx_size {
+                Some(0) => Some(model.spec().n_ctx_train),
+                n_ctx => n_ctx,
+            },
+            n_threads: self.threads,
+            ..self.compute.options()
+        }
+    }
+}
+
+/// Precision and batching.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct ComputeArgs {
     /// Number format of the KV cache: f16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     cache_type: CacheType,
@@ -52,15 +74,10 @@ pub struct SetupArgs {
     ubatch_size: usize,
 }
 
-impl SetupArgs {
-    /// These flags for `model`, on the default device.
-    pub fn options(&self, model: &Model) -> EngineOptions {
+impl ComputeArgs {
+    /// These flags, on the default device with the default context and threads.
+    pub fn options(&self) -> EngineOptions {
         EngineOptions {
-            n_ctx: match self.ctx_size {
-                Some(0) => Some(model.spec().n_ctx_train),
-                n_ctx => n_ctx,
-            },
-            n_threads: self.threads,
             cache_type: self.cache_type,
             exact: self.exact,
             n_ubatch: self.ubatch_size,
@@ -69,7 +86,8 @@ impl SetupArgs {
     }
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+/// Reads a number that must not be 0.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),
         Ok(n) => Ok(n),

@@ -70,13 +70,13 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
-    Bench(bench::Args),
     Info(info::Args),
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
     Logits(logits::Args),
     Perplexity(perplexity::Args),
     Compare(compare::Args),
+    Bench(bench::Args),
     Devices(devices::Args),
     Synth(synth::Args),
     Quantize(quantize::Args),
@@ -90,13 +90,13 @@ fn main() -> ExitCode {
     start_log(cli.verbose);
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
-        Command::Bench(args) => bench::run(args),
         Command::Info(args) => info::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => detokenize::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Quantize(args) => quantize::run(args),

@@ -10,6 +10,25 @@ use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
 
 use crate::cli_error::CliError;
 
+/// The model files of a command that takes several.
+#[derive(clap::Args)]
+pub struct ModelsArgs {
+    /// GGUF files (any part, where one is split); without them, the built-in model stories260K
+    #[arg(short, long = "model", value_name = "FILE", num_args = 1.., env = "METAL_ATTENTION_MODEL")]
+    models: Vec<PathBuf>,
+}
+
+impl ModelsArgs {
+    /// Each of the models, or the built-in one.
+    pub fn each(&self) -> Vec<ModelArgs> {
+        let one = |model| ModelArgs { model, pre: None };
+        match &self.models[..] {
+            [] => vec![one(None)],
+            models => models.iter().map(|model| one(Some(model.clone()))).collect(),
+        }
+    }
+}
+
 /// The model file and how to read it.
 #[derive(clap::Args)]
 pub struct ModelArgs {

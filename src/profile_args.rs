@@ -14,8 +14,9 @@ use crate::units;
 /// Whether kernels are timed, and where the trace goes.
 #[derive(clap::Args)]
 pub struct ProfileArgs {
-    /// Time every kernel and print a table to stderr; with FILE, also write a trace for chrome://tracing or Perfetto
+    /// Time every kernel and print a table to stderr; with FILE, also write a trace for Chrome's tracing or Perfetto
     #[arg(long, value_name = "FILE", num_args = 0..=1, value_parser = trace_file)]
+    #[allow(clippy::option_option)] // no flag, a flag, a flag with a file
     profile: Option<Option<PathBuf>>,
 }
 
@@ -32,20 +33,20 @@ impl ProfileArgs {
         self.profile.is_some()
     }
 
-    /// Prints the table of `profile` to stderr and writes the trace file, where there is to be one.
-    pub fn report(&self, profile: &Profile) -> Result<(), CliError> {
+    /// Prints the tables of `profiles` to stderr and writes the trace file, where there is to be one.
+    pub fn report(&self, profiles: &[Profile]) -> Result<(), CliError> {
         // Where stderr is closed nobody reads the table.
-        let _ = std::io::stderr().lock().write_all(table(profile).as_bytes());
+        let _ = std::io::stderr().lock().write_all(profiles.iter().map(table).collect::<String>().as_bytes());
         match &self.profile {
-            Some(Some(path)) => write_trace(path, profile),
+            Some(Some(path)) => write_trace(path, profiles),
             _ => Ok(()),
         }
     }
 }
 
-/// The kernels of prefill and of decode, those that took longest first.
+/// What ran, then the kernels of prefill and of decode, those that took longest first.
 pub fn table(profile: &Profile) -> String {
-    let mut text = String::new();
+    let mut text = vec![format!("{}\n", profile.device)];
     for phase in [Phase::Prefill, Phase::Decode] {
         let steps = profile.of_phase(phase).count();
         if steps == 0 {
@@ -56,32 +57,35 @@ pub fn table(profile: &Profile) -> String {
         let totals = profile.totals(phase);
         let kernels: Duration = totals.iter().map(|t| t.time).sum();
         let width = totals.iter().map(|t| t.kernel.len()).max().unwrap_or(0).max("all kernels".len());
-        text += &format!(
+        text.push(format!(
             "{}: {}, {}, {:.3} ms\n",
             phase.name(),
             units::count(steps, "step"),
             units::count(n_tokens, "token"),
             ms(whole)
-        );
-        text += &format!("  {:<width$}  {:>8}  {:>11}  {:>6}  {:>11}\n", "kernel", "calls", "total ms", "%", "mean us");
+        ));
+        text.push(format!(
+            "  {:<width$}  {:>8}  {:>11}  {:>6}  {:>11}\n",
+            "kernel", "calls", "total ms", "%", "mean us"
+        ));
         let mut line = |kernel: &str, calls: usize, time: Duration| {
             let share = if kernels.is_zero() { 0.0 } else { 100.0 * time.as_secs_f64() / kernels.as_secs_f64() };
             let mean = 1e3 * ms(time) / calls.max(1) as f64;
-            text += &format!("  {kernel:<width$}  {calls:>8}  {:>11.3}  {share:>6.1}  {mean:>11.2}\n", ms(time));
+            text.push(format!("  {kernel:<width$}  {calls:>8}  {:>11.3}  {share:>6.1}  {mean:>11.2}\n", ms(time)));
         };
         for total in &totals {
             line(&total.kernel, total.calls, total.time);
         }
         line("all kernels", totals.iter().map(|t| t.calls).sum(), kernels);
     }
-    text
+    text.concat()
 }
 
 fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
 
-/// A trace in the format of Chrome's tracing: one row of steps, one of kernels.
+/// A trace in the format of Chrome's tracing: a process for each profile, with a row of steps and one of kernels.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Trace<'a> {
@@ -119,55 +123,63 @@ const STEPS: u32 = 1;
 const KERNELS: u32 = 2;
 
 impl<'a> Trace<'a> {
-    fn new(profile: &'a Profile) -> Self {
-        let us = |time: Duration| 1e6 * time.as_secs_f64();
-        let named = |name, tid, value| Event {
-            name,
-            cat: None,
-            ph: "M",
-            ts: 0.0,
-            dur: 0.0,
-            pid: 1,
-            tid,
-            args: Some(Args::Name { name: value }),
-        };
-        let mut trace_events = vec![
-            named("process_name", STEPS, &profile.device),
-            named("thread_name", STEPS, "steps"),
-            named("thread_name", KERNELS, "kernels"),
-        ];
-        for step in &profile.steps {
-            let cat = Some(step.phase.name());
-            let end = step.kernels.iter().map(|k| k.start + k.time).max().unwrap_or(step.start + step.time);
-            trace_events.push(Event {
-                name: step.phase.name(),
-                cat,
-                ph: "X",
-                ts: us(step.start),
-                dur: us(end - step.start),
-                pid: 1,
-                tid: STEPS,
-                args: Some(Args::Step { n_tokens: step.n_tokens, us: us(step.time) }),
-            });
-            trace_events.extend(step.kernels.iter().map(|run| Event {
-                name: &run.kernel,
-                cat,
-                ph: "X",
-                ts: us(run.start),
-                dur: us(run.time),
-                pid: 1,
-                tid: KERNELS,
-                args: None,
-            }));
+    fn new(profiles: &'a [Profile]) -> Self {
+        let mut trace_events = Vec::new();
+        for (profile, pid) in profiles.iter().zip(1..) {
+            add_events(&mut trace_events, profile, pid);
         }
         Self { display_time_unit: "ms", trace_events }
     }
 }
 
-fn write_trace(path: &Path, profile: &Profile) -> Result<(), CliError> {
+/// Adds the events of `profile` as those of process `pid`.
+fn add_events<'a>(events: &mut Vec<Event<'a>>, profile: &'a Profile, pid: u32) {
+    let us = |time: Duration| 1e6 * time.as_secs_f64();
+    let named = |name, tid, value| Event {
+        name,
+        cat: None,
+        ph: "M",
+        ts: 0.0,
+        dur: 0.0,
+        pid,
+        tid,
+        args: Some(Args::Name { name: value }),
+    };
+    events.extend([
+        named("process_name", STEPS, &profile.device),
+        named("thread_name", STEPS, "steps"),
+        named("thread_name", KERNELS, "kernels"),
+    ]);
+    for step in &profile.steps {
+        let cat = Some(step.phase.name());
+        let end = step.kernels.iter().map(|k| k.start + k.time).max().unwrap_or(step.start + step.time);
+        events.push(Event {
+            name: step.phase.name(),
+            cat,
+            ph: "X",
+            ts: us(step.start),
+            dur: us(end.saturating_sub(step.start)),
+            pid,
+            tid: STEPS,
+            args: Some(Args::Step { n_tokens: step.n_tokens, us: us(step.time) }),
+        });
+        events.extend(step.kernels.iter().map(|run| Event {
+            name: &run.kernel,
+            cat,
+            ph: "X",
+            ts: us(run.start),
+            dur: us(run.time),
+            pid,
+            tid: KERNELS,
+            args: None,
+        }));
+    }
+}
+
+fn write_trace(path: &Path, profiles: &[Profile]) -> Result<(), CliError> {
     let mut file = OutputFile::create(path)?;
     let mut out = BufWriter::new(&mut file);
-    serde_json::to_writer(&mut out, &Trace::new(profile))
+    serde_json::to_writer(&mut out, &Trace::new(profiles))
         .map_err(std::io::Error::from)
         .and_then(|()| out.flush())
         .map_err(|source| CliError::Write { to: path.display().to_string(), source })?;
@@ -207,6 +219,7 @@ mod tests {
     #[test]
     fn the_table_has_each_phase_and_kernel() {
         let expected = "\
+CPU
 prefill: 1 step, 5 tokens, 1.200 ms
   kernel                      calls     total ms       %      mean us
   multi_token_matvec_q4_0         1        1.150    95.8      1150.00
@@ -221,15 +234,14 @@ decode: 2 steps, 2 tokens, 0.220 ms
   all kernels         6        0.220   100.0        36.67
 ";
         assert_eq!(table(&profile()), expected);
-        assert_eq!(table(&Profile::default()), "");
     }
 
     #[test]
     fn the_trace_has_an_event_for_each_step_and_kernel() {
-        let profile = profile();
-        let json = serde_json::to_value(Trace::new(&profile)).unwrap();
+        let profiles = [profile(), Profile { device: "GPU".into(), steps: Vec::new() }];
+        let json = serde_json::to_value(Trace::new(&profiles)).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
-        assert_eq!(events.len(), 3 + 3 + 9);
+        assert_eq!(events.len(), 3 + 3 + 9 + 3);
         let row = serde_json::json!({
             "name": "process_name", "ph": "M", "ts": 0.0, "dur": 0.0, "pid": 1, "tid": 1, "args": { "name": "CPU" }
         });
@@ -243,5 +255,6 @@ decode: 2 steps, 2 tokens, 0.220 ms
             "name": "rmsnorm", "cat": "prefill", "ph": "X", "ts": 50.0, "dur": 10.0, "pid": 1, "tid": 2
         });
         assert_eq!(events[5], kernel);
+        assert_eq!((&events[15]["pid"], &events[15]["args"]["name"]), (&2.into(), &"GPU".into()));
     }
 }

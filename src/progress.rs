@@ -38,6 +38,11 @@ impl Progress {
         self.bar.set_position(done);
     }
 
+    /// Names the part of the task that is under way.
+    pub fn describe(&self, part: String) {
+        self.bar.set_message(part);
+    }
+
     fn start(bar: ProgressBar, style: ProgressStyle, task: &'static str) -> Self {
         bar.set_style(style);
         bar.set_message(task);

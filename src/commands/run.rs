@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
     statistics.print();
     if let Some(profile) = generator.take_profile() {
-        args.profile.report(&profile)?;
+        args.profile.report(&[profile])?;
     }
     if stop_reason.is_none() { Err(CliError::Interrupted) } else { Ok(()) }
 }

@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile, Profiler, Weights,
-    check_batch,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile, Profiler,
+    Weights, check_batch,
 };
 
 use crate::cores::physical_cores;
@@ -172,6 +172,10 @@ fn layer_caches<E: Element>(spec: &ModelSpec, options: &CpuOptions) -> Result<Ve
 impl ForwardPass for CpuForwardPass {
     fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo { kind: "cpu", name: self.isa.name().to_owned(), driver: None, n_threads: self.n_threads() }
     }
 
     fn n_ctx(&self) -> usize {

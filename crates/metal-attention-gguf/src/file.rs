@@ -31,6 +31,7 @@ pub struct GgufFile {
     index: HashMap<Arc<str>, usize>,
     file_size: u64,
     n_parts: usize,
+    paths: Vec<PathBuf>,
 }
 
 impl GgufFile {
@@ -53,7 +54,7 @@ impl GgufFile {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let header = parse::parse(bytes)?;
         let storage = Arc::new(Storage::copy(bytes));
-        Self::from_parts(vec![Part { header, storage }])
+        Self::from_parts(vec![Part { header, storage, path: None }])
     }
 
     fn from_parts(mut parts: Vec<Part>) -> Result<Self> {
@@ -81,6 +82,7 @@ impl GgufFile {
             index,
             file_size: parts.iter().map(|part| part.storage.bytes().len() as u64).sum(),
             n_parts: parts.len(),
+            paths: parts.into_iter().filter_map(|part| part.path).collect(),
         })
     }
 
@@ -114,6 +116,11 @@ impl GgufFile {
         self.n_parts
     }
 
+    /// The file, or all the files of a split model in order; empty for one that was in memory.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
     /// Bytes of all parts on disk.
     pub fn file_size(&self) -> u64 {
         self.file_size
@@ -129,6 +136,8 @@ impl GgufFile {
 pub(crate) struct Part {
     pub(crate) header: Header,
     storage: Arc<Storage>,
+    /// `None`: it was in memory.
+    path: Option<PathBuf>,
 }
 
 impl Part {
@@ -153,7 +162,7 @@ impl Part {
         let file = File::open(path).map_err(failed("open"))?;
         let storage = Storage::map(&file).map_err(failed("map"))?;
         let header = parse::parse(storage.bytes()).map_err(|error| error.in_file(path))?;
-        Ok(Self { header, storage: Arc::new(storage) })
+        Ok(Self { header, storage: Arc::new(storage), path: Some(path.to_owned()) })
     }
 }
 

@@ -53,6 +53,7 @@ fn any_part_opens_the_whole_model() {
     for named in 0..3 {
         let file = GgufFile::open(path(folder.path(), named)).unwrap();
         assert_eq!(file.n_parts(), 3);
+        assert_eq!(file.paths(), [0, 1, 2].map(|no| path(folder.path(), no)));
         let names: Vec<_> = file.tensors().iter().map(Tensor::name).collect();
         assert_eq!(names, ["a", "b", "c"]);
         assert_eq!(file.tensor("b").unwrap().as_f32(), Some(&[1.0, 7.0][..]));
@@ -142,5 +143,6 @@ fn a_whole_model_may_have_any_name() {
     let folder = tempfile::tempdir().unwrap();
     let single = folder.path().join("model.gguf");
     write(&single, Part { no: 0, count: 1, tensors: 1, name: "a" });
-    assert_eq!(GgufFile::open(&single).unwrap().n_parts(), 1);
+    let file = GgufFile::open(&single).unwrap();
+    assert_eq!((file.n_parts(), file.paths()), (1, &[single][..]));
 }

@@ -51,6 +51,19 @@ impl<'a> Logits<'a> {
     }
 }
 
+/// What a forward pass runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// `"cpu"` or `"gpu"`.
+    pub kind: &'static str,
+    /// The GPU's name, or the instruction set of the CPU's kernels.
+    pub name: String,
+    /// The GPU's driver.
+    pub driver: Option<String>,
+    /// Threads that compute; for a GPU 1, the one that feeds it.
+    pub n_threads: usize,
+}
+
 /// Receives hidden states while a batch runs: the layer's index (`0..n_layer`,
 /// after that layer's residual additions) and the state `[n_tokens, n_embd]`.
 pub type LayerTrace<'a> = &'a mut dyn FnMut(usize, &[f32]);
@@ -62,6 +75,9 @@ pub type LayerTrace<'a> = &'a mut dyn FnMut(usize, &[f32]);
 pub trait ForwardPass: Send {
     /// The model that runs.
     fn spec(&self) -> &ModelSpec;
+
+    /// What runs it.
+    fn device(&self) -> DeviceInfo;
 
     /// Positions each sequence has room for.
     fn n_ctx(&self) -> usize;

@@ -179,7 +179,7 @@ fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{ForwardError, LayerTrace, Logits, ModelSpec};
+    use metal_attention_model::{DeviceInfo, ForwardError, LayerTrace, Logits, ModelSpec};
 
     use super::*;
     use crate::{CacheType, Device, EngineOptions, Model};
@@ -207,6 +207,9 @@ mod tests {
     impl ForwardPass for Faulty {
         fn spec(&self) -> &ModelSpec {
             self.pass.spec()
+        }
+        fn device(&self) -> DeviceInfo {
+            self.pass.device()
         }
         fn n_ctx(&self) -> usize {
             self.pass.n_ctx()

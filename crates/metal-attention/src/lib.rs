@@ -51,8 +51,8 @@ pub use metal_attention_gguf as gguf;
 #[cfg(feature = "gpu")]
 pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{
-    BatchToken, ForwardError, ForwardPass, KernelTime, KernelTotal, Logits, ModelSpec, Phase, Profile, ProfiledStep,
-    Weights,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, Logits, ModelSpec, Phase, Profile,
+    ProfiledStep, Weights,
 };
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};

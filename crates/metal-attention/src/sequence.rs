@@ -174,7 +174,7 @@ impl Sequence {
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{LayerTrace, Logits, ModelSpec};
+    use metal_attention_model::{DeviceInfo, LayerTrace, Logits, ModelSpec};
 
     use super::*;
     use crate::sampling::SamplerOptions;
@@ -186,6 +186,9 @@ mod tests {
     impl ForwardPass for ShortLists {
         fn spec(&self) -> &ModelSpec {
             self.0.spec()
+        }
+        fn device(&self) -> DeviceInfo {
+            self.0.device()
         }
         fn n_ctx(&self) -> usize {
             self.0.n_ctx()

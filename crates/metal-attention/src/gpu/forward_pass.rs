@@ -6,8 +6,8 @@ use metal_attention_kernels::kernels::{self, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor};
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, Readback, StepSize, batch_words};
 use metal_attention_model::{
-    BatchToken, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile, Profiler,
-    TopK, Weights, check_batch, highest,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile,
+    Profiler, TopK, Weights, check_batch, highest,
 };
 
 use super::activations::{Activations, Widths};
@@ -396,6 +396,11 @@ fn rope_tables(
 impl ForwardPass for GpuForwardPass {
     fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    fn device(&self) -> DeviceInfo {
+        let gpu = self.gpu().summary();
+        DeviceInfo { kind: "gpu", name: gpu.name.clone(), driver: Some(gpu.driver.clone()), n_threads: 1 }
     }
 
     fn n_ctx(&self) -> usize {

@@ -1,0 +1,66 @@
+//! Prefill and decode of a synthetic model in the shape of SmolLM-135M, in `Q4_0`, on the CPU and on a GPU where there is
+//! one: `cargo bench --bench inference -- prefill`, `-- decode`.
+
+mod support;
+
+use criterion::{Criterion, SamplingMode, Throughput};
+use metal_attention::{Device, EngineOptions, ForwardPass, Model};
+
+/// Tokens of a prompt.
+const N_PROMPT: usize = 64;
+
+/// Tokens that follow it.
+const N_GEN: usize = 32;
+
+fn main() {
+    let Some(mut criterion) = support::criterion() else { return };
+    let folder = tempfile::tempdir().expect("there is room for temporary files");
+    let model = support::synthetic_model(folder.path(), &["smollm-135m", "--type", "q4_0"]);
+    for device in [Device::Cpu, Device::Gpu] {
+        match pass(&model, &device) {
+            Ok(mut pass) => {
+                prefill(&mut criterion, &device, &mut *pass);
+                decode(&mut criterion, &device, &mut *pass);
+            }
+            Err(why) => eprintln!("{device} is left out: {why}"),
+        }
+    }
+    criterion.final_summary();
+}
+
+fn pass(model: &Model, device: &Device) -> Result<Box<dyn ForwardPass>, metal_attention::Error> {
+    model.forward_pass(&EngineOptions { device: device.clone(), n_ctx: Some(N_PROMPT + N_GEN), ..Default::default() })
+}
+
+fn prompt(pass: &dyn ForwardPass) -> Vec<u32> {
+    (0..N_PROMPT).map(|i| ((i * 7919 + 13) % pass.spec().n_vocab) as u32).collect()
+}
+
+fn prefill(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPass) {
+    let ids = prompt(pass);
+    let mut group = criterion.benchmark_group("prefill");
+    group.sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(N_PROMPT as u64));
+    group.bench_function(device.to_string(), |bencher| {
+        bencher.iter(|| {
+            pass.reset();
+            pass.forward_prompt(&ids).expect("the prompt fits")
+        });
+    });
+}
+
+fn decode(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPass) {
+    let ids = prompt(pass);
+    let mut group = criterion.benchmark_group("decode");
+    group.sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(N_GEN as u64));
+    let mut first = None;
+    group.bench_function(device.to_string(), |bencher| {
+        let first = *first.get_or_insert_with(|| {
+            pass.reset();
+            pass.forward_prompt(&ids).expect("the prompt fits")
+        });
+        bencher.iter(|| {
+            pass.truncate(N_PROMPT);
+            (0..N_GEN).fold(first, |id, _| pass.forward_token_greedy(id).expect("the tokens fit"))
+        });
+    });
+}

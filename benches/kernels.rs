@@ -1,0 +1,234 @@
+//! Single kernels: `cargo bench --bench kernels`. On the CPU each is measured in a model of one layer that does next to
+//! nothing else; on a GPU, where there is one, by itself in a queue of many.
+
+mod support;
+
+use std::path::Path;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use metal_attention::{BatchToken, Device, EngineOptions, Model};
+
+const TYPES: [&str; 4] = ["q4_0", "q8_0", "q4_k", "q6_k"];
+
+fn main() {
+    let Some(mut criterion) = support::criterion() else { return };
+    let folder = tempfile::tempdir().expect("there is room for temporary files");
+    cpu_products(&mut criterion, folder.path());
+    cpu_attention(&mut criterion, folder.path());
+    #[cfg(feature = "gpu")]
+    gpu::all(&mut criterion, folder.path());
+    criterion.final_summary();
+}
+
+/// A layer with the widths of Llama-3.2-1B, almost all of it matrix products.
+fn wide_model(folder: &Path, ty: &str) -> Model {
+    let sizes = ["--n-layer", "1", "--n-embd", "2048", "--n-head", "32", "--n-head-kv", "8", "--n-ff", "8192"];
+    support::synthetic_model(folder, &[&["custom", "--type", ty][..], &sizes].concat())
+}
+
+/// A layer with few weights, most of whose time is attention once the context is long.
+fn narrow_model(folder: &Path) -> Model {
+    let sizes = ["--n-layer", "1", "--n-embd", "512", "--n-head", "8", "--n-head-kv", "2", "--n-ff", "64"];
+    support::synthetic_model(folder, &[&["custom", "--n-ctx", "8192"][..], &sizes].concat())
+}
+
+fn tokens(from: usize, n: usize) -> Vec<BatchToken> {
+    (from..from + n).map(|pos| BatchToken { id: 1, seq: 0, pos, logits: false }).collect()
+}
+
+fn wanted(from: usize, n: usize) -> Vec<BatchToken> {
+    tokens(from, n).into_iter().map(|token| BatchToken { logits: true, ..token }).collect()
+}
+
+fn cpu_products(criterion: &mut Criterion, folder: &Path) {
+    for ty in TYPES {
+        let model = wide_model(folder, ty);
+        let weights: u64 =
+            model.gguf().tensors().iter().filter(|t| is_layer_matrix(t)).map(|t| t.bytes().len() as u64).sum();
+        let options = EngineOptions { device: Device::Cpu, n_ctx: Some(512), ..Default::default() };
+        let mut pass = model.forward_pass(&options).expect("the model fits");
+        for (name, n_tokens) in [("cpu matvec", 1), ("cpu matmul", 64)] {
+            let mut group = criterion.benchmark_group(name);
+            // One token is bound by reading weights, many by multiplying.
+            group.throughput(if n_tokens == 1 { Throughput::Bytes(weights) } else { Throughput::Elements(n_tokens) });
+            // All logits are wanted: the last layer's second half is left out for other tokens.
+            let batch = wanted(0, n_tokens as usize);
+            group.bench_function(BenchmarkId::from_parameter(ty), |bencher| {
+                bencher.iter(|| {
+                    pass.reset();
+                    pass.forward(&batch).expect("the tokens fit").n_rows()
+                });
+            });
+        }
+    }
+}
+
+fn is_layer_matrix(tensor: &metal_attention::gguf::Tensor) -> bool {
+    tensor.name().starts_with("blk.") && tensor.shape().len() > 1
+}
+
+fn cpu_attention(criterion: &mut Criterion, folder: &Path) {
+    let model = narrow_model(folder);
+    let options = EngineOptions { device: Device::Cpu, n_ctx: Some(8192), ..Default::default() };
+    let mut pass = model.forward_pass(&options).expect("the model fits");
+    let mut group = criterion.benchmark_group("cpu attention");
+    for depth in [512, 2048, 8191] {
+        while pass.position() < depth {
+            let n_past = pass.position();
+            pass.forward(&tokens(n_past, 512.min(depth - n_past))).expect("the tokens fit");
+        }
+        group.throughput(Throughput::Elements(depth as u64));
+        let batch = wanted(depth, 1);
+        group.bench_function(BenchmarkId::new("decode", depth), |bencher| {
+            bencher.iter(|| {
+                pass.truncate(depth);
+                pass.forward_greedy(&batch).expect("the token fits")
+            });
+        });
+    }
+    let batch = tokens(0, 512);
+    group.throughput(Throughput::Elements(512));
+    group.bench_function(BenchmarkId::new("prefill", 512), |bencher| {
+        bencher.iter(|| {
+            pass.reset();
+            pass.forward_prompt(&batch.iter().map(|token| token.id).collect::<Vec<_>>()).expect("the tokens fit")
+        });
+    });
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use std::time::{Duration, Instant};
+
+    use metal_attention::gguf::Tensor;
+    use metal_attention::kernels::kernels::{
+        AttentionBuffers, AttentionShape, MatmulScratch, MatvecOptions, decode_attention, decode_attention_merge,
+        matmul, matvec, n_splits, partial_bytes, prefill_attention, rope_table,
+    };
+    use metal_attention::kernels::wgpu::ComputePassDescriptor;
+    use metal_attention::kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words};
+    use metal_attention_model::{CacheType, Rope, RopeLayout, RopeScaling};
+
+    use super::{BenchmarkId, Criterion, Path, TYPES, Throughput, wanted, wide_model};
+
+    /// Repetitions that go to the GPU in one submission.
+    const CHUNK: u64 = 64;
+
+    pub fn all(criterion: &mut Criterion, folder: &Path) {
+        let gpu = match GpuDevice::open(&GpuOptions::default()) {
+            Ok(gpu) => gpu,
+            Err(why) => return eprintln!("GPU kernels are left out: {why}"),
+        };
+        eprintln!("GPU kernels on {}", gpu.summary().name);
+        for ty in TYPES {
+            let model = wide_model(folder, ty);
+            let down = model.gguf().tensor("blk.0.ffn_down.weight").expect("every layer has one");
+            products(criterion, &gpu, ty, down).expect("the kernels run");
+        }
+        attention(criterion, &gpu).expect("the kernels run");
+    }
+
+    /// `times` repetitions of `dispatches`, queued without a wait in between.
+    fn time(gpu: &GpuDevice, dispatches: &[Dispatch], size: StepSize, times: u64) -> Duration {
+        let start = Instant::now();
+        let mut left = times;
+        let mut submission = None;
+        while left > 0 {
+            let mut encoder = gpu.encoder();
+            {
+                let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+                for dispatch in (0..left.min(CHUNK)).flat_map(|_| dispatches) {
+                    dispatch.record(gpu, &mut pass, size);
+                }
+            }
+            submission = Some(gpu.submit(encoder));
+            left = left.saturating_sub(CHUNK);
+        }
+        gpu.wait(submission).expect("the GPU answers");
+        start.elapsed()
+    }
+
+    fn products(criterion: &mut Criterion, gpu: &GpuDevice, ty: &str, weights: &Tensor) -> Result<(), GpuError> {
+        let (n_in, n_out) = (weights.shape()[0], weights.shape()[1]);
+        let n_most = if gpu.summary().is_software() { 32 } else { 512 };
+        let matrix = GpuMatrix::concat(gpu, "w", &[weights])?;
+        let x = gpu.upload("x", &vec![0.5f32; n_in * n_most])?;
+        let y = gpu.buffer("y", (4 * n_out * n_most) as u64)?;
+        let options = MatvecOptions::default();
+
+        let one = gpu.upload("batch", &batch_words(&wanted(0, 1)))?;
+        let dispatches = matvec(gpu, &matrix, options, &x, &y, &one)?;
+        let mut group = criterion.benchmark_group("gpu matvec");
+        group.throughput(Throughput::Bytes(matrix.bytes()));
+        group.bench_function(BenchmarkId::from_parameter(ty), |bencher| {
+            bencher.iter_custom(|times| time(gpu, &dispatches, size(1, 0), times));
+        });
+        group.finish();
+
+        let all = gpu.upload("batch", &batch_words(&wanted(0, n_most)))?;
+        let scratch = MatmulScratch::new(gpu, n_most, n_in)?;
+        let dispatches = matmul(gpu, &matrix, options, false, &x, &y, &scratch, &all)?;
+        let mut group = criterion.benchmark_group("gpu matmul");
+        group.throughput(Throughput::Elements(n_most as u64));
+        group.bench_function(BenchmarkId::new(ty, n_most), |bencher| {
+            bencher.iter_custom(|times| time(gpu, &dispatches, size(n_most, 0), times));
+        });
+        Ok(())
+    }
+
+    /// Attention with the heads of Llama-3.2-1B.
+    fn attention(criterion: &mut Criterion, gpu: &GpuDevice) -> Result<(), GpuError> {
+        let shape = AttentionShape {
+            n_head: 32,
+            n_head_kv: 8,
+            head_dim: 64,
+            scale: 0.125,
+            window: None,
+            n_ctx: 8192,
+            n_rot: 64,
+            rope_layout: RopeLayout::Interleaved,
+            qk_norm_eps: None,
+            cache: CacheType::F16,
+        };
+        let n_most = if gpu.summary().is_software() { 64 } else { 512 };
+        let rope =
+            Rope { n_rot: shape.n_rot, layout: shape.rope_layout, freq_base: 10_000.0, scaling: RopeScaling::None };
+        let rope = gpu.upload("rope", &rope_table(&rope, None, shape.n_ctx))?;
+        let qkv = gpu.buffer("qkv", (n_most * shape.qkv_len() * 4) as u64)?;
+        let keys = gpu.buffer("keys", shape.cache_bytes(1))?;
+        let values = gpu.buffer("values", shape.cache_bytes(1))?;
+        let att = gpu.buffer("att", (n_most * shape.att_len() * 4) as u64)?;
+        let partial = gpu.buffer("partial", partial_bytes(&shape, 1))?;
+        let batch = gpu.buffer("batch", ((1 + n_most) * 16) as u64)?;
+        let buffers = AttentionBuffers {
+            qkv: &qkv,
+            rope: &rope,
+            qk_norm: None,
+            keys: &keys,
+            values: &values,
+            att: &att,
+            partial: &partial,
+            batch: &batch,
+        };
+        let mut group = criterion.benchmark_group("gpu attention");
+        let decode = [decode_attention(gpu, &shape, &buffers)?, decode_attention_merge(gpu, &shape, &buffers)?];
+        for depth in [512, 2048, 8191] {
+            gpu.write(&batch, &batch_words(&wanted(depth, 1)));
+            group.throughput(Throughput::Elements(depth as u64));
+            group.bench_function(BenchmarkId::new("decode", depth), |bencher| {
+                bencher.iter_custom(|times| time(gpu, &decode, size(1, depth), times));
+            });
+        }
+        let prefill = [prefill_attention(gpu, &shape, &buffers)?];
+        gpu.write(&batch, &batch_words(&wanted(0, n_most)));
+        group.throughput(Throughput::Elements(n_most as u64));
+        group.bench_function(BenchmarkId::new("prefill", n_most), |bencher| {
+            bencher.iter_custom(|times| time(gpu, &prefill, size(n_most, 0), times));
+        });
+        Ok(())
+    }
+
+    fn size(n_tokens: usize, pos: usize) -> StepSize {
+        StepSize { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_splits: n_splits(pos) }
+    }
+}
