@@ -15,6 +15,8 @@
 //!
 //! Every format reads as `w = scale * (code - OFFSET) + min`.
 
+use std::mem::MaybeUninit;
+
 use memmap2::MmapMut;
 use metal_attention_gguf::blocks::IQ4_VALUES;
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
@@ -227,8 +229,8 @@ pub(crate) trait Format {
     const SUB: usize;
     /// `OFFSET = 2^n`; `None` where it is 0.
     const OFFSET_LOG2: Option<u32>;
-    /// Whether codes need all 8 bits ([`Simd::dot8`]).
-    const EIGHT_BITS: bool;
+    /// Bits of a code as [`codes`](Self::codes) gives it: up to 6, or 8.
+    const BITS: u32;
     /// Whether `min` is not always 0.
     const HAS_MIN: bool;
     /// Bytes of a panel's block.
@@ -241,13 +243,32 @@ pub(crate) trait Format {
     /// `block` points to a whole block; the CPU has the instruction set.
     unsafe fn codes<S: Simd>(block: *const u8, i: usize) -> [S::B; 8];
 
-    /// Scale and min of sub-block `j` of the block, per row.
+    /// Scale and min of the whole block, per row, which those of the sub-blocks
+    /// are multiples of.
     ///
     /// # Safety
     ///
     /// As for [`codes`](Self::codes).
-    unsafe fn scale_and_min<S: Simd>(block: *const u8, j: usize) -> (S::F, S::F);
+    unsafe fn block_scale_and_min<S: Simd>(block: *const u8) -> (S::F, S::F);
+
+    /// Brings the scales and mins of all sub-blocks into the form that
+    /// [`scale_and_min`](Self::scale_and_min) reads, where that pays.
+    ///
+    /// # Safety
+    ///
+    /// As for [`codes`](Self::codes).
+    unsafe fn unpack<S: Simd>(block: *const u8) -> Unpacked;
+
+    /// Scale and min of sub-block `j`, per row: multiples of the block's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
+    unsafe fn scale_and_min<S: Simd>(block: *const u8, unpacked: &Unpacked, j: usize) -> (S::F, S::F);
 }
+
+/// Scales and mins of 8 sub-blocks, a byte each: `[scales or mins][sub-block][row]`.
+pub(crate) type Unpacked = [[[u8; PANEL]; 8]; 2];
 
 // The functions below name every vector instead of mapping over arrays: closures
 // are not sure to be inlined with the instruction set on. Masking the array in a
@@ -387,24 +408,38 @@ unsafe fn bytes<S: Simd>(block: *const u8, at: usize, j: usize) -> S::I {
     unsafe { S::i_load_u8(block.add(at + PANEL * j)) }
 }
 
-/// Scale and min `j` of the 12 bytes that `Q4_K` and `Q5_K` pack eight 6-bit pairs into.
+/// The 12 bytes at `at` that `Q4_K` and `Q5_K` pack eight 6-bit scales and mins
+/// into. A vector is 4 of these bytes, of all rows.
 #[inline(always)]
-unsafe fn six_bit_pair<S: Simd>(block: *const u8, at: usize, j: usize) -> (S::F, S::F) {
-    // SAFETY: inside the block; the caller vouches for it.
+unsafe fn six_bit_pairs<S: Simd>(block: *const u8, at: usize) -> Unpacked {
+    let mut out = MaybeUninit::<Unpacked>::uninit();
+    // SAFETY: inside the block, the caller vouches for it; four vectors of 64 bytes fill `out`.
     unsafe {
-        let (low4, low6) = (S::i_splat(15), S::i_splat(63));
-        let (scale, min) = if j < 4 {
-            (S::i_and(bytes::<S>(block, at, j), low6), S::i_and(bytes::<S>(block, at, j + 4), low6))
-        } else {
-            let both = bytes::<S>(block, at, j + 4);
-            (
-                S::i_or(S::i_and(both, low4), S::i_shl::<4>(S::i_shr::<6>(bytes::<S>(block, at, j - 4)))),
-                S::i_or(S::i_shr::<4>(both), S::i_shl::<4>(S::i_shr::<6>(bytes::<S>(block, at, j)))),
-            )
-        };
-        (S::i_to_f(scale), S::i_to_f(min))
+        let (a, b, c) = (S::b_load(block.add(at)), S::b_load(block.add(at + 64)), S::b_load(block.add(at + 128)));
+        let (low4, low6, high2) = (S::b_splat(15), S::b_splat(63), S::b_splat(0x30));
+        let out: *mut S::B = out.as_mut_ptr().cast();
+        out.write_unaligned(S::b_and(a, low6));
+        out.add(1).write_unaligned(S::b_or(S::b_and(c, low4), S::b_and(S::b_shr::<2>(a), high2)));
+        out.add(2).write_unaligned(S::b_and(b, low6));
+        let low = S::b_and(S::b_shr::<4>(c), low4);
+        out.add(3).write_unaligned(S::b_or(low, S::b_and(S::b_shr::<2>(b), high2)));
+    }
+    // SAFETY: written above.
+    unsafe { out.assume_init() }
+}
+
+/// Scale and min `j` of [`six_bit_pairs`].
+#[inline(always)]
+unsafe fn unpacked_pair<S: Simd>(unpacked: &Unpacked, j: usize) -> (S::F, S::F) {
+    // SAFETY: 16 bytes each; the caller vouches for the instruction set.
+    unsafe {
+        let [scale, min] = [unpacked[0][j].as_ptr(), unpacked[1][j].as_ptr()];
+        (S::i_to_f(S::i_load_u8(scale)), S::i_to_f(S::i_load_u8(min)))
     }
 }
+
+/// What [`Format::unpack`] gives where there is nothing to unpack.
+const NOTHING: Unpacked = [[[0; PANEL]; 8]; 2];
 
 #[inline(always)]
 unsafe fn negated<S: Simd>(x: S::F) -> S::F {
@@ -413,8 +448,9 @@ unsafe fn negated<S: Simd>(x: S::F) -> S::F {
 }
 
 macro_rules! format {
-    ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, eight_bits $eight:literal, has_min $min:literal;
-     $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; scale_and_min |$sb:ident, $sj:ident| $scale:expr) => {
+    ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, bits $bits:literal, has_min $min:literal;
+     $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; block_scale_and_min |$bb:ident| $block_scale:expr;
+     unpack |$ub:ident| $unpack:expr; scale_and_min |$sb:ident, $su:ident, $sj:ident| $scale:expr) => {
         pub(crate) struct $name;
         // SAFETY of the blocks below: `block` is a whole block of this format, as the trait asks.
         #[allow(clippy::undocumented_unsafe_blocks)]
@@ -422,7 +458,7 @@ macro_rules! format {
             const BLOCK: usize = $block;
             const SUB: usize = $sub;
             const OFFSET_LOG2: Option<u32> = $offset;
-            const EIGHT_BITS: bool = $eight;
+            const BITS: u32 = $bits;
             const HAS_MIN: bool = $min;
             const BYTES: usize = $bytes * PANEL;
             #[inline(always)]
@@ -430,7 +466,16 @@ macro_rules! format {
                 unsafe { $codes }
             }
             #[inline(always)]
-            unsafe fn scale_and_min<$s: Simd>($sb: *const u8, $sj: usize) -> ($s::F, $s::F) {
+            unsafe fn block_scale_and_min<$s: Simd>($bb: *const u8) -> ($s::F, $s::F) {
+                unsafe { $block_scale }
+            }
+            #[inline(always)]
+            #[allow(unused_unsafe)]
+            unsafe fn unpack<$s: Simd>($ub: *const u8) -> Unpacked {
+                unsafe { $unpack }
+            }
+            #[inline(always)]
+            unsafe fn scale_and_min<$s: Simd>($sb: *const u8, $su: &Unpacked, $sj: usize) -> ($s::F, $s::F) {
                 unsafe { $scale }
             }
         }
@@ -448,36 +493,49 @@ const IQ4_CODES: [u8; 16] = {
     codes
 };
 
-format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), eight_bits false, has_min false; S;
+format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), bits 4, has_min false; S;
     codes |b, _i| nibbles::<S>(b);
-    scale_and_min |b, _j| (halves::<S>(b, 256), S::f_splat(0.0)));
-format!(Q4_1: block 32, sub 32, bytes 20, offset None, eight_bits false, has_min true; S;
+    block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0));
+    unpack |_b| NOTHING;
+    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+format!(Q4_1: block 32, sub 32, bytes 20, offset None, bits 4, has_min true; S;
     codes |b, _i| nibbles::<S>(b);
-    scale_and_min |b, _j| (halves::<S>(b, 256), halves::<S>(b, 288)));
-format!(Q5_0: block 32, sub 32, bytes 22, offset Some(4), eight_bits false, has_min false; S;
+    block_scale_and_min |b| (halves::<S>(b, 256), halves::<S>(b, 288));
+    unpack |_b| NOTHING;
+    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+format!(Q5_0: block 32, sub 32, bytes 22, offset Some(4), bits 5, has_min false; S;
     codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
-    scale_and_min |b, _j| (halves::<S>(b, 320), S::f_splat(0.0)));
-format!(Q5_1: block 32, sub 32, bytes 24, offset None, eight_bits false, has_min true; S;
+    block_scale_and_min |b| (halves::<S>(b, 320), S::f_splat(0.0));
+    unpack |_b| NOTHING;
+    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+format!(Q5_1: block 32, sub 32, bytes 24, offset None, bits 5, has_min true; S;
     codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
-    scale_and_min |b, _j| (halves::<S>(b, 320), halves::<S>(b, 352)));
-format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), eight_bits true, has_min false; S;
+    block_scale_and_min |b| (halves::<S>(b, 320), halves::<S>(b, 352));
+    unpack |_b| NOTHING;
+    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), bits 8, has_min false; S;
     codes |b, _i| whole_bytes::<S>(b);
-    scale_and_min |b, _j| (halves::<S>(b, 512), S::f_splat(0.0)));
-format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), eight_bits true, has_min false; S;
+    block_scale_and_min |b| (halves::<S>(b, 512), S::f_splat(0.0));
+    unpack |_b| NOTHING;
+    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), bits 8, has_min false; S;
     codes |b, _i| iq4_values::<S>(nibbles::<S>(b));
-    scale_and_min |b, _j| (halves::<S>(b, 256), S::f_splat(0.0)));
-format!(Q2K: block 256, sub 16, bytes 84, offset None, eight_bits false, has_min true; S;
+    block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0));
+    unpack |_b| NOTHING;
+    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+format!(Q2K: block 256, sub 16, bytes 84, offset None, bits 2, has_min true; S;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
-scale_and_min |b, j| {
+block_scale_and_min |b| (halves::<S>(b, 1280), negated::<S>(halves::<S>(b, 1312)));
+unpack |_b| NOTHING;
+scale_and_min |b, _u, j| {
     let both = bytes::<S>(b, 1024, j);
-    (
-        S::f_mul(halves::<S>(b, 1280), S::i_to_f(S::i_and(both, S::i_splat(15)))),
-        S::f_mul(negated::<S>(halves::<S>(b, 1312)), S::i_to_f(S::i_shr::<4>(both))),
-    )
+    (S::i_to_f(S::i_and(both, S::i_splat(15))), S::i_to_f(S::i_shr::<4>(both)))
 });
-format!(Q3K: block 256, sub 16, bytes 110, offset Some(2), eight_bits false, has_min false; S;
+format!(Q3K: block 256, sub 16, bytes 110, offset Some(2), bits 3, has_min false; S;
 codes |b, i| or::<S>(pairs::<S, false>(b.add(192 * i)), bits::<S, false>(b.add(192 * i + 128)));
-scale_and_min |b, j| {
+block_scale_and_min |b| (halves::<S>(b, 1728), S::f_splat(0.0));
+unpack |_b| NOTHING;
+scale_and_min |b, _u, j| {
     // Sixteen 6-bit scales: low nibbles in bytes 0..8, upper pairs of bits in bytes 8..12.
     let low = S::i_and(
         if j < 8 { bytes::<S>(b, 1536, j) } else { S::i_shr::<4>(bytes::<S>(b, 1536, j - 8)) },
@@ -491,29 +549,28 @@ scale_and_min |b, j| {
         _ => S::i_shr::<6>(upper),
     };
     let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
-    (S::f_mul(halves::<S>(b, 1728), S::i_to_f(S::i_add(code, S::i_splat(-32)))), S::f_splat(0.0))
+    (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))
 });
-format!(Q4K: block 256, sub 32, bytes 144, offset None, eight_bits false, has_min true; S;
+format!(Q4K: block 256, sub 32, bytes 144, offset None, bits 4, has_min true; S;
 codes |b, i| nibbles::<S>(b.add(256 * i));
-scale_and_min |b, j| {
-    let (scale, min) = six_bit_pair::<S>(b, 2048, j);
-    (S::f_mul(halves::<S>(b, 2240), scale), S::f_mul(negated::<S>(halves::<S>(b, 2272)), min))
-});
-format!(Q5K: block 256, sub 32, bytes 176, offset None, eight_bits false, has_min true; S;
+block_scale_and_min |b| (halves::<S>(b, 2240), negated::<S>(halves::<S>(b, 2272)));
+unpack |b| six_bit_pairs::<S>(b, 2048);
+scale_and_min |_b, u, j| unpacked_pair::<S>(u, j));
+format!(Q5K: block 256, sub 32, bytes 176, offset None, bits 5, has_min true; S;
 codes |b, i| or::<S>(nibbles::<S>(b.add(320 * i)), bits::<S, true>(b.add(320 * i + 256)));
-scale_and_min |b, j| {
-    let (scale, min) = six_bit_pair::<S>(b, 2560, j);
-    (S::f_mul(halves::<S>(b, 2752), scale), S::f_mul(negated::<S>(halves::<S>(b, 2784)), min))
-});
-format!(Q6K: block 256, sub 16, bytes 210, offset Some(5), eight_bits false, has_min false; S;
+block_scale_and_min |b| (halves::<S>(b, 2752), negated::<S>(halves::<S>(b, 2784)));
+unpack |b| six_bit_pairs::<S>(b, 2560);
+scale_and_min |_b, u, j| unpacked_pair::<S>(u, j));
+format!(Q6K: block 256, sub 16, bytes 210, offset Some(5), bits 6, has_min false; S;
 codes |b, i| or::<S>(nibbles::<S>(b.add(384 * i)), pairs::<S, true>(b.add(384 * i + 256)));
-scale_and_min |b, j| {
-    let scale = S::i_to_f(S::i_load_i8(b.add(3072 + PANEL * j).cast()));
-    (S::f_mul(halves::<S>(b, 3328), scale), S::f_splat(0.0))
-});
-format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), eight_bits true, has_min false; S;
+block_scale_and_min |b| (halves::<S>(b, 3328), S::f_splat(0.0));
+unpack |_b| NOTHING;
+scale_and_min |b, _u, j| (S::i_to_f(S::i_load_i8(b.add(3072 + PANEL * j).cast())), S::f_splat(0.0)));
+format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), bits 8, has_min false; S;
 codes |b, i| iq4_values::<S>(nibbles::<S>(b.add(256 * i)));
-scale_and_min |b, j| {
+block_scale_and_min |b| (halves::<S>(b, 2144), S::f_splat(0.0));
+unpack |_b| NOTHING;
+scale_and_min |b, _u, j| {
     // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
     let low = bytes::<S>(b, 2048, 2 + j / 2);
     let low = S::i_and(if j.is_multiple_of(2) { low } else { S::i_shr::<4>(low) }, S::i_splat(15));
@@ -525,5 +582,5 @@ scale_and_min |b, j| {
         _ => S::i_shr::<6>(upper),
     };
     let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
-    (S::f_mul(halves::<S>(b, 2144), S::i_to_f(S::i_add(code, S::i_splat(-32)))), S::f_splat(0.0))
+    (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))
 });

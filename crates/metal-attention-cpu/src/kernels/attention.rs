@@ -8,7 +8,7 @@
 //! beside it: prefill and decode give the same bits.
 
 use crate::kv_cache::{Element, padded};
-use crate::simd::{Kernel, LANES, Simd, exp};
+use crate::simd::{Kernel, LANES, Simd, exp, prefetch};
 
 /// Positions per split.
 pub(crate) const SPLIT: usize = 512;
@@ -16,6 +16,10 @@ pub(crate) const SPLIT: usize = 512;
 const CHUNK: usize = 64;
 /// Query rows that share every load of keys and values.
 const ROWS: usize = 4;
+/// Queries of a task that reads the cache for one token: the heads that share keys.
+const FEW: usize = 8;
+/// Elements from the keys being read to those being fetched.
+const AHEAD: usize = 2048;
 
 /// One query row: a head of one token.
 #[derive(Clone, Copy)]
@@ -79,12 +83,13 @@ impl<E: Element> Attention<'_, E> {
             for chunk in (first..end).step_by(CHUNK) {
                 let n = CHUNK.min(end - chunk).next_multiple_of(LANES);
                 let mut i = 0;
-                while n - i >= 2 * LANES {
+                while S::TILE >= 8 && n - i >= 2 * LANES {
                     self.score::<S, R, 2>(queries, &mut scores, chunk, i);
                     i += 2 * LANES;
                 }
-                if i < n {
+                while i < n {
                     self.score::<S, R, 1>(queries, &mut scores, chunk, i);
+                    i += LANES;
                 }
                 for r in 0..R {
                     let q = &queries[r];
@@ -125,7 +130,7 @@ impl<E: Element> Attention<'_, E> {
                 }
                 let n = CHUNK.min(end - chunk);
                 let mut i = 0;
-                while dim - i >= 4 * LANES {
+                while S::TILE >= 8 && dim - i >= 4 * LANES {
                     self.weigh::<S, R, 4>(queries, &scores, chunk, n, i);
                     i += 4 * LANES;
                 }
@@ -152,8 +157,18 @@ impl<E: Element> Attention<'_, E> {
         // SAFETY: the groups of 16 lie in the cache, whose length is rounded up to whole groups.
         unsafe {
             let keys = self.keys.add((chunk + at) * self.head_dim);
+            let values = self.values.add((chunk + at) * padded(self.head_dim));
+            // Few queries wait for memory: fetch the next keys, and the values that these scores are for.
+            let fetch = self.queries.len() <= FEW;
             let mut acc = [[S::f_splat(0.0); G]; R];
             for d in 0..self.head_dim {
+                if fetch {
+                    for g in 0..G {
+                        let at = (g * self.head_dim + d) * LANES;
+                        prefetch(keys.wrapping_add(AHEAD + at).cast());
+                        prefetch(values.wrapping_add(at).cast());
+                    }
+                }
                 for g in 0..G {
                     let k = E::load::<S>(keys.add((g * self.head_dim + d) * LANES));
                     for r in 0..R {

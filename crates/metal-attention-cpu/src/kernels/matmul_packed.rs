@@ -8,7 +8,12 @@ use metal_attention_gguf::TensorType;
 use crate::activations::{Q8Activations, Q8Row};
 use crate::packed::{self, Format, PANEL, PackedMatrix};
 use crate::shared::SharedMut;
-use crate::simd::{Isa, Kernel, LANES, Simd};
+use crate::simd::{Isa, Kernel, LANES, Simd, prefetch};
+
+/// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
+const ACTIVATIONS: usize = 128 << 10;
+/// Bytes from the weights being read to those being fetched.
+const PREFETCH: usize = 4096;
 
 /// Some panels of a product.
 pub(crate) struct PackedProduct<'a> {
@@ -54,28 +59,33 @@ impl<F: Format> Kernel for Packed<'_, F> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let p = self.product;
-        for panel in p.panels.clone() {
-            let mut token = 0;
-            // SAFETY: panels and tokens are in range; the format is the matrix's.
-            unsafe {
-                if S::TILE >= 8 {
-                    while p.n_tokens - token >= 8 {
-                        tile::<S, F, 8>(&p, panel, token);
-                        token += 8;
+        // So many tokens at once that their activations stay in the L2 cache for all panels.
+        let n_tokens = (ACTIVATIONS / (2 * p.matrix.n_in)).max(8) / 8 * 8;
+        for first in (0..p.n_tokens).step_by(n_tokens) {
+            let end = p.n_tokens.min(first + n_tokens);
+            for panel in p.panels.clone() {
+                let mut token = first;
+                // SAFETY: panels and tokens are in range; the format is the matrix's.
+                unsafe {
+                    if S::TILE >= 8 {
+                        while end - token >= 8 {
+                            tile::<S, F, 8>(&p, panel, token);
+                            token += 8;
+                        }
                     }
-                }
-                if S::TILE >= 4 {
-                    while p.n_tokens - token >= 4 {
-                        tile::<S, F, 4>(&p, panel, token);
-                        token += 4;
+                    if S::TILE >= 4 {
+                        while end - token >= 4 {
+                            tile::<S, F, 4>(&p, panel, token);
+                            token += 4;
+                        }
                     }
-                }
-                while p.n_tokens - token >= 2 {
-                    tile::<S, F, 2>(&p, panel, token);
-                    token += 2;
-                }
-                if token < p.n_tokens {
-                    tile::<S, F, 1>(&p, panel, token);
+                    while end - token >= 2 {
+                        tile::<S, F, 2>(&p, panel, token);
+                        token += 2;
+                    }
+                    if token < end {
+                        tile::<S, F, 1>(&p, panel, token);
+                    }
                 }
             }
         }
@@ -94,34 +104,61 @@ unsafe fn tile<S: Simd, F: Format, const T: usize>(p: &PackedProduct<'_>, panel:
         let mut y = [S::f_splat(0.0); T];
         for b in 0..n_blocks {
             let block = bytes.as_ptr().add(b * F::BYTES);
+            if T == 1 {
+                // Products of one token wait for memory, and the hardware's prefetching ends with each page.
+                for at in (0..F::BYTES).step_by(64) {
+                    prefetch(block.wrapping_add(PREFETCH + at));
+                }
+            }
+            let (block_scale, block_min) = F::block_scale_and_min::<S>(block);
+            if F::BLOCK == 32 {
+                let codes = F::codes::<S>(block, 0);
+                let sums = dots::<S, F, T, 0, 8>(&codes, &rows, b);
+                for t in 0..T {
+                    let info = &*rows[t].blocks.add(b);
+                    y[t] = S::f_fma(S::i_to_f(sums[t]), S::f_mul(block_scale, S::f_splat(info.scale)), y[t]);
+                    if F::HAS_MIN {
+                        y[t] = S::f_fma(block_min, S::f_splat(info.scaled_sum), y[t]);
+                    }
+                }
+                continue;
+            }
+            // Of the sub-blocks, in units of the block's scale and min.
+            let (mut sum, mut min_sum) = ([S::f_splat(0.0); T], [S::f_splat(0.0); T]);
+            let unpacked = F::unpack::<S>(block);
             for i in 0..F::BLOCK / 32 {
                 let codes = F::codes::<S>(block, i);
                 let at = b * (F::BLOCK / 32) + i;
                 if F::SUB == 32 {
-                    let (scale, min) = F::scale_and_min::<S>(block, i);
+                    let (scale, min) = F::scale_and_min::<S>(block, &unpacked, i);
+                    let sums = dots::<S, F, T, 0, 8>(&codes, &rows, at);
                     for t in 0..T {
                         let info = &*rows[t].blocks.add(at);
-                        let sum = dot::<S, F, 0, 8>(&codes, rows[t].codes.add(32 * at), info.neg_sum);
-                        y[t] = S::f_fma(S::i_to_f(sum), S::f_mul(scale, S::f_splat(info.scale)), y[t]);
+                        sum[t] = S::f_fma(S::i_to_f(sums[t]), S::f_mul(scale, S::f_splat(info.scale)), sum[t]);
                         if F::HAS_MIN {
-                            y[t] = S::f_fma(min, S::f_splat(info.scaled_sum), y[t]);
+                            min_sum[t] = S::f_fma(min, S::f_splat(info.scaled_sum), min_sum[t]);
                         }
                     }
                 } else {
-                    let (scale0, min0) = F::scale_and_min::<S>(block, 2 * i);
-                    let (scale1, min1) = F::scale_and_min::<S>(block, 2 * i + 1);
+                    let (scale0, min0) = F::scale_and_min::<S>(block, &unpacked, 2 * i);
+                    let (scale1, min1) = F::scale_and_min::<S>(block, &unpacked, 2 * i + 1);
+                    let lo = dots::<S, F, T, 0, 4>(&codes, &rows, at);
+                    let hi = dots::<S, F, T, 4, 8>(&codes, &rows, at);
                     for t in 0..T {
                         let info = &*rows[t].blocks.add(at);
-                        let a = rows[t].codes.add(32 * at);
-                        let lo = S::i_to_f(dot::<S, F, 0, 4>(&codes, a, info.neg_half_sums[0]));
-                        let hi = S::i_to_f(dot::<S, F, 4, 8>(&codes, a, info.neg_half_sums[1]));
-                        let both = S::f_fma(lo, scale0, S::f_mul(hi, scale1));
-                        y[t] = S::f_fma(both, S::f_splat(info.scale), y[t]);
+                        let both = S::f_fma(S::i_to_f(lo[t]), scale0, S::f_mul(S::i_to_f(hi[t]), scale1));
+                        sum[t] = S::f_fma(both, S::f_splat(info.scale), sum[t]);
                         if F::HAS_MIN {
-                            y[t] = S::f_fma(min0, S::f_splat(info.scaled_half_sums[0]), y[t]);
-                            y[t] = S::f_fma(min1, S::f_splat(info.scaled_half_sums[1]), y[t]);
+                            min_sum[t] = S::f_fma(min0, S::f_splat(info.scaled_half_sums[0]), min_sum[t]);
+                            min_sum[t] = S::f_fma(min1, S::f_splat(info.scaled_half_sums[1]), min_sum[t]);
                         }
                     }
+                }
+            }
+            for t in 0..T {
+                y[t] = S::f_fma(sum[t], block_scale, y[t]);
+                if F::HAS_MIN {
+                    y[t] = S::f_fma(min_sum[t], block_min, y[t]);
                 }
             }
         }
@@ -131,33 +168,41 @@ unsafe fn tile<S: Simd, F: Format, const T: usize>(p: &PackedProduct<'_>, panel:
     }
 }
 
-/// Sum over steps `FROM..TO` of `(code - OFFSET) * a`, per row; `neg_sum` is
-/// minus the sum of these activations.
+/// Sum over steps `FROM..TO` of `(code - OFFSET) * a`, per row, with block `at`
+/// of each token's activations.
 #[inline(always)]
-unsafe fn dot<S: Simd, F: Format, const FROM: usize, const TO: usize>(
+unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: usize>(
     codes: &[S::B; 8],
-    a: *const i8,
-    neg_sum: i32,
-) -> S::I {
-    // SAFETY: 32 activations lie at `a`.
+    rows: &[Q8Row; T],
+    at: usize,
+) -> [S::I; T] {
+    // SAFETY: block `at` lies inside the rows; 32 activations belong to it.
     unsafe {
-        let sums = S::i_splat(neg_sum);
-        let mut acc = match F::OFFSET_LOG2 {
-            // `dot8` has taken off the 128 already.
-            Some(_) if F::EIGHT_BITS && !S::DOT8_UNSIGNED => S::i_splat(0),
-            Some(2) => S::i_shl::<2>(sums),
-            Some(3) => S::i_shl::<3>(sums),
-            Some(4) => S::i_shl::<4>(sums),
-            Some(5) => S::i_shl::<5>(sums),
-            Some(7) => S::i_shl::<7>(sums),
-            Some(_) => unreachable!("no format has another offset"),
-            None => S::i_splat(0),
-        };
-        for s in FROM..TO {
-            acc =
-                if F::EIGHT_BITS { S::dot8(acc, codes[s], a.add(4 * s)) } else { S::dot7(acc, codes[s], a.add(4 * s)) };
+        let mut acc = [S::i_splat(0); T];
+        let mut a = [std::ptr::null(); T];
+        for t in 0..T {
+            a[t] = rows[t].codes.add(32 * at);
+            let info = &*rows[t].blocks.add(at);
+            // Minus the sum of the activations, times the offset.
+            let sums = S::i_splat(if TO - FROM == 8 { info.neg_sum } else { info.neg_half_sums[FROM / 4] });
+            acc[t] = match F::OFFSET_LOG2 {
+                // `dot8` takes off the 128 itself.
+                Some(_) if F::BITS == 8 && !S::DOT8_UNSIGNED => acc[t],
+                Some(2) => S::i_shl::<2>(sums),
+                Some(3) => S::i_shl::<3>(sums),
+                Some(4) => S::i_shl::<4>(sums),
+                Some(5) => S::i_shl::<5>(sums),
+                Some(7) => S::i_shl::<7>(sums),
+                Some(_) => unreachable!("no format has another offset"),
+                None => acc[t],
+            };
         }
-        acc
+        match F::BITS {
+            8 => S::dots8::<T, FROM, TO>(acc, codes, &a),
+            6 => S::dots7::<T, FROM, TO, 2>(acc, codes, &a),
+            5 => S::dots7::<T, FROM, TO, 4>(acc, codes, &a),
+            _ => S::dots7::<T, FROM, TO, 8>(acc, codes, &a),
+        }
     }
 }
 

@@ -29,6 +29,18 @@ macro_rules! both {
     };
 }
 
+/// Nothing, but at this place in the program: without it the compiler goes through
+/// all steps of one token before it comes to the next, and spills the codes of all
+/// steps to the stack.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_place(x: &mut I) {
+    // SAFETY: no instruction.
+    unsafe {
+        std::arch::asm!("/* {} {} */", inout(ymm_reg) x[0], inout(ymm_reg) x[1], options(nomem, nostack, preserves_flags));
+    }
+}
+
 // SAFETY of every block below: the CPU has the instruction set and pointers are
 // valid for one vector, as the trait asks.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -38,7 +50,7 @@ impl Simd for Avx2 {
     type B = I;
 
     const DOT8_UNSIGNED: bool = false;
-    const TILE: usize = 2;
+    const TILE: usize = 4;
 
     #[inline(always)]
     unsafe fn f_splat(x: f32) -> F {
@@ -234,6 +246,36 @@ impl Simd for Avx2 {
                 _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
             });
             Self::i_add(acc, both!(i => _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1))))
+        }
+    }
+
+    /// Sums of pairs stay in 16 bits for a run of steps: one `madd` a run and not one a step.
+    #[inline(always)]
+    unsafe fn dots7<const T: usize, const FROM: usize, const TO: usize, const RUN: usize>(
+        mut acc: [I; T],
+        codes: &[I; 8],
+        a: &[*const i8; T],
+    ) -> [I; T] {
+        unsafe {
+            let mut s = FROM;
+            while s < TO {
+                let end = TO.min(s + RUN);
+                let mut pairs = [[_mm256_setzero_si256(); 2]; T];
+                while s < end {
+                    for t in 0..T {
+                        let a = _mm256_set1_epi32(a[t].add(4 * s).cast::<i32>().read_unaligned());
+                        pairs[t] = both!(i => _mm256_add_epi16(pairs[t][i], _mm256_maddubs_epi16(codes[s][i], a)));
+                    }
+                    for t in 0..T {
+                        in_place(&mut pairs[t]);
+                    }
+                    s += 1;
+                }
+                for t in 0..T {
+                    acc[t] = Self::i_add(acc[t], both!(i => _mm256_madd_epi16(pairs[t][i], _mm256_set1_epi16(1))));
+                }
+            }
+            acc
         }
     }
 }

@@ -101,6 +101,39 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
     /// The same with codes up to 255, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
     unsafe fn dot8(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
+
+    /// [`dot7`](Self::dot7) of steps `FROM..TO`, 4 activations each, for the
+    /// activations of `T` tokens. `codes[s] * a` of as many as `RUN` steps add
+    /// up in 16 bits: `2 * RUN * codes[s] * 127` stays below 32 768.
+    #[inline(always)]
+    unsafe fn dots7<const T: usize, const FROM: usize, const TO: usize, const RUN: usize>(
+        mut acc: [Self::I; T],
+        codes: &[Self::B; 8],
+        a: &[*const i8; T],
+    ) -> [Self::I; T] {
+        for s in FROM..TO {
+            for t in 0..T {
+                // SAFETY: passed on to the caller.
+                acc[t] = unsafe { Self::dot7(acc[t], codes[s], a[t].add(4 * s)) };
+            }
+        }
+        acc
+    }
+    /// The same with [`dot8`](Self::dot8).
+    #[inline(always)]
+    unsafe fn dots8<const T: usize, const FROM: usize, const TO: usize>(
+        mut acc: [Self::I; T],
+        codes: &[Self::B; 8],
+        a: &[*const i8; T],
+    ) -> [Self::I; T] {
+        for s in FROM..TO {
+            for t in 0..T {
+                // SAFETY: passed on to the caller.
+                acc[t] = unsafe { Self::dot8(acc[t], codes[s], a[t].add(4 * s)) };
+            }
+        }
+        acc
+    }
 }
 
 /// A computation that can be compiled for any instruction set.
@@ -112,6 +145,18 @@ pub(crate) trait Kernel {
     ///
     /// The CPU must have the instruction set of `S`.
     unsafe fn run<S: Simd>(self);
+}
+
+/// Has the cache line at `p` fetched, where the CPU can be asked to; any address will do.
+#[inline(always)]
+pub(crate) fn prefetch(p: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: part of every x86-64; an address that is not mapped is ignored.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = p;
 }
 
 /// An instruction set with kernels of its own.
