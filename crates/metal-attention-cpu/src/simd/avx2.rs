@@ -257,24 +257,30 @@ impl Simd for Avx2 {
         a: &[*const i8; T],
     ) -> [I; T] {
         unsafe {
-            let mut s = FROM;
-            while s < TO {
-                let end = TO.min(s + RUN);
-                let mut pairs = [[_mm256_setzero_si256(); 2]; T];
-                while s < end {
-                    for t in 0..T {
-                        let a = _mm256_set1_epi32(a[t].add(4 * s).cast::<i32>().read_unaligned());
-                        pairs[t] = both!(i => _mm256_add_epi16(pairs[t][i], _mm256_maddubs_epi16(codes[s][i], a)));
+            let mut pairs = [[_mm256_setzero_si256(); 2]; T];
+            let mut n = 0;
+            // Steps whose codes come from the same vector of a 4-bit plane follow each other. A loop is not unrolled.
+            macro_rules! steps {
+                ($($s:literal)*) => {$(
+                    if FROM <= $s && $s < TO {
+                        for t in 0..T {
+                            let a = _mm256_set1_epi32(a[t].add(4 * $s).cast::<i32>().read_unaligned());
+                            pairs[t] = both!(i => _mm256_add_epi16(pairs[t][i], _mm256_maddubs_epi16(codes[$s][i], a)));
+                        }
+                        for t in 0..T {
+                            in_place(&mut pairs[t]);
+                        }
+                        n += 1;
+                        if n % RUN == 0 || n == TO - FROM {
+                            for t in 0..T {
+                                acc[t] = Self::i_add(acc[t], both!(i => _mm256_madd_epi16(pairs[t][i], _mm256_set1_epi16(1))));
+                                pairs[t] = [_mm256_setzero_si256(); 2];
+                            }
+                        }
                     }
-                    for t in 0..T {
-                        in_place(&mut pairs[t]);
-                    }
-                    s += 1;
-                }
-                for t in 0..T {
-                    acc[t] = Self::i_add(acc[t], both!(i => _mm256_madd_epi16(pairs[t][i], _mm256_set1_epi16(1))));
-                }
+                )*};
             }
+            steps!(0 4 1 5 2 6 3 7);
             acc
         }
     }
