@@ -11,7 +11,7 @@ use crate::shared::SharedMut;
 use crate::simd::{Isa, Kernel, LANES, Simd, prefetch};
 
 /// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
-const ACTIVATIONS: usize = 128 << 10;
+const ACTIVATIONS: usize = 256 << 10;
 /// Bytes from the weights being read to those being fetched.
 const PREFETCH: usize = 4096;
 
