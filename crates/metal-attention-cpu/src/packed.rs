@@ -257,14 +257,21 @@ pub(crate) trait Format {
     /// # Safety
     ///
     /// As for [`codes`](Self::codes).
-    unsafe fn unpack<S: Simd>(block: *const u8) -> Unpacked;
+    #[inline(always)]
+    unsafe fn unpack<S: Simd>(_block: *const u8) -> Unpacked {
+        [[[0; PANEL]; 8]; 2]
+    }
 
-    /// Scale and min of sub-block `j`, per row: multiples of the block's.
+    /// Scale and min of sub-block `j`, per row: multiples of the block's. Blocks
+    /// of 32 columns have none.
     ///
     /// # Safety
     ///
     /// As for [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
-    unsafe fn scale_and_min<S: Simd>(block: *const u8, unpacked: &Unpacked, j: usize) -> (S::F, S::F);
+    #[inline(always)]
+    unsafe fn scale_and_min<S: Simd>(_block: *const u8, _unpacked: &Unpacked, _j: usize) -> (S::F, S::F) {
+        unreachable!("blocks of 32 columns are not divided")
+    }
 }
 
 /// Scales and mins of 8 sub-blocks, a byte each: `[scales or mins][sub-block][row]`.
@@ -438,9 +445,6 @@ unsafe fn unpacked_pair<S: Simd>(unpacked: &Unpacked, j: usize) -> (S::F, S::F) 
     }
 }
 
-/// What [`Format::unpack`] gives where there is nothing to unpack.
-const NOTHING: Unpacked = [[[0; PANEL]; 8]; 2];
-
 #[inline(always)]
 unsafe fn negated<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the instruction set.
@@ -449,8 +453,8 @@ unsafe fn negated<S: Simd>(x: S::F) -> S::F {
 
 macro_rules! format {
     ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, bits $bits:literal, has_min $min:literal;
-     $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; block_scale_and_min |$bb:ident| $block_scale:expr;
-     unpack |$ub:ident| $unpack:expr; scale_and_min |$sb:ident, $su:ident, $sj:ident| $scale:expr) => {
+     $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; block_scale_and_min |$bb:ident| $block_scale:expr
+     $(; unpack |$ub:ident| $unpack:expr)? $(; scale_and_min |$sb:ident, $su:ident, $sj:ident| $scale:expr)?) => {
         pub(crate) struct $name;
         // SAFETY of the blocks below: `block` is a whole block of this format, as the trait asks.
         #[allow(clippy::undocumented_unsafe_blocks)]
@@ -469,15 +473,14 @@ macro_rules! format {
             unsafe fn block_scale_and_min<$s: Simd>($bb: *const u8) -> ($s::F, $s::F) {
                 unsafe { $block_scale }
             }
-            #[inline(always)]
-            #[allow(unused_unsafe)]
+            $(#[inline(always)]
             unsafe fn unpack<$s: Simd>($ub: *const u8) -> Unpacked {
                 unsafe { $unpack }
-            }
-            #[inline(always)]
+            })?
+            $(#[inline(always)]
             unsafe fn scale_and_min<$s: Simd>($sb: *const u8, $su: &Unpacked, $sj: usize) -> ($s::F, $s::F) {
                 unsafe { $scale }
-            }
+            })?
         }
     };
 }
@@ -495,38 +498,25 @@ const IQ4_CODES: [u8; 16] = {
 
 format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), bits 4, has_min false; S;
     codes |b, _i| nibbles::<S>(b);
-    block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0));
-    unpack |_b| NOTHING;
-    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+    block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0)));
 format!(Q4_1: block 32, sub 32, bytes 20, offset None, bits 4, has_min true; S;
     codes |b, _i| nibbles::<S>(b);
-    block_scale_and_min |b| (halves::<S>(b, 256), halves::<S>(b, 288));
-    unpack |_b| NOTHING;
-    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+    block_scale_and_min |b| (halves::<S>(b, 256), halves::<S>(b, 288)));
 format!(Q5_0: block 32, sub 32, bytes 22, offset Some(4), bits 5, has_min false; S;
     codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
-    block_scale_and_min |b| (halves::<S>(b, 320), S::f_splat(0.0));
-    unpack |_b| NOTHING;
-    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+    block_scale_and_min |b| (halves::<S>(b, 320), S::f_splat(0.0)));
 format!(Q5_1: block 32, sub 32, bytes 24, offset None, bits 5, has_min true; S;
     codes |b, _i| or::<S>(nibbles::<S>(b), bits::<S, true>(b.add(256)));
-    block_scale_and_min |b| (halves::<S>(b, 320), halves::<S>(b, 352));
-    unpack |_b| NOTHING;
-    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+    block_scale_and_min |b| (halves::<S>(b, 320), halves::<S>(b, 352)));
 format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), bits 8, has_min false; S;
     codes |b, _i| whole_bytes::<S>(b);
-    block_scale_and_min |b| (halves::<S>(b, 512), S::f_splat(0.0));
-    unpack |_b| NOTHING;
-    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+    block_scale_and_min |b| (halves::<S>(b, 512), S::f_splat(0.0)));
 format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), bits 8, has_min false; S;
     codes |b, _i| iq4_values::<S>(nibbles::<S>(b));
-    block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0));
-    unpack |_b| NOTHING;
-    scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(1.0)));
+    block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0)));
 format!(Q2K: block 256, sub 16, bytes 84, offset None, bits 2, has_min true; S;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
 block_scale_and_min |b| (halves::<S>(b, 1280), negated::<S>(halves::<S>(b, 1312)));
-unpack |_b| NOTHING;
 scale_and_min |b, _u, j| {
     let both = bytes::<S>(b, 1024, j);
     (S::i_to_f(S::i_and(both, S::i_splat(15))), S::i_to_f(S::i_shr::<4>(both)))
@@ -534,7 +524,6 @@ scale_and_min |b, _u, j| {
 format!(Q3K: block 256, sub 16, bytes 110, offset Some(2), bits 3, has_min false; S;
 codes |b, i| or::<S>(pairs::<S, false>(b.add(192 * i)), bits::<S, false>(b.add(192 * i + 128)));
 block_scale_and_min |b| (halves::<S>(b, 1728), S::f_splat(0.0));
-unpack |_b| NOTHING;
 scale_and_min |b, _u, j| {
     // Sixteen 6-bit scales: low nibbles in bytes 0..8, upper pairs of bits in bytes 8..12.
     let low = S::i_and(
@@ -564,12 +553,10 @@ scale_and_min |_b, u, j| unpacked_pair::<S>(u, j));
 format!(Q6K: block 256, sub 16, bytes 210, offset Some(5), bits 6, has_min false; S;
 codes |b, i| or::<S>(nibbles::<S>(b.add(384 * i)), pairs::<S, true>(b.add(384 * i + 256)));
 block_scale_and_min |b| (halves::<S>(b, 3328), S::f_splat(0.0));
-unpack |_b| NOTHING;
 scale_and_min |b, _u, j| (S::i_to_f(S::i_load_i8(b.add(3072 + PANEL * j).cast())), S::f_splat(0.0)));
 format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), bits 8, has_min false; S;
 codes |b, i| iq4_values::<S>(nibbles::<S>(b.add(256 * i)));
 block_scale_and_min |b| (halves::<S>(b, 2144), S::f_splat(0.0));
-unpack |_b| NOTHING;
 scale_and_min |b, _u, j| {
     // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
     let low = bytes::<S>(b, 2048, 2 + j / 2);
