@@ -28,10 +28,16 @@ fn pack_unit(v: vec4<f32>) -> Unit {
 }
 
 fn unpack_unit(unit: Unit) -> vec4<f32> { return vec4(unpack2x16float(unit.x), unpack2x16float(unit.y)); }
+
+// Numbers as they come back from the cache.
+fn as_cached(v: vec2<f32>) -> vec2<f32> { return unpack2x16float(half_bits(v.x) | (half_bits(v.y) << 16u)); }
 {% else %}
 alias Unit = vec4<u32>;
 
 fn pack_unit(v: vec4<f32>) -> Unit { return bitcast<vec4<u32>>(v); }
 
 fn unpack_unit(unit: Unit) -> vec4<f32> { return bitcast<vec4<f32>>(unit); }
+
+// Numbers as they come back from the cache.
+fn as_cached(v: vec2<f32>) -> vec2<f32> { return v; }
 {% endif %}

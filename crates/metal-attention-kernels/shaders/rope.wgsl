@@ -19,9 +19,18 @@ fn pair_elements(i: u32) -> vec2<u32> { return vec2(2u * i, 2u * i + 1u); }
 fn pair_of(e: u32) -> u32 { return e / 2u; }
 {% endif %}
 
+// What pair `i` turns by at position `pos`: (cos, sin).
+fn angle(i: u32, pos: u32) -> vec2<f32> {
+    if i >= HALF_ROT { return vec2(1.0, 0.0); }
+    return rope[pos * HALF_ROT + i];
+}
+
+fn turn_by(pair: vec2<f32>, by: vec2<f32>) -> vec2<f32> {
+    return vec2(pair.x * by.x - pair.y * by.y, pair.x * by.y + pair.y * by.x);
+}
+
 // Pair `i` at position `pos`.
 fn rotate(pair: vec2<f32>, i: u32, pos: u32) -> vec2<f32> {
     if i >= HALF_ROT { return pair; }
-    let angle = rope[pos * HALF_ROT + i];
-    return vec2(pair.x * angle.x - pair.y * angle.y, pair.x * angle.y + pair.y * angle.x);
+    return turn_by(pair, angle(i, pos));
 }

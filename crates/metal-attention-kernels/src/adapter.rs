@@ -45,6 +45,11 @@ pub struct AdapterSummary {
 }
 
 impl AdapterSummary {
+    /// The maker's number, as on the PCI bus.
+    pub fn vendor(&self) -> u32 {
+        self.info.vendor
+    }
+
     fn new(adapter: &wgpu::Adapter) -> Self {
         let info = adapter.get_info();
         Self {

@@ -1,5 +1,6 @@
 //! A kernel bound to its buffers, ready to be recorded.
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::error::GpuError;
 use crate::pso::PsoKey;
@@ -60,7 +61,7 @@ pub struct Dispatch {
 impl Dispatch {
     /// Binds `buffers`, in the order of the shader's bindings, to the pipeline of `key`. Refuses a fixed extent that the
     /// device cannot run.
-    pub fn new(gpu: &GpuDevice, key: &PsoKey, buffers: &[&wgpu::Buffer], grid: [Extent; 3]) -> Result<Self, GpuError> {
+    pub fn new(gpu: &GpuDevice, key: &PsoKey, buffers: &[&dyn Bind], grid: [Extent; 3]) -> Result<Self, GpuError> {
         let max = gpu.wgpu().limits().max_compute_workgroups_per_dimension;
         for extent in grid {
             if let Extent::Fixed(n) | Extent::WhenSplit(n) = extent
@@ -74,7 +75,7 @@ impl Dispatch {
         let entries: Vec<_> = buffers
             .iter()
             .enumerate()
-            .map(|(i, buffer)| wgpu::BindGroupEntry { binding: i as u32, resource: buffer.as_entire_binding() })
+            .map(|(i, buffer)| wgpu::BindGroupEntry { binding: i as u32, resource: buffer.resource() })
             .collect();
         let scope = gpu.wgpu().push_error_scope(wgpu::ErrorFilter::Validation);
         let bind_group = gpu.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {

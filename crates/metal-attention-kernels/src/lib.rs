@@ -2,6 +2,7 @@
 //! binds buffers to it. Everything goes through wgpu: Vulkan, Metal, DirectX 12.
 
 mod adapter;
+mod arena;
 mod batch;
 mod ceilings;
 mod device;
@@ -16,6 +17,7 @@ mod shader;
 mod weights;
 
 pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, hardware_possible};
+pub use arena::{Arena, Bind, Slice};
 pub use batch::batch_words;
 pub use ceilings::{GpuCeilings, LaunchCosts};
 pub use device::{GpuDevice, GpuOptions};

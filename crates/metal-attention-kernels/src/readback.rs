@@ -1,5 +1,6 @@
 //! Results on their way to the CPU.
 
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -32,6 +33,11 @@ impl Readback {
     pub fn copy(&mut self, encoder: &mut CommandEncoder, source: &Buffer, bytes: u64) {
         self.forget();
         encoder.copy_buffer_to_buffer(source, 0, &self.buffer, 0, Some(bytes));
+    }
+
+    /// Records the copy of a range of `source` behind the `at` bytes that [`copy`](Self::copy) wrote.
+    pub fn copy_after(&mut self, encoder: &mut CommandEncoder, source: &Buffer, range: Range<u64>, at: u64) {
+        encoder.copy_buffer_to_buffer(source, range.start, &self.buffer, at, Some(range.end - range.start));
     }
 
     /// Asks for the contents as of `submission`.

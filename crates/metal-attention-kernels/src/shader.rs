@@ -1,11 +1,11 @@
 //! WGSL sources: templates in `shaders/`, filled in for a kernel's constants and
 //! a device's features.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::OnceLock;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Value};
+use minijinja::{Environment, State, Value, context};
 
 /// A constant of a shader template.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -93,6 +93,7 @@ shaders![
     "buffer_copy.wgsl",
     "decode_attention.wgsl",
     "decode_attention_merge.wgsl",
+    "decode_layers.wgsl",
     "embedding.wgsl",
     "ffn_silu.wgsl",
     "kv_cache.wgsl",
@@ -125,6 +126,7 @@ shaders![
     "types/q2_k.wgsl",
     "types/q3_k.wgsl",
     "types/nibbles.wgsl",
+    "types/numbers.wgsl",
     "types/words.wgsl",
     "types/q4_0.wgsl",
     "types/q4_1.wgsl",
@@ -147,8 +149,40 @@ fn templates() -> &'static Environment<'static> {
         for &(name, text) in SOURCES {
             env.add_template(name, text).expect("the templates of this crate parse");
         }
+        env.add_function("matrix", matrix_functions);
         env
     })
+}
+
+/// What a file of `shaders/types/` declares, for one of several matrices that a kernel reads from one buffer `w`: each
+/// name is preceded by `prefix`, and the matrix starts at `{prefix}_at` of `w`.
+fn matrix_functions(state: &State, prefix: &str, ty: &str, n_in: u32, n_rows: u32) -> Result<String, minijinja::Error> {
+    let template = state.env().get_template(&format!("types/{ty}.wgsl"))?;
+    Ok(scoped(&template.render(context! { n_in, n_rows, scoped => true })?, prefix))
+}
+
+/// `source` with `prefix` before every name that it declares at module scope, and before the indices of `w`.
+fn scoped(source: &str, prefix: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words: Vec<&str> = source.split_inclusive(|c| !is_word(c)).collect();
+    let names: HashSet<&str> = words
+        .windows(2)
+        .filter(|pair| matches!(pair[0], "fn " | "const " | "struct "))
+        .map(|pair| pair[1].trim_end_matches(|c| !is_word(c)))
+        .collect();
+    let mut text = String::new();
+    for word in words {
+        if word == "w[" {
+            text.extend(["w[", prefix, "_at + "]);
+            continue;
+        }
+        if names.contains(word.trim_end_matches(|c| !is_word(c))) {
+            text += prefix;
+            text.push('_');
+        }
+        text += word;
+    }
+    text
 }
 
 /// The WGSL of kernel `kernel` (file `{kernel}.wgsl`) for `constants` on a device with `features`.
@@ -157,6 +191,7 @@ fn templates() -> &'static Environment<'static> {
 /// When the template names a constant that is not given: a defect of the kernel's function.
 pub fn wgsl(kernel: &str, constants: &[(&'static str, Constant)], features: ShaderFeatures) -> String {
     let mut values: BTreeMap<&str, Value> = constants.iter().map(|(name, c)| (*name, c.value())).collect();
+    values.insert("scoped", false.into());
     values.insert("subgroups", features.subgroups.into());
     values.insert("subgroup_size", features.subgroup_size.into());
     values.insert("f16", features.f16.into());

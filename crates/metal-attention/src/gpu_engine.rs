@@ -39,6 +39,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions 
         n_ubatch: options.n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
+        layers_at_once: None,
     }
 }
 

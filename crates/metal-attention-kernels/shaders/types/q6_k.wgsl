@@ -8,14 +8,14 @@ struct Raw8 { q: u32, high: u32, scale: u32, d: u32 }
 fn load8(row: u32, unit: u32) -> Raw8 {
     return Raw8(
         w[row * UNITS + unit],
-        w[HIGH + row * {{ n_in // 16 }}u + unit / 2u] >> (16u * (unit % 2u)),
+        w[HIGH + row * {{ n_in // 16 }}u + unit / 2u] >> (4u * (unit % 2u)),
         w[SCALES + row * {{ n_in // 64 }}u + unit / 8u] >> (8u * (unit / 2u % 4u)),
         w[BLOCKS + row * {{ (n_in + 511) // 512 }}u + unit / 64u] >> (16u * (unit / 32u % 2u)),
     );
 }
 fn codes8(raw: Raw8) -> W8 {
-    let low = nibbles(raw.q, 32.0);
-    let high = pairs(raw.high, 0.0);
-    return W8(16.0 * high.lo + low.lo, 16.0 * high.hi + low.hi);
+    let even = (raw.q & 0x0f0f0f0fu) | ((raw.high << 4u) & 0x30303030u);
+    let odd = ((raw.q >> 4u) & 0x0f0f0f0fu) | ((raw.high << 2u) & 0x30303030u);
+    return by_turns(even, odd, 32.0);
 }
 fn scale8(raw: Raw8) -> f32 { return half_of(raw.d) * (byte_at(raw.scale, 0u) - 128.0); }

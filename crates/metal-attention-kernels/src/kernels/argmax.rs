@@ -1,5 +1,6 @@
 //! The id of the largest logit.
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -30,8 +31,8 @@ pub fn argmax(
     let [first, second] = keys(n_vocab, advance.is_some());
     let one = Extent::Fixed(1);
     let n_chunks = n_vocab.div_ceil(CHUNK) as u32;
-    let mut buffers = vec![scratch, ids];
-    buffers.extend(advance);
+    let mut buffers: Vec<&dyn Bind> = vec![scratch, ids];
+    buffers.extend(advance.map(|b| b as &dyn Bind));
     Ok(vec![
         Dispatch::new(gpu, &first, &[logits, scratch], [Extent::Fixed(n_chunks), Extent::Wanted(1), one])?,
         Dispatch::new(gpu, &second, &buffers, [Extent::Wanted(1), one, one])?,

@@ -3,6 +3,7 @@
 use half::f16;
 use metal_attention_model::{BatchToken, CacheType, RopeLayout};
 
+use crate::arena::Bind;
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::Constant;
@@ -138,9 +139,9 @@ pub struct AttentionBuffers<'a> {
     /// a `qk_norm_eps`.
     pub qk_norm: Option<&'a wgpu::Buffer>,
     /// Cached keys, [`AttentionShape::cache_bytes`] long.
-    pub keys: &'a wgpu::Buffer,
+    pub keys: &'a dyn Bind,
     /// Cached values, as long.
-    pub values: &'a wgpu::Buffer,
+    pub values: &'a dyn Bind,
     /// F32 `[n_tokens, n_head, head_dim]`: the result.
     pub att: &'a wgpu::Buffer,
     /// Scratch of decode attention, [`partial_bytes`](super::partial_bytes) long.

@@ -1,6 +1,7 @@
 //! Attention of one new token per sequence.
 
 use super::attention::{AttentionBuffers, AttentionShape};
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -34,8 +35,8 @@ pub fn decode_attention(
 ) -> Result<Dispatch, GpuError> {
     shape.check()?;
     let AttentionBuffers { qkv, rope, qk_norm, keys, values, att, partial, batch } = *buffers;
-    let mut bound = vec![qkv, rope, batch, keys, values, att, partial];
-    bound.extend(qk_norm);
+    let mut bound: Vec<&dyn Bind> = vec![qkv, rope, batch, keys, values, att, partial];
+    bound.extend(qk_norm.map(|b| b as &dyn Bind));
     let groups = shape.n_head_kv * heads_and_blocks(shape).1;
     let grid = [Extent::Fixed(groups as u32), Extent::Splits, Extent::Tokens(1)];
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)

@@ -4,6 +4,7 @@ use half::f16;
 use metal_attention_model::CacheType;
 
 use super::attention::{AttentionBuffers, AttentionShape};
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -20,7 +21,7 @@ pub fn kv_cache_copy(
 ) -> Result<Dispatch, GpuError> {
     let units = 2 * shape.n_head_kv * shape.padded_head_dim() / 4;
     let grid = [Extent::Fixed(units.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
-    let bound = [buffers.qkv, buffers.keys, buffers.values, buffers.batch];
+    let bound: [&dyn Bind; 4] = [buffers.qkv, buffers.keys, buffers.values, buffers.batch];
     Dispatch::new(gpu, &key(shape), &bound, grid)
 }
 

@@ -4,6 +4,7 @@
 use metal_attention_gguf::TensorType;
 
 use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -143,18 +144,18 @@ pub fn matmul_by(
             rows: options.rows,
             bias: options.bias.is_some(),
         };
-        let (tile_rows, tile_tokens, mut buffers) = match method {
+        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<&dyn Bind>) = match method {
             MatmulMethod::Tiled => (TILE, TILE, vec![&part.buffer, x, y, batch]),
             MatmulMethod::Cooperative(tile) => {
                 if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel() == INPUT) {
-                    let buffers = [x, &scratch.padded, &scratch.scales, batch];
+                    let buffers: [&dyn Bind; 4] = [x, &scratch.padded, &scratch.scales, batch];
                     let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
                     dispatches.push(Dispatch::new(gpu, &input_key(matrix.n_in(), options.rows), &buffers, grid)?);
                 }
                 (tile.rows, tile.tokens, vec![&part.buffer, &scratch.padded, &scratch.scales, y, batch])
             }
         };
-        buffers.extend(options.bias);
+        buffers.extend(options.bias.map(|b| b as &dyn Bind));
         let grid =
             [Extent::Fixed(part.n_rows.div_ceil(tile_rows) as u32), options.rows.extent(tile_tokens), Extent::Fixed(1)];
         dispatches.push(Dispatch::new(gpu, &product.key(method), &buffers, grid)?);

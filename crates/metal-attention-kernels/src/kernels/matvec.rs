@@ -2,6 +2,7 @@
 
 use metal_attention_gguf::TensorType;
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -135,11 +136,11 @@ pub fn multi_token_matvec(
             let product = Product::new(matrix, part, &options, token_tile);
             let tile = product.tile(gpu.features());
             let groups = product.groups(tile);
-            let mut buffers = vec![&part.buffer, x, y];
+            let mut buffers: Vec<&dyn Bind> = vec![&part.buffer, x, y];
             if let MatvecInput::RmsNorm { weight, .. } = options.input {
                 buffers.push(weight);
             }
-            buffers.extend(options.bias);
+            buffers.extend(options.bias.map(|b| b as &dyn Bind));
             if token_tile > 1 || options.rows == Rows::Wanted {
                 buffers.push(batch);
             }
@@ -188,6 +189,16 @@ const WIDE_LIMIT: usize = 1 << 19;
 /// Lanes of a workgroup.
 fn threads(tile: Tile) -> usize {
     THREADS.max(tile.lanes)
+}
+
+/// Words that a lane fetches for a unit of 8 elements, scales included.
+pub(super) fn words_of_a_unit(ty: TensorType) -> usize {
+    match ty {
+        TensorType::F32 => 8,
+        TensorType::F16 | TensorType::BF16 | TensorType::Q3_K | TensorType::Q5_K | TensorType::Q6_K => 4,
+        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::IQ4_NL => 2,
+        _ => 3,
+    }
 }
 
 /// Largest extent of a grid's axis.
@@ -249,12 +260,7 @@ impl Product {
         if self.output == MatvecOutput::Gated {
             rows = rows.max(2);
         }
-        let words = match self.ty {
-            TensorType::F32 => 8,
-            TensorType::F16 | TensorType::BF16 | TensorType::Q3_K | TensorType::Q5_K | TensorType::Q6_K => 4,
-            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::IQ4_NL => 2,
-            _ => 3,
-        };
+        let words = words_of_a_unit(self.ty);
         let registers = if self.token_tile == 1 { 40 } else { 16 };
         let most = (registers / (rows * words)).clamp(1, 9);
         let steps = units.div_ceil(lanes);

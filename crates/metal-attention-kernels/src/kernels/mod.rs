@@ -5,6 +5,7 @@ mod argmax;
 mod attention;
 mod buffer_copy;
 mod decode_attention;
+mod decode_layers;
 mod embedding;
 mod ffn_silu;
 mod kv_cache;
@@ -21,6 +22,7 @@ pub use argmax::{argmax, argmax_scratch_bytes};
 pub use attention::{AttentionBuffers, AttentionShape, AttentionTwin};
 pub use buffer_copy::buffer_copy;
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_bytes};
+pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers};
 pub use embedding::{embedding, embedding_twin};
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
@@ -43,6 +45,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         embedding::catalogue(),
         prefill_attention::catalogue(),
         decode_attention::catalogue(),
+        decode_layers::catalogue(),
         kv_cache::catalogue(),
         buffer_copy::catalogue(),
         rope::catalogue(),

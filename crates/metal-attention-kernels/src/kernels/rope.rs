@@ -3,6 +3,7 @@
 use metal_attention_model::{Rope, RopeLayout};
 
 use super::attention::{AttentionBuffers, AttentionShape};
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -51,8 +52,8 @@ pub fn rope_apply_dual(
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
-    let mut bound = vec![buffers.qkv, buffers.rope, buffers.batch];
-    bound.extend(buffers.qk_norm);
+    let mut bound: Vec<&dyn Bind> = vec![buffers.qkv, buffers.rope, buffers.batch];
+    bound.extend(buffers.qk_norm.map(|b| b as &dyn Bind));
     Dispatch::new(gpu, &rope_apply_dual_key(shape), &bound, grid(shape.n_head + shape.n_head_kv))
 }
 

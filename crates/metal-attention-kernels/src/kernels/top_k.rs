@@ -2,6 +2,7 @@
 
 use metal_attention_model::TopK;
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -53,7 +54,7 @@ pub fn top_k(
         .map(|(stage, key)| {
             let last = stage + 1 == lists.len();
             let to = if last { best } else { scratch };
-            let buffers: &[_] = match stage {
+            let buffers: &[&dyn Bind] = match stage {
                 0 => &[logits, to],
                 _ if last => &[scratch, best],
                 _ => &[scratch],

@@ -4,7 +4,8 @@
 //! *sections*, one after the other, each `[n_rows, words per row]`: consecutive lanes, which take consecutive units,
 //! read consecutive words of every section. Codes lie in element order:
 //! - 4-bit plane: one word a unit, element `k` at bit `4 k`;
-//! - 2-bit plane: one word for two units, element `k` of unit `u` at bit `16 (u % 2) + 2 k`;
+//! - 2-bit plane: one word for two units, element `k` of unit `u` at bit `16 (u % 2) + 2 k`; where it holds the upper bits
+//!   of 6, at bit `8 (k / 2) + 4 (u % 2) + 2 (k % 2)`, so that one shift lines four of them up with the nibbles of a word;
 //! - 1-bit plane: one word for four units, element `k` of unit `u` at bit `8 (u % 4) + k`;
 //! - bytes, halves, floats: 2, 4 or 8 words a unit, word `j` of all units of the row before word `j + 1`.
 //!
@@ -122,7 +123,8 @@ impl RowLayout {
                 // Per 128 elements: 64 bytes of low nibbles (elements 0..64 low, 64..128 high), 32 of upper bits.
                 let low = |b: &[u8], i: usize| shifted(&b[64 * (i / 4) + 32 * (i % 2)..], 4 * (i % 4 / 2), 15);
                 self.plane::<4>(row, low, next());
-                self.plane::<2>(row, |b, i| two_bits(&b[128..192], i), next());
+                let bit = |k: usize| 8 * (k % 8 / 2) + 4 * (k / 8) + 2 * (k % 2);
+                self.plane_at::<2>(row, |b, i| two_bits(&b[128..192], i), bit, next());
                 self.bytes(row, next(), |b| std::array::from_fn::<_, 16, _>(|g| b[192 + g] ^ 0x80));
                 self.halves(row, 208, next());
             }
@@ -139,13 +141,24 @@ impl RowLayout {
 
     /// A plane of `BITS` bits an element: `codes(block, i)` finds the codes of elements `32 i..32 i + 32` of a block.
     fn plane<const BITS: usize>(&self, row: &[u8], codes: impl Fn(&[u8], usize) -> Codes, out: &mut [u32]) {
+        self.plane_at::<BITS>(row, codes, |k| BITS * k, out);
+    }
+
+    /// As [`plane`](Self::plane), element `k` of those in a word at bit `bit(k)`.
+    fn plane_at<const BITS: usize>(
+        &self,
+        row: &[u8],
+        codes: impl Fn(&[u8], usize) -> Codes,
+        bit: impl Fn(usize) -> usize,
+        out: &mut [u32],
+    ) {
         let n = self.ty.block_len() / 32;
         for (block, out) in row.chunks_exact(self.ty.block_bytes()).zip(out.chunks_exact_mut(BITS * n)) {
             for (i, words) in out.as_chunks_mut::<BITS>().0.iter_mut().enumerate() {
                 let codes = codes(block, i);
                 *words = std::array::from_fn(|word| {
                     let codes = codes[32 / BITS * word..].iter().take(32 / BITS).enumerate();
-                    codes.fold(0, |w, (k, &code)| w | u32::from(code) << (BITS * k))
+                    codes.fold(0, |w, (k, &code)| w | u32::from(code) << bit(k))
                 });
             }
         }

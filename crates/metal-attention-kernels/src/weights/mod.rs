@@ -7,6 +7,7 @@ use std::thread;
 
 use metal_attention_gguf::{Tensor, TensorType};
 
+use crate::arena::{Arena, Slice};
 use crate::device::GpuDevice;
 use crate::error::GpuError;
 use layout::RowLayout;
@@ -32,7 +33,7 @@ pub struct MatrixPart {
     /// Rows of the part.
     pub n_rows: usize,
     /// The packed rows, an `array<u32>` that `shaders/types/` reads.
-    pub buffer: wgpu::Buffer,
+    pub buffer: Slice,
 }
 
 /// The name of `ty` in names of kernels and of files in `shaders/types/`.
@@ -65,6 +66,11 @@ impl GpuMatrix {
         Self::concat_in_parts(gpu, what, tensors, u64::MAX)
     }
 
+    /// As [`concat`](Self::concat), with the parts in `arena`.
+    pub fn concat_in(gpu: &GpuDevice, what: &str, tensors: &[&Tensor], arena: &mut Arena) -> Result<Self, GpuError> {
+        Self::concat_with(gpu, what, tensors, u64::MAX, arena)
+    }
+
     /// As [`concat`](Self::concat), in parts of at most `max_part_bytes` (and of what the device can bind).
     pub fn concat_in_parts(
         gpu: &GpuDevice,
@@ -72,11 +78,21 @@ impl GpuMatrix {
         tensors: &[&Tensor],
         max_part_bytes: u64,
     ) -> Result<Self, GpuError> {
+        Self::concat_with(gpu, what, tensors, max_part_bytes, &mut Arena::default())
+    }
+
+    fn concat_with(
+        gpu: &GpuDevice,
+        what: &str,
+        tensors: &[&Tensor],
+        max_part_bytes: u64,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
         let Some(first) = tensors.first() else {
             return Err(mismatch(what, "it has no tensors".to_owned()));
         };
         let n_in = first.row_len();
-        let mut upload = Upload { gpu, what, n_in, max_part_bytes, parts: Vec::new() };
+        let mut upload = Upload { gpu, what, n_in, max_part_bytes, arena, parts: Vec::new() };
         let mut n_out = 0;
         for run in tensors.chunk_by(|a, b| a.ty() == b.ty()) {
             let mut rows = 0;
@@ -106,6 +122,22 @@ impl GpuMatrix {
         Self::interleave_in_parts(gpu, what, gate, up, u64::MAX)
     }
 
+    /// As [`interleave`](Self::interleave), with the parts in `arena`.
+    pub fn interleave_in(
+        gpu: &GpuDevice,
+        what: &str,
+        gate: &Tensor,
+        up: &Tensor,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
+        Self::interleave_with(gpu, what, gate, up, u64::MAX, arena)
+    }
+
+    /// Bytes that rows of `n_in` elements of `ty` take on the GPU.
+    pub fn bytes_of(ty: TensorType, n_in: usize, n_rows: usize) -> u64 {
+        RowLayout::new(ty, n_in).row_bytes().saturating_mul(n_rows as u64)
+    }
+
     /// As [`interleave`](Self::interleave), in parts of at most `max_part_bytes` (and of what the device can bind).
     pub fn interleave_in_parts(
         gpu: &GpuDevice,
@@ -114,6 +146,17 @@ impl GpuMatrix {
         up: &Tensor,
         max_part_bytes: u64,
     ) -> Result<Self, GpuError> {
+        Self::interleave_with(gpu, what, gate, up, max_part_bytes, &mut Arena::default())
+    }
+
+    fn interleave_with(
+        gpu: &GpuDevice,
+        what: &str,
+        gate: &Tensor,
+        up: &Tensor,
+        max_part_bytes: u64,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
         check_row_len(what, gate, up)?;
         let n = gate.n_rows();
         if n != up.n_rows() {
@@ -121,7 +164,7 @@ impl GpuMatrix {
             return Err(mismatch(what, why));
         }
         let n_in = gate.row_len();
-        let mut upload = Upload { gpu, what, n_in, max_part_bytes, parts: Vec::new() };
+        let mut upload = Upload { gpu, what, n_in, max_part_bytes, arena, parts: Vec::new() };
         if gate.ty() == up.ty() {
             upload.rows(gate.ty(), 0, 1, 2 * n, &|row| {
                 if row.is_multiple_of(2) { gate.row(row / 2) } else { up.row(row / 2) }
@@ -181,6 +224,7 @@ struct Upload<'a> {
     what: &'a str,
     n_in: usize,
     max_part_bytes: u64,
+    arena: &'a mut Arena,
     parts: Vec<MatrixPart>,
 }
 
@@ -208,7 +252,7 @@ impl Upload<'_> {
         let mut done = 0;
         while done < n_rows {
             let n = (n_rows - done).min(max_rows as usize);
-            let buffer = self.gpu.buffer(self.what, layout.row_bytes() * n as u64)?;
+            let buffer = self.arena.take(self.gpu, self.what, layout.row_bytes() * n as u64)?;
             self.fill(&layout, &buffer, n, &|i| row(done + i))?;
             self.parts.push(MatrixPart { ty, first_row: first_row + done * row_step, row_step, n_rows: n, buffer });
             done += n;
@@ -220,7 +264,7 @@ impl Upload<'_> {
     fn fill<'t>(
         &self,
         layout: &RowLayout,
-        buffer: &wgpu::Buffer,
+        buffer: &Slice,
         n_rows: usize,
         row: &(dyn Fn(usize) -> &'t [u8] + Sync),
     ) -> Result<(), GpuError> {
@@ -253,7 +297,7 @@ impl Upload<'_> {
     fn send_chunk<'t>(
         &self,
         layout: &RowLayout,
-        buffer: &wgpu::Buffer,
+        buffer: &Slice,
         n_rows: usize,
         first: usize,
         n: usize,
@@ -265,7 +309,7 @@ impl Upload<'_> {
         }
         let mut section = 0;
         for (&words, piece) in layout.sections.iter().zip(&pieces) {
-            self.gpu.write_at(buffer, 4 * (section + first * words) as u64, piece);
+            self.gpu.write_at(buffer.buffer(), buffer.offset() + 4 * (section + first * words) as u64, piece);
             section += n_rows * words;
         }
     }

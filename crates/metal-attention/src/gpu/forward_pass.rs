@@ -11,6 +11,7 @@ use metal_attention_model::{
 };
 
 use super::activations::{Activations, Widths};
+use super::at_once::{LayersAtOnceBuilder, groups_to_try};
 use super::kv_cache::GpuKvCache;
 use super::lookahead::{DEPTH, Lookahead, is_decode};
 use super::options::{GpuForwardPassOptions, GpuMemory, attention_shapes, distinct_ropes};
@@ -19,6 +20,9 @@ use super::weights::GpuWeights;
 
 /// Candidates of a short list.
 const TOP_K: usize = MAX_TOP_K;
+
+/// Bytes that follow the results: whether the layers at once gave up.
+const STATE: u64 = 4;
 
 /// What comes back of each token whose logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +63,8 @@ pub struct GpuForwardPass {
     /// The step after the last one, recorded while that ran, for as long as nothing it relies on changes.
     prepared: Option<Prepared>,
     trace: Option<(Buffer, Readback)>,
+    /// The state of the kernel that runs all layers of a token at once, where there is one.
+    at_once: Option<Buffer>,
     logits: Vec<f32>,
     memory: GpuMemory,
     pub(super) n_ctx: usize,
@@ -108,7 +114,7 @@ impl GpuForwardPass {
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
         // One thread each: most of the time goes into compiling pipelines.
-        let (one, few, many) = std::thread::scope(|scope| {
+        let (mut one, few, many) = std::thread::scope(|scope| {
             let plan = |kind, batch| {
                 let builder = PlanBuilder {
                     gpu: &gpu,
@@ -131,8 +137,24 @@ impl GpuForwardPass {
             let [one, few, many] = plans.map(|plan| plan.join().expect("building a plan does not panic"));
             Ok::<_, GpuError>((one?, few?, many?))
         })?;
+        let at_once = LayersAtOnceBuilder {
+            gpu: &gpu,
+            spec: &spec,
+            file_weights: weights,
+            weights: &gpu_weights,
+            shapes: &shapes,
+            cache: &cache.layers,
+            rope: &rope,
+            x: &s.x,
+            batch: &batch_of_one,
+        };
+        let groups = options.layers_at_once.as_ref().map_or(groups_to_try(&gpu), std::slice::from_ref);
+        let at_once = at_once.build(if groups == [0] { &[] } else { groups })?.map(|layers| {
+            one.layers_at_once = Some(layers.dispatch);
+            layers.state
+        });
         gpu.pso().save();
-        let readback = Readback::new(&gpu, 8 * TOP_K as u64)?;
+        let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
         let memory = GpuMemory {
             weights: weight_bytes,
             kv_cache: cache.bytes(),
@@ -154,6 +176,7 @@ impl GpuForwardPass {
             readback,
             prepared: None,
             trace: None,
+            at_once,
             logits: Vec::new(),
             memory,
             n_ctx: options.n_ctx,
@@ -174,7 +197,8 @@ impl GpuForwardPass {
     /// Names of the kernels that a step over `n_tokens` tokens dispatches, in order: embedding, each layer, head and
     /// argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
-        self.plan(BatchKind::of(n_tokens)).greedy().map(Dispatch::kernel).collect()
+        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: 1 };
+        self.plan(BatchKind::of(n_tokens)).greedy(size).map(Dispatch::kernel).collect()
     }
 
     pub(super) fn plan(&self, kind: BatchKind) -> &Plan {
@@ -200,15 +224,21 @@ impl GpuForwardPass {
         for dispatch in &plan.embedding {
             dispatch.record(&self.gpu, &mut pass, size);
         }
-        for (i, layer) in plan.layers.iter().enumerate() {
-            for dispatch in layer {
-                dispatch.record(&self.gpu, &mut pass, size);
+        if trace {
+            for (i, layer) in plan.layers.iter().enumerate() {
+                for dispatch in layer {
+                    dispatch.record(&self.gpu, &mut pass, size);
+                }
+                if let Some((buffer, _)) = &self.trace {
+                    drop(pass);
+                    let bytes = 4 * u64::from(size.n_tokens) * self.spec.n_embd as u64;
+                    encoder.copy_buffer_to_buffer(&self.s.x, 0, buffer, i as u64 * bytes, Some(bytes));
+                    pass = encoder.begin_compute_pass(&descriptor);
+                }
             }
-            if let Some((buffer, _)) = self.trace.as_ref().filter(|_| trace) {
-                drop(pass);
-                let bytes = 4 * u64::from(size.n_tokens) * self.spec.n_embd as u64;
-                encoder.copy_buffer_to_buffer(&self.s.x, 0, buffer, i as u64 * bytes, Some(bytes));
-                pass = encoder.begin_compute_pass(&descriptor);
+        } else {
+            for dispatch in plan.layers(size) {
+                dispatch.record(&self.gpu, &mut pass, size);
             }
         }
         if size.n_wanted > 0 {
@@ -258,44 +288,67 @@ impl GpuForwardPass {
         self.gpu.check()?;
         self.lookahead.clear();
         for part in self.parts(batch) {
-            let size = Self::size(part, 0);
-            let bytes = u64::from(size.n_wanted) * self.output(output).1;
-            if self.readback.bytes() < bytes {
-                self.prepared = None;
-                self.readback = Readback::new(&self.gpu, bytes)?;
-            }
-            if trace.is_some() {
-                self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, part.len())?;
-            }
             if self.profiler.is_some() {
+                let size = Self::size(part, 0);
                 self.profile_step(Phase::of(batch), part, size, output)?;
             }
-            self.write_batch(part);
-            let traced = 4 * (part.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
-            let prepared = self.prepared.take().filter(|p| (p.size, p.output) == (size, output) && trace.is_none());
-            let commands = match prepared {
-                Some(prepared) => prepared.commands,
-                None => self.encode(size, output, trace.is_some().then_some(traced)),
-            };
-            let submission = self.gpu.submit_commands(commands);
-            if part.len() == 1 && output != Output::Id && trace.is_none() {
-                // A caller that chooses tokens itself comes back with one: its step is recorded while this one runs.
-                let size = Self::size(part, 1);
-                self.prepared = Some(Prepared { size, output, commands: self.encode(size, output, None) });
-            }
-            if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
-                readback.map(submission.clone());
-                let states: Vec<f32> = readback.read(&self.gpu, traced, bytemuck::pod_collect_to_vec)?;
-                for (i, state) in states.chunks_exact(part.len() * self.spec.n_embd).enumerate() {
-                    trace(i, state);
-                }
-            }
-            if bytes > 0 {
-                self.readback.map(submission);
-                self.readback.read(&self.gpu, bytes, &mut results)?;
+            while !self.step(part, output, &mut trace, &mut results)? {
+                self.leave_at_once();
             }
         }
         self.gpu.check()
+    }
+
+    /// Evaluates one part of a batch; false, and nothing for `results`, where a workgroup of the layers at once gave up.
+    fn step(
+        &mut self,
+        part: &[BatchToken],
+        output: Output,
+        trace: &mut Option<LayerTrace<'_>>,
+        results: &mut impl FnMut(&[u8]),
+    ) -> Result<bool, GpuError> {
+        let size = Self::size(part, 0);
+        let bytes = u64::from(size.n_wanted) * self.output(output).1;
+        if self.readback.bytes() < bytes + STATE {
+            self.prepared = None;
+            self.readback = Readback::new(&self.gpu, bytes + STATE)?;
+        }
+        if trace.is_some() {
+            self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, part.len())?;
+        }
+        self.write_batch(part);
+        let traced = 4 * (part.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
+        let prepared = self.prepared.take().filter(|p| (p.size, p.output) == (size, output) && trace.is_none());
+        let commands = match prepared {
+            Some(prepared) => prepared.commands,
+            None => self.encode(size, output, trace.is_some().then_some(traced)),
+        };
+        let submission = self.gpu.submit_commands(commands);
+        if part.len() == 1 && output != Output::Id && trace.is_none() {
+            // A caller that chooses tokens itself comes back with one: its step is recorded while this one runs.
+            let size = Self::size(part, 1);
+            self.prepared = Some(Prepared { size, output, commands: self.encode(size, output, None) });
+        }
+        if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
+            readback.map(submission.clone());
+            let states: Vec<f32> = readback.read(&self.gpu, traced, bytemuck::pod_collect_to_vec)?;
+            for (i, state) in states.chunks_exact(part.len() * self.spec.n_embd).enumerate() {
+                trace(i, state);
+            }
+        }
+        if bytes == 0 {
+            return Ok(true);
+        }
+        self.readback.map(submission);
+        let at_once = self.at_once.is_some() && part.len() == 1 && trace.is_none();
+        self.readback.read(&self.gpu, bytes + STATE, |view| {
+            let (view, state) = view.split_at(bytes as usize);
+            let done = !at_once || state == [0; 4];
+            if done {
+                results(view);
+            }
+            done
+        })
     }
 
     /// Records a step and the copies of what comes back; `traced`: the bytes of the hidden states, where they do.
@@ -305,6 +358,9 @@ impl GpuForwardPass {
         let bytes = u64::from(size.n_wanted) * row;
         if bytes > 0 {
             self.readback.copy(&mut encoder, &source, bytes);
+            if let Some(state) = &self.at_once {
+                self.readback.copy_after(&mut encoder, state, 4..8, bytes);
+            }
         }
         if let (Some((buffer, readback)), Some(traced)) = (self.trace.as_mut(), traced) {
             readback.copy(&mut encoder, buffer, traced);
@@ -341,20 +397,41 @@ impl GpuForwardPass {
             self.submit_decode(batch, ahead)?;
         }
         let mut readback = self.lookahead.in_flight.pop_front().expect("at least one step was submitted");
-        let ids = readback.read(&self.gpu, 4 * batch.len() as u64, bytemuck::pod_collect_to_vec::<u8, u32>)?;
+        let bytes = 4 * batch.len() as u64 + STATE;
+        let mut ids = readback.read(&self.gpu, bytes, bytemuck::pod_collect_to_vec::<u8, u32>)?;
+        let given_up = ids.pop() != Some(0) && self.at_once.is_some() && batch.len() == 1;
         self.lookahead.free.push(readback);
+        if given_up {
+            self.leave_at_once();
+            return self.decode_greedy(batch);
+        }
         self.lookahead.advance(batch, &ids);
         Ok(ids)
     }
 
+    /// Goes back to layers dispatched one by one, after a workgroup gave up waiting for another.
+    fn leave_at_once(&mut self) {
+        tracing::warn!(
+            "the GPU did not run all workgroups side by side: decode goes on with a dispatch for each kernel"
+        );
+        self.lookahead.clear();
+        self.prepared = None;
+        self.one.layers_at_once = None;
+        self.at_once = None;
+    }
+
     /// Submits the greedy step `ahead` tokens after `batch`.
     fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), GpuError> {
-        let mut readback = match self.lookahead.free.pop().filter(|r| r.bytes() >= 4 * batch.len() as u64) {
+        let bytes = 4 * batch.len() as u64;
+        let mut readback = match self.lookahead.free.pop().filter(|r| r.bytes() >= bytes + STATE) {
             Some(readback) => readback,
-            None => Readback::new(&self.gpu, 4 * batch.len() as u64)?,
+            None => Readback::new(&self.gpu, bytes + STATE)?,
         };
         let mut encoder = self.record(Self::size(batch, ahead), Output::Id, false);
-        readback.copy(&mut encoder, &self.ids, 4 * batch.len() as u64);
+        readback.copy(&mut encoder, &self.ids, bytes);
+        if let Some(state) = &self.at_once {
+            readback.copy_after(&mut encoder, state, 4..8, bytes);
+        }
         readback.map(self.gpu.submit(encoder));
         self.lookahead.in_flight.push_back(readback);
         Ok(())
@@ -494,3 +571,6 @@ impl ForwardPass for GpuForwardPass {
         TOP_K
     }
 }
+
+#[cfg(test)]
+mod tests;

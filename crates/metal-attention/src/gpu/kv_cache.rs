@@ -1,15 +1,14 @@
 //! The KV cache in the GPU's memory.
 
 use metal_attention_kernels::kernels::AttentionShape;
-use metal_attention_kernels::wgpu::Buffer;
-use metal_attention_kernels::{GpuDevice, GpuError};
+use metal_attention_kernels::{Arena, GpuDevice, GpuError, Slice};
 use metal_attention_model::BatchToken;
 
 /// Keys and values of every token so far, per layer and sequence.
 #[derive(Debug)]
 pub struct GpuKvCache {
     /// Keys and values of each layer, `[n_seq, n_head_kv, n_ctx, padded head_dim]` each.
-    pub(super) layers: Vec<(Buffer, Buffer)>,
+    pub(super) layers: Vec<(Slice, Slice)>,
     /// Length of each sequence.
     pub(super) n_past: Vec<usize>,
     bytes: u64,
@@ -17,17 +16,14 @@ pub struct GpuKvCache {
 
 impl GpuKvCache {
     pub(super) fn new(gpu: &GpuDevice, shapes: &[AttentionShape], n_seq: usize) -> Result<Self, GpuError> {
-        let mut bytes = 0;
-        let layers = shapes
-            .iter()
-            .map(|shape| {
-                let one = shape.cache_bytes(n_seq);
-                let both = (gpu.buffer("the KV cache", one)?, gpu.buffer("the KV cache", one)?);
-                bytes += 2 * one;
-                Ok(both)
-            })
+        let sizes = || shapes.iter().map(|shape| shape.cache_bytes(n_seq));
+        let padded = sizes().map(Arena::padded).fold(0, u64::saturating_add);
+        let mut keys = Arena::new(gpu, "the KV cache", padded)?;
+        let mut values = Arena::new(gpu, "the KV cache", padded)?;
+        let layers = sizes()
+            .map(|bytes| Ok((keys.take(gpu, "the KV cache", bytes)?, values.take(gpu, "the KV cache", bytes)?)))
             .collect::<Result<_, GpuError>>()?;
-        Ok(Self { layers, n_past: vec![0; n_seq], bytes })
+        Ok(Self { layers, n_past: vec![0; n_seq], bytes: sizes().map(|bytes| 2 * bytes).sum() })
     }
 
     /// Counts the tokens of a batch that was evaluated.

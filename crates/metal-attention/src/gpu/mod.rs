@@ -1,6 +1,7 @@
 //! The forward pass on a GPU.
 
 mod activations;
+mod at_once;
 mod forward_pass;
 mod kv_cache;
 mod lookahead;

@@ -18,11 +18,21 @@ pub struct GpuForwardPassOptions {
     pub cache_type: CacheType,
     /// Multiply in 32-bit floats throughout, where matrix units would round to 16 bits.
     pub exact: bool,
+    /// Workgroups of the kernel that runs all layers of a token in one dispatch, all of which the GPU has to run side
+    /// by side; 0: the layers are dispatched kernel by kernel. `None`: what suits the GPU.
+    pub layers_at_once: Option<usize>,
 }
 
 impl Default for GpuForwardPassOptions {
     fn default() -> Self {
-        Self { n_ctx: 4096, n_seq: 1, n_ubatch: 512, cache_type: CacheType::default(), exact: false }
+        Self {
+            n_ctx: 4096,
+            n_seq: 1,
+            n_ubatch: 512,
+            cache_type: CacheType::default(),
+            exact: false,
+            layers_at_once: None,
+        }
     }
 }
 

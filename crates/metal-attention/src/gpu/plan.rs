@@ -5,7 +5,7 @@ use metal_attention_kernels::kernels::{
     TOKEN_TILE,
 };
 use metal_attention_kernels::wgpu::Buffer;
-use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix};
+use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
 use metal_attention_model::ModelSpec;
 
 use super::activations::Activations;
@@ -42,6 +42,8 @@ impl BatchKind {
 pub(super) struct Plan {
     pub(super) embedding: Vec<Dispatch>,
     pub(super) layers: Vec<Vec<Dispatch>>,
+    /// All layers in one, for a step that shows nothing of what lies between them.
+    pub(super) layers_at_once: Option<Dispatch>,
     /// Logits of the tokens that want them.
     pub(super) head: Vec<Dispatch>,
     /// Their largest, which also becomes the next batch.
@@ -60,9 +62,16 @@ impl Plan {
         }
     }
 
+    /// The dispatches of all layers, in order. Whether those at once ran to the end is known where something comes back.
+    pub(super) fn layers(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
+        let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0);
+        let one_by_one = if at_once.is_some() { &[] } else { self.layers.as_slice() };
+        at_once.into_iter().chain(one_by_one.iter().flatten())
+    }
+
     /// The dispatches of a greedy step, in order.
-    pub(super) fn greedy(&self) -> impl Iterator<Item = &Dispatch> {
-        self.embedding.iter().chain(self.layers.iter().flatten()).chain(&self.head).chain(&self.argmax)
+    pub(super) fn greedy(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
+        self.embedding.iter().chain(self.layers(size)).chain(&self.head).chain(&self.argmax)
     }
 }
 
@@ -115,6 +124,7 @@ impl PlanBuilder<'_> {
         Ok(Plan {
             embedding: kernels::embedding(self.gpu, &w.token_embd, &s.x, self.batch)?,
             layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
+            layers_at_once: None,
             head,
             argmax: kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?,
             top_k: kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?,

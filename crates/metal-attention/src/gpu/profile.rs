@@ -22,7 +22,7 @@ impl GpuForwardPass {
     /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: kernels::n_splits(last) };
-        self.plan(BatchKind::of(n_tokens)).greedy().filter(|dispatch| dispatch.runs(size)).count()
+        self.plan(BatchKind::of(n_tokens)).greedy(size).filter(|dispatch| dispatch.runs(size)).count()
     }
 
     /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
@@ -35,9 +35,8 @@ impl GpuForwardPass {
         output: Output,
     ) -> Result<(), GpuError> {
         let plan = self.plan(BatchKind::of(batch.len()));
-        let layers = plan.embedding.iter().chain(plan.layers.iter().flatten());
         // Without wanted tokens the grids of the head are empty, too.
-        let all = layers.chain(&plan.head).chain(plan.choice(output));
+        let all = plan.embedding.iter().chain(plan.layers(size)).chain(&plan.head).chain(plan.choice(output));
         let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
         let (_, period) = self.gpu.clock()?;
         let since =

@@ -1,7 +1,7 @@
 //! A model's weights in the GPU's memory.
 
 use metal_attention_kernels::wgpu::Buffer;
-use metal_attention_kernels::{GpuDevice, GpuError, GpuMatrix};
+use metal_attention_kernels::{Arena, GpuDevice, GpuError, GpuMatrix};
 use metal_attention_model::{LayerWeights, Linear, Weights};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
@@ -41,9 +41,16 @@ impl GpuWeights {
     pub(super) fn new(gpu: &GpuDevice, weights: &Weights) -> Result<Self, GpuError> {
         let tied = std::ptr::eq(weights.output.bytes(), weights.token_embd.bytes());
         let output = if tied { None } else { Some(GpuMatrix::concat(gpu, "the output head", &[&weights.output])?) };
+        // One buffer for the matrices of all layers, so that one kernel can run through them.
+        let bytes = weights.layers.iter().map(layer_bytes).fold(0, u64::saturating_add);
+        let mut arena = Arena::new(gpu, "the layers' weights", bytes)?;
         Ok(Self {
             token_embd: GpuMatrix::concat(gpu, "the embedding table", &[&weights.token_embd])?,
-            layers: weights.layers.iter().map(|layer| GpuLayer::new(gpu, layer)).collect::<Result<_, _>>()?,
+            layers: weights
+                .layers
+                .iter()
+                .map(|layer| GpuLayer::new(gpu, layer, &mut arena))
+                .collect::<Result<_, _>>()?,
             output_norm: gpu.upload("the output norm", &weights.output_norm)?,
             output,
         })
@@ -56,7 +63,7 @@ impl GpuWeights {
 }
 
 impl GpuLayer {
-    fn new(gpu: &GpuDevice, w: &LayerWeights) -> Result<Self, GpuError> {
+    fn new(gpu: &GpuDevice, w: &LayerWeights, arena: &mut Arena) -> Result<Self, GpuError> {
         let (a, f) = (&w.attention, &w.feed_forward);
         let qk_norm = match (&a.q_norm, &a.k_norm) {
             (Some(q), Some(k)) => Some(gpu.upload("the norms of Q and K", &[q.as_slice(), k].concat())?),
@@ -64,35 +71,84 @@ impl GpuLayer {
         };
         Ok(Self {
             mixer_norm: gpu.upload("a norm", &w.mixer_norm)?,
-            qkv: concat(gpu, "Q, K and V", &[&a.q, &a.k, &a.v])?,
+            qkv: concat(gpu, "Q, K and V", &[&a.q, &a.k, &a.v], arena)?,
             qk_norm,
-            out: concat(gpu, "the attention's output matrix", &[&a.out])?,
+            out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
             feed_forward_norm: gpu.upload("a norm", &w.feed_forward_norm)?,
-            gate_up: interleave(gpu, "gate and up", &f.gate, &f.up)?,
-            down: concat(gpu, "the down projection", &[&f.down])?,
+            gate_up: interleave(gpu, "gate and up", &f.gate, &f.up, arena)?,
+            down: concat(gpu, "the down projection", &[&f.down], arena)?,
         })
     }
 }
 
+/// Bytes of a layer's matrices in an [`Arena`].
+fn layer_bytes(w: &LayerWeights) -> u64 {
+    let (a, f) = (&w.attention, &w.feed_forward);
+    let bytes = |l: &Linear| GpuMatrix::bytes_of(l.weight.ty(), l.weight.row_len(), l.weight.n_rows());
+    let together = |linears: &[&Linear]| {
+        let runs = linears.chunk_by(|x, y| x.weight.ty() == y.weight.ty());
+        runs.map(|run| Arena::padded(run.iter().map(|l| bytes(l)).fold(0, u64::saturating_add))).sum::<u64>()
+    };
+    together(&[&a.q, &a.k, &a.v]) + together(&[&a.out]) + together(&[&f.gate, &f.up]) + together(&[&f.down])
+}
+
 /// The matrices one below the other.
-fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear]) -> Result<GpuLinear, GpuError> {
+fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], arena: &mut Arena) -> Result<GpuLinear, GpuError> {
     let weights: Vec<_> = linears.iter().map(|l| &l.weight).collect();
     let bias =
         linears.iter().any(|l| l.bias.is_some()).then(|| linears.iter().flat_map(|l| bias(l)).collect::<Vec<_>>());
     Ok(GpuLinear {
-        weight: GpuMatrix::concat(gpu, what, &weights)?,
+        weight: GpuMatrix::concat_in(gpu, what, &weights, arena)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
 }
 
 /// The rows of two matrices by turns.
-fn interleave(gpu: &GpuDevice, what: &str, even: &Linear, odd: &Linear) -> Result<GpuLinear, GpuError> {
+fn interleave(
+    gpu: &GpuDevice,
+    what: &str,
+    even: &Linear,
+    odd: &Linear,
+    arena: &mut Arena,
+) -> Result<GpuLinear, GpuError> {
     let has_bias = even.bias.is_some() || odd.bias.is_some();
     let bias = has_bias.then(|| bias(even).into_iter().zip(bias(odd)).flat_map(|(e, o)| [e, o]).collect::<Vec<_>>());
     Ok(GpuLinear {
-        weight: GpuMatrix::interleave(gpu, what, &even.weight, &odd.weight)?,
+        weight: GpuMatrix::interleave_in(gpu, what, &even.weight, &odd.weight, arena)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
+}
+
+/// Norms and biases of all layers, one layer after the other, as `decode_layers` reads them; and which of Q, K and V,
+/// attention's output, gate and up, and down have a bias in any layer.
+pub(super) fn layer_params(weights: &Weights) -> (Vec<f32>, [bool; 4]) {
+    let mut biases = [false; 4];
+    for w in &weights.layers {
+        let (a, f) = (&w.attention, &w.feed_forward);
+        let groups: [&[&Linear]; 4] = [&[&a.q, &a.k, &a.v], &[&a.out], &[&f.gate, &f.up], &[&f.down]];
+        for (has, group) in biases.iter_mut().zip(groups) {
+            *has |= group.iter().any(|l| l.bias.is_some());
+        }
+    }
+    let mut params = Vec::new();
+    for w in &weights.layers {
+        let (a, f) = (&w.attention, &w.feed_forward);
+        params.extend([w.mixer_norm.as_slice(), &w.feed_forward_norm].concat());
+        if biases[0] {
+            params.extend([&a.q, &a.k, &a.v].into_iter().flat_map(bias));
+        }
+        if biases[1] {
+            params.extend(bias(&a.out));
+        }
+        if biases[2] {
+            params.extend(bias(&f.gate).into_iter().zip(bias(&f.up)).flat_map(|(gate, up)| [gate, up]));
+        }
+        if biases[3] {
+            params.extend(bias(&f.down));
+        }
+        params.extend([&a.q_norm, &a.k_norm].into_iter().flatten().flatten());
+    }
+    (params, biases)
 }
 
 /// The bias, zeros where there is none.

@@ -1,0 +1,614 @@
+// All layers of one token in one dispatch: x becomes the residual stream after the last layer.
+//
+// {{ groups }} workgroups stay for the whole step. What one of them makes and others need goes through `flow`, one word a
+// number: 0 means that it is not there yet, and whoever needs it looks until it is. A word carries its own readiness,
+// so nothing but the words themselves has to be ordered, and there is no barrier between workgroups. Weights and cached
+// keys and values, which wait for nobody, are asked for before a workgroup starts to look.
+//
+// Each layer, by rows or heads shared out among the workgroups:
+//   1. queries, keys, values = W norm(x)
+//   2. attention, a KV head and a split of the context a workgroup
+//   3. x += W attention, joining the splits
+//   4. gated = silu(gate) * up, of W norm(x)
+//   5. x += W gated
+//
+// `flow` is there twice: a step uses one half and empties the other for the next step. All workgroups have to run at
+// once; where that cannot be, looking ends after {{ patience }} turns and `state[1]` tells.
+@group(0) @binding(0) var<storage, read> w: array<u32>;
+@group(0) @binding(1) var<storage, read> params: array<f32>; // norms and biases of each layer
+@group(0) @binding(2) var<storage, read_write> x: array<f32>;
+@group(0) @binding(3) var<storage, read_write> flow: array<atomic<u32>>;
+@group(0) @binding(4) var<storage, read_write> state: array<atomic<u32>>; // workgroups that ended, whether one gave up
+{% set rope_binding = 5 %}
+{% include "rope.wgsl" %}
+{% include "kv_cache.wgsl" %}
+@group(0) @binding(6) var<storage, read_write> keys: array<Unit>;
+@group(0) @binding(7) var<storage, read_write> values: array<Unit>;
+{% set batch_binding = 8 %}
+{% include "batch.wgsl" %}
+{% include "types/numbers.wgsl" %}
+
+var<private> qkv_at: u32; // where a layer's matrices start in w
+var<private> out_at: u32;
+var<private> gate_up_at: u32;
+var<private> down_at: u32;
+{{ matrix("qkv", qkv_type, n_embd, n_qkv) }}
+{{ matrix("out", out_type, n_att, n_embd) }}
+{{ matrix("gate_up", gate_up_type, n_embd, 2 * n_ff) }}
+{{ matrix("down", down_type, n_ff, n_embd) }}
+{% set qkv = {"name": "qkv", "n_in": n_embd, "n_items": n_qkv, "rows": 1, "lanes": qkv_lanes, "unroll": qkv_unroll, "stretches": qkv_stretches} %}
+{% set out = {"name": "out", "n_in": n_att, "n_items": n_embd, "rows": 1, "lanes": out_lanes, "unroll": out_unroll, "stretches": out_stretches} %}
+{% set gate_up = {"name": "gate_up", "n_in": n_embd, "n_items": n_ff, "rows": 2, "lanes": gate_up_lanes, "unroll": gate_up_unroll, "stretches": gate_up_stretches} %}
+{% set down = {"name": "down", "n_in": n_ff, "n_items": n_embd, "rows": 1, "lanes": down_lanes, "unroll": down_unroll, "stretches": down_stretches} %}
+{% set warps = threads // subgroup %}
+{# Attention: four lanes share a key; units of a key that a lane reads. #}
+{% set kv_units = head_dim // 4 %}
+{% set key_units = (kv_units + 3) // 4 %}
+{% set warp_keys = subgroup // 4 %}
+{# Lanes that share a value, units of it that a lane takes, and values at once and in turn of a subgroup. #}
+{% set value_lanes = [kv_lanes, subgroup] | min %}
+{% set value_units = (kv_units + value_lanes - 1) // value_lanes %}
+{% set values_at_once = subgroup // value_lanes %}
+{% set value_turns = (warp_keys + values_at_once - 1) // values_at_once %}
+{% set half_dim = head_dim // 2 %}
+{# Words of flow. #}
+{% set att_at = n_qkv %}
+{% set lse_at = att_at + max_splits * n_att %}
+{% set mid_at = lse_at + max_splits * n_head %}
+{% set gated_at = mid_at + n_embd %}
+{% set x_at = gated_at + n_ff %}
+{% set layer_flow = x_at + n_embd %}
+{# Words of params. #}
+{% set ffn_norm_at = n_embd %}
+{% set qkv_bias_at = 2 * n_embd %}
+{% set out_bias_at = qkv_bias_at + (n_qkv if qkv_bias else 0) %}
+{% set gate_up_bias_at = out_bias_at + (n_embd if out_bias else 0) %}
+{% set down_bias_at = gate_up_bias_at + (2 * n_ff if gate_up_bias else 0) %}
+{% set qk_norm_at = down_bias_at + (n_embd if down_bias else 0) %}
+{% set layer_params = qk_norm_at + (2 * head_dim if qk_norm else 0) %}
+const FLOW: u32 = {{ n_layer * layer_flow }}u;
+const GROUPS: u32 = {{ groups }}u;
+const N_HEAD: u32 = {{ n_head }}u;
+const GROUP: u32 = {{ n_head // n_head_kv }}u; // query heads of a KV head
+const NEVER: f32 = -3.4e38; // the score of a position that is not seen
+
+// Input of a product, units of 8 numbers: first halves, then second halves.
+var<workgroup> h: array<vec4<f32>, {{ 2 * h_units }}>;
+var<workgroup> wide: array<vec4<f32>, {{ [2 * wide_units, warps * kv_units] | max }}>;
+var<workgroup> squares: array<f32, {{ warps }}>;
+var<workgroup> heads: array<vec4<f32>, {{ 12 * key_units }}>; // the query, the new key, the new value
+var<workgroup> spread: array<vec2<f32>, {{ warps }}>; // of each subgroup: largest score, sum of weights
+{% if qk_norm %}
+var<workgroup> head_squares: array<f32, {{ 3 * half_dim }}>;
+{% endif %}
+
+var<private> group: u32;
+var<private> patience: u32 = {{ patience }}u;
+
+// Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
+fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
+
+fn look(at: u32) -> u32 { return atomicLoad(&flow[at]); }
+
+// Makes `v` visible to all; 0 as -0.
+fn publish(at: u32, v: f32) {
+    let bits = bitcast<u32>(v);
+    atomicStore(&flow[at], select(bits, 0x80000000u, bits == 0u));
+}
+
+// Place of number `i` of a vector of `4 * quads`: lanes that look at quads side by side shall see words side by side.
+fn place(i: u32, quads: u32) -> u32 { return i % 4u * quads + i / 4u; }
+
+// Looks at the four words of a quad, the first at `at`, until all are there.
+fn arrived4(at: u32, quads: u32) -> vec4<f32> {
+    var got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
+    while any(got == vec4(0u)) && patience > 0u {
+        got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
+        patience--;
+    }
+    return bitcast<vec4<f32>>(got);
+}
+
+fn arrived2(at: vec2<u32>) -> vec2<f32> {
+    var got = vec2(look(at.x), look(at.y));
+    while any(got == vec2(0u)) && patience > 0u {
+        got = vec2(look(at.x), look(at.y));
+        patience--;
+    }
+    return bitcast<vec2<f32>>(got);
+}
+
+// A quad and one more word.
+struct Part { v: vec4<f32>, lse: f32 }
+fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
+    var got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
+    var last = look(lse);
+    while (any(got == vec4(0u)) || last == 0u) && patience > 0u {
+        got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
+        last = look(lse);
+        patience--;
+    }
+    return Part(bitcast<vec4<f32>>(got), bitcast<f32>(last));
+}
+
+{#
+  A product: its items are rows, or pairs of rows that make one number. `lanes` lanes share an item; each asks for `unroll`
+  units at once, the units of the next step before it works on those of this one.
+#}
+{% macro load(p, to, item, stretch) %}
+{% for u in range(p.unroll) %}
+            {
+                let unit = min(tid % {{ p.lanes }}u + {{ u * p.lanes }}u + {{ stretch }}, {{ p.n_in // 8 - 1 }}u);
+{% for r in range(p.rows) %}
+                {{ p.name }}_{{ to }}_{{ r }}_{{ u }} = {{ p.name }}_load8({{ item }} * {{ p.rows }}u + {{ r }}u, unit);
+{% endfor %}
+            }
+{% endfor %}
+{% endmacro %}
+{# The item of this lane in a round. #}
+{% macro item_of(p, round) %}
+min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{ p.lanes }}u, max(share({{ p.n_items }}u).y, 1u) - 1u), {{ p.n_items - 1 }}u)
+{%- endmacro %}
+{% macro declare(p) %}
+{% for r in range(p.rows) %}
+{% for u in range(p.unroll) %}
+    var {{ p.name }}_raw_{{ r }}_{{ u }}: {{ p.name }}_Raw8;
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+{# Asks for the first units. #}
+{% macro begin(p) %}
+        {
+            let item = {{ item_of(p, "0u") }};
+{{ load(p, "raw", "item", "0u") }}
+        }
+{% endmacro %}
+{# Asks for weights of this workgroup that are wanted later, so that they come from a cache then. #}
+{% macro touch(p) %}
+{% set quads = p.n_in // 32 %}
+{% set most = ((p.n_items + groups - 1) // groups) * p.rows * quads %}
+{% for k in range((most + threads - 1) // threads) %}
+        {
+            let i = min(tid + {{ k * threads }}u, max(share({{ p.n_items }}u).y, 1u) * {{ p.rows * quads }}u - 1u);
+            let raw = {{ p.name }}_load8(min(share({{ p.n_items }}u).x, {{ p.n_items - 1 }}u) * {{ p.rows }}u + i / {{ quads }}u, i % {{ quads }}u * 4u);
+            let codes = {{ p.name }}_codes8(raw);
+            touched += {{ p.name }}_scale8(raw) * (codes.lo.x + codes.hi.w);
+        }
+{% endfor %}
+{% endmacro %}
+{% macro product(p, input, input_units, fill, bias_at, before, result) %}
+{% set teams = threads // p.lanes %}
+{% set rounds = ((p.n_items + groups - 1) // groups + teams - 1) // teams %}
+{% set steps = rounds * p.stretches %}
+        {
+            let lane = tid % {{ p.lanes }}u;
+            var item = {{ item_of(p, "0u") }};
+{% macro load_before() %}
+{% for r in range(p.rows) %}
+            before_{{ r }} = {{ before }}{% if bias_at %} + params[params_at + {{ bias_at }}u + item * {{ p.rows }}u + {{ r }}u]{% endif %};
+{% endfor %}
+{% endmacro %}
+{% for r in range(p.rows) %}
+            var before_{{ r }}: f32;
+            var acc_{{ r }} = vec4<f32>();
+{% endfor %}
+{{ load_before() }}
+{{ fill }}
+{% if steps > 1 %}
+            for (var step = 0u; step < {{ steps }}u; step++) {
+{% for r in range(p.rows) %}
+{% for u in range(p.unroll) %}
+                var {{ p.name }}_next_{{ r }}_{{ u }} = {{ p.name }}_raw_{{ r }}_{{ u }};
+{% endfor %}
+{% endfor %}
+                if step < {{ steps - 1 }}u {
+                    let next_item = {{ item_of(p, "(step + 1u) / %du" | format(p.stretches)) }};
+{{ load(p, "next", "next_item", "(step + 1u) %% %du * %du" | format(p.stretches, p.unroll * p.lanes)) }}
+                }
+                let at = step % {{ p.stretches }}u * {{ p.unroll * p.lanes }}u;
+{% else %}
+            {
+                let step = 0u;
+                let at = 0u;
+{% endif %}
+{% for u in range(p.unroll) %}
+                {
+                    let lo = {{ input }}[lane + {{ u * p.lanes }}u + at];
+                    let hi = {{ input }}[lane + {{ u * p.lanes + input_units }}u + at];
+{% for r in range(p.rows) %}
+                    let codes_{{ r }} = {{ p.name }}_codes8({{ p.name }}_raw_{{ r }}_{{ u }});
+                    acc_{{ r }} += {{ p.name }}_scale8({{ p.name }}_raw_{{ r }}_{{ u }}) * (codes_{{ r }}.lo * lo + codes_{{ r }}.hi * hi);
+{% endfor %}
+                }
+{% endfor %}
+                if step % {{ p.stretches }}u == {{ p.stretches - 1 }}u {
+{% for r in range(p.rows) %}
+                    var sum_{{ r }} = dot(acc_{{ r }}, vec4<f32>(1.0));
+                    acc_{{ r }} = vec4<f32>();
+{% endfor %}
+{% for half in [16, 8, 4, 2, 1] if half < p.lanes %}
+{% for r in range(p.rows) %}
+                    sum_{{ r }} += subgroupShuffleXor(sum_{{ r }}, {{ half }}u);
+{% endfor %}
+{% endfor %}
+                    if lane == 0u && step / {{ p.stretches }}u * {{ teams }}u + tid / {{ p.lanes }}u < share({{ p.n_items }}u).y {
+                        {{ result }}
+                    }
+{% if rounds > 1 %}
+                    item = {{ item_of(p, "(step / %du + 1u)" | format(p.stretches)) }};
+{{ load_before() }}
+{% endif %}
+                }
+{% if steps > 1 %}
+{% for r in range(p.rows) %}
+{% for u in range(p.unroll) %}
+                {{ p.name }}_raw_{{ r }}_{{ u }} = {{ p.name }}_next_{{ r }}_{{ u }};
+{% endfor %}
+{% endfor %}
+{% endif %}
+            }
+        }
+        // A device need not run a workgroup's subgroups by turns: none may wait for what another has yet to publish.
+        workgroupBarrier();
+{% endmacro %}
+
+{# Waits for x and puts norm(x), without the factor that is common to all, into h; the factor is `inverse`. #}
+{% macro fill_norm(norm_at, source) %}
+        var sum_of_squares = 0.0;
+{% for k in range((h_units * 2 + threads - 1) // threads) %}
+{% if (k + 1) * threads > h_units * 2 %}
+        if tid < {{ h_units * 2 - k * threads }}u {
+{% else %}
+        {
+{% endif %}
+            let quad = tid + {{ k * threads }}u;
+            var v = vec4<f32>();
+            var gain = vec4<f32>();
+            if quad < {{ n_embd // 4 }}u {
+                let at = params_at + {{ norm_at }}u + 4u * quad;
+                gain = vec4(params[at], params[at + 1u], params[at + 2u], params[at + 3u]);
+{{ source }}
+            }
+            sum_of_squares += dot(v, v);
+            h[quad / 2u + quad % 2u * {{ h_units }}u] = v * gain;
+        }
+{% endfor %}
+        sum_of_squares = subgroupAdd(sum_of_squares);
+        if tid % {{ subgroup }}u == 0u { squares[tid / {{ subgroup }}u] = sum_of_squares; }
+        workgroupBarrier();
+        sum_of_squares = {% for i in range(warps) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %};
+        let inverse = inverseSqrt(sum_of_squares / {{ n_embd }}.0 + {{ norm_eps }});
+{% endmacro %}
+{% macro x_source() %}
+                if layer == 0u {
+                    v = vec4(x[4u * quad], x[4u * quad + 1u], x[4u * quad + 2u], x[4u * quad + 3u]);
+                } else {
+                    v = arrived4(flow_at - {{ layer_flow - x_at }}u + quad, {{ n_embd // 4 }}u);
+                }
+{% endmacro %}
+{% macro mid_source() %}
+                v = arrived4(flow_at + {{ mid_at }}u + quad, {{ n_embd // 4 }}u);
+{% endmacro %}
+
+{# Waits for attention and joins its splits in `wide`. #}
+{% macro fill_att() %}
+{% for k in range((2 * wide_units + threads - 1) // threads) %}
+        if tid + {{ k * threads }}u < {{ 2 * wide_units }}u {
+            let quad = tid + {{ k * threads }}u;
+            var v = vec4<f32>();
+            if quad < {{ n_att // 4 }}u {
+                let source = flow_at + {{ att_at }}u + quad;
+                if splits == 1u {
+                    v = arrived4(source, {{ n_att // 4 }}u);
+                } else {
+                    let head = flow_at + {{ lse_at }}u + quad / {{ kv_units }}u;
+                    var largest = NEVER;
+                    var total = 0.0;
+                    for (var split = 0u; split < splits; split += 4u) {
+{% for s in range(4) %}
+                        let split_{{ s }} = min(split + {{ s }}u, splits - 1u);
+                        let part_{{ s }} = arrived_part(source + split_{{ s }} * {{ n_att }}u, {{ n_att // 4 }}u, head + split_{{ s }} * N_HEAD);
+{% endfor %}
+                        let lse = vec4(part_0.lse, part_1.lse, part_2.lse, part_3.lse);
+                        let now_largest = max(largest, max(max(lse.x, lse.y), max(lse.z, lse.w)));
+                        let before = exp(largest - now_largest);
+                        let there = vec4(split, split + 1u, split + 2u, split + 3u) < vec4(splits);
+                        let weight = select(vec4<f32>(), exp(lse - now_largest), there);
+                        v = v * before + weight.x * part_0.v + weight.y * part_1.v + weight.z * part_2.v + weight.w * part_3.v;
+                        total = total * before + dot(weight, vec4<f32>(1.0));
+                        largest = now_largest;
+                    }
+                    v /= total;
+                }
+            }
+            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = v;
+        }
+{% endfor %}
+        workgroupBarrier();
+{% endmacro %}
+{% macro fill_gated() %}
+{% for k in range((2 * wide_units + threads - 1) // threads) %}
+        if tid + {{ k * threads }}u < {{ 2 * wide_units }}u {
+            let quad = tid + {{ k * threads }}u;
+            var v = vec4<f32>();
+            if quad < {{ n_ff // 4 }}u { v = arrived4(flow_at + {{ gated_at }}u + quad, {{ n_ff // 4 }}u); }
+            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = v;
+        }
+{% endfor %}
+        workgroupBarrier();
+{% endmacro %}
+
+// The first of n items that a workgroup works on, and how many.
+fn share(n: u32) -> vec2<u32> {
+    return vec2(group * (n / GROUPS) + min(group, n % GROUPS), n / GROUPS + select(0u, 1u, group < n % GROUPS));
+}
+
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgroup: vec3<u32>) {
+    group = workgroup.x;
+    let pos = token_pos(0u);
+    if pos >= N_CTX { return; }
+    let seq = token_seq(0u);
+    // All workgroups of a step see the same half: the count moves on when the last of them has ended.
+    let this_half = (atomicLoad(&state[0]) / GROUPS % 2u) * FLOW;
+    for (var i = group * {{ threads }}u + tid; i < FLOW; i += {{ groups * threads }}u) {
+        atomicStore(&flow[FLOW - this_half + i], 0u);
+    }
+{% if window > 0 %}
+    let seen = max(pos + 1u, {{ window }}u) - {{ window }}u;
+{% else %}
+    let seen = 0u;
+{% endif %}
+    let splits = clamp((pos - seen + {{ split }}u) / {{ split }}u, 1u, {{ max_splits }}u);
+    let split_len = (pos - seen + splits) / splits;
+
+    qkv_at = {{ qkv_at }}u;
+{{ declare(qkv) }}
+{{ declare(out) }}
+{{ declare(gate_up) }}
+{{ declare(down) }}
+{{ begin(qkv) if ahead }}
+    for (var layer = 0u; layer < {{ n_layer }}u; layer++) {
+        let flow_at = this_half + layer * {{ layer_flow }}u;
+        let params_at = layer * {{ layer_params }}u;
+        qkv_at = {{ qkv_at }}u + layer * {{ layer_words }}u;
+{% if not ahead %}
+{{ begin(qkv) }}
+{% endif %}
+        out_at = {{ out_at }}u + layer * {{ layer_words }}u;
+        gate_up_at = {{ gate_up_at }}u + layer * {{ layer_words }}u;
+        down_at = {{ down_at }}u + layer * {{ layer_words }}u;
+
+        // Queries, keys, values.
+{{ begin(out) if ahead }}
+{{ product(qkv, "h", h_units, fill_norm(0, x_source()), qkv_bias_at if qkv_bias else 0, "0.0",
+    "publish(flow_at + item, sum_0 * inverse + before_0);") }}
+
+        // Attention: a query head and a split of the context a workgroup.
+{{ begin(gate_up) if ahead }}
+{% if ahead %}
+        var touched = 0.0;
+{{ touch(gate_up) }}
+{{ touch(down) }}
+        if layer < {{ n_layer - 1 }}u {
+            qkv_at += {{ layer_words }}u;
+            out_at += {{ layer_words }}u;
+{{ touch(qkv) }}
+{{ touch(out) }}
+            qkv_at -= {{ layer_words }}u;
+            out_at -= {{ layer_words }}u;
+        }
+{% endif %}
+        for (var task = group; task < splits * N_HEAD; task += GROUPS) {
+            let split = task / N_HEAD;
+            let head = task % N_HEAD;
+            let start = seen + split * split_len;
+            let end = min(start + split_len, pos + 1u);
+            let cached = layer * {{ layer_units }}u + cache_row(seq, head / GROUP, 0u);
+            let last_cached = max(pos, 1u) - 1u;
+            let warp = tid / {{ subgroup }}u;
+            let lane = tid % {{ subgroup }}u;
+            let own_key = start + warp * {{ warp_keys }}u;
+{% macro load_pass(p, ahead) %}
+{% for u in range(key_units) %}
+            key_{{ p }}_{{ u }} = keys[cached + min(own_key + lane / 4u{{ ahead }}, last_cached) * KV_UNITS + min(lane % 4u + {{ 4 * u }}u, KV_UNITS - 1u)];
+{% endfor %}
+{% for t in range(value_turns) %}
+{% for u in range(value_units) %}
+            value_{{ p }}_{{ t }}_{{ u }} = values[cached + min(own_key + {{ t * values_at_once }}u + lane / {{ value_lanes }}u{{ ahead }}, last_cached) * KV_UNITS + min(lane % {{ value_lanes }}u + {{ u * value_lanes }}u, KV_UNITS - 1u)];
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+{% for p in range(2) %}
+{% for u in range(key_units) %}
+            var key_{{ p }}_{{ u }}: Unit;
+{% endfor %}
+{% for t in range(value_turns) %}
+{% for u in range(value_units) %}
+            var value_{{ p }}_{{ t }}_{{ u }}: Unit;
+{% endfor %}
+{% endfor %}
+{% endfor %}
+{{ load_pass(0, "") }}
+            if end - start > {{ warps * warp_keys }}u {
+{{ load_pass(1, " + %du" | format(warps * warp_keys)) }}
+            }
+
+            // The query, the new key and the new value, a pair of elements a thread.
+            for (var i = tid; i < {{ 3 * half_dim }}u; i += {{ threads }}u) {
+                let which = i / {{ half_dim }}u;
+                let pair = i % {{ half_dim }}u;
+                let at = pair_elements(pair);
+                let turn = angle(pair, pos);
+                let source = flow_at + vec3(head, N_HEAD + head / GROUP, N_HEAD + N_HEAD_KV + head / GROUP)[which] * HEAD_DIM;
+{% if qk_norm %}
+                let raw = arrived2(source + at);
+                head_squares[i] = dot(raw, raw);
+            }
+            workgroupBarrier();
+            for (var i = tid; i < {{ 3 * half_dim }}u; i += {{ threads }}u) {
+                let which = i / {{ half_dim }}u;
+                let pair = i % {{ half_dim }}u;
+                let at = pair_elements(pair);
+                let turn = angle(pair, pos);
+                let source = flow_at + vec3(head, N_HEAD + head / GROUP, N_HEAD + N_HEAD_KV + head / GROUP)[which] * HEAD_DIM;
+                var v = arrived2(source + at);
+                if which < 2u {
+                    var total = 0.0;
+                    for (var k = 0u; k < {{ half_dim }}u; k++) { total += head_squares[which * {{ half_dim }}u + k]; }
+                    let gain = params_at + {{ qk_norm_at }}u + which * HEAD_DIM;
+                    v *= inverseSqrt(total / f32(HEAD_DIM) + {{ eps }}) * vec2(params[gain + at.x], params[gain + at.y]);
+                }
+{% else %}
+                var v = arrived2(source + at);
+{% endif %}
+                if which < 2u { v = turn_by(v, turn); }
+                v = select(as_cached(v), v * {{ scale }}, which == 0u);
+                heads[which * {{ 4 * key_units }}u + at.x / 4u][at.x % 4u] = v.x;
+                heads[which * {{ 4 * key_units }}u + at.y / 4u][at.y % 4u] = v.y;
+            }
+{% if key_units * 4 > kv_units %}
+            if tid < {{ key_units * 4 - kv_units }}u { heads[KV_UNITS + tid] = vec4<f32>(); }
+{% endif %}
+            workgroupBarrier();
+            if end == pos + 1u && head % GROUP == 0u && tid < 2u * KV_UNITS {
+                if tid < KV_UNITS {
+                    keys[cached + pos * KV_UNITS + tid] = pack_unit(heads[{{ 4 * key_units }}u + tid]);
+                } else {
+                    values[cached + pos * KV_UNITS + tid - KV_UNITS] = pack_unit(heads[{{ 8 * key_units }}u + tid - KV_UNITS]);
+                }
+            }
+
+            // Each subgroup sees positions of its own, {{ warp_keys }} at a time, with a running softmax.
+{% for u in range(key_units) %}
+            let query_{{ u }} = heads[{{ u * 4 }}u + lane % 4u];
+{% endfor %}
+            var largest = NEVER;
+            var total = 0.0;
+{% for u in range(value_units) %}
+            var sum_{{ u }} = vec4<f32>();
+{% endfor %}
+{% macro see(p) %}
+{% for u in range(key_units) %}
+                    var k_{{ u }} = unpack_unit(key_{{ p }}_{{ u }});
+                    if own + lane / 4u >= pos { k_{{ u }} = heads[{{ 4 * key_units }}u + min(lane % 4u + {{ 4 * u }}u, KV_UNITS - 1u)]; }
+{% endfor %}
+                    let in_range = own + lane / 4u < end;
+                    var score = {% for u in range(key_units) %}dot(k_{{ u }}, query_{{ u }}){{ " + " if not loop.last }}{% endfor %};
+                    score += subgroupShuffleXor(score, 1u);
+                    score += subgroupShuffleXor(score, 2u);
+                    let most = max(largest, subgroupMax(select(NEVER, score, in_range)));
+                    let weight = select(0.0, exp(score - most), in_range);
+                    let shrink = exp(largest - most);
+                    total = total * shrink + weight;
+                    largest = most;
+{% for u in range(value_units) %}
+                    sum_{{ u }} *= shrink;
+{% endfor %}
+{% for t in range(value_turns) %}
+                    {
+                        let place = {{ t * values_at_once }}u + lane / {{ value_lanes }}u;
+                        var of_place = subgroupShuffle(weight, min(4u * place, {{ subgroup - 1 }}u));
+{% if value_turns * values_at_once > warp_keys %}
+                        of_place = select(0.0, of_place, place < {{ warp_keys }}u);
+{% endif %}
+{% for u in range(value_units) %}
+                        var v_{{ u }} = unpack_unit(value_{{ p }}_{{ t }}_{{ u }});
+                        if own + place >= pos { v_{{ u }} = heads[{{ 8 * key_units }}u + min(lane % {{ value_lanes }}u + {{ u * value_lanes }}u, KV_UNITS - 1u)]; }
+                        sum_{{ u }} += of_place * v_{{ u }};
+{% endfor %}
+                    }
+{% endfor %}
+{% endmacro %}
+            for (var ahead = 0u; ahead < end - start; ahead += {{ 2 * warps * warp_keys }}u) {
+                if ahead > 0u {
+{{ load_pass(0, " + ahead") }}
+{{ load_pass(1, " + ahead + %du" | format(warps * warp_keys)) }}
+                }
+                {
+                    let own = own_key + ahead;
+{{ see(0) }}
+                }
+                if ahead + {{ warps * warp_keys }}u < end - start {
+                    let own = own_key + ahead + {{ warps * warp_keys }}u;
+{{ see(1) }}
+                }
+            }
+{% for half in [4, 8, 16] if half < subgroup %}
+            total += subgroupShuffleXor(total, {{ half }}u);
+{% endfor %}
+{% for half in [16, 8, 4, 2, 1] if half >= value_lanes and half < subgroup %}
+{% for u in range(value_units) %}
+            sum_{{ u }} += subgroupShuffleXor(sum_{{ u }}, {{ half }}u);
+{% endfor %}
+{% endfor %}
+{% for u in range(value_units) %}
+            if lane < {{ value_lanes }}u && lane + {{ u * value_lanes }}u < KV_UNITS {
+                wide[warp * KV_UNITS + lane + {{ u * value_lanes }}u] = sum_{{ u }};
+            }
+{% endfor %}
+            if lane == 0u { spread[warp] = vec2(largest, total); }
+            workgroupBarrier();
+
+            // The subgroups' results are joined; one that saw nothing weighs nothing.
+            for (var from_element = 0u; from_element < HEAD_DIM; from_element += {{ threads }}u) {
+                if from_element + tid - lane < HEAD_DIM {
+                    let e = min(from_element + tid, HEAD_DIM - 1u);
+                    let part = select(vec2(NEVER, 0.0), spread[min(lane, {{ warps - 1 }}u)], lane < {{ warps }}u);
+                    let all_largest = subgroupMax(part.x);
+                    let weight = exp(part.x - all_largest);
+                    let all_total = subgroupAdd(weight * part.y);
+                    var sum = 0.0;
+{% for s in range(warps) %}
+                    sum += subgroupShuffle(weight, {{ s }}u) * wide[{{ s }}u * KV_UNITS + e / 4u][e % 4u];
+{% endfor %}
+                    if from_element + tid < HEAD_DIM {
+                        publish(flow_at + {{ att_at }}u + split * {{ n_att }}u + place(head * HEAD_DIM + e, {{ n_att // 4 }}u), sum / all_total);
+                    }
+                    if from_element + tid == 0u { publish(flow_at + {{ lse_at }}u + split * N_HEAD + head, all_largest + log(all_total)); }
+                }
+            }
+            workgroupBarrier();
+        }
+
+{% if ahead %}
+        // Changes nothing; without it the compiler would drop the reads above.
+        if touched == 1.2345e30 { atomicOr(&state[1], 0u); }
+{% endif %}
+
+        // x += W attention.
+        let x_from = flow_at - {{ layer_flow - x_at }}u;
+{{ begin(out) if not ahead }}
+{{ begin(down) if ahead }}
+{{ product(out, "wide", wide_units, fill_att(), out_bias_at if out_bias else 0,
+    "x_before(layer, x_from, item)", "publish(flow_at + %du + place(item, %du), sum_0 + before_0);" | format(mid_at, n_embd // 4)) }}
+
+        // gated = silu(gate) * up.
+{{ begin(gate_up) if not ahead }}
+{{ product(gate_up, "h", h_units, fill_norm(ffn_norm_at, mid_source()), gate_up_bias_at if gate_up_bias else 0, "0.0",
+    "publish(flow_at + %du + place(item, %du), silu(sum_0 * inverse + before_0) * (sum_1 * inverse + before_1));" | format(gated_at, n_ff // 4)) }}
+
+        // x += W gated.
+{{ begin(down) if not ahead }}
+{% if ahead %}
+        if layer < {{ n_layer - 1 }}u {
+            qkv_at += {{ layer_words }}u;
+{{ begin(qkv) }}
+            qkv_at -= {{ layer_words }}u;
+        }
+{% endif %}
+{{ product(down, "wide", wide_units, fill_gated(), down_bias_at if down_bias else 0,
+    "bitcast<f32>(look(flow_at + %du + place(item, %du)))" | format(mid_at, n_embd // 4),
+    "if layer < %du { publish(flow_at + %du + place(item, %du), sum_0 + before_0); } else { x[item] = sum_0 + before_0; }" | format(n_layer - 1, x_at, n_embd // 4)) }}
+    }
+
+    if patience == 0u { atomicStore(&state[1], 1u); }
+    workgroupBarrier();
+    if tid == 0u { atomicAdd(&state[0], 1u); }
+}
+
+// An element of the residual stream before a layer; only after all of it has arrived.
+fn x_before(layer: u32, at: u32, i: u32) -> f32 {
+    if layer == 0u { return x[i]; }
+    return bitcast<f32>(look(at + place(i, {{ n_embd // 4 }}u)));
+}

@@ -1,0 +1,100 @@
+//! Buffers that several tensors share, so that one kernel reaches them all through one binding.
+
+use std::fmt::Debug;
+
+use wgpu::{BindingResource, Buffer, BufferBinding};
+
+use crate::device::GpuDevice;
+use crate::error::GpuError;
+
+/// What a kernel can be bound to: a buffer, or a piece of one.
+pub trait Bind: Debug {
+    /// The resource for a bind group.
+    fn resource(&self) -> BindingResource<'_>;
+}
+
+impl Bind for Buffer {
+    fn resource(&self) -> BindingResource<'_> {
+        self.as_entire_binding()
+    }
+}
+
+/// A piece of a buffer.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    buffer: Buffer,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Slice {
+    /// The buffer it lies in.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Bytes of the buffer before it.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Its length in bytes.
+    pub fn size(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Bind for Slice {
+    fn resource(&self) -> BindingResource<'_> {
+        let size = wgpu::BufferSize::new(self.bytes);
+        BindingResource::Buffer(BufferBinding { buffer: &self.buffer, offset: self.offset, size })
+    }
+}
+
+impl From<Buffer> for Slice {
+    fn from(buffer: Buffer) -> Self {
+        let bytes = buffer.size();
+        Self { buffer, offset: 0, bytes }
+    }
+}
+
+/// A buffer that slices are taken from, one after the other. An empty arena gives each slice a buffer of its own.
+#[derive(Debug, Default)]
+pub struct Arena {
+    buffer: Option<Buffer>,
+    used: u64,
+}
+
+/// Where slices may begin: what every device allows.
+const ALIGNMENT: u64 = 256;
+
+impl Arena {
+    /// Bytes that a slice of `bytes` bytes takes up.
+    pub fn padded(bytes: u64) -> u64 {
+        bytes.max(16).next_multiple_of(ALIGNMENT)
+    }
+
+    /// One buffer for `bytes` bytes (the sum of [`padded`](Self::padded) sizes), or an empty arena where the device
+    /// cannot bind that much at once.
+    pub fn new(gpu: &GpuDevice, what: &str, bytes: u64) -> Result<Self, GpuError> {
+        if bytes > gpu.summary().max_binding {
+            return Ok(Self::default());
+        }
+        Ok(Self { buffer: Some(gpu.buffer(what, bytes)?), used: 0 })
+    }
+
+    /// The next `bytes` bytes, zero so far; a buffer of their own where the arena has not so many left. `what` names
+    /// them in errors.
+    pub fn take(&mut self, gpu: &GpuDevice, what: &str, bytes: u64) -> Result<Slice, GpuError> {
+        // Bindings are whole vectors of four words.
+        let size = bytes.max(16).next_multiple_of(16);
+        match &self.buffer {
+            Some(buffer) if buffer.size() - self.used >= size => {
+                let slice = Slice { buffer: buffer.clone(), offset: self.used, bytes: size };
+                self.used = (self.used + Self::padded(bytes)).min(buffer.size());
+                Ok(slice)
+            }
+            _ => Ok(gpu.buffer(what, bytes)?.into()),
+        }
+    }
+}

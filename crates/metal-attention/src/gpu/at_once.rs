@@ -1,0 +1,105 @@
+//! All layers of one token in one dispatch, on GPUs whose workgroups run side by side.
+
+use metal_attention_kernels::kernels::{self, AttentionShape, LayerMatrices, LayersBuffers, LayersShape};
+use metal_attention_kernels::wgpu::{Buffer, ComputePassDescriptor};
+use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, StepSize, batch_words};
+use metal_attention_model::{BatchToken, FeedForward, ModelSpec, Weights};
+
+use super::weights::{GpuWeights, layer_params};
+
+/// The kernel that runs all layers, and what it needs besides the buffers of the other kernels.
+#[derive(Debug)]
+pub(super) struct LayersAtOnce {
+    pub(super) dispatch: Dispatch,
+    /// Two words: workgroups that have ended, whether one gave up.
+    pub(super) state: Buffer,
+}
+
+/// What the kernel works on.
+pub(super) struct LayersAtOnceBuilder<'a> {
+    pub(super) gpu: &'a GpuDevice,
+    pub(super) spec: &'a ModelSpec,
+    pub(super) file_weights: &'a Weights,
+    pub(super) weights: &'a GpuWeights,
+    pub(super) shapes: &'a [AttentionShape],
+    pub(super) cache: &'a [(metal_attention_kernels::Slice, metal_attention_kernels::Slice)],
+    pub(super) rope: &'a [Buffer],
+    pub(super) x: &'a Buffer,
+    pub(super) batch: &'a Buffer,
+}
+
+/// NVIDIA's number among the makers of PCI devices.
+const NVIDIA: u32 = 0x10de;
+
+/// Workgroups to try on `gpu`, most first. Only makers whose workgroups are known to run side by side, without one having
+/// to end before another begins, are asked.
+pub(super) fn groups_to_try(gpu: &GpuDevice) -> &'static [usize] {
+    if gpu.summary().vendor() == NVIDIA { &[128, 64, 32] } else { &[] }
+}
+
+impl LayersAtOnceBuilder<'_> {
+    /// The first of the numbers of workgroups with which the kernel runs to its end; `None` where there is none, or the
+    /// model does not suit the kernel.
+    pub(super) fn build(&self, groups_to_try: &[usize]) -> Result<Option<LayersAtOnce>, GpuError> {
+        let alike = |i: usize| {
+            self.shapes[i] == self.shapes[0]
+                && self.spec.layers[i].feed_forward == self.spec.layers[0].feed_forward
+                && self.rope[i] == self.rope[0]
+        };
+        if groups_to_try.is_empty() || !(0..self.spec.n_layer()).all(alike) {
+            return Ok(None);
+        }
+        let FeedForward::Gated { n_ff, .. } = self.spec.layers[0].feed_forward else { return Ok(None) };
+        let (params, biases) = layer_params(self.file_weights);
+        let shape = LayersShape {
+            attention: self.shapes[0],
+            n_layer: self.spec.n_layer(),
+            n_embd: self.spec.n_embd,
+            n_ff,
+            norm_eps: self.spec.norm_eps,
+            biases,
+        };
+        let params = self.gpu.upload("norms and biases", &params)?;
+        let matrices = self.weights.layers.iter().map(|w| LayerMatrices {
+            qkv: &w.qkv.weight,
+            out: &w.out.weight,
+            gate_up: &w.gate_up.weight,
+            down: &w.down.weight,
+        });
+        let matrices: Vec<_> = matrices.collect();
+        for &groups in groups_to_try {
+            let flow = self.gpu.buffer("what workgroups hand to each other", shape.flow_bytes(groups))?;
+            let state = self.gpu.buffer("the state of the layers", 8)?;
+            let buffers = LayersBuffers {
+                params: &params,
+                x: self.x,
+                flow: &flow,
+                state: &state,
+                rope: &self.rope[0],
+                cache: self.cache,
+                batch: self.batch,
+            };
+            let Some(dispatch) = kernels::decode_layers(self.gpu, &shape, groups, &matrices, &buffers)? else {
+                return Ok(None);
+            };
+            let layers = LayersAtOnce { dispatch, state };
+            if self.runs_through(&layers, groups)? {
+                return Ok(Some(layers));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether all workgroups run side by side, tried on a token at position 0.
+    fn runs_through(&self, layers: &LayersAtOnce, groups: usize) -> Result<bool, GpuError> {
+        let token = BatchToken { id: 0, seq: 0, pos: 0, logits: false };
+        self.gpu.write(self.batch, &batch_words(&[token]));
+        let mut encoder = self.gpu.encoder();
+        let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+        layers.dispatch.record(self.gpu, &mut pass, StepSize { n_tokens: 1, n_wanted: 0, n_splits: 1 });
+        drop(pass);
+        self.gpu.submit(encoder);
+        let state: Vec<u32> = self.gpu.read(&layers.state, 2)?;
+        Ok(state == [groups as u32, 0])
+    }
+}
