@@ -4,7 +4,9 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{has_gpu, run, stderr, stdout};
+#[cfg(feature = "gpu")]
+use common::has_gpu;
+use common::{run, stderr, stdout};
 use serde_json::Value;
 
 const RUN: [&str; 7] = ["run", "-p", "Once upon a time", "--temp", "0", "-n", "6"];

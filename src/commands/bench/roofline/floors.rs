@@ -199,6 +199,7 @@ fn launches_so_far(backend: &Backend) -> u64 {
 }
 
 /// Dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, on a GPU.
+#[cfg_attr(not(feature = "gpu"), allow(unused_variables))]
 fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
     match backend {
         Backend::Cpu(_) => None,
