@@ -3,14 +3,19 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use criterion::{Criterion, SamplingMode, Throughput};
 use metal_attention::{Device, EngineOptions, ForwardPass, Model};
 
 /// Tokens of a prompt.
 const N_PROMPT: usize = 64;
 
-/// Tokens that follow it.
+/// Most tokens that follow it, fewer on a device that takes longer for them than [`SAMPLE`].
 const N_GEN: usize = 32;
+
+/// Time of a sample of decode.
+const SAMPLE: Duration = Duration::from_millis(500);
 
 fn main() {
     let Some(mut criterion) = support::criterion() else { return };
@@ -50,17 +55,17 @@ fn prefill(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPas
 
 fn decode(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPass) {
     let ids = prompt(pass);
+    pass.reset();
+    let first = pass.forward_prompt(&ids).expect("the prompt fits");
+    let start = Instant::now();
+    pass.forward_token_greedy(first).expect("a token fits");
+    let n_gen = (SAMPLE.as_secs_f64() / start.elapsed().as_secs_f64()).clamp(1.0, N_GEN as f64) as usize;
     let mut group = criterion.benchmark_group("decode");
-    group.sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(N_GEN as u64));
-    let mut first = None;
+    group.sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(n_gen as u64));
     group.bench_function(device.to_string(), |bencher| {
-        let first = *first.get_or_insert_with(|| {
-            pass.reset();
-            pass.forward_prompt(&ids).expect("the prompt fits")
-        });
         bencher.iter(|| {
             pass.truncate(N_PROMPT);
-            (0..N_GEN).fold(first, |id, _| pass.forward_token_greedy(id).expect("the tokens fit"))
+            (0..n_gen).fold(first, |id, _| pass.forward_token_greedy(id).expect("the tokens fit"))
         });
     });
 }
