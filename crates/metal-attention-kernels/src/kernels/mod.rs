@@ -28,11 +28,11 @@ pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
 pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, matmul, matmul_by, matmul_method};
 pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_twin, multi_token_matvec};
-pub use prefill_attention::prefill_attention;
+pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
-pub use rope::{RopeShape, norm_rope_twin, rope_apply, rope_apply_dual, rope_table, rope_twin};
+pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
 pub use top_k::{MAX_TOP_K, top_k, top_k_list, top_k_scratch_bytes};
 
 use crate::pso::PsoKey;

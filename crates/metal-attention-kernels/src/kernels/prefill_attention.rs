@@ -1,28 +1,79 @@
 //! Attention of many tokens at once.
 
+use metal_attention_model::CacheType;
+
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
 
 /// Attention of any batch, of one or more sequences, from rotated queries in `buffers.qkv` and a cache that holds the
-/// batch's own keys and values: after [`rope_apply_dual`](super::rope_apply_dual) and
-/// [`kv_cache_copy`](super::kv_cache_copy). Writes `buffers.att`. The scores stay in registers.
+/// batch's own keys and values: after [`rope_append`](super::rope_append). Writes `buffers.att`. In 32-bit floats, on any
+/// device; the scores stay in registers.
 pub fn prefill_attention(
     gpu: &GpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
     shape.check()?;
+    dispatch(gpu, shape, buffers, &prefill_key(shape), queries(shape))
+}
+
+/// As [`prefill_attention`] on matrix units: queries are rounded to 16-bit floats, relative to their largest element, and
+/// so are the weights of the softmax.
+///
+/// Runs on any device with subgroups of 8 to 64 lanes, but is of use only where [`attends_on_units`].
+pub fn prefill_attention_cooperative(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    shape.check()?;
+    dispatch(gpu, shape, buffers, &cooperative_key(shape, subgroups(shape)), SIDE)
+}
+
+fn dispatch(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+    key: &PsoKey,
+    queries: usize,
+) -> Result<Dispatch, GpuError> {
     let AttentionBuffers { qkv, keys, values, att, batch, .. } = *buffers;
-    let grid = [Extent::Fixed(shape.n_head as u32), Extent::Tokens(queries(shape) as u32), Extent::Fixed(1)];
-    Dispatch::new(gpu, &prefill_key(shape), &[qkv, keys, values, att, batch], grid)
+    let grid = [Extent::Fixed(shape.n_head as u32), Extent::Tokens(queries as u32), Extent::Fixed(1)];
+    Dispatch::new(gpu, key, &[qkv, keys, values, att, batch], grid)
+}
+
+/// Whether [`prefill_attention_cooperative`] does for a layer: with 16-bit matrix units and an F16 cache, for heads of
+/// whole matrices, unless `exact` asks for 32-bit floats.
+pub fn attends_on_units(features: ShaderFeatures, shape: &AttentionShape, exact: bool) -> bool {
+    features.cooperative_f16
+        && (8..=64).contains(&features.subgroup_size)
+        && !exact
+        && shape.cache == CacheType::F16
+        && shape.head_dim.is_multiple_of(SIDE)
+        && shape.head_dim <= 128
+}
+
+/// Rows and columns of the matrices that the units multiply.
+const SIDE: usize = 16;
+
+/// Subgroups of a workgroup: as many as workgroup memory allows, each with as many elements of the values.
+fn subgroups(shape: &AttentionShape) -> usize {
+    let most: usize = if shape.head_dim <= 64 { 4 } else { 2 };
+    most.min(1 << (shape.head_dim / SIDE).trailing_zeros())
 }
 
 /// Tokens of a workgroup.
 fn queries(shape: &AttentionShape) -> usize {
     if shape.head_dim <= 32 { 32 } else { 16 }
+}
+
+fn cooperative_key(shape: &AttentionShape, subgroups: usize) -> PsoKey {
+    let more = [("subgroup_count", subgroups.into()), ("scale", shape.scale.into()), shape.window_constant()];
+    shape.key("prefill_attention_cooperative", &[&more])
 }
 
 fn prefill_key(shape: &AttentionShape) -> PsoKey {
@@ -31,5 +82,6 @@ fn prefill_key(shape: &AttentionShape) -> PsoKey {
 }
 
 pub(crate) fn catalogue() -> Vec<PsoKey> {
-    vec![prefill_key(&AttentionShape::EXAMPLE)]
+    let shape = AttentionShape::EXAMPLE;
+    vec![prefill_key(&shape), cooperative_key(&shape, subgroups(&shape))]
 }

@@ -57,6 +57,18 @@ pub fn rope_apply_dual(
     Dispatch::new(gpu, &rope_apply_dual_key(shape), &bound, grid(shape.n_head + shape.n_head_kv))
 }
 
+/// [`rope_apply_dual`] and [`kv_cache_copy`](super::kv_cache_copy) in one: queries are normalised and rotated in place,
+/// keys only on their way into the cache.
+pub fn rope_append(
+    gpu: &GpuDevice,
+    shape: &AttentionShape,
+    buffers: &AttentionBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    let mut bound: Vec<&dyn Bind> = vec![buffers.qkv, buffers.rope, buffers.keys, buffers.values, buffers.batch];
+    bound.extend(buffers.qk_norm.map(|b| b as &dyn Bind));
+    Dispatch::new(gpu, &rope_append_key(shape), &bound, grid(shape.n_head + 2 * shape.n_head_kv))
+}
+
 fn grid(n_heads: usize) -> [Extent; 3] {
     [Extent::Fixed(n_heads as u32), Extent::Tokens(1), Extent::Fixed(1)]
 }
@@ -86,6 +98,11 @@ fn rope_apply_dual_key(shape: &AttentionShape) -> PsoKey {
     shape.key("rope_apply", &[&shape.rope_constants(), &more]).named("rope_apply_dual")
 }
 
+fn rope_append_key(shape: &AttentionShape) -> PsoKey {
+    let more = [("threads", threads(shape.head_dim.div_ceil(2)).into())];
+    shape.key("rope_append", &[&shape.rope_constants(), &more])
+}
+
 pub(crate) fn catalogue() -> Vec<PsoKey> {
     let shape = AttentionShape::EXAMPLE;
     let of = RopeShape {
@@ -95,7 +112,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         layout: shape.rope_layout,
         n_ctx: shape.n_ctx,
     };
-    vec![rope_apply_key(of), rope_apply_dual_key(&shape)]
+    vec![rope_apply_key(of), rope_apply_dual_key(&shape), rope_append_key(&shape)]
 }
 
 /// The scalar twin of [`rope_apply`] on one head: `angles` is the position's row of the table.

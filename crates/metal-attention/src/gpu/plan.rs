@@ -169,9 +169,10 @@ impl PlanBuilder<'_> {
             d.push(kernels::decode_attention(gpu, shape, &buffers)?);
             d.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
         } else {
-            d.push(kernels::rope_apply_dual(gpu, shape, &buffers)?);
-            d.push(kernels::kv_cache_copy(gpu, shape, &buffers)?);
-            d.push(kernels::prefill_attention(gpu, shape, &buffers)?);
+            d.push(kernels::rope_append(gpu, shape, &buffers)?);
+            let on_units = kernels::attends_on_units(gpu.features(), shape, self.exact);
+            let attention = if on_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
+            d.push(attention(gpu, shape, &buffers)?);
         }
         Ok(())
     }
