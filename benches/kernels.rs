@@ -167,7 +167,7 @@ mod gpu {
 
         let all = gpu.upload("batch", &batch_words(&wanted(0, n_most)))?;
         let scratch = MatmulScratch::new(gpu, n_most, n_in)?;
-        let dispatches = matmul(gpu, &matrix, options, false, &x, &y, &scratch, &all)?;
+        let dispatches = matmul(gpu, &matrix, options, n_most, false, &x, &y, &scratch, &all)?;
         let mut group = criterion.benchmark_group("gpu matmul");
         group.throughput(Throughput::Elements(n_most as u64));
         group.bench_function(BenchmarkId::new(ty, n_most), |bencher| {

@@ -73,7 +73,7 @@ fn main() -> Result<(), GpuError> {
         println!("\n{name}: {ty} [{n_out}, {n_in}]\n  1 token, matvec: {us:.1} us, {gigabytes:.0} GB/s of weights");
 
         let all = batch(&gpu, n_tokens, 0);
-        let chosen = matmul_method(gpu.features(), ty, n_out, false);
+        let chosen = matmul_method(gpu.features(), ty, n_out, n_tokens, false);
         let mut methods = vec![MatmulMethod::Tiled];
         if gpu.features().cooperative_f16 {
             methods.extend(TILES.map(|(rows, tokens, depth, subgroups_rows, subgroups_tokens, stages)| {

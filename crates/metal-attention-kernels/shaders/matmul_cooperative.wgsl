@@ -55,6 +55,7 @@ fn main(
 ) {
     let first_row = {{ tile_rows }}u * group.x;
     let first_token = {{ tile_tokens }}u * group.y;
+    let n = n_results();
     // The part of the tile that is this subgroup's.
     let my_row = subgroup % {{ subgroups_rows }}u * {{ side * along_rows }}u;
     let my_token = subgroup / {{ subgroups_rows }}u * {{ side * along_tokens }}u;
@@ -72,7 +73,7 @@ fn main(
 {% for i in range(vectors) %}
     let x_row{{ i }} = (tid + {{ i * threads }}u) / {{ depth // 4 }}u;
     let x_vector{{ i }} = (tid + {{ i * threads }}u) % {{ depth // 4 }}u;
-    let x_from{{ i }} = min(first_token + x_row{{ i }}, max(n_results(), 1u) - 1u) * {{ padded // 4 }}u + x_vector{{ i }};
+    let x_from{{ i }} = min(first_token + x_row{{ i }}, max(n, 1u) - 1u) * {{ padded // 4 }}u + x_vector{{ i }};
     let x_to{{ i }} = x_row{{ i }} * PITCH + x_vector{{ i }} * {{ 4 // elements }}u;
 {% endfor %}
 {% macro fetch(stage, step) %}
@@ -158,7 +159,8 @@ fn main(
         let t = first_token + my_token + {{ i * side }}u + token;
         let at = my_results + token * RESULT_PITCH + row;
         let v = vec4(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
-        if t < n_results() { put4(t, first_row + my_row + {{ j * side }}u + row, v * scales[t]); }
+        let to = first_row + my_row + {{ j * side }}u + row;
+        if t < n { put4(t, to, v * scales[t], n{{ ", before4(t, to)" if output == "accumulate" }}); }
     }
     workgroupBarrier();
 {% endfor %}

@@ -2,17 +2,42 @@
 // The inputs of a matrix product as matrix units take them: rows padded with zeros to {{ padded }} elements{% if cooperative_f16 %}, in 16 bits,
 // each row first divided by a power of two that brings its largest magnitude near 2^14: nothing overflows, and what is
 // lost to denormals is 2^-28 of the largest magnitude and less{% endif %}. One workgroup a row.
+{% if norm %}
+// Of the norm x g / rms(x) the rows are x g; 1 / rms(x) goes into their scales.
+{% endif %}
 {% if cooperative_f16 %}
 enable f16;
 {% endif %}
-@group(0) @binding(0) var<storage, read> x: array<f32>;
+{# vectors: of four inputs, that an invocation has #}
+{% set threads = 256 %}
+{% set vectors = (padded // 4 + threads - 1) // threads %}
+{% set whole = n_in % 4 == 0 %}
+{% set input = "vec4<f32>" if whole else "f32" %}
+@group(0) @binding(0) var<storage, read> x: array<{{ input }}>;
 @group(0) @binding(1) var<storage, read_write> padded: array<vec4<{{ scalar }}>>;
 @group(0) @binding(2) var<storage, read_write> scales: array<f32>;
 {% set batch_binding = 3 %}
 {% include "batch.wgsl" %}
-{% set threads = 256 %}
+{% if norm %}
+@group(0) @binding(4) var<storage, read> norm_weight: array<{{ input }}>;
+{% endif %}
 {% include "reduce.wgsl" %}
 const N: u32 = {{ n_in }}u;
+
+{% for array in ["x", "norm_weight"] if norm or array == "x" %}
+// Vector `i` of a row that starts at element `row`, zero past its end.
+fn {{ array }}_vector(row: u32, i: u32) -> vec4<f32> {
+{% if whole %}
+    return select(vec4<f32>(), {{ array }}[row / 4u + min(i, {{ n_in // 4 - 1 }}u)], i < {{ n_in // 4 }}u);
+{% else %}
+    var v = vec4<f32>();
+{% for e in range(4) %}
+    if 4u * i + {{ e }}u < N { v[{{ e }}] = {{ array }}[row + 4u * i + {{ e }}u]; }
+{% endfor %}
+    return v;
+{% endif %}
+}
+{% endfor %}
 
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
@@ -21,24 +46,32 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% else %}
     let row = min(group.x, {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }} - 1u) * N;
 {% endif %}
-{% if cooperative_f16 %}
     var largest = 0.0;
-    for (var i = tid; i < N; i += {{ threads }}u) { largest = max(largest, abs(x[row + i])); }
+    var squares = 0.0;
+{% for i in range(vectors) %}
+    var v_{{ i }} = x_vector(row, tid + {{ i * threads }}u);
+{% if norm %}
+    squares += dot(v_{{ i }}, v_{{ i }});
+    v_{{ i }} *= norm_weight_vector(0u, tid + {{ i * threads }}u);
+{% endif %}
+    let size_{{ i }} = abs(v_{{ i }});
+    largest = max(largest, max(max(size_{{ i }}.x, size_{{ i }}.y), max(size_{{ i }}.z, size_{{ i }}.w)));
+{% endfor %}
+{% if cooperative_f16 %}
     largest = workgroup_max(largest, tid);
     // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), kept where 2^(14 - e) and its inverse are normal.
     let e = max(i32(bitcast<u32>(largest) >> 23u) - 127, -100);
     let factor = bitcast<f32>(u32(127 + 14 - e) << 23u);
-    let scale = bitcast<f32>(u32(127 - 14 + e) << 23u);
+    var scale = bitcast<f32>(u32(127 - 14 + e) << 23u);
 {% else %}
     let factor = 1.0;
-    let scale = 1.0;
+    var scale = 1.0;
+{% endif %}
+{% if norm %}
+    scale *= inverseSqrt(workgroup_sum(squares, tid) / f32(N) + {{ eps }});
 {% endif %}
     if tid == 0u { scales[group.x] = scale; }
-    for (var i = tid; i < {{ padded // 4 }}u; i += {{ threads }}u) {
-        var v = vec4<f32>();
-{% for e in range(4) %}
-        if 4u * i + {{ e }}u < N { v[{{ e }}] = x[row + 4u * i + {{ e }}u] * factor; }
+{% for i in range(vectors) %}
+    if tid + {{ i * threads }}u < {{ padded // 4 }}u { padded[group.x * {{ padded // 4 }}u + tid + {{ i * threads }}u] = vec4<{{ scalar }}>(v_{{ i }} * factor); }
 {% endfor %}
-        padded[group.x * {{ padded // 4 }}u + i] = vec4<{{ scalar }}>(v);
-    }
 }

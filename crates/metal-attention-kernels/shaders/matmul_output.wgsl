@@ -18,9 +18,23 @@ fn input_row(t: u32) -> u32 {
     return {{ "wanted(row)" if rows == "wanted" else "row" }};
 }
 
-// Takes `v`, rows [r, r + 4) of the part for result `t`, r a multiple of four, where these exist.
-fn put4(t: u32, r: u32, v: vec4<f32>) {
-    if t >= n_results() || r >= {{ n_rows }}u { return; }
+{% if accumulate %}
+// What the product of rows [r, r + 4) for result `t` is added to; anything where these do not exist.
+fn before4(t: u32, r: u32) -> vec4<f32> {
+{% if aligned %}
+    return y[min(t * {{ out_stride // width }}u + ({{ first_row }}u + r) / 4u, arrayLength(&y) - 1u)];
+{% else %}
+    let at = t * {{ out_stride }}u + {{ first_row }}u + r * {{ row_step }}u;
+    let last = arrayLength(&y) - 1u;
+    return vec4(y[min(at, last)], y[min(at + {{ row_step }}u, last)], y[min(at + {{ 2 * row_step }}u, last)], y[min(at + {{ 3 * row_step }}u, last)]);
+{% endif %}
+}
+{% endif %}
+
+// Takes `v`, rows [r, r + 4) of the part for result `t`, r a multiple of four, where these exist: `n` are n_results(){% if accumulate %},
+// `before` is before4(t, r){% endif %}.
+fn put4(t: u32, r: u32, v: vec4<f32>, n: u32{% if accumulate %}, before: vec4<f32>{% endif %}) {
+    if t >= n || r >= {{ n_rows }}u { return; }
     var out = v;
 {% if bias %}
 {% for i in range(4) %}
@@ -31,11 +45,11 @@ fn put4(t: u32, r: u32, v: vec4<f32>) {
     let gate = out.xz;
     let result = gate / (1.0 + exp(-max(gate, vec2(-80.0)))) * out.yw;
 {% else %}
-    let result = out;
+    let result = out{% if accumulate %} + before{% endif %};
 {% endif %}
 {% if aligned %}
     let at = t * {{ out_stride // width }}u + ({{ first_row }}u + r) / 4u;
-    y[at] {{ "+=" if accumulate else "=" }} result;
+    y[at] = result;
 {% elif gated %}
     let at = t * {{ out_stride }}u + ({{ first_row }}u + r) / 2u;
     y[at] = result[0];
@@ -43,7 +57,7 @@ fn put4(t: u32, r: u32, v: vec4<f32>) {
 {% else %}
     let at = t * {{ out_stride }}u + {{ first_row }}u + r * {{ row_step }}u;
 {% for i in range(4) %}
-    if r + {{ i }}u < {{ n_rows }}u { y[at + {{ i * row_step }}u] {{ "+=" if accumulate else "=" }} result[{{ i }}]; }
+    if r + {{ i }}u < {{ n_rows }}u { y[at + {{ i * row_step }}u] = result[{{ i }}]; }
 {% endfor %}
 {% endif %}
 }

@@ -90,6 +90,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         }
     }
 {% for t in range(8) %}
-    put4(first_token + 4u * at_x + {{ t }}u, first_row + 4u * at_w, sum{{ t }});
+    {
+        let to = first_token + 4u * at_x + {{ t }}u;
+        let row = first_row + 4u * at_w;
+        put4(to, row, sum{{ t }}, n_results(){{ ", before4(to, row)" if output == "accumulate" }});
+    }
 {% endfor %}
 }

@@ -11,7 +11,7 @@ use crate::dispatch::{Dispatch, StepSize};
 use crate::error::GpuError;
 use crate::kernels::{
     MatvecOptions, TOKEN_TILE, buffer_copy, multi_token_matvec, rate_floats, rate_floats_work, rate_matrix,
-    rate_matrix_work, rate_read, rate_sums,
+    rate_matrix_work, rate_read, rate_sums, split_matmul, split_tile,
 };
 use crate::readback::Readback;
 use crate::weights::GpuMatrix;
@@ -143,11 +143,15 @@ impl<'a> GpuCeilings<'a> {
                 let tokens: Vec<_> =
                     (0..n).map(|pos| metal_attention_model::BatchToken { id: 0, seq: 0, pos, logits: true }).collect();
                 let batch = gpu.upload("a batch", &batch_words(&tokens))?;
-                let tile = if n == 1 { 1 } else { TOKEN_TILE };
+                let tokens_of_tile = if n == 1 { 1 } else { TOKEN_TILE };
                 let mut dispatches = Vec::new();
                 for matrix in &matrices {
                     let options = MatvecOptions::default();
-                    dispatches.extend(multi_token_matvec(gpu, matrix, options, tile, &x, &y, &batch)?);
+                    let tile = split_tile(gpu.features(), matrix, n, false).filter(|_| n > 1);
+                    dispatches.extend(match tile {
+                        Some(tile) => split_matmul(gpu, matrix, options, tile, &x, &y, &batch)?,
+                        None => multi_token_matvec(gpu, matrix, options, tokens_of_tile, &x, &y, &batch)?,
+                    });
                 }
                 self.seconds(&dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_splits: 1 })
             })

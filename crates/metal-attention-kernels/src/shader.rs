@@ -103,6 +103,7 @@ shaders![
     "matmul_cooperative.wgsl",
     "matmul_input.wgsl",
     "matmul_output.wgsl",
+    "matmul_split.wgsl",
     "matmul_tiled.wgsl",
     "matvec.wgsl",
     "prefill_attention.wgsl",

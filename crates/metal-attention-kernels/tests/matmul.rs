@@ -3,7 +3,8 @@ mod support;
 
 use metal_attention_gguf::TensorType;
 use metal_attention_kernels::kernels::{
-    MatmulMethod, MatmulScratch, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matmul, matmul_method, matvec_twin,
+    MatmulMethod, MatmulScratch, MatvecInput, MatvecOptions, MatvecOutput, Rows, all_on_units, ffn_silu_twin, matmul,
+    matmul_method, matvec_twin, rmsnorm_twin,
 };
 use metal_attention_kernels::{GpuDevice, GpuMatrix, StepSize, batch_words};
 use metal_attention_model::BatchToken;
@@ -17,18 +18,22 @@ const EXACT: f64 = 1e-11;
 /// up 2 * 2^-24 / 3 = 4e-8 of the product's power.
 const HALF: f64 = 1e-6;
 
+const EPS: f32 = 1e-5;
+
 #[derive(Debug, Clone, Copy)]
 struct Case {
     output: MatvecOutput,
     bias: bool,
     exact: bool,
+    /// Normalise the input on the way to the matrix units, where there are any.
+    norm: bool,
     n_tokens: usize,
 }
 
-const PLAIN: Case = Case { output: MatvecOutput::Store, bias: false, exact: false, n_tokens: 17 };
+const PLAIN: Case = Case { output: MatvecOutput::Store, bias: false, exact: false, norm: false, n_tokens: 17 };
 
 fn tolerance(gpu: &GpuDevice, ty: TensorType, n_out: usize, exact: bool) -> f64 {
-    match matmul_method(gpu.features(), ty, n_out, exact) {
+    match matmul_method(gpu.features(), ty, n_out, 512, exact) {
         MatmulMethod::Cooperative(_) if gpu.features().cooperative_f16 => HALF,
         _ => EXACT,
     }
@@ -47,10 +52,14 @@ fn check_with(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case, x: &[f
         MatvecOutput::Accumulate => gpu.upload("y", &before).unwrap(),
         _ => poisoned(gpu, n * y_len),
     };
-    let options = MatvecOptions { output: case.output, bias: case.bias.then_some(&gbias), ..Default::default() };
+    let gain: Vec<f32> = random(5, n_in).iter().map(|v| 1.0 + v / 2.0).collect();
+    let weight = gpu.upload("norm", &gain).unwrap();
+    let norm = case.norm && all_on_units(gpu.features(), matrix, case.exact);
+    let input = if norm { MatvecInput::RmsNorm { weight: &weight, eps: EPS } } else { MatvecInput::Plain };
+    let options = MatvecOptions { input, output: case.output, bias: case.bias.then_some(&gbias), rows: Rows::Tokens };
     let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
     let batch = batch(gpu, n, 0);
-    let dispatches = matmul(gpu, matrix, options, case.exact, &gx, &y, &scratch, &batch).unwrap();
+    let dispatches = matmul(gpu, matrix, options, n, case.exact, &gx, &y, &scratch, &batch).unwrap();
     run(gpu, &dispatches, n);
     let got: Vec<f32> = gpu.read(&y, n * y_len).unwrap();
 
@@ -58,7 +67,7 @@ fn check_with(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case, x: &[f
     let kernel = dispatches[dispatches.len() - 1].kernel();
     // Token by token, so that a large one hides no other.
     for (t, (x, before)) in x.chunks(n_in).zip(before.chunks(y_len)).enumerate() {
-        let mut want = matvec_twin(w, x);
+        let mut want = if norm { matvec_twin(w, &rmsnorm_twin(x, &gain, EPS)) } else { matvec_twin(w, x) };
         if case.bias {
             want.iter_mut().zip(&bias).for_each(|(y, b)| *y += b);
         }
@@ -92,6 +101,7 @@ fn awkward_shapes() {
             (TensorType::F16, 33, 66, 64),
             (TensorType::F16, 36, 130, 63),
             (TensorType::F16, 72, 31, 129),
+            (TensorType::Q4_0, 576, 960, 16),
             (TensorType::Q4_0, 576, 960, 33),
             (TensorType::Q4_0, 1536, 578, 65),
             (TensorType::Q8_0, 2048, 49, 512),
@@ -103,6 +113,9 @@ fn awkward_shapes() {
             let w = tensor(ty, n_in, n_out, 6);
             let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
             check(gpu, &matrix, &w.to_f32(), Case { n_tokens, ..PLAIN });
+            if all_on_units(gpu.features(), &matrix, false) {
+                check(gpu, &matrix, &w.to_f32(), Case { n_tokens, norm: true, ..PLAIN });
+            }
         }
     }
 }
@@ -118,7 +131,7 @@ fn outputs() {
             let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
             for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
                 check(gpu, &matrix, &values, Case { output, ..PLAIN });
-                check(gpu, &matrix, &values, Case { output, bias: true, exact: true, n_tokens: 66 });
+                check(gpu, &matrix, &values, Case { output, bias: true, exact: true, norm: false, n_tokens: 66 });
             }
         }
     }
@@ -141,7 +154,7 @@ fn matrices_in_parts() {
         let x = gpu.buffer("x", 4 * 96).unwrap();
         let scratch = MatmulScratch::new(gpu, 1, 96).unwrap();
         let gated = MatvecOptions { output: MatvecOutput::Gated, ..Default::default() };
-        let error = matmul(gpu, &matrix, gated, false, &x, &x, &scratch, &x).unwrap_err();
+        let error = matmul(gpu, &matrix, gated, 1, false, &x, &x, &scratch, &x).unwrap_err();
         assert!(error.to_string().contains("gate and up rows"), "{error}");
     }
 }
@@ -179,7 +192,7 @@ fn rows_of_wanted_tokens() {
             let y = poisoned(gpu, n * n_out);
             let options = MatvecOptions { rows, ..Default::default() };
             let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
-            let dispatches = matmul(gpu, &matrix, options, false, &gx, &y, &scratch, &batch).unwrap();
+            let dispatches = matmul(gpu, &matrix, options, n, false, &gx, &y, &scratch, &batch).unwrap();
             run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_splits: 1 });
             let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
             let source = |i: usize| if rows == Rows::Wanted { 2 * i + 1 } else { i };

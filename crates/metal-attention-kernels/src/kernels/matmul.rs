@@ -56,23 +56,36 @@ fn unit_bytes(features: ShaderFeatures) -> usize {
 
 /// The method for rows of type `ty` of a matrix with `n_out` rows; `exact` asks for 32-bit floats throughout.
 ///
-/// Tiles suit some hundred tokens: small matrices are cut small enough to spread over a large GPU, and tiles of large
-/// ones are large, since each weight is dequantised once in every tile.
-pub fn matmul_method(features: ShaderFeatures, ty: TensorType, n_out: usize, exact: bool) -> MatmulMethod {
+/// Tiles suit batches of up to `n_tokens` tokens: small matrices are cut small enough to spread over a large GPU, and tiles
+/// of large ones are large, since each weight is dequantised once in every tile.
+pub fn matmul_method(
+    features: ShaderFeatures,
+    ty: TensorType,
+    n_out: usize,
+    n_tokens: usize,
+    exact: bool,
+) -> MatmulMethod {
     let tile = |rows, tokens, depth, subgroups_rows, subgroups_tokens, stages| {
         MatmulMethod::Cooperative(CooperativeTile { rows, tokens, depth, subgroups_rows, subgroups_tokens, stages })
     };
     // Weights of these types can be beyond the range of 16-bit floats.
     let wide = matches!(ty, TensorType::F32 | TensorType::BF16);
     match unit_bytes(features) {
-        2 if !exact && !wide => match n_out {
-            0..768 => tile(32, 64, 64, 2, 2, 2),
-            768..8192 => tile(64, 64, 64, 2, 2, 2),
+        2 if !exact && !wide => match (n_tokens, n_out) {
+            (0..=16, _) => tile(64, 16, 64, 4, 1, 2),
+            (17..=128, _) | (_, 0..768) => tile(32, 64, 64, 2, 2, 2),
+            (_, 768..8192) => tile(64, 64, 64, 2, 2, 2),
             _ => tile(128, 128, 32, 4, 2, 2),
         },
         4 => tile(64, 64, 32, 2, 2, 1),
         _ => MatmulMethod::Tiled,
     }
+}
+
+/// Whether [`matmul`] does all parts of `matrix` on matrix units.
+pub fn all_on_units(features: ShaderFeatures, matrix: &GpuMatrix, exact: bool) -> bool {
+    let method = |part: &MatrixPart| matmul_method(features, part.ty, matrix.n_out(), MAX_DEPTH, exact);
+    matrix.parts().iter().all(|part| method(part) != MatmulMethod::Tiled)
 }
 
 /// Room for the input of a product as matrix units take it. The products of a forward pass share one.
@@ -94,21 +107,22 @@ impl MatmulScratch {
     }
 }
 
-/// `y = W x` with `options`, whose input is [plain](MatvecInput::Plain): as
-/// [`multi_token_matvec`](super::multi_token_matvec), made for many tokens. One dispatch a part of the matrix, and on
-/// matrix units one before them that converts `x`. Unless `exact`, these may round weights and inputs to 16-bit floats,
+/// `y = W x` with `options`, whose input is [plain](MatvecInput::Plain) or, where [all of it](all_on_units) is done on
+/// matrix units, a [norm](MatvecInput::RmsNorm): as [`multi_token_matvec`](super::multi_token_matvec), made for batches of
+/// up to `n_tokens` tokens. One dispatch a part of the matrix, and on matrix units one before them that converts `x`. Unless `exact`, these may round weights and inputs to 16-bit floats,
 /// the inputs relative to the largest of their row.
 pub fn matmul(
     gpu: &GpuDevice,
     matrix: &GpuMatrix,
     options: MatvecOptions<'_>,
+    n_tokens: usize,
     exact: bool,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
     scratch: &MatmulScratch,
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, GpuError> {
-    let method = |part: &MatrixPart| matmul_method(gpu.features(), part.ty, matrix.n_out(), exact);
+    let method = |part: &MatrixPart| matmul_method(gpu.features(), part.ty, matrix.n_out(), n_tokens, exact);
     matmul_by(gpu, matrix, options, method, x, y, scratch, batch)
 }
 
@@ -124,33 +138,28 @@ pub fn matmul_by(
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, GpuError> {
     let mismatch = |why: &str| GpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
-    if !matches!(options.input, MatvecInput::Plain) {
-        return Err(mismatch("its input is not plain"));
-    }
+    let norm = match options.input {
+        MatvecInput::Plain => None,
+        MatvecInput::RmsNorm { weight, eps } => Some((weight, eps)),
+        MatvecInput::Silu => return Err(mismatch("its input is not plain")),
+    };
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         return Err(mismatch("its gate and up rows lie in different parts"));
     }
     let mut dispatches = Vec::new();
     for part in matrix.parts() {
         let method = method(part);
-        let product = Product {
-            ty: part.ty,
-            n_in: matrix.n_in(),
-            n_out: matrix.n_out(),
-            first_row: part.first_row,
-            row_step: part.row_step,
-            n_rows: part.n_rows,
-            output: options.output,
-            rows: options.rows,
-            bias: options.bias.is_some(),
-        };
+        let product = Product::new(matrix, part, &options);
         let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<&dyn Bind>) = match method {
+            MatmulMethod::Tiled if norm.is_some() => return Err(mismatch("only matrix units take a norm")),
             MatmulMethod::Tiled => (TILE, TILE, vec![&part.buffer, x, y, batch]),
             MatmulMethod::Cooperative(tile) => {
-                if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel() == INPUT) {
-                    let buffers: [&dyn Bind; 4] = [x, &scratch.padded, &scratch.scales, batch];
+                if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel().ends_with(INPUT)) {
+                    let mut buffers: Vec<&dyn Bind> = vec![x, &scratch.padded, &scratch.scales, batch];
+                    buffers.extend(norm.map(|(weight, _)| weight as &dyn Bind));
                     let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
-                    dispatches.push(Dispatch::new(gpu, &input_key(matrix.n_in(), options.rows), &buffers, grid)?);
+                    let key = input_key(matrix.n_in(), options.rows, norm.map(|(_, eps)| eps));
+                    dispatches.push(Dispatch::new(gpu, &key, &buffers, grid)?);
                 }
                 (tile.rows, tile.tokens, vec![&part.buffer, &scratch.padded, &scratch.scales, y, batch])
             }
@@ -166,41 +175,66 @@ pub fn matmul_by(
 /// Name of the kernel that converts inputs for matrix units.
 const INPUT: &str = "matmul_input";
 
-fn input_key(n_in: usize, rows: Rows) -> PsoKey {
-    let padded = n_in.next_multiple_of(MAX_DEPTH);
-    PsoKey::new(INPUT, [("n_in", n_in.into()), ("padded", padded.into()), ("rows", rows.name().into())])
+fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
+    let constants = [
+        ("n_in", n_in.into()),
+        ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
+        ("rows", rows.name().into()),
+        ("norm", eps.is_some().into()),
+        ("eps", eps.unwrap_or(0.0).into()),
+    ];
+    let key = PsoKey::new(INPUT, constants);
+    if eps.is_some() { key.named("rmsnorm_matmul_input") } else { key }
 }
 
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
-struct Product {
-    ty: TensorType,
-    n_in: usize,
-    n_out: usize,
-    first_row: usize,
-    row_step: usize,
-    n_rows: usize,
-    output: MatvecOutput,
-    rows: Rows,
-    bias: bool,
+pub(super) struct Product {
+    pub(super) ty: TensorType,
+    pub(super) n_in: usize,
+    pub(super) n_out: usize,
+    pub(super) first_row: usize,
+    pub(super) row_step: usize,
+    pub(super) n_rows: usize,
+    pub(super) output: MatvecOutput,
+    pub(super) rows: Rows,
+    pub(super) bias: bool,
 }
 
 impl Product {
-    fn key(&self, method: MatmulMethod) -> PsoKey {
-        let (output, suffix) = self.output.names();
-        let ty = type_name(self.ty);
-        let mut constants: Vec<(&'static str, Constant)> = vec![
-            ("type", ty.into()),
+    pub(super) fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
+        Self {
+            ty: part.ty,
+            n_in: matrix.n_in(),
+            n_out: matrix.n_out(),
+            first_row: part.first_row,
+            row_step: part.row_step,
+            n_rows: part.n_rows,
+            output: options.output,
+            rows: options.rows,
+            bias: options.bias.is_some(),
+        }
+    }
+
+    /// What every template of a product takes.
+    pub(super) fn constants(&self) -> Vec<(&'static str, Constant)> {
+        vec![
+            ("type", type_name(self.ty).into()),
             ("n_in", self.n_in.into()),
             ("n_out", self.n_out.into()),
             ("first_row", self.first_row.into()),
             ("row_step", self.row_step.into()),
             ("n_rows", self.n_rows.into()),
-            ("output", output.into()),
+            ("output", self.output.names().0.into()),
             ("rows", self.rows.name().into()),
             ("bias", self.bias.into()),
-            ("cooperative", (method != MatmulMethod::Tiled).into()),
-        ];
+        ]
+    }
+
+    fn key(&self, method: MatmulMethod) -> PsoKey {
+        let (ty, suffix) = (type_name(self.ty), self.output.names().1);
+        let mut constants = self.constants();
+        constants.push(("cooperative", (method != MatmulMethod::Tiled).into()));
         let form = match method {
             MatmulMethod::Tiled => "tiled",
             MatmulMethod::Cooperative(tile) => {
@@ -223,7 +257,7 @@ impl Product {
 /// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
     let features = ShaderFeatures { subgroup_size: 32, cooperative_f16: true, ..Default::default() };
-    let mut keys = vec![input_key(576, Rows::Tokens)];
+    let mut keys = vec![input_key(576, Rows::Tokens, None), input_key(576, Rows::Tokens, Some(1e-5))];
     for &ty in TensorType::ALL {
         let n_in = 576_usize.next_multiple_of(ty.block_len());
         for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
@@ -240,7 +274,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
                 bias: false,
             };
             keys.push(product.key(MatmulMethod::Tiled));
-            let method = matmul_method(features, ty, n_out, false);
+            let method = matmul_method(features, ty, n_out, 512, false);
             if method != MatmulMethod::Tiled {
                 keys.push(product.key(method));
             }

@@ -10,6 +10,7 @@ mod embedding;
 mod ffn_silu;
 mod kv_cache;
 mod matmul;
+mod matmul_split;
 mod matvec;
 mod prefill_attention;
 mod rates;
@@ -26,7 +27,8 @@ pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers
 pub use embedding::{embedding, embedding_twin};
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
-pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, matmul, matmul_by, matmul_method};
+pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, matmul, matmul_by, matmul_method};
+pub use matmul_split::{SplitTile, split_matmul, split_tile};
 pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_twin, multi_token_matvec};
 pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
@@ -41,6 +43,7 @@ use crate::pso::PsoKey;
 pub fn catalogue() -> Vec<PsoKey> {
     [
         matmul::catalogue(),
+        matmul_split::catalogue(),
         matvec::catalogue(),
         embedding::catalogue(),
         prefill_attention::catalogue(),

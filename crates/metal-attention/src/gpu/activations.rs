@@ -93,11 +93,13 @@ impl Activations {
         4 * (n_tokens as u64 * row as u64 + n_wanted as u64 * widths.n_vocab as u64)
     }
 
+    /// `n_decoded`: sequences that are decoded side by side at most.
     pub(super) fn new(
         gpu: &GpuDevice,
         widths: &Widths,
         shapes: &[AttentionShape],
         (n_tokens, n_wanted): (usize, usize),
+        n_decoded: usize,
     ) -> Result<Self, GpuError> {
         let rows = |width: usize| gpu.buffer("activations", 4 * n_tokens as u64 * width as u64);
         Ok(Self {
@@ -110,7 +112,8 @@ impl Activations {
             logits: gpu.buffer("the logits", 4 * n_wanted as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_wanted))?,
             top_k: gpu.buffer("the stages of top-k", top_k_scratch_bytes(widths.n_vocab, MAX_TOP_K, n_wanted))?,
-            partial: gpu.buffer("parts of attention", shapes.iter().map(|s| partial_bytes(s, 1)).max().unwrap_or(0))?,
+            partial: gpu
+                .buffer("parts of attention", shapes.iter().map(|s| partial_bytes(s, n_decoded)).max().unwrap_or(0))?,
             matmul: MatmulScratch::new(gpu, n_tokens, widths.input())?,
             n_tokens,
             n_wanted,

@@ -49,8 +49,11 @@ pub struct GpuForwardPass {
     pub(super) s: Activations,
     pub(super) cache: GpuKvCache,
     one: Plan,
+    sequences: Plan,
     few: Plan,
     many: Plan,
+    /// Most tokens of [`few`](Self::few).
+    pub(super) most_few: usize,
     /// The batch of [`one`](Self::one), which steps on the GPU move on by themselves, and that of the others.
     batch_of_one: Buffer,
     batch: Buffer,
@@ -108,13 +111,14 @@ impl GpuForwardPass {
             &widths,
             &shapes,
             Activations::capacity(gpu.summary().max_binding, &widths, options.n_ubatch()),
+            options.n_seq.min(FEW),
         )?;
         let batch_of_one = gpu.buffer("a batch", 32)?;
         let batch = gpu.buffer("a batch", 16 * (1 + s.n_tokens as u64))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
         // One thread each: most of the time goes into compiling pipelines.
-        let (mut one, few, many) = std::thread::scope(|scope| {
+        let (mut one, sequences, few, many) = std::thread::scope(|scope| {
             let plan = |kind, batch| {
                 let builder = PlanBuilder {
                     gpu: &gpu,
@@ -132,10 +136,14 @@ impl GpuForwardPass {
                 };
                 scope.spawn(move || builder.build())
             };
-            let plans =
-                [plan(BatchKind::One, &batch_of_one), plan(BatchKind::Few, &batch), plan(BatchKind::Many, &batch)];
-            let [one, few, many] = plans.map(|plan| plan.join().expect("building a plan does not panic"));
-            Ok::<_, GpuError>((one?, few?, many?))
+            let plans = [
+                plan(BatchKind::One, &batch_of_one),
+                plan(BatchKind::Sequences, &batch),
+                plan(BatchKind::Few, &batch),
+                plan(BatchKind::Many, &batch),
+            ];
+            let [one, sequences, few, many] = plans.map(|plan| plan.join().expect("building a plan does not panic"));
+            Ok::<_, GpuError>((one?, sequences?, few?, many?))
         })?;
         let at_once = LayersAtOnceBuilder {
             gpu: &gpu,
@@ -161,11 +169,13 @@ impl GpuForwardPass {
             scratch: gpu.allocated_bytes() - before - weight_bytes - cache.bytes(),
         };
         Ok(Self {
+            most_few: BatchKind::most_few(&gpu, options.exact),
             gpu,
             spec,
             s,
             cache,
             one,
+            sequences,
             few,
             many,
             batch_of_one,
@@ -194,16 +204,17 @@ impl GpuForwardPass {
         self.memory
     }
 
-    /// Names of the kernels that a step over `n_tokens` tokens dispatches, in order: embedding, each layer, head and
-    /// argmax. Those that join a split context run only where it is split.
+    /// Names of the kernels that a step over `n_tokens` tokens of one sequence dispatches, in order: embedding, each
+    /// layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: 1 };
-        self.plan(BatchKind::of(n_tokens)).greedy(size).map(Dispatch::kernel).collect()
+        self.plan(BatchKind::of_text(n_tokens, self.most_few)).greedy(size).map(Dispatch::kernel).collect()
     }
 
     pub(super) fn plan(&self, kind: BatchKind) -> &Plan {
         match kind {
             BatchKind::One => &self.one,
+            BatchKind::Sequences => &self.sequences,
             BatchKind::Few => &self.few,
             BatchKind::Many => &self.many,
         }
@@ -216,8 +227,8 @@ impl GpuForwardPass {
     }
 
     /// Records one step.
-    fn record(&self, size: StepSize, output: Output, trace: bool) -> CommandEncoder {
-        let plan = self.plan(BatchKind::of(size.n_tokens as usize));
+    fn record(&self, kind: BatchKind, size: StepSize, output: Output, trace: bool) -> CommandEncoder {
+        let plan = self.plan(kind);
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
         let mut pass = encoder.begin_compute_pass(&descriptor);
@@ -307,7 +318,7 @@ impl GpuForwardPass {
         trace: &mut Option<LayerTrace<'_>>,
         results: &mut impl FnMut(&[u8]),
     ) -> Result<bool, GpuError> {
-        let size = Self::size(part, 0);
+        let (kind, size) = (BatchKind::of(part, self.most_few), Self::size(part, 0));
         let bytes = u64::from(size.n_wanted) * self.output(output).1;
         if self.readback.bytes() < bytes + STATE {
             self.prepared = None;
@@ -321,13 +332,13 @@ impl GpuForwardPass {
         let prepared = self.prepared.take().filter(|p| (p.size, p.output) == (size, output) && trace.is_none());
         let commands = match prepared {
             Some(prepared) => prepared.commands,
-            None => self.encode(size, output, trace.is_some().then_some(traced)),
+            None => self.encode(kind, size, output, trace.is_some().then_some(traced)),
         };
         let submission = self.gpu.submit_commands(commands);
         if part.len() == 1 && output != Output::Id && trace.is_none() {
             // A caller that chooses tokens itself comes back with one: its step is recorded while this one runs.
             let size = Self::size(part, 1);
-            self.prepared = Some(Prepared { size, output, commands: self.encode(size, output, None) });
+            self.prepared = Some(Prepared { size, output, commands: self.encode(kind, size, output, None) });
         }
         if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
             readback.map(submission.clone());
@@ -352,8 +363,8 @@ impl GpuForwardPass {
     }
 
     /// Records a step and the copies of what comes back; `traced`: the bytes of the hidden states, where they do.
-    fn encode(&mut self, size: StepSize, output: Output, traced: Option<u64>) -> CommandBuffer {
-        let mut encoder = self.record(size, output, traced.is_some());
+    fn encode(&mut self, kind: BatchKind, size: StepSize, output: Output, traced: Option<u64>) -> CommandBuffer {
+        let mut encoder = self.record(kind, size, output, traced.is_some());
         let (source, row) = self.output(output);
         let bytes = u64::from(size.n_wanted) * row;
         if bytes > 0 {
@@ -427,7 +438,8 @@ impl GpuForwardPass {
             Some(readback) => readback,
             None => Readback::new(&self.gpu, bytes + STATE)?,
         };
-        let mut encoder = self.record(Self::size(batch, ahead), Output::Id, false);
+        let kind = BatchKind::of(batch, self.most_few);
+        let mut encoder = self.record(kind, Self::size(batch, ahead), Output::Id, false);
         readback.copy(&mut encoder, &self.ids, bytes);
         if let Some(state) = &self.at_once {
             readback.copy_after(&mut encoder, state, 4..8, bytes);

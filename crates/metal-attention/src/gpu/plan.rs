@@ -2,11 +2,11 @@
 
 use metal_attention_kernels::kernels::{
     self, AttentionBuffers, AttentionShape, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, RmsNorm, Rows,
-    TOKEN_TILE,
+    SplitTile, TOKEN_TILE,
 };
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
-use metal_attention_model::ModelSpec;
+use metal_attention_model::{BatchToken, ModelSpec};
 
 use super::activations::Activations;
 use super::forward_pass::Output;
@@ -18,22 +18,42 @@ use super::weights::{GpuLinear, GpuWeights};
 pub(super) enum BatchKind {
     /// One token.
     One,
-    /// A few tokens, [`FEW`] at most: bound by reading the weights.
+    /// The next tokens of a few sequences, one each, [`FEW`] at most.
+    Sequences,
+    /// Other batches of a few tokens, [`BatchKind::most_few`] at most: bound by reading the weights, or by latency.
     Few,
     /// Many tokens: bound by arithmetic.
     Many,
 }
 
-/// Most tokens of a batch that is multiplied token by token instead of tile by tile.
+/// Most tokens of a batch that is multiplied token by token instead of tile by tile, and sequences decoded side by side.
 pub(super) const FEW: usize = 16;
 
+/// Most tokens of a few on matrix units, whose tiles for many leave most of a large GPU idle.
+const FEW_ON_UNITS: usize = 128;
+
 impl BatchKind {
-    pub(super) fn of(n_tokens: usize) -> Self {
+    /// The kind of `batch`, where a few tokens are `most_few` at most.
+    pub(super) fn of(batch: &[BatchToken], most_few: usize) -> Self {
+        let apart = || batch.iter().enumerate().all(|(i, t)| batch[..i].iter().all(|u| u.seq != t.seq));
+        match batch.len() {
+            2..=FEW if apart() => Self::Sequences,
+            n => Self::of_text(n, most_few),
+        }
+    }
+
+    /// The kind of a batch of `n_tokens` tokens of one sequence.
+    pub(super) fn of_text(n_tokens: usize, most_few: usize) -> Self {
         match n_tokens {
             1 => Self::One,
-            2..=FEW => Self::Few,
+            n if n <= most_few => Self::Few,
             _ => Self::Many,
         }
+    }
+
+    /// Most tokens of [`Few`](Self::Few).
+    pub(super) fn most_few(gpu: &GpuDevice, exact: bool) -> usize {
+        if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW }
     }
 }
 
@@ -90,6 +110,17 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) top_k: &'a Buffer,
     pub(super) exact: bool,
     pub(super) kind: BatchKind,
+}
+
+/// How a matrix product is computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Method {
+    /// Each weight is read once for so many tokens.
+    TokenByToken(usize),
+    /// On matrix units, the inputs of a row shared out.
+    Split(SplitTile),
+    /// In tiles of rows and tokens.
+    Tiles { on_units: bool },
 }
 
 /// A matrix product and where its results go.
@@ -165,7 +196,7 @@ impl PlanBuilder<'_> {
             partial: &self.s.partial,
             batch: self.batch,
         };
-        if self.kind == BatchKind::One {
+        if matches!(self.kind, BatchKind::One | BatchKind::Sequences) {
             d.push(kernels::decode_attention(gpu, shape, &buffers)?);
             d.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
         } else {
@@ -177,11 +208,40 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// The product of `norm(x)`: for one token in one dispatch, which reckons the norm anew in each workgroup; a norm of
-    /// its own would cost a whole dispatch more.
+    /// Most tokens of a batch of this kind.
+    fn most_tokens(&self) -> usize {
+        match self.kind {
+            BatchKind::One => 1,
+            BatchKind::Sequences => FEW,
+            BatchKind::Few => BatchKind::most_few(self.gpu, self.exact),
+            BatchKind::Many => self.s.n_tokens,
+        }
+    }
+
+    /// How a product with `matrix` is computed.
+    fn method(&self, matrix: &GpuMatrix) -> Method {
+        let features = self.gpu.features();
+        if self.kind == BatchKind::One {
+            return Method::TokenByToken(1);
+        }
+        if self.kind != BatchKind::Many {
+            if let Some(tile) = kernels::split_tile(features, matrix, self.most_tokens(), self.exact) {
+                return Method::Split(tile);
+            }
+            if !kernels::all_on_units(features, matrix, self.exact) || !features.cooperative_f16 {
+                return Method::TokenByToken(TOKEN_TILE);
+            }
+        }
+        Method::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
+    }
+
+    /// The product of `norm(x)`. Most kernels reckon the norm on the way; one of its own would cost a whole dispatch more.
     fn norm_and_product(&self, d: &mut Vec<Dispatch>, weight: &Buffer, product: Product<'_>) -> Result<(), GpuError> {
         let eps = self.spec.norm_eps;
-        if self.kind == BatchKind::One {
+        if !matches!(
+            self.method(product.linear.0),
+            Method::Tiles { on_units: false } | Method::TokenByToken(TOKEN_TILE)
+        ) {
             d.extend(self.matvec(MatvecInput::RmsNorm { weight, eps }, product)?);
             return Ok(());
         }
@@ -199,11 +259,16 @@ impl PlanBuilder<'_> {
 
     fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, GpuError> {
         let Product { linear: (matrix, bias), output, rows, x, y } = product;
+        let (gpu, batch) = (self.gpu, self.batch);
         let options = MatvecOptions { input, output, rows, bias };
-        match self.kind {
-            BatchKind::One => kernels::matvec(self.gpu, matrix, options, x, y, self.batch),
-            BatchKind::Few => kernels::multi_token_matvec(self.gpu, matrix, options, TOKEN_TILE, x, y, self.batch),
-            BatchKind::Many => kernels::matmul(self.gpu, matrix, options, self.exact, x, y, &self.s.matmul, self.batch),
+        match self.method(matrix) {
+            Method::TokenByToken(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
+            Method::Split(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
+            Method::Tiles { .. } => {
+                // Seldom are the logits of many tokens wanted.
+                let most = if rows == Rows::Tokens { self.most_tokens() } else { self.most_tokens().min(FEW_ON_UNITS) };
+                kernels::matmul(gpu, matrix, options, most, self.exact, x, y, &self.s.matmul, batch)
+            }
         }
     }
 }

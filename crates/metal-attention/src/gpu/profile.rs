@@ -22,7 +22,8 @@ impl GpuForwardPass {
     /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: kernels::n_splits(last) };
-        self.plan(BatchKind::of(n_tokens)).greedy(size).filter(|dispatch| dispatch.runs(size)).count()
+        let plan = self.plan(BatchKind::of_text(n_tokens, self.most_few));
+        plan.greedy(size).filter(|dispatch| dispatch.runs(size)).count()
     }
 
     /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
@@ -34,7 +35,7 @@ impl GpuForwardPass {
         size: StepSize,
         output: Output,
     ) -> Result<(), GpuError> {
-        let plan = self.plan(BatchKind::of(batch.len()));
+        let plan = self.plan(BatchKind::of(batch, self.most_few));
         // Without wanted tokens the grids of the head are empty, too.
         let all = plan.embedding.iter().chain(plan.layers(size)).chain(&plan.head).chain(plan.choice(output));
         let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
