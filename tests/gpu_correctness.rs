@@ -550,7 +550,9 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
     let before = count(&gpu);
     model.forward_prompt(&ids).unwrap();
     let after = count(&gpu);
-    assert_eq!(after.0 - before.0, 1, "submissions of a prompt");
+    // After 16 dispatches, 32, 64 and so on, and the rest.
+    let bunches = 1 + u64::from((after.1 - before.1).ilog2().saturating_sub(3));
+    assert!((1..=bunches).contains(&(after.0 - before.0)), "{} submissions of a prompt", after.0 - before.0);
     assert!(after.1 - before.1 <= 13 * n_layer + 6, "{} dispatches for a prompt", after.1 - before.1);
 
     for context in [40, 400] {

@@ -1,4 +1,4 @@
-//! [`GpuForwardPass`]: set-up, and one submission per step.
+//! [`GpuForwardPass`]: set-up, and the submissions of a step.
 
 use std::sync::Arc;
 
@@ -24,6 +24,9 @@ const TOP_K: usize = MAX_TOP_K;
 /// Bytes that follow the results: whether the layers at once gave up.
 const STATE: u64 = 4;
 
+/// Dispatches of a prompt that are submitted first: a power of two.
+const FIRST_BUNCH: usize = 16;
+
 /// What comes back of each token whose logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Output {
@@ -42,7 +45,7 @@ struct Prepared {
     commands: CommandBuffer,
 }
 
-/// Runs a model on a GPU: every step is one submission.
+/// Runs a model on a GPU: every step is one submission, that of a prompt a few.
 pub struct GpuForwardPass {
     pub(super) gpu: Arc<GpuDevice>,
     pub(super) spec: ModelSpec,
@@ -226,7 +229,8 @@ impl GpuForwardPass {
         self.gpu.write(buffer, &batch_words(batch));
     }
 
-    /// Records one step.
+    /// Records one step. The layers of a prompt are submitted on the way, in bunches that double, so that the GPU need not
+    /// wait for the CPU to have recorded them all; what is left is returned.
     fn record(&self, kind: BatchKind, size: StepSize, output: Output, trace: bool) -> CommandEncoder {
         let plan = self.plan(kind);
         let mut encoder = self.gpu.encoder();
@@ -248,8 +252,14 @@ impl GpuForwardPass {
                 }
             }
         } else {
-            for dispatch in plan.layers(size) {
+            let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
+            for (i, dispatch) in (1..).zip(plan.layers(size)) {
                 dispatch.record(&self.gpu, &mut pass, size);
+                if prompt && i >= FIRST_BUNCH && usize::is_power_of_two(i) {
+                    drop(pass);
+                    self.gpu.submit(std::mem::replace(&mut encoder, self.gpu.encoder()));
+                    pass = encoder.begin_compute_pass(&descriptor);
+                }
             }
         }
         if size.n_wanted > 0 {
