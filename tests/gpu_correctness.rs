@@ -2,10 +2,14 @@
 //! are grouped. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
 #![cfg(feature = "gpu")]
 
+#[path = "common/gpu.rs"]
+mod gpu;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{
@@ -16,32 +20,12 @@ use serde::Deserialize;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The GPU of these tests, with every shader check on.
-fn gpu() -> Option<Arc<GpuDevice>> {
-    static GPU: OnceLock<Option<Arc<GpuDevice>>> = OnceLock::new();
-    GPU.get_or_init(|| match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
-        Ok(gpu) => Some(Arc::new(gpu)),
-        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
-            eprintln!("skipped: this machine has no GPU");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    })
-    .clone()
-}
-
 fn options(cache_type: CacheType) -> GpuForwardPassOptions {
     GpuForwardPassOptions { n_ctx: 512, cache_type, ..Default::default() }
 }
 
 fn open(path: &Path) -> GgufFile {
     GgufFile::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-fn start(gpu: &Arc<GpuDevice>, file: &GgufFile, options: &GpuForwardPassOptions) -> GpuForwardPass {
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(file, &spec).unwrap();
-    GpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
 }
 
 fn stories() -> GgufFile {

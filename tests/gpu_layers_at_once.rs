@@ -2,35 +2,18 @@
 //! others as many as they run side by side.
 #![cfg(feature = "gpu")]
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+#[path = "common/gpu.rs"]
+mod gpu;
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
-use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec, Weights};
+use metal_attention::kernels::GpuDevice;
+use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPassOptions};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-
-/// The GPU of these tests, with every shader check on.
-fn gpu() -> Option<Arc<GpuDevice>> {
-    static GPU: OnceLock<Option<Arc<GpuDevice>>> = OnceLock::new();
-    GPU.get_or_init(|| match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
-        Ok(gpu) => Some(Arc::new(gpu)),
-        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
-            eprintln!("skipped: this machine has no GPU");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    })
-    .clone()
-}
-
-fn start(gpu: &Arc<GpuDevice>, path: &Path, options: &GpuForwardPassOptions) -> GpuForwardPass {
-    let file = GgufFile::open(path).unwrap();
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
-    GpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
-}
 
 /// Squared error of `got` over the squares of `want`.
 fn nmse(got: &[f32], want: &[f32]) -> f64 {
@@ -42,10 +25,18 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
 /// Runs `n` tokens of each sequence, each alone, after `filled` others, layer by layer and at once; tells whether the
 /// model suits the latter.
 fn compare(gpu: &Arc<GpuDevice>, path: &Path, options: &GpuForwardPassOptions, filled: usize, n: usize) -> bool {
-    let mut one_by_one = start(gpu, path, &GpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() });
+    let mut one_by_one = start(
+        gpu,
+        &GgufFile::open(path).unwrap(),
+        &GpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() },
+    );
     let software = gpu.summary().vendor() != 0x10de;
     let groups = software.then_some(1);
-    let mut at_once = start(gpu, path, &GpuForwardPassOptions { layers_at_once: groups, ..options.clone() });
+    let mut at_once = start(
+        gpu,
+        &GgufFile::open(path).unwrap(),
+        &GpuForwardPassOptions { layers_at_once: groups, ..options.clone() },
+    );
     if at_once.dispatches(1).len() == one_by_one.dispatches(1).len() {
         return false;
     }
@@ -122,7 +113,7 @@ fn greedy_text_is_the_same() {
     let path = Path::new(ROOT).join("models/tales-15m-q4_0.gguf");
     let texts = [0, 1].map(|groups| {
         let options = GpuForwardPassOptions { n_ctx: 128, layers_at_once: Some(groups), ..Default::default() };
-        let mut model = start(&gpu, &path, &options);
+        let mut model = start(&gpu, &GgufFile::open(&path).unwrap(), &options);
         let mut ids = vec![model.forward_prompt(&[1, 403, 407]).unwrap()];
         while ids.len() < 100 {
             ids.push(model.forward_token_greedy(ids[ids.len() - 1]).unwrap());
