@@ -106,7 +106,9 @@ mod gpu {
         matmul, matvec, n_splits, partial_bytes, prefill_attention, rope_table,
     };
     use metal_attention::kernels::wgpu::ComputePassDescriptor;
-    use metal_attention::kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words};
+    use metal_attention::kernels::{
+        Arena, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words,
+    };
     use metal_attention_model::{CacheType, Rope, RopeLayout, RopeScaling};
 
     use super::{BenchmarkId, Criterion, Path, TYPES, Throughput, wanted, wide_model};
@@ -151,7 +153,7 @@ mod gpu {
     fn products(criterion: &mut Criterion, gpu: &GpuDevice, ty: &str, weights: &Tensor) -> Result<(), GpuError> {
         let (n_in, n_out) = (weights.shape()[0], weights.shape()[1]);
         let n_most = if gpu.summary().is_software() { 32 } else { 512 };
-        let matrix = GpuMatrix::concat(gpu, "w", &[weights])?;
+        let matrix = GpuMatrix::concat(gpu, "w", &[weights], &mut Arena::default())?;
         let x = gpu.upload("x", &vec![0.5f32; n_in * n_most])?;
         let y = gpu.buffer("y", (4 * n_out * n_most) as u64)?;
         let options = MatvecOptions::default();

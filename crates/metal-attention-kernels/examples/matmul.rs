@@ -11,7 +11,7 @@ use metal_attention_gguf::TensorType;
 use metal_attention_kernels::kernels::{
     CooperativeTile, MatmulMethod, MatmulScratch, MatvecOptions, MatvecOutput, matmul_by, matmul_method, matvec,
 };
-use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions};
+use metal_attention_kernels::{Arena, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions};
 use support::matrices::repeated;
 use support::{batch, random, run};
 
@@ -61,7 +61,7 @@ fn main() -> Result<(), GpuError> {
     for (name, n_in, n_out, output) in products.into_iter().take(if software { 4 } else { 8 }) {
         let ty = TensorType::Q4_0;
         let w = repeated(ty, n_in, n_out, 64, 1);
-        let matrix = GpuMatrix::concat(&gpu, "w", &[&w])?;
+        let matrix = GpuMatrix::concat(&gpu, "w", &[&w], &mut Arena::default())?;
         let x = gpu.upload("x", &random(2, n_in * n_tokens))?;
         let y = gpu.buffer("y", (4 * n_out * n_tokens) as u64)?;
         let scratch = MatmulScratch::new(&gpu, n_tokens, n_in)?;

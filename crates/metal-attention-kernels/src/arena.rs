@@ -58,11 +58,19 @@ impl From<Buffer> for Slice {
     }
 }
 
-/// A buffer that slices are taken from, one after the other. An empty arena gives each slice a buffer of its own.
-#[derive(Debug, Default)]
+/// A buffer that slices are taken from, one after the other. The default arena has none, and gives each slice a buffer of
+/// its own.
+#[derive(Debug)]
 pub struct Arena {
     buffer: Option<Buffer>,
     used: u64,
+    max_slice: u64,
+}
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self { buffer: None, used: 0, max_slice: u64::MAX }
+    }
 }
 
 /// Where slices may begin: what every device allows.
@@ -74,13 +82,24 @@ impl Arena {
         bytes.max(16).next_multiple_of(ALIGNMENT)
     }
 
-    /// One buffer for `bytes` bytes (the sum of [`padded`](Self::padded) sizes), or an empty arena where the device
+    /// One buffer for `bytes` bytes (the sum of [`padded`](Self::padded) sizes), or the default arena where the device
     /// cannot bind that much at once.
     pub fn new(gpu: &GpuDevice, what: &str, bytes: u64) -> Result<Self, GpuError> {
         if bytes > gpu.summary().max_binding {
             return Ok(Self::default());
         }
-        Ok(Self { buffer: Some(gpu.buffer(what, bytes)?), used: 0 })
+        Ok(Self { buffer: Some(gpu.buffer(what, bytes)?), ..Self::default() })
+    }
+
+    /// The same, for slices of at most `bytes` bytes: matrices come in more parts then.
+    #[must_use]
+    pub fn with_max_slice(self, bytes: u64) -> Self {
+        Self { max_slice: bytes, ..self }
+    }
+
+    /// The most bytes of a slice that one binding of `gpu` reaches.
+    pub(crate) fn max_slice(&self, gpu: &GpuDevice) -> u64 {
+        gpu.summary().max_binding.min(self.max_slice)
     }
 
     /// The next `bytes` bytes, zero so far; a buffer of their own where the arena has not so many left. `what` names

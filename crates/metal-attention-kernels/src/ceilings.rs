@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use metal_attention_gguf::Tensor;
 use wgpu::{Buffer, CommandBuffer, ComputePassDescriptor};
 
+use crate::arena::Arena;
 use crate::batch::batch_words;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, StepSize};
@@ -132,7 +133,8 @@ impl<'a> GpuCeilings<'a> {
     pub fn products(&self, matrices: &[&Tensor], n_tokens: &[usize]) -> Result<Vec<f64>, GpuError> {
         let gpu = self.gpu;
         let most = n_tokens.iter().copied().max().unwrap_or(1);
-        let upload = |tensor: &&Tensor| GpuMatrix::concat(gpu, "a matrix to multiply", &[tensor]);
+        let upload =
+            |tensor: &&Tensor| GpuMatrix::concat(gpu, "a matrix to multiply", &[tensor], &mut Arena::default());
         let matrices = matrices.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
         let widest = |width: fn(&GpuMatrix) -> usize| matrices.iter().map(width).max().unwrap_or(1);
         let x = gpu.upload("inputs", &vec![0.5f32; most * widest(GpuMatrix::n_in)])?;

@@ -7,7 +7,7 @@ use metal_attention_kernels::kernels::{
     MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_twin, multi_token_matvec,
     rmsnorm_twin,
 };
-use metal_attention_kernels::{GpuDevice, GpuMatrix, StepSize, batch_words};
+use metal_attention_kernels::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
 use metal_attention_model::BatchToken;
 use support::matrices::{repeated, tensor, tensors};
 use support::{batch, nmse, poisoned, random, run, run_sized, variants};
@@ -80,7 +80,7 @@ fn every_type() {
         for &ty in TensorType::ALL {
             let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
             let w = tensor(ty, n_in, 37, 5);
-            let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
             let values = w.to_f32();
             check(gpu, &matrix, &values, PLAIN);
             check(gpu, &matrix, &values, Case { n_tokens: 3, token_tile: 2, ..PLAIN });
@@ -113,7 +113,7 @@ fn awkward_shapes() {
                 continue;
             }
             let w = tensor(ty, n_in, n_out, 6);
-            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w]).unwrap(), &w.to_f32(), PLAIN);
+            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
         }
     }
 }
@@ -124,7 +124,7 @@ fn more_workgroups_than_an_axis_holds() {
     // At most 32 rows a workgroup here, and the same 999 again and again.
     let (n_in, n_out, period) = (64, 40 * 65_535, 999);
     let w = repeated(TensorType::Q4_0, n_in, n_out, period, 7);
-    let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+    let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
     let x = random(8, n_in);
     let y = poisoned(gpu, n_out);
     let gx = gpu.upload("x", &x).unwrap();
@@ -142,7 +142,7 @@ fn fused_inputs_and_outputs() {
         for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 66), (TensorType::F16, 77, 34), (TensorType::Q8_0, 1536, 20)]
         {
             let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
-            let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1]).unwrap();
+            let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
             let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
             for case in [
@@ -163,7 +163,7 @@ fn fused_inputs_and_outputs() {
 fn tiles_of_tokens() {
     for gpu in variants() {
         let w = tensor(TensorType::Q4_0, 576, 99, 9);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let values = w.to_f32();
         for n_tokens in [1, 2, 3, 7, 8, 16] {
             for token_tile in [1, 2, 4, 8] {
@@ -180,9 +180,9 @@ fn matrices_in_parts() {
         let w = tensors(&[(TensorType::Q4_0, 64, 96), (TensorType::Q4_0, 64, 32), (TensorType::Q8_0, 64, 33)], 10);
         let all: Vec<f32> = w.iter().flat_map(Tensor::to_f32).collect();
         let w: Vec<_> = w.iter().collect();
-        let whole = GpuMatrix::concat(gpu, "qkv", &w).unwrap();
+        let whole = GpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default()).unwrap();
         assert_eq!(whole.parts().iter().map(|p| (p.first_row, p.n_rows)).collect::<Vec<_>>(), [(0, 128), (128, 33)]);
-        let split = GpuMatrix::concat_in_parts(gpu, "qkv", &w, 1500).unwrap();
+        let split = GpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default().with_max_slice(1500)).unwrap();
         assert!(split.parts().len() > 4 && split.parts().iter().all(|p| p.buffer.size() <= 1500));
         for case in [
             Case { bias: true, ..PLAIN },
@@ -197,7 +197,9 @@ fn matrices_in_parts() {
             let w = tensors(&[(TensorType::Q4_0, 96, 51), (up, 96, 51)], 11);
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
             let all: Vec<f32> = a.chunks(96).zip(b.chunks(96)).flat_map(|(a, b)| [a, b].concat()).collect();
-            let matrix = GpuMatrix::interleave_in_parts(gpu, "gate_up", &w[0], &w[1], 1000).unwrap();
+            let matrix =
+                GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default().with_max_slice(1000))
+                    .unwrap();
             assert!(matrix.parts().len() > 4);
             check(gpu, &matrix, &all, PLAIN);
             assert_eq!(matrix.has_pairs(), gates);
@@ -219,7 +221,7 @@ fn rows_of_wanted_tokens() {
     for gpu in variants() {
         let (n_in, n_out) = (64, 21);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let wanted = [1, 2, 5];
         let tokens: Vec<_> =
             (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: wanted.contains(&i) }).collect();

@@ -2,7 +2,7 @@
 mod support;
 
 use metal_attention_gguf::TensorType;
-use metal_attention_kernels::{GpuError, GpuMatrix};
+use metal_attention_kernels::{Arena, GpuError, GpuMatrix};
 use support::gpu;
 use support::matrices::{tensor, tensors};
 
@@ -12,7 +12,7 @@ fn a_matrix_is_about_as_large_as_in_the_file() {
     for &ty in TensorType::ALL {
         let n_in = if ty.block_len() == 256 { 768 } else { 576 };
         let w = tensor(ty, n_in, 20, 1);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w]).unwrap();
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let ratio = matrix.bytes() as f64 / w.bytes().len() as f64;
         assert!((1.0..1.05).contains(&ratio), "{ty}: {ratio:.3} of the file");
     }
@@ -23,8 +23,8 @@ fn parts_cover_every_row_once() {
     let Some(gpu) = gpu() else { return };
     let w = tensors(&[(TensorType::Q4_0, 64, 50), (TensorType::Q8_0, 64, 31), (TensorType::Q4_0, 64, 2)], 2);
     let matrices = [
-        GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>()).unwrap(),
-        GpuMatrix::concat_in_parts(gpu, "w", &w.iter().collect::<Vec<_>>(), 200).unwrap(),
+        GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap(),
+        GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default().with_max_slice(200)).unwrap(),
     ];
     assert_eq!(matrices.each_ref().map(|m| m.parts().len()), [3, 13 + 16 + 1]);
     for matrix in matrices {
@@ -41,12 +41,12 @@ fn what_does_not_fit_is_refused() {
     let Some(gpu) = gpu() else { return };
     let w = tensors(&[(TensorType::Q4_0, 64, 4), (TensorType::Q4_0, 32, 4), (TensorType::Q4_0, 64, 6)], 3);
     let message = |result: Result<GpuMatrix, GpuError>| result.unwrap_err().to_string();
-    let error = message(GpuMatrix::concat(gpu, "qkv of layer 0", &[&w[0], &w[1]]));
+    let error = message(GpuMatrix::concat(gpu, "qkv of layer 0", &[&w[0], &w[1]], &mut Arena::default()));
     assert!(error.contains("qkv of layer 0") && error.contains("rows of w0 have 64 elements"), "{error}");
-    let error = message(GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[2]));
+    let error = message(GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[2], &mut Arena::default()));
     assert!(error.contains("w0 has 4 rows and w2 has 6"), "{error}");
-    assert!(message(GpuMatrix::concat(gpu, "nothing", &[])).contains("no tensors"));
+    assert!(message(GpuMatrix::concat(gpu, "nothing", &[], &mut Arena::default())).contains("no tensors"));
     // Not even two rows.
-    let error = GpuMatrix::concat_in_parts(gpu, "w", &[&w[0]], 64).unwrap_err();
+    let error = GpuMatrix::concat(gpu, "w", &[&w[0]], &mut Arena::default().with_max_slice(64)).unwrap_err();
     assert!(matches!(error, GpuError::TooLarge { bytes: 144, max: 64, .. }), "{error}");
 }

@@ -61,38 +61,14 @@ pub(crate) fn type_name(ty: TensorType) -> &'static str {
 const CHUNK_BYTES: u64 = 4 << 20;
 
 impl GpuMatrix {
-    /// Uploads `tensors`, one below the other. Neighbours of one type share a part.
-    pub fn concat(gpu: &GpuDevice, what: &str, tensors: &[&Tensor]) -> Result<Self, GpuError> {
-        Self::concat_in_parts(gpu, what, tensors, u64::MAX)
-    }
-
-    /// As [`concat`](Self::concat), with the parts in `arena`.
-    pub fn concat_in(gpu: &GpuDevice, what: &str, tensors: &[&Tensor], arena: &mut Arena) -> Result<Self, GpuError> {
-        Self::concat_with(gpu, what, tensors, u64::MAX, arena)
-    }
-
-    /// As [`concat`](Self::concat), in parts of at most `max_part_bytes` (and of what the device can bind).
-    pub fn concat_in_parts(
-        gpu: &GpuDevice,
-        what: &str,
-        tensors: &[&Tensor],
-        max_part_bytes: u64,
-    ) -> Result<Self, GpuError> {
-        Self::concat_with(gpu, what, tensors, max_part_bytes, &mut Arena::default())
-    }
-
-    fn concat_with(
-        gpu: &GpuDevice,
-        what: &str,
-        tensors: &[&Tensor],
-        max_part_bytes: u64,
-        arena: &mut Arena,
-    ) -> Result<Self, GpuError> {
+    /// Uploads `tensors`, one below the other, into `arena`. Neighbours of one type share a part, as far as one binding of
+    /// the device and the arena allow.
+    pub fn concat(gpu: &GpuDevice, what: &str, tensors: &[&Tensor], arena: &mut Arena) -> Result<Self, GpuError> {
         let Some(first) = tensors.first() else {
             return Err(mismatch(what, "it has no tensors".to_owned()));
         };
         let n_in = first.row_len();
-        let mut upload = Upload { gpu, what, n_in, max_part_bytes, arena, parts: Vec::new() };
+        let mut upload = Upload { gpu, what, n_in, arena, parts: Vec::new() };
         let mut n_out = 0;
         for run in tensors.chunk_by(|a, b| a.ty() == b.ty()) {
             let mut rows = 0;
@@ -117,44 +93,18 @@ impl GpuMatrix {
         Ok(Self { n_in, n_out, parts: upload.parts })
     }
 
-    /// Uploads the matrix whose row `2 i` is row `i` of `gate` and whose row `2 i + 1` is row `i` of `up`.
-    pub fn interleave(gpu: &GpuDevice, what: &str, gate: &Tensor, up: &Tensor) -> Result<Self, GpuError> {
-        Self::interleave_in_parts(gpu, what, gate, up, u64::MAX)
-    }
-
-    /// As [`interleave`](Self::interleave), with the parts in `arena`.
-    pub fn interleave_in(
-        gpu: &GpuDevice,
-        what: &str,
-        gate: &Tensor,
-        up: &Tensor,
-        arena: &mut Arena,
-    ) -> Result<Self, GpuError> {
-        Self::interleave_with(gpu, what, gate, up, u64::MAX, arena)
-    }
-
     /// Bytes that rows of `n_in` elements of `ty` take on the GPU.
     pub fn bytes_of(ty: TensorType, n_in: usize, n_rows: usize) -> u64 {
         RowLayout::new(ty, n_in).row_bytes().saturating_mul(n_rows as u64)
     }
 
-    /// As [`interleave`](Self::interleave), in parts of at most `max_part_bytes` (and of what the device can bind).
-    pub fn interleave_in_parts(
+    /// As [`concat`](Self::concat), the matrix whose row `2 i` is row `i` of `gate` and whose row `2 i + 1` is row `i` of
+    /// `up`.
+    pub fn interleave(
         gpu: &GpuDevice,
         what: &str,
         gate: &Tensor,
         up: &Tensor,
-        max_part_bytes: u64,
-    ) -> Result<Self, GpuError> {
-        Self::interleave_with(gpu, what, gate, up, max_part_bytes, &mut Arena::default())
-    }
-
-    fn interleave_with(
-        gpu: &GpuDevice,
-        what: &str,
-        gate: &Tensor,
-        up: &Tensor,
-        max_part_bytes: u64,
         arena: &mut Arena,
     ) -> Result<Self, GpuError> {
         check_row_len(what, gate, up)?;
@@ -164,7 +114,7 @@ impl GpuMatrix {
             return Err(mismatch(what, why));
         }
         let n_in = gate.row_len();
-        let mut upload = Upload { gpu, what, n_in, max_part_bytes, arena, parts: Vec::new() };
+        let mut upload = Upload { gpu, what, n_in, arena, parts: Vec::new() };
         if gate.ty() == up.ty() {
             upload.rows(gate.ty(), 0, 1, 2 * n, &|row| {
                 if row.is_multiple_of(2) { gate.row(row / 2) } else { up.row(row / 2) }
@@ -223,7 +173,6 @@ struct Upload<'a> {
     gpu: &'a GpuDevice,
     what: &'a str,
     n_in: usize,
-    max_part_bytes: u64,
     arena: &'a mut Arena,
     parts: Vec<MatrixPart>,
 }
@@ -240,7 +189,7 @@ impl Upload<'_> {
     ) -> Result<(), GpuError> {
         let layout = RowLayout::new(ty, self.n_in);
         // Buffers are whole vectors of four words.
-        let max = self.gpu.summary().max_binding.min(self.max_part_bytes) & !15;
+        let max = self.arena.max_slice(self.gpu) & !15;
         // Kernels number rows with 32 bits.
         let last_row = (n_rows as u64).saturating_mul(row_step as u64).saturating_add(first_row as u64);
         // Pairs of rows stay together.

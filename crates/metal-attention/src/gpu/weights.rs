@@ -40,12 +40,16 @@ impl GpuWeights {
     /// Uploads every weight. A matrix is one or more buffers; the file's pages are released as they are read.
     pub(super) fn new(gpu: &GpuDevice, weights: &Weights) -> Result<Self, GpuError> {
         let tied = std::ptr::eq(weights.output.bytes(), weights.token_embd.bytes());
-        let output = if tied { None } else { Some(GpuMatrix::concat(gpu, "the output head", &[&weights.output])?) };
+        let output = if tied {
+            None
+        } else {
+            Some(GpuMatrix::concat(gpu, "the output head", &[&weights.output], &mut Arena::default())?)
+        };
         // One buffer for the matrices of all layers, so that one kernel can run through them.
         let bytes = weights.layers.iter().map(layer_bytes).fold(0, u64::saturating_add);
         let mut arena = Arena::new(gpu, "the layers' weights", bytes)?;
         Ok(Self {
-            token_embd: GpuMatrix::concat(gpu, "the embedding table", &[&weights.token_embd])?,
+            token_embd: GpuMatrix::concat(gpu, "the embedding table", &[&weights.token_embd], &mut Arena::default())?,
             layers: weights
                 .layers
                 .iter()
@@ -98,7 +102,7 @@ fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], arena: &mut Arena) -
     let bias =
         linears.iter().any(|l| l.bias.is_some()).then(|| linears.iter().flat_map(|l| bias(l)).collect::<Vec<_>>());
     Ok(GpuLinear {
-        weight: GpuMatrix::concat_in(gpu, what, &weights, arena)?,
+        weight: GpuMatrix::concat(gpu, what, &weights, arena)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
 }
@@ -114,7 +118,7 @@ fn interleave(
     let has_bias = even.bias.is_some() || odd.bias.is_some();
     let bias = has_bias.then(|| bias(even).into_iter().zip(bias(odd)).flat_map(|(e, o)| [e, o]).collect::<Vec<_>>());
     Ok(GpuLinear {
-        weight: GpuMatrix::interleave_in(gpu, what, &even.weight, &odd.weight, arena)?,
+        weight: GpuMatrix::interleave(gpu, what, &even.weight, &odd.weight, arena)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
 }
