@@ -435,23 +435,22 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
             }
 
             // The query, the new key and the new value, a pair of elements a thread.
-            for (var i = tid; i < {{ 3 * half_dim }}u; i += {{ threads }}u) {
+{% macro pair_of_heads() %}
                 let which = i / {{ half_dim }}u;
                 let pair = i % {{ half_dim }}u;
                 let at = pair_elements(pair);
                 let turn = angle(pair, pos);
                 let source = flow_at + vec3(head, N_HEAD + head / GROUP, N_HEAD + N_HEAD_KV + head / GROUP)[which] * HEAD_DIM;
+{% endmacro %}
+            for (var i = tid; i < {{ 3 * half_dim }}u; i += {{ threads }}u) {
+{{ pair_of_heads() }}
 {% if qk_norm %}
                 let raw = arrived2(source + at);
                 head_squares[i] = dot(raw, raw);
             }
             workgroupBarrier();
             for (var i = tid; i < {{ 3 * half_dim }}u; i += {{ threads }}u) {
-                let which = i / {{ half_dim }}u;
-                let pair = i % {{ half_dim }}u;
-                let at = pair_elements(pair);
-                let turn = angle(pair, pos);
-                let source = flow_at + vec3(head, N_HEAD + head / GROUP, N_HEAD + N_HEAD_KV + head / GROUP)[which] * HEAD_DIM;
+{{ pair_of_heads() }}
                 var v = arrived2(source + at);
                 if which < 2u {
                     var total = 0.0;

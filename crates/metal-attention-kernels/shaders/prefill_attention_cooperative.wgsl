@@ -124,25 +124,7 @@ fn main(
 
     var run = begin;
     while run < end {
-        // Tokens run..next are of one sequence; together they see positions low..=high of it.
-        let seq = token_seq(run);
-        var low = token_pos(run);
-        var high = low;
-        var next = run + 1u;
-        while next < end {
-            if token_seq(next) != seq { break; }
-            low = min(low, token_pos(next));
-            high = max(high, token_pos(next));
-            next++;
-        }
-{% if window > 0 %}
-        low = max(low + 1u, {{ window }}u) - {{ window }}u;
-{% else %}
-        low = 0u;
-{% endif %}
-        high = min(high, N_CTX - 1u);
-        let mine = known >= run && known < next;
-        let cached = cache_row(seq, kv_head, 0u);
+{% include "sequence_run.wgsl" %}
 
         // Units of the next tile, on their way while this one is worked on; past the last position that one again.
 {% macro read(at) %}

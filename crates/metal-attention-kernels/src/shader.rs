@@ -117,6 +117,7 @@ shaders![
     "rope.wgsl",
     "rope_append.wgsl",
     "rope_apply.wgsl",
+    "sequence_run.wgsl",
     "top_k.wgsl",
     "top_k_chunks.wgsl",
     "top_k_lists.wgsl",

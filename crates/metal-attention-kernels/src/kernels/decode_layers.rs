@@ -183,7 +183,7 @@ impl Matrices {
         };
         for (i, matrices) in layers.iter().enumerate() {
             for ((ty, slice), (first, at)) in parts(matrices)?.iter().zip(first.iter().zip(at)) {
-                let same = *ty == first.0 && slice.buffer() == first.1.buffer() && slice.buffer() == first.1.buffer();
+                let same = *ty == first.0 && slice.buffer() == first.1.buffer();
                 if !same || words(slice) != at + i as u32 * layer {
                     return None;
                 }

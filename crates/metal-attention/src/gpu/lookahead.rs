@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use metal_attention_kernels::Readback;
-use metal_attention_model::BatchToken;
+use metal_attention_model::{BatchToken, Phase};
 
 /// Steps in flight while tokens are read one by one.
 pub(super) const DEPTH: usize = 3;
@@ -45,5 +45,5 @@ impl Lookahead {
 
 /// Whether steps after `batch` can be queued: one token of each sequence, each with its choice wanted.
 pub(super) fn is_decode(batch: &[BatchToken]) -> bool {
-    batch.iter().enumerate().all(|(i, t)| t.logits && batch[..i].iter().all(|u| u.seq != t.seq))
+    batch.iter().all(|t| t.logits) && Phase::of(batch) == Phase::Decode
 }

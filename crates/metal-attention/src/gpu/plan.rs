@@ -6,7 +6,7 @@ use metal_attention_kernels::kernels::{
 };
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
-use metal_attention_model::{BatchToken, ModelSpec};
+use metal_attention_model::{BatchToken, ModelSpec, Phase};
 
 use super::activations::Activations;
 use super::forward_pass::Output;
@@ -35,9 +35,8 @@ const FEW_ON_UNITS: usize = 128;
 impl BatchKind {
     /// The kind of `batch`, where a few tokens are `most_few` at most.
     pub(super) fn of(batch: &[BatchToken], most_few: usize) -> Self {
-        let apart = || batch.iter().enumerate().all(|(i, t)| batch[..i].iter().all(|u| u.seq != t.seq));
         match batch.len() {
-            2..=FEW if apart() => Self::Sequences,
+            2..=FEW if Phase::of(batch) == Phase::Decode => Self::Sequences,
             n => Self::of_text(n, most_few),
         }
     }
