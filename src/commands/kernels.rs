@@ -95,6 +95,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         subgroups,
         subgroup_size: if subgroups { args.subgroup_size } else { 0 },
         f16: !args.no_f16,
+        integer_dot: true,
         cooperative_f16: subgroups && !args.no_f16 && !args.no_matrix_units,
         cooperative_f32: subgroups && !args.no_matrix_units,
     };

@@ -27,6 +27,10 @@
 {% set batch_binding = 8 %}
 {% include "batch.wgsl" %}
 {% include "types/numbers.wgsl" %}
+{% if integer %}
+
+{% include "types/inputs.wgsl" %}
+{% endif %}
 
 var<private> qkv_at: u32; // where a layer's matrices start in w
 var<private> out_at: u32;
@@ -40,6 +44,7 @@ var<private> down_at: u32;
 {% set out = {"name": "out", "n_in": n_att, "n_items": n_embd, "rows": 1, "lanes": out_lanes, "unroll": out_unroll, "stretches": out_stretches} %}
 {% set gate_up = {"name": "gate_up", "n_in": n_embd, "n_items": n_ff, "rows": 2, "lanes": gate_up_lanes, "unroll": gate_up_unroll, "stretches": gate_up_stretches} %}
 {% set down = {"name": "down", "n_in": n_ff, "n_items": n_embd, "rows": 1, "lanes": down_lanes, "unroll": down_unroll, "stretches": down_stretches} %}
+{% set as_input = "input_bytes" if integer else "input_floats" %}
 {% set warps = threads // subgroup %}
 {# Attention: four lanes share a key; units of a key that a lane reads. #}
 {% set kv_units = head_dim // 4 %}
@@ -72,9 +77,9 @@ const N_HEAD: u32 = {{ n_head }}u;
 const GROUP: u32 = {{ n_head // n_head_kv }}u; // query heads of a KV head
 const NEVER: f32 = -3.4e38; // the score of a position that is not seen
 
-// Input of a product, units of 8 numbers: first halves, then second halves.
-var<workgroup> h: array<vec4<f32>, {{ 2 * h_units }}>;
-var<workgroup> wide: array<vec4<f32>, {{ [2 * wide_units, warps * kv_units] | max }}>;
+// Input of a product, units of 8 numbers: first halves, then second halves; floats, or whole numbers as in X8.
+var<workgroup> h: array<vec4<u32>, {{ 2 * h_units }}>;
+var<workgroup> wide: array<vec4<u32>, {{ [2 * wide_units, warps * kv_units] | max }}>;
 var<workgroup> squares: array<f32, {{ warps }}>;
 var<workgroup> heads: array<vec4<f32>, {{ 12 * key_units }}>; // the query, the new key, the new value
 var<workgroup> spread: array<vec2<f32>, {{ warps }}>; // of each subgroup: largest score, sum of weights
@@ -85,6 +90,10 @@ var<workgroup> head_squares: array<f32, {{ 3 * half_dim }}>;
 var<private> group: u32;
 var<private> patience: u32 = {{ patience }}u;
 
+{% if not integer %}
+fn input_floats(_quad: u32, v: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(v); }
+
+{% endif %}
 // Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
 fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
 
@@ -190,7 +199,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% endmacro %}
 {% for r in range(p.rows) %}
             var before_{{ r }}: f32;
-            var acc_{{ r }} = vec4<f32>();
+            var acc_{{ r }} = {{ "0.0" if integer else "vec4<f32>()" }};
 {% endfor %}
 {{ load_before() }}
 {{ fill }}
@@ -213,18 +222,28 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% endif %}
 {% for u in range(p.unroll) %}
                 {
-                    let lo = {{ input }}[lane + {{ u * p.lanes }}u + at];
-                    let hi = {{ input }}[lane + {{ u * p.lanes + input_units }}u + at];
+                    let first = {{ input }}[lane + {{ u * p.lanes }}u + at];
+                    let second = {{ input }}[lane + {{ u * p.lanes + input_units }}u + at];
 {% for r in range(p.rows) %}
+{% if integer %}
+                    acc_{{ r }} += {{ p.name }}_dots8({{ p.name }}_raw_{{ r }}_{{ u }}, X8(first, second));
+{% else %}
                     let codes_{{ r }} = {{ p.name }}_codes8({{ p.name }}_raw_{{ r }}_{{ u }});
-                    acc_{{ r }} += {{ p.name }}_scale8({{ p.name }}_raw_{{ r }}_{{ u }}) * (codes_{{ r }}.lo * lo + codes_{{ r }}.hi * hi);
+                    acc_{{ r }} += {{ p.name }}_scale8({{ p.name }}_raw_{{ r }}_{{ u }})
+                        * (codes_{{ r }}.lo * bitcast<vec4<f32>>(first) + codes_{{ r }}.hi * bitcast<vec4<f32>>(second));
+{% endif %}
 {% endfor %}
                 }
 {% endfor %}
                 if step % {{ p.stretches }}u == {{ p.stretches - 1 }}u {
 {% for r in range(p.rows) %}
+{% if integer %}
+                    var sum_{{ r }} = acc_{{ r }};
+                    acc_{{ r }} = 0.0;
+{% else %}
                     var sum_{{ r }} = dot(acc_{{ r }}, vec4<f32>(1.0));
                     acc_{{ r }} = vec4<f32>();
+{% endif %}
 {% endfor %}
 {% for half in [16, 8, 4, 2, 1] if half < p.lanes %}
 {% for r in range(p.rows) %}
@@ -270,7 +289,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {{ source }}
             }
             sum_of_squares += dot(v, v);
-            h[quad / 2u + quad % 2u * {{ h_units }}u] = v * gain;
+            h[quad / 2u + quad % 2u * {{ h_units }}u] = {{ as_input }}(quad, v * gain);
         }
 {% endfor %}
         sum_of_squares = subgroupAdd(sum_of_squares);
@@ -321,7 +340,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
                     v /= total;
                 }
             }
-            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = v;
+            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = {{ as_input }}(quad, v);
         }
 {% endfor %}
         workgroupBarrier();
@@ -332,7 +351,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
             let quad = tid + {{ k * threads }}u;
             var v = vec4<f32>();
             if quad < {{ n_ff // 4 }}u { v = arrived4(flow_at + {{ gated_at }}u + quad, {{ n_ff // 4 }}u); }
-            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = v;
+            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = {{ as_input }}(quad, v);
         }
 {% endfor %}
         workgroupBarrier();
@@ -543,7 +562,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {% endfor %}
 {% for u in range(value_units) %}
             if lane < {{ value_lanes }}u && lane + {{ u * value_lanes }}u < KV_UNITS {
-                wide[warp * KV_UNITS + lane + {{ u * value_lanes }}u] = sum_{{ u }};
+                wide[warp * KV_UNITS + lane + {{ u * value_lanes }}u] = bitcast<vec4<u32>>(sum_{{ u }});
             }
 {% endfor %}
             if lane == 0u { spread[warp] = vec2(largest, total); }
@@ -559,7 +578,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
                     let all_total = subgroupAdd(weight * part.y);
                     var sum = 0.0;
 {% for s in range(warps) %}
-                    sum += subgroupShuffle(weight, {{ s }}u) * wide[{{ s }}u * KV_UNITS + e / 4u][e % 4u];
+                    sum += subgroupShuffle(weight, {{ s }}u) * bitcast<f32>(wide[{{ s }}u * KV_UNITS + e / 4u][e % 4u]);
 {% endfor %}
                     if from_element + tid < HEAD_DIM {
                         publish(flow_at + {{ att_at }}u + split * {{ n_att }}u + place(head * HEAD_DIM + e, {{ n_att // 4 }}u), sum / all_total);

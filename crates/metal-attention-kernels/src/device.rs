@@ -21,6 +21,8 @@ pub struct GpuOptions {
     pub subgroups: bool,
     /// Let kernels use 16-bit floats where the device has them.
     pub f16: bool,
+    /// Let kernels multiply bytes four at a time where the device can.
+    pub integer_dot: bool,
     /// Let kernels use matrix units where the device has them.
     pub cooperative_matrices: bool,
     /// Check every buffer access of every shader and bound every loop. On by default in debug builds only.
@@ -37,6 +39,7 @@ impl Default for GpuOptions {
             adapter: AdapterChoice::Best,
             subgroups: true,
             f16: true,
+            integer_dot: true,
             cooperative_matrices: true,
             checked: cfg!(debug_assertions),
             pipeline_cache: disk_cache::default_folder(),
@@ -118,6 +121,10 @@ impl GpuDevice {
             subgroups,
             subgroup_size: if subgroups && min == max { min } else { 0 },
             f16: options.f16 && has(wgpu::Features::SHADER_F16),
+            // No feature tells. Metal has no such instruction; without this much workgroup memory it is a small device.
+            integer_dot: options.integer_dot
+                && summary.backend != "metal"
+                && device.limits().max_compute_workgroup_storage_size >= 32 << 10,
             cooperative_f16: options.f16
                 && subgroups
                 && coop(16, wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32),

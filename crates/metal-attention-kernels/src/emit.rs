@@ -34,9 +34,11 @@ impl ShaderLanguage {
         }
     }
 
-    /// What a device of this language has of `features`: the matrix units of Metal are 8x8, and HLSL has none.
+    /// What a device of this language has of `features`: the matrix units of Metal are 8x8, and HLSL has none; Metal does
+    /// not multiply bytes four at a time.
     pub fn features(self, features: ShaderFeatures) -> ShaderFeatures {
         ShaderFeatures {
+            integer_dot: features.integer_dot && self != Self::Msl,
             cooperative_f16: features.cooperative_f16 && self != Self::Msl && self != Self::Hlsl,
             cooperative_f32: features.cooperative_f32 && self != Self::Hlsl,
             ..features

@@ -72,6 +72,8 @@ pub struct ShaderFeatures {
     pub subgroup_size: u32,
     /// 16-bit floats.
     pub f16: bool,
+    /// Products of four bytes in one instruction.
+    pub integer_dot: bool,
     /// 16x16x16 matrix products of 16-bit floats added up in 32-bit ones.
     pub cooperative_f16: bool,
     /// 8x8x8 matrix products of 32-bit floats.
@@ -106,6 +108,7 @@ shaders![
     "matmul_split.wgsl",
     "matmul_tiled.wgsl",
     "matvec.wgsl",
+    "matvec_integer.wgsl",
     "prefill_attention.wgsl",
     "prefill_attention_cooperative.wgsl",
     "rate_floats.wgsl",
@@ -124,6 +127,7 @@ shaders![
     "types/bf16.wgsl",
     "types/f16.wgsl",
     "types/f32.wgsl",
+    "types/inputs.wgsl",
     "types/iq4.wgsl",
     "types/iq4_nl.wgsl",
     "types/iq4_xs.wgsl",
@@ -131,6 +135,7 @@ shaders![
     "types/q3_k.wgsl",
     "types/nibbles.wgsl",
     "types/numbers.wgsl",
+    "types/packed.wgsl",
     "types/words.wgsl",
     "types/q4_0.wgsl",
     "types/q4_1.wgsl",
@@ -162,7 +167,8 @@ fn templates() -> &'static Environment<'static> {
 /// name is preceded by `prefix`, and the matrix starts at `{prefix}_at` of `w`.
 fn matrix_functions(state: &State, prefix: &str, ty: &str, n_in: u32, n_rows: u32) -> Result<String, minijinja::Error> {
     let template = state.env().get_template(&format!("types/{ty}.wgsl"))?;
-    Ok(scoped(&template.render(context! { n_in, n_rows, scoped => true })?, prefix))
+    let integer = state.lookup("integer");
+    Ok(scoped(&template.render(context! { n_in, n_rows, integer, scoped => true })?, prefix))
 }
 
 /// `source` with `prefix` before every name that it declares at module scope, and before the indices of `w`.
@@ -196,6 +202,7 @@ fn scoped(source: &str, prefix: &str) -> String {
 pub fn wgsl(kernel: &str, constants: &[(&'static str, Constant)], features: ShaderFeatures) -> String {
     let mut values: BTreeMap<&str, Value> = constants.iter().map(|(name, c)| (*name, c.value())).collect();
     values.insert("scoped", false.into());
+    values.entry("integer").or_insert(false.into());
     values.insert("subgroups", features.subgroups.into());
     values.insert("subgroup_size", features.subgroup_size.into());
     values.insert("f16", features.f16.into());

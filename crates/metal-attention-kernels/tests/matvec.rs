@@ -136,6 +136,47 @@ fn more_workgroups_than_an_axis_holds() {
     assert!(got[period..].iter().zip(&got).all(|(a, b)| a == b));
 }
 
+/// Inputs become whole numbers where there are many rows.
+#[test]
+fn many_rows() {
+    let gpu = &variants()[0];
+    let period = 37;
+    let types = TensorType::ALL.iter().filter(|ty| ty.block_len() > 1);
+    for (i, &ty) in types.enumerate() {
+        let n_in = [768, 256, 1024, 2048][i % 4];
+        let n_out = (1 << 22) / n_in + 13;
+        let w = repeated(ty, n_in, n_out, period, 14);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let values = tensor(ty, n_in, period, 14).to_f32();
+        let norm = random(15, n_in);
+        let gnorm = gpu.upload("norm", &norm).unwrap();
+        for (scale, with_norm) in [(1.0, false), (1e-30, false), (1e30, false), (0.0, true), (1e-3, true), (1e10, true)]
+        {
+            // Two tokens, one of which is wanted; units of very different sizes.
+            let size = |k: usize| if (k / 8).is_multiple_of(3) { 1e-4 } else { 1.0 };
+            let mut x: Vec<f32> = random(16, 2 * n_in).iter().enumerate().map(|(k, v)| v * size(k) * scale).collect();
+            x[n_in + 16..n_in + 24].fill(0.0);
+            let gx = gpu.upload("x", &x).unwrap();
+            let tokens = [false, true].map(|logits| BatchToken { id: 0, seq: 0, pos: usize::from(logits), logits });
+            let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
+            let y = poisoned(gpu, 2 * n_out);
+            let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
+            let options = MatvecOptions { input, rows: Rows::Wanted, ..Default::default() };
+            let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
+            let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().subgroup_size >= 4;
+            assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
+            run_sized(gpu, &dispatches, StepSize { n_tokens: 2, n_wanted: 1, n_splits: 1 });
+            let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
+            let x = &x[n_in..];
+            let want = matvec_twin(&values, &if with_norm { rmsnorm_twin(x, &norm, 1e-5) } else { x.to_vec() });
+            let error = nmse(&got[..period], &want);
+            assert!(error < TOLERANCE, "{ty} {n_out} x {n_in}, norm {with_norm}, scale {scale:e}: {error:e}");
+            assert!(got[period..n_out].iter().zip(&got).all(|(a, b)| a == b), "{ty}: rows that are the same differ");
+            assert!(got[n_out..].iter().all(|y| y.is_nan()));
+        }
+    }
+}
+
 #[test]
 fn fused_inputs_and_outputs() {
     for gpu in variants() {

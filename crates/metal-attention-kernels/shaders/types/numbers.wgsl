@@ -8,28 +8,21 @@ fn half_of(word: u32) -> f32 { return unpack2x16float(word).x; }
 // subtracting that again loses the field on drivers that reorder sums, as NVIDIA's does.
 
 // The bytes of two words, one of each by turns.
-fn by_turns(even: u32, odd: u32, offset: f32) -> W8 {
-    let e = bytes(even, offset);
-    let o = bytes(odd, offset);
+fn by_turns(codes: vec2<u32>, offset: f32) -> W8 {
+    let e = bytes(codes.x, offset);
+    let o = bytes(codes.y, offset);
     return W8(vec4<f32>(e.x, o.x, e.y, o.y), vec4<f32>(e.z, o.z, e.w, o.w));
 }
 
-// Eight fields of 4 bits. As bytes first: GPUs convert those where they lie, without shifting each to the bottom.
-fn nibbles(q: u32, offset: f32) -> W8 {
-    return by_turns(q & 0x0f0f0f0fu, (q >> 4u) & 0x0f0f0f0fu, offset);
-}
+// Eight fields of 4 bits as bytes, those of even elements and those of odd ones: GPUs convert bytes where they lie,
+// without shifting each to the bottom.
+fn nibbles(q: u32) -> vec2<u32> { return vec2(q, q >> 4u) & vec2(0x0f0f0f0fu); }
 
-// Eight fields of 2 bits.
-fn pairs(q: u32, offset: f32) -> W8 {
-    let fields = vec4<u32>(q, q >> 2u, q >> 4u, q >> 6u);
-    return W8(vec4<f32>(fields & vec4<u32>(3u)) - offset, vec4<f32>((fields >> vec4<u32>(8u)) & vec4<u32>(3u)) - offset);
-}
+// Eight fields of 2 bits, of even elements at bits 0, 8, 16, 24, as bytes of which they become bits `to` and `to + 1`.
+fn pairs(q: u32, to: u32) -> vec2<u32> { return (vec2(q, q >> 2u) & vec2(0x03030303u)) << vec2(to); }
 
-// Eight fields of 1 bit.
-fn bits(q: u32) -> W8 {
-    let fields = vec4<u32>(q, q >> 1u, q >> 2u, q >> 3u);
-    return W8(vec4<f32>(fields & vec4<u32>(1u)), vec4<f32>((fields >> vec4<u32>(4u)) & vec4<u32>(1u)));
-}
+// Eight fields of 1 bit, of even elements at bits 0, 8, 16, 24, as bytes of which they become bit `to`.
+fn bits(q: u32, to: u32) -> vec2<u32> { return (vec2(q, q >> 1u) & vec2(0x01010101u)) << vec2(to); }
 
 // Four fields of 8 bits.
 fn bytes(q: u32, offset: f32) -> vec4<f32> {

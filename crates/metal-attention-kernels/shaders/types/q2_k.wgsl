@@ -1,21 +1,25 @@
 {% include "types/unit.wgsl" %}
 
+{% include "types/packed.wgsl" %}
+
 // Per block of 256: 16 bytes of (scale, minimum) nibbles, each for 2 units; then (d, dmin).
 const SCALES: u32 = {{ n_rows * (n_in // 16) }}u;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;
 struct Raw8 { q: u32, scale: u32, d: u32 }
 fn load8(row: u32, unit: u32) -> Raw8 {
     return Raw8(
-        w[row * {{ n_in // 16 }}u + unit / 2u] >> (16u * (unit % 2u)),
+        w[row * {{ n_in // 16 }}u + unit / 2u] >> (4u * (unit % 2u)),
         w[SCALES + row * {{ n_in // 64 }}u + unit / 8u] >> (8u * (unit / 2u % 4u)),
         w[BLOCKS + row * {{ n_in // 256 }}u + unit / 32u],
     );
 }
+fn packed8(raw: Raw8) -> vec2<u32> { return pairs(raw.q, 0u); }
+fn affine8(raw: Raw8) -> vec2<f32> {
+    return unpack2x16float(raw.d) * vec2(f32(raw.scale & 15u), -f32((raw.scale >> 4u) & 15u));
+}
 fn codes8(raw: Raw8) -> W8 {
-    let q = pairs(raw.q, 0.0);
-    let d = unpack2x16float(raw.d);
-    let scale = d.x * f32(raw.scale & 15u);
-    let minimum = d.y * f32((raw.scale >> 4u) & 15u);
-    return W8(q.lo * scale - minimum, q.hi * scale - minimum);
+    let q = by_turns(packed8(raw), 0.0);
+    let dm = affine8(raw);
+    return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }

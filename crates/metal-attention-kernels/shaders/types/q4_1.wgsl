@@ -1,13 +1,17 @@
 {% include "types/unit.wgsl" %}
 
+{% include "types/packed.wgsl" %}
+
 const SCALES: u32 = {{ n_rows }}u * UNITS;
 struct Raw8 { q: u32, dm: u32 }
 fn load8(row: u32, unit: u32) -> Raw8 {
     return Raw8(w[row * UNITS + unit], w[SCALES + row * {{ n_in // 32 }}u + unit / 4u]);
 }
+fn packed8(raw: Raw8) -> vec2<u32> { return nibbles(raw.q); }
+fn affine8(raw: Raw8) -> vec2<f32> { return unpack2x16float(raw.dm); }
 fn codes8(raw: Raw8) -> W8 {
-    let q = nibbles(raw.q, 0.0);
-    let dm = unpack2x16float(raw.dm);
+    let q = by_turns(packed8(raw), 0.0);
+    let dm = affine8(raw);
     return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }

@@ -1,5 +1,7 @@
 {% include "types/unit.wgsl" %}
 
+{% include "types/packed.wgsl" %}
+
 // Per block of 256: 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
 const SCALES: u32 = {{ n_rows }}u * UNITS;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;
@@ -11,11 +13,13 @@ fn load8(row: u32, unit: u32) -> Raw8 {
         w[BLOCKS + row * {{ n_in // 256 }}u + unit / 32u],
     );
 }
+fn packed8(raw: Raw8) -> vec2<u32> { return nibbles(raw.q); }
+fn affine8(raw: Raw8) -> vec2<f32> {
+    return unpack2x16float(raw.d) * vec2(byte_at(raw.scale, 0u), -byte_at(raw.scale, 1u));
+}
 fn codes8(raw: Raw8) -> W8 {
-    let q = nibbles(raw.q, 0.0);
-    let d = unpack2x16float(raw.d);
-    let scale = d.x * byte_at(raw.scale, 0u);
-    let minimum = d.y * byte_at(raw.scale, 1u);
-    return W8(q.lo * scale - minimum, q.hi * scale - minimum);
+    let q = by_turns(packed8(raw), 0.0);
+    let dm = affine8(raw);
+    return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }

@@ -1,16 +1,19 @@
 {% include "types/unit.wgsl" %}
 
+{% include "types/packed.wgsl" %}
+
 const HIGH: u32 = {{ n_rows }}u * UNITS;
 const SCALES: u32 = HIGH + {{ n_rows * (n_in // 32) }}u;
 struct Raw8 { q: u32, high: u32, dm: u32 }
 fn load8(row: u32, unit: u32) -> Raw8 {
     let block = row * {{ n_in // 32 }}u + unit / 4u;
-    return Raw8(w[row * UNITS + unit], w[HIGH + block] >> (8u * (unit % 4u)), w[SCALES + block]);
+    return Raw8(w[row * UNITS + unit], w[HIGH + block] >> (2u * (unit % 4u)), w[SCALES + block]);
 }
+fn packed8(raw: Raw8) -> vec2<u32> { return nibbles(raw.q) | bits(raw.high, 4u); }
+fn affine8(raw: Raw8) -> vec2<f32> { return unpack2x16float(raw.dm); }
 fn codes8(raw: Raw8) -> W8 {
-    let low = nibbles(raw.q, 0.0);
-    let high = bits(raw.high);
-    let dm = unpack2x16float(raw.dm);
-    return W8((16.0 * high.lo + low.lo) * dm.x + dm.y, (16.0 * high.hi + low.hi) * dm.x + dm.y);
+    let q = by_turns(packed8(raw), 0.0);
+    let dm = affine8(raw);
+    return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }

@@ -1,5 +1,7 @@
 {% include "types/unit.wgsl" %}
 
+{% include "types/packed.wgsl" %}
+
 // Per block of 256: nibbles, a plane of fifth bits, 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
 const HIGH: u32 = {{ n_rows }}u * UNITS;
 const SCALES: u32 = HIGH + {{ n_rows * (n_in // 32) }}u;
@@ -8,17 +10,18 @@ struct Raw8 { q: u32, high: u32, scale: u32, d: u32 }
 fn load8(row: u32, unit: u32) -> Raw8 {
     return Raw8(
         w[row * UNITS + unit],
-        w[HIGH + row * {{ n_in // 32 }}u + unit / 4u] >> (8u * (unit % 4u)),
+        w[HIGH + row * {{ n_in // 32 }}u + unit / 4u] >> (2u * (unit % 4u)),
         w[SCALES + row * {{ n_in // 64 }}u + unit / 8u] >> (16u * (unit / 4u % 2u)),
         w[BLOCKS + row * {{ n_in // 256 }}u + unit / 32u],
     );
 }
+fn packed8(raw: Raw8) -> vec2<u32> { return nibbles(raw.q) | bits(raw.high, 4u); }
+fn affine8(raw: Raw8) -> vec2<f32> {
+    return unpack2x16float(raw.d) * vec2(byte_at(raw.scale, 0u), -byte_at(raw.scale, 1u));
+}
 fn codes8(raw: Raw8) -> W8 {
-    let low = nibbles(raw.q, 0.0);
-    let high = bits(raw.high);
-    let d = unpack2x16float(raw.d);
-    let scale = d.x * byte_at(raw.scale, 0u);
-    let minimum = d.y * byte_at(raw.scale, 1u);
-    return W8((16.0 * high.lo + low.lo) * scale - minimum, (16.0 * high.hi + low.hi) * scale - minimum);
+    let q = by_turns(packed8(raw), 0.0);
+    let dm = affine8(raw);
+    return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }

@@ -1,5 +1,7 @@
 {% include "types/unit.wgsl" %}
 
+{% include "types/packed.wgsl" %}
+
 // Per block of 256: nibbles, a plane of upper pairs of bits, 16 scales plus 128, each for 2 units; then d.
 const HIGH: u32 = {{ n_rows }}u * UNITS;
 const SCALES: u32 = HIGH + {{ n_rows * (n_in // 16) }}u;
@@ -13,9 +15,7 @@ fn load8(row: u32, unit: u32) -> Raw8 {
         w[BLOCKS + row * {{ (n_in + 511) // 512 }}u + unit / 64u] >> (16u * (unit / 32u % 2u)),
     );
 }
-fn codes8(raw: Raw8) -> W8 {
-    let even = (raw.q & 0x0f0f0f0fu) | ((raw.high << 4u) & 0x30303030u);
-    let odd = ((raw.q >> 4u) & 0x0f0f0f0fu) | ((raw.high << 2u) & 0x30303030u);
-    return by_turns(even, odd, 32.0);
-}
+fn packed8(raw: Raw8) -> vec2<u32> { return nibbles(raw.q) | pairs(raw.high, 4u); }
+fn affine8(raw: Raw8) -> vec2<f32> { return scale8(raw) * vec2(1.0, -32.0); }
+fn codes8(raw: Raw8) -> W8 { return by_turns(packed8(raw), 32.0); }
 fn scale8(raw: Raw8) -> f32 { return half_of(raw.d) * (byte_at(raw.scale, 0u) - 128.0); }

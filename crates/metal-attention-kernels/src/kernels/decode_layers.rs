@@ -3,12 +3,13 @@
 use metal_attention_gguf::TensorType;
 
 use super::attention::AttentionShape;
-use super::matvec::words_of_a_unit;
+use super::matvec::{has_packed_codes, words_of_a_unit};
 use crate::arena::{Bind, Slice};
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
 use crate::weights::{GpuMatrix, type_name};
 
 /// Sizes of a model whose layers are all alike.
@@ -126,7 +127,7 @@ pub fn decode_layers(
     if !suits {
         return Ok(None);
     }
-    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), subgroup_size);
+    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
     {
@@ -239,8 +240,15 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(shape: &LayersShape, groups: usize, matrices: &Matrices, layer_units: u64, subgroup_size: usize) -> Self {
+    fn new(
+        shape: &LayersShape,
+        groups: usize,
+        matrices: &Matrices,
+        layer_units: u64,
+        features: ShaderFeatures,
+    ) -> Self {
         let a = &shape.attention;
+        let subgroup_size = features.subgroup_size as usize;
         let inputs = [shape.n_embd, a.att_len(), shape.n_embd, shape.n_ff];
         let rows = [1, 1, 2, 1];
         let tiles: [Tile; 4] = std::array::from_fn(|i| Tile::new(inputs[i], rows[i], matrices.types[i], subgroup_size));
@@ -251,10 +259,13 @@ impl Layout {
         let ahead = words / groups <= AHEAD;
         // No more subgroups than one has lanes, which join what the subgroups found.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
+        // Turning inputs into bytes takes a while, which small products do not make up for.
+        let integer = !ahead && features.integer_dot && matrices.types.iter().all(|&ty| has_packed_codes(ty));
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
             ("threads", threads.into()),
             ("ahead", ahead.into()),
+            ("integer", integer.into()),
             ("subgroup", subgroup_size.into()),
             ("groups", groups.into()),
             ("patience", PATIENCE.into()),
@@ -310,5 +321,6 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         biases: [false; 4],
     };
     let matrices = Matrices { types: [TensorType::Q4_0; 4], at: [0, 100_000, 200_000, 500_000], layer: 1_000_000 };
-    vec![Layout::new(&shape, 128, &matrices, 100_000, 32).key]
+    let features = ShaderFeatures { subgroups: true, subgroup_size: 32, integer_dot: true, ..Default::default() };
+    vec![Layout::new(&shape, 128, &matrices, 100_000, features).key]
 }

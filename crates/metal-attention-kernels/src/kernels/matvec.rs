@@ -176,6 +176,12 @@ struct Tile {
     rows: usize,
     /// Units of a row that a lane asks for at once.
     unroll: usize,
+    /// Lanes of a workgroup.
+    threads: usize,
+    /// How often a workgroup takes rows, with inputs as whole numbers; 0 with floats.
+    turns: usize,
+    /// Lanes of a subgroup.
+    subgroup: usize,
 }
 
 /// Lanes of a workgroup, where the lanes of a row are not more. Small, so that the rows of a small matrix spread over
@@ -186,9 +192,19 @@ const THREADS: usize = 64;
 const WIDE_LANES: usize = 256;
 const WIDE_LIMIT: usize = 1 << 19;
 
-/// Lanes of a workgroup.
-fn threads(tile: Tile) -> usize {
-    THREADS.max(tile.lanes)
+/// Lanes of a workgroup, and workgroups that a large GPU is busy with, where inputs are whole numbers. Each turns its
+/// input into bytes, so it takes more rows.
+const INTEGER_THREADS: usize = 256;
+const INTEGER_GROUPS: usize = 2048;
+
+/// Weights from which on inputs become whole numbers.
+const INTEGER_WEIGHTS: usize = 1 << 22;
+
+impl Tile {
+    /// Rows of a workgroup.
+    fn rows_of_a_group(self) -> usize {
+        self.turns.max(1) * self.threads / self.lanes * self.rows
+    }
 }
 
 /// Words that a lane fetches for a unit of 8 elements, scales included.
@@ -199,6 +215,12 @@ pub(super) fn words_of_a_unit(ty: TensorType) -> usize {
         TensorType::Q4_0 | TensorType::Q4_1 | TensorType::IQ4_NL => 2,
         _ => 3,
     }
+}
+
+/// Whether codes of `ty` are bytes, as `types/packed.wgsl` wants them.
+pub(super) fn has_packed_codes(ty: TensorType) -> bool {
+    use TensorType as T;
+    !matches!(ty, T::F32 | T::F16 | T::BF16 | T::IQ4_NL | T::IQ4_XS)
 }
 
 /// Largest extent of a grid's axis.
@@ -243,7 +265,8 @@ impl Product {
         // What one lane does it does one step after the other: where the GPU has lanes to spare, several subgroups
         // share a row, for one barrier more.
         let wide = units.next_power_of_two().min(WIDE_LANES);
-        if self.token_tile == 1 && features.subgroup_size >= 8 && self.n_rows * wide <= WIDE_LIMIT {
+        let integer = self.suits_integers(features);
+        if self.token_tile == 1 && features.subgroup_size >= 8 && self.n_rows * wide <= WIDE_LIMIT && !integer {
             lanes = wide;
         }
         if lanes <= 32 && self.n_rows * lanes >= 1 << 18 {
@@ -266,12 +289,36 @@ impl Product {
         let steps = units.div_ceil(lanes);
         let most = most.min(steps);
         let unroll = (most.div_ceil(2)..=most).rev().min_by_key(|&n| steps.next_multiple_of(n)).unwrap_or(1);
-        Tile { lanes, rows, unroll }
+        let tile = Tile {
+            lanes,
+            rows,
+            unroll,
+            threads: THREADS.max(lanes),
+            turns: 0,
+            subgroup: features.subgroup_size as usize,
+        };
+        if !integer {
+            return tile;
+        }
+        let tile = Tile { threads: INTEGER_THREADS, turns: 1, ..tile };
+        Tile { turns: (self.n_rows / (INTEGER_GROUPS * tile.rows_of_a_group())).clamp(1, 8), ..tile }
+    }
+
+    /// Whether inputs become whole numbers, which is worth it for many rows only.
+    fn suits_integers(&self, features: ShaderFeatures) -> bool {
+        features.integer_dot
+            && (4..=32).contains(&features.subgroup_size)
+            && has_packed_codes(self.ty)
+            && (self.output, self.bias, self.token_tile) == (MatvecOutput::Store, false, 1)
+            && self.input != "silu"
+            && self.n_rows * self.n_in >= INTEGER_WEIGHTS
+            // Workgroup memory.
+            && self.n_in <= 4096
     }
 
     /// Workgroups, in axes x and z, for all rows.
     fn groups(&self, tile: Tile) -> [u32; 2] {
-        let groups = self.n_rows.div_ceil(threads(tile) / tile.lanes * tile.rows);
+        let groups = self.n_rows.div_ceil(tile.rows_of_a_group());
         [groups.min(MAX_GROUPS) as u32, groups.div_ceil(MAX_GROUPS) as u32]
     }
 
@@ -295,11 +342,16 @@ impl Product {
             ("row_tile", tile.rows.into()),
             ("unroll", tile.unroll.into()),
             ("groups_x", self.groups(tile)[0].into()),
-            ("threads", threads(tile).into()),
+            ("threads", tile.threads.into()),
+            ("turns", tile.turns.into()),
+            ("subgroup", tile.subgroup.into()),
+            ("integer", (tile.turns > 0).into()),
         ];
         let input = if self.input == "plain" { String::new() } else { format!("{}_", self.input) };
         let tokens = if self.token_tile > 1 { "multi_token_" } else { "" };
-        PsoKey::new("matvec", constants).named(format!("{input}{tokens}matvec_{ty}{suffix}"))
+        let shader = if tile.turns > 0 { "matvec_integer" } else { "matvec" };
+        let integer = if tile.turns > 0 { "_integer" } else { "" };
+        PsoKey::new(shader, constants).named(format!("{input}{tokens}matvec_{ty}{suffix}{integer}"))
     }
 }
 
@@ -309,15 +361,10 @@ pub fn matvec_twin(w: &[f32], x: &[f32]) -> Vec<f32> {
     w.chunks_exact(x.len()).map(|row| dot(row) as f32).collect()
 }
 
-/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward or, for whole numbers, of its head.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let features = ShaderFeatures {
-        subgroups: true,
-        subgroup_size: 32,
-        f16: true,
-        cooperative_f16: false,
-        cooperative_f32: false,
-    };
+    let features =
+        ShaderFeatures { subgroups: true, subgroup_size: 32, f16: true, integer_dot: true, ..Default::default() };
     let mut keys = Vec::new();
     for &ty in TensorType::ALL {
         // Rows are whole blocks.
@@ -340,6 +387,10 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
                         token_tile,
                     };
                     keys.push(product.key(product.tile(features)));
+                    let head = Product { n_out: 49_152, n_rows: 49_152, ..product };
+                    if head.suits_integers(features) {
+                        keys.push(head.key(head.tile(features)));
+                    }
                 }
             }
         }

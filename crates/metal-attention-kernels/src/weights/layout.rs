@@ -4,10 +4,12 @@
 //! *sections*, one after the other, each `[n_rows, words per row]`: consecutive lanes, which take consecutive units,
 //! read consecutive words of every section. Codes lie in element order:
 //! - 4-bit plane: one word a unit, element `k` at bit `4 k`;
-//! - 2-bit plane: one word for two units, element `k` of unit `u` at bit `16 (u % 2) + 2 k`; where it holds the upper bits
-//!   of 6, at bit `8 (k / 2) + 4 (u % 2) + 2 (k % 2)`, so that one shift lines four of them up with the nibbles of a word;
-//! - 1-bit plane: one word for four units, element `k` of unit `u` at bit `8 (u % 4) + k`;
-//! - bytes, halves, floats: 2, 4 or 8 words a unit, word `j` of all units of the row before word `j + 1`.
+//! - 2-bit plane: one word for two units, element `k` of unit `u` at bit `8 (k / 2) + 4 (u % 2) + 2 (k % 2)`;
+//! - 1-bit plane: one word for four units, element `k` of unit `u` at bit `8 (k / 2) + 2 (u % 4) + k % 2`;
+//! - bytes: two words a unit, its even elements and its odd ones, those of all units of the row before these;
+//! - halves, floats: 4 or 8 words a unit, word `j` of all units of the row before word `j + 1`.
+//!
+//! So one shift and one mask make four codes bytes of a word, those of the even elements or of the odd ones.
 //!
 //! Scales follow as the file has them, except that 6-bit ones are widened to bytes; halves go two to a word. Signed
 //! bytes are stored with their top bit flipped, so as unsigned numbers above 128. No bit is lost, and a part is at most 5 %
@@ -76,20 +78,23 @@ impl RowLayout {
             }
             TensorType::Q5_0 => {
                 self.plane::<4>(row, |b, _| nibble_halves(&b[6..]), next());
-                self.words(row, 2, next());
+                self.plane::<1>(row, |b, _| one_bits(&b[2..6]), next());
                 self.halves(row, 0, next());
             }
             TensorType::Q5_1 => {
                 self.plane::<4>(row, |b, _| nibble_halves(&b[8..]), next());
-                self.words(row, 4, next());
+                self.plane::<1>(row, |b, _| one_bits(&b[4..8]), next());
                 self.words(row, 0, next());
             }
             TensorType::Q8_0 => {
                 let codes = next();
                 let units = self.n_in / UNIT;
                 for (i, block) in row.chunks_exact(34).enumerate() {
-                    for (j, word) in block[2..].as_chunks::<4>().0.iter().enumerate() {
-                        codes[j % 2 * units + 4 * i + j / 2] = u32::from_le_bytes(*word) ^ 0x8080_8080;
+                    for (j, bytes) in block[2..].as_chunks::<UNIT>().0.iter().enumerate() {
+                        for odd in [0, 1] {
+                            let word = u32::from_le_bytes(std::array::from_fn(|k| bytes[2 * k + odd]));
+                            codes[odd * units + 4 * i + j] = word ^ 0x8080_8080;
+                        }
                     }
                 }
                 self.halves(row, 0, next());
@@ -123,8 +128,7 @@ impl RowLayout {
                 // Per 128 elements: 64 bytes of low nibbles (elements 0..64 low, 64..128 high), 32 of upper bits.
                 let low = |b: &[u8], i: usize| shifted(&b[64 * (i / 4) + 32 * (i % 2)..], 4 * (i % 4 / 2), 15);
                 self.plane::<4>(row, low, next());
-                let bit = |k: usize| 8 * (k % 8 / 2) + 4 * (k / 8) + 2 * (k % 2);
-                self.plane_at::<2>(row, |b, i| two_bits(&b[128..192], i), bit, next());
+                self.plane::<2>(row, |b, i| two_bits(&b[128..192], i), next());
                 self.bytes(row, next(), |b| std::array::from_fn::<_, 16, _>(|g| b[192 + g] ^ 0x80));
                 self.halves(row, 208, next());
             }
@@ -141,17 +145,10 @@ impl RowLayout {
 
     /// A plane of `BITS` bits an element: `codes(block, i)` finds the codes of elements `32 i..32 i + 32` of a block.
     fn plane<const BITS: usize>(&self, row: &[u8], codes: impl Fn(&[u8], usize) -> Codes, out: &mut [u32]) {
-        self.plane_at::<BITS>(row, codes, |k| BITS * k, out);
-    }
-
-    /// As [`plane`](Self::plane), element `k` of those in a word at bit `bit(k)`.
-    fn plane_at<const BITS: usize>(
-        &self,
-        row: &[u8],
-        codes: impl Fn(&[u8], usize) -> Codes,
-        bit: impl Fn(usize) -> usize,
-        out: &mut [u32],
-    ) {
+        let bit = |k: usize| match BITS {
+            4 => 4 * k,
+            _ => 8 * (k % UNIT / 2) + 2 * BITS * (k / UNIT) + BITS * (k % 2),
+        };
         let n = self.ty.block_len() / 32;
         for (block, out) in row.chunks_exact(self.ty.block_bytes()).zip(out.chunks_exact_mut(BITS * n)) {
             for (i, words) in out.as_chunks_mut::<BITS>().0.iter_mut().enumerate() {
@@ -196,6 +193,11 @@ fn pack_words(row: &[u8], n_in: usize, per_unit: usize, out: &mut [u32]) {
         word[..bytes.len()].copy_from_slice(bytes);
         out[i % per_unit * units + i / per_unit] = u32::from_le_bytes(word);
     }
+}
+
+/// 32 bits, the lowest of each byte first.
+fn one_bits(bytes: &[u8]) -> Codes {
+    std::array::from_fn(|k| bytes[k / 8] >> (k % 8) & 1)
 }
 
 /// Scale and minimum of each of the 8 groups of a `Q4_K` or `Q5_K` block.

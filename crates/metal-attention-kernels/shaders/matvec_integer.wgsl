@@ -1,0 +1,108 @@
+// y[t] = W x[t] for one token a workgroup and many rows, with inputs as whole numbers: see types/inputs.wgsl.
+//
+// A workgroup turns its input into bytes once, and multiplies {{ turns }} x {{ threads // lanes * row_tile }} rows with it.
+// {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l takes units l, l + {{ lanes }}, ... of 8 columns each,
+// and asks for the weights of {{ unroll }} unit(s) before it uses any, the first ones before it looks at the input.
+@group(0) @binding(0) var<storage, read> w: array<u32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+{% set next = 3 %}
+{% if input == "rmsnorm" %}
+@group(0) @binding({{ next }}) var<storage, read> norm_weight: array<vec4<f32>>;
+{% set next = next + 1 %}
+{% endif %}
+{% if rows == "wanted" %}
+{% set batch_binding = next %}
+{% include "batch.wgsl" %}
+
+{% endif %}
+{% include "types/" ~ type ~ ".wgsl" %}
+{% include "types/inputs.wgsl" %}
+{% set units = n_in // 8 %}
+{% set quads = n_in // 4 %}
+{% set steps = (units + lanes - 1) // lanes %}
+{% set stretches = (steps + unroll - 1) // unroll %}
+{% set held = stretches * unroll * lanes %}
+{% set warps = threads // subgroup %}
+
+// The input: even halves of units, then odd ones. Units past the end are zero.
+var<workgroup> input: array<vec4<u32>, {{ 2 * held }}>;
+{% if input == "rmsnorm" %}
+var<workgroup> squares: array<f32, {{ warps }}>;
+{% endif %}
+
+{% macro load(turn, stretch) %}
+        {
+            let row = first + ({{ turn }}) * {{ threads // lanes * row_tile }}u;
+{% for u in range(unroll) %}
+            let unit_{{ u }} = min(lane + {{ u * lanes }}u + ({{ stretch }}) * {{ unroll * lanes }}u, {{ units - 1 }}u);
+{% for r in range(row_tile) %}
+            raw_{{ r }}_{{ u }} = load8(min(row + {{ r }}u, {{ n_rows - 1 }}u), unit_{{ u }});
+{% endfor %}
+{% endfor %}
+        }
+{% endmacro %}
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+    let lane = tid % {{ lanes }}u;
+    let first = (group.z * {{ groups_x }}u + group.x) * {{ turns * threads // lanes * row_tile }}u + tid / {{ lanes }}u * {{ row_tile }}u;
+{% for r in range(row_tile) %}
+    var acc_{{ r }} = 0.0;
+{% for u in range(unroll) %}
+    var raw_{{ r }}_{{ u }}: Raw8;
+{% endfor %}
+{% endfor %}
+{{ load("0u", "0u") }}
+    let token = group.y;
+    let source = {{ "wanted(token)" if rows == "wanted" else "token" }} * {{ quads }}u;
+{% if input == "rmsnorm" %}
+    var sum_of_squares = 0.0;
+{% endif %}
+    for (var quad = tid; quad < {{ 2 * held }}u; quad += {{ threads }}u) {
+        var v = x[source + min(quad, {{ quads - 1 }}u)];
+        if quad >= {{ quads }}u { v = vec4<f32>(); }
+{% if input == "rmsnorm" %}
+        sum_of_squares += dot(v, v);
+        v *= norm_weight[min(quad, {{ quads - 1 }}u)];
+{% endif %}
+        input[quad / 2u + quad % 2u * {{ held }}u] = input_bytes(quad, v);
+    }
+{% if input == "rmsnorm" %}
+    sum_of_squares = subgroupAdd(sum_of_squares);
+    if tid % {{ subgroup }}u == 0u { squares[tid / {{ subgroup }}u] = sum_of_squares; }
+{% endif %}
+    workgroupBarrier();
+{% if input == "rmsnorm" %}
+    sum_of_squares = {% for i in range(warps) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %};
+    let factor = inverseSqrt(sum_of_squares / {{ n_in }}.0 + {{ eps }});
+{% endif %}
+
+    for (var step = 0u; step < {{ turns * stretches }}u; step++) {
+{% for u in range(unroll) %}
+        {
+            let at = lane + {{ u * lanes }}u + step % {{ stretches }}u * {{ unroll * lanes }}u;
+            let x8 = X8(input[at], input[at + {{ held }}u]);
+{% for r in range(row_tile) %}
+            acc_{{ r }} += dots8(raw_{{ r }}_{{ u }}, x8);
+{% endfor %}
+        }
+{% endfor %}
+        if step < {{ turns * stretches - 1 }}u {
+{{ load("(step + 1u) / %du" | format(stretches), "(step + 1u) %% %du" | format(stretches)) }}
+        }
+        if step % {{ stretches }}u == {{ stretches - 1 }}u {
+            let row = first + step / {{ stretches }}u * {{ threads // lanes * row_tile }}u;
+{% for half in [16, 8, 4, 2, 1] if half < lanes %}
+{% for r in range(row_tile) %}
+            acc_{{ r }} += subgroupShuffleXor(acc_{{ r }}, {{ half }}u);
+{% endfor %}
+{% endfor %}
+{% for r in range(row_tile) %}
+            if lane == 0u && row + {{ r }}u < {{ n_rows }}u {
+                y[token * {{ n_out }}u + {{ first_row }}u + (row + {{ r }}u) * {{ row_step }}u] = acc_{{ r }}{{ " * factor" if input == "rmsnorm" }};
+            }
+            acc_{{ r }} = 0.0;
+{% endfor %}
+        }
+    }
+}
