@@ -1,0 +1,292 @@
+//! The hub's shared cache: `models--OWNER--REPO/{blobs,refs,snapshots}`, as Python's `huggingface_hub` lays it out.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+
+use crate::HubError;
+use crate::checksum::Checksum;
+use crate::choose::{ModelFiles, models};
+use crate::client::is_commit;
+use crate::name::{ModelName, Which};
+
+/// Folders in a snapshot are followed this deep.
+const MAX_DEPTH: usize = 8;
+
+/// One repository's folder of the cache.
+pub(crate) struct RepoCache {
+    cache: Cache,
+    repo: String,
+    layout: CacheRepo,
+}
+
+/// A model in the cache.
+#[derive(Clone, Debug)]
+pub struct CachedModel {
+    /// What `-m` takes: `hf:OWNER/REPO:TYPE`, or with the file where the type does not tell models apart.
+    pub name: ModelName,
+    /// The type in the file's name.
+    pub quant: Option<String>,
+    /// The files, parts in their order.
+    pub files: Vec<PathBuf>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// The commit whose files these are.
+    pub commit: String,
+    /// Whether that is the newest commit that was downloaded.
+    pub is_newest: bool,
+    /// Whether no part is missing.
+    pub complete: bool,
+}
+
+/// What one commit of a repository has in the cache.
+pub(crate) struct Snapshot {
+    pub commit: String,
+    pub folder: PathBuf,
+    pub is_newest: bool,
+    pub models: Vec<ModelFiles>,
+}
+
+impl RepoCache {
+    pub fn new(cache: &Path, repo: &str) -> Self {
+        let cache = Cache::new(cache.to_owned());
+        let layout = cache.repo(model_repo(repo));
+        Self { cache, repo: repo.to_owned(), layout }
+    }
+
+    /// The repository's folder.
+    pub fn folder(&self) -> PathBuf {
+        self.cache.path().join(self.folder_name())
+    }
+
+    pub fn folder_name(&self) -> String {
+        model_repo(&self.repo).folder_name()
+    }
+
+    /// Where the bytes of a file are.
+    pub fn blob(&self, checksum: &Checksum) -> PathBuf {
+        self.layout.blob_path(checksum.digits())
+    }
+
+    /// Where a file of a commit is.
+    pub fn pointer(&self, commit: &str, file: &str) -> PathBuf {
+        self.layout.pointer_path(commit).join(file)
+    }
+
+    /// The file that downloads of a blob are locked with, by all programs that use the cache.
+    pub fn lock(&self, checksum: &Checksum) -> PathBuf {
+        let folder = self.cache.path().join(".locks").join(self.folder_name());
+        folder.join(format!("{}.lock", checksum.digits()))
+    }
+
+    /// Makes a blob a file of a commit.
+    pub fn link(&self, checksum: &Checksum, commit: &str, file: &str) -> Result<PathBuf, HubError> {
+        let (blob, pointer) = (self.blob(checksum), self.pointer(commit, file));
+        let folder = pointer.parent().expect("a pointer is in a snapshot");
+        fs::create_dir_all(folder).map_err(|e| HubError::io("make the folder", folder, e))?;
+        if let Err(e) = fs::remove_file(&pointer)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            return Err(HubError::io("replace", &pointer, e));
+        }
+        // From the pointer's folder up to the repository's, and down again.
+        let up = "../".repeat(2 + file.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{}", checksum.digits()));
+        symlink_or_move(&target, &blob, &pointer).map_err(|e| HubError::io("make the link", &pointer, e))?;
+        Ok(pointer)
+    }
+
+    /// Makes a commit the newest one.
+    pub fn set_newest(&self, commit: &str) -> Result<(), HubError> {
+        self.layout.create_ref(commit).map_err(|e| HubError::io("write to", &self.folder().join("refs"), e))
+    }
+
+    /// What there is, the newest commit first and the others by age.
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>, HubError> {
+        let newest = fs::read_to_string(self.folder().join("refs/main")).unwrap_or_default();
+        let mut snapshots = Vec::new();
+        for entry in entries(&self.folder().join("snapshots"))? {
+            let commit = entry.file_name().to_string_lossy().into_owned();
+            // A link to a folder is not followed: it may lead anywhere.
+            if !is_commit(&commit) || !entry.file_type().is_ok_and(|t| t.is_dir()) {
+                continue;
+            }
+            let mut files = Vec::new();
+            walk(&entry.path(), "", MAX_DEPTH, &mut files)?;
+            let models = models(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
+            let changed = entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+            let is_newest = commit == newest.trim();
+            snapshots.push(((is_newest, changed), Snapshot { commit, folder: entry.path(), is_newest, models }));
+        }
+        snapshots.sort_by(|(a, _), (b, _)| b.cmp(a));
+        Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
+    }
+
+    /// Bytes of downloads that have not come to their end.
+    pub fn unfinished(&self) -> Result<u64, HubError> {
+        let unfinished = entries(&self.folder().join("blobs"))?
+            .into_iter()
+            .filter(|entry| entry.path().extension().is_some_and(|e| e == "incomplete"));
+        Ok(unfinished.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum())
+    }
+
+    /// Removes files of snapshots, the blobs that nothing else refers to, and with the last file the whole folder.
+    pub fn remove(&self, pointers: &[PathBuf]) -> Result<(), HubError> {
+        let folder = self.folder();
+        self.check_inside(&folder)?;
+        let mut blobs = BTreeSet::new();
+        for pointer in pointers {
+            blobs.extend(self.blob_of(pointer));
+            fs::remove_file(pointer).map_err(|e| HubError::io("remove", pointer, e))?;
+            // Folders that are left empty go with the file; others refuse.
+            for parent in pointer.ancestors().skip(1).take_while(|parent| **parent != folder.join("snapshots")) {
+                if fs::remove_dir(parent).is_err() {
+                    break;
+                }
+            }
+        }
+        let mut left = Vec::new();
+        for entry in entries(&folder.join("snapshots"))? {
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                pointers_in(&entry.path(), MAX_DEPTH, &mut left)?;
+            } else {
+                left.push(entry.path());
+            }
+        }
+        if left.is_empty() {
+            fs::remove_dir_all(&folder).map_err(|e| HubError::io("remove", &folder, e))?;
+            let locks = self.cache.path().join(".locks").join(self.folder_name());
+            return match fs::remove_dir_all(&locks) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => Err(HubError::io("remove", &locks, e)),
+                _ => Ok(()),
+            };
+        }
+        for pointer in left {
+            if let Some(blob) = self.blob_of(&pointer) {
+                blobs.remove(&blob);
+            }
+        }
+        blobs.iter().try_for_each(|blob| fs::remove_file(blob).map_err(|e| HubError::io("remove", blob, e)))
+    }
+
+    /// The blob that a pointer refers to, where it is one of this repository.
+    fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
+        let is_link = pointer.symlink_metadata().is_ok_and(|m| m.file_type().is_symlink());
+        let target = is_link.then(|| fs::canonicalize(pointer).ok()).flatten()?;
+        let blobs = fs::canonicalize(self.folder().join("blobs")).ok()?;
+        (target.parent() == Some(&blobs)).then_some(target)
+    }
+
+    /// Refuses a folder that is a link to somewhere else.
+    fn check_inside(&self, folder: &Path) -> Result<(), HubError> {
+        for part in [folder.to_owned(), folder.join("snapshots"), folder.join("blobs")] {
+            let is_link = part.symlink_metadata().is_ok_and(|m| m.file_type().is_symlink());
+            let inside = || {
+                let (part, cache) = (fs::canonicalize(&part).ok()?, fs::canonicalize(self.cache.path()).ok()?);
+                Some(part.starts_with(cache))
+            };
+            if is_link && inside() != Some(true) {
+                return Err(HubError::OutsideCache { path: part });
+            }
+        }
+        Ok(())
+    }
+
+    /// The model, with the name that `-m` finds it by.
+    pub fn model(&self, snapshot: &Snapshot, files: &ModelFiles) -> CachedModel {
+        let alike = |other: &&ModelFiles| files.quant.as_ref().is_some_and(|quant| other.has_quant(quant));
+        let which = match &files.quant {
+            Some(quant) if snapshot.models.iter().filter(alike).count() == 1 => Which::Quant(quant.clone()),
+            _ => Which::File(files.files[0].clone()),
+        };
+        let repo = ModelName::of_repo(&self.repo).expect("the repository has a name");
+        CachedModel {
+            name: repo.with(which),
+            quant: files.quant.clone(),
+            files: files.files.iter().map(|file| snapshot.folder.join(file)).collect(),
+            bytes: files.bytes,
+            commit: snapshot.commit.clone(),
+            is_newest: snapshot.is_newest,
+            complete: files.complete,
+        }
+    }
+}
+
+/// The names of the repositories that a cache has folders of.
+pub(crate) fn repos(cache: &Path) -> Result<Vec<String>, HubError> {
+    let mut repos = Vec::new();
+    for entry in entries(cache)? {
+        let folder = entry.file_name().to_string_lossy().into_owned();
+        let repo = folder.strip_prefix("models--").map(|repo| repo.replacen("--", "/", 1));
+        repos.extend(repo.filter(|repo| ModelName::of_repo(repo).is_some()));
+    }
+    repos.sort_unstable();
+    Ok(repos)
+}
+
+fn model_repo(repo: &str) -> Repo {
+    Repo::new(repo.to_owned(), RepoType::Model)
+}
+
+/// What is in a folder; nothing where there is none.
+fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, HubError> {
+    match fs::read_dir(folder).and_then(Iterator::collect) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
+        entries => entries.map_err(|e| HubError::io("read", folder, e)),
+    }
+}
+
+/// The files under a snapshot's folder with their sizes, `/` between folders. Links that lead nowhere are left out.
+fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<(String, u64)>) -> Result<(), HubError> {
+    for entry in entries(folder)? {
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        match entry.file_type() {
+            Ok(t) if t.is_dir() && depth > 0 => walk(&entry.path(), &format!("{name}/"), depth - 1, files)?,
+            Ok(_) => {
+                let metadata = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file);
+                files.extend(metadata.map(|metadata| (name, metadata.len())));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// All that refers to blobs under a snapshot's folder, and folders too deep to look into.
+fn pointers_in(folder: &Path, depth: usize, pointers: &mut Vec<PathBuf>) -> Result<(), HubError> {
+    for entry in entries(folder)? {
+        match entry.file_type() {
+            Ok(t) if t.is_dir() && depth > 0 => pointers_in(&entry.path(), depth - 1, pointers)?,
+            _ => pointers.push(entry.path()),
+        }
+    }
+    Ok(())
+}
+
+/// Locks a file for this process, or says that another has it (`None`).
+pub(crate) fn try_lock(path: &Path) -> Result<Option<File>, HubError> {
+    let folder = path.parent().expect("a lock is in a folder");
+    let file = fs::create_dir_all(folder).and_then(|()| File::create(path));
+    let file = file.map_err(|e| HubError::io("write to", path, e))?;
+    match file.try_lock() {
+        Err(fs::TryLockError::WouldBlock) => Ok(None),
+        // Some file systems of networks have no locks; two downloads at once would be caught by the checksum.
+        Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(Some(file)),
+    }
+}
+
+#[cfg(unix)]
+fn symlink_or_move(target: &Path, _blob: &Path, pointer: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, pointer)
+}
+
+/// Links need a right that users may lack; the blob is put in the link's place then, as other programs do.
+#[cfg(windows)]
+fn symlink_or_move(target: &Path, blob: &Path, pointer: &Path) -> io::Result<()> {
+    let target = target.to_string_lossy().replace('/', "\\");
+    std::os::windows::fs::symlink_file(target, pointer).or_else(|_| fs::rename(blob, pointer))
+}

@@ -1,0 +1,220 @@
+//! Which files make a model, and which model is meant.
+
+use std::fmt;
+
+use crate::name::{Which, is_gguf, is_inside};
+
+/// The types that are taken where none is named; the first one that there is.
+pub const USUAL_TYPES: [&str; 2] = ["Q4_K_M", "Q4_0"];
+
+/// A model in a list of files: one GGUF file, or all parts of a split one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// The type in the file's name, in upper case; `None` where it names none.
+    pub quant: Option<String>,
+    /// Names of the files, parts in their order.
+    pub files: Vec<String>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Whether no part is missing.
+    pub complete: bool,
+}
+
+/// Why no model was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unchosen {
+    /// None is of the type, or has the file, that was asked for.
+    Missing,
+    /// Several fit.
+    Several,
+}
+
+/// Groups the GGUF files of a list of (name, size in bytes). Names that lead out of the folder are left out.
+pub fn models<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<ModelFiles> {
+    let usable = |&(name, _): &(&str, u64)| is_gguf(name) && is_inside(name);
+    let mut files: Vec<_> = files.into_iter().filter(usable).collect();
+    files.sort_unstable();
+    let mut models: Vec<(Option<(&str, u32)>, ModelFiles)> = Vec::new();
+    for (name, bytes) in files {
+        let part = Part::of(name);
+        let key = part.map(|part| (part.model, part.count));
+        if let Some((_, model)) = models.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
+            model.files.push(name.to_owned());
+            model.bytes = model.bytes.saturating_add(bytes);
+        } else {
+            let stem = part.map_or(&name[..name.len() - ".gguf".len()], |part| part.model);
+            models.push((key, ModelFiles { quant: quant(stem), files: vec![name.to_owned()], bytes, complete: true }));
+        }
+    }
+    let complete = |(key, model): (Option<(&str, u32)>, ModelFiles)| {
+        // Numbers differ, as names do, and lie between 1 and the count.
+        let complete = key.is_none_or(|(_, count)| model.files.len() == count as usize);
+        ModelFiles { complete, ..model }
+    };
+    models.into_iter().map(complete).collect()
+}
+
+/// The model that is meant: the only one of the type, the one with the file, or, where nothing is asked for, the only
+/// one there is or the only one of the first of [`USUAL_TYPES`].
+pub fn choose<'a>(models: &'a [ModelFiles], which: &Which) -> Result<&'a ModelFiles, Unchosen> {
+    let only = |mut fitting: Vec<&'a ModelFiles>| match fitting.len() {
+        0 => Err(Unchosen::Missing),
+        1 => Ok(fitting.remove(0)),
+        _ => Err(Unchosen::Several),
+    };
+    let main = || models.iter().filter(|model| !model.is_auxiliary());
+    let of_type = |quant: &str| only(main().filter(|model| model.has_quant(quant)).collect());
+    match which {
+        Which::File(file) => only(models.iter().filter(|model| model.files.contains(file)).collect()),
+        Which::Quant(quant) => of_type(quant),
+        Which::Default => match only(main().collect()) {
+            Err(Unchosen::Several) => {
+                let usual =
+                    USUAL_TYPES.iter().map(|quant| of_type(quant)).find(|found| *found != Err(Unchosen::Missing));
+                usual.unwrap_or(Err(Unchosen::Several))
+            }
+            found => found,
+        },
+    }
+}
+
+impl ModelFiles {
+    /// Whether the model is of this type, in upper or lower case.
+    pub fn has_quant(&self, quant: &str) -> bool {
+        self.quant.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(quant))
+    }
+
+    /// Whether this is not a language model but goes with one: a projector of images or an importance matrix.
+    fn is_auxiliary(&self) -> bool {
+        let name = self.files[0].rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+        name.starts_with("mmproj") || name.contains("imatrix")
+    }
+}
+
+/// A line for a list to choose from.
+impl fmt::Display for ModelFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quant = self.quant.as_deref().unwrap_or("-");
+        write!(f, "{quant:<9} {:>10}  {}", size(self.bytes), self.files[0])?;
+        match self.files.len() {
+            1 => Ok(()),
+            n => write!(f, " ({n} files)"),
+        }
+    }
+}
+
+/// Bytes as people read them.
+pub(crate) fn size(bytes: u64) -> String {
+    const MIB: f64 = (1 << 20) as f64;
+    let mib = bytes as f64 / MIB;
+    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+}
+
+/// A part of a split file: `MODEL-00001-of-00003.gguf`.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    model: &'a str,
+    count: u32,
+}
+
+impl<'a> Part<'a> {
+    fn of(file: &'a str) -> Option<Self> {
+        let stem = file.get(..file.len().checked_sub(".gguf".len())?)?;
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (model, number) = rest.rsplit_once('-')?;
+        let digits = |text: &str| (text.len() == 5).then(|| text.parse::<u32>().ok()).flatten();
+        let (number, count) = (digits(number)?, digits(count)?);
+        (1..=count).contains(&number).then_some(Self { model, count })
+    }
+}
+
+/// The type that a file's name, without its ending, tells of: its last part that looks like one.
+fn quant(stem: &str) -> Option<String> {
+    let name = stem.rsplit('/').next().unwrap_or(stem);
+    let parts: Vec<_> = name.split(['-', '.']).collect();
+    let at = parts.iter().rposition(|part| is_quant(part))?;
+    let quant = parts[at].to_ascii_uppercase();
+    // "Unsloth dynamic" ones are made otherwise than what has the same type's name.
+    let dynamic = at > 0 && parts[at - 1].eq_ignore_ascii_case("UD");
+    Some(if dynamic { format!("UD-{quant}") } else { quant })
+}
+
+/// Whether this is the name of a type: `Q4_K_M`, `IQ2_XXS`, `TQ1_0`, `MXFP4`, `BF16`.
+fn is_quant(part: &str) -> bool {
+    let part = part.to_ascii_uppercase();
+    let numbered =
+        |prefix| part.strip_prefix(prefix).is_some_and(|rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()));
+    matches!(part.as_str(), "F16" | "F32" | "BF16" | "FP16" | "FP32")
+        || part.starts_with("MXFP4")
+        || ["Q", "IQ", "TQ"].into_iter().any(numbered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(files: &[&'static str]) -> Vec<ModelFiles> {
+        models(files.iter().map(|&name| (name, 1 << 20)))
+    }
+
+    #[test]
+    fn types_stand_in_names() {
+        for (name, expected) in [
+            ("SmolLM-135M-Instruct-Q4_K_M", Some("Q4_K_M")),
+            ("qwen2.5-0.5b-instruct-q4_0", Some("Q4_0")),
+            ("mistral-7b.Q8_0", Some("Q8_0")),
+            ("Q4_0/model", None),
+            ("Qwen3-4B-UD-Q4_K_XL", Some("UD-Q4_K_XL")),
+            ("gemma-IQ4_XS-imat", Some("IQ4_XS")),
+            ("gpt-oss-20b-mxfp4", Some("MXFP4")),
+            ("model-bf16", Some("BF16")),
+            ("Qwen2-7B", None),
+            ("stories260K", None),
+        ] {
+            assert_eq!(quant(name).as_deref(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_model_go_together() {
+        let found = names(&[
+            "b/m-Q8_0-00002-of-00002.gguf",
+            "b/m-Q8_0-00001-of-00002.gguf",
+            "m-Q4_0-00001-of-00003.gguf",
+            "m-00004-of-00003.gguf",
+            "README.md",
+            "../evil.gguf",
+            "a/../../evil.gguf",
+            "/etc/evil.gguf",
+            "a\\evil.gguf",
+            ".gguf",
+        ]);
+        let files: Vec<_> =
+            found.iter().map(|m| (m.files.len(), m.quant.as_deref(), m.bytes >> 20, m.complete)).collect();
+        assert_eq!(files, [(2, Some("Q8_0"), 2, true), (1, None, 1, true), (1, Some("Q4_0"), 1, false)]);
+        assert_eq!(found[0].files, ["b/m-Q8_0-00001-of-00002.gguf", "b/m-Q8_0-00002-of-00002.gguf"]);
+        assert_eq!(found[0].to_string(), "Q8_0         2.0 MiB  b/m-Q8_0-00001-of-00002.gguf (2 files)");
+    }
+
+    #[test]
+    fn the_usual_type_is_taken_when_there_is_one() {
+        let pick = |files: &[&'static str], which: Which| match choose(&names(files), &which) {
+            Ok(model) => model.files[0].clone(),
+            Err(why) => format!("{why:?}"),
+        };
+        let all = ["m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "mmproj-m-Q4_K_M.gguf"];
+        let quant = |q: &str| Which::Quant(q.into());
+        let file = |f: &str| Which::File(f.into());
+        assert_eq!(pick(&all, Which::Default), "m-Q4_K_M.gguf");
+        assert_eq!(pick(&all[..2], Which::Default), "m-Q4_0.gguf");
+        assert_eq!(pick(&all[..1], Which::Default), "m-Q2_K.gguf");
+        assert_eq!(pick(&all[3..], Which::Default), "Missing");
+        assert_eq!(pick(&["m-Q2_K.gguf", "m-Q8_0.gguf"], Which::Default), "Several");
+        assert_eq!(pick(&["a-Q4_0.gguf", "b-Q4_0.gguf"], Which::Default), "Several");
+        assert_eq!(pick(&all, quant("q2_k")), "m-Q2_K.gguf");
+        assert_eq!(pick(&all, quant("Q4_K_M")), "m-Q4_K_M.gguf");
+        assert_eq!(pick(&all, quant("Q4")), "Missing");
+        assert_eq!(pick(&all, file("mmproj-m-Q4_K_M.gguf")), "mmproj-m-Q4_K_M.gguf");
+        assert_eq!(pick(&all, file("m.gguf")), "Missing");
+    }
+}

@@ -1,0 +1,244 @@
+//! Requests to the hub. The token goes to the hub's own origin and nowhere else.
+
+use std::time::Duration;
+
+use hf_hub::{Repo, RepoType};
+use serde::Deserialize;
+use ureq::http::header::{CONTENT_LENGTH, ETAG, LOCATION, RANGE};
+use ureq::http::{HeaderMap, Response};
+use ureq::{Agent, Body};
+
+use crate::HubError;
+use crate::checksum::Checksum;
+use crate::environment::{Environment, Token};
+use crate::origin::{Origin, encoded, redirected};
+
+/// A server that says nothing for this long is given up.
+const SILENCE: Duration = Duration::from_secs(30);
+const MAX_REDIRECTS: usize = 10;
+/// The longest list of files that is read, in bytes. Those of the largest repositories have a few MiB.
+const MAX_LIST: u64 = 32 << 20;
+
+/// A connection to one hub.
+pub(crate) struct Client {
+    agent: Agent,
+    endpoint: String,
+    origin: Origin,
+    token: Option<Token>,
+}
+
+/// What the hub says of a repository.
+pub(crate) struct Listing {
+    /// The newest commit, 40 hexadecimal digits.
+    pub commit: String,
+    /// Its files.
+    pub files: Vec<Listed>,
+}
+
+/// What the hub says of a file. All of it is checked before it is used.
+pub(crate) struct Listed {
+    pub name: String,
+    pub bytes: Option<u64>,
+    pub checksum: Option<Checksum>,
+}
+
+/// An answer, and who gave it.
+pub(crate) struct Answer {
+    pub response: Response<Body>,
+    pub from: Origin,
+}
+
+impl Answer {
+    pub fn status(&self) -> u16 {
+        self.response.status().as_u16()
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        header(self.response.headers(), name)
+    }
+
+    /// The length that the answer's body claims to have.
+    pub fn content_length(&self) -> Option<u64> {
+        self.header(CONTENT_LENGTH.as_str())?.parse().ok()
+    }
+}
+
+impl Client {
+    pub fn new(environment: &Environment) -> Result<Self, HubError> {
+        let endpoint = environment.endpoint.clone();
+        let origin = Origin::of(&endpoint).ok_or_else(|| HubError::Environment {
+            name: "HF_ENDPOINT",
+            problem: "it is no address such as https://huggingface.co".into(),
+        })?;
+        let config = Agent::config_builder()
+            .user_agent(concat!("metal-attention/", env!("CARGO_PKG_VERSION")))
+            // Bytes as they are: parts of a compressed body could not be put together.
+            .accept_encoding("identity")
+            .http_status_as_error(false)
+            // Redirects are followed here, where the token is dropped on the way.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .build();
+        Ok(Self { agent: config.into(), endpoint, origin, token: environment.token.clone() })
+    }
+
+    /// The newest commit of a repository and its files.
+    pub fn list(&self, repo: &str) -> Result<Listing, HubError> {
+        let path = Repo::new(repo.to_owned(), RepoType::Model).api_url();
+        let mut answer = self.get(&format!("{}/api/{path}?blobs=true", self.endpoint), None)?;
+        if answer.status() != 200 {
+            return Err(self.refusal(&answer, repo, None));
+        }
+        let nonsense = |problem| HubError::Answer { host: answer.from.host().to_owned(), problem };
+        let body = answer.response.body_mut().with_config().limit(MAX_LIST);
+        let info: RepoInfo = body.read_json().map_err(|e| nonsense(e.to_string()))?;
+        // The commit becomes a folder's name.
+        if !is_commit(&info.sha) {
+            return Err(nonsense("the commit is no hash".into()));
+        }
+        Ok(Listing { commit: info.sha, files: info.siblings.into_iter().map(Listed::from).collect() })
+    }
+
+    /// The size and checksum of a file, for hubs whose lists have none.
+    pub fn look_up(&self, repo: &str, commit: &str, file: &str) -> Result<Listed, HubError> {
+        let url = self.file_url(repo, commit, file);
+        // The hub's own answer has them, be it a redirect to where the bytes are.
+        let answer = self.request(&url, None, Method::Head)?;
+        if !(200..400).contains(&answer.status()) {
+            return Err(self.refusal(&answer, repo, Some(file)));
+        }
+        let etag = answer.header("x-linked-etag").or_else(|| answer.header(ETAG.as_str()));
+        let size = answer.header("x-linked-size").and_then(|size| size.parse().ok());
+        let length = || answer.content_length().filter(|_| answer.status() == 200);
+        Ok(Listed { name: file.to_owned(), bytes: size.or_else(length), checksum: etag.and_then(Checksum::parse) })
+    }
+
+    /// Asks for a file's bytes, those from `start` on where it is not 0.
+    pub fn file(&self, repo: &str, commit: &str, file: &str, start: u64) -> Result<Answer, HubError> {
+        self.get(&self.file_url(repo, commit, file), (start > 0).then_some(start))
+    }
+
+    /// The error that an answer without the wanted content is.
+    pub fn refusal(&self, answer: &Answer, repo: &str, file: Option<&str>) -> HubError {
+        let host = || answer.from.host().to_owned();
+        let repo = repo.to_owned();
+        let with_token = self.token.is_some();
+        let code = answer.header("x-error-code").unwrap_or_default();
+        match (answer.status(), file) {
+            // Storage elsewhere knows nothing of repositories.
+            (status, _) if self.is_elsewhere(answer) => HubError::Status { host: host(), status },
+            (401 | 403, _) if code == "GatedRepo" || answer.status() == 403 => {
+                HubError::Gated { page: format!("{}/{repo}", self.endpoint), repo, with_token }
+            }
+            (401, _) if with_token => HubError::TokenRefused { repo, host: host() },
+            (401, _) => HubError::TokenNeeded { repo, host: host() },
+            (404, Some(file)) if code != "RepoNotFound" => {
+                HubError::NoSuchFile { repo, host: host(), file: file.to_owned() }
+            }
+            (404, _) => HubError::NoSuchRepo { repo, host: host() },
+            (status, _) => HubError::Status { host: host(), status },
+        }
+    }
+
+    /// Whether an answer is not the hub's own.
+    pub fn is_elsewhere(&self, answer: &Answer) -> bool {
+        answer.from != self.origin
+    }
+
+    fn file_url(&self, repo: &str, commit: &str, file: &str) -> String {
+        format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, encoded(file))
+    }
+
+    fn get(&self, url: &str, start: Option<u64>) -> Result<Answer, HubError> {
+        self.request(url, start, Method::Get)
+    }
+
+    /// Follows redirects; `Head` does so within the hub.
+    fn request(&self, url: &str, start: Option<u64>, method: Method) -> Result<Answer, HubError> {
+        let mut url = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let from = Origin::of(&url).expect("addresses are checked where they come from");
+            let mut request = match method {
+                Method::Get => self.agent.get(&url),
+                Method::Head => self.agent.head(&url),
+            };
+            if let Some(token) = &self.token
+                && from == self.origin
+            {
+                request = request.header("authorization", token.header());
+            }
+            if let Some(start) = start {
+                request = request.header(RANGE, format!("bytes={start}-"));
+            }
+            let connection = |source| HubError::Connection { host: from.host().to_owned(), source: Box::new(source) };
+            let response = request.call().map_err(connection)?;
+            let answer = Answer { response, from };
+            tracing::debug!("status {} from {}", answer.status(), answer.from.host());
+            let (301 | 302 | 303 | 307 | 308, Some(location)) = (answer.status(), answer.header(LOCATION.as_str()))
+            else {
+                return Ok(answer);
+            };
+            let nonsense = || HubError::Answer {
+                host: answer.from.host().to_owned(),
+                problem: "it redirects to where no request can go".into(),
+            };
+            let next = redirected(&url, location).ok_or_else(nonsense)?;
+            if matches!(method, Method::Head) && Origin::of(&next).as_ref() != Some(&self.origin) {
+                return Ok(answer);
+            }
+            url = next;
+        }
+        Err(HubError::Answer { host: self.origin.host().to_owned(), problem: "it redirects without end".into() })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Method {
+    Get,
+    Head,
+}
+
+/// Whether this is a commit's hash.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// The hub's answer to "what is in this repository?"; it says more than is read here.
+#[derive(Deserialize)]
+struct RepoInfo {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+    size: Option<u64>,
+}
+
+impl From<Sibling> for Listed {
+    fn from(file: Sibling) -> Self {
+        // Of a large file git has only a pointer, and the id is the pointer's.
+        let (bytes, checksum) = match file.lfs {
+            Some(lfs) => (lfs.size.or(file.size), Some(lfs.sha256)),
+            None => (file.size, file.blob_id),
+        };
+        Self { name: file.rfilename, bytes, checksum: checksum.as_deref().and_then(Checksum::parse) }
+    }
+}

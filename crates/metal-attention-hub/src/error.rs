@@ -1,0 +1,230 @@
+//! What can go wrong, what the user should know of it, and what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::choose::{ModelFiles, size};
+
+/// Why a model could not be named, found, downloaded, listed or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// A name that is none.
+    #[error("{name:?} is no model's name: {problem} (hf:OWNER/REPO, hf:OWNER/REPO:Q4_0 or hf:OWNER/REPO:FILE.gguf)")]
+    Name {
+        /// The name as given.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// An environment variable whose value cannot be used.
+    #[error("the environment variable {name} cannot be used: {problem}")]
+    Environment {
+        /// The variable.
+        name: &'static str,
+        /// What is wrong with its value.
+        problem: String,
+    },
+    /// A repository without a GGUF file.
+    #[error("{repo} has no GGUF file; look for a repository with the same name and -GGUF at its end")]
+    NoGguf {
+        /// `OWNER/REPO`.
+        repo: String,
+    },
+    /// Nothing fits what was asked for.
+    #[error("{repo} has no {wanted}; there {}{}", are(.models), list(.models))]
+    NoSuchModel {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The type or file.
+        wanted: String,
+        /// What there is.
+        models: Vec<ModelFiles>,
+    },
+    /// More than one model fits.
+    #[error("{repo} has several models: add :TYPE or :FILE to the name to choose one{}", list(.models))]
+    Unclear {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// What there is.
+        models: Vec<ModelFiles>,
+    },
+    /// Parts of a split model are missing on the hub.
+    #[error("{repo} lacks parts of the split model {file}")]
+    MissingPart {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The first part that there is.
+        file: String,
+    },
+    /// Requests are forbidden and the cache has no such model.
+    #[error("{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub for it")]
+    Offline {
+        /// The model.
+        name: String,
+    },
+    /// The hub does not know the repository.
+    #[error("there is no {repo} on {host}: check how it is written")]
+    NoSuchRepo {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The hub.
+        host: String,
+    },
+    /// The hub lists a file and then does not have it.
+    #[error("{host} no longer has {file} of {repo}: it was just renamed or removed; try again")]
+    NoSuchFile {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The hub.
+        host: String,
+        /// The file.
+        file: String,
+    },
+    /// The hub wants to know who asks (status 401 without a token).
+    #[error(
+        "{host} does not show {repo} to everybody: it does not exist, is private or gated. If it exists, make a token \
+         at https://huggingface.co/settings/tokens and set HF_TOKEN to it"
+    )]
+    TokenNeeded {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The hub.
+        host: String,
+    },
+    /// The hub does not accept the token (status 401 with one).
+    #[error(
+        "{host} refuses the token for {repo}: it has expired, or the repository does not exist for its account. Set \
+         HF_TOKEN to a valid one, from https://huggingface.co/settings/tokens"
+    )]
+    TokenRefused {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The hub.
+        host: String,
+    },
+    /// The repository's terms have to be accepted first, or the token does not cover it.
+    #[error(
+        "{repo} is gated: accept its terms at {page}, make a token that may read it at \
+         https://huggingface.co/settings/tokens, and set HF_TOKEN to it{}",
+        if *.with_token { " (the token in use may not read it)" } else { "" }
+    )]
+    Gated {
+        /// `OWNER/REPO`.
+        repo: String,
+        /// The repository's page.
+        page: String,
+        /// Whether there was a token.
+        with_token: bool,
+    },
+    /// Another status than was expected.
+    #[error("{host} answers with status {status}{}", if *.status == 429 { ": too many requests; wait, or set HF_TOKEN" } else { "" })]
+    Status {
+        /// Who answers.
+        host: String,
+        /// The status.
+        status: u16,
+    },
+    /// No connection, or none that lasts.
+    #[error("cannot reach {host}: {source}")]
+    Connection {
+        /// Who was asked.
+        host: String,
+        /// What went wrong.
+        source: Box<ureq::Error>,
+    },
+    /// An answer that makes no sense.
+    #[error("{host} gives an answer that makes no sense: {problem}")]
+    Answer {
+        /// Who answers.
+        host: String,
+        /// What is wrong with the answer.
+        problem: String,
+    },
+    /// The connection was lost again and again.
+    #[error("{file} broke off after {} of {} ({why}); the same command goes on from there", size(*.done), size(*.bytes))]
+    BrokenOff {
+        /// The file.
+        file: String,
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes of the file.
+        bytes: u64,
+        /// What happened last.
+        why: String,
+    },
+    /// The observer asked to stop.
+    #[error("interrupted after {} of {} of {file}; the same command goes on from there", size(*.done), size(*.bytes))]
+    Interrupted {
+        /// The file.
+        file: String,
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes of the file.
+        bytes: u64,
+    },
+    /// What was downloaded is not what the hub has.
+    #[error(
+        "{file} arrived damaged, and was removed: its checksum is {found}, the hub says {expected}; the same command \
+         downloads it anew"
+    )]
+    Checksum {
+        /// The file.
+        file: String,
+        /// The hub's checksum.
+        expected: String,
+        /// The checksum of what arrived.
+        found: String,
+    },
+    /// No room for the file.
+    #[error(
+        "the disk is full: {file} needs {} more in {}; make room (`metal-attention list` shows models to remove) or set \
+         HF_HOME to another disk. What has arrived is kept",
+        size(*.missing), .folder.display()
+    )]
+    DiskFull {
+        /// The file.
+        file: String,
+        /// Bytes that have no room.
+        missing: u64,
+        /// Where the file was to be.
+        folder: PathBuf,
+    },
+    /// The file system failed.
+    #[error("cannot {action} {}: {source}", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// There is nothing to remove.
+    #[error("{name} is not in the cache; `metal-attention list` shows what is")]
+    NotCached {
+        /// The model.
+        name: String,
+    },
+    /// A folder of the cache that leads elsewhere.
+    #[error("{} leads out of the cache; nothing is removed there", .path.display())]
+    OutsideCache {
+        /// The folder.
+        path: PathBuf,
+    },
+}
+
+impl HubError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+}
+
+fn are(models: &[ModelFiles]) -> &'static str {
+    if models.len() == 1 { "is" } else { "are" }
+}
+
+/// A line for each model.
+fn list(models: &[ModelFiles]) -> String {
+    models.iter().fold(String::new(), |list, model| format!("{list}\n  {model}"))
+}

@@ -1,0 +1,87 @@
+//! Where a request goes to, and whether that is still the hub.
+
+use std::fmt::Display;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use ureq::http::Uri;
+
+/// Scheme, host and port of an address: who gets to see what is sent there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    https: bool,
+    host: String,
+    port: u16,
+}
+
+impl Origin {
+    /// `None` where `url` is no address of a web server, or has a name and password in it.
+    pub(crate) fn of(url: &str) -> Option<Self> {
+        let uri: Uri = url.parse().ok()?;
+        let https = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let authority = uri.authority()?;
+        let host = authority.host().to_ascii_lowercase();
+        if host.is_empty() || authority.as_str().contains('@') {
+            return None;
+        }
+        Some(Self { https, host, port: uri.port_u16().unwrap_or(if https { 443 } else { 80 }) })
+    }
+
+    /// The host's name, for messages.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+}
+
+/// The address that a redirect from `url` leads to; `None` where it is none, or would go on without encryption.
+pub(crate) fn redirected(url: &str, location: &str) -> Option<String> {
+    let from = Origin::of(url)?;
+    let scheme = if from.https { "https:" } else { "http:" };
+    let next = if location.starts_with("//") {
+        format!("{scheme}{location}")
+    } else if location.starts_with('/') {
+        let uri: Uri = url.parse().ok()?;
+        format!("{scheme}//{}{location}", uri.authority()?)
+    } else {
+        location.to_owned()
+    };
+    let to = Origin::of(&next)?;
+    (to.https || !from.https).then_some(next)
+}
+
+/// A file's name as a part of an address.
+pub(crate) fn encoded(file: &str) -> impl Display {
+    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+    utf8_percent_encode(file, ENCODED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let same = |a, b| Origin::of(a).unwrap() == Origin::of(b).unwrap();
+        assert!(same("https://Hub.co/a", "https://hub.co:443/b?c"));
+        assert!(!same("https://hub.co", "http://hub.co"));
+        assert!(!same("http://hub.co:1", "http://hub.co:2"));
+        assert!(!same("https://hub.co", "https://hub.co.evil.org"));
+        assert_eq!(Origin::of("https://a@hub.co"), None);
+        assert_eq!(Origin::of("/path"), None);
+    }
+
+    #[test]
+    fn redirects_lead_on() {
+        let to = |location| redirected("https://hub.co/a/b?c", location);
+        assert_eq!(to("/d/e?f").as_deref(), Some("https://hub.co/d/e?f"));
+        assert_eq!(to("//cdn.co/d").as_deref(), Some("https://cdn.co/d"));
+        assert_eq!(to("https://cdn.co/d").as_deref(), Some("https://cdn.co/d"));
+        assert_eq!(to("http://cdn.co/d"), None);
+        assert_eq!(to("file:///etc/passwd"), None);
+        assert_eq!(redirected("http://hub.co/a", "http://cdn.co/d").as_deref(), Some("http://cdn.co/d"));
+        assert_eq!(encoded("a b/c#1?.gguf").to_string(), "a%20b/c%231%3F.gguf");
+    }
+}
