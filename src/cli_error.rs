@@ -5,6 +5,7 @@ use std::io;
 #[cfg(feature = "gpu")]
 use metal_attention::kernels::GpuError;
 use metal_attention::{CpuError, Error, ForwardError};
+use metal_attention_hub::HubError;
 
 /// Why a command ended without success.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,9 @@ pub enum CliError {
         /// What is wrong with it.
         error: Error,
     },
+    /// A model's name, its download, or the cache: exit code 2, 3, 130 or 1 by its kind.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// Output could not be written. A reader that went away (`| head`) is no failure.
     #[error("cannot write {to}: {source}")]
     Write {
@@ -57,6 +61,7 @@ impl CliError {
             Self::General(_) | Self::Write { .. } => 1,
             Self::Usage(_) => 2,
             Self::Engine(error) | Self::InFile { error, .. } => engine_exit_code(error),
+            Self::Hub(error) => hub_exit_code(error),
             Self::Interrupted => 130,
         }
     }
@@ -80,6 +85,22 @@ fn engine_exit_code(error: &Error) -> u8 {
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
         Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
         Error::Interrupted { .. } => 130,
+        _ => 1,
+    }
+}
+
+fn hub_exit_code(error: &HubError) -> u8 {
+    match error {
+        HubError::Name { .. } | HubError::Environment { .. } | HubError::Unclear { .. } => 2,
+        HubError::NoGguf { .. }
+        | HubError::NoSuchModel { .. }
+        | HubError::MissingPart { .. }
+        | HubError::Offline { .. }
+        | HubError::NoSuchRepo { .. }
+        | HubError::NoSuchFile { .. }
+        | HubError::NotCached { .. }
+        | HubError::Checksum { .. } => 3,
+        HubError::Interrupted { .. } => 130,
         _ => 1,
     }
 }

@@ -2,6 +2,7 @@
 
 mod cli_error;
 mod commands;
+mod download_progress;
 mod engine_args;
 mod interrupt;
 mod log_likelihood;
@@ -29,18 +30,22 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    bench, compare, completions, detokenize, devices, info, kernels, logits, perplexity, quantize, run, synth, tokenize,
+    bench, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize, rm, run,
+    synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
 Examples:
   metal-attention run -p \"Once upon a time\"
   metal-attention run -m models/tales-15m-q4_0.gguf -p \"There was a king who had\" -n 200
+  metal-attention run -m hf:bartowski/SmolLM2-135M-Instruct-GGUF -p \"The capital of France is\"
   metal-attention info -m model.gguf
 
 Environment:
-  METAL_ATTENTION_MODEL  GGUF file to use where -m is not given
+  METAL_ATTENTION_MODEL  model to use where -m is not given
   METAL_ATTENTION_CACHE  folder for compiled GPU pipelines; off: none [default: in the user's cache folder]
+  HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE
+                         models from the Hugging Face hub: see pull --help
   RUST_LOG               log filter, e.g. debug or metal_attention_cpu=trace
   NO_COLOR               no colours in the output
 
@@ -78,6 +83,9 @@ enum Command {
     Compare(compare::Args),
     Bench(bench::Args),
     Devices(devices::Args),
+    Pull(pull::Args),
+    List(list::Args),
+    Rm(rm::Args),
     Synth(synth::Args),
     Quantize(quantize::Args),
     Kernels(kernels::Args),
@@ -98,6 +106,9 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Pull(args) => pull::run(args),
+        Command::List(args) => list::run(args),
+        Command::Rm(args) => rm::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Kernels(args) => kernels::run(args),

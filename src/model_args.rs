@@ -1,5 +1,6 @@
 //! `-m`: which model a command works with.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,14 +8,17 @@ use std::sync::Arc;
 use metal_attention::gguf::GgufFile;
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
 use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
+use metal_attention_hub::{Environment, Hub, ModelName, PREFIX};
 
 use crate::cli_error::CliError;
+use crate::download_progress::DownloadProgress;
 
 /// The model files of a command that takes several.
 #[derive(clap::Args)]
 pub struct ModelsArgs {
-    /// GGUF files (any part, where one is split); without them, the built-in model stories260K
-    #[arg(short, long = "model", value_name = "FILE", num_args = 1.., env = "METAL_ATTENTION_MODEL")]
+    /// GGUF files (any part, where one is split) or names on the Hugging Face hub as in hf:OWNER/REPO; without them, the
+    /// built-in model stories260K
+    #[arg(short, long = "model", value_name = "FILE|hf:NAME", num_args = 1.., env = "METAL_ATTENTION_MODEL")]
     models: Vec<PathBuf>,
 }
 
@@ -29,11 +33,12 @@ impl ModelsArgs {
     }
 }
 
-/// The model file and how to read it.
+/// The model and how to read it.
 #[derive(clap::Args)]
 pub struct ModelArgs {
-    /// GGUF file (any part, where it is split); without it, the built-in model stories260K
-    #[arg(short, long, value_name = "FILE", env = "METAL_ATTENTION_MODEL")]
+    /// GGUF file (any part, where it is split) or a name on the Hugging Face hub, hf:OWNER/REPO[:TYPE|:FILE]; without it,
+    /// the built-in model stories260K
+    #[arg(short, long, value_name = "FILE|hf:NAME", env = "METAL_ATTENTION_MODEL")]
     model: Option<PathBuf>,
 
     /// Pre-tokenizer to use instead of the one the file names
@@ -61,12 +66,29 @@ impl ModelArgs {
 
     /// Opens the file. Says so on stderr where it is the built-in one.
     pub fn open_gguf(&self) -> Result<GgufFile, CliError> {
-        if let Some(path) = self.path() {
-            return Ok(GgufFile::open(path).map_err(Error::from)?);
+        if let Some(file) = self.file()? {
+            return Ok(GgufFile::open(file).map_err(Error::from)?);
         }
         // Where stderr is closed the note is lost, and nothing else.
         let _ = writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
         Ok(GgufFile::from_bytes(BUILT_IN_MODEL).map_err(Error::from)?)
+    }
+
+    /// Downloads a model that is named and not in the cache. Opening does so, too; this is for before the progress of
+    /// something else is shown.
+    pub fn fetch(&self) -> Result<(), CliError> {
+        self.file().map(drop)
+    }
+
+    /// The file to open; `None`: the built-in model.
+    fn file(&self) -> Result<Option<Cow<'_, Path>>, CliError> {
+        let Some(path) = self.path() else { return Ok(None) };
+        let Some(name) = path.to_str().filter(|name| name.starts_with(PREFIX)) else {
+            return Ok(Some(Cow::Borrowed(path)));
+        };
+        let name: ModelName = name.parse()?;
+        let mut model = Hub::new(Environment::read()?).get(&name, &mut DownloadProgress::new())?;
+        Ok(Some(Cow::Owned(model.files.swap_remove(0))))
     }
 
     /// The file's name as given, or that of the built-in model.
@@ -74,7 +96,7 @@ impl ModelArgs {
         self.path().map_or("stories260K (built in)".into(), |path| path.display().to_string())
     }
 
-    /// An empty name, as an environment variable may have, is none.
+    /// What was given. An empty name, as an environment variable may have, is none.
     fn path(&self) -> Option<&Path> {
         self.model.as_deref().filter(|path| !path.as_os_str().is_empty())
     }

@@ -8,9 +8,12 @@ pub mod devices;
 pub mod info;
 #[cfg_attr(not(feature = "gpu"), path = "no_kernels.rs")]
 pub mod kernels;
+pub mod list;
 pub mod logits;
 pub mod perplexity;
+pub mod pull;
 pub mod quantize;
+pub mod rm;
 pub mod run;
 pub mod synth;
 pub mod tokenize;

@@ -80,6 +80,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         CliError::Usage("there is no prompt: give one with -p TEXT, -f FILE, or - to read it from stdin".into())
     })?;
     interrupt::listen()?;
+    args.model.fetch()?;
     let start = Instant::now();
     let progress = Progress::spinner("loading the model");
     let model = args.model.open()?;

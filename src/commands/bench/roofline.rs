@@ -117,6 +117,7 @@ const PARTS: u64 = 8;
 /// Runs the command.
 pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     interrupt::listen()?;
+    args.model.fetch()?;
     let progress = Progress::steps("measuring", PARTS);
     let mut done = 0;
     let mut step = || {

@@ -1,0 +1,53 @@
+//! `pull`: downloads models from the Hugging Face hub.
+
+use std::io::{self, Write};
+
+use metal_attention_hub::{Environment, Hub, ModelName};
+
+use crate::cli_error::CliError;
+use crate::download_progress::DownloadProgress;
+use crate::interrupt;
+use crate::units;
+
+const AFTER_HELP: &str = "\
+A repository has a model in several types. Without :TYPE the one in Q4_K_M is taken, else Q4_0, else the only one there
+is; where that is unclear, all are listed. :FILE names one by its file. All parts of a split model are downloaded.
+
+The command asks the hub for the newest version; -m hf:NAME of other commands takes what is in the cache without a
+request, and downloads only what is not there. A download that broke off goes on where it stopped, checksums are
+verified, and the first file's path is printed.
+
+Environment:
+  HF_HOME         folder for the cache and the token [default: ~/.cache/huggingface]
+  HF_HUB_CACHE    folder for the cache [default: hub in HF_HOME]
+  HF_TOKEN        token for gated and private models [default: the file token in HF_HOME]
+  HF_ENDPOINT     the hub [default: https://huggingface.co]
+  HF_HUB_OFFLINE  1: no requests, only what is in the cache
+
+Examples:
+  metal-attention pull bartowski/SmolLM2-135M-Instruct-GGUF
+  metal-attention pull hf:bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0
+  metal-attention pull ggml-org/models:tinyllamas/stories15M-q4_0.gguf
+  metal-attention run -m hf:bartowski/SmolLM2-135M-Instruct-GGUF -p \"Once upon a time\"";
+
+/// Download models from the Hugging Face hub
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    /// What to download: OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<ModelName>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    interrupt::listen()?;
+    let hub = Hub::new(Environment::read()?);
+    for name in &args.names {
+        let model = hub.pull(name, &mut DownloadProgress::new())?;
+        // Where stderr is closed the path is all there is to tell.
+        let _ = writeln!(io::stderr(), "{}, {}", model.name, units::bytes(model.bytes));
+        writeln!(io::stdout(), "{}", model.files[0].display()).map_err(CliError::stdout)?;
+    }
+    Ok(())
+}
