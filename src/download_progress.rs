@@ -34,7 +34,7 @@ impl DownloadProgress {
     /// Shows nothing yet.
     pub fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
+            let style = "[{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
             let style = ProgressStyle::with_template(style).expect("the template is valid").progress_chars("=> ");
             ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style)
         });

@@ -91,7 +91,7 @@ impl Client {
         if answer.status() != 200 {
             return Err(self.refusal(&answer, repo, None));
         }
-        let nonsense = |problem| HubError::Answer { host: answer.from.host().to_owned(), problem };
+        let nonsense = |problem| HubError::Answer { host: answer.from.to_string(), problem };
         let body = answer.response.body_mut().with_config().limit(MAX_LIST);
         let info: RepoInfo = body.read_json().map_err(|e| nonsense(e.to_string()))?;
         // The commit becomes a folder's name.
@@ -122,7 +122,7 @@ impl Client {
 
     /// The error that an answer without the wanted content is.
     pub fn refusal(&self, answer: &Answer, repo: &str, file: Option<&str>) -> HubError {
-        let host = || answer.from.host().to_owned();
+        let host = || answer.from.to_string();
         let repo = repo.to_owned();
         let with_token = self.token.is_some();
         let code = answer.header("x-error-code").unwrap_or_default();
@@ -172,16 +172,16 @@ impl Client {
             if let Some(start) = start {
                 request = request.header(RANGE, format!("bytes={start}-"));
             }
-            let connection = |source| HubError::Connection { host: from.host().to_owned(), source: Box::new(source) };
+            let connection = |source| HubError::Connection { host: from.to_string(), source: Box::new(source) };
             let response = request.call().map_err(connection)?;
             let answer = Answer { response, from };
-            tracing::debug!("status {} from {}", answer.status(), answer.from.host());
+            tracing::debug!("status {} from {}", answer.status(), answer.from);
             let (301 | 302 | 303 | 307 | 308, Some(location)) = (answer.status(), answer.header(LOCATION.as_str()))
             else {
                 return Ok(answer);
             };
             let nonsense = || HubError::Answer {
-                host: answer.from.host().to_owned(),
+                host: answer.from.to_string(),
                 problem: "it redirects to where no request can go".into(),
             };
             let next = redirected(&url, location).ok_or_else(nonsense)?;
@@ -190,7 +190,7 @@ impl Client {
             }
             url = next;
         }
-        Err(HubError::Answer { host: self.origin.host().to_owned(), problem: "it redirects without end".into() })
+        Err(HubError::Answer { host: self.origin.to_string(), problem: "it redirects without end".into() })
     }
 }
 

@@ -182,7 +182,7 @@ impl<'a> Partial<'a> {
     /// Checks that an answer goes on where the file ends; it may also start from the beginning.
     fn accept(&mut self, answer: &Answer, client: &Client) -> Result<(), Break> {
         let wanted = self.wanted;
-        let nonsense = |problem| HubError::Answer { host: answer.from.host().to_owned(), problem };
+        let nonsense = |problem| HubError::Answer { host: answer.from.to_string(), problem };
         match answer.status() {
             // The whole file, though a part was asked for.
             200 => {

@@ -126,7 +126,7 @@ pub enum HubError {
         status: u16,
     },
     /// No connection, or none that lasts.
-    #[error("cannot reach {host}: {source}")]
+    #[error("cannot reach {host}: {source}; models that `metal-attention list` shows work without a connection")]
     Connection {
         /// Who was asked.
         host: String,

@@ -1,6 +1,6 @@
 //! Where a request goes to, and whether that is still the hub.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Formatter};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ureq::http::Uri;
@@ -29,10 +29,15 @@ impl Origin {
         }
         Some(Self { https, host, port: uri.port_u16().unwrap_or(if https { 443 } else { 80 }) })
     }
+}
 
-    /// The host's name, for messages.
-    pub(crate) fn host(&self) -> &str {
-        &self.host
+/// The host, with its port where it is not the usual one: for messages.
+impl Display for Origin {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match (self.https, self.port) {
+            (true, 443) | (false, 80) => f.write_str(&self.host),
+            (_, port) => write!(f, "{}:{port}", self.host),
+        }
     }
 }
 
@@ -69,6 +74,8 @@ mod tests {
         assert!(!same("https://hub.co", "http://hub.co"));
         assert!(!same("http://hub.co:1", "http://hub.co:2"));
         assert!(!same("https://hub.co", "https://hub.co.evil.org"));
+        let name = |url| Origin::of(url).unwrap().to_string();
+        assert_eq!((name("https://Hub.co/a"), name("http://hub.co:8080")), ("hub.co".into(), "hub.co:8080".into()));
         assert_eq!(Origin::of("https://a@hub.co"), None);
         assert_eq!(Origin::of("/path"), None);
     }
