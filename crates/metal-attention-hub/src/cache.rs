@@ -86,6 +86,9 @@ impl RepoCache {
     /// Makes a blob a file of a commit.
     pub fn link(&self, checksum: &Checksum, commit: &str, file: &str) -> Result<PathBuf, HubError> {
         let (blob, pointer) = (self.blob(checksum), self.pointer(commit, file));
+        if fs::canonicalize(&pointer).is_ok_and(|file| fs::canonicalize(&blob).is_ok_and(|blob| file == blob)) {
+            return Ok(pointer);
+        }
         let folder = pointer.parent().expect("a pointer is in a snapshot");
         fs::create_dir_all(folder).map_err(|e| HubError::io("make the folder", folder, e))?;
         if let Err(e) = fs::remove_file(&pointer)

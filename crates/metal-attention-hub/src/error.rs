@@ -58,10 +58,15 @@ pub enum HubError {
         file: String,
     },
     /// Requests are forbidden and the cache has no such model.
-    #[error("{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub for it")]
+    #[error(
+        "{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub for it{}{}",
+        if .models.is_empty() { "" } else { "; the cache has" }, list(.models)
+    )]
     Offline {
         /// The model.
         name: String,
+        /// What the cache has of the newest commit.
+        models: Vec<ModelFiles>,
     },
     /// The hub does not know the repository.
     #[error("there is no {repo} on {host}: check how it is written")]
@@ -179,7 +184,7 @@ pub enum HubError {
     /// No room for the file.
     #[error(
         "the disk is full: {file} needs {} more in {}; make room (`metal-attention list` shows models to remove) or set \
-         HF_HOME to another disk. What has arrived is kept",
+         HF_HOME to a folder on another disk. What has arrived is kept",
         size(*.missing), .folder.display()
     )]
     DiskFull {

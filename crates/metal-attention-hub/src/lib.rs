@@ -116,7 +116,12 @@ impl Hub {
     /// The model as it is on the hub now. What the cache has of it is not downloaded again.
     pub fn pull(&self, name: &ModelName, observer: &mut dyn Observer) -> Result<CachedModel, HubError> {
         if self.environment.offline {
-            return self.find(name)?.ok_or_else(|| HubError::Offline { name: name.to_string() });
+            if let Some(model) = self.find(name)? {
+                return Ok(model);
+            }
+            let newest = self.repo(name.repo()).snapshots()?.into_iter().next();
+            let models = newest.map_or_else(Vec::new, |snapshot| snapshot.models);
+            return Err(HubError::Offline { name: name.to_string(), models });
         }
         let client = Client::new(&self.environment)?;
         let listing = client.list(name.repo())?;

@@ -71,7 +71,12 @@ fn a_cached_model_takes_no_request() {
     assert_eq!(s.server.requests(), []);
     // What is not there is fetched, and offline it is an error.
     let error = s.hub_where(true).get(&name(":Q4_0"), &mut Quiet).unwrap_err().to_string();
-    assert!(error.contains("HF_HUB_OFFLINE") && error.contains("hf:tester/tiny-GGUF:Q4_0"), "{error}");
+    assert!(
+        error.contains("HF_HUB_OFFLINE")
+            && error.contains("the cache has\n  Q8_0 ")
+            && error.contains("hf:tester/tiny-GGUF:Q4_0"),
+        "{error}"
+    );
     assert_eq!(s.hub_where(true).pull(&name(""), &mut Quiet).unwrap().bytes, 2000);
     assert_eq!(s.server.requests(), []);
     assert_eq!(s.hub().get(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1000);

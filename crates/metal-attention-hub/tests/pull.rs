@@ -208,6 +208,19 @@ fn passing_failures_are_tried_again_and_lasting_ones_told() {
 }
 
 #[test]
+fn two_at_once_download_once() {
+    let bytes = content(0);
+    let s = Setup::with(&[(FILE, &bytes)]);
+    std::thread::scope(|scope| {
+        let pulls = [(); 2].map(|()| scope.spawn(|| s.pull("").unwrap()));
+        for pull in pulls {
+            assert_eq!(fs::read(&pull.join().unwrap().files[0]).unwrap(), bytes);
+        }
+    });
+    assert_eq!(s.starts(false), [0]);
+}
+
+#[test]
 fn a_server_without_ranges_sends_all_of_it() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
