@@ -40,6 +40,8 @@ pub struct Tokenizer {
     /// Every special token, and those that are special in any text.
     all_special: SpecialTokens,
     user_defined: SpecialTokens,
+    /// Those that are not.
+    control: SpecialTokens,
     /// What each token writes, control tokens included.
     pieces: Pieces,
     add_bos: bool,
@@ -112,6 +114,7 @@ impl Tokenizer {
         Ok(Self {
             all_special: SpecialTokens::new(&vocabulary, CONTROL | UNKNOWN | USER_DEFINED, 0),
             user_defined: SpecialTokens::new(&vocabulary, USER_DEFINED, CONTROL | UNKNOWN),
+            control: SpecialTokens::new(&vocabulary, CONTROL | UNKNOWN, 0),
             pieces: pieces(&vocabulary, &algorithm),
             vocabulary,
             algorithm,
@@ -125,6 +128,13 @@ impl Tokenizer {
 
     /// The token ids of `text`. Takes time linear in its length.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
+        self.encode_with_literals(text, &[], options)
+    }
+
+    /// [`encode`](Self::encode), except that no control token covers a byte of `text` whose offset is one of
+    /// `literals` (in ascending order). So a text made of trusted and other parts keeps the control tokens of the
+    /// former alone: where [`control_starts`](Self::control_starts) finds something in the other parts, it is literal.
+    pub fn encode_with_literals(&self, text: &str, literals: &[usize], options: EncodeOptions) -> Vec<TokenId> {
         let special = if options.parse_special { &self.all_special } else { &self.user_defined };
         let bert = matches!(self.algorithm, Algorithm::WordPiece(_));
         let mut out = Vec::with_capacity(text.len() / 4 + 2);
@@ -132,7 +142,7 @@ impl Tokenizer {
             out.extend(self.vocabulary.roles.bos);
         }
         let mut after_special = true;
-        for fragment in special.cut(text) {
+        for fragment in special.cut(text, literals) {
             match fragment {
                 Fragment::Token(id) => {
                     out.push(id);
@@ -161,6 +171,11 @@ impl Tokenizer {
             }
         }
         out
+    }
+
+    /// The byte offsets in `text` where the spelling of a control token starts, or may start if the text went on.
+    pub fn control_starts(&self, text: &str) -> Vec<usize> {
+        self.control.starts(text)
     }
 
     /// The text of `ids`; control tokens are left out unless `special`. Invalid UTF-8 becomes U+FFFD.
