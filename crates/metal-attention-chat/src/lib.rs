@@ -1,0 +1,29 @@
+//! Conversations for language models: messages, chat templates, tool calls and reasoning.
+//!
+//! A [`ChatTemplate`] from a GGUF file turns [`Message`]s into the text a model was trained to read, as Python's
+//! `transformers` does. The [`Prompt`] it gives knows which of its text came from the messages: there the spelling of a
+//! control token stays text.
+//!
+//! ```
+//! use metal_attention_chat::{ChatTemplate, Message, RenderRequest};
+//!
+//! let source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+//! let template = ChatTemplate::new(source)?;
+//! let messages = [Message::system("Be brief."), Message::user("Hello!")];
+//! let prompt = template.render(&RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() })?;
+//! assert_eq!(prompt.text, "<|system|>Be brief.<|user|>Hello!<|assistant|>");
+//! # Ok::<(), metal_attention_chat::TemplateError>(())
+//! ```
+
+mod environment;
+mod error;
+mod literals;
+mod message;
+mod prompt;
+mod python_json;
+mod template;
+
+pub use error::TemplateError;
+pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
+pub use prompt::Prompt;
+pub use template::{ChatTemplate, RenderRequest};

@@ -1,0 +1,285 @@
+//! A model's chat template.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use metal_attention_gguf::Metadata;
+use metal_attention_tokenizer::Tokenizer;
+use minijinja::Environment;
+use minijinja::value::{Serde, Value};
+use serde_json::{Map, Value as Json, json};
+
+use crate::environment::{self, NOW};
+use crate::error::with_causes;
+use crate::literals::Marker;
+use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall};
+
+/// The largest template.
+const MAX_SOURCE: usize = 1 << 20;
+/// Steps that one rendering may take; real templates take some hundred for a message.
+const MAX_STEPS: u64 = 5_000_000;
+/// Bytes that one rendering may write.
+const MAX_OUTPUT: usize = 64 << 20;
+
+/// The names of templates within the environment.
+const DEFAULT: &str = "chat template";
+const TOOL_USE: &str = "chat template for tools";
+
+/// For models that come without a template.
+const FALLBACK: &str = "\
+{%- for message in messages %}
+{%- if message.role in ['system', 'developer'] %}{{ message.content }}
+{%- elif message.role == 'user' %}{{ 'User: ' + message.content }}
+{%- elif message.role == 'tool' %}{{ 'Tool: ' + message.content }}
+{%- else %}{{ 'Assistant: ' + (message.content or '') }}
+{%- endif %}{{ '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+
+/// Turns conversations into prompts.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    source: String,
+    /// Tells the control tokens, which the texts of messages must not contain.
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// Texts of special tokens, as variables.
+    tokens: Map<String, Json>,
+    is_fallback: bool,
+    /// Assistant messages without a text have the empty text: the template does not do with `none`.
+    null_content_is_empty: bool,
+}
+
+/// A conversation to render.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RenderRequest<'a> {
+    /// The messages, the first one first.
+    pub messages: &'a [Message],
+    /// The tools the model may call.
+    pub tools: &'a [Tool],
+    /// End with what begins an answer of the model.
+    pub add_generation_prompt: bool,
+    /// Further variables, such as `enable_thinking`.
+    pub variables: Option<&'a Map<String, Json>>,
+    /// The time that the template may tell; `None`: the present.
+    pub now: Option<SystemTime>,
+}
+
+impl ChatTemplate {
+    /// The template in a file's metadata: `tokenizer.chat_template`, with the variant `tool_use` for conversations with
+    /// tools where there is one. `None` where the file has none.
+    pub fn from_metadata(metadata: &Metadata, tokenizer: Arc<Tokenizer>) -> Result<Option<Self>, TemplateError> {
+        let named = |name: &str| metadata.str(&format!("tokenizer.chat_template.{name}"));
+        let tool_use = named("tool_use")?;
+        let default = metadata.str("tokenizer.chat_template")?.or(named("default")?).or(tool_use);
+        let Some(default) = default else { return Ok(None) };
+        let mut template = Self::uncompiled(default, Some(tokenizer));
+        template.add(DEFAULT, default)?;
+        if let Some(tool_use) = tool_use {
+            template.add(TOOL_USE, tool_use)?;
+        }
+        template.null_content_is_empty = !template.takes_null_content();
+        Ok(Some(template))
+    }
+
+    /// The template of a model, or [`fallback`](Self::fallback) where it has none or one that does not compile; then a
+    /// warning says so.
+    pub fn for_model(metadata: &Metadata, tokenizer: Arc<Tokenizer>) -> Self {
+        let problem = match Self::from_metadata(metadata, Arc::clone(&tokenizer)) {
+            Ok(Some(template)) => return template,
+            Ok(None) => "the model has no chat template".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!("{problem}: messages become lines of \"User:\" and \"Assistant:\"");
+        Self::fallback(tokenizer)
+    }
+
+    /// Lines of "User: " and "Assistant: ", which any model can continue.
+    pub fn fallback(tokenizer: Arc<Tokenizer>) -> Self {
+        let mut template = Self::uncompiled(FALLBACK, Some(tokenizer));
+        template.add(DEFAULT, FALLBACK).expect("the fallback template compiles");
+        Self { is_fallback: true, ..template }
+    }
+
+    /// A template without a model: no text is a control token, and there are no variables like `bos_token`.
+    pub fn new(source: &str) -> Result<Self, TemplateError> {
+        Self::with_tokenizer(source, None)
+    }
+
+    /// A template for the vocabulary of `tokenizer`.
+    pub fn with_tokenizer(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, TemplateError> {
+        let mut template = Self::uncompiled(source, tokenizer);
+        template.add(DEFAULT, source)?;
+        template.null_content_is_empty = !template.takes_null_content();
+        Ok(template)
+    }
+
+    fn uncompiled(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Self {
+        let mut tokens = Map::new();
+        if let Some(tokenizer) = &tokenizer {
+            let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
+            for (name, id) in
+                [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos()), ("unk_token", tokenizer.unknown())]
+            {
+                tokens.extend(text(id).map(|text| (name.to_owned(), text.into())));
+            }
+        }
+        let env = environment::environment(MAX_STEPS);
+        let source = source.to_owned();
+        Self { env, source, tokenizer, tokens, is_fallback: false, null_content_is_empty: false }
+    }
+
+    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
+        if source.len() > MAX_SOURCE {
+            return Err(TemplateError::TooLarge { bytes: source.len(), limit: MAX_SOURCE });
+        }
+        let source = environment::without_generation_tags(source);
+        self.env
+            .add_template_owned(name, source)
+            .map_err(|error| TemplateError::Syntax { message: with_causes(&error) })
+    }
+
+    /// Gives the template a variable like `bos_token` (the text of a token).
+    #[must_use]
+    pub fn with_token(mut self, name: &str, text: &str) -> Self {
+        self.tokens.insert(name.to_owned(), text.into());
+        self
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether the model brought no template that works.
+    pub fn is_fallback(&self) -> bool {
+        self.is_fallback
+    }
+
+    /// Strings that end an answer where the model has no token for it: only the fallback has some.
+    pub fn stop_strings(&self) -> &'static [&'static str] {
+        if self.is_fallback { &["\nUser:", "\nAssistant:"] } else { &[] }
+    }
+
+    /// The text of a conversation.
+    pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
+        let known = |c: char| {
+            let mut texts = request.messages.iter().flat_map(texts);
+            let in_json = |value: &Json| value.to_string().contains(c);
+            self.source.contains(c)
+                || texts.any(|text| text.contains(c))
+                || request.tools.iter().any(|tool| in_json(tool.as_value()))
+                || request.variables.is_some_and(|map| map.iter().any(|(key, value)| key.contains(c) || in_json(value)))
+        };
+        let marker = Marker::new(self.tokenizer.as_deref(), known);
+        let context = self.context(request, &marker);
+        let with_tools = !request.tools.is_empty() && self.env.get_template(TOOL_USE).is_ok();
+        let name = if with_tools { TOOL_USE } else { DEFAULT };
+        let mut output = Limited { bytes: Vec::new() };
+        self.env
+            .get_template(name)
+            .and_then(|template| template.render_captured_to(Value::from(Serde(&context)), &mut output).map(drop))
+            .map_err(|error| TemplateError::of_rendering(&error, MAX_STEPS, MAX_OUTPUT))?;
+        Ok(marker.prompt(&String::from_utf8_lossy(&output.bytes)))
+    }
+
+    /// The variables of a rendering.
+    fn context(&self, request: &RenderRequest<'_>, marker: &Marker<'_>) -> Map<String, Json> {
+        let mut context = self.tokens.clone();
+        let tools: Vec<_> = request.tools.iter().map(|tool| marker.mark_value(tool.as_value())).collect();
+        context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, marker)).collect());
+        context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.into() });
+        context.insert("documents".into(), Json::Null);
+        context.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
+        for (name, value) in request.variables.into_iter().flatten() {
+            context.insert(name.clone(), marker.mark_value(value));
+        }
+        if let Some(now) = request.now {
+            let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+            context.insert(NOW.into(), seconds.into());
+        }
+        context
+    }
+
+    /// A message as templates expect it: arguments of calls are objects, and what is not there is missing.
+    fn message(&self, message: &Message, marker: &Marker<'_>) -> Json {
+        let role = match message.role {
+            Role::Developer if !self.source.contains("developer") => Role::System,
+            role => role,
+        };
+        let mut fields = Map::new();
+        fields.insert("role".into(), role.name().into());
+        let content = match &message.content {
+            None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
+            content => content.as_deref(),
+        };
+        fields.insert("content".into(), content.map(|text| marker.mark(text)).into());
+        for (name, text) in [
+            ("reasoning_content", &message.reasoning_content),
+            ("tool_call_id", &message.tool_call_id),
+            ("name", &message.name),
+        ] {
+            if let Some(text) = text {
+                fields.insert(name.into(), marker.mark(text).into());
+            }
+        }
+        if !message.tool_calls.is_empty() {
+            let calls = message.tool_calls.iter().map(|call| tool_call(call, marker));
+            fields.insert("tool_calls".into(), calls.collect());
+        }
+        fields.into()
+    }
+
+    /// Whether the template leaves out a text that is `none`, as in a message that only calls a tool. Some fail, some
+    /// write "None".
+    fn takes_null_content(&self) -> bool {
+        let call = ToolCall::new("call00000", "name", "{}");
+        let messages =
+            [Message::user("text"), Message { content: None, tool_calls: vec![call], ..Message::assistant("") }];
+        let prompt = self.render(&RenderRequest { messages: &messages, ..Default::default() });
+        prompt.is_ok_and(|prompt| !prompt.text.contains("None"))
+    }
+}
+
+/// All texts of a message.
+fn texts(message: &Message) -> impl Iterator<Item = &str> {
+    let fields = [&message.content, &message.reasoning_content, &message.tool_call_id, &message.name];
+    let calls = message.tool_calls.iter().flat_map(|c| [&*c.id, &*c.kind, &*c.function.name, &*c.function.arguments]);
+    fields.into_iter().flatten().map(String::as_str).chain(calls)
+}
+
+fn tool_call(call: &ToolCall, marker: &Marker<'_>) -> Json {
+    let arguments = match serde_json::from_str(&call.function.arguments) {
+        Ok(object @ Json::Object(_)) => Cow::Owned(object),
+        _ => Cow::Owned(Json::from(call.function.arguments.as_str())),
+    };
+    let mut fields = Map::new();
+    if !call.id.is_empty() {
+        fields.insert("id".into(), marker.mark(&call.id).into());
+    }
+    fields.insert("type".into(), marker.mark(&call.kind).into());
+    let function = json!({"name": marker.mark(&call.function.name), "arguments": marker.mark_value(&arguments)});
+    fields.insert("function".into(), function);
+    fields.into()
+}
+
+/// Takes [`MAX_OUTPUT`] bytes and no more.
+struct Limited {
+    bytes: Vec<u8>,
+}
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > MAX_OUTPUT {
+            return Err(io::Error::other("too much output"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! Chat templates of published models, against what Python's Jinja2 makes of them (`tools/render-chat-templates`).
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+#[derive(Deserialize)]
+struct Conversation {
+    messages: Vec<Message>,
+    #[serde(default)]
+    tools: Vec<Tool>,
+    #[serde(default)]
+    add_generation_prompt: bool,
+    variables: Option<Map<String, Value>>,
+}
+
+fn data<T: for<'de> Deserialize<'de>>(name: &str) -> T {
+    let path = format!("{}/tests/data/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn template(name: &str) -> ChatTemplate {
+    let path = format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+    let template = ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let tokens: Map<String, Value> = data("templates");
+    let tokens = tokens[name].as_object().unwrap().iter();
+    tokens.fold(template, |template, (name, text)| template.with_token(name, text.as_str().unwrap()))
+}
+
+/// Every template on every conversation: the same text and the same refusals. Where Python fails, say because a loop
+/// goes over `None`, nothing is expected.
+#[test]
+fn templates_give_what_they_give_in_python() {
+    let conversations: Map<String, Value> = data("conversations");
+    let expected: Map<String, Value> = data("expected");
+    let (mut texts, mut refused, mut failed) = (0, 0, 0);
+    for (name, expected) in &expected {
+        let template = template(name);
+        for (title, conversation) in &conversations {
+            let conversation = Conversation::deserialize(conversation).unwrap();
+            let result = template.render(&RenderRequest {
+                messages: &conversation.messages,
+                tools: &conversation.tools,
+                add_generation_prompt: conversation.add_generation_prompt,
+                variables: conversation.variables.as_ref(),
+                now: Some(UNIX_EPOCH + Duration::from_secs(1_721_995_200)),
+            });
+            let expected = &expected[title];
+            match (&result, expected["text"].as_str(), expected["refused"].as_str()) {
+                (Ok(prompt), Some(text), _) => {
+                    assert_eq!(prompt.text, text, "{name}, {title}");
+                    assert_eq!(prompt.literals, [0; 0], "{name}, {title}");
+                    texts += 1;
+                }
+                (Err(TemplateError::Refused { message }), None, Some(expected)) => {
+                    assert_eq!(message, expected, "{name}, {title}");
+                    refused += 1;
+                }
+                (_, None, None) => failed += 1,
+                _ => panic!("{name}, {title}: {result:?} in place of {expected}"),
+            }
+        }
+    }
+    assert_eq!((texts, refused, failed), (240, 20, 12));
+}
