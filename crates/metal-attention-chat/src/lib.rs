@@ -22,8 +22,10 @@ mod message;
 mod prompt;
 mod python_json;
 mod template;
+mod tool_calls;
 
 pub use error::TemplateError;
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
 pub use prompt::Prompt;
 pub use template::{ChatTemplate, RenderRequest};
+pub use tool_calls::{AnswerEvent, ToolCallParser, ToolFormat};

@@ -14,7 +14,8 @@ use serde_json::{Map, Value as Json, json};
 use crate::environment::{self, NOW};
 use crate::error::with_causes;
 use crate::literals::Marker;
-use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall};
+use crate::tool_calls::{describes_tools, in_plain_words};
+use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
 /// The largest template.
 const MAX_SOURCE: usize = 1 << 20;
@@ -43,6 +44,8 @@ const FALLBACK: &str = "\
 pub struct ChatTemplate {
     env: Environment<'static>,
     source: String,
+    /// The text of the variant for tools.
+    tool_use: Option<String>,
     /// Tells the control tokens, which the texts of messages must not contain.
     tokenizer: Option<Arc<Tokenizer>>,
     /// Texts of special tokens, as variables.
@@ -79,6 +82,7 @@ impl ChatTemplate {
         template.add(DEFAULT, default)?;
         if let Some(tool_use) = tool_use {
             template.add(TOOL_USE, tool_use)?;
+            template.tool_use = Some(tool_use.to_owned());
         }
         template.null_content_is_empty = !template.takes_null_content();
         Ok(Some(template))
@@ -128,7 +132,7 @@ impl ChatTemplate {
         }
         let env = environment::environment(MAX_STEPS);
         let source = source.to_owned();
-        Self { env, source, tokenizer, tokens, is_fallback: false, null_content_is_empty: false }
+        Self { env, source, tool_use: None, tokenizer, tokens, is_fallback: false, null_content_is_empty: false }
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
@@ -163,8 +167,45 @@ impl ChatTemplate {
         if self.is_fallback { &["\nUser:", "\nAssistant:"] } else { &[] }
     }
 
-    /// The text of a conversation.
+    /// How the model writes tool calls.
+    pub fn tool_format(&self) -> ToolFormat {
+        ToolFormat::of_template(self.source_for_tools())
+    }
+
+    /// Whether the answer to a prompt of this template begins with thoughts, which end with `</think>`.
+    pub fn begins_with_thoughts(&self, prompt: &str) -> bool {
+        self.thinks() && prompt.trim_end().ends_with("<think>")
+    }
+
+    /// A parser for the model's answer to `prompt`, which this template has rendered with `tools`.
+    pub fn answer_parser(&self, prompt: &str, tools: &[Tool]) -> ToolCallParser {
+        let parser = ToolCallParser::new(self.tool_format(), tools);
+        if self.thinks() { parser.thinking(self.begins_with_thoughts(prompt)) } else { parser }
+    }
+
+    /// The text of the template that conversations with tools go through.
+    fn source_for_tools(&self) -> &str {
+        self.tool_use.as_ref().unwrap_or(&self.source)
+    }
+
+    /// Whether the template knows thoughts.
+    fn thinks(&self) -> bool {
+        self.source.contains("</think>")
+    }
+
+    /// The text of a conversation. Tools that the template does not know are described in plain words.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
+        let about_tools = |m: &Message| m.role == Role::Tool || !m.tool_calls.is_empty();
+        let has_tools = !request.tools.is_empty() || request.messages.iter().any(about_tools);
+        if has_tools && !describes_tools(self.source_for_tools()) {
+            let messages = in_plain_words(request.messages, request.tools);
+            return self.render_known(&RenderRequest { messages: &messages, tools: &[], ..*request });
+        }
+        self.render_known(request)
+    }
+
+    /// The text of a conversation that has nothing the template does not know.
+    fn render_known(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
         let known = |c: char| {
             let mut texts = request.messages.iter().flat_map(texts);
             let in_json = |value: &Json| value.to_string().contains(c);
@@ -175,8 +216,7 @@ impl ChatTemplate {
         };
         let marker = Marker::new(self.tokenizer.as_deref(), known);
         let context = self.context(request, &marker);
-        let with_tools = !request.tools.is_empty() && self.env.get_template(TOOL_USE).is_ok();
-        let name = if with_tools { TOOL_USE } else { DEFAULT };
+        let name = if self.tool_use.is_some() && !request.tools.is_empty() { TOOL_USE } else { DEFAULT };
         let mut output = Limited { bytes: Vec::new() };
         self.env
             .get_template(name)
