@@ -27,6 +27,11 @@ pub fn listen() -> Result<(), CliError> {
     ctrlc::set_handler(handler).map_err(|e| CliError::General(format!("cannot listen for Ctrl-C: {e}")))
 }
 
+/// Forgets a Ctrl-C that was answered to; the next one is the first again.
+pub fn forget() {
+    REQUESTED.store(false, Ordering::Relaxed);
+}
+
 /// Whether Ctrl-C was pressed.
 pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)

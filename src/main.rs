@@ -16,6 +16,7 @@ mod progress;
 mod random_weights;
 mod run_output;
 mod sampling_args;
+mod sampling_options;
 mod statistics;
 mod tensor_types;
 mod text_input;
@@ -30,8 +31,8 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    bench, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize, rm, run,
-    synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize, rm,
+    run, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -39,6 +40,7 @@ Examples:
   metal-attention run -p \"Once upon a time\"
   metal-attention run -m models/tales-15m-q4_0.gguf -p \"There was a king who had\" -n 200
   metal-attention run -m hf:bartowski/SmolLM2-135M-Instruct-GGUF -p \"The capital of France is\"
+  metal-attention chat -m model.gguf
   metal-attention info -m model.gguf
 
 Environment:
@@ -75,6 +77,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Chat(Box<chat::Args>),
     Info(info::Args),
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     start_log(cli.verbose);
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Info(args) => info::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => detokenize::run(args),

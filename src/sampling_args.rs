@@ -99,7 +99,7 @@ pub struct SamplingArgs {
 
 /// A seed, or none where it is drawn anew each time.
 #[derive(Clone)]
-struct Seed(Option<u64>);
+pub struct Seed(pub Option<u64>);
 
 impl FromStr for Seed {
     type Err = ParseIntError;
@@ -149,12 +149,12 @@ fn default_order() -> String {
 }
 
 /// A number of tokens; -1 is all there are.
-fn parse_last_n(text: &str) -> Result<usize, String> {
+pub fn parse_last_n(text: &str) -> Result<usize, String> {
     if text == "-1" { Ok(usize::MAX) } else { text.parse().map_err(|e: ParseIntError| e.to_string()) }
 }
 
 /// `ID+V` or `ID-V`.
-fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
+pub fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
     let parse = || {
         let at = text.find(['+', '-'])?;
         Some((text[..at].parse().ok()?, text[at..].parse().ok()?))

@@ -1,6 +1,7 @@
 //! The subcommands, one file each: what it takes (`Args`) and what it does (`run`).
 
 pub mod bench;
+pub mod chat;
 pub mod compare;
 pub mod completions;
 pub mod detokenize;

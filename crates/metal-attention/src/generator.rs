@@ -45,8 +45,7 @@ impl Generator {
     /// Sets `model` up to run.
     pub fn new(model: &Model, options: &EngineOptions, sampling: SamplerOptions) -> Result<Self, Error> {
         let tokenizer = model.tokenizer()?;
-        let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
-        let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
+        let sampler = sampler(&tokenizer, sampling)?;
         let pass = model.forward_pass(options)?;
         Ok(Self { model: model.clone(), tokenizer, sequence: Sequence::new(pass, sampler, options.n_ubatch) })
     }
@@ -64,6 +63,12 @@ impl Generator {
     /// The sampler that chooses tokens.
     pub fn sampler(&self) -> &Sampler {
         self.sequence.sampler()
+    }
+
+    /// Chooses tokens in another way from the next prompt on.
+    pub fn set_sampling(&mut self, sampling: SamplerOptions) -> Result<(), Error> {
+        self.sequence.set_sampler(sampler(&self.tokenizer, sampling)?);
+        Ok(())
     }
 
     /// Tokens of the text so far: the prompt and what was generated.
@@ -110,4 +115,10 @@ impl Generator {
     pub fn timings(&self) -> Timings {
         self.sequence.timings
     }
+}
+
+/// A sampler for the vocabulary of `tokenizer`.
+fn sampler(tokenizer: &Tokenizer, sampling: SamplerOptions) -> Result<Sampler, Error> {
+    let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
+    Ok(Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary))
 }

@@ -40,6 +40,11 @@ impl Sequence {
         &self.sampler
     }
 
+    /// Takes another sampler, which knows the text so far from the next [`start`](Self::start) on.
+    pub fn set_sampler(&mut self, sampler: Sampler) {
+        self.sampler = sampler;
+    }
+
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }

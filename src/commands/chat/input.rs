@@ -1,0 +1,164 @@
+//! Where messages and commands come from: a terminal, with editing, history and completion, or lines of stdin.
+
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::DefaultHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Context, Editor, Helper};
+
+use super::commands::NAMES;
+use crate::cli_error::CliError;
+use crate::sampling_options;
+
+/// The user's side of the conversation.
+pub enum Input {
+    /// A person at a terminal.
+    Terminal(Box<Editor<Assistance, DefaultHistory>>),
+    /// Lines, a message each.
+    Lines(std::io::Lines<std::io::StdinLock<'static>>),
+}
+
+impl Input {
+    /// From the terminal where `interactive`, else from stdin.
+    pub fn new(interactive: bool) -> Result<Self, CliError> {
+        if !interactive {
+            return Ok(Self::Lines(std::io::stdin().lines()));
+        }
+        let mut editor = Editor::new().map_err(|e| CliError::General(format!("cannot read from the terminal: {e}")))?;
+        editor.set_helper(Some(Assistance));
+        Ok(Self::Terminal(Box::new(editor)))
+    }
+
+    /// The next message or command; `None` where there are no more.
+    pub fn read(&mut self) -> Result<Option<String>, CliError> {
+        match self {
+            Self::Lines(lines) => {
+                let line = lines.next().transpose();
+                line.map_err(|e| CliError::General(format!("cannot read from stdin: {e}")))
+            }
+            Self::Terminal(editor) => loop {
+                match read_line(editor, "> ")? {
+                    Line::Text(text) => {
+                        // The history is a convenience; where it is full, so be it.
+                        let _ = editor.add_history_entry(text.as_str());
+                        return Ok(Some(assembled(&text)));
+                    }
+                    Line::Cleared => {}
+                    Line::End => return Ok(None),
+                }
+            },
+        }
+    }
+
+    /// Asks a question. An empty answer is yes; without a terminal nobody is asked.
+    pub fn confirm(&mut self, question: &str) -> Result<bool, CliError> {
+        let Self::Terminal(editor) = self else { return Ok(true) };
+        Ok(match read_line(editor, question)? {
+            Line::Text(text) => matches!(text.trim(), "" | "y" | "Y" | "yes"),
+            Line::Cleared | Line::End => false,
+        })
+    }
+}
+
+/// What was typed at a prompt.
+enum Line {
+    Text(String),
+    /// Ctrl-C.
+    Cleared,
+    /// Ctrl-D.
+    End,
+}
+
+fn read_line(editor: &mut Editor<Assistance, DefaultHistory>, prompt: &str) -> Result<Line, CliError> {
+    match editor.readline(prompt) {
+        Ok(text) => Ok(Line::Text(text)),
+        Err(ReadlineError::Interrupted) => Ok(Line::Cleared),
+        Err(ReadlineError::Eof) => Ok(Line::End),
+        Err(error) => Err(CliError::General(format!("cannot read from the terminal: {error}"))),
+    }
+}
+
+/// What begins and ends a message of several lines.
+const QUOTES: &str = "\"\"\"";
+
+/// Whether more lines follow.
+fn is_open(text: &str) -> bool {
+    match text.trim_start().strip_prefix(QUOTES) {
+        Some(rest) => !rest.trim_end().ends_with(QUOTES),
+        None => text.ends_with('\\'),
+    }
+}
+
+/// The message that was typed: without the quotes around it, and without the backslashes at the ends of lines.
+fn assembled(text: &str) -> String {
+    match text.trim().strip_prefix(QUOTES).and_then(|rest| rest.strip_suffix(QUOTES)) {
+        Some(message) => message.strip_prefix('\n').unwrap_or(message).trim_end_matches('\n').to_owned(),
+        None => text.replace("\\\n", "\n"),
+    }
+}
+
+/// Completes commands, and knows when a message goes on in the next line.
+pub struct Assistance;
+
+impl Completer for Assistance {
+    type Candidate = String;
+
+    fn complete(&self, line: &str, pos: usize, _ctx: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
+        Ok(completions(&line[..pos]))
+    }
+}
+
+/// Where the word at the end of `line` begins, and what it may become.
+fn completions(line: &str) -> (usize, Vec<String>) {
+    let (start, candidates) = match line.strip_prefix("/set ") {
+        Some(option) if !option.contains(' ') => ("/set ".len(), &sampling_options::NAMES[..]),
+        _ if line.starts_with('/') => (0, &NAMES[..]),
+        _ => return (line.len(), Vec::new()),
+    };
+    let fitting = candidates.iter().filter(|name| name.starts_with(&line[start..]));
+    (start, fitting.map(|&name| name.to_owned() + " ").collect())
+}
+
+impl Validator for Assistance {
+    fn validate(&self, ctx: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(if is_open(ctx.input()) { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+    }
+}
+
+impl Hinter for Assistance {
+    type Hint = String;
+}
+
+impl Highlighter for Assistance {}
+
+impl Helper for Assistance {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_may_have_several_lines() {
+        for (text, open, message) in [
+            ("one", false, "one"),
+            ("one\\", true, "one\\"),
+            ("one\\\ntwo", false, "one\ntwo"),
+            ("\"\"\"one", true, "\"\"\"one"),
+            ("\"\"\"", true, "\"\"\""),
+            ("\"\"\"\none\n\ntwo\n\"\"\"", false, "one\n\ntwo"),
+            ("\"\"\"one\"\"\"", false, "one"),
+        ] {
+            assert_eq!((is_open(text), assembled(text).as_str()), (open, message), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn commands_and_options_are_completed() {
+        assert_eq!(completions("/re"), (0, vec!["/regenerate ".into(), "/reset ".into()]));
+        assert_eq!(completions("/set top_"), (5, vec!["top_k ".into(), "top_p ".into(), "top_n_sigma ".into()]));
+        assert_eq!(completions("re"), (2, vec![]));
+        assert_eq!(completions("/save x"), (0, vec![]));
+    }
+}

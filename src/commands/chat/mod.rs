@@ -1,0 +1,250 @@
+//! `chat`: a conversation with a model.
+//!
+//! `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
+//! `session.rs` has the model answer.
+
+mod commands;
+mod conversation;
+mod input;
+mod session;
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use metal_attention::Generator;
+use metal_attention_chat::{ChatTemplate, Message};
+
+use crate::cli_error::CliError;
+use crate::engine_args::EngineArgs;
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::progress::Progress;
+use crate::sampling_args::SamplingArgs;
+use crate::sampling_options;
+use commands::{Command, HELP};
+use conversation::Conversation;
+use input::Input;
+use session::{Outcome, Session};
+
+const AFTER_HELP: &str = "\
+In a conversation:
+  Lines that begin with / are commands; /help lists them. A message that begins with / is written with //.
+  A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message of several lines.
+  Ctrl-C stops the answer and keeps the conversation; Ctrl-D leaves.
+
+Where stdin or stdout is no terminal, each line of stdin is a message or a command, and stdout has the answers and
+nothing else.
+
+Examples:
+  metal-attention chat -m model.gguf
+  metal-attention chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
+  echo \"What is Rust?\" | metal-attention chat -m model.gguf -n 100";
+
+/// Talk with a model
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Instructions for the whole conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Begin with the messages in this file, JSON as /save writes it
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
+
+    /// Use the chat template in this file instead of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+
+    /// Most tokens of an answer; -1: until the model ends it or the context is full
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    n_predict: i64,
+
+    /// End an answer before this string (repeatable)
+    #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    interrupt::listen()?;
+    let start = Instant::now();
+    let progress = Progress::spinner("loading the model");
+    let model = args.model.open()?;
+    let tokenizer = args.model.tokenizer(&model)?;
+    let sampling = args.sampling.options(model.spec().n_vocab)?;
+    let template = match &args.chat_template {
+        None => ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
+        Some(path) => {
+            let source = read(path)?;
+            ChatTemplate::with_tokenizer(&source, Some(Arc::clone(&tokenizer)))
+                .map_err(|e| CliError::Usage(format!("{}: {e}", path.display())))?
+        }
+    };
+    let generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
+    drop(progress);
+
+    let mut conversation = match &args.load {
+        Some(path) => load(path)?,
+        None => Conversation::default(),
+    };
+    if let Some(system) = &args.system {
+        conversation.system = Some(system.clone());
+    }
+    let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let options = session::Options {
+        n_predict: usize::try_from(args.n_predict).ok(),
+        stop: args.stop.clone(),
+        interactive,
+        load: start.elapsed(),
+    };
+    let session = Session::new(generator, tokenizer, template, conversation, sampling, options);
+    let mut chat = Chat { session, input: Input::new(interactive)?, n_vocab: model.spec().n_vocab, interactive };
+    if interactive {
+        note(&format!("{}; /help lists the commands, Ctrl-D leaves", args.model.name()));
+    }
+    while chat.turn()? {}
+    Ok(())
+}
+
+/// A conversation and where its lines come from.
+struct Chat {
+    session: Session,
+    input: Input,
+    n_vocab: usize,
+    interactive: bool,
+}
+
+impl Chat {
+    /// Reads a message or a command and does it. False: the user leaves.
+    fn turn(&mut self) -> Result<bool, CliError> {
+        let Some(text) = self.input.read()? else { return Ok(false) };
+        match commands::parse(&text) {
+            Ok(Command::Exit) => return Ok(false),
+            Ok(command) => match self.carry_out(command) {
+                Ok(()) => {}
+                // In a script, what cannot be said or done ends it.
+                Err(error) if !self.interactive || matches!(error, CliError::Write { .. }) => return Err(error),
+                Err(CliError::Interrupted) => {}
+                Err(error) => note(&format!("error: {error}")),
+            },
+            Err(problem) if self.interactive => note(&problem),
+            Err(problem) => return Err(CliError::Usage(problem)),
+        }
+        if interrupt::requested() && !self.interactive {
+            return Err(CliError::Interrupted);
+        }
+        interrupt::forget();
+        Ok(true)
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<(), CliError> {
+        let conversation = &mut self.session.conversation;
+        match command {
+            Command::Nothing | Command::Exit => {}
+            Command::Say(text) => return self.say(text),
+            Command::Regenerate => return self.regenerate(),
+            Command::System(None) => {
+                note(conversation.system.as_deref().unwrap_or("there is no system message; /system TEXT sets one"));
+            }
+            Command::System(Some(text)) => conversation.system = Some(text).filter(|text| text != "none"),
+            Command::Reset => {
+                conversation.messages.clear();
+                note("a new conversation");
+            }
+            Command::Undo => match conversation.undo() {
+                Some(text) => note(&format!("took back: {text}")),
+                None => note("there is nothing to take back"),
+            },
+            Command::Save(path) => {
+                let json = serde_json::to_string_pretty(&conversation.with_system())
+                    .map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
+                std::fs::write(&path, json + "\n")
+                    .map_err(|e| CliError::General(format!("cannot write {}: {e}", path.display())))?;
+                note(&format!("wrote {}", path.display()));
+            }
+            Command::Load(path) => {
+                *conversation = load(&path)?;
+                note(&format!("read {} messages from {}", conversation.with_system().len(), path.display()));
+            }
+            Command::Set(None) => note(&sampling_options::text(self.session.sampling())),
+            Command::Set(Some((name, value))) => {
+                let mut sampling = self.session.sampling().clone();
+                sampling_options::set(&mut sampling, &name, &value, self.n_vocab).map_err(CliError::Usage)?;
+                self.session.set_sampling(sampling)?;
+            }
+            Command::Stats => self.session.print_statistics(),
+            Command::Help => note(HELP),
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, text: String) -> Result<(), CliError> {
+        self.session.conversation.messages.push(Message::user(text));
+        self.answer().inspect_err(|_| {
+            self.session.conversation.undo();
+        })
+    }
+
+    fn regenerate(&mut self) -> Result<(), CliError> {
+        let Some(answer) = self.session.conversation.take_answer() else {
+            note("there is nothing to answer");
+            return Ok(());
+        };
+        self.session.next_seed()?;
+        self.answer().inspect_err(|_| self.session.conversation.messages.extend(answer))
+    }
+
+    /// Has the model answer the last message; asks to drop old ones where the context is full.
+    fn answer(&mut self) -> Result<(), CliError> {
+        loop {
+            match self.session.answer()? {
+                Outcome::Answered => return Ok(()),
+                Outcome::NoRoom { needed, n_ctx } => {
+                    let full = format!("the context is full: the conversation takes {needed} tokens of {n_ctx}");
+                    if self.session.conversation.n_turns() < 2 {
+                        return Err(CliError::Usage(format!(
+                            "{full}, and there is nothing but the last message to drop; -c makes the context larger"
+                        )));
+                    }
+                    if self.interactive && !self.input.confirm(&format!("{full}; drop the oldest turn? [Y/n] "))? {
+                        return Err(CliError::General("not answered; /reset begins a new conversation".into()));
+                    }
+                    self.session.conversation.drop_oldest_turn();
+                    if !self.interactive {
+                        note(&format!("{full}: dropped the oldest turn"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The conversation in a file.
+fn load(path: &std::path::Path) -> Result<Conversation, CliError> {
+    let messages: Vec<Message> = serde_json::from_str(&read(path)?)
+        .map_err(|e| CliError::Usage(format!("{} has no list of messages in JSON: {e}", path.display())))?;
+    Ok(Conversation::from_messages(messages))
+}
+
+fn read(path: &std::path::Path) -> Result<String, CliError> {
+    let cannot = |e: std::io::Error| CliError::Usage(format!("cannot read {}: {e}", path.display()));
+    std::io::read_to_string(File::open(path).map_err(cannot)?).map_err(cannot)
+}
+
+/// Tells the user something; where stderr is closed nobody hears it.
+fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

@@ -1,0 +1,217 @@
+//! A model that answers.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{Error, GenerateOptions, Generator, StopReason};
+use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest};
+
+use super::conversation::Conversation;
+use super::note;
+use crate::cli_error::CliError;
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::statistics::Statistics;
+
+/// How a session answers.
+pub struct Options {
+    /// Most tokens of an answer.
+    pub n_predict: Option<usize>,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    /// A person watches: thoughts are shown, too.
+    pub interactive: bool,
+    /// How long the model took to load.
+    pub load: Duration,
+}
+
+/// A model in the middle of a conversation.
+pub struct Session {
+    /// What was said.
+    pub conversation: Conversation,
+    generator: Generator,
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
+    sampling: SamplerOptions,
+    options: Options,
+}
+
+/// What came of an attempt to answer.
+pub enum Outcome {
+    /// The answer is part of the conversation.
+    Answered,
+    /// The context has no room for the conversation and an answer.
+    NoRoom {
+        /// Tokens of the conversation.
+        needed: usize,
+        /// Tokens the context holds.
+        n_ctx: usize,
+    },
+}
+
+impl Session {
+    /// A session that goes on with `conversation`.
+    pub fn new(
+        generator: Generator,
+        tokenizer: Arc<Tokenizer>,
+        template: ChatTemplate,
+        conversation: Conversation,
+        sampling: SamplerOptions,
+        mut options: Options,
+    ) -> Self {
+        options.stop.extend(template.stop_strings().iter().map(|&s| s.to_owned()));
+        Self { conversation, generator, tokenizer, template, sampling, options }
+    }
+
+    /// How tokens are chosen.
+    pub fn sampling(&self) -> &SamplerOptions {
+        &self.sampling
+    }
+
+    /// Chooses tokens in another way from the next answer on.
+    pub fn set_sampling(&mut self, sampling: SamplerOptions) -> Result<(), CliError> {
+        self.generator.set_sampling(sampling.clone())?;
+        self.sampling = sampling;
+        Ok(())
+    }
+
+    /// Takes the next seed, or any other one: the same seed would give the same answer again.
+    pub fn next_seed(&mut self) -> Result<(), CliError> {
+        let seed = self.sampling.seed.map(|seed| seed.wrapping_add(1));
+        self.set_sampling(SamplerOptions { seed, ..self.sampling.clone() })
+    }
+
+    /// Answers the last message: writes the answer to stdout as it comes, and adds it to the conversation.
+    pub fn answer(&mut self) -> Result<Outcome, CliError> {
+        let messages = self.conversation.with_system();
+        let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
+        let prompt = self.template.render(&request).map_err(|e| CliError::Usage(e.to_string()))?;
+        let ids = prompt.encode(&self.tokenizer);
+        let n_ctx = self.generator.forward_pass().n_ctx();
+        // An eighth of the context is room enough to answer.
+        if ids.len() + n_ctx / 8 > n_ctx {
+            return Ok(Outcome::NoRoom { needed: ids.len(), n_ctx });
+        }
+        self.read(&ids)?;
+        let (message, stop_reason) = self.write_answer(&prompt.text)?;
+        if stop_reason == Some(StopReason::ContextFull) {
+            note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
+        }
+        if stop_reason.is_none() && message.text().is_empty() {
+            note("note: not answered");
+            return Err(CliError::Interrupted);
+        }
+        self.conversation.messages.push(message);
+        Ok(Outcome::Answered)
+    }
+
+    /// Evaluates what is new of the conversation.
+    fn read(&mut self, ids: &[u32]) -> Result<(), CliError> {
+        let progress = Progress::steps("reading the conversation", ids.len() as u64);
+        let read = self.generator.prompt(ids, |done, _total| {
+            progress.set(done as u64);
+            if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match read {
+            Err(Error::Interrupted { .. }) => Err(CliError::Interrupted),
+            other => Ok(other?),
+        }
+    }
+
+    /// Generates the answer. Returns it, and why it ended; `None`: Ctrl-C.
+    fn write_answer(&mut self, prompt: &str) -> Result<(Message, Option<StopReason>), CliError> {
+        let mut parser = self.template.answer_parser(prompt, &[]);
+        let mut output = AnswerOutput::new(self.options.interactive);
+        let mut generation = self.generator.generate(GenerateOptions {
+            n_predict: self.options.n_predict,
+            stop: self.options.stop.clone(),
+            ignore_eos: false,
+        });
+        while !interrupt::requested()
+            && let Some(token) = generation.next()
+        {
+            let token = token?;
+            output.write(parser.push_token(&self.tokenizer, token.id, &token.text))?;
+        }
+        let stop_reason = generation.stop_reason();
+        output.write(parser.push(&generation.finish()))?;
+        output.write(parser.finish())?;
+        Ok((output.end()?, stop_reason))
+    }
+
+    /// What the last answer cost, and how full the context is.
+    pub fn print_statistics(&self) {
+        let (used, n_ctx) = (self.generator.ids().len(), self.generator.forward_pass().n_ctx());
+        note(&format!("{:<19}  {used} of {n_ctx} tokens", "context"));
+        Statistics { load: self.options.load, timings: self.generator.timings() }.print();
+    }
+}
+
+/// Writes an answer as it comes, and keeps it.
+struct AnswerOutput {
+    /// Thoughts are written, too, in grey where colours are wanted.
+    show_thoughts: bool,
+    thinking: bool,
+    events: Vec<AnswerEvent>,
+    begun: bool,
+}
+
+impl AnswerOutput {
+    fn new(show_thoughts: bool) -> Self {
+        Self { show_thoughts, thinking: false, events: Vec::new(), begun: false }
+    }
+
+    fn write(&mut self, events: Vec<AnswerEvent>) -> Result<(), CliError> {
+        for event in events {
+            let event = match event {
+                // White space before an answer is the template's business.
+                AnswerEvent::Content(text) if !self.begun => AnswerEvent::Content(text.trim_start().to_owned()),
+                event => event,
+            };
+            match &event {
+                AnswerEvent::Reasoning(text) if self.show_thoughts => {
+                    let grey = if self.thinking { "" } else { grey() };
+                    self.thinking = true;
+                    write(&format!("{grey}{text}"))?;
+                }
+                AnswerEvent::Content(text) if !text.is_empty() => {
+                    self.begun = true;
+                    self.end_thoughts()?;
+                    write(text)?;
+                }
+                _ => {}
+            }
+            self.events.push(event);
+        }
+        Ok(())
+    }
+
+    fn end_thoughts(&mut self) -> Result<(), CliError> {
+        if std::mem::take(&mut self.thinking) {
+            write(if grey().is_empty() { "\n\n" } else { "\u{1b}[0m\n\n" })?;
+        }
+        Ok(())
+    }
+
+    /// Ends the line. Returns the answer.
+    fn end(mut self) -> Result<Message, CliError> {
+        self.end_thoughts()?;
+        write("\n")?;
+        Ok(Message::from_events(self.events))
+    }
+}
+
+/// Turns grey on; nothing where no colours are wanted.
+fn grey() -> &'static str {
+    if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) { "" } else { "\u{1b}[90m" }
+}
+
+/// Writes and flushes, for every token to be seen at once.
+fn write(text: &str) -> Result<(), CliError> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
+}

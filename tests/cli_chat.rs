@@ -1,0 +1,165 @@
+//! `chat` through pipes, with the built-in model.
+
+mod common;
+
+use std::process::Output;
+
+use common::{run_with_input, stderr, stdout};
+use serde_json::{Value, json};
+
+/// A conversation of these lines, with the likeliest tokens.
+fn chat(args: &[&str], lines: &[&str]) -> Output {
+    let args = [&["chat", "--temp", "0", "-n", "12", "--device", "cpu"], args].concat();
+    run_with_input(&args, (lines.join("\n") + "\n").as_bytes())
+}
+
+/// The messages that `/save` writes after these lines.
+fn saved(args: &[&str], lines: &[&str]) -> Vec<Value> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("chat.json");
+    let save = format!("/save {}", path.display());
+    stdout(chat(args, &[lines, &[&save]].concat()));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn roles(messages: &[Value]) -> Vec<&str> {
+    messages.iter().map(|m| m["role"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn stdout_has_the_answers_and_nothing_else() {
+    let output = chat(&[], &["Once upon a time", "", "/stats", "And then?"]);
+    let errors = stderr(&output);
+    let text = stdout(output);
+    let messages = saved(&[], &["Once upon a time", "And then?"]);
+    assert_eq!(roles(&messages), ["user", "assistant", "user", "assistant"]);
+    let answers: String = [1, 3].map(|i| messages[i]["content"].as_str().unwrap().to_owned() + "\n").concat();
+    assert_eq!(text, answers);
+    assert!(text.len() > 20, "{text}");
+    assert!(errors.contains("the model has no chat template"), "{errors}");
+    assert!(!text.contains("User:") && !text.contains('\u{1b}') && !errors.contains("> "), "{errors}");
+    assert_eq!(stdout(chat(&[], &[])), "");
+}
+
+#[test]
+fn only_what_is_new_is_evaluated() {
+    let errors = stderr(&chat(&["--system", "Tell a story."], &["Once upon a time", "/stats", "The end", "/stats"]));
+    let prompts: Vec<&str> = errors.lines().filter(|line| line.starts_with("prompt ")).collect();
+    assert_eq!(prompts.len(), 2, "{errors}");
+    assert!(!prompts[0].contains("cached"), "{errors}");
+    let number = |text: &str| -> usize { text.split_whitespace().next().unwrap().parse().unwrap() };
+    let first = number(prompts[0].trim_start_matches("prompt"));
+    let (second, cached) = prompts[1].trim_start_matches("prompt").split_once('(').unwrap();
+    // All of the first prompt and the answer to it, which has 12 tokens; the last of them was not evaluated yet.
+    assert_eq!(number(cached), first + 11, "{errors}");
+    assert!(number(second) < first, "{errors}");
+    assert!(errors.contains(&format!("context              {} of 512 tokens", first + 12)), "{errors}");
+}
+
+#[test]
+fn commands_change_the_conversation() {
+    let messages = saved(&["--system", "a"], &["One", "Two", "/undo", "/system b c", "//x"]);
+    assert_eq!(roles(&messages), ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!((&messages[0]["content"], &messages[1]["content"]), (&json!("b c"), &json!("One")));
+    assert_eq!(messages[3]["content"], "/x");
+    assert_eq!(saved(&["--system", "a"], &["One", "/reset"]), [json!({"role": "system", "content": "a"})]);
+    assert_eq!(saved(&["--system", "a"], &["One", "/system none", "/undo"]), [json!(null); 0]);
+    let errors = stderr(&chat(&["--system", "a"], &["/system", "/undo", "/regenerate", "/help"]));
+    for part in ["\na\n", "there is nothing to take back", "there is nothing to answer", "/exit "] {
+        assert!(errors.contains(part), "{part:?}: {errors}");
+    }
+    assert_eq!(stdout(chat(&[], &["/exit", "Not read"])), "");
+}
+
+#[test]
+fn answers_are_given_anew() {
+    let sampled = ["/set temp 1.5", "/set top_k 0", "/set seed 3"];
+    let text = stdout(chat(&[], &[&sampled[..], &["Once upon a time", "/regenerate", "/regenerate"]].concat()));
+    let again = stdout(chat(&[], &[&sampled[..], &["Once upon a time", "/regenerate", "/regenerate"]].concat()));
+    assert_eq!(text, again);
+    let messages = saved(&[], &[&sampled[..], &["Once upon a time", "/regenerate"]].concat());
+    assert_eq!(roles(&messages), ["user", "assistant"]);
+    let first = saved(&[], &[&sampled[..], &["Once upon a time"]].concat());
+    assert_ne!(first[1], messages[1]);
+    assert!(text.starts_with(&format!(
+        "{}\n{}\n",
+        first[1]["content"].as_str().unwrap(),
+        messages[1]["content"].as_str().unwrap()
+    )));
+}
+
+#[test]
+fn conversations_are_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("chat.json");
+    let messages = json!([
+        {"role": "system", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "Once"},
+        {"role": "assistant", "content": "upon"},
+    ]);
+    std::fs::write(&path, messages.to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    for (args, lines) in [(vec![], vec![format!("/load {path}")]), (vec!["--load", path], vec![])] {
+        let lines: Vec<_> = lines.iter().map(String::as_str).chain(["a time"]).collect();
+        let messages = saved(&args, &lines);
+        assert_eq!(roles(&messages), ["system", "user", "assistant", "user", "assistant"]);
+        assert_eq!((&messages[0]["content"], &messages[2]["content"]), (&json!("a"), &json!("upon")));
+    }
+    std::fs::write(path, "{}").unwrap();
+    let output = chat(&["--load", path], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("has no list of messages in JSON"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_oldest_turns_make_room() {
+    let long = "Once upon a time there was a little girl";
+    let lines = [long, long, long, long];
+    let output = chat(&["-c", "96", "--system", "Go on."], &lines);
+    let errors = stderr(&output);
+    assert!(errors.contains(" tokens of 96: dropped the oldest turn"), "{errors}");
+    assert_eq!(stdout(output).lines().count(), 4);
+    let messages = saved(&["-c", "96", "--system", "Go on."], &lines);
+    assert_eq!(roles(&messages)[..2], ["system", "user"]);
+    assert!(messages.len() < 9, "{messages:?}");
+
+    let output = chat(&["-c", "12"], &[long, long]);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), &b""[..]));
+    assert!(stderr(&output).contains("there is nothing but the last message to drop"), "{}", stderr(&output));
+}
+
+#[test]
+fn templates_come_from_files_and_may_refuse() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("template.jinja");
+    let path = path.to_str().unwrap();
+    let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('No system, please') }}{% endif %}\
+                  {{ m.content }} {% endfor %}";
+    std::fs::write(path, source).unwrap();
+    let output = chat(&["--chat-template", path], &["Once upon a time"]);
+    assert!(!stderr(&output).contains("no chat template"));
+    assert!(!stdout(output).is_empty());
+    let output = chat(&["--chat-template", path, "--system", "x"], &["Once upon a time"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("refuses this conversation: No system, please"), "{}", stderr(&output));
+    std::fs::write(path, "{% if %}").unwrap();
+    let output = chat(&["--chat-template", path], &["x"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("template.jinja: the chat template does not compile"), "{}", stderr(&output));
+}
+
+#[test]
+fn wrong_lines_end_a_script() {
+    for (line, message) in [
+        ("/rest", "there is no command /rest"),
+        ("/set temp hot", "\"hot\" is no value for temp"),
+        ("/set top_p 2", "top_p"),
+        ("/load", "/load needs the name of a file"),
+        ("/load /no/such/file", "cannot read /no/such/file"),
+    ] {
+        let output = chat(&[], &[line, "Not answered"]);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(stderr(&output).contains(message), "{line}: {}", stderr(&output));
+        assert_eq!(output.stdout, b"", "{line}");
+    }
+}
