@@ -21,7 +21,11 @@ fn devices_are_listed_with_what_auto_takes() {
     assert!(text.lines().last().unwrap().starts_with("auto    "), "{text}");
 
     let json: Value = serde_json::from_str(&stdout(run(&["devices", "--json"]))).unwrap();
-    let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let keys = |v: &Value| {
+        let mut keys: Vec<_> = v.as_object().unwrap().keys().cloned().collect();
+        keys.sort();
+        keys
+    };
     assert_eq!(keys(&json), ["auto", "cpu", "gpus", "no_gpu"]);
     assert_eq!(keys(&json["cpu"]), ["physical_cores", "simd"]);
     assert_eq!(keys(&json["auto"]), ["device", "reason"]);

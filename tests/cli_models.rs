@@ -45,22 +45,22 @@ fn info_tells_what_is_in_a_file() {
     let info = info(Path::new(TALES));
     let keys: Vec<_> = info.as_object().unwrap().keys().map(String::as_str).collect();
     let documented = [
-        "architecture",
-        "bits_per_weight",
         "file",
         "file_bytes",
         "gguf_version",
-        "memory",
-        "name",
-        "parameters",
         "parts",
-        "problem",
+        "architecture",
+        "name",
         "runnable",
-        "sizes",
+        "problem",
+        "parameters",
         "tensor_bytes",
+        "bits_per_weight",
         "tensor_types",
-        "tensors",
+        "sizes",
         "tokenizer",
+        "memory",
+        "tensors",
     ];
     assert_eq!(keys, documented);
     assert_eq!((&info["name"], &info["runnable"], &info["problem"]), (&json!("tales-15m"), &json!(true), &Value::Null));
@@ -124,6 +124,20 @@ fn info_shows_vocabularies_and_unknown_architectures() {
     assert_eq!((&shown["architecture"], &shown["sizes"]["n_layer"]), (&json!("gpt-17"), &json!(3)));
     assert_eq!((&shown["parameters"], &shown["runnable"]), (&json!(8), &json!(false)));
     assert!(shown["problem"].as_str().unwrap().contains("\"gpt-17\" is not supported"), "{shown}");
+}
+
+#[test]
+fn info_prints_chat_templates() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("template.gguf");
+    let mut metadata = Metadata::new();
+    metadata.set("tokenizer.chat_template", "{% for m in messages %}\n\t{{ m.content }}{% endfor %}");
+    GgufWriter::new(std::fs::File::create(&path).unwrap(), 3, &metadata, &[]).unwrap().finish().unwrap();
+    let text = stdout(run(&["info", "-m", path.to_str().unwrap(), "--chat-template"]));
+    assert_eq!(text, "{% for m in messages %}\n\t{{ m.content }}{% endfor %}\n");
+    let output = run(&["info", "--chat-template"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("stories260K (built in) has no chat template"), "{}", stderr(&output));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use metal_attention::Error;
 use metal_attention::gguf::{GgufFile, Tensor};
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
 use metal_attention_model::{ModelSpec, Weights};
@@ -24,11 +25,13 @@ and, where asked for, metadata and tensors. What a file does not say is null.
 
 Examples:
   metal-attention info -m model.gguf
-  metal-attention info -m model.gguf --json --tensors";
+  metal-attention info -m model.gguf --json --tensors
+  metal-attention info -m model.gguf --chat-template > template.jinja";
 
 /// Show what is in a model file
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
+#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -41,6 +44,10 @@ pub struct Args {
     #[arg(long)]
     tensors: bool,
 
+    /// Print the chat template, whole and nothing else
+    #[arg(long, conflicts_with_all = ["metadata", "tensors", "json"])]
+    chat_template: bool,
+
     /// Write one JSON object
     #[arg(long)]
     json: bool,
@@ -49,8 +56,13 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let file = args.model.open_gguf()?;
-    let info = Info::of(&file);
     let mut out = io::stdout().lock();
+    if args.chat_template {
+        let template = file.metadata().str("tokenizer.chat_template").map_err(Error::from)?;
+        let none = || CliError::General(format!("{} has no chat template", args.model.name()));
+        return writeln!(out, "{}", template.ok_or_else(none)?).map_err(CliError::stdout);
+    }
+    let info = Info::of(&file);
     let done = if args.json { info.write_json(args, &mut out) } else { info.write_text(args, &mut out) };
     done.and_then(|()| out.flush()).map_err(CliError::stdout)
 }

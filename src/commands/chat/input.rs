@@ -6,7 +6,7 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::history::DefaultHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
-use rustyline::{Context, Editor, Helper};
+use rustyline::{CompletionType, Config, Context, Editor, Helper};
 
 use super::commands::NAMES;
 use crate::cli_error::CliError;
@@ -26,7 +26,9 @@ impl Input {
         if !interactive {
             return Ok(Self::Lines(std::io::stdin().lines()));
         }
-        let mut editor = Editor::new().map_err(|e| CliError::General(format!("cannot read from the terminal: {e}")))?;
+        let config = Config::builder().completion_type(CompletionType::List).build();
+        let mut editor = Editor::with_config(config)
+            .map_err(|e| CliError::General(format!("cannot read from the terminal: {e}")))?;
         editor.set_helper(Some(Assistance));
         Ok(Self::Terminal(Box::new(editor)))
     }

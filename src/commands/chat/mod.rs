@@ -133,13 +133,17 @@ impl Chat {
         let Some(text) = self.input.read()? else { return Ok(false) };
         match commands::parse(&text) {
             Ok(Command::Exit) => return Ok(false),
-            Ok(command) => match self.carry_out(command) {
-                Ok(()) => {}
-                // In a script, what cannot be said or done ends it.
-                Err(error) if !self.interactive || matches!(error, CliError::Write { .. }) => return Err(error),
-                Err(CliError::Interrupted) => {}
-                Err(error) => note(&format!("error: {error}")),
-            },
+            Ok(command) => {
+                if let Err(error) = self.carry_out(command) {
+                    // In a script, what cannot be said or done ends it.
+                    if !self.interactive || matches!(error, CliError::Write { .. }) {
+                        return Err(error);
+                    }
+                    if !matches!(error, CliError::Interrupted) {
+                        note(&format!("error: {error}"));
+                    }
+                }
+            }
             Err(problem) if self.interactive => note(&problem),
             Err(problem) => return Err(CliError::Usage(problem)),
         }
