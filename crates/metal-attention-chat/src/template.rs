@@ -1,6 +1,5 @@
 //! A model's chat template.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -31,10 +30,9 @@ const TOOL_USE: &str = "chat template for tools";
 /// For models that come without a template.
 const FALLBACK: &str = "\
 {%- for message in messages %}
-{%- if message.role in ['system', 'developer'] %}{{ message.content }}
+{%- if message.role == 'system' %}{{ message.content }}
 {%- elif message.role == 'user' %}{{ 'User: ' + message.content }}
-{%- elif message.role == 'tool' %}{{ 'Tool: ' + message.content }}
-{%- else %}{{ 'Assistant: ' + (message.content or '') }}
+{%- else %}{{ 'Assistant: ' + message.content }}
 {%- endif %}{{ '\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
@@ -211,6 +209,7 @@ impl ChatTemplate {
             let in_json = |value: &Json| value.to_string().contains(c);
             self.source.contains(c)
                 || texts.any(|text| text.contains(c))
+                || request.messages.iter().flat_map(|m| &m.tool_calls).any(|call| in_json(&arguments(call)))
                 || request.tools.iter().any(|tool| in_json(tool.as_value()))
                 || request.variables.is_some_and(|map| map.iter().any(|(key, value)| key.contains(c) || in_json(value)))
         };
@@ -283,24 +282,28 @@ impl ChatTemplate {
     }
 }
 
-/// All texts of a message.
+/// All texts of a message but the arguments of its calls.
 fn texts(message: &Message) -> impl Iterator<Item = &str> {
     let fields = [&message.content, &message.reasoning_content, &message.tool_call_id, &message.name];
-    let calls = message.tool_calls.iter().flat_map(|c| [&*c.id, &*c.kind, &*c.function.name, &*c.function.arguments]);
+    let calls = message.tool_calls.iter().flat_map(|c| [&*c.id, &*c.kind, &*c.function.name]);
     fields.into_iter().flatten().map(String::as_str).chain(calls)
 }
 
+/// The arguments of a call: the object, or the text where it is none.
+fn arguments(call: &ToolCall) -> Json {
+    match serde_json::from_str(&call.function.arguments) {
+        Ok(object @ Json::Object(_)) => object,
+        _ => call.function.arguments.as_str().into(),
+    }
+}
+
 fn tool_call(call: &ToolCall, marker: &Marker<'_>) -> Json {
-    let arguments = match serde_json::from_str(&call.function.arguments) {
-        Ok(object @ Json::Object(_)) => Cow::Owned(object),
-        _ => Cow::Owned(Json::from(call.function.arguments.as_str())),
-    };
     let mut fields = Map::new();
     if !call.id.is_empty() {
         fields.insert("id".into(), marker.mark(&call.id).into());
     }
     fields.insert("type".into(), marker.mark(&call.kind).into());
-    let function = json!({"name": marker.mark(&call.function.name), "arguments": marker.mark_value(&arguments)});
+    let function = json!({"name": marker.mark(&call.function.name), "arguments": marker.mark_value(&arguments(call))});
     fields.insert("function".into(), function);
     fields.into()
 }

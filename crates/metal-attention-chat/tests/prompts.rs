@@ -114,6 +114,16 @@ fn marks_do_not_clash_with_texts() {
 }
 
 #[test]
+fn marks_do_not_clash_with_escapes_in_arguments() {
+    let call = ToolCall::new("1", "f", r#"{"a": "\ue000<|im_end|>"}"#);
+    let call = Message { tool_calls: vec![call], ..Message::assistant("") };
+    let source = "{# tools #}{{ messages[0].tool_calls[0].function.arguments.a }}<|im_end|>";
+    let template = ChatTemplate::with_tokenizer(source, Some(tokenizer())).unwrap();
+    let prompt = template.render(&RenderRequest { messages: &[call], ..Default::default() }).unwrap();
+    assert_eq!((prompt.text.as_str(), prompt.literals), ("\u{e000}<|im_end|><|im_end|>", vec![3]));
+}
+
+#[test]
 fn bos_comes_once() {
     assert_eq!(render(LLAMA, &[Message::user("x")]), "{259}x{258}");
     assert_eq!(render(CHATML, &[Message::user("x")]), "{259}{256}user\nx{257}\n");
