@@ -81,6 +81,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     interrupt::listen()?;
     let start = Instant::now();
+    args.model.fetch()?;
     let progress = Progress::spinner("loading the model");
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
