@@ -1,7 +1,9 @@
 //! The forward pass on the CPU, in the order of the paper: embedding; per layer
 //! attention and feed-forward, each with its norm and residual; output head.
 
-use metal_attention_model::{AttentionSpec, BatchToken, FeedForward, LayerTrace, Mixer, ModelSpec, Profiler, Rope};
+use metal_attention_model::{
+    AttentionSpec, BatchToken, FeedForward, LayerTrace, Mixer, ModelSpec, PageTable, Profiler, Rope,
+};
 
 use crate::activations::Q8Activations;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
@@ -68,6 +70,8 @@ pub(crate) struct Run<'a> {
     pub(crate) weights: &'a PreparedWeights,
     pub(crate) pool: &'a ThreadPool,
     pub(crate) isa: Isa,
+    /// Where the tokens lie in the KV cache, those of the batch included.
+    pub(crate) pages: &'a PageTable,
     pub(crate) s: &'a mut Scratch,
     /// Takes a lap after every kernel, where somebody asked for a profile.
     pub(crate) profiler: Option<&'a mut Profiler>,
@@ -172,7 +176,7 @@ impl Run<'_> {
 
         let s = &mut *self.s;
         let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
-        let places = cache.places;
+        let (places, pages) = (cache.places, self.pages);
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
         let (keys, values) = (SharedMut::new(&mut cache.keys), SharedMut::new(&mut cache.values));
         let (cos, sin) = (&s.cos, &s.sin);
@@ -196,15 +200,16 @@ impl Run<'_> {
             for x in q {
                 *x *= a.scale;
             }
+            let BatchToken { seq, pos, .. } = tokens[t];
+            let page = pages.page(seq, pos);
             for h in 0..a.n_head_kv {
-                let BatchToken { seq, pos, .. } = tokens[t];
                 // SAFETY: the CPU has `isa`; each token owns its lane of the keys and its row of the values.
                 unsafe {
                     isa.run(StoreKeyValue {
                         key: &k[h * dim..][..dim],
                         value: &v[h * dim..][..dim],
-                        key_out: keys.at(places.key_at(seq, h, pos)),
-                        value_out: values.at(places.value_at(seq, h, pos)),
+                        key_out: keys.at(places.key_at(page, h, pos)),
+                        value_out: values.at(places.value_at(page, h, pos)),
                     });
                 }
             }
@@ -233,7 +238,7 @@ impl Run<'_> {
         /// Floats of split results held at once.
         const PARTIAL: usize = 1 << 20;
 
-        let (dim, group) = (a.head_dim, a.n_head / a.n_head_kv);
+        let (dim, group, pages) = (a.head_dim, a.n_head / a.n_head_kv, self.pages);
         let len = padded(dim);
         let s = &mut *self.s;
         resize(&mut s.att, tokens.len() * a.n_head * dim);
@@ -281,14 +286,16 @@ impl Run<'_> {
                         }
                     })
                     .collect();
-                let seq = tokens[token].seq;
                 // SAFETY: the CPU has `isa`; the queries' results are this task's own; the cache holds every
                 // position below `end`.
                 unsafe {
                     isa.run(Attention {
                         queries: &queries,
-                        keys: cache.keys[cache.places.key_at(seq, head, 0)..].as_ptr(),
-                        values: cache.values[cache.places.value_at(seq, head, 0)..].as_ptr(),
+                        keys: cache.keys[cache.places.key_at(0, head, 0)..].as_ptr(),
+                        values: cache.values[cache.places.value_at(0, head, 0)..].as_ptr(),
+                        pages: pages.pages(tokens[token].seq),
+                        page_keys: cache.places.page_keys(),
+                        page_values: cache.places.page_values(),
                         head_dim: dim,
                         start: (first_split + split) * SPLIT,
                     });

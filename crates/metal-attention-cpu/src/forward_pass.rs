@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile, Profiler,
-    Weights, check_batch,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, PAGE, PageTable, PageUse,
+    Phase, Profile, Profiler, Weights,
 };
 
 use crate::cores::physical_cores;
@@ -26,6 +26,9 @@ pub struct CpuOptions {
     pub n_ctx: usize,
     /// Sequences that the KV cache holds.
     pub n_seq: usize,
+    /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for
+    /// each sequence.
+    pub n_cache: Option<usize>,
     /// Threads to compute with.
     pub n_threads: usize,
     /// Element type of the KV cache.
@@ -44,6 +47,7 @@ impl Default for CpuOptions {
         Self {
             n_ctx: 4096,
             n_seq: 1,
+            n_cache: None,
             n_threads: physical_cores(),
             cache_type: CacheType::default(),
             exact: false,
@@ -69,8 +73,8 @@ pub struct CpuForwardPass {
     spec: ModelSpec,
     weights: PreparedWeights,
     cache: Cache,
-    /// Length of each sequence.
-    n_past: Vec<usize>,
+    /// Which page of the cache holds what.
+    pages: PageTable,
     scratch: Scratch,
     logits: Vec<f32>,
     pool: ThreadPool,
@@ -100,15 +104,17 @@ impl CpuForwardPass {
         let ranges = [
             ("the context length", options.n_ctx, usize::MAX),
             ("the number of sequences", options.n_seq, usize::MAX),
+            ("the size of the KV cache", options.n_cache.unwrap_or(1), usize::MAX),
             ("the number of threads", options.n_threads, MAX_THREADS),
             ("the ubatch size", options.n_ubatch, usize::MAX),
         ];
         if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
             return Err(CpuError::Option { option, max });
         }
+        let n_pages = PageTable::n_pages(options.n_cache, options.n_ctx, options.n_seq).unwrap_or(usize::MAX);
         let cache = match options.cache_type {
-            CacheType::F16 => Cache::F16(layer_caches(&spec, options)?),
-            CacheType::F32 => Cache::F32(layer_caches(&spec, options)?),
+            CacheType::F16 => Cache::F16(layer_caches(&spec, n_pages)?),
+            CacheType::F32 => Cache::F32(layer_caches(&spec, n_pages)?),
         };
         let n_threads = options.n_threads;
         let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
@@ -116,7 +122,7 @@ impl CpuForwardPass {
         Ok(Self {
             weights: PreparedWeights::new(&pool, weights, options.exact)?,
             cache,
-            n_past: vec![0; options.n_seq],
+            pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
             scratch: Scratch::default(),
             logits: Vec::new(),
             pool,
@@ -153,17 +159,16 @@ impl CpuForwardPass {
     }
 }
 
-fn layer_caches<E: Element>(spec: &ModelSpec, options: &CpuOptions) -> Result<Vec<LayerCache<E>>, CpuError> {
+fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<LayerCache<E>>, CpuError> {
     let mut bytes = 0;
     let layers: Option<Vec<_>> = spec
         .layers
         .iter()
         .map(|layer| {
             let Mixer::Attention(a) = &layer.mixer else { return None };
-            let elements = (options.n_seq as u64).saturating_mul(options.n_ctx as u64);
-            let per_token = (a.n_head_kv * (a.head_dim + padded(a.head_dim)) * size_of::<E>()) as u64;
-            bytes = elements.saturating_mul(per_token).saturating_add(bytes);
-            LayerCache::new(options.n_seq, options.n_ctx, a.n_head_kv, a.head_dim)
+            let per_page = (PAGE * a.n_head_kv * (a.head_dim + padded(a.head_dim)) * size_of::<E>()) as u64;
+            bytes = (n_pages as u64).saturating_mul(per_page).saturating_add(bytes);
+            LayerCache::new(n_pages, a.n_head_kv, a.head_dim)
         })
         .collect();
     layers.ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })
@@ -183,17 +188,23 @@ impl ForwardPass for CpuForwardPass {
     }
 
     fn n_seq(&self) -> usize {
-        self.n_past.len()
+        self.pages.n_seq()
     }
 
     fn n_past(&self, seq: usize) -> usize {
-        self.n_past.get(seq).copied().unwrap_or(0)
+        self.pages.n_past(seq)
     }
 
     fn truncate_seq(&mut self, seq: usize, n: usize) {
-        if let Some(n_past) = self.n_past.get_mut(seq) {
-            *n_past = n.min(*n_past);
-        }
+        self.pages.truncate(seq, n);
+    }
+
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+        self.pages.share(from, to, n)
+    }
+
+    fn cache_pages(&self) -> PageUse {
+        self.pages.usage()
     }
 
     fn kv_cache_bytes(&self) -> usize {
@@ -219,7 +230,6 @@ impl ForwardPass for CpuForwardPass {
         mut trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
         let n_vocab = self.spec.n_vocab;
-        check_batch(batch, n_vocab, self.n_ctx, &self.n_past)?;
         let n_logits = batch.iter().filter(|t| t.logits).count() * n_vocab;
         if self.logits.len() < n_logits {
             let more = n_logits - self.logits.len();
@@ -227,6 +237,13 @@ impl ForwardPass for CpuForwardPass {
                 .try_reserve_exact(more)
                 .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_logits })?;
             self.logits.resize(n_logits, 0.0);
+        }
+        // From here on nothing fails.
+        for copy in self.pages.append(batch, n_vocab)? {
+            match &mut self.cache {
+                Cache::F16(layers) => layers.iter_mut().for_each(|layer| layer.copy(copy)),
+                Cache::F32(layers) => layers.iter_mut().for_each(|layer| layer.copy(copy)),
+            }
         }
         let mut done = 0;
         for tokens in batch.chunks(self.n_ubatch) {
@@ -240,6 +257,7 @@ impl ForwardPass for CpuForwardPass {
                 weights: &self.weights,
                 pool: &self.pool,
                 isa: self.isa,
+                pages: &self.pages,
                 s: &mut self.scratch,
                 profiler: self.profiler.as_mut(),
             };
@@ -252,9 +270,6 @@ impl ForwardPass for CpuForwardPass {
                 Cache::F32(layers) => run.forward(layers, tokens, logits, trace),
             }
             done += n;
-        }
-        for token in batch {
-            self.n_past[token.seq] += 1;
         }
         Ok(Logits::new(&self.logits[..n_logits], n_vocab))
     }

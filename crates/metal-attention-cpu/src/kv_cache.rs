@@ -1,12 +1,14 @@
-//! The KV cache: keys and values of every token so far, per layer and sequence.
+//! The KV cache: keys and values of every token so far, per layer, in pages of [`PAGE`] positions that the sequences'
+//! [`PageTable`](metal_attention_model::PageTable) names.
 //!
-//! Per layer, sequence and KV head:
-//! - keys in groups of 16 positions, `[n_ctx / 16, head_dim, 16]`, so that one
+//! Per layer, page and KV head:
+//! - keys in groups of 16 positions, `[PAGE / 16, head_dim, 16]`, so that one
 //!   vector holds one element of 16 keys and scores need no horizontal sums;
-//! - values as rows, `[n_ctx, padded head_dim]`, padded to whole vectors.
+//! - values as rows, `[PAGE, padded head_dim]`, padded to whole vectors.
 
 use half::f16;
 pub use metal_attention_model::CacheType;
+use metal_attention_model::{PAGE, PageCopy};
 
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -65,7 +67,7 @@ pub(crate) fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES)
 }
 
-/// Keys and values of one layer, all sequences.
+/// Keys and values of one layer, all pages.
 pub(crate) struct LayerCache<E> {
     pub(crate) keys: Vec<E>,
     pub(crate) values: Vec<E>,
@@ -77,20 +79,25 @@ pub(crate) struct LayerCache<E> {
 pub(crate) struct Places {
     n_head_kv: usize,
     head_dim: usize,
-    /// Positions per sequence, a multiple of [`LANES`].
-    n_ctx: usize,
 }
 
 impl<E: Element> LayerCache<E> {
     /// A zeroed cache. `None` when there is no memory for it.
-    pub(crate) fn new(n_seq: usize, n_ctx: usize, n_head_kv: usize, head_dim: usize) -> Option<Self> {
-        let n_ctx = n_ctx.checked_next_multiple_of(LANES)?;
-        let rows = n_seq.checked_mul(n_ctx)?.checked_mul(n_head_kv)?;
+    pub(crate) fn new(n_pages: usize, n_head_kv: usize, head_dim: usize) -> Option<Self> {
+        let places = Places { n_head_kv, head_dim };
         Some(Self {
-            keys: zeroed(rows.checked_mul(head_dim)?)?,
-            values: zeroed(rows.checked_mul(padded(head_dim))?)?,
-            places: Places { n_head_kv, head_dim, n_ctx },
+            keys: zeroed(n_pages.checked_mul(places.page_keys())?)?,
+            values: zeroed(n_pages.checked_mul(places.page_values())?)?,
+            places,
         })
+    }
+
+    /// Copies a whole page.
+    pub(crate) fn copy(&mut self, PageCopy { from, to }: PageCopy) {
+        let (keys, values) = (self.places.page_keys(), self.places.page_values());
+        let (from, to) = (from as usize, to as usize);
+        self.keys.copy_within(from * keys..(from + 1) * keys, to * keys);
+        self.values.copy_within(from * values..(from + 1) * values, to * values);
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -133,16 +140,26 @@ impl<E: Element> Kernel for StoreKeyValue<'_, E> {
 }
 
 impl Places {
-    /// Index in `keys` of element 0 of the key at `pos`; further elements follow
-    /// at a distance of [`LANES`].
-    pub(crate) fn key_at(&self, seq: usize, head: usize, pos: usize) -> usize {
-        let row = (seq * self.n_head_kv + head) * self.n_ctx + pos / LANES * LANES;
-        row * self.head_dim + pos % LANES
+    /// Elements of a page's keys.
+    pub(crate) fn page_keys(&self) -> usize {
+        self.n_head_kv * PAGE * self.head_dim
     }
 
-    /// Index in `values` of the value row at `pos`.
-    pub(crate) fn value_at(&self, seq: usize, head: usize, pos: usize) -> usize {
-        ((seq * self.n_head_kv + head) * self.n_ctx + pos) * padded(self.head_dim)
+    /// Elements of a page's values.
+    pub(crate) fn page_values(&self) -> usize {
+        self.n_head_kv * PAGE * padded(self.head_dim)
+    }
+
+    /// Index in `keys` of element 0 of the key at `pos`, which is in page `page`; further elements follow at a distance
+    /// of [`LANES`].
+    pub(crate) fn key_at(&self, page: u32, head: usize, pos: usize) -> usize {
+        let row = head * PAGE + pos % PAGE / LANES * LANES;
+        page as usize * self.page_keys() + row * self.head_dim + pos % LANES
+    }
+
+    /// Index in `values` of the value row at `pos`, which is in page `page`.
+    pub(crate) fn value_at(&self, page: u32, head: usize, pos: usize) -> usize {
+        page as usize * self.page_values() + (head * PAGE + pos % PAGE) * padded(self.head_dim)
     }
 }
 

@@ -47,6 +47,30 @@ pub enum ForwardError {
         /// Tokens it has room for.
         n_ctx: usize,
     },
+    /// More tokens than the KV cache, which all sequences share, has pages for.
+    #[error(
+        "the KV cache is out of pages: the batch needs {needed} more pages of {page_len} positions and {free} of {total} are free; end or cut a sequence, or ask for a larger KV cache"
+    )]
+    OutOfPages {
+        /// Pages that the batch needs.
+        needed: usize,
+        /// Pages that are free.
+        free: usize,
+        /// Pages there are.
+        total: usize,
+        /// Positions of a page.
+        page_len: usize,
+    },
+    /// More tokens to share than the sequence holds.
+    #[error("sequence {seq} holds {n_past} tokens: its first {n} cannot be shared")]
+    PrefixTooLong {
+        /// The sequence.
+        seq: usize,
+        /// Tokens that were to be shared.
+        n: usize,
+        /// Tokens it holds.
+        n_past: usize,
+    },
     /// Memory for the batch could not be had.
     #[error("out of memory: {what} needs {bytes} bytes")]
     OutOfMemory {

@@ -1,6 +1,6 @@
 //! The one thing every backend does: evaluate a batch of tokens.
 
-use crate::{ForwardError, ModelSpec, Profile, TopK, highest};
+use crate::{ForwardError, ModelSpec, PageUse, Profile, TopK, highest};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub trait ForwardPass: Send {
     /// What runs it.
     fn device(&self) -> DeviceInfo;
 
-    /// Positions each sequence has room for.
+    /// Positions each sequence has room for, as long as there are pages (see [`cache_pages`](Self::cache_pages)).
     fn n_ctx(&self) -> usize;
 
     /// Number of sequences the KV cache holds.
@@ -91,6 +91,14 @@ pub trait ForwardPass: Send {
     /// Cuts sequence `seq` back to its first `n` tokens; no effect when it is
     /// already that short.
     fn truncate_seq(&mut self, seq: usize, n: usize);
+
+    /// Makes sequence `to` the first `n` tokens of sequence `from` without evaluating them; what it held is forgotten.
+    /// On an error the cache is as it was.
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError>;
+
+    /// How full the KV cache is, which all sequences share: less than [`n_ctx`](Self::n_ctx) positions for each of them
+    /// may be left.
+    fn cache_pages(&self) -> PageUse;
 
     /// Bytes of the KV cache.
     fn kv_cache_bytes(&self) -> usize;

@@ -179,7 +179,7 @@ fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{DeviceInfo, ForwardError, LayerTrace, Logits, ModelSpec};
+    use metal_attention_model::{DeviceInfo, ForwardError, LayerTrace, Logits, ModelSpec, PageUse};
 
     use super::*;
     use crate::{CacheType, Device, EngineOptions, Model};
@@ -222,6 +222,12 @@ mod tests {
         }
         fn truncate_seq(&mut self, seq: usize, n: usize) {
             self.pass.truncate_seq(seq, n);
+        }
+        fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+            self.pass.share_prefix(from, to, n)
+        }
+        fn cache_pages(&self) -> PageUse {
+            self.pass.cache_pages()
         }
         fn kv_cache_bytes(&self) -> usize {
             self.pass.kv_cache_bytes()

@@ -19,6 +19,9 @@ pub struct EngineOptions {
     pub n_ctx: Option<usize>,
     /// Sequences the KV cache holds.
     pub n_seq: usize,
+    /// Tokens the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence. A GPU's KV cache
+    /// always has room for `n_ctx` tokens of each.
+    pub n_cache: Option<usize>,
     /// Threads that compute on the CPU. `None`: one for each physical core.
     pub n_threads: Option<usize>,
     /// Number format of the KV cache.
@@ -36,6 +39,7 @@ impl Default for EngineOptions {
             device: Device::Auto,
             n_ctx: None,
             n_seq: 1,
+            n_cache: None,
             n_threads: None,
             cache_type: CacheType::F16,
             exact: false,
@@ -92,6 +96,7 @@ impl EngineOptions {
         let options = CpuOptions {
             n_ctx,
             n_seq: self.n_seq,
+            n_cache: self.n_cache,
             n_threads: self.n_threads.unwrap_or_else(physical_cores),
             cache_type: self.cache_type,
             exact: self.exact,
@@ -149,7 +154,8 @@ fn log(model: &Model, pass: &CpuForwardPass) {
     tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
     tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
     tracing::info!("repacked weights: {}", mib(memory.weights as u64));
-    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache as u64), pass.n_ctx() * pass.n_seq());
+    let pages = pass.cache_pages();
+    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache as u64), pages.total * pages.page_len);
     tracing::info!("scratch: {}", mib(memory.scratch as u64));
 }
 
@@ -165,6 +171,7 @@ mod tests {
         for options in [
             EngineOptions { n_ctx: Some(0), ..cpu.clone() },
             EngineOptions { n_seq: 0, ..cpu.clone() },
+            EngineOptions { n_cache: Some(0), ..cpu.clone() },
             EngineOptions { n_threads: Some(0), ..cpu.clone() },
             EngineOptions { n_ubatch: 0, ..cpu.clone() },
         ] {

@@ -51,9 +51,10 @@ pub use metal_attention_gguf as gguf;
 #[cfg(feature = "gpu")]
 pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, Logits, ModelSpec, Phase, Profile,
-    ProfiledStep, Weights,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, ModelSpec, PageUse,
+    Phase, Profile, ProfiledStep, TopK, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
+pub use stop_strings::StopStrings;
 pub use timings::Timings;

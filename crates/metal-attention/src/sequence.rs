@@ -179,7 +179,7 @@ impl Sequence {
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{DeviceInfo, LayerTrace, Logits, ModelSpec};
+    use metal_attention_model::{DeviceInfo, LayerTrace, Logits, ModelSpec, PageUse};
 
     use super::*;
     use crate::sampling::SamplerOptions;
@@ -206,6 +206,12 @@ mod tests {
         }
         fn truncate_seq(&mut self, seq: usize, n: usize) {
             self.0.truncate_seq(seq, n);
+        }
+        fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+            self.0.share_prefix(from, to, n)
+        }
+        fn cache_pages(&self) -> PageUse {
+            self.0.cache_pages()
         }
         fn kv_cache_bytes(&self) -> usize {
             self.0.kv_cache_bytes()

@@ -7,13 +7,15 @@
 //! arithmetic of a token does not depend on which other tokens are computed
 //! beside it: prefill and decode give the same bits.
 
+use metal_attention_model::PAGE;
+
 use crate::kv_cache::{Element, padded};
 use crate::simd::{Kernel, LANES, Simd, exp, prefetch};
 
 /// Positions per split.
 pub(crate) const SPLIT: usize = 512;
-/// Positions whose scores are held at once.
-const CHUNK: usize = 64;
+/// Positions whose scores are held at once: a page, so that pages are looked up once a chunk.
+const CHUNK: usize = PAGE;
 /// Query rows that share every load of keys and values.
 const ROWS: usize = 4;
 /// Queries of a task that reads the cache for one token: the heads that share keys.
@@ -38,13 +40,28 @@ pub(crate) struct Query {
 /// Query rows against one split of one KV head's cache.
 pub(crate) struct Attention<'a, E> {
     pub(crate) queries: &'a [Query],
-    /// The KV head's keys, `[n_ctx / 16, head_dim, 16]`.
+    /// The KV head's keys in page 0, `[PAGE / 16, head_dim, 16]`.
     pub(crate) keys: *const E,
-    /// The KV head's values, `[n_ctx, padded(head_dim)]`.
+    /// The KV head's values in page 0, `[PAGE, padded(head_dim)]`.
     pub(crate) values: *const E,
+    /// The sequence's pages.
+    pub(crate) pages: &'a [u32],
+    /// Elements from the keys of a page to those of the next.
+    pub(crate) page_keys: usize,
+    /// Elements from the values of a page to those of the next.
+    pub(crate) page_values: usize,
     pub(crate) head_dim: usize,
     /// First position of the split.
     pub(crate) start: usize,
+}
+
+/// The KV head's part of a page.
+#[derive(Clone, Copy)]
+struct Page<E> {
+    keys: *const E,
+    values: *const E,
+    /// The keys of the sequence's next page.
+    next_keys: *const E,
 }
 
 impl<E: Element> Kernel for Attention<'_, E> {
@@ -81,14 +98,15 @@ impl<E: Element> Attention<'_, E> {
             let first = queries.iter().map(|q| q.first).min().unwrap_or(0).max(self.start) / CHUNK * CHUNK;
             let end = queries.iter().map(|q| q.end).max().unwrap_or(0).min(self.start + SPLIT);
             for chunk in (first..end).step_by(CHUNK) {
+                let page = self.page(chunk / PAGE);
                 let n = CHUNK.min(end - chunk).next_multiple_of(LANES);
                 let mut i = 0;
                 while S::TILE >= 8 && n - i >= 2 * LANES {
-                    self.score::<S, R, 2>(queries, &mut scores, chunk, i);
+                    self.score::<S, R, 2>(queries, &mut scores, page, i);
                     i += 2 * LANES;
                 }
                 while i < n {
-                    self.score::<S, R, 1>(queries, &mut scores, chunk, i);
+                    self.score::<S, R, 1>(queries, &mut scores, page, i);
                     i += LANES;
                 }
                 for r in 0..R {
@@ -131,11 +149,11 @@ impl<E: Element> Attention<'_, E> {
                 let n = CHUNK.min(end - chunk);
                 let mut i = 0;
                 while S::TILE >= 8 && dim - i >= 4 * LANES {
-                    self.weigh::<S, R, 4>(queries, &scores, chunk, n, i);
+                    self.weigh::<S, R, 4>(queries, &scores, page.values, n, i);
                     i += 4 * LANES;
                 }
                 while i < dim {
-                    self.weigh::<S, R, 1>(queries, &scores, chunk, n, i);
+                    self.weigh::<S, R, 1>(queries, &scores, page.values, n, i);
                     i += LANES;
                 }
             }
@@ -145,19 +163,40 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
-    /// Scores of the `16 G` positions from `chunk + at` (a multiple of 16) on.
+    /// The `i`-th page of the sequence.
+    #[inline(always)]
+    unsafe fn page(&self, i: usize) -> Page<E> {
+        let page = self.pages[i] as usize;
+        // After the last page its own keys are fetched again, which costs nothing.
+        let next = self.pages.get(i + 1).map_or(page, |&next| next as usize);
+        // SAFETY: the table names pages of the cache.
+        unsafe {
+            Page {
+                keys: self.keys.add(page * self.page_keys),
+                values: self.values.add(page * self.page_values),
+                next_keys: self.keys.add(next * self.page_keys),
+            }
+        }
+    }
+
+    /// Scores of the `16 G` positions of a page from `at` (a multiple of 16) on.
     #[inline(always)]
     unsafe fn score<S: Simd, const R: usize, const G: usize>(
         &self,
         queries: &[Query; R],
         scores: &mut [[f32; CHUNK]; R],
-        chunk: usize,
+        page: Page<E>,
         at: usize,
     ) {
-        // SAFETY: the groups of 16 lie in the cache, whose length is rounded up to whole groups.
+        // SAFETY: the groups of 16 lie in the page, which is whole groups.
         unsafe {
-            let keys = self.keys.add((chunk + at) * self.head_dim);
-            let values = self.values.add((chunk + at) * padded(self.head_dim));
+            let keys = page.keys.add(at * self.head_dim);
+            let values = page.values.add(at * padded(self.head_dim));
+            let ahead = at * self.head_dim + AHEAD;
+            let ahead = match ahead.checked_sub(PAGE * self.head_dim) {
+                Some(ahead) => page.next_keys.wrapping_add(ahead),
+                None => page.keys.wrapping_add(ahead),
+            };
             // Few queries wait for memory: fetch the next keys, and the values that these scores are for.
             let fetch = self.queries.len() <= FEW;
             let mut acc = [[S::f_splat(0.0); G]; R];
@@ -165,7 +204,7 @@ impl<E: Element> Attention<'_, E> {
                 if fetch {
                     for g in 0..G {
                         let at = (g * self.head_dim + d) * LANES;
-                        prefetch(keys.wrapping_add(AHEAD + at).cast());
+                        prefetch(ahead.wrapping_add(at).cast());
                         prefetch(values.wrapping_add(at).cast());
                     }
                 }
@@ -184,13 +223,13 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
-    /// Adds the weighted values of `n` positions, elements `at..at + 16 V`.
+    /// Adds the weighted values of the first `n` rows of `values`, elements `at..at + 16 V`.
     #[inline(always)]
     unsafe fn weigh<S: Simd, const R: usize, const V: usize>(
         &self,
         queries: &[Query; R],
         weights: &[[f32; CHUNK]; R],
-        pos: usize,
+        values: *const E,
         n: usize,
         at: usize,
     ) {
@@ -204,15 +243,15 @@ impl<E: Element> Attention<'_, E> {
                 }
             }
             for i in 0..n {
-                let row = self.values.add((pos + i) * dim + at);
-                let mut values = [S::f_splat(0.0); V];
+                let row = values.add(i * dim + at);
+                let mut elements = [S::f_splat(0.0); V];
                 for v in 0..V {
-                    values[v] = E::load::<S>(row.add(v * LANES));
+                    elements[v] = E::load::<S>(row.add(v * LANES));
                 }
                 for r in 0..R {
                     let weight = S::f_splat(weights[r][i]);
                     for v in 0..V {
-                        acc[r][v] = S::f_fma(weight, values[v], acc[r][v]);
+                        acc[r][v] = S::f_fma(weight, elements[v], acc[r][v]);
                     }
                 }
             }

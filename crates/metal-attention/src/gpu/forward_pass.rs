@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use metal_attention_kernels::kernels::{self, MAX_TOP_K};
+use metal_attention_kernels::kernels::{self, AttentionShape, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor};
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, Readback, StepSize, batch_words};
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, Phase, Profile,
-    Profiler, TopK, Weights, check_batch, highest,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, PageUse, Phase,
+    Profile, Profiler, TopK, Weights, check_batch, check_share, highest,
 };
 
 use super::activations::{Activations, Widths};
@@ -51,6 +51,8 @@ pub struct GpuForwardPass {
     pub(super) spec: ModelSpec,
     pub(super) s: Activations,
     pub(super) cache: GpuKvCache,
+    /// The shape of each layer's attention.
+    shapes: Vec<AttentionShape>,
     one: Plan,
     sequences: Plan,
     few: Plan,
@@ -177,6 +179,7 @@ impl GpuForwardPass {
             spec,
             s,
             cache,
+            shapes,
             one,
             sequences,
             few,
@@ -518,6 +521,15 @@ impl ForwardPass for GpuForwardPass {
         if let Some(n_past) = self.cache.n_past.get_mut(seq) {
             *n_past = n.min(*n_past);
         }
+    }
+
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+        check_share(from, to, n, &self.cache.n_past)?;
+        Ok(self.cache.share(&self.gpu, &self.shapes, (from, to, n))?)
+    }
+
+    fn cache_pages(&self) -> PageUse {
+        self.cache.usage(self.n_ctx)
     }
 
     fn kv_cache_bytes(&self) -> usize {
