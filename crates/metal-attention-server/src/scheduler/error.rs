@@ -1,0 +1,81 @@
+//! Why a scheduler did not start, refused a request, or gave one up.
+
+use metal_attention::sampling::SamplingError;
+use metal_attention::{Error, ForwardError};
+
+/// Why a [`Scheduler`](super::Scheduler) could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An option outside its range.
+    #[error("the scheduler option {option} is {value}, but it must be {allowed}")]
+    Option {
+        /// The option's name, a field of [`SchedulerOptions`](super::SchedulerOptions).
+        option: &'static str,
+        /// The number that was given.
+        value: usize,
+        /// What would be accepted.
+        allowed: String,
+    },
+    /// The model has no tokenizer that can work.
+    #[error(transparent)]
+    Model(#[from] Error),
+    /// The system gave no thread.
+    #[error("could not start the scheduler's thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Why a request was refused: nothing was computed for it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// As many requests wait as may wait.
+    #[error("{n_queue} requests wait already: try again later")]
+    QueueFull {
+        /// Most requests that may wait.
+        n_queue: usize,
+    },
+    /// No new requests are taken.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// There is nothing to continue.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// A prompt that the context, or the whole KV cache, cannot hold.
+    #[error("the prompt has {n_prompt} tokens, but the context has room for {n_ctx}: shorten the prompt")]
+    PromptTooLong {
+        /// Tokens in the prompt.
+        n_prompt: usize,
+        /// Tokens there is room for.
+        n_ctx: usize,
+    },
+    /// A token, of the prompt or of the logit bias, that the model does not know.
+    #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
+    TokenOutOfRange {
+        /// The id that was given.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// Sampling options that make no sense.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+}
+
+/// Why a request that was taken could not be finished.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The forward pass failed.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// The request's constraint failed, or left no token to choose.
+    #[error("the constraint on the text failed: {0}")]
+    Constraint(String),
+    /// A defect: choosing the request's next token panicked.
+    #[error("an internal error ended this request: {0}")]
+    Panicked(String),
+    /// The scheduler ended before the request did.
+    #[error("the server shut down before the request was finished")]
+    ShutDown,
+}

@@ -1,0 +1,58 @@
+//! What a scheduler has done so far, and what it is at.
+
+/// Upper bounds of the buckets of [`Metrics::batch_sizes`]; the last bucket has none.
+pub const BATCH_SIZE_BUCKETS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+/// A snapshot: counters since the start, and gauges of this moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Metrics {
+    /// Tokens of prompts that were evaluated, those computed again after a preemption included.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts that were in the KV cache already.
+    pub cached_tokens: u64,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// Tokens that were evaluated for embeddings.
+    pub embedding_tokens: u64,
+    /// Requests by how they ended.
+    pub requests: Outcomes,
+    /// Steps of the forward pass.
+    pub steps: u64,
+    /// Tokens a step, how many steps had so many: one more bucket than [`BATCH_SIZE_BUCKETS`], not cumulated.
+    pub batch_sizes: [u64; BATCH_SIZE_BUCKETS.len() + 1],
+    /// Tokens of all steps.
+    pub batch_tokens: u64,
+    /// Times that a running request had to give up its pages of the KV cache, to be computed again later.
+    pub preemptions: u64,
+    /// Requests that are running now.
+    pub running: usize,
+    /// Requests that wait now.
+    pub waiting: usize,
+    /// Pages of the KV cache that hold something now, idle prefixes included.
+    pub pages_used: usize,
+    /// Pages of the KV cache that are free now.
+    pub pages_free: usize,
+}
+
+/// Requests by how they ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outcomes {
+    /// The model ended the text.
+    pub end_of_text: u64,
+    /// As many tokens as were asked for.
+    pub length: u64,
+    /// A stop string.
+    pub stop_string: u64,
+    /// No room in the context.
+    pub context_full: u64,
+    /// The deadline.
+    pub deadline: u64,
+    /// The client went away, or the scheduler shut down.
+    pub cancelled: u64,
+    /// An error.
+    pub failed: u64,
+    /// Refused at submission.
+    pub refused: u64,
+    /// Embeddings made.
+    pub embeddings: u64,
+}

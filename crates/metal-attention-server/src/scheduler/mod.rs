@@ -1,0 +1,228 @@
+//! Runs the requests of many clients through one forward pass.
+//!
+//! One thread owns the forward pass. Each of its steps evaluates one batch: the next token of every text that runs, and
+//! as much of the prompts of newcomers as fits. Texts that are finished stay in the KV cache as long as there is room:
+//! a prompt that begins like one of them, or like one that runs, shares its pages.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use metal_attention::sampling::SamplerOptions;
+//! use metal_attention::tokenizer::EncodeOptions;
+//! use metal_attention::{EngineOptions, Model};
+//! use metal_attention_server::scheduler::{Event, Request, Scheduler, SchedulerOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::built_in()?;
+//! let pass = model.forward_pass(&EngineOptions { n_seq: 4, ..Default::default() })?;
+//! let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
+//! let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
+//! let prompt = model.tokenizer()?.encode("Once upon a time", EncodeOptions { add_special: true, ..Default::default() });
+//! let request = Request { prompt, max_tokens: Some(8), sampling: SamplerOptions::greedy(), ..Default::default() };
+//! let mut events = scheduler.submit(request)?;
+//! let mut story = String::new();
+//! while let Some(event) = events.blocking_recv() {
+//!     match event {
+//!         Event::Token { text, .. } | Event::Done { text, .. } => story += &text,
+//!         Event::Failed(why) => return Err(why.into()),
+//!     }
+//! }
+//! assert_eq!(story, ", there was a little girl");
+//! # Ok(())
+//! # }
+//! ```
+
+mod engine;
+mod error;
+mod metrics;
+mod queue;
+mod request;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use metal_attention::sampling::{DRY_SEQUENCE_BREAKERS, Sampler};
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{ForwardPass, Model};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use engine::Engine;
+use queue::{EmbeddingRequest, Shared, Submission};
+
+pub use error::{RequestError, StartError, SubmitError};
+pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
+pub use request::{Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
+
+/// How a [`Scheduler`] shares its forward pass out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulerOptions {
+    /// Texts that run at once; at most the sequences of the forward pass. Those beyond keep more finished texts.
+    pub n_parallel: usize,
+    /// Requests that may wait for a place.
+    pub n_queue: usize,
+    /// Most tokens of a step; at least `n_parallel`. A long prompt is evaluated in steps of so many, between which the
+    /// other texts go on.
+    pub n_batch: usize,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        Self { n_parallel: 1, n_queue: 256, n_batch: 512 }
+    }
+}
+
+/// Hands requests to the thread that runs them. Clones are handles of the same thread, which ends with the last of
+/// them: what is not finished then is cancelled.
+#[derive(Clone)]
+pub struct Scheduler {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    tokenizer: Arc<Tokenizer>,
+    n_queue: usize,
+    n_vocab: usize,
+    /// Tokens of the longest prompt.
+    n_ctx: usize,
+    /// Fails once the thread has ended.
+    ended: watch::Receiver<()>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.close(Instant::now());
+    }
+}
+
+impl Scheduler {
+    /// Starts a thread that runs `pass`, a forward pass of `model`. An error on options that cannot work, and where the
+    /// model has no tokenizer.
+    pub fn start(pass: Box<dyn ForwardPass>, model: Arc<Model>, options: SchedulerOptions) -> Result<Self, StartError> {
+        options.check(&*pass)?;
+        let tokenizer = model.tokenizer()?;
+        let shared = Arc::new(Shared::default());
+        let (alive, ended) = watch::channel(());
+        let pages = pass.cache_pages();
+        let handle = Handle {
+            shared: Arc::clone(&shared),
+            tokenizer: Arc::clone(&tokenizer),
+            n_queue: options.n_queue,
+            n_vocab: pass.spec().n_vocab,
+            n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
+            ended,
+        };
+        let run = move || {
+            let _alive = alive;
+            Engine::new(pass, model, &tokenizer, shared, options).run();
+        };
+        std::thread::Builder::new().name("scheduler".into()).spawn(run)?;
+        Ok(Self { handle: Arc::new(handle) })
+    }
+
+    /// Queues a request. Fails at once when it cannot work, when the queue is full, or while shutting down.
+    pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
+        self.counted(self.queue_text(request))
+    }
+
+    fn queue_text(&self, mut request: Request) -> Result<Events, SubmitError> {
+        self.check_prompt(&request.prompt)?;
+        let mut sampling = std::mem::take(&mut request.sampling);
+        sampling.logit_bias.append(&mut request.logit_bias);
+        self.check_ids(sampling.logit_bias.iter().map(|(id, _)| id))?;
+        let vocabulary = (0..self.handle.n_vocab as u32).map(|id| self.handle.tokenizer.token_bytes(id));
+        let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
+        let (events, receiver) = mpsc::unbounded_channel();
+        let submission = Submission { request, sampler, events, submitted: Instant::now() };
+        self.handle.shared.push(self.handle.n_queue, |queue| queue.texts.push_back(submission))?;
+        Ok(Events { receiver })
+    }
+
+    /// Queues a text for its embedding: the mean over its tokens of the last hidden state after the output norm,
+    /// `[n_embd]`, divided by its length. Fails like [`submit`](Self::submit).
+    pub fn embed(&self, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
+        self.counted(self.queue_embedding(ids))
+    }
+
+    fn queue_embedding(&self, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
+        self.check_prompt(&ids)?;
+        let (answer, receiver) = oneshot::channel();
+        let request = EmbeddingRequest { ids, answer };
+        self.handle.shared.push(self.handle.n_queue, |queue| queue.embeddings.push_back(request))?;
+        Ok(Embedding { receiver })
+    }
+
+    /// What was done so far, and what is going on.
+    pub fn metrics(&self) -> Metrics {
+        let waiting = self.handle.shared.queue().len();
+        let metrics = self.handle.shared.metrics();
+        Metrics { waiting: metrics.waiting + waiting, ..metrics.clone() }
+    }
+
+    /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.
+    pub async fn shut_down(&self, grace: Duration) {
+        let now = Instant::now();
+        self.handle.shared.close(now.checked_add(grace).unwrap_or(now + Duration::from_secs(1 << 32)));
+        // Nothing is ever sent: the wait ends when the thread does.
+        let _ = self.handle.ended.clone().changed().await;
+    }
+
+    fn counted<T>(&self, outcome: Result<T, SubmitError>) -> Result<T, SubmitError> {
+        if outcome.is_err() {
+            self.handle.shared.metrics().requests.refused += 1;
+        }
+        outcome
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), SubmitError> {
+        let n_ctx = self.handle.n_ctx;
+        match prompt.len() {
+            0 => Err(SubmitError::EmptyPrompt),
+            n_prompt if n_prompt > n_ctx => Err(SubmitError::PromptTooLong { n_prompt, n_ctx }),
+            _ => self.check_ids(prompt.iter()),
+        }
+    }
+
+    fn check_ids<'a>(&self, mut ids: impl Iterator<Item = &'a u32>) -> Result<(), SubmitError> {
+        let n_vocab = self.handle.n_vocab;
+        match ids.find(|&&id| id as usize >= n_vocab) {
+            Some(&id) => Err(SubmitError::TokenOutOfRange { id, n_vocab }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl SchedulerOptions {
+    fn check(&self, pass: &dyn ForwardPass) -> Result<(), StartError> {
+        let n_seq = pass.n_seq();
+        let error = |option, value, allowed| Err(StartError::Option { option, value, allowed });
+        if self.n_parallel == 0 || self.n_parallel > n_seq {
+            let allowed = format!("from 1 to the {n_seq} sequences of the forward pass");
+            return error("n_parallel", self.n_parallel, allowed);
+        }
+        if self.n_batch < self.n_parallel {
+            return error("n_batch", self.n_batch, format!("at least n_parallel, {}", self.n_parallel));
+        }
+        if self.n_queue == 0 {
+            return error("n_queue", 0, "at least 1".into());
+        }
+        Ok(())
+    }
+}
+
+/// An embedding to come: a future. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Embedding {
+    receiver: oneshot::Receiver<Result<Vec<f32>, RequestError>>,
+}
+
+impl Future for Embedding {
+    type Output = Result<Vec<f32>, RequestError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.receiver).poll(context).map(|answer| answer.unwrap_or(Err(RequestError::ShutDown)))
+    }
+}

@@ -1,0 +1,156 @@
+//! A request, and the events that answer it.
+
+use std::time::{Duration, Instant};
+
+use metal_attention::sampling::SamplerOptions;
+use tokio::sync::mpsc;
+
+use super::RequestError;
+
+/// A text to continue. The default continues nothing: a prompt has at least one token.
+#[derive(Default)]
+pub struct Request {
+    /// Token ids of the prompt, special tokens included.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplerOptions,
+    /// Most tokens to generate. `None`: until the model ends the text or the context is full.
+    pub max_tokens: Option<usize>,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Never choose a token that ends the text.
+    pub ignore_eos: bool,
+    /// Added to the logits of these tokens, besides the bias in `sampling`; -inf forbids a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// `Some(n)`: tell the log probability of each token, and the `n` most probable ones.
+    pub logprobs: Option<usize>,
+    /// Which tokens may come next.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// When the request ends, finished or not.
+    pub deadline: Option<Instant>,
+}
+
+/// Which tokens may come next: a grammar, a schema. A panic fails the request that it belongs to and no other.
+pub trait Constraint: Send {
+    /// Sets the bit of each token that may come next: bit `id % 32` of word `id / 32`. `mask` has
+    /// `n_vocab.div_ceil(32)` words, all zero.
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String>;
+
+    /// Takes the token that was chosen; tokens that end the text are not passed on.
+    fn accept(&mut self, id: u32) -> Result<(), String>;
+
+    /// Whether the text is complete: nothing but an end may follow.
+    fn is_complete(&self) -> bool;
+}
+
+/// One step of a request's answer. After [`Done`](Event::Done) or [`Failed`](Event::Failed) nothing follows.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A token was chosen.
+    Token {
+        /// Its number in the vocabulary.
+        id: u32,
+        /// What can be shown of the text now: whole characters, and nothing that may turn out to be the start of a
+        /// stop string. May be empty.
+        text: String,
+        /// Log probabilities, where the request asked for them.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// The text is finished.
+    Done {
+        /// Why it ended.
+        reason: FinishReason,
+        /// Text that was held back and turned out to belong to it; mostly empty.
+        text: String,
+        /// Tokens it took.
+        usage: Usage,
+        /// Time it took.
+        timings: RequestTimings,
+    },
+    /// The request could not be finished.
+    Failed(RequestError),
+}
+
+/// Natural logarithms of probabilities, from the model's own logits: before biases, constraints and samplers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the token that was chosen.
+    pub logprob: f32,
+    /// Of the most probable tokens, highest first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// The model chose a token that ends the text, or the constraint was complete.
+    EndOfText,
+    /// As many tokens as were asked for.
+    Length,
+    /// One of the stop strings.
+    StopString,
+    /// No room in the context, or in the whole KV cache.
+    ContextFull,
+    /// The request's deadline.
+    Deadline,
+    /// The scheduler shut down.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// Every reason.
+    pub const ALL: [Self; 6] =
+        [Self::EndOfText, Self::Length, Self::StopString, Self::ContextFull, Self::Deadline, Self::Cancelled];
+
+    /// The reason in snake case, as in `"end_of_text"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EndOfText => "end_of_text",
+            Self::Length => "length",
+            Self::StopString => "stop_string",
+            Self::ContextFull => "context_full",
+            Self::Deadline => "deadline",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Tokens that a request took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were in the KV cache already.
+    pub cached_tokens: usize,
+    /// Tokens generated, without the one that ended the text.
+    pub generated_tokens: usize,
+}
+
+/// Time that a request took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequestTimings {
+    /// From its submission until it got a place in the KV cache.
+    pub queued: Duration,
+    /// From there to its first token.
+    pub prefill: Duration,
+    /// From its first token to its end.
+    pub decode: Duration,
+}
+
+/// The events of one request. Dropping it cancels the request, which gives up its place within one step.
+#[derive(Debug)]
+pub struct Events {
+    pub(super) receiver: mpsc::UnboundedReceiver<Event>,
+}
+
+impl Events {
+    /// The next event; `None` after the last one.
+    pub async fn recv(&mut self) -> Option<Event> {
+        self.receiver.recv().await
+    }
+
+    /// [`recv`](Self::recv) for threads that may block; panics inside an async runtime.
+    pub fn blocking_recv(&mut self) -> Option<Event> {
+        self.receiver.blocking_recv()
+    }
+}
