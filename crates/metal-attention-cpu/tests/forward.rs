@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
-use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, Weights, argmax};
+use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Weights, argmax};
 use support::{batch, bits, gguf, start};
 
 fn open(path: &str) -> GgufFile {
@@ -159,6 +159,76 @@ fn cutting_back_and_going_on_is_like_a_fresh_start() {
 }
 
 #[test]
+fn sequences_that_share_pages_are_independent() {
+    const N_SEQ: usize = 4;
+    for (path, cache_type) in [
+        ("models/stories260K.gguf", CacheType::F16),
+        ("models/stories260K.gguf", CacheType::F32),
+        ("tests/data/reference/architectures/qwen3.gguf", CacheType::F16),
+    ] {
+        let file = open(path);
+        let mut apart = start(&file, &CpuOptions { cache_type, ..options() });
+        let pool = CpuOptions { n_seq: N_SEQ, n_cache: Some(8 * PAGE), cache_type, ..options() };
+        let mut together = start(&file, &pool);
+        let n_vocab = apart.spec().n_vocab;
+        let mut texts = vec![Vec::new(); N_SEQ];
+        let mut state = 7u64;
+        let mut random = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let (mut refused, mut shared) = (0, 0);
+        for _ in 0..120 {
+            let (seq, other) = (random(N_SEQ), random(N_SEQ));
+            match random(4) {
+                0 => {
+                    let n = random(texts[seq].len() + 1);
+                    together.share_prefix(seq, other, n).expect("a prefix that is there");
+                    texts[other] = texts[seq][..n].to_vec();
+                    shared += usize::from(seq != other && n > 0);
+                }
+                1 if random(3) == 0 => {
+                    let n = random(texts[seq].len() + 1);
+                    together.truncate_seq(seq, n);
+                    texts[seq].truncate(n);
+                }
+                _ => {
+                    let new: Vec<Vec<u32>> = (0..N_SEQ)
+                        .map(|_| (0..[0, 1, 5, 70][random(4)]).map(|_| random(n_vocab) as u32).collect())
+                        .collect();
+                    let parts = (0..N_SEQ).map(|seq| batch(&together, seq, &new[seq]));
+                    let mut tokens: Vec<BatchToken> = parts.flatten().collect();
+                    // Interleaved.
+                    tokens.sort_by_key(|t| t.pos);
+                    match together.forward(&tokens) {
+                        Ok(got) => {
+                            for (seq, new) in new.iter().enumerate().filter(|(_, new)| !new.is_empty()) {
+                                texts[seq].extend_from_slice(new);
+                                apart.reset();
+                                let want = logits(&mut apart, 0, &texts[seq]);
+                                let at = |t: &BatchToken| t.seq == seq && t.pos + 1 == texts[seq].len();
+                                let row = tokens.iter().position(at).expect("the last token of the sequence");
+                                assert_eq!(bits(got.row(row)), bits(&want[want.len() - n_vocab..]), "{path} {seq}");
+                            }
+                        }
+                        Err(ForwardError::OutOfPages { .. } | ForwardError::ContextFull { .. }) => {
+                            refused += 1;
+                            together.truncate_seq(seq, 0);
+                            texts[seq].clear();
+                        }
+                        Err(error) => assert_eq!((error, tokens.len()), (ForwardError::EmptyPrompt, 0)),
+                    }
+                }
+            }
+            assert!((0..N_SEQ).all(|seq| together.n_past(seq) == texts[seq].len()));
+        }
+        assert!(refused > 3 && shared > 10, "{refused} batches refused, {shared} prefixes shared");
+        together.reset();
+        assert_eq!(together.cache_pages(), PageUse { page_len: PAGE, total: 8, free: 8 });
+    }
+}
+
+#[test]
 fn only_wanted_logits_come_back() {
     let mut model = start(&stories(), &CpuOptions { n_ubatch: 16, ..options() });
     let ids = ids(&model, 50);
@@ -218,6 +288,36 @@ fn a_refused_batch_leaves_the_cache_as_it_was() {
     assert_eq!(model.position(), 12);
     // The other sequence still has room.
     assert_eq!(bits(&logits(&mut model, 1, &ids)[8 * n_vocab..]), bits(&want));
+    assert_eq!(
+        model.share_prefix(0, 1, 13).expect_err("a refusal"),
+        ForwardError::PrefixTooLong { seq: 0, n: 13, n_past: 12 }
+    );
+    assert_eq!(
+        model.share_prefix(2, 1, 0).expect_err("a refusal"),
+        ForwardError::SequenceOutOfRange { seq: 2, n_seq: 2 }
+    );
+    assert_eq!((model.n_past(0), model.n_past(1)), (12, 12));
+}
+
+#[test]
+fn a_full_cache_refuses_a_batch_and_stays_as_it_was() {
+    let file = stories();
+    let mut model = start(&file, &CpuOptions { n_seq: 2, n_cache: Some(2 * PAGE), ..options() });
+    let ids = ids(&model, PAGE + 2);
+    logits(&mut model, 0, &ids[..PAGE - 1]);
+    logits(&mut model, 1, &ids[..PAGE]);
+    let (first, second) = (batch(&model, 0, &ids[PAGE - 1..]), batch(&model, 1, &ids[PAGE..]));
+    let full = ForwardError::OutOfPages { needed: 1, free: 0, total: 2, page_len: PAGE };
+    assert_eq!(model.forward(&first).expect_err("a refusal"), full);
+    assert_eq!(model.forward(&second).expect_err("a refusal"), full);
+    assert_eq!((model.n_past(0), model.n_past(1)), (PAGE - 1, PAGE));
+    model.forward(&first[..1]).expect("room for a token");
+    // What one sequence gives back the other one takes.
+    model.truncate_seq(1, 0);
+    let got = bits(model.forward(&first[1..]).expect("room for a page").as_slice());
+    model.reset();
+    let n_vocab = model.spec().n_vocab;
+    assert_eq!(got, bits(&logits(&mut model, 0, &ids)[PAGE * n_vocab..]));
 }
 
 #[test]
@@ -276,6 +376,7 @@ fn options_out_of_range_are_refused() {
     let refused = [
         CpuOptions { n_ctx: 0, ..options() },
         CpuOptions { n_seq: 0, ..options() },
+        CpuOptions { n_cache: Some(0), ..options() },
         CpuOptions { n_threads: 0, ..options() },
         CpuOptions { n_threads: usize::MAX, ..options() },
         CpuOptions { n_ubatch: 0, ..options() },
@@ -305,6 +406,9 @@ fn memory_use_is_what_the_shapes_say() {
         let memory = model.memory_use();
         assert_eq!((memory.kv_cache, memory.weights), (model.kv_cache_bytes(), 0));
     }
+    // Whole pages.
+    let model = start(&file, &CpuOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
+    assert_eq!(model.kv_cache_bytes(), 4 * PAGE * 5 * 4 * (8 + 16) * 2);
     let file = open("tests/data/reference/quants/Q4_K.gguf");
     let model = start(&file, &options());
     assert!(model.memory_use().weights > 0);
