@@ -129,7 +129,7 @@ impl Sequence {
             return Ok(None);
         }
         let lists = self.pass.forward_top_k(batch, k)?;
-        Ok(self.sampler.sample_short(&lists[0], k, forbidden))
+        Ok(self.sampler.sample_short(&lists[0], k, |id| !forbidden.contains(&id)))
     }
 
     /// Appends a token to the text.

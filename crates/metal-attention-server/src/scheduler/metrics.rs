@@ -1,5 +1,7 @@
 //! What a scheduler has done so far, and what it is at.
 
+use super::{FinishReason, RequestError};
+
 /// Upper bounds of the buckets of [`Metrics::batch_sizes`]; the last bucket has none.
 pub const BATCH_SIZE_BUCKETS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
@@ -55,4 +57,29 @@ pub struct Outcomes {
     pub refused: u64,
     /// Embeddings made.
     pub embeddings: u64,
+}
+
+impl Outcomes {
+    /// Counts a text that ended.
+    pub(super) fn count(&mut self, outcome: &Result<FinishReason, RequestError>) {
+        *match outcome {
+            Ok(FinishReason::EndOfText) => &mut self.end_of_text,
+            Ok(FinishReason::Length) => &mut self.length,
+            Ok(FinishReason::StopString) => &mut self.stop_string,
+            Ok(FinishReason::ContextFull) => &mut self.context_full,
+            Ok(FinishReason::Deadline) => &mut self.deadline,
+            Ok(FinishReason::Cancelled) => &mut self.cancelled,
+            Err(_) => &mut self.failed,
+        } += 1;
+    }
+}
+
+impl Metrics {
+    /// Counts a step over `n` tokens.
+    pub(super) fn count_step(&mut self, n: usize) {
+        self.steps += 1;
+        self.batch_tokens += n as u64;
+        self.batch_sizes[BATCH_SIZE_BUCKETS.iter().position(|&most| n <= most).unwrap_or(BATCH_SIZE_BUCKETS.len())] +=
+            1;
+    }
 }

@@ -32,11 +32,16 @@
 //! # }
 //! ```
 
+mod admission;
+mod embedding;
 mod engine;
 mod error;
 mod metrics;
 mod queue;
 mod request;
+mod slots;
+mod step;
+mod text;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -98,6 +103,15 @@ impl Drop for Handle {
     }
 }
 
+/// Ends the queue however the thread ends, so that nobody waits for it in vain.
+struct EndQueue(Arc<Shared>);
+
+impl Drop for EndQueue {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 impl Scheduler {
     /// Starts a thread that runs `pass`, a forward pass of `model`. An error on options that cannot work, and where the
     /// model has no tokenizer.
@@ -117,6 +131,7 @@ impl Scheduler {
         };
         let run = move || {
             let _alive = alive;
+            let _end = EndQueue(Arc::clone(&shared));
             Engine::new(pass, model, &tokenizer, shared, options).run();
         };
         std::thread::Builder::new().name("scheduler".into()).spawn(run)?;

@@ -81,13 +81,12 @@ impl Sampler {
         })
     }
 
-    /// Chooses a token other than the `forbidden` ones from the `k` highest logits, sorted from the highest, or from
-    /// all that are not NaN where there are no more than `k`. The choice is that of [`sample`](Self::sample) given all
-    /// logits, those of forbidden tokens set to -inf; `None` where the list is too short to tell, and the sampler is
-    /// then as it was.
-    pub fn sample_short(&mut self, list: &[(u32, f32)], k: usize, forbidden: &[u32]) -> Option<u32> {
+    /// Chooses one of the `allowed` tokens from the `k` highest logits, sorted from the highest, or from all that are not
+    /// NaN where there are no more than `k`. The choice is that of [`sample`](Self::sample) given all logits, those of
+    /// other tokens set to -inf; `None` where the list is too short to tell, and the sampler is then as it was.
+    pub fn sample_short(&mut self, list: &[(u32, f32)], k: usize, allowed: impl Fn(u32) -> bool) -> Option<u32> {
         let needed = self.needed().filter(|_| self.options.logit_bias.is_empty())?;
-        self.candidates.fill_listed(list.iter().copied().filter(|(id, _)| !forbidden.contains(id)));
+        self.candidates.fill_listed(list.iter().copied().filter(|&(id, _)| allowed(id)));
         let lowering = self.n_lowering();
         for sampler in 0..lowering {
             self.apply(self.chain[sampler]);

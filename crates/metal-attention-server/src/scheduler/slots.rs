@@ -1,0 +1,119 @@
+//! The sequences of the forward pass: which of them run, and which keep a finished text for a prompt that begins like it.
+
+/// A prompt's beginning, found in the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Prefix {
+    /// The sequence that holds it.
+    pub seq: usize,
+    /// Its tokens.
+    pub n: usize,
+}
+
+/// What a sequence is in use for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Slot {
+    Empty,
+    /// Keeps the tokens of a finished text, last used at this time.
+    Idle(Vec<u32>, u64),
+    Busy,
+}
+
+/// All sequences.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    /// Counts uses.
+    now: u64,
+}
+
+impl Slots {
+    pub fn new(n_seq: usize) -> Self {
+        Self { slots: vec![Slot::Empty; n_seq], now: 0 }
+    }
+
+    /// A sequence that holds nothing.
+    pub fn empty(&self) -> Option<usize> {
+        self.slots.iter().position(|slot| *slot == Slot::Empty)
+    }
+
+    /// The idle sequence that was used least recently, `except` left out.
+    pub fn oldest_idle(&self, except: Option<usize>) -> Option<usize> {
+        let idle = self.slots.iter().enumerate().filter_map(|(seq, slot)| match slot {
+            Slot::Idle(_, last_used) if Some(seq) != except => Some((*last_used, seq)),
+            _ => None,
+        });
+        idle.min().map(|(_, seq)| seq)
+    }
+
+    /// The tokens of an idle sequence; `None` where it is none.
+    pub fn idle(&self, seq: usize) -> Option<&[u32]> {
+        match &self.slots[seq] {
+            Slot::Idle(ids, _) => Some(ids),
+            _ => None,
+        }
+    }
+
+    /// The idle sequence that begins most like `ids`.
+    pub fn longest_prefix(&self, ids: &[u32]) -> Option<Prefix> {
+        let idle = (0..self.slots.len()).filter_map(|seq| Some((seq, self.idle(seq)?)));
+        longest_prefix(ids, idle)
+    }
+
+    /// Notes that a sequence runs.
+    pub fn occupy(&mut self, seq: usize) {
+        self.slots[seq] = Slot::Busy;
+    }
+
+    /// Notes that a sequence was of use.
+    pub fn touch(&mut self, seq: usize) {
+        self.now += 1;
+        if let Slot::Idle(_, last_used) = &mut self.slots[seq] {
+            *last_used = self.now;
+        }
+    }
+
+    /// Notes that a sequence keeps `ids` and nobody uses it.
+    pub fn keep(&mut self, seq: usize, ids: Vec<u32>) {
+        self.now += 1;
+        self.slots[seq] = if ids.is_empty() { Slot::Empty } else { Slot::Idle(ids, self.now) };
+    }
+
+    /// Notes that a sequence was emptied.
+    pub fn clear(&mut self, seq: usize) {
+        self.slots[seq] = Slot::Empty;
+    }
+}
+
+/// The sequence that begins most like `ids`, given sequences and their tokens; `None` where none does.
+pub(super) fn longest_prefix<'a>(ids: &[u32], known: impl Iterator<Item = (usize, &'a [u32])>) -> Option<Prefix> {
+    let prefixes = known.map(|(seq, tokens)| Prefix { seq, n: n_common(ids, tokens) });
+    prefixes.filter(|prefix| prefix.n > 0).max_by_key(|prefix| prefix.n)
+}
+
+/// How many tokens two texts have in common before they part.
+pub(super) fn n_common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finished_texts_are_found_by_their_beginning_and_forgotten_by_age() {
+        let mut slots = Slots::new(4);
+        assert_eq!((slots.empty(), slots.oldest_idle(None)), (Some(0), None));
+        slots.occupy(0);
+        slots.keep(1, vec![1, 2, 3]);
+        slots.keep(2, vec![1, 2, 4, 5]);
+        slots.keep(3, vec![]);
+        assert_eq!(slots.empty(), Some(3));
+        assert_eq!(slots.longest_prefix(&[1, 2, 4, 6]), Some(Prefix { seq: 2, n: 3 }));
+        assert_eq!(slots.longest_prefix(&[2]), None);
+        assert_eq!(slots.oldest_idle(None), Some(1));
+        slots.touch(1);
+        assert_eq!((slots.oldest_idle(None), slots.oldest_idle(Some(2))), (Some(2), Some(1)));
+        slots.clear(2);
+        assert_eq!((slots.idle(2), slots.idle(1)), (None, Some(&[1, 2, 3][..])));
+    }
+}

@@ -1,0 +1,153 @@
+//! One step: a batch of the next tokens of all texts that run, and what follows for each of them.
+
+use metal_attention::{BatchToken, ForwardError};
+
+use super::engine::{Engine, Running};
+use super::text::{Need, Progress, Scores};
+use super::{FinishReason, RequestError};
+
+/// A batch, and whose logits it gives.
+#[derive(Debug, Default)]
+struct Batch {
+    tokens: Vec<BatchToken>,
+    /// For each token whose logits are wanted, which of the running texts it belongs to.
+    rows: Vec<usize>,
+    /// Tokens that follow another one that was generated, one of a text.
+    n_decode: usize,
+}
+
+/// How each text fared: which of the running ones, and what came of it.
+type Results = Vec<(usize, Result<Progress, RequestError>)>;
+
+impl Engine<'_> {
+    /// Evaluates the next tokens of all texts that run.
+    pub(super) fn step(&mut self) {
+        loop {
+            let batch = self.compose();
+            if batch.tokens.is_empty() {
+                return;
+            }
+            let n_generated = self.n_generated();
+            match self.evaluate(&batch) {
+                Ok(mut results) => {
+                    let n_new = self.n_generated() - n_generated;
+                    self.count(|metrics| {
+                        metrics.count_step(batch.tokens.len());
+                        metrics.prompt_tokens += (batch.tokens.len() - batch.n_decode) as u64;
+                        metrics.generated_tokens += n_new as u64;
+                    });
+                    // From the last on, so that the numbers of the others stay right.
+                    results.sort_unstable_by_key(|(i, _)| std::cmp::Reverse(*i));
+                    for (i, result) in results {
+                        match result {
+                            Ok(Progress::Finished(reason)) => self.end(i, Ok(reason)),
+                            Ok(_) => {}
+                            Err(why) => self.end(i, Err(why)),
+                        }
+                    }
+                    return;
+                }
+                Err(ForwardError::OutOfPages { .. }) => self.give_pages_up(),
+                Err(why) => {
+                    tracing::error!("a step over {} tokens failed: {why}", batch.tokens.len());
+                    let failed = |seq| batch.tokens.iter().any(|token| token.seq == seq);
+                    for i in (0..self.running.len()).rev() {
+                        if failed(self.running[i].seq) {
+                            self.end(i, Err(why.clone().into()));
+                        }
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The next token of each text that was evaluated up to there, then as much of the other texts as there is room for.
+    fn compose(&self) -> Batch {
+        let mut batch = Batch::default();
+        let waiting = |i: usize| self.running[i].text.ids.len() - self.pass.n_past(self.running[i].seq);
+        let (next, prompts): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| waiting(i) == 1);
+        for i in next.into_iter().chain(prompts) {
+            let n = waiting(i).min(self.options.n_batch - batch.tokens.len());
+            let (text, seq) = (&self.running[i].text, self.running[i].seq);
+            let start = self.pass.n_past(seq);
+            let token = |pos| BatchToken { id: text.ids[pos], seq, pos, logits: pos + 1 == text.ids.len() };
+            batch.tokens.extend((start..start + n).map(token));
+            if start + n == text.ids.len() {
+                batch.rows.push(i);
+                batch.n_decode += usize::from(n == 1 && text.n_generated() > 0);
+            }
+        }
+        batch
+    }
+
+    /// Tokens that the running texts have got so far.
+    fn n_generated(&self) -> usize {
+        self.running.iter().map(|r| r.text.n_generated()).sum()
+    }
+
+    /// Evaluates a batch, by the cheapest way that gives every text what it needs, and lets the texts choose.
+    fn evaluate(&mut self, batch: &Batch) -> Result<Results, ForwardError> {
+        let k = self.pass.max_top_k();
+        let need = batch.rows.iter().map(|&i| self.running[i].text.need(k)).max();
+        let Self { pass, running, scratch, .. } = self;
+        let n_ctx = pass.n_ctx();
+        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx, scratch));
+        let rows = batch.rows.iter().copied();
+        let mut results: Results = match need {
+            Some(Need::Id) => {
+                let ids = pass.forward_greedy(&batch.tokens)?;
+                rows.zip(ids).map(|(i, id)| choose(i, Scores::Id(id))).collect()
+            }
+            Some(Need::Short) => {
+                let lists = pass.forward_top_k(&batch.tokens, k)?;
+                rows.zip(&lists).map(|(i, list)| choose(i, Scores::Short(list, k))).collect()
+            }
+            Some(Need::Logits) | None => {
+                let logits = pass.forward(&batch.tokens)?;
+                rows.enumerate().map(|(row, i)| choose(i, Scores::Logits(logits.row(row)))).collect()
+            }
+        };
+        // Where a short list did not do, the last token is evaluated once more.
+        let again: Vec<usize> =
+            results.extract_if(.., |(_, result)| *result == Ok(Progress::TooShort)).map(|(i, _)| i).collect();
+        if again.is_empty() {
+            return Ok(results);
+        }
+        let token = |&i: &usize| {
+            let (ids, seq) = (&running[i].text.ids, running[i].seq);
+            let pos = ids.len() - 1;
+            pass.truncate_seq(seq, pos);
+            BatchToken { id: ids[pos], seq, pos, logits: true }
+        };
+        let tokens: Vec<_> = again.iter().map(token).collect();
+        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx, scratch));
+        match pass.forward(&tokens) {
+            Ok(logits) => {
+                results.extend(again.iter().enumerate().map(|(row, &i)| choose(i, Scores::Logits(logits.row(row)))));
+            }
+            Err(why) => results.extend(again.iter().map(|&i| (i, Err(why.clone().into())))),
+        }
+        Ok(results)
+    }
+
+    /// Makes pages free for the texts that run: by giving up a finished text, else by putting off the youngest of them,
+    /// whose tokens are evaluated again later.
+    fn give_pages_up(&mut self) {
+        let youngest = self.running.iter().enumerate().max_by_key(|(_, r)| r.text.number).map(|(i, _)| i);
+        if let Some(seq) = self.slots.oldest_idle(None) {
+            self.evict(seq);
+        } else if self.embedding.is_some() {
+            self.put_embedding_off();
+        } else if let Some(i) = youngest.filter(|_| self.running.len() > 1) {
+            let Running { text, seq } = self.running.remove(i);
+            tracing::debug!("text {} gives its pages up after {} tokens", text.number, text.ids.len());
+            self.evict(seq);
+            let at = self.preempted.partition_point(|earlier| earlier.number < text.number);
+            self.preempted.insert(at, text);
+            self.count(|metrics| metrics.preemptions += 1);
+        } else if let Some(i) = youngest {
+            self.end(i, Ok(FinishReason::ContextFull));
+        }
+    }
+}

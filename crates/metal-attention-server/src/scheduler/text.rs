@@ -1,0 +1,271 @@
+//! The text of one request: its tokens, how the next one is chosen, and what its client hears of it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use metal_attention::sampling::Sampler;
+use metal_attention::tokenizer::{StreamDecoder, Tokenizer};
+use metal_attention::{StopStrings, TopK, highest};
+use tokio::sync::mpsc;
+
+use super::queue::Submission;
+use super::{Constraint, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage};
+
+/// What a step has to bring for the next token to be chosen, from the cheapest on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Need {
+    /// The id of the largest logit.
+    Id,
+    /// A list of the largest logits.
+    Short,
+    /// All logits.
+    Logits,
+}
+
+/// What a step brought.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Scores<'a> {
+    /// The id of the largest logit.
+    Id(u32),
+    /// The largest logits, as many as were asked for.
+    Short(&'a TopK, usize),
+    /// Logits `[n_vocab]`.
+    Logits(&'a [f32]),
+}
+
+/// Where a text is after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// A token was added.
+    Goes,
+    /// The list of logits was too short to choose from: the text waits for all of them.
+    TooShort,
+    /// The text is finished.
+    Finished(FinishReason),
+}
+
+/// A text that waits for a place, runs, or lost its place for a while.
+pub(super) struct Text<'t> {
+    /// Prompt and generated tokens.
+    pub ids: Vec<u32>,
+    /// Counts texts in the order they came.
+    pub number: u64,
+    n_prompt: usize,
+    n_cached: usize,
+    tokenizer: &'t Tokenizer,
+    sampler: Sampler,
+    decoder: StreamDecoder<'t>,
+    stop_strings: StopStrings,
+    max_tokens: Option<usize>,
+    /// Tokens never to choose.
+    forbidden: &'t [u32],
+    logprobs: Option<usize>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// A bit for each token that the constraint allows now.
+    mask: Vec<u32>,
+    /// When the text ends, finished or not.
+    pub deadline: Option<Instant>,
+    events: mpsc::UnboundedSender<Event>,
+    submitted: Instant,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+}
+
+impl<'t> Text<'t> {
+    pub fn new(submission: Submission, tokenizer: &'t Tokenizer, number: u64) -> Self {
+        let Submission { request, mut sampler, events, submitted } = submission;
+        let decoder = tokenizer.decoder();
+        // A text that has begun is continued, leading space and all.
+        let begun = request.prompt.iter().any(|&id| !tokenizer.is_control(id));
+        for &id in &request.prompt {
+            sampler.accept(id);
+        }
+        Self {
+            number,
+            n_prompt: request.prompt.len(),
+            n_cached: 0,
+            ids: request.prompt,
+            tokenizer,
+            sampler,
+            decoder: if begun { decoder.continuing() } else { decoder },
+            stop_strings: StopStrings::new(request.stop),
+            max_tokens: request.max_tokens,
+            forbidden: if request.ignore_eos { tokenizer.end_of_generation() } else { &[] },
+            logprobs: request.logprobs,
+            constraint: request.constraint,
+            mask: Vec::new(),
+            deadline: request.deadline,
+            events,
+            submitted,
+            admitted: None,
+            first_token: None,
+        }
+    }
+
+    /// The text has a place, with `n_cached` of its tokens in the KV cache. False where it had one before.
+    pub fn admit(&mut self, n_cached: usize) -> bool {
+        let first = self.admitted.is_none();
+        if first {
+            self.admitted = Some(Instant::now());
+            self.n_cached = n_cached;
+        }
+        first
+    }
+
+    /// Tokens generated so far.
+    pub fn n_generated(&self) -> usize {
+        self.ids.len() - self.n_prompt
+    }
+
+    /// Whether nobody listens any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    /// What the next choice takes, where a list of `max_top_k` logits is cheaper than all of them.
+    pub fn need(&self, max_top_k: usize) -> Need {
+        let free = self.constraint.is_none() && self.forbidden.is_empty();
+        if self.logprobs.is_some() {
+            Need::Logits
+        } else if self.sampler.is_greedy() && free {
+            Need::Id
+        } else if self.sampler.short_list().is_some_and(|needed| needed + self.forbidden.len() <= max_top_k) {
+            Need::Short
+        } else {
+            Need::Logits
+        }
+    }
+
+    /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. `scratch` is
+    /// room for logits. A panic of the sampler or the constraint is an error of this text alone.
+    pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize, scratch: &mut Vec<f32>) -> Result<Progress, RequestError> {
+        catch_unwind(AssertUnwindSafe(|| {
+            let Some(id) = self.choose(scores, scratch)? else { return Ok(Progress::TooShort) };
+            let logprobs = match (self.logprobs, scores) {
+                (Some(n), Scores::Logits(logits)) => Some(logprobs(logits, id, n)),
+                _ => None,
+            };
+            self.push(id, logprobs, n_ctx)
+        }))
+        .unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<String>().map(String::as_str);
+            let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
+            tracing::error!("a request's next token could not be chosen: {message}");
+            Err(RequestError::Panicked(message.to_owned()))
+        })
+    }
+
+    fn choose(&mut self, scores: Scores<'_>, scratch: &mut Vec<f32>) -> Result<Option<u32>, RequestError> {
+        if let Scores::Id(id) = scores {
+            return Ok(Some(id));
+        }
+        let constrained = self.fill_mask()?;
+        let Self { sampler, mask, forbidden, .. } = self;
+        let allowed =
+            |id: u32| !forbidden.contains(&id) && (!constrained || mask[id as usize / 32] & (1 << (id % 32)) != 0);
+        Ok(match scores {
+            Scores::Id(id) => Some(id),
+            Scores::Short(list, k) => sampler.sample_short(list, k, allowed),
+            Scores::Logits(logits) if !constrained && forbidden.is_empty() => Some(sampler.sample(logits)),
+            Scores::Logits(logits) => {
+                let masked = |(id, &logit)| if allowed(id) { logit } else { f32::NEG_INFINITY };
+                scratch.clear();
+                scratch.extend((0..).zip(logits).map(masked));
+                Some(sampler.sample(scratch))
+            }
+        })
+    }
+
+    /// Asks the constraint, where there is one, which tokens may come next.
+    fn fill_mask(&mut self) -> Result<bool, RequestError> {
+        let Some(constraint) = &mut self.constraint else { return Ok(false) };
+        self.mask.clear();
+        self.mask.resize(self.tokenizer.n_vocab().div_ceil(32), 0);
+        constraint.allowed(&mut self.mask).map_err(RequestError::Constraint)?;
+        for &id in self.forbidden {
+            self.mask[id as usize / 32] &= !(1 << (id % 32));
+        }
+        if self.mask.iter().all(|&word| word == 0) {
+            return Err(RequestError::Constraint("no token may come next".into()));
+        }
+        Ok(true)
+    }
+
+    /// Adds a token to the text and tells the client.
+    fn push(&mut self, id: u32, logprobs: Option<TokenLogprobs>, n_ctx: usize) -> Result<Progress, RequestError> {
+        self.first_token.get_or_insert_with(Instant::now);
+        if self.tokenizer.is_end_of_generation(id) {
+            return Ok(Progress::Finished(FinishReason::EndOfText));
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id).map_err(RequestError::Constraint)?;
+        }
+        self.ids.push(id);
+        self.sampler.accept(id);
+        let (text, stopped) = self.stop_strings.push(&self.decoder.push(id));
+        // Where nobody listens any more, the next look at all texts finds out.
+        let _ = self.events.send(Event::Token { id, text, logprobs });
+        Ok(if stopped {
+            Progress::Finished(FinishReason::StopString)
+        } else if self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete()) {
+            Progress::Finished(FinishReason::EndOfText)
+        } else if self.max_tokens.is_some_and(|most| self.n_generated() >= most) {
+            Progress::Finished(FinishReason::Length)
+        } else if self.ids.len() > n_ctx {
+            Progress::Finished(FinishReason::ContextFull)
+        } else {
+            Progress::Goes
+        })
+    }
+
+    /// Tells the client that the text is finished, and what was held back of it.
+    pub fn finish(mut self, reason: FinishReason) {
+        let usage =
+            Usage { prompt_tokens: self.n_prompt, cached_tokens: self.n_cached, generated_tokens: self.n_generated() };
+        let text = if reason == FinishReason::StopString {
+            String::new()
+        } else {
+            let (text, stopped) = self.stop_strings.push(&self.decoder.finish());
+            if stopped { text } else { text + &self.stop_strings.rest() }
+        };
+        let now = Instant::now();
+        let admitted = self.admitted.unwrap_or(now);
+        let first_token = self.first_token.unwrap_or(now);
+        let timings = RequestTimings {
+            queued: admitted - self.submitted,
+            prefill: first_token - admitted,
+            decode: now - first_token,
+        };
+        let _ = self.events.send(Event::Done { reason, text, usage, timings });
+    }
+
+    /// Tells the client that the text cannot be finished.
+    pub fn fail(self, why: RequestError) {
+        let _ = self.events.send(Event::Failed(why));
+    }
+}
+
+/// The log-softmax of `logits` at `id` and at the `n` highest.
+fn logprobs(logits: &[f32], id: u32, n: usize) -> TokenLogprobs {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(l - largest).exp()).sum();
+    let of = |logit: f32| (f64::from(logit - largest) - sum.ln()) as f32;
+    let top = highest(logits, n).into_iter().map(|(id, logit)| (id, of(logit))).collect();
+    TokenLogprobs { logprob: of(logits[id as usize]), top }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logprobs_are_the_log_softmax() {
+        // Probabilities 1/8, 1/2, 1/4, 1/8.
+        let logits = [0.0f32, 4.0, 2.0, 1.0].map(|p| if p == 0.0 { 0.0 } else { p.ln() });
+        let logprobs = logprobs(&logits, 2, 2);
+        let close = |a: f32, p: f32| (a - p.ln()).abs() < 1e-6;
+        assert!(close(logprobs.logprob, 0.25), "{logprobs:?}");
+        assert_eq!(logprobs.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2]);
+        assert!(close(logprobs.top[0].1, 0.5) && close(logprobs.top[1].1, 0.25), "{logprobs:?}");
+    }
+}

@@ -1,0 +1,155 @@
+//! What the tests of the scheduler share.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::tokenizer::EncodeOptions;
+use metal_attention::{
+    BatchToken, Device, DeviceInfo, EngineOptions, ForwardError, ForwardPass, GenerateOptions, Generator, LayerTrace,
+    Logits, Model, ModelSpec, PageUse,
+};
+use metal_attention_server::scheduler::{
+    Event, Events, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, TokenLogprobs, Usage,
+};
+
+/// Small enough for a CPU without optimisation, and the same bits however texts are batched.
+pub fn engine() -> EngineOptions {
+    EngineOptions { device: Device::Cpu, n_ctx: Some(256), n_threads: Some(1), ..Default::default() }
+}
+
+pub fn start(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> Scheduler {
+    Scheduler::start(model.forward_pass(engine).unwrap(), Arc::new(model.clone()), options).unwrap()
+}
+
+/// A scheduler for the built-in model that runs `n` texts at once.
+pub fn stories(n: usize) -> (Model, Scheduler) {
+    let model = Model::built_in().unwrap();
+    let options = SchedulerOptions { n_parallel: n, ..Default::default() };
+    let scheduler = start(&model, &EngineOptions { n_seq: n, ..engine() }, options);
+    (model, scheduler)
+}
+
+pub fn encode(model: &Model, text: &str) -> Vec<u32> {
+    model.tokenizer().unwrap().encode(text, EncodeOptions { add_special: true, parse_special: false })
+}
+
+/// A greedy continuation by `n` tokens.
+pub fn greedy(prompt: Vec<u32>, n: usize) -> Request {
+    Request { prompt, max_tokens: Some(n), sampling: SamplerOptions::greedy(), ..Default::default() }
+}
+
+/// All of an answer.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Answer {
+    pub ids: Vec<u32>,
+    pub text: String,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub reason: Option<FinishReason>,
+    pub usage: Usage,
+    pub error: Option<RequestError>,
+}
+
+/// Reads an answer to its end.
+pub fn read(mut events: Events) -> Answer {
+    let mut answer = Answer::default();
+    while let Some(event) = events.blocking_recv() {
+        assert!(answer.reason.is_none() && answer.error.is_none(), "nothing follows the end");
+        match event {
+            Event::Token { id, text, logprobs } => {
+                answer.ids.push(id);
+                answer.text += &text;
+                answer.logprobs.extend(logprobs);
+            }
+            Event::Done { reason, text, usage, .. } => {
+                answer.reason = Some(reason);
+                answer.text += &text;
+                answer.usage = usage;
+            }
+            Event::Failed(why) => answer.error = Some(why),
+        }
+    }
+    answer
+}
+
+/// The ids and the text that a request without a constraint gets when it runs alone, in a `Generator`.
+pub fn alone(model: &Model, request: &Request) -> (Vec<u32>, String) {
+    let mut generator = Generator::new(model, &engine(), request.sampling.clone()).unwrap();
+    generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
+    let options =
+        GenerateOptions { n_predict: request.max_tokens, stop: request.stop.clone(), ignore_eos: request.ignore_eos };
+    let mut generation = generator.generate(options);
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    for token in generation.by_ref() {
+        let token = token.unwrap();
+        ids.push(token.id);
+        text += &token.text;
+    }
+    text += &generation.finish();
+    (ids, text)
+}
+
+/// A forward pass that can be held up, made to fail, and made to prefer short lists.
+pub struct Wrapped {
+    pub pass: Box<dyn ForwardPass>,
+    /// Steps wait as long as this is locked.
+    pub gate: Arc<Mutex<()>>,
+    /// The next step fails.
+    pub fail: Arc<AtomicBool>,
+    /// The next step panics.
+    pub panic: Arc<AtomicBool>,
+    pub max_top_k: usize,
+}
+
+impl Wrapped {
+    pub fn new(pass: Box<dyn ForwardPass>) -> Self {
+        Self { pass, gate: Arc::default(), fail: Arc::default(), panic: Arc::default(), max_top_k: 0 }
+    }
+}
+
+impl ForwardPass for Wrapped {
+    fn spec(&self) -> &ModelSpec {
+        self.pass.spec()
+    }
+    fn device(&self) -> DeviceInfo {
+        self.pass.device()
+    }
+    fn n_ctx(&self) -> usize {
+        self.pass.n_ctx()
+    }
+    fn n_seq(&self) -> usize {
+        self.pass.n_seq()
+    }
+    fn n_past(&self, seq: usize) -> usize {
+        self.pass.n_past(seq)
+    }
+    fn truncate_seq(&mut self, seq: usize, n: usize) {
+        self.pass.truncate_seq(seq, n);
+    }
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+        self.pass.share_prefix(from, to, n)
+    }
+    fn cache_pages(&self) -> PageUse {
+        self.pass.cache_pages()
+    }
+    fn kv_cache_bytes(&self) -> usize {
+        self.pass.kv_cache_bytes()
+    }
+    fn forward_traced(
+        &mut self,
+        batch: &[BatchToken],
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        drop(self.gate.lock().unwrap());
+        assert!(!self.panic.load(Ordering::Relaxed), "a defect in the forward pass");
+        if self.fail.swap(false, Ordering::Relaxed) {
+            return Err(ForwardError::Device { why: "the device is gone".into() });
+        }
+        self.pass.forward_traced(batch, trace)
+    }
+    fn max_top_k(&self) -> usize {
+        self.max_top_k
+    }
+}
