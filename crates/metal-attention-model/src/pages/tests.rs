@@ -106,7 +106,7 @@ impl Cache {
     }
 
     fn check(&self) {
-        let mut counts = vec![0; N_PAGES];
+        let mut counts = [0; N_PAGES];
         for (seq, list) in self.lists.iter().enumerate() {
             assert_eq!(self.table.n_past(seq), list.len());
             assert_eq!(self.table.pages(seq).len(), list.len().div_ceil(PAGE));

@@ -139,12 +139,14 @@ impl<'t> Engine<'t> {
     }
 
     /// Gives idle sequences up, `except` one, until there are pages for `n_tokens` tokens besides those that what runs
-    /// will need for the tokens it has. False where that is not enough; where nothing runs it is.
+    /// will need soon, so that a newcomer does not lose its place again at once. False where that is not enough; where
+    /// nothing runs it is.
     fn make_room(&mut self, n_tokens: usize, except: Option<usize>) -> bool {
         loop {
             let pages = self.pass.cache_pages();
             let of = |n: usize| n.div_ceil(pages.page_len);
-            let running = self.running.iter().map(|r| (r.seq, r.text.ids.len() + 1));
+            let soon = |n: usize| (n + pages.page_len).min(self.pass.n_ctx());
+            let running = self.running.iter().map(|r| (r.seq, soon(r.text.ids.len())));
             let embedding = self.embedding.iter().map(|run| (run.seq, run.n_tokens()));
             let missing = running.chain(embedding).map(|(seq, n)| of(n).saturating_sub(of(self.pass.n_past(seq))));
             if pages.free >= missing.sum::<usize>() + of(n_tokens) {

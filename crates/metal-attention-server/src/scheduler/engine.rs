@@ -133,7 +133,7 @@ impl<'t> Engine<'t> {
     /// The text of a request, which counts from now on.
     pub fn new_text(&mut self, submission: Submission) -> Text<'t> {
         self.n_texts += 1;
-        Text::new(submission, self.tokenizer, self.n_texts)
+        Text::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_texts)
     }
 
     /// Ends the `i`-th running text. What the KV cache holds of it stays, for prompts that begin like it.

@@ -148,7 +148,8 @@ impl Scheduler {
         let mut sampling = std::mem::take(&mut request.sampling);
         sampling.logit_bias.append(&mut request.logit_bias);
         self.check_ids(sampling.logit_bias.iter().map(|(id, _)| id))?;
-        let vocabulary = (0..self.handle.n_vocab as u32).map(|id| self.handle.tokenizer.token_bytes(id));
+        let tokenizer = &self.handle.tokenizer;
+        let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
         let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
         let (events, receiver) = mpsc::unbounded_channel();
         let submission = Submission { request, sampler, events, submitted: Instant::now() };

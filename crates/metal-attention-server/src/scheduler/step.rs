@@ -108,9 +108,9 @@ impl Engine<'_> {
                 rows.enumerate().map(|(row, i)| choose(i, Scores::Logits(logits.row(row)))).collect()
             }
         };
-        // Where a short list did not do, the last token is evaluated once more.
+        // Where that did not do, the last token is evaluated once more.
         let again: Vec<usize> =
-            results.extract_if(.., |(_, result)| *result == Ok(Progress::TooShort)).map(|(i, _)| i).collect();
+            results.extract_if(.., |(_, result)| *result == Ok(Progress::TooLittle)).map(|(i, _)| i).collect();
         if again.is_empty() {
             return Ok(results);
         }

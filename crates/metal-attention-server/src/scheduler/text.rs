@@ -38,8 +38,8 @@ pub(super) enum Scores<'a> {
 pub(super) enum Progress {
     /// A token was added.
     Goes,
-    /// The list of logits was too short to choose from: the text waits for all of them.
-    TooShort,
+    /// What the step brought was too little to choose from: the text waits for all logits.
+    TooLittle,
     /// The text is finished.
     Finished(FinishReason),
 }
@@ -61,8 +61,9 @@ pub(super) struct Text<'t> {
     forbidden: &'t [u32],
     logprobs: Option<usize>,
     constraint: Option<Box<dyn Constraint>>,
-    /// A bit for each token that the constraint allows now.
+    /// A bit for each of the model's tokens that the constraint allows now.
     mask: Vec<u32>,
+    n_vocab: usize,
     /// When the text ends, finished or not.
     pub deadline: Option<Instant>,
     events: mpsc::UnboundedSender<Event>,
@@ -72,7 +73,8 @@ pub(super) struct Text<'t> {
 }
 
 impl<'t> Text<'t> {
-    pub fn new(submission: Submission, tokenizer: &'t Tokenizer, number: u64) -> Self {
+    /// The `number`-th text, for a model with `n_vocab` tokens.
+    pub fn new(submission: Submission, tokenizer: &'t Tokenizer, n_vocab: usize, number: u64) -> Self {
         let Submission { request, mut sampler, events, submitted } = submission;
         let decoder = tokenizer.decoder();
         // A text that has begun is continued, leading space and all.
@@ -94,6 +96,7 @@ impl<'t> Text<'t> {
             logprobs: request.logprobs,
             constraint: request.constraint,
             mask: Vec::new(),
+            n_vocab,
             deadline: request.deadline,
             events,
             submitted,
@@ -124,10 +127,10 @@ impl<'t> Text<'t> {
 
     /// What the next choice takes, where a list of `max_top_k` logits is cheaper than all of them.
     pub fn need(&self, max_top_k: usize) -> Need {
-        let free = self.constraint.is_none() && self.forbidden.is_empty();
         if self.logprobs.is_some() {
             Need::Logits
-        } else if self.sampler.is_greedy() && free {
+        } else if self.sampler.is_greedy() && self.constraint.is_none() {
+            // A forbidden token is seldom the largest.
             Need::Id
         } else if self.sampler.short_list().is_some_and(|needed| needed + self.forbidden.len() <= max_top_k) {
             Need::Short
@@ -140,7 +143,7 @@ impl<'t> Text<'t> {
     /// room for logits. A panic of the sampler or the constraint is an error of this text alone.
     pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize, scratch: &mut Vec<f32>) -> Result<Progress, RequestError> {
         catch_unwind(AssertUnwindSafe(|| {
-            let Some(id) = self.choose(scores, scratch)? else { return Ok(Progress::TooShort) };
+            let Some(id) = self.choose(scores, scratch)? else { return Ok(Progress::TooLittle) };
             let logprobs = match (self.logprobs, scores) {
                 (Some(n), Scores::Logits(logits)) => Some(logprobs(logits, id, n)),
                 _ => None,
@@ -156,15 +159,12 @@ impl<'t> Text<'t> {
     }
 
     fn choose(&mut self, scores: Scores<'_>, scratch: &mut Vec<f32>) -> Result<Option<u32>, RequestError> {
-        if let Scores::Id(id) = scores {
-            return Ok(Some(id));
-        }
         let constrained = self.fill_mask()?;
         let Self { sampler, mask, forbidden, .. } = self;
         let allowed =
             |id: u32| !forbidden.contains(&id) && (!constrained || mask[id as usize / 32] & (1 << (id % 32)) != 0);
         Ok(match scores {
-            Scores::Id(id) => Some(id),
+            Scores::Id(id) => Some(id).filter(|&id| allowed(id)),
             Scores::Short(list, k) => sampler.sample_short(list, k, allowed),
             Scores::Logits(logits) if !constrained && forbidden.is_empty() => Some(sampler.sample(logits)),
             Scores::Logits(logits) => {
@@ -180,7 +180,7 @@ impl<'t> Text<'t> {
     fn fill_mask(&mut self) -> Result<bool, RequestError> {
         let Some(constraint) = &mut self.constraint else { return Ok(false) };
         self.mask.clear();
-        self.mask.resize(self.tokenizer.n_vocab().div_ceil(32), 0);
+        self.mask.resize(self.n_vocab.div_ceil(32), 0);
         constraint.allowed(&mut self.mask).map_err(RequestError::Constraint)?;
         for &id in self.forbidden {
             self.mask[id as usize / 32] &= !(1 << (id % 32));
