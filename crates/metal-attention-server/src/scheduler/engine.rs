@@ -29,10 +29,10 @@ pub(super) struct Engine<'t> {
     pub slots: Slots,
     /// In the order in which they got their places.
     pub running: Vec<Running<'t>>,
-    /// Texts that had to give their places up, in the order they came.
+    /// Texts that had to give their places up, by number.
     pub preempted: Vec<Text<'t>>,
     pub embedding: Option<EmbeddingRun>,
-    /// Texts that came so far.
+    /// Texts that got a place so far, or ended without one.
     pub n_texts: u64,
     /// Room for a row of logits.
     pub scratch: Vec<f32>,
@@ -99,12 +99,13 @@ impl<'t> Engine<'t> {
                 deadline.filter(|&deadline| now >= deadline).map(|_| FinishReason::Deadline)
             }
         };
+        let is_over = |s: &Submission| over(s.events.is_closed(), s.request.deadline);
         let mut ended = Vec::new();
-        for _ in 0..queue.texts.len() {
-            let Some(submission) = queue.texts.pop_front() else { break };
-            match over(submission.events.is_closed(), submission.request.deadline) {
-                Some(reason) => ended.push((submission, reason)),
-                None => queue.texts.push_back(submission),
+        let mut next = 0;
+        while let Some(submission) = queue.texts.get(next) {
+            match is_over(submission) {
+                Some(reason) => ended.extend(queue.texts.remove(next).map(|submission| (submission, reason))),
+                None => next += 1,
             }
         }
         queue.embeddings.retain(|request| !closed && !request.answer.is_closed());
@@ -130,7 +131,7 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// The text of a request, which counts from now on.
+    /// The text of a request whose turn it is.
     pub fn new_text(&mut self, submission: Submission) -> Text<'t> {
         self.n_texts += 1;
         Text::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_texts)

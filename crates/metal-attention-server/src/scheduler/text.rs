@@ -48,7 +48,7 @@ pub(super) enum Progress {
 pub(super) struct Text<'t> {
     /// Prompt and generated tokens.
     pub ids: Vec<u32>,
-    /// Counts texts in the order they came.
+    /// Counts texts in the order in which they got their places.
     pub number: u64,
     n_prompt: usize,
     n_cached: usize,
