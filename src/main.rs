@@ -32,7 +32,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
     bench, chat, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize, rm,
-    run, synth, tokenize,
+    run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -41,10 +41,12 @@ Examples:
   metal-attention run -m models/tales-15m-q4_0.gguf -p \"There was a king who had\" -n 200
   metal-attention run -m hf:bartowski/SmolLM2-135M-Instruct-GGUF -p \"The capital of France is\"
   metal-attention chat -m model.gguf
+  metal-attention serve -m model.gguf
   metal-attention info -m model.gguf
 
 Environment:
   METAL_ATTENTION_MODEL  model to use where -m is not given
+  METAL_ATTENTION_API_KEY  key that clients of serve must send
   METAL_ATTENTION_CACHE  folder for compiled GPU pipelines; off: none [default: in the user's cache folder]
   HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE
                          models from the Hugging Face hub: see pull --help
@@ -78,6 +80,7 @@ pub struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Chat(Box<chat::Args>),
+    Serve(Box<serve::Args>),
     Info(info::Args),
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Info(args) => info::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => detokenize::run(args),

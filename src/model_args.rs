@@ -96,6 +96,12 @@ impl ModelArgs {
         self.path().map_or("stories260K (built in)".into(), |path| path.display().to_string())
     }
 
+    /// The file's name without folder and ending, or that of the built-in model.
+    pub fn stem(&self) -> String {
+        let stem = self.path().and_then(Path::file_stem);
+        stem.map_or("stories260K".into(), |stem| stem.to_string_lossy().into_owned())
+    }
+
     /// What was given. An empty name, as an environment variable may have, is none.
     fn path(&self) -> Option<&Path> {
         self.model.as_deref().filter(|path| !path.as_os_str().is_empty())

@@ -16,5 +16,6 @@ pub mod pull;
 pub mod quantize;
 pub mod rm;
 pub mod run;
+pub mod serve;
 pub mod synth;
 pub mod tokenize;

@@ -1,0 +1,136 @@
+//! What all requests share.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{Error, Model};
+use metal_attention_chat::ChatTemplate;
+
+use super::constraint::Grammars;
+use super::metrics::HttpMetrics;
+use super::{ApiError, HttpOptions};
+use crate::scheduler::Scheduler;
+
+/// What all requests share; clones are the same.
+#[derive(Clone)]
+pub struct App(Arc<Parts>);
+
+/// The parts of an [`App`].
+pub struct Parts {
+    /// How the server is set up.
+    pub options: HttpOptions,
+    /// What was counted.
+    pub metrics: HttpMetrics,
+    /// When the server started, in seconds since 1970.
+    pub started: u64,
+    /// Set once the model is loaded.
+    model: OnceLock<Loaded>,
+    shutting_down: AtomicBool,
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl App {
+    /// A server whose model is yet to be loaded.
+    pub fn new(options: HttpOptions) -> Self {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Self(Arc::new(Parts {
+            options,
+            metrics: HttpMetrics::default(),
+            started,
+            model: OnceLock::new(),
+            shutting_down: AtomicBool::new(false),
+        }))
+    }
+}
+
+impl Parts {
+    /// The model is loaded: requests can be answered from now on.
+    pub fn set_model(&self, model: Loaded) {
+        // A second model would be a defect of the caller; the first one stays.
+        let _ = self.model.set(model);
+    }
+
+    /// From now on `/ready` says that the server takes no requests.
+    pub fn shut_down(&self) {
+        self.shutting_down.store(true, Ordering::Relaxed);
+    }
+
+    /// The model, once it is loaded and until the server shuts down.
+    pub fn model(&self) -> Result<&Loaded, ApiError> {
+        if self.shutting_down.load(Ordering::Relaxed) {
+            return Err(ApiError::unavailable("shutting_down", "the server is shutting down"));
+        }
+        self.model.get().ok_or_else(|| ApiError::unavailable("loading", "the model is still loading: try again soon"))
+    }
+
+    /// The model, for a request that names one.
+    pub fn model_named(&self, name: Option<&str>) -> Result<&Loaded, ApiError> {
+        match name {
+            Some(name) if !self.options.names.iter().any(|known| known == name) => {
+                let message = format!("there is no model {name:?} here, only {:?}", self.options.names);
+                Err(ApiError::not_found("model_not_found", message).with_param("model"))
+            }
+            _ => self.model(),
+        }
+    }
+
+    /// The scheduler, as soon as there is one.
+    pub fn scheduler(&self) -> Option<&Scheduler> {
+        self.model.get().map(|model| &model.scheduler)
+    }
+
+    /// The model's main name.
+    pub fn model_name(&self) -> String {
+        self.options.names.first().cloned().unwrap_or_default()
+    }
+}
+
+/// A model that is ready to answer.
+pub struct Loaded {
+    /// Runs the requests.
+    pub scheduler: Scheduler,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Conversations to text.
+    pub template: ChatTemplate,
+    /// Makes constraints on what may be generated.
+    pub grammars: Grammars,
+    /// Tokens each text has room for, its prompt included.
+    pub n_ctx: usize,
+    model: Model,
+}
+
+impl Loaded {
+    /// `model`, as `scheduler` runs it with room for `n_ctx` tokens a text.
+    pub fn new(model: Model, scheduler: Scheduler, n_ctx: usize) -> Result<Self, Error> {
+        let tokenizer = model.tokenizer()?;
+        let grammars = Grammars::new(&tokenizer);
+        let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));
+        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, model })
+    }
+
+    /// Size of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.model.spec().n_vocab
+    }
+
+    /// Width of the embeddings.
+    pub fn n_embd(&self) -> usize {
+        self.model.spec().n_embd
+    }
+
+    /// Context length of the training.
+    pub fn n_ctx_train(&self) -> usize {
+        self.model.spec().n_ctx_train
+    }
+}

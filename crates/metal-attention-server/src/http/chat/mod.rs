@@ -1,0 +1,119 @@
+//! `/v1/chat/completions`: the next message of a conversation.
+
+mod request;
+mod response;
+mod schema;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use metal_attention_chat::{RenderRequest, ToolCallParser, ToolFormat};
+use serde_json::Value;
+
+use super::answer::{Out, Texts, stream};
+use super::app::Loaded;
+use super::body::Json;
+use super::usage::Usage;
+use super::{ApiError, App, ids, now, prepare};
+use crate::scheduler::{Constraint, Events};
+use request::{Calls, ChatFields, ChatRequest, ResponseFormat};
+use response::{ChatChunks, ChatCompletion, ChatWriter};
+
+/// Answers with the next message of a conversation.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest, responses(
+    (status = 200, description = "The messages, whole or as server-sent events",
+        content((ChatCompletion = "application/json"), (String = "text/event-stream")))))]
+pub async fn chat_completions(State(app): State<App>, Json(request): Json<ChatRequest>) -> Result<Response, ApiError> {
+    let stream_wanted = request.shared.stream();
+    let include_usage = request.shared.include_usage();
+    let (events, mut writer) = prepare({
+        let app = app.clone();
+        move || submit(&app, &request)
+    })
+    .await?;
+    let mut texts = Texts::new(app, events);
+    if stream_wanted {
+        let mut before = Out::default();
+        writer.begin(&mut before);
+        return Ok(stream(texts, before, ChatChunks { writer, include_usage }));
+    }
+    let mut choices = writer.choices();
+    while let Some((i, event)) = texts.next().await {
+        for part in writer.take(i, event)? {
+            choices[i].add(part);
+        }
+    }
+    Ok(axum::Json(writer.answer(choices)).into_response())
+}
+
+/// Submits the request's texts. Templates and tokens take time: not to be called on a thread that serves others.
+fn submit(app: &App, request: &ChatRequest) -> Result<(Vec<Events>, ChatWriter), ApiError> {
+    let ChatRequest { own, shared } = request;
+    let model = app.model_named(shared.model.as_deref())?;
+    let n = shared.n()?;
+    let logprobs = own.top_logprobs()?;
+    let calls = own.calls()?;
+    if matches!(calls, Calls::OneOf { .. }) && !matches!(own.response_format, None | Some(ResponseFormat::Text)) {
+        let message = "tool_choice demands a call, which response_format rules out";
+        return Err(ApiError::field("tool_choice", message));
+    }
+    let rendered = model.template.render(&RenderRequest {
+        messages: &own.messages,
+        tools: calls.tools(),
+        add_generation_prompt: true,
+        variables: own.chat_template_kwargs.as_ref(),
+        now: None,
+    });
+    let prompt = rendered.map_err(|e| ApiError::field("messages", e.to_string()))?;
+    let ids = prompt.encode(&model.tokenizer);
+    let mut events = Vec::new();
+    let mut replies = Vec::new();
+    for choice in 0..n {
+        let mut request = shared.request(app, model.n_vocab(), &ids, choice)?;
+        request.max_tokens = own.max_completion_tokens.or(shared.max_tokens).map(|n| n as usize);
+        request.logprobs = logprobs;
+        request.stop.extend(model.template.stop_strings().iter().map(|&stop| stop.to_owned()));
+        request.constraint = constraint(model, own, calls, &prompt.text)?;
+        events.push(model.scheduler.submit(request)?);
+        replies.push(match &own.response_format {
+            None | Some(ResponseFormat::Text) => model.template.answer_parser(&prompt.text, calls.tools()),
+            // All of it is the answer.
+            Some(_) => ToolCallParser::new(ToolFormat::Json, &[]),
+        });
+    }
+    let writer = ChatWriter {
+        id: ids::unique("chatcmpl-"),
+        created: now(),
+        model: app.model_name(),
+        tokenizer: Arc::clone(&model.tokenizer),
+        replies,
+        with_logprobs: logprobs.is_some(),
+        usage: Usage::default(),
+    };
+    Ok((events, writer))
+}
+
+/// What the request says about the answer's form.
+fn constraint(
+    model: &Loaded,
+    request: &ChatFields,
+    calls: Calls<'_>,
+    prompt: &str,
+) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    let (param, constraint) = match (calls, request.response_format.as_ref()) {
+        (Calls::OneOf { tools, parallel }, _) => {
+            ("tools", model.grammars.calls(&model.template, prompt, tools, parallel))
+        }
+        (_, None | Some(ResponseFormat::Text)) => return Ok(None),
+        (_, Some(ResponseFormat::JsonObject)) => ("response_format", model.grammars.json_object()),
+        (_, Some(ResponseFormat::JsonSchema { json_schema })) => (
+            "response_format.json_schema.schema",
+            match &json_schema.schema {
+                Some(schema) => model.grammars.json_schema(&Value::Object(schema.clone())),
+                None => model.grammars.json_object(),
+            },
+        ),
+    };
+    constraint.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
+}

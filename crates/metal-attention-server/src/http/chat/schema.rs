@@ -1,0 +1,109 @@
+//! Messages and tools as the OpenAPI description has them; `metal-attention-chat` reads them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// A message of a conversation.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct ChatMessage {
+    /// Who says it.
+    role: ChatRole,
+    /// Its text; null where it only calls functions.
+    content: Option<ChatContent>,
+    /// What the model thought before it answered.
+    reasoning_content: Option<String>,
+    /// The functions that the model calls.
+    tool_calls: Option<Vec<ToolCallMessage>>,
+    /// The call that this message answers.
+    tool_call_id: Option<String>,
+    /// The name of the speaker or of the tool.
+    name: Option<String>,
+}
+
+/// Who says a message.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ChatRole {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+/// The text of a message.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+enum ChatContent {
+    /// All of it.
+    Text(String),
+    /// In parts.
+    Parts(Vec<ChatPart>),
+}
+
+/// A part of a text.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ChatPart {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+}
+
+/// A call of a function.
+#[derive(Serialize, Deserialize, ToSchema)]
+struct ToolCallMessage {
+    /// The call's name.
+    #[schema(nullable = false)]
+    id: Option<String>,
+    /// `function`.
+    #[serde(rename = "type")]
+    #[schema(nullable = false)]
+    kind: Option<String>,
+    /// What is called, and with what.
+    function: FunctionCallMessage,
+}
+
+/// What is called, and with what.
+#[derive(Serialize, Deserialize, ToSchema)]
+struct FunctionCallMessage {
+    /// The function.
+    name: String,
+    /// The arguments as JSON text.
+    #[schema(nullable = false)]
+    arguments: Option<String>,
+}
+
+/// A function that the model may call.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct ToolDefinition {
+    /// `function`.
+    #[serde(rename = "type")]
+    kind: ToolKind,
+    /// The function.
+    function: FunctionDefinition,
+}
+
+/// The kind of a tool.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ToolKind {
+    Function,
+}
+
+/// A function.
+#[derive(Serialize, Deserialize, ToSchema)]
+struct FunctionDefinition {
+    /// Its name.
+    #[schema(min_length = 1)]
+    name: String,
+    /// What it does.
+    description: Option<Value>,
+    /// The JSON schema of its arguments.
+    parameters: Option<BTreeMap<String, Value>>,
+}

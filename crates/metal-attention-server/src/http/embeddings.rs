@@ -1,0 +1,127 @@
+//! `/v1/embeddings`: texts as vectors.
+
+use axum::extract::State;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::body::{FromJson, Json, parse};
+use super::prompt::Prompt;
+use super::{ApiError, App, prepare};
+
+/// A request for embeddings.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct EmbeddingsRequest {
+    /// The texts.
+    input: Prompt,
+    /// The model's name.
+    model: Option<String>,
+    /// How the vectors are written.
+    encoding_format: Option<EncodingFormat>,
+    /// The vectors' length: the model's own, or left out.
+    #[schema(minimum = 1)]
+    dimensions: Option<u32>,
+}
+
+/// How a vector is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum EncodingFormat {
+    /// A list of numbers.
+    #[default]
+    Float,
+    /// Little-endian 32-bit floats in base64.
+    Base64,
+}
+
+impl FromJson for EmbeddingsRequest {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        parse(json)
+    }
+}
+
+/// The embeddings of all texts.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Embeddings {
+    /// `list`.
+    object: &'static str,
+    /// One for each text.
+    data: Vec<Embedding>,
+    /// The model that made them.
+    model: String,
+    /// Tokens it took.
+    usage: EmbeddingsUsage,
+}
+
+/// The embedding of one text.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct Embedding {
+    /// `embedding`.
+    object: &'static str,
+    /// The text's number.
+    index: usize,
+    /// The vector.
+    #[serde(rename = "embedding")]
+    vector: Vector,
+}
+
+/// A vector of length 1.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[serde(untagged)]
+enum Vector {
+    /// A list of numbers.
+    Float(Vec<f32>),
+    /// Little-endian 32-bit floats in base64.
+    Base64(String),
+}
+
+/// How many tokens a request took.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+struct EmbeddingsUsage {
+    /// Tokens of all texts.
+    prompt_tokens: usize,
+    /// The same.
+    total_tokens: usize,
+}
+
+/// Makes embeddings: the mean of the last hidden states of a text's tokens, scaled to length 1.
+#[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingsRequest,
+    responses((status = 200, description = "The embeddings", body = Embeddings)))]
+pub async fn embeddings(
+    State(app): State<App>,
+    Json(request): Json<EmbeddingsRequest>,
+) -> Result<axum::Json<Embeddings>, ApiError> {
+    let format = request.encoding_format.unwrap_or_default();
+    let (pending, n_tokens) = prepare({
+        let app = app.clone();
+        move || {
+            let model = app.model_named(request.model.as_deref())?;
+            let n_embd = model.n_embd();
+            if request.dimensions.is_some_and(|n| n as usize != n_embd) {
+                let message = format!("dimensions: this model's embeddings have {n_embd}; others are not supported");
+                return Err(ApiError::field("dimensions", message));
+            }
+            let texts = request.input.encode(model, "input")?;
+            let n_tokens = texts.iter().map(Vec::len).sum();
+            let pending = texts.into_iter().map(|ids| model.scheduler.embed(ids));
+            Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens))
+        }
+    })
+    .await?;
+    let mut data = Vec::with_capacity(pending.len());
+    for (index, vector) in pending.into_iter().enumerate() {
+        let vector = vector.await?;
+        let vector = match format {
+            EncodingFormat::Float => Vector::Float(vector),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
+                Vector::Base64(STANDARD.encode(bytes))
+            }
+        };
+        data.push(Embedding { object: "embedding", index, vector });
+    }
+    let usage = EmbeddingsUsage { prompt_tokens: n_tokens, total_tokens: n_tokens };
+    Ok(axum::Json(Embeddings { object: "list", data, model: app.model_name(), usage }))
+}

@@ -1,0 +1,169 @@
+//! Errors as clients see them: an HTTP status and OpenAI's JSON.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, Response, StatusCode};
+use axum::response::IntoResponse;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::scheduler::{RequestError, SubmitError};
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApiError {
+    status: StatusCode,
+    detail: ErrorDetail,
+}
+
+/// The body of every answer that is no success.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ErrorBody {
+    error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+struct ErrorDetail {
+    /// What was tried, what went wrong, what to do.
+    message: String,
+    /// The kind of error, such as `invalid_request_error`.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The field of the request that is at fault.
+    #[schema(required)]
+    param: Option<String>,
+    /// A name for programs, such as `model_not_found`.
+    #[schema(required)]
+    code: Option<String>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &str, code: Option<&str>, message: impl Into<String>) -> Self {
+        let detail =
+            ErrorDetail { message: message.into(), kind: kind.into(), param: None, code: code.map(str::to_owned) };
+        Self { status, detail }
+    }
+
+    /// 400: the request itself is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", None, message)
+    }
+
+    /// 400: the value of a field is wrong.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::invalid(message).with_param(param)
+    }
+
+    /// 401: no key, or a wrong one.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", Some("invalid_api_key"), message)
+    }
+
+    /// 403: the request came by a name that is not this server's.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", Some("host_not_allowed"), message)
+    }
+
+    /// 404: nothing is here.
+    pub fn not_found(code: &str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some(code), message)
+    }
+
+    /// 405: the path exists, but not for this method.
+    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", Some("method_not_allowed"), message)
+    }
+
+    /// 408: the client took too long to send its request.
+    pub fn request_timeout() -> Self {
+        let message = "the request's body did not arrive in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", Some("request_timeout"), message)
+    }
+
+    /// 413: the body is longer than the server takes.
+    pub fn too_large(limit: usize) -> Self {
+        let message =
+            format!("the request's body is longer than the {limit} bytes that this server takes (--max-body)");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("body_too_large"), message)
+    }
+
+    /// 500: a defect of the server.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("internal_error"), message)
+    }
+
+    /// 503: not now.
+    pub fn unavailable(code: &str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some(code), message)
+    }
+
+    /// 504: the time of `--timeout` was over before there was anything to answer.
+    pub fn deadline() -> Self {
+        let message = "the request took longer than this server allows (--timeout)";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", Some("timeout"), message)
+    }
+
+    /// Names the field that is at fault.
+    #[must_use]
+    pub fn with_param(mut self, param: impl Into<String>) -> Self {
+        self.detail.param = Some(param.into());
+        self
+    }
+
+    /// Gives programs a name for the error.
+    #[must_use]
+    pub fn with_code(mut self, code: &str) -> Self {
+        self.detail.code = Some(code.to_owned());
+        self
+    }
+
+    /// The error as JSON, for streams that have begun.
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody { error: self.detail.clone() }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message)
+            }
+            SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
+            SubmitError::PromptTooLong { .. } => Self::invalid(message).with_code("context_length_exceeded"),
+            _ => Self::invalid(message),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::ShutDown => Self::unavailable("shutting_down", error.to_string()),
+            RequestError::Constraint(_) => Self::invalid(error.to_string()).with_code("constraint_failed"),
+            _ => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let json = serde_json::to_vec(&self.body()).unwrap_or_default();
+        let mut response = Response::new(Body::from(json));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

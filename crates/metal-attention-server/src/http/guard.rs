@@ -1,0 +1,101 @@
+//! What every request passes first: its name in the log, where it may come from, its key.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{AUTHORIZATION, HOST};
+use axum::http::uri::Authority;
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
+
+use super::{ApiError, App, ids};
+
+/// Names the request, logs how it went, and counts it. Neither bodies nor queries nor headers reach the log.
+pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let id = ids::unique("req-");
+    // A path that no route has may be anything: it is neither logged nor counted by its name.
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let span = tracing::info_span!("request", id, method = %method_name(request.method()), route);
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let status = response.status();
+    span.in_scope(|| tracing::info!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "answered"));
+    app.metrics.answered(&route, status.as_u16(), start.elapsed());
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), id);
+    }
+    response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// A method of the standard; others may be anything.
+fn method_name(method: &Method) -> &str {
+    let known = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE, Method::PATCH];
+    if known.contains(method) { method.as_str() } else { "other" }
+}
+
+/// Where the server is only meant for this machine and asks for no key, refuses requests by names that are not this
+/// machine's: a page elsewhere can make its own name lead here (DNS rebinding).
+pub async fn check_host(State(app): State<App>, request: Request, next: Next) -> Response {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if is_local(host, &app.options.hosts) {
+        return next.run(request).await;
+    }
+    ApiError::forbidden("the Host header does not name this machine: use localhost or 127.0.0.1").into_response()
+}
+
+fn is_local(host: &str, also: &[String]) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host();
+    let ip = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    ip.is_ok_and(|ip| ip.is_loopback())
+        || name.eq_ignore_ascii_case("localhost")
+        || also.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// Refuses requests without one of the keys, where there are any.
+pub async fn check_key(State(app): State<App>, request: Request, next: Next) -> Response {
+    if app.options.keys.is_empty() {
+        return next.run(request).await;
+    }
+    let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    match given.and_then(|value| bearer(value)) {
+        Some(key) if app.options.keys.contain(key) => next.run(request).await,
+        Some(_) => ApiError::unauthorized("the API key is wrong").into_response(),
+        None => ApiError::unauthorized("this server wants an API key: send the header Authorization: Bearer KEY")
+            .into_response(),
+    }
+}
+
+/// The key in `Bearer KEY`.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_this_machine() {
+        let also = ["box.local".to_owned()];
+        for host in ["localhost", "LocalHost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:8080", "box.local:80"] {
+            assert!(is_local(host, &also), "{host}");
+        }
+        for host in ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", "a b"] {
+            assert!(!is_local(host, &also), "{host}");
+        }
+    }
+
+    #[test]
+    fn keys_come_as_bearer_tokens() {
+        assert_eq!(bearer(b"Bearer abc"), Some(&b"abc"[..]));
+        assert_eq!(bearer(b"bearer  abc "), Some(&b"abc"[..]));
+        assert_eq!(bearer(b"Basic abc"), None);
+        assert_eq!(bearer(b"Bearer"), None);
+    }
+}

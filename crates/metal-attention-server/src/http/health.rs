@@ -1,0 +1,31 @@
+//! `/health` and `/ready`: for those who watch over the server.
+
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::error::ErrorBody;
+use super::{ApiError, App};
+
+/// How the server is.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Health {
+    /// `ok`.
+    status: &'static str,
+}
+
+/// Says that the server runs, whether or not it has a model yet.
+#[utoipa::path(get, path = "/health", tag = "operations",
+    responses((status = 200, description = "The server runs", body = Health)))]
+pub async fn health() -> axum::Json<Health> {
+    axum::Json(Health { status: "ok" })
+}
+
+/// Says whether requests can be answered: the model is loaded, and the server does not shut down.
+#[utoipa::path(get, path = "/ready", tag = "operations", responses(
+    (status = 200, description = "Requests can be answered", body = Health),
+    (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
+pub async fn ready(State(app): State<App>) -> Result<axum::Json<Health>, ApiError> {
+    app.model()?;
+    Ok(axum::Json(Health { status: "ok" }))
+}

@@ -1,0 +1,108 @@
+//! Log probabilities, in the form of chat completions and in that of completions.
+
+use metal_attention::tokenizer::Tokenizer;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+use crate::scheduler::TokenLogprobs;
+
+/// Most alternatives that a request may ask for.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+
+/// The log probabilities of a message's tokens.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub struct ChatLogprobs {
+    /// One for each token.
+    pub content: Vec<ChatTokenLogprob>,
+}
+
+/// A token's log probability, and its likeliest alternatives.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ChatTokenLogprob {
+    /// What the token writes.
+    token: String,
+    /// Natural logarithm of its probability.
+    logprob: f32,
+    /// What it writes as bytes: it may be a part of a character.
+    bytes: Vec<u8>,
+    /// The likeliest tokens at this place.
+    top_logprobs: Vec<TopLogprob>,
+}
+
+/// One of the likeliest tokens at a place.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct TopLogprob {
+    /// What the token writes.
+    token: String,
+    /// Natural logarithm of its probability.
+    logprob: f32,
+    /// What it writes as bytes.
+    bytes: Vec<u8>,
+}
+
+impl ChatTokenLogprob {
+    /// That of token `id`.
+    pub fn new(tokenizer: &Tokenizer, id: u32, logprobs: &TokenLogprobs) -> Self {
+        let one = |id: u32, logprob: f32| TopLogprob {
+            token: spelling(tokenizer, id),
+            logprob: finite(logprob),
+            bytes: tokenizer.token_bytes(id).to_vec(),
+        };
+        let TopLogprob { token, logprob, bytes } = one(id, logprobs.logprob);
+        let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+        Self { token, logprob, bytes, top_logprobs }
+    }
+}
+
+/// The log probabilities of a completion's tokens: a list for each property.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub struct CompletionLogprobs {
+    /// What each token writes.
+    tokens: Vec<String>,
+    /// Natural logarithm of each token's probability.
+    token_logprobs: Vec<f32>,
+    /// The likeliest tokens at each place.
+    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Where each token's text begins, in characters.
+    text_offset: Vec<usize>,
+}
+
+impl CompletionLogprobs {
+    /// Adds token `id`, whose text begins at character `offset`; returns where it ends.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, logprobs: &TokenLogprobs, offset: usize) -> usize {
+        let token = spelling(tokenizer, id);
+        let end = offset + token.chars().count();
+        self.tokens.push(token);
+        self.token_logprobs.push(finite(logprobs.logprob));
+        let mut top = BTreeMap::new();
+        for &(id, logprob) in &logprobs.top {
+            // Tokens of one spelling: the likeliest comes first.
+            top.entry(spelling(tokenizer, id)).or_insert(finite(logprob));
+        }
+        self.top_logprobs.push(top);
+        self.text_offset.push(offset);
+        end
+    }
+
+    /// Adds the tokens of `more`.
+    pub fn append(&mut self, mut more: Self) {
+        self.tokens.append(&mut more.tokens);
+        self.token_logprobs.append(&mut more.token_logprobs);
+        self.top_logprobs.append(&mut more.top_logprobs);
+        self.text_offset.append(&mut more.text_offset);
+    }
+}
+
+/// What a token writes; its own spelling where it writes nothing.
+fn spelling(tokenizer: &Tokenizer, id: u32) -> String {
+    match tokenizer.token_bytes(id) {
+        [] => tokenizer.token_text(id).unwrap_or_default().to_owned(),
+        bytes => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
+
+/// JSON has no infinity: this is OpenAI's number for "never".
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}

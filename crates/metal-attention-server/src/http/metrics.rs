@@ -1,0 +1,194 @@
+//! `/metrics`: what was counted, in Prometheus' text format.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+
+use super::App;
+use super::error::ErrorBody;
+use crate::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Scheduler};
+
+/// Upper bounds in seconds of the buckets of times.
+const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// What is counted about requests and connections.
+#[derive(Default)]
+pub struct HttpMetrics {
+    /// Connections that are open now.
+    pub connections: AtomicU64,
+    /// Answers by route and status.
+    answers: Mutex<BTreeMap<(String, u16), u64>>,
+    /// From a request's head to the head of its answer.
+    answer_time: Times,
+    /// From the submission of a request to its first token.
+    first_token: Times,
+}
+
+/// A histogram of times.
+#[derive(Default)]
+struct Times {
+    /// One more than [`SECONDS`]; not cumulated.
+    buckets: [AtomicU64; SECONDS.len() + 1],
+    microseconds: AtomicU64,
+}
+
+impl Times {
+    fn add(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let bucket = SECONDS.iter().position(|&bound| seconds <= bound).unwrap_or(SECONDS.len());
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.microseconds.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+impl HttpMetrics {
+    /// Counts an answer of `route`, a pattern of the router.
+    pub fn answered(&self, route: &str, status: u16, time: Duration) {
+        let mut answers = self.answers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *answers.entry((route.to_owned(), status)).or_default() += 1;
+        drop(answers);
+        self.answer_time.add(time);
+    }
+
+    /// Counts the first token of a text.
+    pub fn first_token(&self, time: Duration) {
+        self.first_token.add(time);
+    }
+}
+
+/// What the server has done so far, in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "operations", responses(
+    (status = 200, description = "Counters and gauges", body = String, content_type = "text/plain"),
+    (status = 401, description = "No key, or a wrong one", body = ErrorBody),
+))]
+pub async fn metrics(State(app): State<App>) -> Response {
+    let scheduler = app.scheduler().map(Scheduler::metrics);
+    let text = render(&app.metrics, scheduler.as_ref());
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// Lines of Prometheus' format.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "# HELP metal_attention_{name} {help}\n# TYPE metal_attention_{name} {kind}");
+    }
+
+    fn value(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        let _ = writeln!(self.0, "metal_attention_{name}{labels} {value}");
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.head(name, kind, help);
+        self.value(name, "", value);
+    }
+
+    /// A histogram of buckets that are not cumulated yet.
+    fn histogram(&mut self, name: &str, help: &str, bounds: &[f64], buckets: &[u64], sum: f64) {
+        self.head(name, "histogram", help);
+        let mut total = 0;
+        let bounds = bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
+        for (bound, n) in bounds.zip(buckets) {
+            total += n;
+            self.value(&format!("{name}_bucket"), &format!("{{le=\"{bound}\"}}"), total);
+        }
+        self.value(&format!("{name}_sum"), "", sum);
+        self.value(&format!("{name}_count"), "", total);
+    }
+
+    fn times(&mut self, name: &str, help: &str, times: &Times) {
+        let buckets: Vec<u64> = times.buckets.iter().map(|n| n.load(Ordering::Relaxed)).collect();
+        let seconds = times.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
+        self.histogram(name, help, &SECONDS, &buckets, seconds);
+    }
+}
+
+fn render(http: &HttpMetrics, scheduler: Option<&Metrics>) -> String {
+    let mut lines = Lines::default();
+    let connections = http.connections.load(Ordering::Relaxed);
+    lines.one("connections", "gauge", "Connections that are open now.", connections);
+    lines.head("http_responses_total", "counter", "Responses by route and status.");
+    for ((route, status), n) in http.answers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
+        lines.value("http_responses_total", &format!("{{route=\"{route}\",status=\"{status}\"}}"), n);
+    }
+    lines.times("http_response_seconds", "From a request's head to the head of its response.", &http.answer_time);
+    lines.times("time_to_first_token_seconds", "From a request's submission to its first token.", &http.first_token);
+    lines.one("model_loaded", "gauge", "1 once the model is loaded.", u8::from(scheduler.is_some()));
+    if let Some(scheduler) = scheduler {
+        render_scheduler(&mut lines, scheduler);
+    }
+    lines.0
+}
+
+fn render_scheduler(lines: &mut Lines, m: &Metrics) {
+    for (name, help, value) in [
+        ("prompt_tokens_total", "Prompt tokens that were evaluated.", m.prompt_tokens),
+        ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", m.cached_tokens),
+        ("generated_tokens_total", "Tokens that were generated.", m.generated_tokens),
+        ("embedding_tokens_total", "Tokens that were evaluated for embeddings.", m.embedding_tokens),
+        ("steps_total", "Steps of the forward pass.", m.steps),
+        ("preemptions_total", "Times that a running request had to give up its place.", m.preemptions),
+    ] {
+        lines.one(name, "counter", help, value);
+    }
+    lines.head("requests_total", "counter", "Requests by how they ended.");
+    let r = &m.requests;
+    for (outcome, n) in [
+        ("end_of_text", r.end_of_text),
+        ("length", r.length),
+        ("stop_string", r.stop_string),
+        ("context_full", r.context_full),
+        ("deadline", r.deadline),
+        ("cancelled", r.cancelled),
+        ("failed", r.failed),
+        ("refused", r.refused),
+        ("embeddings", r.embeddings),
+    ] {
+        lines.value("requests_total", &format!("{{outcome=\"{outcome}\"}}"), n);
+    }
+    for (name, help, value) in [
+        ("requests_running", "Requests that are running now.", m.running),
+        ("requests_waiting", "Requests that wait now.", m.waiting),
+        ("kv_cache_pages_used", "Pages of the KV cache that hold something.", m.pages_used),
+        ("kv_cache_pages_free", "Pages of the KV cache that are free.", m.pages_free),
+    ] {
+        lines.one(name, "gauge", help, value);
+    }
+    let bounds = BATCH_SIZE_BUCKETS.map(|bound| bound as f64);
+    lines.histogram("batch_tokens", "Tokens of a step.", &bounds, &m.batch_sizes, m.batch_tokens as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histograms_are_cumulated() {
+        let http = HttpMetrics::default();
+        http.answered("/x", 200, Duration::from_millis(7));
+        http.answered("/x", 200, Duration::from_millis(700));
+        http.answered("/x", 404, Duration::from_secs(100));
+        let text = render(&http, None);
+        for line in [
+            "metal_attention_http_responses_total{route=\"/x\",status=\"200\"} 2",
+            "metal_attention_http_response_seconds_bucket{le=\"0.005\"} 0",
+            "metal_attention_http_response_seconds_bucket{le=\"0.01\"} 1",
+            "metal_attention_http_response_seconds_bucket{le=\"60\"} 2",
+            "metal_attention_http_response_seconds_bucket{le=\"+Inf\"} 3",
+            "metal_attention_http_response_seconds_sum 100.707",
+            "metal_attention_http_response_seconds_count 3",
+            "metal_attention_model_loaded 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+}

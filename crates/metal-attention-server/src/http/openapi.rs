@@ -1,0 +1,101 @@
+//! `/openapi.json`: the interface as an OpenAPI 3.1 description, made of the same types that answer requests.
+
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::HttpOptions;
+use super::error::ErrorBody;
+
+/// Makes the schema of a request that is read as several types.
+macro_rules! all_of {
+    ($name:ident, $($part:ident),+) => {
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                let parts = utoipa::openapi::schema::AllOfBuilder::new();
+                $(let parts = parts.item(utoipa::openapi::Ref::from_schema_name(<$part as utoipa::ToSchema>::name()));)+
+                parts.into()
+            }
+        }
+
+        impl utoipa::ToSchema for $name {
+            fn schemas(schemas: &mut Vec<(String, utoipa::openapi::RefOr<utoipa::openapi::Schema>)>) {
+                $(
+                    let name = <$part as utoipa::ToSchema>::name().into_owned();
+                    schemas.push((name, <$part as utoipa::PartialSchema>::schema()));
+                    <$part as utoipa::ToSchema>::schemas(schemas);
+                )+
+            }
+        }
+    };
+}
+pub(crate) use all_of;
+
+/// The description to which the routes add theirs.
+pub fn base() -> OpenApi {
+    let info = InfoBuilder::new()
+        .title("metal-attention")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some("Language models over HTTP, as OpenAI's interface has it."));
+    OpenApiBuilder::new().info(info.build()).build()
+}
+
+/// Adds what all routes share: errors and keys.
+pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> OpenApi {
+    let components = api.components.get_or_insert_default();
+    components.schemas.insert(ErrorBody::name().into_owned(), ErrorBody::schema());
+    let mut parts = Vec::new();
+    ErrorBody::schemas(&mut parts);
+    components.schemas.extend(parts);
+    let asks_for_key = !options.keys.is_empty();
+    if asks_for_key {
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        components.security_schemes.insert("key".into(), RefOr::T(SecurityScheme::Http(bearer)));
+    }
+    for (path, item) in &mut api.paths.paths {
+        let is_open = OPEN_PATHS.contains(&path.as_str());
+        for (operation, is_post) in operations(item) {
+            add_error(operation, "500", "A defect of the server");
+            if checks_host {
+                add_error(operation, "403", "The Host header does not name this machine");
+            }
+            if asks_for_key && !is_open {
+                add_error(operation, "401", "No key, or a wrong one");
+                operation.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
+            }
+            if is_post {
+                add_error(operation, "400", "The request is wrong");
+                add_error(operation, "408", "The request's body did not arrive in time");
+                add_error(operation, "413", "The request's body is too long");
+                add_error(operation, "503", "The model is loading, or the server shuts down");
+            }
+            if is_post && path.starts_with("/v1/") {
+                add_error(operation, "404", "There is no such model");
+                add_error(operation, "429", "Too many requests wait already");
+                add_error(operation, "504", "The request took too long");
+            }
+            if path.contains('{') {
+                add_error(operation, "400", "The path is no UTF-8");
+                add_error(operation, "404", "There is no such model");
+            }
+        }
+    }
+    api
+}
+
+/// Paths that need no key.
+pub const OPEN_PATHS: [&str; 3] = ["/health", "/ready", "/openapi.json"];
+
+/// The operations of a path, and whether each has a body.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
+    let get = item.get.iter_mut().map(|operation| (operation, false));
+    get.chain(item.post.iter_mut().map(|operation| (operation, true)))
+}
+
+fn add_error(operation: &mut Operation, status: &str, description: &str) {
+    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(ErrorBody::name()))).build();
+    let response: Response =
+        ResponseBuilder::new().description(description).content("application/json", content).build();
+    operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(response));
+}

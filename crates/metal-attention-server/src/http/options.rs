@@ -1,0 +1,96 @@
+//! How the server is set up.
+
+use std::time::Duration;
+
+use axum::http::HeaderValue;
+use subtle::{Choice, ConstantTimeEq};
+
+/// How the server is set up.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    /// The names under which `/v1/models` lists the model; the first is the main one. At least one.
+    pub names: Vec<String>,
+    /// Keys that clients must show one of; empty: everybody may ask.
+    pub keys: Keys,
+    /// The origin whose pages may ask from a browser, `*` for any; `None`: this server's own page only.
+    pub cors_origin: Option<HeaderValue>,
+    /// Names besides `localhost` and IP addresses of the loopback by which requests may come, where the server listens
+    /// on the loopback and asks for no key.
+    pub hosts: Vec<String>,
+    /// Most bytes of a request's body.
+    pub max_body: usize,
+    /// Most connections at a time; more wait to be accepted.
+    pub max_connections: usize,
+    /// Longest time between a connection and the end of a request's head, or between two requests.
+    pub header_timeout: Duration,
+    /// Longest time from a request's head to the end of its body.
+    pub read_timeout: Duration,
+    /// Longest time that a client may take no data of its answer.
+    pub write_timeout: Duration,
+    /// Longest time a request may take, waiting included.
+    pub timeout: Option<Duration>,
+    /// How long running requests may go on after a shutdown was asked for.
+    pub grace: Duration,
+}
+
+impl Default for HttpOptions {
+    fn default() -> Self {
+        Self {
+            names: vec!["default".into()],
+            keys: Keys::default(),
+            cors_origin: None,
+            hosts: Vec::new(),
+            max_body: 8 << 20,
+            max_connections: 1024,
+            header_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
+            timeout: None,
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Keys of which a client must show one. They appear in no log.
+#[derive(Clone, Default)]
+pub struct Keys(Vec<String>);
+
+impl Keys {
+    /// These keys, without empty ones.
+    pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
+        Self(keys.into_iter().filter(|key| !key.is_empty()).collect())
+    }
+
+    /// Whether there is no key, so that everybody may ask.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `key` is one of them, in a time that does not tell how much of it is right.
+    pub fn contain(&self, key: &[u8]) -> bool {
+        let equal = self.0.iter().map(|known| known.as_bytes().ct_eq(key));
+        equal.fold(Choice::from(0), |any, one| any | one).into()
+    }
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} keys", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_key_opens_and_nothing_else() {
+        let keys = Keys::new(["one".to_owned(), String::new(), "three".to_owned()]);
+        assert!(keys.contain(b"one") && keys.contain(b"three"));
+        for wrong in [&b""[..], b"on", b"onee", b"One", b"three "] {
+            assert!(!keys.contain(wrong), "{wrong:?}");
+        }
+        assert_eq!(format!("{keys:?}"), "2 keys");
+        assert!(Keys::default().is_empty() && !Keys::default().contain(b""));
+    }
+}

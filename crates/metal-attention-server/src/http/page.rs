@@ -1,0 +1,44 @@
+//! The page at `/`: a chat in the browser.
+
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_FRAME_OPTIONS};
+use axum::response::{IntoResponse, Response};
+
+/// Nothing but this server's own files, and no script or style inside the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The page.
+pub async fn html() -> Response {
+    file("text/html; charset=utf-8", include_str!("page/index.html"))
+}
+
+/// Its styles.
+pub async fn css() -> Response {
+    file("text/css; charset=utf-8", include_str!("page/chat.css"))
+}
+
+/// What it does.
+pub async fn script() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/chat.js"))
+}
+
+/// From Markdown to elements of the page.
+pub async fn markdown() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
+}
+
+/// Its icon.
+pub async fn icon() -> Response {
+    file("image/svg+xml", include_str!("page/icon.svg"))
+}
+
+fn file(kind: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (CONTENT_TYPE, kind),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_FRAME_OPTIONS, "DENY"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}

@@ -1,0 +1,90 @@
+//! `/tokenize` and `/detokenize`: text to token ids and back.
+
+use axum::extract::State;
+use metal_attention::tokenizer::EncodeOptions;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::body::{FromJson, Json, parse};
+use super::{ApiError, App, prepare};
+
+/// A text to be turned into token ids.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct TokenizeRequest {
+    /// The text.
+    content: String,
+    /// Add the tokens that the model wants around a text.
+    add_special: Option<bool>,
+    /// Turn the text of special tokens into these tokens; without a word about it, yes.
+    parse_special: Option<bool>,
+}
+
+impl FromJson for TokenizeRequest {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        parse(json)
+    }
+}
+
+/// Token ids.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Tokens {
+    /// The ids.
+    tokens: Vec<u32>,
+}
+
+/// Turns text into token ids.
+#[utoipa::path(post, path = "/tokenize", tag = "tokens", request_body = TokenizeRequest,
+    responses((status = 200, description = "The token ids", body = Tokens)))]
+pub async fn tokenize(
+    State(app): State<App>,
+    Json(request): Json<TokenizeRequest>,
+) -> Result<axum::Json<Tokens>, ApiError> {
+    let options = EncodeOptions {
+        add_special: request.add_special.unwrap_or(false),
+        parse_special: request.parse_special.unwrap_or(true),
+    };
+    let tokens = prepare(move || Ok(app.model()?.tokenizer.encode(&request.content, options))).await?;
+    Ok(axum::Json(Tokens { tokens }))
+}
+
+/// Token ids to be turned into text.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct DetokenizeRequest {
+    /// The ids.
+    tokens: Vec<u32>,
+    /// Write special tokens, too, by their spelling.
+    special: Option<bool>,
+}
+
+impl FromJson for DetokenizeRequest {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        parse(json)
+    }
+}
+
+/// A text.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Text {
+    /// The text.
+    content: String,
+}
+
+/// Turns token ids into text.
+#[utoipa::path(post, path = "/detokenize", tag = "tokens", request_body = DetokenizeRequest,
+    responses((status = 200, description = "The text", body = Text)))]
+pub async fn detokenize(
+    State(app): State<App>,
+    Json(request): Json<DetokenizeRequest>,
+) -> Result<axum::Json<Text>, ApiError> {
+    let content = prepare(move || {
+        let model = app.model()?;
+        let n_vocab = model.n_vocab();
+        if let Some(id) = request.tokens.iter().find(|&&id| id as usize >= n_vocab) {
+            let message = format!("tokens: the model has no token {id}, only 0 to {}", n_vocab - 1);
+            return Err(ApiError::field("tokens", message));
+        }
+        Ok(model.tokenizer.decode(&request.tokens, request.special.unwrap_or(false)))
+    });
+    Ok(axum::Json(Text { content: content.await? }))
+}

@@ -1,0 +1,36 @@
+//! How many tokens a request took.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// How many tokens a request took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Usage {
+    /// Tokens of the prompts, each counted once however many texts continue it.
+    pub prompt_tokens: usize,
+    /// Tokens that were generated.
+    pub completion_tokens: usize,
+    /// Both.
+    pub total_tokens: usize,
+    /// More about the prompts.
+    pub prompt_tokens_details: PromptDetails,
+}
+
+/// More about the tokens of the prompts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct PromptDetails {
+    /// Tokens that were in the KV cache already.
+    pub cached_tokens: usize,
+}
+
+impl Usage {
+    /// Adds what one text took. `first` says whether it is the first one after its prompt.
+    pub fn add(&mut self, usage: crate::scheduler::Usage, first: bool) {
+        if first {
+            self.prompt_tokens += usage.prompt_tokens;
+            self.prompt_tokens_details.cached_tokens += usage.cached_tokens;
+        }
+        self.completion_tokens += usage.generated_tokens;
+        self.total_tokens = self.prompt_tokens + self.completion_tokens;
+    }
+}

@@ -1,0 +1,242 @@
+//! `serve`: answers requests over HTTP.
+
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use metal_attention::EngineOptions;
+use metal_attention_server::http::{HttpOptions, Keys, Loaded, serve};
+use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
+use tokio::net::TcpListener;
+
+use crate::cli_error::CliError;
+use crate::engine_args::EngineArgs;
+use crate::model_args::ModelArgs;
+
+const AFTER_HELP: &str = "\
+The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models.
+A page to chat with the model is at /, the whole interface at /openapi.json, and /metrics is
+for Prometheus.
+
+The server listens on this machine alone. Before --host lets others in, give it a key: whoever
+reaches it can use it. Ctrl-C or SIGTERM lets the running requests finish; twice, the server
+ends at once.
+
+Examples:
+  metal-attention serve
+  metal-attention serve -m model.gguf --gpu --parallel 8
+  METAL_ATTENTION_API_KEY=secret metal-attention serve -m model.gguf --host 0.0.0.0 --port 80
+  curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
+      -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
+
+/// Answer requests over HTTP, as OpenAI's interface has it
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Address to listen on; 0.0.0.0 or ::: every address of this machine
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
+
+    /// Port to listen on; 0: any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+
+    /// Name of the model in requests (repeatable) [default: the file's name]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    alias: Vec<String>,
+
+    /// Requests that run at once; each has a context of its own
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    parallel: usize,
+
+    /// Requests that may wait for their turn; those beyond are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    queue: usize,
+
+    /// Longest time in seconds that a request may take; 0: as long as it likes
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+
+    /// Time in seconds that running requests have to finish when the server ends
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    grace: u64,
+
+    #[command(flatten)]
+    access: AccessArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Who may ask, and how much.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Access")]
+struct AccessArgs {
+    /// Key that clients must send, as in Authorization: Bearer KEY; on a command line others on this machine can read it
+    #[arg(long, value_name = "KEY", env = "METAL_ATTENTION_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+
+    /// File with keys, one a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// Origin whose pages may use the server from a browser: a scheme and a host; *: any
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Option<String>,
+
+    /// Largest body of a request, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_body, value_parser = at_least_one)]
+    max_body: usize,
+
+    /// Connections at a time; more wait
+    #[arg(long, value_name = "N", default_value_t = HttpOptions::default().max_connections, value_parser = at_least_one)]
+    max_connections: usize,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let options = args.http_options()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Requests need little; the cores are for the engine.
+        .worker_threads(2)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build()
+        .map_err(|e| CliError::General(format!("cannot start the server's threads: {e}")))?;
+    let result = runtime.block_on(listen_and_serve(args, options));
+    // A model that is still loading is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
+    let asks_for_key = !options.keys.is_empty();
+    let listener = listen(&args.host, args.port).await?;
+    let address = listener.local_addr().map_err(|e| CliError::General(format!("cannot tell the address: {e}")))?;
+    if !address.ip().is_loopback() && !asks_for_key {
+        tracing::warn!(
+            "everybody who reaches {address} can use this server: --api-key or --api-key-file keep others out"
+        );
+    }
+    say(&format!("listening on {}", url(address)));
+    let load = args.loader()?;
+    serve(listener, options, load, shutdown_signal()).await
+}
+
+impl Args {
+    fn http_options(&self) -> Result<HttpOptions, CliError> {
+        let access = &self.access;
+        let mut keys: Vec<String> = access.api_key.clone().into_iter().collect();
+        if let Some(path) = &access.api_key_file {
+            keys.extend(read_keys(path)?);
+        }
+        let cors_origin = match &access.cors {
+            None => None,
+            Some(origin) => Some(origin.parse().map_err(|_| {
+                CliError::Usage(format!("--cors {origin:?}: this is no origin, as https://example.org is"))
+            })?),
+        };
+        let names = if self.alias.is_empty() { vec![self.model.stem()] } else { self.alias.clone() };
+        Ok(HttpOptions {
+            names,
+            keys: Keys::new(keys),
+            cors_origin,
+            hosts: vec![self.host.clone()],
+            max_body: access.max_body,
+            max_connections: access.max_connections,
+            timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
+            grace: Duration::from_secs(self.grace),
+            ..Default::default()
+        })
+    }
+
+    /// What makes the model ready. The file is opened here, so that a wrong name is told at once.
+    fn loader(&self) -> Result<impl FnOnce() -> Result<Loaded, CliError> + Send + 'static, CliError> {
+        let model = self.model.open()?;
+        self.model.tokenizer(&model)?;
+        let n_parallel = self.parallel;
+        let engine = EngineOptions { n_seq: n_parallel, ..self.engine.options(&model) };
+        let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch: engine.n_ubatch.max(n_parallel) };
+        Ok(move || {
+            let pass = model.forward_pass(&engine)?;
+            let (n_ctx, device) = (pass.n_ctx(), pass.device());
+            let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)
+                .map_err(|e| CliError::General(format!("cannot start the engine: {e}")))?;
+            let loaded = Loaded::new(model, scheduler, n_ctx)?;
+            let (kind, name) = (device.kind, device.name);
+            say(&format!("ready: {kind} {name}, {n_parallel} requests at once, {n_ctx} tokens each"));
+            Ok(loaded)
+        })
+    }
+}
+
+/// A line on stderr; where that is closed there is nobody to tell.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+async fn listen(host: &str, port: u16) -> Result<TcpListener, CliError> {
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    TcpListener::bind((name, port)).await.map_err(|e| {
+        CliError::General(format!(
+            "cannot listen on {host}, port {port}: {e}; --host and --port choose another address"
+        ))
+    })
+}
+
+/// The address as it can be opened: a browser on this machine reaches "every address" by its own name.
+fn url(address: SocketAddr) -> String {
+    let shown = if address.ip().is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { address.ip() };
+    format!("http://{}", SocketAddr::new(shown, address.port()))
+}
+
+fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| CliError::General(format!("cannot read the keys in {}: {e}", path.display())))?;
+    let keys: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(CliError::Usage(format!("there are no keys in {}: one a line is expected", path.display())));
+    }
+    Ok(keys)
+}
+
+/// Ready at the first Ctrl-C or SIGTERM; the second ends the process.
+async fn shutdown_signal() {
+    signal().await;
+    say("shutting down; again to end at once");
+    tokio::spawn(async {
+        signal().await;
+        std::process::exit(i32::from(CliError::Interrupted.exit_code()));
+    });
+}
+
+#[cfg(unix)]
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+#[cfg(not(unix))]
+async fn signal() {
+    // Where the system tells of no Ctrl-C it ends the process itself.
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(_) => Err("expected a whole number".into()),
+    }
+}
