@@ -1,0 +1,193 @@
+//! A server on a free port of this machine, and a client that shows what goes over the wire.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use metal_attention::{Device, EngineOptions, Error, Model};
+use metal_attention_server::http::{HttpOptions, Loaded, serve};
+use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// A server with the built-in model, which ends with this value.
+pub struct Server {
+    pub address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The built-in model, ready to answer.
+pub fn load(n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
+    let model = Model::built_in()?;
+    let engine = EngineOptions { device: Device::Cpu, n_seq: n_parallel, n_threads: Some(1), ..Default::default() };
+    let pass = model.forward_pass(&engine)?;
+    let n_ctx = pass.n_ctx();
+    let options = SchedulerOptions { n_parallel, n_queue, n_batch: 512 };
+    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
+    Loaded::new(model, scheduler, n_ctx)
+}
+
+impl Server {
+    /// With four requests at once, ready.
+    pub fn new(options: HttpOptions) -> Self {
+        let server = Self::with_model(options, || load(4, 64));
+        server.wait_until_ready();
+        server
+    }
+
+    /// With a model that may take its time.
+    pub fn with_model(options: HttpOptions, load: impl FnOnce() -> Result<Loaded, Error> + Send + 'static) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let (bound, address) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+                bound.send(listener.local_addr().unwrap()).unwrap();
+                let stopped = async {
+                    let _ = stopped.await;
+                };
+                serve(listener, options, load, stopped).await.unwrap();
+            });
+        });
+        Self { address: address.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub fn wait_until_ready(&self) {
+        while self.get("/ready").status != 200 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Asks the server to end.
+    pub fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+
+    /// Waits for the server's end.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[], b"")
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, &["Content-Type: application/json"], body.to_string().as_bytes())
+    }
+
+    /// A whole request and its answer.
+    pub fn send(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
+        Answer::read(self.begin(method, path, headers, body))
+    }
+
+    /// A request whose answer is yet to be read.
+    pub fn begin(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let host = if headers.iter().any(|h| h.starts_with("Host:")) { "" } else { "Host: localhost\r\n" };
+        let headers = headers.iter().map(|header| format!("{header}\r\n")).collect::<Vec<_>>().concat();
+        let length = body.len();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n{headers}Content-Length: {length}\r\n\r\n");
+        // The server may answer and close before it has read everything.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+        stream
+    }
+
+    /// A stream's events as they come.
+    pub fn stream(&self, path: &str, body: &Value) -> Lines {
+        let body = body.to_string();
+        let stream = self.begin("POST", path, &["Content-Type: application/json"], body.as_bytes());
+        Lines { reader: BufReader::new(stream) }
+    }
+
+    /// The number after `name` in `/metrics`.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").body;
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("metal_attention_{name} ")));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+        if !std::thread::panicking() {
+            self.join();
+        }
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: String,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn read(mut stream: TcpStream) -> Self {
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        let text = String::from_utf8(bytes).unwrap();
+        let (headers, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = headers.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let is_chunked = headers.contains("transfer-encoding: chunked");
+        let body = if is_chunked { unchunked(body) } else { body.to_owned() };
+        Self { status, headers: headers.to_owned(), body }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// The error's status, field and name.
+    pub fn error(&self) -> (u16, Value, Value) {
+        let error = &self.json()["error"];
+        assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{self:?}");
+        assert!(error["type"].is_string());
+        (self.status, error["param"].clone(), error["code"].clone())
+    }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut text = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        text += &rest[..size];
+        body = &rest[size + 2..];
+    }
+    text
+}
+
+/// The `data:` lines of a stream.
+pub struct Lines {
+    reader: BufReader<TcpStream>,
+}
+
+impl Iterator for Lines {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        loop {
+            let mut line = String::new();
+            if self.reader.read_line(&mut line).unwrap_or(0) == 0 {
+                return None;
+            }
+            if let Some(data) = line.strip_prefix("data: ") {
+                return Some(data.trim_end().to_owned());
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The server over HTTP, with the built-in model.
+
+mod client;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use client::{Answer, Server, load};
+use metal_attention_server::http::{HttpOptions, Keys};
+use serde_json::{Value, json};
+
+const PROMPT: &str = "Once upon a time";
+const STORY: &str = ", there was a little girl";
+
+fn server() -> Server {
+    Server::new(HttpOptions { names: vec!["stories".into()], ..Default::default() })
+}
+
+/// A greedy completion of eight tokens with `more` fields.
+fn completion(more: &Value) -> Value {
+    let mut request = json!({"prompt": PROMPT, "temperature": 0, "max_tokens": 8});
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    request
+}
+
+fn chat(more: &Value) -> Value {
+    let mut request = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8});
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    request
+}
+
+#[test]
+fn completions_continue_their_prompts() {
+    let server = server();
+    let complete = |more: Value| {
+        let answer = server.post("/v1/completions", &completion(&more));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    };
+    let texts = |answer: &Value| -> Vec<String> {
+        let choices = answer["choices"].as_array().unwrap();
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let answer = complete(json!({}));
+    assert_eq!(texts(&answer), [STORY]);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["total_tokens"], 13);
+    assert_eq!(texts(&complete(json!({"echo": true}))), [format!("{PROMPT}{STORY}")]);
+    assert_eq!(texts(&complete(json!({"stop": [" little"]}))), [", there was a"]);
+    assert_eq!(texts(&complete(json!({"prompt": [1, 403, 407, 261, 378]}))), [STORY]);
+    assert_eq!(texts(&complete(json!({"prompt": [PROMPT, PROMPT], "n": 2}))), [STORY; 4]);
+    let seeded = |seed: u32| texts(&complete(json!({"n": 2, "temperature": 1, "seed": seed})));
+    assert_eq!(seeded(7), seeded(7));
+    assert_ne!(seeded(7)[0], seeded(7)[1]);
+}
+
+#[test]
+fn log_probabilities_are_those_of_a_distribution() {
+    let server = server();
+    let answer = server.post("/v1/completions", &completion(&json!({"logprobs": 20, "max_tokens": 4}))).json();
+    let logprobs = &answer["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], json!([",", " there", " was", " a"]));
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 7, 11]));
+    for (token, top) in logprobs["tokens"].as_array().unwrap().iter().zip(logprobs["top_logprobs"].as_array().unwrap())
+    {
+        let top = top.as_object().unwrap();
+        let sum: f64 = top.values().map(|logprob| logprob.as_f64().unwrap().exp()).sum();
+        // The twenty likeliest of 512 tokens of a model that is sure of its story.
+        assert!((0.98..1.00001).contains(&sum), "{sum}");
+        assert_eq!(top.len(), 20);
+        let best = top.iter().max_by(|a, b| a.1.as_f64().unwrap().total_cmp(&b.1.as_f64().unwrap())).unwrap();
+        assert_eq!(best.0, token.as_str().unwrap());
+    }
+    let answer = server.post("/v1/chat/completions", &chat(&json!({"logprobs": true, "top_logprobs": 2}))).json();
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 8);
+    assert!(content.iter().all(|token| token["top_logprobs"][0]["logprob"] == token["logprob"]));
+}
+
+#[test]
+fn streams_are_server_sent_events() {
+    let server = server();
+    let body = completion(&json!({"stream": true, "stream_options": {"include_usage": true}, "max_tokens": 3}));
+    let answer = server.post("/v1/completions", &body);
+    assert!(answer.headers.contains("content-type: text/event-stream"), "{}", answer.headers);
+    assert!(answer.body.ends_with("data: [DONE]\n\n"));
+    let events: Vec<&str> = answer.body.split_terminator("\n\n").collect();
+    assert!(events.iter().all(|event| event.starts_with("data: ") && !event.contains('\n')), "{events:?}");
+    let parse = |event: &&str| serde_json::from_str::<Value>(event.strip_prefix("data: ").unwrap()).unwrap();
+    let chunks: Vec<Value> = events[..events.len() - 1].iter().map(parse).collect();
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, ", there was");
+    assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 3);
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
+
+    let deltas = server.stream("/v1/chat/completions", &chat(&json!({"stream": true, "n": 2})));
+    let mut texts = [String::new(), String::new()];
+    let mut ends = 0;
+    for data in deltas.take_while(|data| data != "[DONE]") {
+        let choice = serde_json::from_str::<Value>(&data).unwrap()["choices"][0].clone();
+        let index = choice["index"].as_u64().unwrap() as usize;
+        texts[index] += choice["delta"]["content"].as_str().unwrap_or_default();
+        ends += usize::from(choice["finish_reason"] == "length");
+    }
+    assert_eq!((texts[0].as_str(), ends), (texts[1].as_str(), 2));
+    let whole = server.post("/v1/chat/completions", &chat(&json!({}))).json();
+    assert_eq!(whole["choices"][0]["message"]["content"], texts[0]);
+}
+
+#[test]
+fn a_client_that_goes_away_ends_its_request() {
+    let server = server();
+    let body = completion(&json!({"stream": true, "max_tokens": 400, "ignore_eos": true}));
+    let mut events = server.stream("/v1/completions", &body);
+    events.next().unwrap();
+    drop(events);
+    // A request that is not streamed, too.
+    let body = completion(&json!({"max_tokens": 480, "ignore_eos": true})).to_string();
+    drop(server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes()));
+    while server.metric("requests_running") + server.metric("requests_waiting") > 0.0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.post("/v1/completions", &completion(&json!({}))).json()["choices"][0]["text"], STORY);
+}
+
+#[test]
+fn prompts_that_begin_alike_share_the_cache() {
+    let server = server();
+    let long = json!({"prompt": format!("{PROMPT}{STORY} named Lily. She loved to play outside in the park.")});
+    server.post("/v1/completions", &completion(&long));
+    let again = server.post("/v1/completions", &completion(&long)).json();
+    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_f64().unwrap();
+    assert!(cached >= 16.0, "{again}");
+    assert!(server.metric("cached_prompt_tokens_total") >= cached);
+}
+
+#[test]
+fn too_many_requests_are_refused() {
+    let server = Server::with_model(HttpOptions::default(), || load(1, 2));
+    server.wait_until_ready();
+    // One request for nine texts: more than run and wait at once.
+    let answer = server.post("/v1/completions", &completion(&json!({"n": 9, "max_tokens": 400})));
+    assert_eq!(answer.error(), (429, Value::Null, json!("queue_full")));
+    assert!(answer.headers.contains("retry-after: 1"));
+    // What was taken of it is given up again.
+    let next = || server.post("/v1/completions", &completion(&json!({}))).status;
+    assert_eq!(std::iter::repeat_with(next).find(|status| *status != 429), Some(200));
+}
+
+#[test]
+fn keys_are_asked_for() {
+    let server = Server::new(HttpOptions { keys: Keys::new(["secret".to_owned()]), ..Default::default() });
+    for path in ["/v1/models", "/metrics"] {
+        assert_eq!(server.get(path).error(), (401, Value::Null, json!("invalid_api_key")));
+        assert_eq!(server.send("GET", path, &["Authorization: Bearer Secret"], b"").status, 401);
+        assert_eq!(server.send("GET", path, &["Authorization: Bearer secret"], b"").status, 200);
+    }
+    for path in ["/health", "/ready", "/", "/openapi.json"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    let description = server.get("/openapi.json").json();
+    assert!(description["paths"]["/v1/models"]["get"]["responses"]["401"].is_object());
+}
+
+#[test]
+fn names_of_other_machines_do_not_lead_here() {
+    let server = server();
+    for (host, status) in [("127.0.0.1:1", 200), ("[::1]", 200), ("evil.example", 403)] {
+        assert_eq!(server.send("GET", "/health", &[&format!("Host: {host}")], b"").status, status, "{host}");
+    }
+}
+
+#[test]
+fn pages_of_other_origins_need_leave() {
+    let preflight = ["Origin: https://a.example", "Access-Control-Request-Method: POST"];
+    assert!(!server().send("OPTIONS", "/v1/completions", &preflight, b"").headers.contains("access-control"));
+    let cors_origin = Some("https://a.example".parse().unwrap());
+    let server = Server::new(HttpOptions { cors_origin, ..Default::default() });
+    let answer = server.send("OPTIONS", "/v1/completions", &preflight, b"");
+    assert!(answer.headers.contains("access-control-allow-origin: https://a.example"), "{}", answer.headers);
+}
+
+#[test]
+fn wrong_requests_are_told_what_is_wrong() {
+    let server = Server::new(HttpOptions { max_body: 10_000, ..Default::default() });
+    let wrong = |more: Value| server.post("/v1/completions", &completion(&more)).error();
+    let field = |name: &str| (400, json!(name), Value::Null);
+    assert_eq!(wrong(json!({"temperature": 2.5})), field("temperature"));
+    assert_eq!(wrong(json!({"temperature": "hot"})), field("temperature"));
+    assert_eq!(wrong(json!({"n": 17})), field("n"));
+    assert_eq!(wrong(json!({"prompt": []})), field("prompt"));
+    assert_eq!(wrong(json!({"prompt": [512]})), field("prompt"));
+    assert_eq!(wrong(json!({"suffix": "x"})), field("suffix"));
+    assert_eq!(wrong(json!({"logit_bias": {"512": 1}})), field("logit_bias.512"));
+    assert_eq!(wrong(json!({"prompt": "a ".repeat(1000)})).2, "context_length_exceeded");
+    assert_eq!(wrong(json!({"model": "x"})), (404, json!("model"), json!("model_not_found")));
+    assert_eq!(wrong(json!({"prompt": "a".repeat(10_000)})).0, 413);
+
+    let send = |method: &str, path: &str, kind: &str, body: &[u8]| server.send(method, path, &[kind], body).status;
+    let json = "Content-Type: application/json";
+    assert_eq!(send("POST", "/v1/completions", json, b"{\"prompt\": \"x\""), 400);
+    assert_eq!(send("POST", "/v1/completions", json, b"[]"), 400);
+    assert_eq!(send("POST", "/v1/completions", json, b"\xff"), 400);
+    assert_eq!(send("POST", "/v1/completions", "Content-Type: text/plain", b"{\"prompt\": \"x\"}"), 400);
+    assert_eq!(send("POST", "/nothing", json, b"{}"), 404);
+    let answer = server.send("DELETE", "/v1/models", &[], b"");
+    assert_eq!(answer.error(), (405, Value::Null, json!("method_not_allowed")));
+    assert!(answer.headers.contains("allow: GET,HEAD"), "{}", answer.headers);
+}
+
+#[test]
+fn slow_clients_are_not_waited_for() {
+    let timeout = Duration::from_millis(100);
+    let options = HttpOptions { header_timeout: timeout, read_timeout: timeout, ..Default::default() };
+    let server = Server::new(options);
+    let mut head = TcpStream::connect(server.address).unwrap();
+    head.write_all(b"GET /health HT").unwrap();
+    assert_eq!(head.read_to_end(&mut Vec::new()).unwrap_or(0), 0, "the connection is closed");
+    let mut body = TcpStream::connect(server.address).unwrap();
+    body.write_all(
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    )
+    .unwrap();
+    assert_eq!(Answer::read(body).error().0, 408);
+}
+
+#[test]
+fn json_follows_its_schema() {
+    let server = server();
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["name", "age"], "properties": {
+        "name": {"enum": ["Lily", "Tom"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "child", "schema": schema}});
+    let request = chat(&json!({"response_format": format, "max_tokens": 100, "temperature": 1, "n": 3, "seed": 1}));
+    let answer = server.post("/v1/chat/completions", &request).json();
+    for choice in answer["choices"].as_array().unwrap() {
+        assert_eq!(choice["finish_reason"], "stop", "{choice}");
+        let child: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
+        assert!(["Lily", "Tom"].contains(&child["name"].as_str().unwrap()), "{child}");
+        assert!((1..=99).contains(&child["age"].as_i64().unwrap()) && child.as_object().unwrap().len() == 2);
+    }
+    let broken = json!({"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}});
+    let answer = server.post("/v1/chat/completions", &chat(&json!({"response_format": broken})));
+    assert_eq!(answer.error().1, "response_format.json_schema.schema");
+}
+
+#[test]
+fn tools_are_called_where_a_call_is_demanded() {
+    let server = server();
+    let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Bern", "Basel"]}}, "required": ["city"],
+        "additionalProperties": false});
+    let request = json!({"max_tokens": 100, "tools": [{"type": "function", "function": {"name": "weather",
+        "parameters": parameters}}], "tool_choice": {"type": "function", "function": {"name": "weather"}}});
+    let answer = server.post("/v1/chat/completions", &chat(&request)).json();
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null));
+    let function = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(function["name"], "weather");
+    let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+    assert!(["Bern", "Basel"].contains(&arguments["city"].as_str().unwrap()));
+
+    let mut streamed = chat(&request);
+    streamed["stream"] = json!(true);
+    let mut pieces = String::new();
+    let mut reasons = Vec::new();
+    for data in server.stream("/v1/chat/completions", &streamed).take_while(|data| data != "[DONE]") {
+        let choice = serde_json::from_str::<Value>(&data).unwrap()["choices"][0].clone();
+        pieces += choice["delta"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or_default();
+        reasons.extend(choice["finish_reason"].as_str().map(str::to_owned));
+    }
+    assert_eq!(serde_json::from_str::<Value>(&pieces).unwrap(), arguments);
+    assert_eq!(reasons, ["tool_calls"]);
+}
+
+#[test]
+fn embeddings_have_length_one() {
+    let server = server();
+    let embed = |request: Value| server.post("/v1/embeddings", &request).json();
+    let floats = embed(json!({"input": ["Hello", "The dog"]}));
+    assert_eq!((&floats["data"][1]["index"], &floats["model"]), (&json!(1), &json!("stories")));
+    let vector: Vec<f64> =
+        floats["data"][0]["embedding"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+    let length: f64 = vector.iter().map(|v| v * v).sum();
+    assert!((length - 1.0).abs() < 1e-5, "{length}");
+    let base64 = embed(json!({"input": "Hello", "encoding_format": "base64"}));
+    assert_eq!(base64["data"][0]["embedding"].as_str().unwrap().len(), (64_usize * 4).div_ceil(3) * 4);
+}
+
+#[test]
+fn tokens_go_to_text_and_back() {
+    let server = server();
+    let ids = server.post("/tokenize", &json!({"content": PROMPT, "add_special": true})).json();
+    assert_eq!(ids["tokens"], json!([1, 403, 407, 261, 378]));
+    assert_eq!(server.post("/detokenize", &ids).json(), json!({"content": PROMPT}));
+}
+
+#[test]
+fn the_server_answers_while_the_model_loads() {
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let server = Server::with_model(HttpOptions::default(), move || {
+        wait.recv().unwrap();
+        load(1, 1)
+    });
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/ready").error(), (503, Value::Null, json!("loading")));
+    assert_eq!(server.post("/v1/completions", &completion(&json!({}))).status, 503);
+    assert_eq!(server.get("/v1/models").json()["data"][0]["meta"], Value::Null);
+    go.send(()).unwrap();
+    server.wait_until_ready();
+}
+
+#[test]
+fn a_shutdown_lets_streams_finish() {
+    let mut server = server();
+    let body = completion(&json!({"stream": true, "max_tokens": 200, "ignore_eos": true}));
+    let mut events = server.stream("/v1/completions", &body);
+    events.next().unwrap();
+    server.stop();
+    let rest: Vec<String> = events.collect();
+    assert_eq!(rest.last().unwrap(), "[DONE]");
+    assert!(rest[rest.len() - 2].contains("\"finish_reason\":\"length\""), "{}", rest[rest.len() - 2]);
+    server.join();
+    assert!(TcpStream::connect(server.address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_shutdown_ends_streams_when_the_grace_is_over() {
+    let mut server = Server::new(HttpOptions { grace: Duration::ZERO, ..Default::default() });
+    let body = completion(&json!({"stream": true, "n": 16, "max_tokens": 500, "ignore_eos": true}));
+    let mut events = server.stream("/v1/completions", &body);
+    events.next().unwrap();
+    server.stop();
+    let rest: Vec<String> = events.collect();
+    assert!(rest[rest.len() - 2].contains("shutting_down"), "{rest:?}");
+    server.join();
+}
+
+/// The description names each path that answers, and the fields that the requests read.
+#[test]
+fn the_description_is_that_of_the_routes() {
+    let server = server();
+    let description = server.get("/openapi.json").json();
+    assert_eq!(description["openapi"], "3.1.0");
+    let paths: Vec<&str> = description["paths"].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(paths.len(), 10, "{paths:?}");
+    for path in paths {
+        let item = description["paths"][path].as_object().unwrap();
+        for method in item.keys() {
+            let path = path.replace("{id}", "stories");
+            let status = server.send(&method.to_uppercase(), &path, &[], b"").status;
+            assert!(status == 200 || status == 400, "{method} {path}: {status}");
+        }
+    }
+    let fields = &description["components"]["schemas"]["GenerationFields"]["properties"];
+    for field in ["temperature", "top_p", "seed", "stop", "logit_bias", "stream", "stream_options"] {
+        assert!(fields[field].is_object(), "{field}");
+    }
+}
