@@ -116,6 +116,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 
 async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
+    let load = args.loader()?;
     let listener = listen(&args.host, args.port).await?;
     let address = listener.local_addr().map_err(|e| CliError::General(format!("cannot tell the address: {e}")))?;
     if !address.ip().is_loopback() && !asks_for_key {
@@ -124,7 +125,6 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
         );
     }
     say(&format!("listening on {}", url(address)));
-    let load = args.loader()?;
     serve(listener, options, load, shutdown_signal()).await
 }
 

@@ -74,9 +74,8 @@ struct ToolCallMessage {
 struct FunctionCallMessage {
     /// The function.
     name: String,
-    /// The arguments as JSON text.
-    #[schema(nullable = false)]
-    arguments: Option<String>,
+    /// The arguments as JSON text, or the object itself.
+    arguments: Option<Value>,
 }
 
 /// A function that the model may call.

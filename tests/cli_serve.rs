@@ -1,0 +1,72 @@
+//! `serve`: from the command line to a shutdown.
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use common::{program, run, stderr};
+
+/// A server on a free port, and where it listens.
+fn start(args: &[&str]) -> (Child, String) {
+    let args = [&["serve", "--device", "cpu", "--port", "0"], args].concat();
+    let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines.find_map(|line| line.unwrap().strip_prefix("listening on http://").map(str::to_owned));
+    // The rest is read, so that the server can go on writing.
+    std::thread::spawn(move || lines.count());
+    (child, address.unwrap())
+}
+
+/// The status of `GET /v1/models`.
+fn status(address: &str, header: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{header}\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn a_server_ends_well_when_it_is_told_to() {
+    let (mut child, address) = start(&[]);
+    assert_eq!(status(&address, ""), "200");
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+    assert!(TcpStream::connect(&address).is_err());
+}
+
+#[test]
+fn keys_come_from_a_file() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "one\n\n two \n").unwrap();
+    let (mut child, address) = start(&["--api-key-file", file.path().to_str().unwrap()]);
+    for (header, expected) in
+        [("", "401"), ("Authorization: Bearer two\r\n", "200"), ("Authorization: Bearer three\r\n", "401")]
+    {
+        assert_eq!(status(&address, header), expected, "{header}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn what_cannot_work_is_told() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let empty = empty.path().to_str().unwrap();
+    for (args, code, message) in [
+        (["--port", port.as_str()], 1, "--host and --port choose another address"),
+        (["--model", "nothing.gguf"], 3, "nothing.gguf"),
+        (["--api-key-file", empty], 2, "one a line is expected"),
+        (["--parallel", "0"], 2, "must be at least 1"),
+    ] {
+        let args = ["serve", args[0], args[1]];
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{args:?}: {}", stderr(&output));
+    }
+}
