@@ -1,5 +1,7 @@
 //! The KV cache as pages of positions that sequences share: which page holds what.
 
+use std::collections::BTreeSet;
+
 use crate::{BatchToken, ForwardError, check_batch};
 
 /// Positions of a page.
@@ -12,7 +14,7 @@ pub struct PageUse {
     pub page_len: usize,
     /// Pages there are.
     pub total: usize,
-    /// Pages that hold nothing.
+    /// Pages that hold nothing, those reserved among them.
     pub free: usize,
 }
 
@@ -37,9 +39,10 @@ pub struct PageTable {
     n_ctx: usize,
     /// How many sequences hold each page that was handed out so far.
     counts: Vec<u32>,
-    /// Pages that were given back, the next one to hand out last.
-    free: Vec<u32>,
-    /// Pages of each sequence: position `p` is in page `p / PAGE` of the list.
+    /// Pages that were given back. The lowest is the next to be handed out, so that the pages of a sequence that is alone
+    /// in the cache lie one after the other, however often it was cut.
+    free: BTreeSet<u32>,
+    /// Pages of each sequence: position `p` is in page `p / PAGE` of the list. Those beyond its length are reserved.
     pages: Vec<Vec<u32>>,
     /// Length of each sequence.
     n_past: Vec<usize>,
@@ -52,7 +55,7 @@ impl PageTable {
             n_pages: n_pages.min(u32::MAX as usize),
             n_ctx,
             counts: Vec::new(),
-            free: Vec::new(),
+            free: BTreeSet::new(),
             pages: vec![Vec::new(); n_seq],
             n_past: vec![0; n_seq],
         }
@@ -76,9 +79,15 @@ impl PageTable {
         self.n_past.get(seq).copied().unwrap_or(0)
     }
 
-    /// Pages of sequence `seq`, in order.
+    /// Pages of sequence `seq`, in order, and then those reserved for it.
     pub fn pages(&self, seq: usize) -> &[u32] {
         &self.pages[seq]
+    }
+
+    /// Whether the [`pages`](Self::pages) of sequence `seq` lie one after the other. Always so where the others are empty
+    /// and were when it began.
+    pub fn in_order(&self, seq: usize) -> bool {
+        self.pages[seq].windows(2).all(|pair| pair[1] == pair[0] + 1)
     }
 
     /// The page of position `pos` of sequence `seq`, which holds it.
@@ -88,15 +97,18 @@ impl PageTable {
 
     /// How many pages there are, and how many are free.
     pub fn usage(&self) -> PageUse {
-        PageUse { page_len: PAGE, total: self.n_pages, free: self.n_free() }
+        let reserved = |seq: usize| self.pages[seq].len() - self.n_past[seq].div_ceil(PAGE);
+        let free = self.n_free() + (0..self.n_seq()).map(reserved).sum::<usize>();
+        PageUse { page_len: PAGE, total: self.n_pages, free }
     }
 
     fn n_free(&self) -> usize {
         self.n_pages - self.counts.len() + self.free.len()
     }
 
-    /// Checks `batch` as [`check_batch`] does, finds pages for it, and counts its tokens as part of their sequences.
-    /// Returns the copies that have to be made first, in order. On an error nothing has changed.
+    /// Checks `batch` as [`check_batch`] does, finds pages for it, those reserved for its sequences first, and counts its
+    /// tokens as part of their sequences. Returns the copies that have to be made first, in order. On an error nothing has
+    /// changed.
     pub fn append(&mut self, batch: &[BatchToken], n_vocab: usize) -> Result<Vec<PageCopy>, ForwardError> {
         check_batch(batch, n_vocab, self.n_ctx, &self.n_past)?;
         let mut new = vec![0; self.n_seq()];
@@ -112,16 +124,41 @@ impl PageTable {
             if let Some(from) = self.partly_filled(seq).filter(|&page| self.counts[page as usize] > 1) {
                 let to = self.take();
                 self.counts[from as usize] -= 1;
-                *self.pages[seq].last_mut().expect("it is partly filled") = to;
+                self.pages[seq][self.n_past[seq] / PAGE] = to;
                 copies.push(PageCopy { from, to });
             }
             self.n_past[seq] += n;
-            while self.pages[seq].len() * PAGE < self.n_past[seq] {
-                let page = self.take();
-                self.pages[seq].push(page);
-            }
+            self.grow(seq, self.n_past[seq]);
         }
         Ok(copies)
+    }
+
+    /// Finds pages for `n` more tokens of each sequence of `batch`, which are not counted yet; nobody else gets these pages
+    /// until they are given back by [`release`](Self::release) or a cut. False, and nothing has changed, where there are not
+    /// so many pages or positions, or the page to be written to first is shared.
+    pub fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
+        let mut needed = 0;
+        for &BatchToken { seq, .. } in batch {
+            let end = self.n_past[seq] + n;
+            if end > self.n_ctx || self.partly_filled(seq).is_some_and(|page| self.counts[page as usize] > 1) {
+                return false;
+            }
+            needed += end.div_ceil(PAGE).saturating_sub(self.pages[seq].len());
+        }
+        if needed > self.n_free() {
+            return false;
+        }
+        for &BatchToken { seq, .. } in batch {
+            self.grow(seq, self.n_past[seq] + n);
+        }
+        true
+    }
+
+    /// Gives back all pages that are reserved.
+    pub fn release(&mut self) {
+        for seq in 0..self.n_seq() {
+            self.cut(seq, self.n_past[seq].div_ceil(PAGE));
+        }
     }
 
     /// Pages that sequences need to grow by `new` tokens each, copies included.
@@ -130,7 +167,7 @@ impl PageTable {
         // Of those who share a page, the last one to grow may keep it.
         let mut left: Vec<u32> = Vec::new();
         for (seq, &n) in new.iter().enumerate().filter(|(_, n)| **n > 0) {
-            needed += (self.n_past[seq] + n).div_ceil(PAGE) - self.pages[seq].len();
+            needed += (self.n_past[seq] + n).div_ceil(PAGE).saturating_sub(self.pages[seq].len());
             if let Some(page) = self.partly_filled(seq) {
                 let before = left.iter().filter(|&&p| p == page).count();
                 if self.counts[page as usize] as usize - before > 1 {
@@ -142,9 +179,28 @@ impl PageTable {
         needed
     }
 
-    /// The last page of sequence `seq`, where it has room.
+    /// The page that holds the end of sequence `seq`, where it has room for more.
     fn partly_filled(&self, seq: usize) -> Option<u32> {
-        self.pages[seq].last().copied().filter(|_| !self.n_past[seq].is_multiple_of(PAGE))
+        let n_past = self.n_past[seq];
+        (!n_past.is_multiple_of(PAGE)).then(|| self.pages[seq][n_past / PAGE])
+    }
+
+    /// Gives sequence `seq` pages for `n` positions; there are enough.
+    fn grow(&mut self, seq: usize, n: usize) {
+        while self.pages[seq].len() * PAGE < n {
+            let page = self.take();
+            self.pages[seq].push(page);
+        }
+    }
+
+    /// Takes all but the first `n` pages away from sequence `seq`.
+    fn cut(&mut self, seq: usize, n: usize) {
+        for page in self.pages[seq].drain(n..) {
+            self.counts[page as usize] -= 1;
+            if self.counts[page as usize] == 0 {
+                self.free.insert(page);
+            }
+        }
     }
 
     /// Cuts sequence `seq` back to its first `n` tokens; no effect when it is already that short or does not exist.
@@ -153,14 +209,7 @@ impl PageTable {
             return;
         }
         self.n_past[seq] = n;
-        // The last page first, so that the first one is the next to be handed out again.
-        while self.pages[seq].len() > n.div_ceil(PAGE) {
-            let page = self.pages[seq].pop().expect("there are more");
-            self.counts[page as usize] -= 1;
-            if self.counts[page as usize] == 0 {
-                self.free.push(page);
-            }
-        }
+        self.cut(seq, n.div_ceil(PAGE));
     }
 
     /// Makes sequence `to` the first `n` tokens of sequence `from`, on the same pages; what it held is forgotten.
@@ -170,7 +219,7 @@ impl PageTable {
             self.truncate(to, n);
             return Ok(());
         }
-        self.truncate(to, 0);
+        self.cut(to, 0);
         let shared = self.pages[from][..n.div_ceil(PAGE)].to_vec();
         for &page in &shared {
             self.counts[page as usize] += 1;
@@ -182,7 +231,7 @@ impl PageTable {
 
     /// A page that nobody holds.
     fn take(&mut self) -> u32 {
-        if let Some(page) = self.free.pop() {
+        if let Some(page) = self.free.pop_first() {
             self.counts[page as usize] = 1;
             return page;
         }
