@@ -107,9 +107,9 @@ mod gpu {
     };
     use metal_attention::kernels::wgpu::ComputePassDescriptor;
     use metal_attention::kernels::{
-        Arena, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words,
+        Arena, BatchBuffer, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words,
     };
-    use metal_attention_model::{CacheType, Rope, RopeLayout, RopeScaling};
+    use metal_attention_model::{CacheType, PAGE, Rope, RopeLayout, RopeScaling};
 
     use super::{BenchmarkId, Criterion, Path, TYPES, Throughput, wanted, wide_model};
 
@@ -197,11 +197,13 @@ mod gpu {
             Rope { n_rot: shape.n_rot, layout: shape.rope_layout, freq_base: 10_000.0, scaling: RopeScaling::None };
         let rope = gpu.upload("rope", &rope_table(&rope, None, shape.n_ctx))?;
         let qkv = gpu.buffer("qkv", (n_most * shape.qkv_len() * 4) as u64)?;
-        let keys = gpu.buffer("keys", shape.cache_bytes(1))?;
-        let values = gpu.buffer("values", shape.cache_bytes(1))?;
+        let pages: Vec<u32> = (0..(shape.n_ctx / PAGE) as u32).collect();
+        let keys = gpu.buffer("keys", shape.cache_bytes(pages.len()))?;
+        let values = gpu.buffer("values", shape.cache_bytes(pages.len()))?;
         let att = gpu.buffer("att", (n_most * shape.att_len() * 4) as u64)?;
         let partial = gpu.buffer("partial", partial_bytes(&shape, 1))?;
-        let batch = gpu.buffer("batch", ((1 + n_most) * 16) as u64)?;
+        let mut batch = BatchBuffer::new(gpu, n_most, 1, shape.n_ctx)?;
+        batch.write_pages(gpu, 0, &pages);
         let buffers = AttentionBuffers {
             qkv: &qkv,
             rope: &rope,
@@ -210,19 +212,19 @@ mod gpu {
             values: &values,
             att: &att,
             partial: &partial,
-            batch: &batch,
+            batch: batch.buffer(),
         };
         let mut group = criterion.benchmark_group("gpu attention");
         let decode = [decode_attention(gpu, &shape, &buffers)?, decode_attention_merge(gpu, &shape, &buffers)?];
         for depth in [512, 2048, 8191] {
-            gpu.write(&batch, &batch_words(&wanted(depth, 1)));
+            batch.write_tokens(gpu, &wanted(depth, 1));
             group.throughput(Throughput::Elements(depth as u64));
             group.bench_function(BenchmarkId::new("decode", depth), |bencher| {
                 bencher.iter_custom(|times| time(gpu, &decode, size(1, depth), times));
             });
         }
         let prefill = [prefill_attention(gpu, &shape, &buffers)?];
-        gpu.write(&batch, &batch_words(&wanted(0, n_most)));
+        batch.write_tokens(gpu, &wanted(0, n_most));
         group.throughput(Throughput::Elements(n_most as u64));
         group.bench_function(BenchmarkId::new("prefill", n_most), |bencher| {
             bencher.iter_custom(|times| time(gpu, &prefill, size(n_most, 0), times));

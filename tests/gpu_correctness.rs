@@ -14,7 +14,7 @@ use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{
     BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, Model,
-    ModelSpec, PageUse, Weights,
+    ModelSpec, Weights,
 };
 use serde::Deserialize;
 
@@ -389,42 +389,6 @@ fn sequences_in_one_batch_are_independent() {
 }
 
 #[test]
-fn a_shared_prefix_is_the_sequence_it_was_taken_from() {
-    let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_seq: 3, ..options(CacheType::F16) });
-    let ids = some_ids(&model, 90);
-    model.forward(&batch(&model, 0, &ids[..80])).unwrap();
-    model.forward(&batch(&model, 2, &ids[10..70])).unwrap();
-    // One token at a time, which all sequences do alike, bit for bit.
-    let go_on = |model: &mut GpuForwardPass, seq: usize, ids: &[u32]| -> Vec<u32> {
-        let rows = ids.iter().flat_map(|&id| {
-            let batch = batch(model, seq, &[id]);
-            model.forward(&batch).unwrap().row(0).to_vec()
-        });
-        rows.map(f32::to_bits).collect()
-    };
-    for n in [77, 64, 1] {
-        model.share_prefix(0, 2, n).unwrap();
-        assert_eq!([0, 1, 2].map(|seq| model.n_past(seq)), [80, 0, n]);
-        let other = go_on(&mut model, 2, &ids[80..]);
-        // The sequence that shares does not change the one it shares with, nor the other way round.
-        model.share_prefix(0, 1, n).unwrap();
-        assert_eq!(go_on(&mut model, 1, &ids[80..]), other, "{n} tokens");
-        model.share_prefix(1, 2, n).unwrap();
-        model.truncate_seq(1, 0);
-        assert_eq!(go_on(&mut model, 2, &ids[80..]), other, "{n} tokens");
-    }
-    model.truncate(77);
-    let want = go_on(&mut model, 0, &ids[80..]);
-    model.truncate(77);
-    model.share_prefix(0, 1, 77).unwrap();
-    assert_eq!(go_on(&mut model, 1, &ids[80..]), want);
-    assert_eq!(model.share_prefix(0, 1, 78).unwrap_err(), ForwardError::PrefixTooLong { seq: 0, n: 78, n_past: 77 });
-    model.reset();
-    assert_eq!(model.cache_pages(), PageUse { page_len: 64, total: 24, free: 24 });
-}
-
-#[test]
 fn only_wanted_logits_come_back() {
     let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
@@ -647,15 +611,23 @@ fn what_cannot_fit_is_refused() {
         GpuForwardPassOptions { n_ctx: 0, ..Default::default() },
         GpuForwardPassOptions { n_seq: 0, ..Default::default() },
         GpuForwardPassOptions { n_ubatch: 0, ..Default::default() },
+        GpuForwardPassOptions { n_cache: Some(0), ..Default::default() },
     ] {
         let error = open(&options);
         assert!(matches!(error, GpuError::Option { .. }), "{error}");
     }
-    for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (1 << 40, 1), (1 << 31, 64), (64, usize::MAX / 8)] {
-        let error = open(&GpuForwardPassOptions { n_ctx, n_seq, ..Default::default() });
+    for (n_ctx, n_seq, n_cache) in [
+        (usize::MAX / 4, 1, None),
+        (1 << 40, 1, None),
+        (1 << 31, 64, None),
+        (64, usize::MAX / 8, None),
+        (64, usize::MAX / 8, Some(64)),
+        (64, 1, Some(usize::MAX)),
+    ] {
+        let error = open(&GpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() });
         assert!(
             matches!(error, GpuError::ModelTooLarge { .. } | GpuError::TooLarge { .. }),
-            "{n_ctx} {n_seq}: {error}"
+            "{n_ctx} {n_seq} {n_cache:?}: {error}"
         );
     }
 }

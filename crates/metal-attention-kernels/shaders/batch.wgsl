@@ -1,5 +1,6 @@
-// A batch of tokens. `batch[0]` is (number of tokens, number of tokens whose logits are wanted, 0, 0);
-// `batch[1 + t]` is (id, position, sequence, index in the batch of the t-th wanted token).
+// A batch of tokens. `batch[0]` is (number of tokens, number of tokens whose logits are wanted, index of the first vector
+// of the page table, pages a sequence has room for); `batch[1 + t]` is (id, position, sequence, index in the batch of the
+// t-th wanted token). The page table has a row for each sequence, one page after the other: kv_cache.wgsl reads it.
 @group(0) @binding({{ batch_binding }}) var<storage, read> batch: array<vec4<u32>>;
 fn n_tokens() -> u32 { return batch[0].x; }
 fn n_wanted() -> u32 { return batch[0].y; }

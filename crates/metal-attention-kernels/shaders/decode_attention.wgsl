@@ -2,7 +2,7 @@
 // {% if qk_norm %}RMSNorm of each head, {% endif %}RoPE, and appending its key and value to the cache.
 //
 // One workgroup for HEADS query heads of one KV head, one split of the context, one token:
-//   1. every thread starts its reads of keys and values, which need the position only
+//   1. every thread looks the pages of the split up and starts its reads of keys and values, which need these only
 //   2. the queries turn (RoPE) into workgroup memory, so do the new key and value
 //   3. scores: LANES threads a key
 //   4. softmax over the split
@@ -14,6 +14,7 @@
   at_once  units of keys, and as many of values, that a thread holds at once
   rows     keys that makes
   turns    how often, to see all keys of the split
+  pages    of a split; as many keys at once are of one
 #}
 {% set threads = 256 %}
 {% set kv_units = (head_dim + 3) // 4 %}
@@ -33,6 +34,7 @@
 {% set chunks = (split + groups * values - 1) // (groups * values) %}
 {% set turn = "turn * " ~ rows * keys_at_once ~ "u + " if turns > 1 else "" %}
 {% set chunk = "chunk * " ~ values * groups ~ "u + " if chunks > 1 else "" %}
+{% set pages = split // page %}
 {% set part = "xyzw" %}
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
 {% set rope_binding = 1 %}
@@ -119,8 +121,13 @@ fn main(
     if first > last || pos >= N_CTX { return; }
     // The token's own row is being written by some workgroup, and rows after it hold anything: for all of them the
     // new key and value stand in, with no weight where they are not seen.
-    let cached = cache_row(seq, kv_head, 0u);
     let last_cached = max(min(last, max(pos, 1u) - 1u), start);
+    let own = cache_row(page_of(seq, pos), kv_head, pos);
+    let cached = vec{{ pages }}<u32>(
+{% for i in range(pages) %}
+        cache_rows(seq, kv_head, min(start + {{ i * page }}u, last_cached)),
+{% endfor %}
+    );
 
     let lane = tid % LANES;
     let key_row = start + tid / LANES;
@@ -129,7 +136,12 @@ fn main(
 {% macro read_keys(turn) %}
 {% for r in range(rows) %}
     if {{ turn }}{{ r * keys_at_once }}u <= last - start {
-        let row = cached + min(key_row + {{ turn }}{{ r * keys_at_once }}u, last_cached) * KV_UNITS;
+        let at = min(key_row + {{ turn }}{{ r * keys_at_once }}u, last_cached);
+{% if keys_at_once == page %}
+        let row = cached[{{ "turn * %du + " | format(rows) if turn }}{{ r }}u] + at * KV_UNITS;
+{% else %}
+        let row = cached[(at - start) / PAGE] + at * KV_UNITS;
+{% endif %}
 {% for u in range(units) %}
         key[{{ r * units + u }}] = keys[row + {{ key_unit | replace("{}", u * lanes) }}];
 {% endfor %}
@@ -145,7 +157,15 @@ fn main(
 {% for first in range(0, values, 4) %}
     if {{ chunk }}{{ first * groups }}u <= last - start {
 {% for i in range(first, [first + 4, values] | min) %}
-        value[{{ i }}] = values[cached + min(value_row + {{ chunk }}{{ i * groups }}u, last_cached) * KV_UNITS + value_unit];
+        {
+            let at = min(value_row + {{ chunk }}{{ i * groups }}u, last_cached);
+{% if groups * kv_units == threads and page % groups == 0 %}
+            let rows = cached[{{ "(%s%du) / PAGE" | format(chunk, i * groups) if chunk else "%du" | format(i * groups // page) }}];
+{% else %}
+            let rows = cached[(at - start) / PAGE];
+{% endif %}
+            value[{{ i }}] = values[rows + at * KV_UNITS + value_unit];
+        }
 {% endfor %}
     }
 {% endfor %}
@@ -201,9 +221,9 @@ fn main(
     if last == pos && block == 0u {
         for (var unit = tid; unit < 2u * KV_UNITS; unit += {{ threads }}u) {
             if unit < KV_UNITS {
-                keys[cached + pos * KV_UNITS + unit] = new_key[unit];
+                keys[own + unit] = new_key[unit];
             } else {
-                values[cached + pos * KV_UNITS + unit - KV_UNITS] = new_value[unit - KV_UNITS];
+                values[own + unit - KV_UNITS] = new_value[unit - KV_UNITS];
             }
         }
     }

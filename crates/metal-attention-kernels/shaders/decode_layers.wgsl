@@ -14,6 +14,8 @@
 //
 // `flow` is there twice: a step uses one half and empties the other for the next step. All workgroups have to run at
 // once; where that cannot be, looking ends after {{ patience }} turns and `state[1]` tells.
+//
+// The pages of the sequence lie one after the other in the KV cache: only the first is looked up.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> params: array<f32>; // norms and biases of each layer
 @group(0) @binding(2) var<storage, read_write> x: array<f32>;
@@ -357,6 +359,9 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
         workgroupBarrier();
 {% endmacro %}
 
+// Rows of the cache between a head's first position and its position `pos`, where pages lie one after the other.
+fn place_in_order(pos: u32) -> u32 { return pos + pos / PAGE * ((N_HEAD_KV - 1u) * PAGE); }
+
 // The first of n items that a workgroup works on, and how many.
 fn share(n: u32) -> vec2<u32> {
     return vec2(group * (n / GROUPS) + min(group, n % GROUPS), n / GROUPS + select(0u, 1u, group < n % GROUPS));
@@ -367,7 +372,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     group = workgroup.x;
     let pos = token_pos(0u);
     if pos >= N_CTX { return; }
-    let seq = token_seq(0u);
+    let first_page = page_of(token_seq(0u), 0u);
     // All workgroups of a step see the same half: the count moves on when the last of them has ended.
     let this_half = (atomicLoad(&state[0]) / GROUPS % 2u) * FLOW;
     for (var i = group * {{ threads }}u + tid; i < FLOW; i += {{ groups * threads }}u) {
@@ -423,18 +428,18 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
             let head = task % N_HEAD;
             let start = seen + split * split_len;
             let end = min(start + split_len, pos + 1u);
-            let cached = layer * {{ layer_units }}u + cache_row(seq, head / GROUP, 0u);
+            let cached = layer * {{ layer_units }}u + cache_row(first_page, head / GROUP, 0u);
             let last_cached = max(pos, 1u) - 1u;
             let warp = tid / {{ subgroup }}u;
             let lane = tid % {{ subgroup }}u;
             let own_key = start + warp * {{ warp_keys }}u;
 {% macro load_pass(p, ahead) %}
 {% for u in range(key_units) %}
-            key_{{ p }}_{{ u }} = keys[cached + min(own_key + lane / 4u{{ ahead }}, last_cached) * KV_UNITS + min(lane % 4u + {{ 4 * u }}u, KV_UNITS - 1u)];
+            key_{{ p }}_{{ u }} = keys[cached + place_in_order(min(own_key + lane / 4u{{ ahead }}, last_cached)) * KV_UNITS + min(lane % 4u + {{ 4 * u }}u, KV_UNITS - 1u)];
 {% endfor %}
 {% for t in range(value_turns) %}
 {% for u in range(value_units) %}
-            value_{{ p }}_{{ t }}_{{ u }} = values[cached + min(own_key + {{ t * values_at_once }}u + lane / {{ value_lanes }}u{{ ahead }}, last_cached) * KV_UNITS + min(lane % {{ value_lanes }}u + {{ u * value_lanes }}u, KV_UNITS - 1u)];
+            value_{{ p }}_{{ t }}_{{ u }} = values[cached + place_in_order(min(own_key + {{ t * values_at_once }}u + lane / {{ value_lanes }}u{{ ahead }}, last_cached)) * KV_UNITS + min(lane % {{ value_lanes }}u + {{ u * value_lanes }}u, KV_UNITS - 1u)];
 {% endfor %}
 {% endfor %}
 {% endmacro %}
@@ -490,10 +495,11 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {% endif %}
             workgroupBarrier();
             if end == pos + 1u && head % GROUP == 0u && tid < 2u * KV_UNITS {
+                let own = cached + place_in_order(pos) * KV_UNITS;
                 if tid < KV_UNITS {
-                    keys[cached + pos * KV_UNITS + tid] = pack_unit(heads[{{ 4 * key_units }}u + tid]);
+                    keys[own + tid] = pack_unit(heads[{{ 4 * key_units }}u + tid]);
                 } else {
-                    values[cached + pos * KV_UNITS + tid - KV_UNITS] = pack_unit(heads[{{ 8 * key_units }}u + tid - KV_UNITS]);
+                    values[own + tid - KV_UNITS] = pack_unit(heads[{{ 8 * key_units }}u + tid - KV_UNITS]);
                 }
             }
 

@@ -1,10 +1,20 @@
-// The KV cache of a layer: rows `[n_seq, N_HEAD_KV, N_CTX]` of KV_UNITS units of four elements each.
+// The KV cache of a layer: rows `[n_pages, N_HEAD_KV, PAGE]` of KV_UNITS units of four elements each.
 const N_HEAD_KV: u32 = {{ n_head_kv }}u;
 const N_CTX: u32 = {{ n_ctx }}u;
+const PAGE: u32 = {{ page }}u; // positions of a page
 const KV_UNITS: u32 = {{ (head_dim + 3) // 4 }}u;
 
-// First unit of a row.
-fn cache_row(seq: u32, head: u32, pos: u32) -> u32 { return ((seq * N_HEAD_KV + head) * N_CTX + pos) * KV_UNITS; }
+// The page of a position of a sequence.
+fn page_of(seq: u32, pos: u32) -> u32 {
+    let i = seq * batch[0].w + pos / PAGE;
+    return batch[batch[0].z + i / 4u][i % 4u];
+}
+
+// First unit of the row of a position that is in `page`.
+fn cache_row(page: u32, head: u32, pos: u32) -> u32 { return ((page * N_HEAD_KV + head) * PAGE + pos % PAGE) * KV_UNITS; }
+
+// For all positions of the page of `pos`: what `position * KV_UNITS` is added to for the first unit of its row.
+fn cache_rows(seq: u32, head: u32, pos: u32) -> u32 { return cache_row(page_of(seq, pos), head, pos) - pos * KV_UNITS; }
 
 {% if cache_f16 %}
 alias Unit = vec2<u32>;

@@ -25,6 +25,6 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endif %}
         v[e] = qkv[source + e];
     }
-    let place = cache_row(token_seq(token), head % N_HEAD_KV, pos) + first / 4u;
+    let place = cache_row(page_of(token_seq(token), pos), head % N_HEAD_KV, pos) + first / 4u;
     if head < N_HEAD_KV { keys[place] = pack_unit(v); } else { values[place] = pack_unit(v); }
 }

@@ -86,6 +86,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 
         // Units of the next tile, on their way while this one is worked on.
 {% macro read(at) %}
+        let cached = cache_rows(seq, kv_head, min({{ at }}, high));
 {% for i in range(loads) %}
 {% if keys_of_tile * kv_units % threads != 0 %}
         if tid + {{ i * threads }}u < KEYS * KV_UNITS {

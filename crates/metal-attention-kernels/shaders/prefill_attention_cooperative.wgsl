@@ -128,6 +128,7 @@ fn main(
 
         // Units of the next tile, on their way while this one is worked on; past the last position that one again.
 {% macro read(at) %}
+        let cached = cache_rows(seq, kv_head, min({{ at }}, high));
 {% for i in range(loads) %}
         {
             let i = min(tid + {{ i * threads }}u, KEYS * KV_UNITS - 1u);

@@ -60,7 +60,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         for (var e = tid; e < HEAD_DIM; e += {{ threads }}u) { qkv[start + e] = head[e]; }
         return;
     }
-    let row = cache_row(token_seq(token), (group.x - N_HEAD) % N_HEAD_KV, pos);
+    let row = cache_row(page_of(token_seq(token), pos), (group.x - N_HEAD) % N_HEAD_KV, pos);
     for (var unit = tid; unit < KV_UNITS; unit += {{ threads }}u) {
         let packed = pack_unit(vec4(head[4u * unit], head[4u * unit + 1u], head[4u * unit + 2u], head[4u * unit + 3u]));
         if is_value { values[row + unit] = packed; } else { keys[row + unit] = packed; }

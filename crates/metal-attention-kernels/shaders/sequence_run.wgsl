@@ -1,4 +1,7 @@
-{# The tokens from `run` on that are of one sequence, and the positions they see: where attention of a prompt begins a sequence. #}
+{#
+  The tokens from `run` on that are of one sequence, and the positions they see: where attention of a prompt begins a
+  sequence. Tiles begin at multiples of KEYS, which divides PAGE: each lies in one page.
+#}
         // Tokens run..next are of one sequence; together they see positions low..=high of it.
         let seq = token_seq(run);
         var low = token_pos(run);
@@ -11,10 +14,9 @@
             next++;
         }
 {% if window > 0 %}
-        low = max(low + 1u, {{ window }}u) - {{ window }}u;
+        low = (max(low + 1u, {{ window }}u) - {{ window }}u) / KEYS * KEYS;
 {% else %}
         low = 0u;
 {% endif %}
         high = min(high, N_CTX - 1u);
         let mine = known >= run && known < next;
-        let cached = cache_row(seq, kv_head, 0u);

@@ -1,10 +1,13 @@
 //! A batch of tokens as the kernels read it.
 
-use metal_attention_model::BatchToken;
+use metal_attention_model::{BatchToken, PAGE};
+
+use crate::device::GpuDevice;
+use crate::error::GpuError;
 
 /// The words of the batch buffer, `[1 + n_tokens, 4]`: first (number of tokens, number of wanted tokens, 0, 0), then
 /// for each token (id, position, sequence, w), where the `i`-th `w` is the index of the `i`-th token whose logits are
-/// wanted.
+/// wanted. Kernels that use the KV cache need more: see [`BatchBuffer`].
 pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
     let wanted: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.logits).map(|(i, _)| i).collect();
     let mut words = vec![[tokens.len() as u32, wanted.len() as u32, 0, 0]];
@@ -12,4 +15,51 @@ pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
         tokens.iter().enumerate().map(|(i, t)| [t.id, t.pos as u32, t.seq as u32, wanted.get(i).copied().unwrap_or(0)]),
     );
     words
+}
+
+/// A batch in the GPU's memory: the words of [`batch_words`], and after room for the most tokens the page table of the
+/// KV cache, `[n_seq, pages a sequence has room for]`, whose place and width are the last words of the first vector.
+#[derive(Debug)]
+pub struct BatchBuffer {
+    buffer: wgpu::Buffer,
+    /// The first vector of the page table.
+    table: u32,
+    pages_of_a_sequence: u32,
+    /// The pages of each sequence, as far as they were written.
+    written: Vec<Vec<u32>>,
+}
+
+impl BatchBuffer {
+    /// Room for `n_tokens` tokens, of `n_seq` sequences of at most `n_ctx` positions.
+    pub fn new(gpu: &GpuDevice, n_tokens: usize, n_seq: usize, n_ctx: usize) -> Result<Self, GpuError> {
+        let (table, pages) = (1 + n_tokens as u64, n_ctx.div_ceil(PAGE) as u64);
+        let bytes = pages.saturating_mul(n_seq as u64).saturating_mul(4).saturating_add(16 * table);
+        let buffer = gpu.buffer("a batch and the page table", bytes)?;
+        Ok(Self { buffer, table: table as u32, pages_of_a_sequence: pages as u32, written: vec![Vec::new(); n_seq] })
+    }
+
+    /// The buffer, to bind.
+    pub fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
+    /// Makes `tokens`, no more than there is room for, the batch of the next submission.
+    pub fn write_tokens(&self, gpu: &GpuDevice, tokens: &[BatchToken]) {
+        let mut words = batch_words(tokens);
+        words[0][2..].copy_from_slice(&[self.table, self.pages_of_a_sequence]);
+        gpu.write(&self.buffer, &words);
+    }
+
+    /// Makes `pages`, no more than there is room for, the pages of sequence `seq` from the next submission on. Only what
+    /// has changed is sent to the GPU.
+    pub fn write_pages(&mut self, gpu: &GpuDevice, seq: usize, pages: &[u32]) {
+        let written = &mut self.written[seq];
+        let same = written.iter().zip(pages).take_while(|(a, b)| a == b).count();
+        if same < pages.len() {
+            let word = 4 * u64::from(self.table) + u64::from(self.pages_of_a_sequence) * seq as u64 + same as u64;
+            gpu.write_at(&self.buffer, 4 * word, &pages[same..]);
+            written.truncate(same);
+            written.extend_from_slice(&pages[same..]);
+        }
+    }
 }

@@ -18,7 +18,7 @@ mod weights;
 
 pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, hardware_possible};
 pub use arena::{Arena, Bind, Slice};
-pub use batch::batch_words;
+pub use batch::{BatchBuffer, batch_words};
 pub use ceilings::{GpuCeilings, LaunchCosts};
 pub use device::{GpuDevice, GpuOptions};
 pub use dispatch::{Dispatch, Extent, StepSize};

@@ -4,7 +4,7 @@ mod support;
 use metal_attention_kernels::kernels::{argmax, argmax_scratch_bytes};
 use metal_attention_kernels::{GpuDevice, StepSize, batch_words};
 use metal_attention_model::BatchToken;
-use support::{poisoned, random, run, run_sized, variants};
+use support::{batch_with_pages, poisoned, random, run, run_sized, variants};
 
 /// The GPU's choice for each row of `logits`, `[n_rows, n_vocab]`.
 fn choose(gpu: &GpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
@@ -86,16 +86,18 @@ fn the_batch_advances() {
         (0..n_tokens).map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, logits: wanted[i] }).collect();
     for gpu in variants() {
         let logits = gpu.upload("logits", &[0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0f32]).unwrap();
-        let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
+        let batch = batch_with_pages(gpu, &tokens, 130, &[vec![7, 8, 9], vec![3, 2, 1]]);
         let scratch = gpu.buffer("scratch", argmax_scratch_bytes(n_vocab, 2)).unwrap();
         let ids = poisoned(gpu, 2);
-        let dispatches = argmax(gpu, n_vocab, &logits, &scratch, &ids, Some(&batch)).unwrap();
+        let dispatches = argmax(gpu, n_vocab, &logits, &scratch, &ids, Some(batch.buffer())).unwrap();
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 2, n_splits: 1 };
         run_sized(gpu, &dispatches, size);
         assert_eq!(gpu.read::<u32>(&ids, 2).unwrap(), [2, 5]);
         let mut want = batch_words(&tokens);
+        want[0][2..].copy_from_slice(&[5, 3]);
         (want[2][0], want[2][1]) = (2, 11);
         (want[3][0], want[3][1]) = (5, 21);
-        assert_eq!(gpu.read::<[u32; 4]>(&batch, 1 + n_tokens).unwrap(), want);
+        want.extend([[7, 8, 9, 3], [2, 1, 0, 0]]);
+        assert_eq!(gpu.read::<[u32; 4]>(batch.buffer(), want.len()).unwrap(), want);
     }
 }

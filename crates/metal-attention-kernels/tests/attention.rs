@@ -5,11 +5,11 @@ use metal_attention_kernels::kernels::{
     AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_bytes,
     prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
 };
-use metal_attention_kernels::{GpuDevice, StepSize, batch_words, wgpu};
+use metal_attention_kernels::{GpuDevice, StepSize, wgpu};
 use metal_attention_model::CacheType::{self, F16, F32};
 use metal_attention_model::RopeLayout::{Halves, Interleaved};
 use metal_attention_model::{BatchToken, Rope, RopeScaling};
-use support::{nmse, poisoned, random, run_sized, variants};
+use support::{batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
 
 /// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
 /// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a
@@ -40,6 +40,8 @@ struct Pair<'a> {
     norm: wgpu::Buffer,
     keys: wgpu::Buffer,
     values: wgpu::Buffer,
+    /// The pages of each sequence.
+    pages: Vec<Vec<u32>>,
     seed: u64,
 }
 
@@ -69,7 +71,8 @@ impl<'a> Pair<'a> {
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
         // Rows that nobody wrote must not be used: NaN.
-        let cache = vec![u32::MAX; shape.cache_bytes(n_seq).div_ceil(4) as usize];
+        let pages = shuffled_pages(n_seq, shape.n_ctx);
+        let cache = vec![u32::MAX; shape.cache_bytes(pages.concat().len()).div_ceil(4) as usize];
         Self {
             gpu,
             shape,
@@ -78,6 +81,7 @@ impl<'a> Pair<'a> {
             norm: gpu.upload("norm", &norm).unwrap(),
             keys: gpu.upload("keys", &cache).unwrap(),
             values: gpu.upload("values", &cache).unwrap(),
+            pages,
             seed: 0,
         }
     }
@@ -94,7 +98,7 @@ impl<'a> Pair<'a> {
         let att = poisoned(gpu, n * shape.att_len());
         let partial = poisoned(gpu, partial_bytes(shape, n) as usize / 4);
         let qkv = gpu.upload("qkv", qkv).unwrap();
-        let batch = gpu.upload("batch", &batch_words(tokens)).unwrap();
+        let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &self.pages);
         let buffers = AttentionBuffers {
             qkv: &qkv,
             rope: &self.rope,
@@ -103,7 +107,7 @@ impl<'a> Pair<'a> {
             values: &self.values,
             att: &att,
             partial: &partial,
-            batch: &batch,
+            batch: batch.buffer(),
         };
         let n_splits = n_splits(tokens.iter().map(|t| t.pos).max().unwrap());
         let mut dispatches = Vec::new();
@@ -299,7 +303,7 @@ fn prefill_and_decode_of_the_same_tokens_agree() {
             assert!(error < tolerance(cache), "{shape:?}: {error:e}");
 
             // The caches hold the same: values bit for bit, keys but for the last bit.
-            let n_words = shape.cache_bytes(2) as usize / 4;
+            let n_words = shape.cache_bytes(prefill.pages.concat().len()) as usize / 4;
             let read = |buffer| gpu.read::<u32>(buffer, n_words).unwrap();
             assert!(read(&prefill.values) == read(&decode.values));
             match cache {

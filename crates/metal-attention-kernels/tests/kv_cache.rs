@@ -1,12 +1,11 @@
 //! `kv_cache_copy` and `buffer_copy`, bit for bit.
 mod support;
 
-use metal_attention_kernels::batch_words;
 use metal_attention_kernels::kernels::{
     AttentionBuffers, AttentionShape, buffer_copy, kv_cache_copy, kv_cache_copy_twin,
 };
-use metal_attention_model::{BatchToken, CacheType, RopeLayout};
-use support::{poisoned, random, run, variants};
+use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
+use support::{batch_with_pages, poisoned, random, run, shuffled_pages, variants};
 
 fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> AttentionShape {
     AttentionShape {
@@ -15,7 +14,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         head_dim,
         scale: 1.0,
         window: None,
-        n_ctx: 40,
+        n_ctx: 140,
         n_rot: 2,
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,
@@ -25,11 +24,11 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
 
 /// Copies a batch into a cache of `n_seq` sequences full of ones and compares every byte of it.
 fn check(gpu: &metal_attention_kernels::GpuDevice, shape: AttentionShape, tokens: &[BatchToken], qkv: &[f32]) {
-    let n_seq = 3;
-    let bytes = shape.cache_bytes(n_seq) as usize;
+    let pages = shuffled_pages(3, shape.n_ctx);
+    let bytes = shape.cache_bytes(pages.concat().len()) as usize;
     let mut want = [vec![0xffu8; bytes], vec![0xffu8; bytes]];
     let (keys, values) = (gpu.upload("keys", &want[0]).unwrap(), gpu.upload("values", &want[1]).unwrap());
-    let batch = gpu.upload("batch", &batch_words(tokens)).unwrap();
+    let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
     let qkv_buffer = gpu.upload("qkv", qkv).unwrap();
     let unused = gpu.buffer("unused", 16).unwrap();
     let buffers = AttentionBuffers {
@@ -40,14 +39,15 @@ fn check(gpu: &metal_attention_kernels::GpuDevice, shape: AttentionShape, tokens
         values: &values,
         att: &unused,
         partial: &unused,
-        batch: &batch,
+        batch: batch.buffer(),
     };
     run(gpu, &[kv_cache_copy(gpu, &shape, &buffers).unwrap()], tokens.len());
     for (token, row) in tokens.iter().zip(qkv.chunks(shape.qkv_len())) {
         let heads = row.chunks(shape.head_dim).skip(shape.n_head).enumerate();
         for (i, head) in heads {
             let row = kv_cache_copy_twin(&shape, head);
-            let at = shape.cache_row(token.seq, i % shape.n_head_kv, token.pos) * shape.cache.bytes();
+            let page = pages[token.seq][token.pos / PAGE];
+            let at = shape.cache_row(page, i % shape.n_head_kv, token.pos) * shape.cache.bytes();
             want[i / shape.n_head_kv][at..at + row.len()].copy_from_slice(&row);
         }
     }
@@ -60,10 +60,10 @@ fn check(gpu: &metal_attention_kernels::GpuDevice, shape: AttentionShape, tokens
 
 #[test]
 fn keys_and_values_of_several_sequences_land_in_their_rows() {
-    // Sequence 2 from position 5, sequence 0 from 0, then one more of sequence 2; sequence 1 gets none.
-    let mut tokens: Vec<_> = (5..12).map(|pos| BatchToken { id: 0, seq: 2, pos, logits: false }).collect();
+    // Sequence 2 from position 60, sequence 0 from 0, then one more of sequence 2; sequence 1 gets none.
+    let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, logits: false }).collect();
     tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: false }));
-    tokens.push(BatchToken { id: 0, seq: 2, pos: 39, logits: true });
+    tokens.push(BatchToken { id: 0, seq: 2, pos: 139, logits: true });
     for gpu in variants() {
         for cache in [CacheType::F32, CacheType::F16] {
             for (n_head, n_head_kv, head_dim) in [(1, 1, 1), (2, 1, 31), (3, 3, 20), (9, 3, 64), (8, 2, 130)] {
@@ -96,7 +96,7 @@ fn every_kind_of_number_rounds_to_the_nearest_half() {
     let tokens: Vec<_> = (0..40).map(|pos| BatchToken { id: 0, seq: 1, pos, logits: false }).collect();
     for gpu in variants() {
         for cache in [CacheType::F16, CacheType::F32] {
-            let mut shape = shape(1, 8, 1, cache);
+            let mut shape = AttentionShape { n_ctx: 40, ..shape(1, 8, 1, cache) };
             shape.head_dim = numbers.len().div_ceil(16 * tokens.len());
             let mut qkv = vec![0.0; tokens.len() * shape.qkv_len()];
             let places = (0..qkv.len()).filter(|i| i % shape.qkv_len() >= shape.head_dim);

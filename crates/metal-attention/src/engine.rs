@@ -19,8 +19,7 @@ pub struct EngineOptions {
     pub n_ctx: Option<usize>,
     /// Sequences the KV cache holds.
     pub n_seq: usize,
-    /// Tokens the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence. A GPU's KV cache
-    /// always has room for `n_ctx` tokens of each.
+    /// Tokens the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
     /// Threads that compute on the CPU. `None`: one for each physical core.
     pub n_threads: Option<usize>,

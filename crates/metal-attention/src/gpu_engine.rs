@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use metal_attention_kernels::{AdapterChoice, GpuDevice, GpuError, GpuOptions};
+use metal_attention_model::ForwardPass;
 
 use crate::engine::mib;
 use crate::gpu::{GpuForwardPass, GpuForwardPassOptions, GpuMemory};
@@ -18,7 +19,7 @@ pub(crate) fn forward_pass(
     let gpu = Arc::new(GpuDevice::open(&GpuOptions { adapter, ..Default::default() })?);
     let options = pass_options(options, n_ctx);
     let pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
-    log(&pass, &options);
+    log(&pass);
     Ok(pass)
 }
 
@@ -36,6 +37,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions 
     GpuForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
+        n_cache: options.n_cache,
         n_ubatch: options.n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
@@ -44,7 +46,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions 
 }
 
 /// Logs what runs the model and the memory it takes.
-fn log(pass: &GpuForwardPass, options: &GpuForwardPassOptions) {
+fn log(pass: &GpuForwardPass) {
     let (gpu, memory) = (pass.gpu(), pass.memory_use());
     let summary = gpu.summary();
     tracing::info!("device: GPU, {} ({}, driver {})", summary.name, summary.backend, summary.driver);
@@ -52,7 +54,8 @@ fn log(pass: &GpuForwardPass, options: &GpuForwardPassOptions) {
         tracing::info!("GPU memory: {}", mib(bytes));
     }
     tracing::info!("weights: {}", mib(memory.weights));
-    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), options.n_ctx * options.n_seq);
+    let pages = pass.cache_pages();
+    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), pages.total * pages.page_len);
     tracing::info!("scratch: {}", mib(memory.scratch));
     tracing::info!("pipelines: {}", gpu.pso().len());
 }

@@ -1,7 +1,7 @@
 //! Sizes and buffers of an attention layer, and the scalar twin of both attention kernels.
 
 use half::f16;
-use metal_attention_model::{BatchToken, CacheType, RopeLayout};
+use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
 
 use crate::arena::Bind;
 use crate::error::GpuError;
@@ -24,7 +24,7 @@ pub struct AttentionShape {
     pub scale: f32,
     /// Positions a token sees, itself included; `None`: all.
     pub window: Option<usize>,
-    /// Positions per sequence that the cache has room for.
+    /// Positions that a sequence has room for.
     pub n_ctx: usize,
     /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
     pub n_rot: usize,
@@ -52,17 +52,17 @@ impl AttentionShape {
         self.head_dim.next_multiple_of(4)
     }
 
-    /// Bytes of the keys, and as many of the values, of `n_seq` sequences: `[n_seq, n_head_kv, n_ctx, padded
+    /// Bytes of the keys, and as many of the values, of a cache of `n_pages` pages: `[n_pages, n_head_kv, PAGE, padded
     /// head_dim]`.
-    pub fn cache_bytes(&self, n_seq: usize) -> u64 {
-        [self.n_head_kv, self.n_ctx, self.padded_head_dim(), self.cache.bytes()]
+    pub fn cache_bytes(&self, n_pages: usize) -> u64 {
+        [self.n_head_kv, PAGE, self.padded_head_dim(), self.cache.bytes()]
             .iter()
-            .fold(n_seq as u64, |bytes, &n| bytes.saturating_mul(n as u64))
+            .fold(n_pages as u64, |bytes, &n| bytes.saturating_mul(n as u64))
     }
 
-    /// Index of the first element of a row of the cache.
-    pub fn cache_row(&self, seq: usize, kv_head: usize, pos: usize) -> usize {
-        ((seq * self.n_head_kv + kv_head) * self.n_ctx + pos) * self.padded_head_dim()
+    /// Index of the first element of the row of the cache for position `pos` of a sequence, which is in `page`.
+    pub fn cache_row(&self, page: u32, kv_head: usize, pos: usize) -> usize {
+        ((page as usize * self.n_head_kv + kv_head) * PAGE + pos % PAGE) * self.padded_head_dim()
     }
 
     /// Positions that a token at `pos` sees.
@@ -87,6 +87,7 @@ impl AttentionShape {
             ("n_head_kv", self.n_head_kv.into()),
             ("head_dim", self.head_dim.into()),
             ("n_ctx", self.n_ctx.into()),
+            ("page", PAGE.into()),
             ("cache_f16", (self.cache == CacheType::F16).into()),
         ]
     }
@@ -146,7 +147,8 @@ pub struct AttentionBuffers<'a> {
     pub att: &'a wgpu::Buffer,
     /// Scratch of decode attention, [`partial_bytes`](super::partial_bytes) long.
     pub partial: &'a wgpu::Buffer,
-    /// The batch.
+    /// The batch, with the pages of its sequences where the kernel uses the cache: see
+    /// [`BatchBuffer`](crate::BatchBuffer).
     pub batch: &'a wgpu::Buffer,
 }
 
@@ -159,7 +161,7 @@ pub struct AttentionTwin {
     rope: Vec<f32>,
     /// As [`AttentionBuffers::qk_norm`].
     qk_norm: Vec<f32>,
-    /// As in the cache, of any number of sequences.
+    /// `[n_seq, n_head_kv, n_ctx]`
     keys: Vec<Vec<f64>>,
     values: Vec<Vec<f64>>,
 }

@@ -1,5 +1,7 @@
 //! Attention of one new token per sequence.
 
+use metal_attention_model::PAGE;
+
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
 use crate::device::GpuDevice;
@@ -9,6 +11,9 @@ use crate::pso::PsoKey;
 
 /// Positions that one workgroup of [`decode_attention`] sees.
 const SPLIT: usize = 256;
+
+// The kernel holds the pages of a split in one vector.
+const _: () = assert!(SPLIT == 4 * PAGE);
 
 /// Number of splits, [`StepSize::n_splits`](crate::StepSize), that a step needs whose highest position is `pos`.
 pub fn n_splits(pos: usize) -> u32 {

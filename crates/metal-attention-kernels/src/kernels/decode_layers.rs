@@ -75,7 +75,7 @@ pub struct LayersBuffers<'a> {
     pub rope: &'a wgpu::Buffer,
     /// Cached keys and values of each layer.
     pub cache: &'a [(Slice, Slice)],
-    /// The batch: one token.
+    /// The batch: one token, with the pages of its sequence, which have to lie one after the other.
     pub batch: &'a wgpu::Buffer,
 }
 

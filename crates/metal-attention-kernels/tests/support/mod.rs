@@ -5,8 +5,8 @@ pub mod matrices;
 
 use std::sync::OnceLock;
 
-use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuOptions, StepSize, batch_words, wgpu};
-use metal_attention_model::BatchToken;
+use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, GpuOptions, StepSize, batch_words, wgpu};
+use metal_attention_model::{BatchToken, PAGE};
 
 /// The GPU under test; `None`, with a message, on a machine that has none. In CI a missing device is a failure.
 pub fn gpu() -> Option<&'static GpuDevice> {
@@ -58,6 +58,25 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
 pub fn batch(gpu: &GpuDevice, n: usize, start: usize) -> wgpu::Buffer {
     let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: i as u32, seq: 0, pos: start + i, logits: true }).collect();
     gpu.upload("batch", &batch_words(&tokens)).unwrap()
+}
+
+/// Pages for `n_ctx` positions of each of `n_seq` sequences, in no order.
+pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
+    let each = n_ctx.div_ceil(PAGE);
+    let mut pages: Vec<u32> = (0..(n_seq * each) as u32).collect();
+    let keys = random(9, pages.len());
+    pages.sort_by(|&a, &b| keys[a as usize].total_cmp(&keys[b as usize]));
+    pages.chunks(each).map(<[u32]>::to_vec).collect()
+}
+
+/// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages`.
+pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
+    let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx).unwrap();
+    batch.write_tokens(gpu, tokens);
+    for (seq, pages) in pages.iter().enumerate() {
+        batch.write_pages(gpu, seq, pages);
+    }
+    batch
 }
 
 /// Runs `dispatches` for a batch of `n` tokens, all wanted.

@@ -2,7 +2,7 @@
 
 use metal_attention_kernels::kernels::{self, AttentionShape, LayerMatrices, LayersBuffers, LayersShape};
 use metal_attention_kernels::wgpu::{Buffer, ComputePassDescriptor};
-use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, StepSize, batch_words};
+use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, StepSize};
 use metal_attention_model::{BatchToken, FeedForward, ModelSpec, Weights};
 
 use super::weights::{GpuWeights, layer_params};
@@ -25,7 +25,7 @@ pub(super) struct LayersAtOnceBuilder<'a> {
     pub(super) cache: &'a [(metal_attention_kernels::Slice, metal_attention_kernels::Slice)],
     pub(super) rope: &'a [Buffer],
     pub(super) x: &'a Buffer,
-    pub(super) batch: &'a Buffer,
+    pub(super) batch: &'a BatchBuffer,
 }
 
 /// NVIDIA's number among the makers of PCI devices.
@@ -77,7 +77,7 @@ impl LayersAtOnceBuilder<'_> {
                 state: &state,
                 rope: &self.rope[0],
                 cache: self.cache,
-                batch: self.batch,
+                batch: self.batch.buffer(),
             };
             let Some(dispatch) = kernels::decode_layers(self.gpu, &shape, groups, &matrices, &buffers)? else {
                 return Ok(None);
@@ -90,10 +90,10 @@ impl LayersAtOnceBuilder<'_> {
         Ok(None)
     }
 
-    /// Whether all workgroups run side by side, tried on a token at position 0.
+    /// Whether all workgroups run side by side, tried on a token at position 0, on page 0.
     fn runs_through(&self, layers: &LayersAtOnce, groups: usize) -> Result<bool, GpuError> {
         let token = BatchToken { id: 0, seq: 0, pos: 0, logits: false };
-        self.gpu.write(self.batch, &batch_words(&[token]));
+        self.batch.write_tokens(self.gpu, &[token]);
         let mut encoder = self.gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
         layers.dispatch.record(self.gpu, &mut pass, StepSize { n_tokens: 1, n_wanted: 0, n_splits: 1 });

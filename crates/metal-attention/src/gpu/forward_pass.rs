@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use metal_attention_kernels::kernels::{self, AttentionShape, MAX_TOP_K};
+use metal_attention_kernels::kernels::{self, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor};
-use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, Readback, StepSize, batch_words};
+use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, PageUse, Phase,
-    Profile, Profiler, TopK, Weights, check_batch, check_share, highest,
+    Profile, Profiler, TopK, Weights, highest,
 };
 
 use super::activations::{Activations, Widths};
 use super::at_once::{LayersAtOnceBuilder, groups_to_try};
 use super::kv_cache::GpuKvCache;
-use super::lookahead::{DEPTH, Lookahead, is_decode};
+use super::lookahead::{Lookahead, is_decode};
 use super::options::{GpuForwardPassOptions, GpuMemory, attention_shapes, distinct_ropes};
 use super::plan::{BatchKind, FEW, Plan, PlanBuilder};
 use super::weights::GpuWeights;
@@ -22,7 +22,7 @@ use super::weights::GpuWeights;
 const TOP_K: usize = MAX_TOP_K;
 
 /// Bytes that follow the results: whether the layers at once gave up.
-const STATE: u64 = 4;
+pub(super) const STATE: u64 = 4;
 
 /// Dispatches of a prompt that are submitted first: a power of two.
 const FIRST_BUNCH: usize = 16;
@@ -38,10 +38,19 @@ pub(super) enum Output {
     TopK,
 }
 
+/// What a step consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) kind: BatchKind,
+    pub(super) size: StepSize,
+    pub(super) output: Output,
+    /// Whether the pages of the one sequence lie one after the other.
+    pub(super) in_order: bool,
+}
+
 /// A recorded step over one token.
-struct Prepared {
-    size: StepSize,
-    output: Output,
+pub(super) struct Prepared {
+    step: Step,
     commands: CommandBuffer,
 }
 
@@ -51,31 +60,29 @@ pub struct GpuForwardPass {
     pub(super) spec: ModelSpec,
     pub(super) s: Activations,
     pub(super) cache: GpuKvCache,
-    /// The shape of each layer's attention.
-    shapes: Vec<AttentionShape>,
-    one: Plan,
+    pub(super) one: Plan,
     sequences: Plan,
     few: Plan,
     many: Plan,
     /// Most tokens of [`few`](Self::few).
     pub(super) most_few: usize,
     /// The batch of [`one`](Self::one), which steps on the GPU move on by themselves, and that of the others.
-    batch_of_one: Buffer,
-    batch: Buffer,
+    batch_of_one: BatchBuffer,
+    batch: BatchBuffer,
     /// The ids that argmax chose, `[n_wanted]`.
-    ids: Buffer,
+    pub(super) ids: Buffer,
     /// The largest logits, `[n_wanted, TOP_K, 2]`.
     top_k: Buffer,
     pub(super) lookahead: Lookahead,
     readback: Readback,
     /// The step after the last one, recorded while that ran, for as long as nothing it relies on changes.
-    prepared: Option<Prepared>,
+    pub(super) prepared: Option<Prepared>,
     trace: Option<(Buffer, Readback)>,
     /// The state of the kernel that runs all layers of a token at once, where there is one.
-    at_once: Option<Buffer>,
+    pub(super) at_once: Option<Buffer>,
     logits: Vec<f32>,
     memory: GpuMemory,
-    pub(super) n_ctx: usize,
+    n_ctx: usize,
     pub(super) profiler: Option<Profiler>,
 }
 
@@ -90,6 +97,7 @@ impl GpuForwardPass {
         let positive = [
             ("context length", options.n_ctx),
             ("number of sequences", options.n_seq),
+            ("size of the KV cache", options.n_cache.unwrap_or(1)),
             ("ubatch size", options.n_ubatch),
         ];
         if let Some(&(option, _)) = positive.iter().find(|(_, n)| *n == 0) {
@@ -105,21 +113,17 @@ impl GpuForwardPass {
         }
         let shapes = attention_shapes(&spec, options);
         let before = gpu.allocated_bytes();
-        // First, as it is what a context too long makes too large.
-        let cache = GpuKvCache::new(&gpu, &shapes, options.n_seq)?;
-        let gpu_weights = GpuWeights::new(&gpu, weights)?;
-        let rope = rope_tables(&gpu, &spec, weights.rope_freqs.as_deref(), options.n_ctx)?;
-        let weight_bytes = gpu.allocated_bytes() - before - cache.bytes();
         let widths = Widths::new(&spec);
-        let s = Activations::new(
-            &gpu,
-            &widths,
-            &shapes,
-            Activations::capacity(gpu.summary().max_binding, &widths, options.n_ubatch()),
-            options.n_seq.min(FEW),
-        )?;
-        let batch_of_one = gpu.buffer("a batch", 32)?;
-        let batch = gpu.buffer("a batch", 16 * (1 + s.n_tokens as u64))?;
+        let capacity = Activations::capacity(gpu.summary().max_binding, &widths, options.n_ubatch());
+        // First, as these are what too many sequences or a context too long make too large.
+        let batch_of_one = BatchBuffer::new(&gpu, 1, options.n_seq, options.n_positions())?;
+        let batch = BatchBuffer::new(&gpu, capacity.0, options.n_seq, options.n_positions())?;
+        let cache = GpuKvCache::new(&gpu, &shapes, options)?;
+        let before_weights = gpu.allocated_bytes();
+        let gpu_weights = GpuWeights::new(&gpu, weights)?;
+        let rope = rope_tables(&gpu, &spec, weights.rope_freqs.as_deref(), options.n_positions())?;
+        let weight_bytes = gpu.allocated_bytes() - before_weights;
+        let s = Activations::new(&gpu, &widths, &shapes, capacity, options.n_seq.min(FEW))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
         // One thread each: most of the time goes into compiling pipelines.
@@ -142,10 +146,10 @@ impl GpuForwardPass {
                 scope.spawn(move || builder.build())
             };
             let plans = [
-                plan(BatchKind::One, &batch_of_one),
-                plan(BatchKind::Sequences, &batch),
-                plan(BatchKind::Few, &batch),
-                plan(BatchKind::Many, &batch),
+                plan(BatchKind::One, batch_of_one.buffer()),
+                plan(BatchKind::Sequences, batch.buffer()),
+                plan(BatchKind::Few, batch.buffer()),
+                plan(BatchKind::Many, batch.buffer()),
             ];
             let [one, sequences, few, many] = plans.map(|plan| plan.join().expect("building a plan does not panic"));
             Ok::<_, GpuError>((one?, sequences?, few?, many?))
@@ -179,7 +183,6 @@ impl GpuForwardPass {
             spec,
             s,
             cache,
-            shapes,
             one,
             sequences,
             few,
@@ -229,12 +232,22 @@ impl GpuForwardPass {
     /// Sends a batch to the GPU, which the next submission evaluates.
     pub(super) fn write_batch(&self, batch: &[BatchToken]) {
         let buffer = if batch.len() == 1 { &self.batch_of_one } else { &self.batch };
-        self.gpu.write(buffer, &batch_words(batch));
+        buffer.write_tokens(&self.gpu, batch);
+    }
+
+    /// Sends the pages of a batch's sequences to the GPU, as far as they have changed.
+    pub(super) fn write_pages(&mut self, batch: &[BatchToken]) {
+        let buffer = if batch.len() == 1 { &mut self.batch_of_one } else { &mut self.batch };
+        for tokens in batch.chunk_by(|a, b| a.seq == b.seq) {
+            let seq = tokens[0].seq;
+            buffer.write_pages(&self.gpu, seq, self.cache.pages.pages(seq));
+        }
     }
 
     /// Records one step. The layers of a prompt are submitted on the way, in bunches that double, so that the GPU need not
     /// wait for the CPU to have recorded them all; what is left is returned.
-    fn record(&self, kind: BatchKind, size: StepSize, output: Output, trace: bool) -> CommandEncoder {
+    pub(super) fn record(&self, step: Step, trace: bool) -> CommandEncoder {
+        let Step { kind, size, output, in_order } = step;
         let plan = self.plan(kind);
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
@@ -256,7 +269,7 @@ impl GpuForwardPass {
             }
         } else {
             let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
-            for (i, dispatch) in (1..).zip(plan.layers(size)) {
+            for (i, dispatch) in (1..).zip(plan.layers(size, in_order)) {
                 dispatch.record(&self.gpu, &mut pass, size);
                 if prompt && i >= FIRST_BUNCH && usize::is_power_of_two(i) {
                     drop(pass);
@@ -274,14 +287,17 @@ impl GpuForwardPass {
         encoder
     }
 
-    /// The sizes of the step over `batch`, or of the one `ahead` tokens later.
-    pub(super) fn size(batch: &[BatchToken], ahead: usize) -> StepSize {
+    /// The step over `batch`, or the one `ahead` tokens later, with the pages that its sequences have now.
+    pub(super) fn step_of(&self, batch: &[BatchToken], ahead: usize, output: Output) -> Step {
         let longest = batch.iter().map(|t| t.pos + ahead).max().unwrap_or(0);
-        StepSize {
+        let size = StepSize {
             n_tokens: batch.len() as u32,
             n_wanted: batch.iter().filter(|t| t.logits).count() as u32,
             n_splits: kernels::n_splits(longest),
-        }
+        };
+        // A sequence alone in the cache always lies in order: see `PageTable`.
+        let in_order = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
+        Step { kind: BatchKind::of(batch, self.most_few), size, output, in_order }
     }
 
     /// Cuts a batch so that each part fits the activations and the logits.
@@ -301,8 +317,24 @@ impl GpuForwardPass {
         parts
     }
 
-    /// Evaluates a checked batch and hands `results` the bytes of what comes back of each part.
+    /// Evaluates a batch and hands `results` the bytes of what comes back of each part. On an error the cache is as it was.
     fn evaluate(
+        &mut self,
+        batch: &[BatchToken],
+        output: Output,
+        trace: Option<LayerTrace<'_>>,
+        results: impl FnMut(&[u8]),
+    ) -> Result<(), ForwardError> {
+        self.clear_lookahead();
+        self.cache.append(&self.gpu, batch, self.spec.n_vocab)?;
+        let outcome = self.evaluate_parts(batch, output, trace, results);
+        if outcome.is_err() {
+            self.cache.retract(batch);
+        }
+        Ok(outcome?)
+    }
+
+    fn evaluate_parts(
         &mut self,
         batch: &[BatchToken],
         output: Output,
@@ -310,11 +342,9 @@ impl GpuForwardPass {
         mut results: impl FnMut(&[u8]),
     ) -> Result<(), GpuError> {
         self.gpu.check()?;
-        self.lookahead.clear();
         for part in self.parts(batch) {
             if self.profiler.is_some() {
-                let size = Self::size(part, 0);
-                self.profile_step(Phase::of(batch), part, size, output)?;
+                self.profile_step(Phase::of(batch), part, output)?;
             }
             while !self.step(part, output, &mut trace, &mut results)? {
                 self.leave_at_once();
@@ -331,8 +361,8 @@ impl GpuForwardPass {
         trace: &mut Option<LayerTrace<'_>>,
         results: &mut impl FnMut(&[u8]),
     ) -> Result<bool, GpuError> {
-        let (kind, size) = (BatchKind::of(part, self.most_few), Self::size(part, 0));
-        let bytes = u64::from(size.n_wanted) * self.output(output).1;
+        let step = self.step_of(part, 0, output);
+        let bytes = u64::from(step.size.n_wanted) * self.output(output).1;
         if self.readback.bytes() < bytes + STATE {
             self.prepared = None;
             self.readback = Readback::new(&self.gpu, bytes + STATE)?;
@@ -340,18 +370,19 @@ impl GpuForwardPass {
         if trace.is_some() {
             self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, part.len())?;
         }
+        self.write_pages(part);
         self.write_batch(part);
         let traced = 4 * (part.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
-        let prepared = self.prepared.take().filter(|p| (p.size, p.output) == (size, output) && trace.is_none());
+        let prepared = self.prepared.take().filter(|p| p.step == step && trace.is_none());
         let commands = match prepared {
             Some(prepared) => prepared.commands,
-            None => self.encode(kind, size, output, trace.is_some().then_some(traced)),
+            None => self.encode(step, trace.is_some().then_some(traced)),
         };
         let submission = self.gpu.submit_commands(commands);
         if part.len() == 1 && output != Output::Id && trace.is_none() {
             // A caller that chooses tokens itself comes back with one: its step is recorded while this one runs.
-            let size = Self::size(part, 1);
-            self.prepared = Some(Prepared { size, output, commands: self.encode(kind, size, output, None) });
+            let step = self.step_of(part, 1, output);
+            self.prepared = Some(Prepared { step, commands: self.encode(step, None) });
         }
         if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
             readback.map(submission.clone());
@@ -376,10 +407,10 @@ impl GpuForwardPass {
     }
 
     /// Records a step and the copies of what comes back; `traced`: the bytes of the hidden states, where they do.
-    fn encode(&mut self, kind: BatchKind, size: StepSize, output: Output, traced: Option<u64>) -> CommandBuffer {
-        let mut encoder = self.record(kind, size, output, traced.is_some());
-        let (source, row) = self.output(output);
-        let bytes = u64::from(size.n_wanted) * row;
+    fn encode(&mut self, step: Step, traced: Option<u64>) -> CommandBuffer {
+        let mut encoder = self.record(step, traced.is_some());
+        let (source, row) = self.output(step.output);
+        let bytes = u64::from(step.size.n_wanted) * row;
         if bytes > 0 {
             self.readback.copy(&mut encoder, &source, bytes);
             if let Some(state) = &self.at_once {
@@ -399,67 +430,6 @@ impl GpuForwardPass {
             Output::Id => (self.ids.clone(), 4),
             Output::TopK => (self.top_k.clone(), 8 * TOP_K as u64),
         }
-    }
-
-    /// One greedy step of sequences that each go on by one token, and the steps that are expected to follow it.
-    fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, GpuError> {
-        self.gpu.check()?;
-        let continues = self.lookahead.continues(batch);
-        if !continues {
-            self.lookahead.clear();
-        }
-        if self.lookahead.in_flight.is_empty() {
-            self.write_batch(batch);
-            self.submit_decode(batch, 0)?;
-        }
-        // A caller that gives back what it was given will do so again.
-        while continues && self.lookahead.in_flight.len() < DEPTH {
-            let ahead = self.lookahead.in_flight.len();
-            if batch.iter().any(|t| t.pos + ahead >= self.n_ctx) {
-                break;
-            }
-            self.submit_decode(batch, ahead)?;
-        }
-        let mut readback = self.lookahead.in_flight.pop_front().expect("at least one step was submitted");
-        let bytes = 4 * batch.len() as u64 + STATE;
-        let mut ids = readback.read(&self.gpu, bytes, bytemuck::pod_collect_to_vec::<u8, u32>)?;
-        let given_up = ids.pop() != Some(0) && self.at_once.is_some() && batch.len() == 1;
-        self.lookahead.free.push(readback);
-        if given_up {
-            self.leave_at_once();
-            return self.decode_greedy(batch);
-        }
-        self.lookahead.advance(batch, &ids);
-        Ok(ids)
-    }
-
-    /// Goes back to layers dispatched one by one, after a workgroup gave up waiting for another.
-    fn leave_at_once(&mut self) {
-        tracing::warn!(
-            "the GPU did not run all workgroups side by side: decode goes on with a dispatch for each kernel"
-        );
-        self.lookahead.clear();
-        self.prepared = None;
-        self.one.layers_at_once = None;
-        self.at_once = None;
-    }
-
-    /// Submits the greedy step `ahead` tokens after `batch`.
-    fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), GpuError> {
-        let bytes = 4 * batch.len() as u64;
-        let mut readback = match self.lookahead.free.pop().filter(|r| r.bytes() >= bytes + STATE) {
-            Some(readback) => readback,
-            None => Readback::new(&self.gpu, bytes + STATE)?,
-        };
-        let kind = BatchKind::of(batch, self.most_few);
-        let mut encoder = self.record(kind, Self::size(batch, ahead), Output::Id, false);
-        readback.copy(&mut encoder, &self.ids, bytes);
-        if let Some(state) = &self.at_once {
-            readback.copy_after(&mut encoder, state, 4..8, bytes);
-        }
-        readback.map(self.gpu.submit(encoder));
-        self.lookahead.in_flight.push_back(readback);
-        Ok(())
     }
 }
 
@@ -510,26 +480,29 @@ impl ForwardPass for GpuForwardPass {
     }
 
     fn n_seq(&self) -> usize {
-        self.cache.n_past.len()
+        self.cache.pages.n_seq()
     }
 
     fn n_past(&self, seq: usize) -> usize {
-        self.cache.n_past.get(seq).copied().unwrap_or(0)
+        self.cache.pages.n_past(seq)
     }
 
     fn truncate_seq(&mut self, seq: usize, n: usize) {
-        if let Some(n_past) = self.cache.n_past.get_mut(seq) {
-            *n_past = n.min(*n_past);
+        if n < self.n_past(seq) {
+            self.stop_lookahead_of(seq);
+            self.cache.pages.truncate(seq, n);
         }
     }
 
     fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
-        check_share(from, to, n, &self.cache.n_past)?;
-        Ok(self.cache.share(&self.gpu, &self.shapes, (from, to, n))?)
+        // Pages that steps in flight write to are not shared.
+        self.stop_lookahead_of(from);
+        self.stop_lookahead_of(to);
+        self.cache.pages.share(from, to, n)
     }
 
     fn cache_pages(&self) -> PageUse {
-        self.cache.usage(self.n_ctx)
+        self.cache.pages.usage()
     }
 
     fn kv_cache_bytes(&self) -> usize {
@@ -541,7 +514,6 @@ impl ForwardPass for GpuForwardPass {
         batch: &[BatchToken],
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        check_batch(batch, self.spec.n_vocab, self.n_ctx, &self.cache.n_past)?;
         let mut logits = std::mem::take(&mut self.logits);
         logits.clear();
         let outcome = self.evaluate(batch, Output::Logits, trace, |bytes| {
@@ -551,25 +523,20 @@ impl ForwardPass for GpuForwardPass {
         });
         self.logits = logits;
         outcome?;
-        self.cache.append(batch);
         Ok(Logits::new(&self.logits, self.spec.n_vocab))
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        check_batch(batch, self.spec.n_vocab, self.n_ctx, &self.cache.n_past)?;
         let ahead = self.profiler.is_none() && batch.len() <= FEW.min(self.s.n_wanted) && is_decode(batch);
-        let ids = if ahead {
-            self.decode_greedy(batch)?
-        } else {
-            let mut ids = Vec::new();
-            self.evaluate(batch, Output::Id, None, |bytes| {
-                ids.extend(bytemuck::pod_collect_to_vec::<u8, u32>(bytes));
-            })?;
-            let wanted: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
-            self.lookahead.advance(&wanted, &ids);
-            ids
-        };
-        self.cache.append(batch);
+        if ahead {
+            return self.decode_greedy(batch);
+        }
+        let mut ids = Vec::new();
+        self.evaluate(batch, Output::Id, None, |bytes| {
+            ids.extend(bytemuck::pod_collect_to_vec::<u8, u32>(bytes));
+        })?;
+        let wanted: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
+        self.lookahead.advance(&wanted, &ids);
         Ok(ids)
     }
 
@@ -578,7 +545,6 @@ impl ForwardPass for GpuForwardPass {
             let logits = self.forward(batch)?;
             return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
         }
-        check_batch(batch, self.spec.n_vocab, self.n_ctx, &self.cache.n_past)?;
         let mut lists = Vec::new();
         self.evaluate(batch, Output::TopK, None, |bytes| {
             let pairs: Vec<[u32; 2]> = bytemuck::pod_collect_to_vec(bytes);
@@ -587,7 +553,6 @@ impl ForwardPass for GpuForwardPass {
         for list in &mut lists {
             list.truncate(k);
         }
-        self.cache.append(batch);
         Ok(lists)
     }
 

@@ -1,75 +1,91 @@
 //! The KV cache in the GPU's memory.
 
 use metal_attention_kernels::kernels::AttentionShape;
+use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Arena, GpuDevice, GpuError, Slice};
-use metal_attention_model::{BatchToken, PAGE, PageUse};
+use metal_attention_model::{BatchToken, ForwardError, PageCopy, PageTable};
 
-/// Keys and values of every token so far, per layer and sequence.
+use super::options::GpuForwardPassOptions;
+
+/// Keys and values of every token so far, in pages that sequences share.
 #[derive(Debug)]
 pub struct GpuKvCache {
-    /// Keys and values of each layer, `[n_seq, n_head_kv, n_ctx, padded head_dim]` each.
+    /// Keys and values of each layer, `[n_pages, n_head_kv, PAGE, padded head_dim]` each.
     pub(super) layers: Vec<(Slice, Slice)>,
-    /// Length of each sequence.
-    pub(super) n_past: Vec<usize>,
+    /// Which page holds what.
+    pub(super) pages: PageTable,
+    /// Bytes of a page of each layer's keys, and of its values.
+    page_bytes: Vec<u64>,
+    /// A page of all layers' keys and values on its way to another: a buffer cannot be copied to itself.
+    between: Buffer,
     bytes: u64,
 }
 
 impl GpuKvCache {
-    pub(super) fn new(gpu: &GpuDevice, shapes: &[AttentionShape], n_seq: usize) -> Result<Self, GpuError> {
-        let sizes = || shapes.iter().map(|shape| shape.cache_bytes(n_seq));
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        shapes: &[AttentionShape],
+        options: &GpuForwardPassOptions,
+    ) -> Result<Self, GpuError> {
+        let n_pages = options.n_pages();
+        let sizes = || shapes.iter().map(|shape| shape.cache_bytes(n_pages));
         let padded = sizes().map(Arena::padded).fold(0, u64::saturating_add);
         let mut keys = Arena::new(gpu, "the KV cache", padded)?;
         let mut values = Arena::new(gpu, "the KV cache", padded)?;
         let layers = sizes()
             .map(|bytes| Ok((keys.take(gpu, "the KV cache", bytes)?, values.take(gpu, "the KV cache", bytes)?)))
             .collect::<Result<_, GpuError>>()?;
-        Ok(Self { layers, n_past: vec![0; n_seq], bytes: sizes().map(|bytes| 2 * bytes).sum() })
+        Ok(Self {
+            layers,
+            pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
+            page_bytes: shapes.iter().map(|shape| shape.cache_bytes(1)).collect(),
+            between: gpu.buffer("a page to copy", copy_bytes(shapes, options.n_seq))?,
+            bytes: sizes().map(|bytes| 2 * bytes).sum(),
+        })
     }
 
-    /// Counts the tokens of a batch that was evaluated.
-    pub(super) fn append(&mut self, batch: &[BatchToken]) {
-        for token in batch {
-            self.n_past[token.seq] += 1;
-        }
-    }
-
-    /// Copies the first `n` rows of sequence `from` to sequence `to`, which then has so many tokens.
-    pub(super) fn share(
-        &mut self,
-        gpu: &GpuDevice,
-        shapes: &[AttentionShape],
-        (from, to, n): (usize, usize, usize),
-    ) -> Result<(), GpuError> {
-        let row = |shape: &AttentionShape| (shape.padded_head_dim() * shape.cache.bytes()) as u64;
-        let largest = shapes.iter().map(|shape| row(shape) * n as u64).max().unwrap_or(0);
-        if largest > 0 && from != to {
-            // A buffer cannot be copied to itself.
-            let between = gpu.buffer("rows to share", largest)?;
+    /// Checks a batch, finds pages for it and counts its tokens, as [`PageTable::append`] does; what is then to be copied is
+    /// copied before the next submission runs.
+    pub(super) fn append(&mut self, gpu: &GpuDevice, batch: &[BatchToken], n_vocab: usize) -> Result<(), ForwardError> {
+        for PageCopy { from, to } in self.pages.append(batch, n_vocab)? {
             let mut encoder = gpu.encoder();
-            for (shape, (keys, values)) in shapes.iter().zip(&self.layers) {
-                let bytes = row(shape) * n as u64;
-                for (slice, head) in [keys, values].into_iter().flat_map(|s| (0..shape.n_head_kv).map(move |h| (s, h)))
-                {
-                    let at = |seq| slice.offset() + (shape.cache_row(seq, head, 0) * shape.cache.bytes()) as u64;
-                    encoder.copy_buffer_to_buffer(slice.buffer(), at(from), &between, 0, bytes);
-                    encoder.copy_buffer_to_buffer(&between, 0, slice.buffer(), at(to), bytes);
-                }
+            let halves = || {
+                let layers = self.layers.iter().zip(&self.page_bytes);
+                layers.flat_map(|((keys, values), &bytes)| [(keys, bytes), (values, bytes)]).scan(
+                    0,
+                    |at, (half, bytes)| {
+                        *at += bytes;
+                        Some((half.buffer(), half.offset(), *at - bytes, bytes))
+                    },
+                )
+            };
+            for (buffer, offset, at, bytes) in halves() {
+                let from = offset + u64::from(from) * bytes;
+                encoder.copy_buffer_to_buffer(buffer, from, &self.between, at, bytes);
+            }
+            for (buffer, offset, at, bytes) in halves() {
+                let to = offset + u64::from(to) * bytes;
+                encoder.copy_buffer_to_buffer(&self.between, at, buffer, to, bytes);
             }
             gpu.submit(encoder);
         }
-        self.n_past[to] = n;
         Ok(())
     }
 
-    /// Pages as if each sequence had `n_ctx` positions of its own.
-    pub(super) fn usage(&self, n_ctx: usize) -> PageUse {
-        let total = n_ctx.div_ceil(PAGE) * self.n_past.len();
-        let used = self.n_past.iter().map(|n| n.div_ceil(PAGE)).sum::<usize>();
-        PageUse { page_len: PAGE, total, free: total - used }
+    /// Takes the tokens of a batch back that was appended last.
+    pub(super) fn retract(&mut self, batch: &[BatchToken]) {
+        for token in batch {
+            self.pages.truncate(token.seq, token.pos);
+        }
     }
 
     /// Bytes of all layers.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+}
+
+/// Bytes of a page of all layers on its way to another; a single sequence shares nothing.
+pub(super) fn copy_bytes(shapes: &[AttentionShape], n_seq: usize) -> u64 {
+    if n_seq > 1 { shapes.iter().map(|shape| 2 * shape.cache_bytes(1)).sum() } else { 0 }
 }

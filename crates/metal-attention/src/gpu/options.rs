@@ -1,9 +1,10 @@
 //! How a model is set up on a GPU, and the memory that takes.
 
 use metal_attention_kernels::kernels::AttentionShape;
-use metal_attention_model::{CacheType, FeedForward, LayerSpec, Mixer, ModelSpec, Rope, Weights};
+use metal_attention_model::{CacheType, FeedForward, LayerSpec, Mixer, ModelSpec, PAGE, PageTable, Rope, Weights};
 
 use super::activations::{Activations, Widths};
+use super::kv_cache::copy_bytes;
 
 /// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +13,9 @@ pub struct GpuForwardPassOptions {
     pub n_ctx: usize,
     /// Sequences the KV cache holds.
     pub n_seq: usize,
+    /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for
+    /// each sequence.
+    pub n_cache: Option<usize>,
     /// Tokens that go through the layers at once; longer batches are cut.
     pub n_ubatch: usize,
     /// Element type of the KV cache.
@@ -28,6 +32,7 @@ impl Default for GpuForwardPassOptions {
         Self {
             n_ctx: 4096,
             n_seq: 1,
+            n_cache: None,
             n_ubatch: 512,
             cache_type: CacheType::default(),
             exact: false,
@@ -39,7 +44,18 @@ impl Default for GpuForwardPassOptions {
 impl GpuForwardPassOptions {
     /// Tokens that go through the layers at once: no more than all sequences have room for.
     pub(super) fn n_ubatch(&self) -> usize {
-        self.n_ubatch.min(self.n_ctx.saturating_mul(self.n_seq))
+        let positions = self.n_ctx.saturating_mul(self.n_seq);
+        self.n_ubatch.min(positions).min(self.n_pages().saturating_mul(PAGE))
+    }
+
+    /// Pages of the KV cache.
+    pub(super) fn n_pages(&self) -> usize {
+        PageTable::n_pages(self.n_cache, self.n_ctx, self.n_seq).unwrap_or(usize::MAX)
+    }
+
+    /// Positions that a sequence can come to: `n_ctx`, or as many as there are pages for.
+    pub(super) fn n_positions(&self) -> usize {
+        self.n_ctx.min(self.n_pages().saturating_mul(PAGE))
     }
 }
 
@@ -50,7 +66,7 @@ pub struct GpuMemory {
     pub weights: u64,
     /// KV cache of all sequences.
     pub kv_cache: u64,
-    /// Activations and logits.
+    /// Activations and logits, and a page of the KV cache to copy.
     pub scratch: u64,
 }
 
@@ -68,17 +84,16 @@ impl GpuMemory {
         let widths = Widths::new(spec);
         let capacity = Activations::capacity(max_binding, &widths, options.n_ubatch());
         let rope = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
-        let kv_cache = attention_shapes(spec, options)
-            .iter()
-            .map(|s| s.cache_bytes(options.n_seq).saturating_mul(2))
-            .fold(0, u64::saturating_add);
+        let shapes = attention_shapes(spec, options);
+        let kv_cache =
+            shapes.iter().map(|s| s.cache_bytes(options.n_pages()).saturating_mul(2)).fold(0, u64::saturating_add);
         Self {
             weights: tensors
                 .iter()
                 .map(|t| t.bytes().len() as u64)
-                .fold(rope.saturating_mul(options.n_ctx as u64), u64::saturating_add),
+                .fold(rope.saturating_mul(options.n_positions() as u64), u64::saturating_add),
             kv_cache,
-            scratch: Activations::bytes(&widths, capacity),
+            scratch: Activations::bytes(&widths, capacity) + copy_bytes(&shapes, options.n_seq),
         }
     }
 
@@ -99,7 +114,7 @@ pub(super) fn attention_shapes(spec: &ModelSpec, options: &GpuForwardPassOptions
             head_dim: a.head_dim,
             scale: a.scale,
             window: a.window,
-            n_ctx: options.n_ctx,
+            n_ctx: options.n_positions(),
             n_rot: a.rope.n_rot,
             rope_layout: a.rope.layout,
             qk_norm_eps: a.qk_norm.then_some(spec.norm_eps),

@@ -61,7 +61,8 @@ impl BatchKind {
 pub(super) struct Plan {
     pub(super) embedding: Vec<Dispatch>,
     pub(super) layers: Vec<Vec<Dispatch>>,
-    /// All layers in one, for a step that shows nothing of what lies between them.
+    /// All layers in one, for a step that shows nothing of what lies between them, of a sequence whose pages lie one
+    /// after the other.
     pub(super) layers_at_once: Option<Dispatch>,
     /// Logits of the tokens that want them.
     pub(super) head: Vec<Dispatch>,
@@ -81,16 +82,17 @@ impl Plan {
         }
     }
 
-    /// The dispatches of all layers, in order. Whether those at once ran to the end is known where something comes back.
-    pub(super) fn layers(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
-        let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0);
+    /// The dispatches of all layers, in order; `in_order`: whether the pages of the sequence lie one after the other.
+    /// Whether layers at once ran to the end is known where something comes back.
+    pub(super) fn layers(&self, size: StepSize, in_order: bool) -> impl Iterator<Item = &Dispatch> {
+        let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0 && in_order);
         let one_by_one = if at_once.is_some() { &[] } else { self.layers.as_slice() };
         at_once.into_iter().chain(one_by_one.iter().flatten())
     }
 
-    /// The dispatches of a greedy step, in order.
+    /// The dispatches of a greedy step of a sequence alone in the cache, in order.
     pub(super) fn greedy(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
-        self.embedding.iter().chain(self.layers(size)).chain(&self.head).chain(&self.argmax)
+        self.embedding.iter().chain(self.layers(size, true)).chain(&self.head).chain(&self.argmax)
     }
 }
 

@@ -9,7 +9,7 @@ use metal_attention_kernels::wgpu::{
 use metal_attention_kernels::{Dispatch, GpuError, StepSize};
 use metal_attention_model::{BatchToken, KernelTime, Phase, ProfiledStep};
 
-use super::forward_pass::{GpuForwardPass, Output};
+use super::forward_pass::{GpuForwardPass, Output, Step};
 use super::plan::BatchKind;
 
 /// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
@@ -28,16 +28,12 @@ impl GpuForwardPass {
 
     /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
     /// which costs some extra time of its own. Both runs leave behind what the step itself will.
-    pub(super) fn profile_step(
-        &mut self,
-        phase: Phase,
-        batch: &[BatchToken],
-        size: StepSize,
-        output: Output,
-    ) -> Result<(), GpuError> {
-        let plan = self.plan(BatchKind::of(batch, self.most_few));
+    pub(super) fn profile_step(&mut self, phase: Phase, batch: &[BatchToken], output: Output) -> Result<(), GpuError> {
+        self.write_pages(batch);
+        let Step { kind, size, in_order, .. } = self.step_of(batch, 0, output);
+        let plan = self.plan(kind);
         // Without wanted tokens the grids of the head are empty, too.
-        let all = plan.embedding.iter().chain(plan.layers(size)).chain(&plan.head).chain(plan.choice(output));
+        let all = plan.embedding.iter().chain(plan.layers(size, in_order)).chain(&plan.head).chain(plan.choice(output));
         let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
         let (_, period) = self.gpu.clock()?;
         let since =
