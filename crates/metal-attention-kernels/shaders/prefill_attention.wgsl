@@ -86,7 +86,6 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 
         // Units of the next tile, on their way while this one is worked on.
 {% macro read(at) %}
-        let cached = cache_rows(seq, kv_head, min({{ at }}, high));
 {% for i in range(loads) %}
 {% if keys_of_tile * kv_units % threads != 0 %}
         if tid + {{ i * threads }}u < KEYS * KV_UNITS {
@@ -104,7 +103,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         var key_{{ i }} = Unit();
         var value_{{ i }} = Unit();
 {% endfor %}
+        // Where the rows of the page of the tile to be read lie, looked up a tile ahead.
+        var cached = cache_rows(seq, kv_head, low);
 {{ read("low") }}
+        cached = cache_rows(seq, kv_head, min(low + KEYS, high));
         for (var at = low; at <= high; at += KEYS) {
 {% for i in range(loads) %}
 {% if keys_of_tile * kv_units % threads != 0 %}
@@ -120,6 +122,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endfor %}
             workgroupBarrier();
 {{ read("at + KEYS") }}
+            cached = cache_rows(seq, kv_head, min(at + 2u * KEYS, high));
             let row = part * 4u * STRIDE + lane;
             var score = vec4<f32>();
 {% for u in range(units) %}

@@ -128,7 +128,6 @@ fn main(
 
         // Units of the next tile, on their way while this one is worked on; past the last position that one again.
 {% macro read(at) %}
-        let cached = cache_rows(seq, kv_head, min({{ at }}, high));
 {% for i in range(loads) %}
         {
             let i = min(tid + {{ i * threads }}u, KEYS * KV_UNITS - 1u);
@@ -142,7 +141,10 @@ fn main(
         var key_{{ i }} = {{ "vec4<f16>" if cooperative_f16 else "Unit" }}();
         var value_{{ i }} = {{ "vec4<f16>" if cooperative_f16 else "Unit" }}();
 {% endfor %}
+        // Where the rows of the page of the tile to be read lie, looked up a tile ahead.
+        var cached = cache_rows(seq, kv_head, low);
 {{ read("low") }}
+        cached = cache_rows(seq, kv_head, min(low + KEYS, high));
         for (var at = low; at <= high; at += KEYS) {
 {% for i in range(loads) %}
 {% if keys_of_tile * kv_units % threads != 0 %}
@@ -158,6 +160,7 @@ fn main(
 {% endfor %}
             workgroupBarrier();
 {{ read("at + KEYS") }}
+            cached = cache_rows(seq, kv_head, min(at + 2u * KEYS, high));
 {% if cooperative_f16 %}
             var scores = coop_mat16x16<f32, C>();
 {% for k in range(0, head_dim, 16) %}
