@@ -101,11 +101,10 @@ fn quantised_types_give_the_same_logits() {
 fn long_contexts_and_several_sequences_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let path = Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf");
-    for cache_type in [CacheType::F16, CacheType::F32] {
-        for n_seq in [1, 2] {
-            let options = GpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
-            assert!(compare(&gpu, &path, &options, 245, 20));
-        }
+    // Alone, pages lie in order throughout; of two sequences, until both have filled theirs.
+    for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
+        let options = GpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
+        assert!(compare(&gpu, &path, &options, 245, 20));
     }
 }
 
