@@ -31,8 +31,8 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize, rm,
-    run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize,
+    rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
