@@ -16,8 +16,6 @@ pub(crate) struct Sequence {
     /// for the next [`step`](Self::step).
     ids: Vec<u32>,
     n_ubatch: usize,
-    /// Copy of the logits where some are masked.
-    masked: Vec<f32>,
     started: Instant,
     pub timings: Timings,
 }
@@ -25,7 +23,7 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler, n_ubatch: usize) -> Self {
         let timings = Timings::default();
-        Self { pass, sampler, ids: Vec::new(), n_ubatch, masked: Vec::new(), started: Instant::now(), timings }
+        Self { pass, sampler, ids: Vec::new(), n_ubatch, started: Instant::now(), timings }
     }
 
     pub fn pass(&self) -> &dyn ForwardPass {
@@ -106,16 +104,7 @@ impl Sequence {
             self.pass.truncate(last);
             let batch = self.waiting(self.ids.len(), true);
             let logits = self.pass.forward(&batch)?.row(0);
-            if forbidden.is_empty() {
-                self.sampler.sample(logits)
-            } else {
-                self.masked.clear();
-                self.masked.extend_from_slice(logits);
-                for &id in forbidden {
-                    self.masked[id as usize] = f32::NEG_INFINITY;
-                }
-                self.sampler.sample(&self.masked)
-            }
+            self.sampler.sample_allowed(logits, |id| !forbidden.contains(&id))
         };
         self.count(batch.len(), start.elapsed());
         Ok(id)

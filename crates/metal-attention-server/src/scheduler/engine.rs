@@ -34,8 +34,6 @@ pub(super) struct Engine<'t> {
     pub embedding: Option<EmbeddingRun>,
     /// Texts that got a place so far, or ended without one.
     pub n_texts: u64,
-    /// Room for a row of logits.
-    pub scratch: Vec<f32>,
 }
 
 impl<'t> Engine<'t> {
@@ -57,7 +55,6 @@ impl<'t> Engine<'t> {
             preempted: Vec::new(),
             embedding: None,
             n_texts: 0,
-            scratch: Vec::new(),
         }
     }
 

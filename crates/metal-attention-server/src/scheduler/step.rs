@@ -90,9 +90,9 @@ impl Engine<'_> {
     fn evaluate(&mut self, batch: &Batch) -> Result<Results, ForwardError> {
         let k = self.pass.max_top_k();
         let need = batch.rows.iter().map(|&i| self.running[i].text.need(k)).max();
-        let Self { pass, running, scratch, .. } = self;
+        let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
-        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx, scratch));
+        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx));
         let rows = batch.rows.iter().copied();
         let mut results: Results = match need {
             Some(Need::Id) => {
@@ -121,7 +121,7 @@ impl Engine<'_> {
             BatchToken { id: ids[pos], seq, pos, logits: true }
         };
         let tokens: Vec<_> = again.iter().map(token).collect();
-        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx, scratch));
+        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx));
         match pass.forward(&tokens) {
             Ok(logits) => {
                 results.extend(again.iter().enumerate().map(|(row, &i)| choose(i, Scores::Logits(logits.row(row)))));

@@ -139,11 +139,11 @@ impl<'t> Text<'t> {
         }
     }
 
-    /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. `scratch` is
-    /// room for logits. A panic of the sampler or the constraint is an error of this text alone.
-    pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize, scratch: &mut Vec<f32>) -> Result<Progress, RequestError> {
+    /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. A panic
+    /// of the sampler or the constraint is an error of this text alone.
+    pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize) -> Result<Progress, RequestError> {
         catch_unwind(AssertUnwindSafe(|| {
-            let Some(id) = self.choose(scores, scratch)? else { return Ok(Progress::TooLittle) };
+            let Some(id) = self.choose(scores)? else { return Ok(Progress::TooLittle) };
             let logprobs = match (self.logprobs, scores) {
                 (Some(n), Scores::Logits(logits)) => Some(logprobs(logits, id, n)),
                 _ => None,
@@ -158,7 +158,7 @@ impl<'t> Text<'t> {
         })
     }
 
-    fn choose(&mut self, scores: Scores<'_>, scratch: &mut Vec<f32>) -> Result<Option<u32>, RequestError> {
+    fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
         let constrained = self.fill_mask()?;
         let Self { sampler, mask, forbidden, .. } = self;
         let allowed =
@@ -166,13 +166,7 @@ impl<'t> Text<'t> {
         Ok(match scores {
             Scores::Id(id) => Some(id).filter(|&id| allowed(id)),
             Scores::Short(list, k) => sampler.sample_short(list, k, allowed),
-            Scores::Logits(logits) if !constrained && forbidden.is_empty() => Some(sampler.sample(logits)),
-            Scores::Logits(logits) => {
-                let masked = |(id, &logit)| if allowed(id) { logit } else { f32::NEG_INFINITY };
-                scratch.clear();
-                scratch.extend((0..).zip(logits).map(masked));
-                Some(sampler.sample(scratch))
-            }
+            Scores::Logits(logits) => Some(sampler.sample_allowed(logits, allowed)),
         })
     }
 

@@ -27,14 +27,15 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// Takes the place of the candidates of the step before: every token, its
+    /// Takes the place of the candidates of the step before: every `allowed` token, its
     /// logit plus its bias. Tokens whose logit is NaN or -inf never qualify, and
     /// where there are infinite logits these tokens alone do, as equals.
-    pub fn fill(&mut self, logits: &[f32], bias: &[(u32, f32)]) {
+    pub fn fill(&mut self, logits: &[f32], bias: &[(u32, f32)], allowed: impl Fn(u32) -> bool) {
         let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit });
         let finite = logits.iter().fold(true, |finite, logit| finite & logit.is_finite());
         self.items.clear();
         self.items.extend(all);
+        self.items.retain(|c| allowed(c.id));
         self.sorted_by_id = true;
         for &(id, bias) in bias {
             if let Some(candidate) = self.find(id) {
@@ -114,40 +115,10 @@ impl Candidates {
 
     /// Keeps the `k` highest logits, sorted from the highest.
     pub fn keep_highest(&mut self, k: usize) {
-        /// Few of these blocks hold any logit that matters, and one look at a
-        /// whole block is a few vector instructions.
-        const BLOCK: usize = 32;
-        if k < self.items.len() {
-            // The best so far are gathered at the front; whenever twice as many
-            // as needed are there, the lower half goes and the floor rises.
-            let room = (2 * k).max(64);
-            let mut floor = f32::NEG_INFINITY;
-            let mut kept = 0;
-            for start in (0..self.items.len()).step_by(BLOCK) {
-                let end = self.items.len().min(start + BLOCK);
-                if self.items[start..end].iter().filter(|c| c.logit >= floor).count() == 0 {
-                    continue;
-                }
-                for at in start..end {
-                    let candidate = self.items[at];
-                    if candidate.logit < floor {
-                        continue;
-                    }
-                    self.items[kept] = candidate;
-                    kept += 1;
-                    if kept == room {
-                        let (_, last, _) = self.items[..kept].select_nth_unstable_by(k - 1, Candidate::by_logit);
-                        floor = last.logit;
-                        kept = k;
-                    }
-                }
-            }
-            self.items.truncate(kept);
-            if k < kept {
-                self.items.select_nth_unstable_by(k - 1, Candidate::by_logit);
-                self.items.truncate(k);
-            }
+        if (1..self.items.len()).contains(&k) {
+            self.items.select_nth_unstable_by(k - 1, Candidate::by_logit);
         }
+        self.items.truncate(k);
         self.items.sort_unstable_by(Candidate::by_logit);
         self.sorted_by_id = false;
     }

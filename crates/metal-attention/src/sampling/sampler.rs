@@ -1,6 +1,6 @@
 //! The chain of samplers and the draw at its end.
 
-use metal_attention_model::argmax;
+use metal_attention_model::{argmax, highest};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
 
@@ -8,6 +8,9 @@ use super::candidates::Candidates;
 use super::dry::Dry;
 use super::penalties::Penalties;
 use super::{SamplerKind, SamplerOptions, SamplingError, temperature, truncation};
+
+/// Logits that are looked at before all others: more than most choices hang on.
+const SHORT_LIST: usize = 128;
 
 /// Chooses tokens for one text, and remembers what was chosen.
 ///
@@ -64,10 +67,30 @@ impl Sampler {
     /// NaN and -inf are never chosen; where there are infinite logits, one of
     /// these is. When no token qualifies the result is that of [`argmax`].
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        self.sample_allowed(logits, |_| true)
+    }
+
+    /// [`sample`](Self::sample) where the logits of tokens that are not `allowed` count as -inf.
+    pub fn sample_allowed(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> u32 {
         if self.is_greedy() {
-            return argmax(logits);
+            let best = argmax(logits);
+            if allowed(best) {
+                return best;
+            }
         }
-        self.narrow(logits);
+        // The highest logits can be picked out of all at the speed of memory; everything else cannot.
+        if let Some(needed) = self.short_list() {
+            let k = SHORT_LIST.max(2 * needed);
+            if let Some(id) = self.sample_short(&highest(logits, k), k, &allowed) {
+                return id;
+            }
+        }
+        self.sample_from_all(logits, allowed)
+    }
+
+    /// [`sample_allowed`](Self::sample_allowed) without a look at the highest logits first.
+    pub(super) fn sample_from_all(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> u32 {
+        self.narrow(logits, allowed);
         self.draw().unwrap_or_else(|| argmax(logits))
     }
 
@@ -145,8 +168,8 @@ impl Sampler {
     }
 
     /// Fills the candidates and applies the chain to them.
-    pub(super) fn narrow(&mut self, logits: &[f32]) -> &Candidates {
-        self.candidates.fill(logits, &self.options.logit_bias);
+    pub(super) fn narrow(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> &Candidates {
+        self.candidates.fill(logits, &self.options.logit_bias, allowed);
         for sampler in 0..self.chain.len() {
             self.apply(self.chain[sampler]);
         }

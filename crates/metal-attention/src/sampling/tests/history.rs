@@ -5,7 +5,7 @@ use crate::sampling::DRY_SEQUENCE_BREAKERS;
 
 /// The logits after the chain, by id; temperature 1 leaves them as they are.
 fn adjusted(sampler: &mut Sampler, logits: &[f32]) -> Vec<f32> {
-    let mut items = sampler.narrow(logits).as_slice().to_vec();
+    let mut items = sampler.narrow(logits, |_| true).as_slice().to_vec();
     items.sort_by_key(|c| c.id);
     items.iter().map(|c| c.logit).collect()
 }

@@ -63,17 +63,21 @@ proptest! {
         rows in prop::collection::vec(any_logits(), 1..4), options in options(), k in 1_usize..130,
         text in prop::collection::vec(0_u32..40, 0..30), forbidden in prop::collection::vec(0_u32..40, 0..3),
     ) {
-        let (mut full, mut short) = (sampler(options.clone()), sampler(options));
+        let [mut full, mut short, mut either] = [(); 3].map(|()| sampler(options.clone()));
         accept_all(&mut full, &text);
         accept_all(&mut short, &text);
+        accept_all(&mut either, &text);
         // Several steps, so that a step that gave none has left nothing behind.
         for logits in &rows {
             let masked = masked(logits, &forbidden);
-            let expected = full.sample(&masked);
-            let chosen = short.sample_short(&highest(logits, k), k, |id| !forbidden.contains(&id));
-            prop_assert_eq!(chosen.unwrap_or_else(|| short.sample(&masked)), expected);
+            let expected = full.sample_from_all(&masked, |_| true);
+            let allowed = |id| !forbidden.contains(&id);
+            let chosen = short.sample_short(&highest(logits, k), k, allowed);
+            prop_assert_eq!(chosen.unwrap_or_else(|| short.sample_from_all(&masked, |_| true)), expected);
+            prop_assert_eq!(either.sample_allowed(logits, allowed), expected);
             full.accept(expected);
             short.accept(expected);
+            either.accept(expected);
         }
     }
 }
