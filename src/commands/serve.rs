@@ -31,6 +31,9 @@ Examples:
   curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
 
+/// Finished texts that are kept, as far as the KV cache has room, for prompts that begin like them.
+const KEPT_TEXTS: usize = 64;
+
 /// Answer requests over HTTP, as OpenAI's interface has it
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
@@ -160,7 +163,10 @@ impl Args {
         let model = self.model.open()?;
         self.model.tokenizer(&model)?;
         let n_parallel = self.parallel;
-        let engine = EngineOptions { n_seq: n_parallel, ..self.engine.options(&model) };
+        let engine = self.engine.options(&model);
+        let n_cache = n_parallel.saturating_mul(engine.n_ctx_of(&model));
+        let n_seq = n_parallel.saturating_add(KEPT_TEXTS);
+        let engine = EngineOptions { n_seq, n_cache: Some(n_cache), ..engine };
         let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch: engine.n_ubatch.max(n_parallel) };
         Ok(move || {
             let pass = model.forward_pass(&engine)?;

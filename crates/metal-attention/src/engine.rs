@@ -77,10 +77,15 @@ impl Backend {
 }
 
 impl EngineOptions {
+    /// Tokens each sequence has room for where `model` runs with these options.
+    pub fn n_ctx_of(&self, model: &Model) -> usize {
+        self.n_ctx.unwrap_or(model.spec().n_ctx_train.min(DEFAULT_N_CTX))
+    }
+
     /// Sets `model` up on the device these options name.
     pub(crate) fn backend(&self, model: &Model) -> Result<Backend, Error> {
         let n_ctx_train = model.spec().n_ctx_train;
-        let n_ctx = self.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_N_CTX));
+        let n_ctx = self.n_ctx_of(model);
         if n_ctx > n_ctx_train {
             tracing::warn!("a context of {n_ctx} tokens is longer than the {n_ctx_train} of the model's training");
         }

@@ -43,11 +43,12 @@ impl Engine<'_> {
 
     /// Evaluates the next chunk of the embedding that is being made.
     pub(super) fn embed(&mut self) {
+        let most = self.pace.prompt_tokens(0, !self.running.is_empty());
         let Self { pass, model, embedding: Some(run), .. } = self else { return };
         let start = pass.n_past(run.seq);
         let token = |(i, &id): (usize, &u32)| BatchToken { id, seq: run.seq, pos: start + i, logits: false };
         let rest = &run.request.ids[start..];
-        let batch: Vec<_> = rest.iter().take(self.options.n_batch).enumerate().map(token).collect();
+        let batch: Vec<_> = rest.iter().take(most).enumerate().map(token).collect();
         let (n_embd, last) = (pass.spec().n_embd, pass.spec().n_layer() - 1);
         let (weight, eps) = (&model.weights().output_norm, f64::from(pass.spec().norm_eps));
         let sum = &mut run.sum;

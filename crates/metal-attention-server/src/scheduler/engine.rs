@@ -7,6 +7,7 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, Model};
 
 use super::embedding::EmbeddingRun;
+use super::pace::Pace;
 use super::queue::{Shared, Submission};
 use super::slots::Slots;
 use super::text::Text;
@@ -32,6 +33,8 @@ pub(super) struct Engine<'t> {
     /// Texts that had to give their places up, by number.
     pub preempted: Vec<Text<'t>>,
     pub embedding: Option<EmbeddingRun>,
+    /// How large a step may be.
+    pub pace: Pace,
     /// Texts that got a place so far, or ended without one.
     pub n_texts: u64,
 }
@@ -50,6 +53,7 @@ impl<'t> Engine<'t> {
             model,
             tokenizer,
             shared,
+            pace: Pace::new(options.n_batch),
             options,
             running: Vec::new(),
             preempted: Vec::new(),

@@ -37,6 +37,7 @@ mod embedding;
 mod engine;
 mod error;
 mod metrics;
+mod pace;
 mod queue;
 mod request;
 mod slots;
@@ -68,8 +69,8 @@ pub struct SchedulerOptions {
     pub n_parallel: usize,
     /// Requests that may wait for a place.
     pub n_queue: usize,
-    /// Most tokens of a step; at least `n_parallel`. A long prompt is evaluated in steps of so many, between which the
-    /// other texts go on.
+    /// Most tokens of a step; at least `n_parallel`. A long prompt is evaluated in steps of so many, or of fewer where
+    /// others wait, so that their texts go on in between.
     pub n_batch: usize,
 }
 

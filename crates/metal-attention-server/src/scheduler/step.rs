@@ -1,5 +1,7 @@
 //! One step: a batch of the next tokens of all texts that run, and what follows for each of them.
 
+use std::time::Instant;
+
 use metal_attention::{BatchToken, ForwardError};
 
 use super::engine::{Engine, Running};
@@ -28,8 +30,10 @@ impl Engine<'_> {
                 return;
             }
             let n_generated = self.n_generated();
+            let start = Instant::now();
             match self.evaluate(&batch) {
                 Ok(mut results) => {
+                    self.pace.took(batch.tokens.len(), start.elapsed());
                     let n_new = self.n_generated() - n_generated;
                     self.count(|metrics| {
                         metrics.count_step(batch.tokens.len());
@@ -67,8 +71,9 @@ impl Engine<'_> {
         let mut batch = Batch::default();
         let waiting = |i: usize| self.running[i].text.ids.len() - self.pass.n_past(self.running[i].seq);
         let (next, prompts): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| waiting(i) == 1);
+        let most = next.len() + self.pace.prompt_tokens(next.len(), self.running.len() > 1);
         for i in next.into_iter().chain(prompts) {
-            let n = waiting(i).min(self.options.n_batch - batch.tokens.len());
+            let n = waiting(i).min(most - batch.tokens.len());
             let (text, seq) = (&self.running[i].text, self.running[i].seq);
             let start = self.pass.n_past(seq);
             let token = |pos| BatchToken { id: text.ids[pos], seq, pos, logits: pos + 1 == text.ids.len() };
