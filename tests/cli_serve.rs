@@ -6,6 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use common::{program, run, stderr};
 
@@ -20,10 +21,10 @@ fn start(args: &[&str]) -> (Child, String) {
     (child, address.unwrap())
 }
 
-/// The status of `GET /v1/models`.
-fn status(address: &str, header: &str) -> String {
+/// The status of `GET path`.
+fn status(address: &str, path: &str, header: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{header}\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{header}\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer.split(' ').nth(1).unwrap().to_owned()
@@ -32,10 +33,37 @@ fn status(address: &str, header: &str) -> String {
 #[test]
 fn a_server_ends_well_when_it_is_told_to() {
     let (mut child, address) = start(&[]);
-    assert_eq!(status(&address, ""), "200");
+    assert_eq!(status(&address, "/v1/models", ""), "200");
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert!(child.wait().unwrap().success());
     assert!(TcpStream::connect(&address).is_err());
+}
+
+#[test]
+fn a_second_signal_does_not_wait_for_anybody() {
+    let (mut child, address) = start(&["-m", "models/tales-15m-q4_0.gguf", "--grace", "600"]);
+    while status(&address, "/ready", "") != "200" {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut stream = TcpStream::connect(&address).unwrap();
+    let body = r#"{"prompt": "Once upon a time", "max_tokens": 100000, "ignore_eos": true, "n": 16, "stream": true}"#;
+    let length = body.len();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    // The stream has begun, and the client reads no more of it.
+    stream.read_exact(&mut [0; 512]).unwrap();
+    let terminate =
+        || assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    terminate();
+    while TcpStream::connect(&address).is_ok() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    terminate();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[test]
@@ -46,7 +74,7 @@ fn keys_come_from_a_file() {
     for (header, expected) in
         [("", "401"), ("Authorization: Bearer two\r\n", "200"), ("Authorization: Bearer three\r\n", "401")]
     {
-        assert_eq!(status(&address, header), expected, "{header}");
+        assert_eq!(status(&address, "/v1/models", header), expected, "{header}");
     }
     child.kill().unwrap();
     child.wait().unwrap();

@@ -183,9 +183,15 @@ fn function() -> String {
 /// Text, a list of text parts, or `null`.
 fn text_or_parts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(tag = "type", rename_all = "snake_case")]
-    enum Part {
-        Text { text: String },
+    struct Part {
+        #[serde(rename = "type")]
+        _kind: Kind,
+        text: String,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Kind {
+        Text,
     }
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "the content of a message must be a text, a list of text parts, or null")]
@@ -195,7 +201,7 @@ fn text_or_parts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<St
     }
     Ok(Option::deserialize(deserializer)?.map(|content| match content {
         Content::Text(text) => text,
-        Content::Parts(parts) => parts.into_iter().map(|Part::Text { text }| text).collect(),
+        Content::Parts(parts) => parts.into_iter().map(|part| part.text).collect(),
     }))
 }
 
@@ -229,8 +235,10 @@ mod tests {
         let message = |content: Value| serde_json::from_value::<Message>(json!({"role": "user", "content": content}));
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
         assert_eq!(message(parts).unwrap(), Message::user("ab"));
-        let error = message(json!([{"type": "image_url", "image_url": {}}])).unwrap_err();
-        assert_eq!(error.to_string(), "the content of a message must be a text, a list of text parts, or null");
+        for other in [json!([{"type": "image_url", "image_url": {}}]), json!([{"type": 0, "text": "a"}]), json!(0)] {
+            let error = message(other).unwrap_err();
+            assert_eq!(error.to_string(), "the content of a message must be a text, a list of text parts, or null");
+        }
     }
 
     #[test]
