@@ -135,6 +135,28 @@ fn prompts_that_begin_alike_share_the_cache() {
     assert!(server.metric("cached_prompt_tokens_total") >= cached);
 }
 
+/// Eight at once, four of which run at a time: the first evaluates what all begin with, the others find it.
+#[test]
+fn the_prefix_of_eight_conversations_is_evaluated_once() {
+    let server = server();
+    let system = json!({"role": "system", "content": "You tell stories of a little girl. ".repeat(12)});
+    let ask = |i: usize| {
+        let messages = json!([system, {"role": "user", "content": format!("{i} dogs, please.")}]);
+        server.post("/v1/chat/completions", &chat(&json!({"messages": messages}))).json()
+    };
+    let answers: Vec<Value> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|i| scope.spawn(move || ask(i))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let prompts: Vec<f64> = answers.iter().map(|answer| answer["usage"]["prompt_tokens"].as_f64().unwrap()).collect();
+    let (evaluated, cached) =
+        (server.metric("prompt_tokens_total"), server.metric("cached_prompt_tokens_total"));
+    assert_eq!(evaluated + cached, prompts.iter().sum::<f64>());
+    // What differs at the end of a prompt is some twenty tokens of more than a hundred.
+    assert!(prompts.iter().all(|&n| n > 100.0), "{prompts:?}");
+    assert!(evaluated <= prompts[0] + 7.0 * 25.0, "{evaluated} of {prompts:?}");
+}
+
 #[test]
 fn too_many_requests_are_refused() {
     let server = Server::with_model(HttpOptions::default(), || load(1, 2));
