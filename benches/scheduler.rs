@@ -38,7 +38,9 @@ fn bench(criterion: &mut Criterion, name: &str, model: &Model, device: &Device) 
     let engine = EngineOptions {
         device: device.clone(),
         n_ctx: Some(N_PROMPT + N_GEN),
-        n_seq: N_PARALLEL,
+        // As `serve` has it: more sequences than run, in the same memory.
+        n_seq: N_PARALLEL + 64,
+        n_cache: Some(N_PARALLEL * (N_PROMPT + N_GEN).next_multiple_of(64)),
         ..Default::default()
     };
     let pass = match model.forward_pass(&engine) {

@@ -69,22 +69,22 @@ impl<F: Format> Kernel for Packed<'_, F> {
                 unsafe {
                     if S::TILE >= 8 {
                         while end - token >= 8 {
-                            tile::<S, F, 8>(&p, panel, token);
+                            tile::<S, F, 8>(&p, panel, token, token == first);
                             token += 8;
                         }
                     }
                     if S::TILE >= 4 {
                         while end - token >= 4 {
-                            tile::<S, F, 4>(&p, panel, token);
+                            tile::<S, F, 4>(&p, panel, token, token == first);
                             token += 4;
                         }
                     }
                     while end - token >= 2 {
-                        tile::<S, F, 2>(&p, panel, token);
+                        tile::<S, F, 2>(&p, panel, token, token == first);
                         token += 2;
                     }
                     if token < end {
-                        tile::<S, F, 1>(&p, panel, token);
+                        tile::<S, F, 1>(&p, panel, token, token == first);
                     }
                 }
             }
@@ -92,10 +92,13 @@ impl<F: Format> Kernel for Packed<'_, F> {
     }
 }
 
-/// One panel times `T` tokens.
+/// One panel times `T` tokens: the `first` of those that it is multiplied with, or later ones.
 #[inline(always)]
-unsafe fn tile<S: Simd, F: Format, const T: usize>(p: &PackedProduct<'_>, panel: usize, token: usize) {
+unsafe fn tile<S: Simd, F: Format, const T: usize>(p: &PackedProduct<'_>, panel: usize, token: usize, first: bool) {
     let bytes = p.matrix.panel(panel);
+    // Few tokens wait for memory, and the hardware's prefetching ends with each page. One token is done with a panel as
+    // soon as that is read; several come back to it, so there is time to fetch the next one.
+    let ahead = first.then_some(if T == 1 { PREFETCH } else { bytes.len() });
     let n_blocks = p.matrix.n_in / F::BLOCK;
     debug_assert_eq!(bytes.len(), n_blocks * F::BYTES);
     let rows: [Q8Row; T] = std::array::from_fn(|t| p.x.row(token + t));
@@ -104,10 +107,9 @@ unsafe fn tile<S: Simd, F: Format, const T: usize>(p: &PackedProduct<'_>, panel:
         let mut y = [S::f_splat(0.0); T];
         for b in 0..n_blocks {
             let block = bytes.as_ptr().add(b * F::BYTES);
-            if T == 1 {
-                // Products of one token wait for memory, and the hardware's prefetching ends with each page.
+            if let Some(ahead) = ahead {
                 for at in (0..F::BYTES).step_by(64) {
-                    prefetch(block.wrapping_add(PREFETCH + at));
+                    prefetch(block.wrapping_add(ahead + at));
                 }
             }
             let (block_scale, block_min) = F::block_scale_and_min::<S>(block);

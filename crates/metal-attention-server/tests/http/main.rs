@@ -149,8 +149,7 @@ fn the_prefix_of_eight_conversations_is_evaluated_once() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let prompts: Vec<f64> = answers.iter().map(|answer| answer["usage"]["prompt_tokens"].as_f64().unwrap()).collect();
-    let (evaluated, cached) =
-        (server.metric("prompt_tokens_total"), server.metric("cached_prompt_tokens_total"));
+    let (evaluated, cached) = (server.metric("prompt_tokens_total"), server.metric("cached_prompt_tokens_total"));
     assert_eq!(evaluated + cached, prompts.iter().sum::<f64>());
     // What differs at the end of a prompt is some twenty tokens of more than a hundred.
     assert!(prompts.iter().all(|&n| n > 100.0), "{prompts:?}");
