@@ -111,13 +111,21 @@ impl<W: Weight> Kernel for Plain<'_, W> {
         let n_rows = self.weights.len() / n_in;
         // SAFETY: rows and tokens are in range.
         unsafe {
+            // As many sums at once as there are registers for.
             let mut row = 0;
-            while n_rows - row >= 4 {
-                self.rows::<S, 4>(row);
-                row += 4;
+            if self.p.n_tokens == 1 || S::TILE >= 8 {
+                while n_rows - row >= 4 {
+                    self.rows::<S, 4, 4>(row);
+                    row += 4;
+                }
+            } else {
+                while n_rows - row >= 2 {
+                    self.rows::<S, 2, 2>(row);
+                    row += 2;
+                }
             }
             while row < n_rows {
-                self.rows::<S, 1>(row);
+                self.rows::<S, 1, 4>(row);
                 row += 1;
             }
         }
@@ -125,15 +133,15 @@ impl<W: Weight> Kernel for Plain<'_, W> {
 }
 
 impl<W: Weight> Plain<'_, W> {
-    /// `R` rows times all tokens.
+    /// `R` rows times all tokens, `T` at a time.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const R: usize>(&self, row: usize) {
+    unsafe fn rows<S: Simd, const R: usize, const T: usize>(&self, row: usize) {
         let mut token = 0;
         // SAFETY: in range, as the caller vouches.
         unsafe {
-            while self.p.n_tokens - token >= 4 {
-                self.tile::<S, R, 4>(row, token);
-                token += 4;
+            while self.p.n_tokens - token >= T {
+                self.tile::<S, R, T>(row, token);
+                token += T;
             }
             while token < self.p.n_tokens {
                 self.tile::<S, R, 1>(row, token);
