@@ -79,11 +79,11 @@ impl Sampler {
             }
         }
         // The highest logits can be picked out of all at the speed of memory; everything else cannot.
-        if let Some(needed) = self.short_list() {
-            let k = SHORT_LIST.max(2 * needed);
-            if let Some(id) = self.sample_short(&highest(logits, k), k, &allowed) {
-                return id;
-            }
+        let k = self.short_list().map(|needed| needed.saturating_mul(2).max(SHORT_LIST));
+        if let Some(k) = k.filter(|&k| k < logits.len())
+            && let Some(id) = self.sample_short(&highest(logits, k), k, &allowed)
+        {
+            return id;
         }
         self.sample_from_all(logits, allowed)
     }

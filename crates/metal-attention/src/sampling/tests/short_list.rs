@@ -88,6 +88,16 @@ fn many_logits() -> Vec<f32> {
 }
 
 #[test]
+fn a_top_k_as_large_as_can_be_chooses_as_well() {
+    let logits = many_logits();
+    for top_k in [64, 65, 2500, 4999, 5000, 1_000_000, usize::MAX] {
+        let options = SamplerOptions { top_k, temperature: 3.0, ..neutral() };
+        let expected = sampler(options.clone()).sample_from_all(&logits, |_| true);
+        assert_eq!(sampler(options).sample(&logits), expected, "{top_k}");
+    }
+}
+
+#[test]
 fn a_short_list_does_where_the_chain_allows() {
     let logits = many_logits();
     let list = highest(&logits, 128);
