@@ -10,6 +10,10 @@ use metal_attention::EngineOptions;
 use metal_attention_server::http::{HttpOptions, Keys, Loaded, serve};
 use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio::signal::unix::{Signal, SignalKind, signal};
+#[cfg(windows)]
+use tokio::signal::windows::{CtrlC, ctrl_c};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
@@ -127,8 +131,10 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
             "everybody who reaches {address} can use this server: --api-key or --api-key-file keep others out"
         );
     }
+    // Before anybody is told that the server runs, and can want to end it.
+    let signals = Signals::new().map_err(|e| CliError::General(format!("cannot wait for signals: {e}")))?;
     say(&format!("listening on {}", url(address)));
-    serve(listener, options, load, shutdown_signal()).await
+    serve(listener, options, load, shutdown(signals)).await
 }
 
 impl Args {
@@ -212,30 +218,48 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
 }
 
 /// Ready at the first Ctrl-C or SIGTERM; the second ends the process.
-async fn shutdown_signal() {
-    signal().await;
+async fn shutdown(mut signals: Signals) {
+    signals.next().await;
     say("shutting down; again to end at once");
-    tokio::spawn(async {
-        signal().await;
+    tokio::spawn(async move {
+        signals.next().await;
         std::process::exit(i32::from(CliError::Interrupted.exit_code()));
     });
 }
 
+/// Ctrl-C and SIGTERM. None is lost from the moment this is made.
 #[cfg(unix)]
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
     }
 }
 
-#[cfg(not(unix))]
-async fn signal() {
-    // Where the system tells of no Ctrl-C it ends the process itself.
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending().await
+/// Ctrl-C.
+#[cfg(windows)]
+struct Signals(CtrlC);
+
+#[cfg(windows)]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        ctrl_c().map(Self)
+    }
+
+    async fn next(&mut self) {
+        self.0.recv().await;
     }
 }
 
