@@ -9,11 +9,14 @@ use crate::activations::Q8Activations;
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, Product, embedding, matmul};
-use crate::kv_cache::{Element, LayerCache, StoreKeyValue, padded};
+use crate::kv_cache::{Element, SharedCache, StoreKeyValue, padded};
 use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
+
+/// Elements that are worth spreading over threads where little is done with each: a few microseconds.
+const MIN_ELEMENTS: usize = 4096;
 
 /// Activations of one run through the layers; buffers grow to the largest batch
 /// and are kept.
@@ -64,7 +67,7 @@ impl Scratch {
     }
 }
 
-/// One run of a few tokens through all layers.
+/// One run of a few tokens through all layers. Runs may go on side by side, with tokens of different sequences.
 pub(crate) struct Run<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) weights: &'a PreparedWeights,
@@ -81,7 +84,7 @@ impl Run<'_> {
     /// Evaluates `tokens` and writes the logits of those that want them.
     pub(crate) fn forward<E: Element>(
         mut self,
-        caches: &mut [LayerCache<E>],
+        caches: &[SharedCache<'_, E>],
         tokens: &[BatchToken],
         logits: &mut [f32],
         mut trace: Option<LayerTrace<'_>>,
@@ -155,7 +158,7 @@ impl Run<'_> {
         &mut self,
         a: &AttentionSpec,
         w: &PreparedLayer,
-        cache: &mut LayerCache<E>,
+        cache: &SharedCache<'_, E>,
         tokens: &[BatchToken],
     ) {
         let n_tokens = tokens.len();
@@ -178,9 +181,8 @@ impl Run<'_> {
         let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
         let (places, pages) = (cache.places, self.pages);
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
-        let (keys, values) = (SharedMut::new(&mut cache.keys), SharedMut::new(&mut cache.values));
         let (cos, sin) = (&s.cos, &s.sin);
-        self.pool.for_each(n_tokens, &|t| {
+        self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
             for (row, linear) in [(&mut *q, &w.q), (&mut *k, &w.k), (&mut *v, &w.v)] {
@@ -208,8 +210,8 @@ impl Run<'_> {
                     isa.run(StoreKeyValue {
                         key: &k[h * dim..][..dim],
                         value: &v[h * dim..][..dim],
-                        key_out: keys.at(places.key_at(page, h, pos)),
-                        value_out: values.at(places.value_at(page, h, pos)),
+                        key_out: cache.keys.at(places.key_at(page, h, pos)),
+                        value_out: cache.values.at(places.value_at(page, h, pos)),
                     });
                 }
             }
@@ -232,11 +234,13 @@ impl Run<'_> {
     }
 
     /// Attention of all tokens' queries over the cache.
-    fn attend<E: Element>(&mut self, a: &AttentionSpec, cache: &LayerCache<E>, tokens: &[BatchToken]) {
+    fn attend<E: Element>(&mut self, a: &AttentionSpec, cache: &SharedCache<'_, E>, tokens: &[BatchToken]) {
         /// Tokens of one task at most: enough to reuse keys and values from L1.
         const TILE: usize = 8;
         /// Floats of split results held at once.
         const PARTIAL: usize = 1 << 20;
+        /// First token, tokens, first split, splits, KV head, split, place of the results.
+        type Task = (usize, usize, usize, usize, usize, usize, usize);
 
         let (dim, group, pages) = (a.head_dim, a.n_head / a.n_head_kv, self.pages);
         let len = padded(dim);
@@ -259,7 +263,7 @@ impl Run<'_> {
         let tiles_at_once = (PARTIAL / widest.max(1)).max(1);
         for tiles in tiles.chunks(tiles_at_once) {
             // One task per tile, KV head and split; its results are at `base`, rows of `n_splits` parts.
-            let mut tasks = Vec::new();
+            let mut tasks: Vec<Task> = Vec::new();
             let mut base = 0;
             for &(token, n, first_split, n_splits) in tiles {
                 for head in 0..a.n_head_kv {
@@ -270,6 +274,18 @@ impl Run<'_> {
             resize(&mut s.partial, base * len);
             s.max_sum.resize(base, [0.0; 2]);
             let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
+            let att = SharedMut::new(&mut s.att);
+            let join = |&(token, n, _, n_splits, head, _, base): &Task| {
+                for row in 0..n * group {
+                    let (t, h) = (token + row / group, head * group + row % group);
+                    let at = base + row * n_splits;
+                    // SAFETY: each (token, head) is joined once, after all of its splits.
+                    unsafe {
+                        let out = att.slice((t * a.n_head + h) * dim, dim);
+                        attention::merge(partial.slice(at * len, n_splits * len), max_sum.slice(at, n_splits), out);
+                    }
+                }
+            };
             let (q, isa) = (&s.q, self.isa);
             let attend = |i: usize| {
                 let (token, n, first_split, n_splits, head, split, base) = tasks[i];
@@ -291,8 +307,8 @@ impl Run<'_> {
                 unsafe {
                     isa.run(Attention {
                         queries: &queries,
-                        keys: cache.keys[cache.places.key_at(0, head, 0)..].as_ptr(),
-                        values: cache.values[cache.places.value_at(0, head, 0)..].as_ptr(),
+                        keys: cache.keys.at(cache.places.key_at(0, head, 0)),
+                        values: cache.values.at(cache.places.value_at(0, head, 0)),
                         pages: pages.pages(tokens[token].seq),
                         page_keys: cache.places.page_keys(),
                         page_values: cache.places.page_values(),
@@ -300,22 +316,13 @@ impl Run<'_> {
                         start: (first_split + split) * SPLIT,
                     });
                 }
-            };
-            self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
-            let att = SharedMut::new(&mut s.att);
-            let (partial, max_sum) = (&s.partial, &s.max_sum);
-            let heads: Vec<_> = tasks.iter().filter(|t| t.5 == 0).collect();
-            let join = |i: usize| {
-                let &(token, n, _, n_splits, head, _, base) = heads[i];
-                for row in 0..n * group {
-                    let (t, h) = (token + row / group, head * group + row % group);
-                    let at = base + row * n_splits;
-                    // SAFETY: each (token, head) is joined once.
-                    let out = unsafe { att.slice((t * a.n_head + h) * dim, dim) };
-                    attention::merge(&partial[at * len..][..n_splits * len], &max_sum[at..][..n_splits], out);
+                if n_splits == 1 {
+                    join(&tasks[i]);
                 }
             };
-            self.pool.for_each_if(tokens.len() > 1, heads.len(), &join);
+            self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
+            let heads: Vec<_> = tasks.iter().filter(|task| task.3 > 1 && task.5 == 0).collect();
+            self.pool.for_each_if(tokens.len() > 1, heads.len(), &|i| join(heads[i]));
         }
     }
 
@@ -336,7 +343,7 @@ impl Run<'_> {
         self.lap("matmul_gate_up");
         let s = &mut *self.s;
         let (isa, gate, up) = (self.isa, SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
-        self.pool.for_each(n_tokens, &|t| {
+        self.pool.for_each_if(n_tokens * n_ff >= MIN_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let (gate, up) = unsafe { (gate.slice(t * n_ff, n_ff), up.slice(t * n_ff, n_ff)) };
             add_bias(gate, &w.gate);
@@ -365,7 +372,7 @@ impl Run<'_> {
         let s = &mut *self.s;
         resize(&mut s.h, s.x.len());
         let (x, h) = (&s.x, SharedMut::new(&mut s.h));
-        self.pool.for_each(x.len() / n_embd, &|t| {
+        self.pool.for_each_if(x.len() >= MIN_ELEMENTS, x.len() / n_embd, &|t| {
             // SAFETY: each token owns its row.
             let out = unsafe { h.slice(t * n_embd, n_embd) };
             // SAFETY: the CPU has `isa`.

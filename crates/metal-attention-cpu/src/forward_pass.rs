@@ -14,6 +14,7 @@ use crate::forward::{Run, Scratch};
 use crate::kv_cache::{CacheType, Element, LayerCache, padded};
 use crate::layers::PreparedWeights;
 use crate::pool::ThreadPool;
+use crate::side_by_side::SideBySide;
 use crate::simd::Isa;
 
 /// More threads than any machine has cores for.
@@ -76,6 +77,7 @@ pub struct CpuForwardPass {
     /// Which page of the cache holds what.
     pages: PageTable,
     scratch: Scratch,
+    side_by_side: Option<SideBySide>,
     logits: Vec<f32>,
     pool: ThreadPool,
     isa: Isa,
@@ -119,11 +121,15 @@ impl CpuForwardPass {
         let n_threads = options.n_threads;
         let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
         let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
+        let weights = PreparedWeights::new(&pool, weights, options.exact)?;
+        let side_by_side =
+            SideBySide::new(weights.bytes(), n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
         Ok(Self {
-            weights: PreparedWeights::new(&pool, weights, options.exact)?,
+            weights,
             cache,
             pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
             scratch: Scratch::default(),
+            side_by_side,
             logits: Vec::new(),
             pool,
             isa,
@@ -139,7 +145,9 @@ impl CpuForwardPass {
         MemoryUse {
             weights: self.weights.packed_bytes(),
             kv_cache: self.kv_cache_bytes(),
-            scratch: self.scratch.bytes() + 4 * self.logits.capacity(),
+            scratch: self.scratch.bytes()
+                + self.side_by_side.as_ref().map_or(0, SideBySide::bytes)
+                + 4 * self.logits.capacity(),
         }
     }
 
@@ -172,6 +180,28 @@ fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<Laye
         })
         .collect();
     layers.ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })
+}
+
+/// Evaluates `tokens`, side by side where that can be.
+fn forward<E: Element>(
+    layers: &mut [LayerCache<E>],
+    run: Run<'_>,
+    side_by_side: &mut Option<SideBySide>,
+    tokens: &[BatchToken],
+    logits: &mut [f32],
+    trace: Option<LayerTrace<'_>>,
+) {
+    let caches: Vec<_> = layers.iter_mut().map(LayerCache::shared).collect();
+    // Who watches the layers or takes the time of kernels sees all tokens together.
+    let done = match side_by_side {
+        Some(side_by_side) if trace.is_none() && run.profiler.is_none() => {
+            side_by_side.forward(&run, &caches, tokens, logits)
+        }
+        _ => false,
+    };
+    if !done {
+        run.forward(&caches, tokens, logits, trace);
+    }
 }
 
 impl ForwardPass for CpuForwardPass {
@@ -266,8 +296,8 @@ impl ForwardPass for CpuForwardPass {
                 None => None,
             };
             match &mut self.cache {
-                Cache::F16(layers) => run.forward(layers, tokens, logits, trace),
-                Cache::F32(layers) => run.forward(layers, tokens, logits, trace),
+                Cache::F16(layers) => forward(layers, run, &mut self.side_by_side, tokens, logits, trace),
+                Cache::F32(layers) => forward(layers, run, &mut self.side_by_side, tokens, logits, trace),
             }
             done += n;
         }

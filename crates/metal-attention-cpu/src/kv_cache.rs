@@ -10,19 +10,18 @@ use half::f16;
 pub use metal_attention_model::CacheType;
 use metal_attention_model::{PAGE, PageCopy};
 
+use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// An element of the KV cache.
 pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
-    /// Nearest element, even on ties.
-    fn from_f32(x: f32) -> Self;
     /// 16 elements.
     ///
     /// # Safety
     ///
     /// `p` points to 16 elements; the CPU has the instruction set.
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
-    /// [`from_f32`](Self::from_f32) of 16 elements.
+    /// Stores the nearest elements to 16 numbers, even ones on ties.
     ///
     /// # Safety
     ///
@@ -31,9 +30,6 @@ pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
 }
 
 impl Element for f16 {
-    fn from_f32(x: f32) -> Self {
-        Self::from_f32(x)
-    }
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks; f16 is a transparent u16.
@@ -47,9 +43,6 @@ impl Element for f16 {
 }
 
 impl Element for f32 {
-    fn from_f32(x: f32) -> Self {
-        x
-    }
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks.
@@ -69,8 +62,16 @@ pub(crate) fn padded(head_dim: usize) -> usize {
 
 /// Keys and values of one layer, all pages.
 pub(crate) struct LayerCache<E> {
-    pub(crate) keys: Vec<E>,
-    pub(crate) values: Vec<E>,
+    keys: Vec<E>,
+    values: Vec<E>,
+    places: Places,
+}
+
+/// A [`LayerCache`] in which several threads write, each the tokens of sequences of its own: a page that is written to
+/// belongs to one sequence alone.
+pub(crate) struct SharedCache<'a, E> {
+    pub(crate) keys: SharedMut<'a, E>,
+    pub(crate) values: SharedMut<'a, E>,
     pub(crate) places: Places,
 }
 
@@ -90,6 +91,14 @@ impl<E: Element> LayerCache<E> {
             values: zeroed(n_pages.checked_mul(places.page_values())?)?,
             places,
         })
+    }
+
+    pub(crate) fn shared(&mut self) -> SharedCache<'_, E> {
+        SharedCache {
+            keys: SharedMut::new(&mut self.keys),
+            values: SharedMut::new(&mut self.values),
+            places: self.places,
+        }
     }
 
     /// Copies a whole page.
@@ -120,20 +129,19 @@ pub(crate) struct StoreKeyValue<'a, E> {
 impl<E: Element> Kernel for StoreKeyValue<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let whole = self.key.len() / LANES * LANES;
-        // SAFETY: both places lie in the cache and belong to the caller; vectors lie inside the slices.
+        // SAFETY: both places lie in the cache and belong to the caller; vectors lie inside the slices, or in the padding
+        // of the value's row, where zeros are.
         unsafe {
-            for i in (0..whole).step_by(LANES) {
+            for (i, (key, value)) in self.key.chunks(LANES).zip(self.value.chunks(LANES)).enumerate() {
+                let (mut k, mut v) = ([0.0; LANES], [0.0; LANES]);
+                k[..key.len()].copy_from_slice(key);
+                v[..value.len()].copy_from_slice(value);
                 let mut lanes = [E::default(); LANES];
-                E::store::<S>(lanes.as_mut_ptr(), S::f_load(self.key.as_ptr().add(i)));
-                for (lane, x) in lanes.into_iter().enumerate() {
-                    *self.key_out.add((i + lane) * LANES) = x;
+                E::store::<S>(lanes.as_mut_ptr(), S::f_load(k.as_ptr()));
+                for (lane, x) in lanes.into_iter().take(key.len()).enumerate() {
+                    *self.key_out.add((i * LANES + lane) * LANES) = x;
                 }
-                E::store::<S>(self.value_out.add(i), S::f_load(self.value.as_ptr().add(i)));
-            }
-            for i in whole..self.key.len() {
-                *self.key_out.add(i * LANES) = E::from_f32(self.key[i]);
-                *self.value_out.add(i) = E::from_f32(self.value[i]);
+                E::store::<S>(self.value_out.add(i * LANES), S::f_load(v.as_ptr()));
             }
         }
     }

@@ -75,11 +75,19 @@ impl PreparedWeights {
         })
     }
 
+    /// All matrices.
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let linears = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.out, &l.gate, &l.up, &l.down]);
+        linears.map(|linear| &linear.weight).chain([&self.output])
+    }
+
+    /// Bytes of all matrices, which a token goes through.
+    pub(crate) fn bytes(&self) -> usize {
+        self.matrices().map(Matrix::bytes).sum()
+    }
+
     /// Bytes of repacked matrices.
     pub(crate) fn packed_bytes(&self) -> usize {
-        let of_layer = |l: &PreparedLayer| -> usize {
-            [&l.q, &l.k, &l.v, &l.out, &l.gate, &l.up, &l.down].iter().map(|m| m.weight.packed_bytes()).sum()
-        };
-        self.layers.iter().map(of_layer).sum::<usize>() + self.output.packed_bytes()
+        self.matrices().map(Matrix::packed_bytes).sum()
     }
 }

@@ -18,6 +18,7 @@ mod layers;
 mod packed;
 mod pool;
 mod shared;
+mod side_by_side;
 mod simd;
 #[cfg(test)]
 mod test_support;

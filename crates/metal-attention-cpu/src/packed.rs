@@ -1,6 +1,7 @@
-//! Quantised matrices repacked for the dot-product kernels.
+//! Matrices repacked for the kernels.
 //!
-//! A *panel* is 16 rows of the matrix. Its blocks follow each other along the
+//! A *panel* is 16 rows of the matrix. Of floats it holds column after column, `[n_in, 16]`. Of
+//! quantised types its blocks follow each other along the
 //! rows; a block holds, for 32 or 256 columns, first the codes and then the
 //! scales of all 16 rows, so that one vector load fetches the same 4 columns of
 //! every row. The bytes are those of the file in another order: a repacked
@@ -16,6 +17,7 @@
 //! Every format reads as `w = scale * (code - OFFSET) + min`.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use memmap2::MmapMut;
 use metal_attention_gguf::blocks::IQ4_VALUES;
@@ -29,7 +31,7 @@ use crate::simd::{LANES, Simd};
 /// Rows of a panel: one per lane.
 pub(crate) const PANEL: usize = LANES;
 
-/// A quantised matrix in panels.
+/// A matrix in panels.
 #[derive(Debug)]
 pub(crate) struct PackedMatrix {
     pub(crate) ty: TensorType,
@@ -44,13 +46,12 @@ pub(crate) struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Repacks `tensor`, whose type must be one of [`can_pack`]'s. `None` when
-    /// there is no memory for it.
+    /// Repacks `tensor`. `None` when there is no memory for it.
     pub(crate) fn pack(pool: &ThreadPool, tensor: &Tensor) -> Option<Self> {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
-        let layout = layout(ty)?;
+        let layout = layout(ty);
         let n_panels = n_out.div_ceil(PANEL);
-        let panel_bytes = n_in / layout.block_len * layout.row_bytes * PANEL;
+        let panel_bytes = ty.row_bytes(n_in) * PANEL;
         let mut data = MmapMut::map_anon(n_panels.checked_mul(panel_bytes)?).ok()?;
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
@@ -59,9 +60,13 @@ impl PackedMatrix {
             for panel in first..(first + panels_per_task).min(n_panels) {
                 // SAFETY: each panel is packed by one task.
                 let out = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
-                let n_rows = PANEL.min(n_out - panel * PANEL);
-                for lane in 0..n_rows {
-                    pack_row(&layout, tensor.row(panel * PANEL + lane), lane, out);
+                let rows = panel * PANEL..n_out.min((panel + 1) * PANEL);
+                for (lane, row) in rows.map(|row| tensor.row(row)).enumerate() {
+                    match (&layout, ty.block_bytes()) {
+                        (Some(layout), _) => pack_row(layout, row, lane, out),
+                        (None, 4) => pack_floats::<4>(row, lane, out),
+                        (None, _) => pack_floats::<2>(row, lane, out),
+                    }
                 }
             }
         });
@@ -69,9 +74,9 @@ impl PackedMatrix {
         Some(Self { ty, n_out, n_in, data, panel_bytes })
     }
 
-    /// The bytes of one panel.
-    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
-        &self.data[panel * self.panel_bytes..][..self.panel_bytes]
+    /// The bytes of some panels.
+    pub(crate) fn panels(&self, panels: Range<usize>) -> &[u8] {
+        &self.data[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -79,12 +84,7 @@ impl PackedMatrix {
     }
 }
 
-/// Whether `ty` has a packed format.
-pub(crate) fn can_pack(ty: TensorType) -> bool {
-    layout(ty).is_some()
-}
-
-/// How the blocks of a tensor type become blocks of a panel.
+/// How the blocks of a quantised type become blocks of a panel.
 struct Layout {
     /// Columns of a block.
     block_len: usize,
@@ -118,7 +118,15 @@ fn layout(ty: TensorType) -> Option<Layout> {
     Some(Layout { block_len: ty.block_len(), row_bytes: ty.block_bytes(), bits, codes, tail })
 }
 
-/// Packs one row of a panel.
+/// Packs one row of a panel of floats, `N` bytes each.
+fn pack_floats<const N: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
+    let (row, panel) = (row.as_chunks::<N>().0, panel.as_chunks_mut::<N>().0);
+    for (column, x) in panel.chunks_exact_mut(PANEL).zip(row) {
+        column[lane] = *x;
+    }
+}
+
+/// Packs one row of a panel of codes.
 fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
     let code_bytes = 4 * layout.bits * PANEL;
     for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.row_bytes * PANEL)) {

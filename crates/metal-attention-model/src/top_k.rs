@@ -13,13 +13,12 @@ pub type TopK = Vec<(u32, f32)>;
 pub fn highest(logits: &[f32], k: usize) -> TopK {
     /// Few of these blocks hold any logit that matters, and one look at a whole block is a few vector instructions.
     const BLOCK: usize = 32;
-    let by_logit = |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).expect("not NaN").then(a.0.cmp(&b.0));
     if k == 0 {
         return TopK::new();
     }
     // The best so far are gathered; whenever twice as many as needed are there, the lower half goes and the floor rises.
     let room = k.saturating_mul(2).max(BLOCK);
-    let mut list = TopK::new();
+    let mut list: Vec<u64> = Vec::with_capacity(room.min(logits.len()));
     let mut floor = f32::NEG_INFINITY;
     for (block, first) in logits.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         // NaN is not at least the floor.
@@ -28,19 +27,32 @@ pub fn highest(logits: &[f32], k: usize) -> TopK {
         }
         for (&logit, id) in block.iter().zip(first..) {
             if logit >= floor {
-                list.push((id, logit));
+                list.push(rank(id, logit));
             }
             if list.len() == room {
-                list.select_nth_unstable_by(k - 1, by_logit);
+                list.select_nth_unstable(k - 1);
                 list.truncate(k);
                 // What equals the lowest of them comes later, so it is not among the best.
-                floor = list[k - 1].1.next_up();
+                floor = logits[id_of(list[k - 1]) as usize].next_up();
             }
         }
     }
-    list.sort_unstable_by(by_logit);
+    list.sort_unstable();
     list.truncate(k);
-    list
+    list.into_iter().map(|rank| (id_of(rank), logits[id_of(rank) as usize])).collect()
+}
+
+/// The lower the better: the id, below a number that falls as the logit rises. Integers sort several times as fast as
+/// pairs of a float and an id.
+fn rank(id: u32, logit: f32) -> u64 {
+    // -0.0 is as good as 0.0.
+    let bits = (logit + 0.0).to_bits();
+    let falling = if bits >> 31 == 0 { !bits & (u32::MAX >> 1) } else { bits };
+    u64::from(falling) << 32 | u64::from(id)
+}
+
+fn id_of(rank: u64) -> u32 {
+    rank as u32
 }
 
 #[cfg(test)]

@@ -134,7 +134,9 @@ impl<E: Element> Attention<'_, E> {
                         S::f_store(s, p);
                         total = S::f_add(total, p);
                     }
-                    if larger > max[r] {
+                    if max[r] == f32::NEG_INFINITY {
+                        max[r] = larger;
+                    } else if larger > max[r] {
                         let mut shrink = [0f32; LANES];
                         S::f_store(shrink.as_mut_ptr(), exp::<S>(S::f_splat(max[r] - larger)));
                         sum[r] *= shrink[0];
@@ -268,6 +270,13 @@ impl<E: Element> Attention<'_, E> {
 /// `[n_splits, padded head_dim]`, and `max_sum[s]` its largest score and sum.
 /// Writes the attention's result to `out`, `[head_dim]`.
 pub(crate) fn merge(partial: &[f32], max_sum: &[[f32; 2]], out: &mut [f32]) {
+    if let [[_, sum]] = max_sum {
+        let factor = 1.0 / sum;
+        for (o, p) in out.iter_mut().zip(partial) {
+            *o = factor * p;
+        }
+        return;
+    }
     let dim = padded(out.len());
     let max = max_sum.iter().fold(f32::NEG_INFINITY, |a, m| a.max(m[0]));
     let factors = max_sum.iter().map(|m| (m[0] - max).exp());

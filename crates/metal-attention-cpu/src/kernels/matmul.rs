@@ -1,23 +1,26 @@
 //! Matrix products `Y = X W^T`: which kernel a matrix takes, and how the work is
 //! spread over threads.
 
-use metal_attention_gguf::Tensor;
+use std::ops::Range;
 
-use super::matmul_packed::{PackedProduct, run_packed};
-use super::matmul_plain::{PlainProduct, run_plain};
+use metal_attention_gguf::{Tensor, TensorType};
+
+use super::matmul_packed::run_packed;
+use super::matmul_plain::{run_dequantized, run_floats};
 use crate::activations::Q8Activations;
-use crate::packed::{PANEL, PackedMatrix, can_pack};
+use crate::packed::{PANEL, PackedMatrix};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
-use crate::simd::Isa;
+use crate::simd::{Isa, LANES, Simd};
 
 /// A weight matrix `[n_out, n_in]`, ready to be multiplied.
 #[derive(Debug)]
 pub(crate) enum Matrix {
     /// Quantised and repacked; multiplied by 8-bit activations.
-    Packed(PackedMatrix),
-    /// As it lies in the file; multiplied by F32 activations. Quantised rows are
-    /// dequantised on the fly.
+    Codes(PackedMatrix),
+    /// F32, F16 or BF16, repacked; multiplied by F32 activations.
+    Floats(PackedMatrix),
+    /// Quantised, as it lies in the file; dequantised on the fly and multiplied by F32 activations.
     InPlace(Tensor),
 }
 
@@ -25,36 +28,86 @@ impl Matrix {
     /// Prepares `tensor`; `exact` keeps quantised types in place. `None` when
     /// there is no memory for the repacked matrix.
     pub(crate) fn new(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> Option<Self> {
-        if exact || !can_pack(tensor.ty()) {
-            return Some(Self::InPlace(tensor.clone()));
+        match tensor.ty() {
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => PackedMatrix::pack(pool, tensor).map(Self::Floats),
+            _ if exact => Some(Self::InPlace(tensor.clone())),
+            _ => PackedMatrix::pack(pool, tensor).map(Self::Codes),
         }
-        PackedMatrix::pack(pool, tensor).map(Self::Packed)
     }
 
     pub(crate) fn n_in(&self) -> usize {
         match self {
-            Self::Packed(m) => m.n_in,
+            Self::Codes(m) | Self::Floats(m) => m.n_in,
             Self::InPlace(t) => t.row_len(),
         }
     }
 
     pub(crate) fn n_out(&self) -> usize {
         match self {
-            Self::Packed(m) => m.n_out,
+            Self::Codes(m) | Self::Floats(m) => m.n_out,
             Self::InPlace(t) => t.n_rows(),
         }
     }
 
     /// Whether it reads 8-bit activations.
-    pub(crate) fn is_packed(&self) -> bool {
-        matches!(self, Self::Packed(_))
+    pub(crate) fn reads_q8(&self) -> bool {
+        matches!(self, Self::Codes(_))
+    }
+
+    /// Bytes that a product reads.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Codes(m) | Self::Floats(m) => m.bytes(),
+            Self::InPlace(t) => t.bytes().len(),
+        }
     }
 
     /// Bytes of memory it holds besides the mapped file.
     pub(crate) fn packed_bytes(&self) -> usize {
         match self {
-            Self::Packed(m) => m.bytes(),
+            Self::Codes(m) | Self::Floats(m) => m.bytes(),
             Self::InPlace(_) => 0,
+        }
+    }
+}
+
+/// Some panels (groups of [`PANEL`] rows) of a product `[n_tokens, n_out]`. No other thread works on the same panels of
+/// the same product.
+pub(crate) struct Part<'a> {
+    pub(crate) panels: Range<usize>,
+    pub(crate) n_tokens: usize,
+    n_out: usize,
+    y: &'a SharedMut<'a, f32>,
+    accumulate: bool,
+}
+
+impl Part<'_> {
+    /// Rows of the whole product.
+    pub(crate) fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    /// Writes a panel's 16 results for one token, or adds them.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has the instruction set; the panel is one of `panels`.
+    #[inline(always)]
+    pub(crate) unsafe fn store<S: Simd>(&self, panel: usize, token: usize, y: S::F) {
+        let row = panel * PANEL;
+        let out = self.y.at(token * self.n_out + row);
+        // SAFETY: the panel's rows of this token, which no other thread touches.
+        unsafe {
+            if self.n_out - row >= PANEL {
+                S::f_store(out, if self.accumulate { S::f_add(S::f_load(out), y) } else { y });
+            } else {
+                let mut lanes = [0f32; LANES];
+                S::f_store(lanes.as_mut_ptr(), y);
+                for (lane, y) in lanes[..self.n_out - row].iter().enumerate() {
+                    let out = out.add(lane);
+                    *out = if self.accumulate { *out + y } else { *y };
+                }
+            }
         }
     }
 }
@@ -81,7 +134,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
         accumulate: bool,
         first_panel: usize,
     }
-    if let Some(packed) = products.iter().find(|p| p.matrix.is_packed()) {
+    if let Some(packed) = products.iter().find(|p| p.matrix.reads_q8()) {
         q8.quantize(pool, isa, x, packed.matrix.n_in());
     }
     let q8 = &*q8;
@@ -94,7 +147,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             let (n_in, n_out) = (p.matrix.n_in(), p.matrix.n_out());
             assert_eq!(p.y.len(), n_tokens * n_out, "an output row for every token");
             assert_eq!(x.len(), n_tokens * n_in, "an input row for every token");
-            assert!(!p.matrix.is_packed() || q8.n_in() == n_in, "products share their input");
+            assert!(!p.matrix.reads_q8() || q8.n_in() == n_in, "products share their input");
             let task = Task { matrix: p.matrix, y: SharedMut::new(p.y), accumulate: p.accumulate, first_panel };
             first_panel += n_out.div_ceil(PANEL);
             task
@@ -115,13 +168,11 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             }
             let panels = panels.start - task.first_panel..panels.end - task.first_panel;
             let (y, accumulate) = (&task.y, task.accumulate);
+            let part = Part { panels, n_tokens, n_out: task.matrix.n_out(), y, accumulate };
             match task.matrix {
-                Matrix::Packed(matrix) => {
-                    run_packed(isa, PackedProduct { matrix, panels, x: q8, n_tokens, y, accumulate });
-                }
-                Matrix::InPlace(tensor) => {
-                    run_plain(isa, &PlainProduct { tensor, panels, x, n_tokens, y, accumulate });
-                }
+                Matrix::Codes(matrix) => run_packed(isa, matrix, q8, &part),
+                Matrix::Floats(matrix) => run_floats(isa, matrix, x, &part),
+                Matrix::InPlace(tensor) => run_dequantized(isa, tensor, x, &part),
             }
         }
     });

@@ -1,52 +1,51 @@
-//! Products of a matrix as it lies in the file and F32 activations.
+//! Products of float weights and F32 activations. The rows of a panel lie across
+//! the lanes of a vector, so that no sum over lanes is needed.
 
 use std::ops::Range;
 
 use half::{bf16, f16};
-use metal_attention_gguf::Tensor;
+use metal_attention_gguf::{Tensor, TensorType};
 
-use crate::packed::PANEL;
-use crate::shared::SharedMut;
-use crate::simd::{Isa, Kernel, LANES, Simd};
+use super::matmul::Part;
+use crate::packed::{PANEL, PackedMatrix};
+use crate::simd::{Isa, Kernel, Simd, prefetch};
 
-/// Some panels (groups of [`PANEL`] rows) of a product.
-pub(crate) struct PlainProduct<'a> {
-    pub(crate) tensor: &'a Tensor,
-    pub(crate) panels: Range<usize>,
-    /// `[n_tokens, n_in]`
-    pub(crate) x: &'a [f32],
-    pub(crate) n_tokens: usize,
-    /// `[n_tokens, n_out]`
-    pub(crate) y: &'a SharedMut<'a, f32>,
-    pub(crate) accumulate: bool,
+/// Columns that are summed up by themselves, which keeps rounding errors of long rows small.
+const BLOCK: usize = 128;
+/// Bytes of activations that a core's L2 cache holds beside a panel.
+const ACTIVATIONS: usize = 256 << 10;
+/// Columns from the weights being read to those being fetched.
+const PREFETCH: usize = 64;
+
+/// Computes a part of the product of a matrix of floats and `x`, `[n_tokens, n_in]`.
+pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part<'_>) {
+    fn with<W: Weight>(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part<'_>) {
+        let weights = matrix.panels(part.panels.clone()).as_ptr().cast::<W>();
+        // SAFETY: the CPU has `isa`, as everywhere in this crate; a panel is `[n_in, PANEL]` of `W`.
+        unsafe { isa.run(Plain { part, panels: part.panels.clone(), weights, x, n_in: matrix.n_in }) }
+    }
+    match matrix.ty {
+        TensorType::F32 => with::<f32>(isa, matrix, x, part),
+        TensorType::F16 => with::<f16>(isa, matrix, x, part),
+        TensorType::BF16 => with::<bf16>(isa, matrix, x, part),
+        ty => unreachable!("{ty} is multiplied by 8-bit activations"),
+    }
 }
 
-/// Computes the panels' rows of `y` for all tokens. No other thread may work on
-/// the same panels of the same `y`.
-pub(crate) fn run_plain(isa: Isa, p: &PlainProduct<'_>) {
-    fn with<W: Weight>(isa: Isa, p: &PlainProduct<'_>, first_row: usize, weights: &[W]) {
-        // SAFETY: the CPU has `isa`, as everywhere in this crate.
-        unsafe { isa.run(Plain { p, first_row, weights }) }
-    }
-    let t = p.tensor;
-    let n_in = t.row_len();
-    let rows = p.panels.start * PANEL..(p.panels.end * PANEL).min(t.n_rows());
-    let elements = rows.start * n_in..rows.end * n_in;
-    if let Some(weights) = t.as_f32() {
-        with(isa, p, rows.start, &weights[elements]);
-    } else if let Some(weights) = t.as_f16() {
-        with(isa, p, rows.start, &weights[elements]);
-    } else if let Some(weights) = t.as_bf16() {
-        with(isa, p, rows.start, &weights[elements]);
-    } else {
-        let mut weights = vec![0.0; PANEL * n_in];
-        for first in rows.clone().step_by(PANEL) {
-            let n_rows = PANEL.min(rows.end - first);
-            for (row, out) in weights.chunks_exact_mut(n_in).take(n_rows).enumerate() {
-                t.ty().dequantize(t.row(first + row), out);
+/// The same for a matrix as it lies in the file, dequantised panel by panel.
+pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], part: &Part<'_>) {
+    let n_in = tensor.row_len();
+    let (mut row, mut weights) = (vec![0.0; n_in], vec![0.0; PANEL * n_in]);
+    for panel in part.panels.clone() {
+        for lane in 0..PANEL.min(part.n_out() - panel * PANEL) {
+            tensor.ty().dequantize(tensor.row(panel * PANEL + lane), &mut row);
+            for (weights, w) in weights.chunks_exact_mut(PANEL).zip(&row) {
+                weights[lane] = *w;
             }
-            with(isa, p, first, &weights[..n_rows * n_in]);
         }
+        let (panels, weights) = (panel..panel + 1, weights.as_ptr());
+        // SAFETY: the CPU has `isa`; `weights` is this panel.
+        unsafe { isa.run(Plain { part, panels, weights, x, n_in }) }
     }
 }
 
@@ -58,7 +57,6 @@ trait Weight: Copy {
     ///
     /// `p` points to 16 elements; the CPU has the instruction set.
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
-    fn to_f32(self) -> f32;
 }
 
 impl Weight for f32 {
@@ -66,10 +64,6 @@ impl Weight for f32 {
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks.
         unsafe { S::f_load(p) }
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
     }
 }
 
@@ -79,10 +73,6 @@ impl Weight for f16 {
         // SAFETY: as the trait asks; f16 is a transparent u16.
         unsafe { S::f_load_f16(p.cast()) }
     }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
 }
 
 impl Weight for bf16 {
@@ -91,93 +81,101 @@ impl Weight for bf16 {
         // SAFETY: as the trait asks; bf16 is a transparent u16.
         unsafe { S::f_load_bf16(p.cast()) }
     }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
 }
 
-/// The rows `weights`, `[n_rows, n_in]`, times all tokens.
+/// Some panels times all tokens.
 struct Plain<'a, W> {
-    p: &'a PlainProduct<'a>,
-    first_row: usize,
-    weights: &'a [W],
+    part: &'a Part<'a>,
+    panels: Range<usize>,
+    /// The panels, each `[n_in, PANEL]`.
+    weights: *const W,
+    /// `[n_tokens, n_in]`
+    x: &'a [f32],
+    n_in: usize,
 }
 
 impl<W: Weight> Kernel for Plain<'_, W> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let n_in = self.p.tensor.row_len();
-        let n_rows = self.weights.len() / n_in;
-        // SAFETY: rows and tokens are in range.
-        unsafe {
-            // As many sums at once as there are registers for.
-            let mut row = 0;
-            if self.p.n_tokens == 1 || S::TILE >= 8 {
-                while n_rows - row >= 4 {
-                    self.rows::<S, 4, 4>(row);
-                    row += 4;
-                }
-            } else {
-                while n_rows - row >= 2 {
-                    self.rows::<S, 2, 2>(row);
-                    row += 2;
-                }
-            }
-            while row < n_rows {
-                self.rows::<S, 1, 4>(row);
-                row += 1;
+        // So many tokens at once that their activations stay in the L2 cache for all panels.
+        let n_tokens = (ACTIVATIONS / (4 * self.n_in)).max(24) / 24 * 24;
+        for first in (0..self.part.n_tokens).step_by(n_tokens) {
+            let end = self.part.n_tokens.min(first + n_tokens);
+            // SAFETY: panels and tokens are in range.
+            unsafe {
+                // As many sums at once as there are registers for, of several panels where there are few tokens.
+                let token =
+                    if S::TILE >= 8 { self.tokens::<S, 2, 8>(first, end) } else { self.tokens::<S, 1, 6>(first, end) };
+                let token = self.tokens::<S, 2, 4>(token, end);
+                let token = self.tokens::<S, 2, 2>(token, end);
+                self.tokens::<S, 4, 1>(token, end);
             }
         }
     }
 }
 
 impl<W: Weight> Plain<'_, W> {
-    /// `R` rows times all tokens, `T` at a time.
+    /// All panels, `P` at a time, times tokens from `first` on, `T` at a time as long as there are so many before
+    /// `end`. Returns the token after these.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const R: usize, const T: usize>(&self, row: usize) {
-        let mut token = 0;
+    unsafe fn tokens<S: Simd, const P: usize, const T: usize>(&self, first: usize, end: usize) -> usize {
+        let after = first + (end - first) / T * T;
+        let mut panel = self.panels.start;
         // SAFETY: in range, as the caller vouches.
         unsafe {
-            while self.p.n_tokens - token >= T {
-                self.tile::<S, R, T>(row, token);
-                token += T;
+            while self.panels.end - panel >= P {
+                for token in (first..after).step_by(T) {
+                    self.tile::<S, P, T>(panel, token);
+                }
+                panel += P;
             }
-            while token < self.p.n_tokens {
-                self.tile::<S, R, 1>(row, token);
-                token += 1;
+            while panel < self.panels.end {
+                for token in (first..after).step_by(T) {
+                    self.tile::<S, 1, T>(panel, token);
+                }
+                panel += 1;
             }
         }
+        after
     }
 
-    /// `R` rows times `T` tokens. The order of additions depends on neither.
+    /// `P` panels times `T` tokens. The order of additions depends on neither.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const R: usize, const T: usize>(&self, row: usize, token: usize) {
-        let (n_in, n_out) = (self.p.tensor.row_len(), self.p.tensor.n_rows());
-        let w: [&[W]; R] = std::array::from_fn(|r| &self.weights[(row + r) * n_in..][..n_in]);
-        let x: [&[f32]; T] = std::array::from_fn(|t| &self.p.x[(token + t) * n_in..][..n_in]);
-        let whole = n_in / LANES * LANES;
-        // SAFETY: vectors lie inside rows of n_in elements; the outputs are this thread's own.
+    unsafe fn tile<S: Simd, const P: usize, const T: usize>(&self, panel: usize, token: usize) {
+        let n_in = self.n_in;
+        // SAFETY: columns lie inside panels and rows of activations; the outputs are this thread's own.
         unsafe {
-            let mut acc = [[S::f_splat(0.0); T]; R];
-            for i in (0..whole).step_by(LANES) {
-                let mut xs = [S::f_splat(0.0); T];
-                for t in 0..T {
-                    xs[t] = S::f_load(x[t].as_ptr().add(i));
-                }
-                for r in 0..R {
-                    let w = W::load::<S>(w[r].as_ptr().add(i));
+            let w = self.weights.add((panel - self.panels.start) * n_in * PANEL);
+            let x = self.x.as_ptr().add(token * n_in);
+            let mut sum = [[S::f_splat(0.0); T]; P];
+            for start in (0..n_in).step_by(BLOCK) {
+                let mut acc = [[S::f_splat(0.0); T]; P];
+                for i in start..n_in.min(start + BLOCK) {
+                    let mut ws = [S::f_splat(0.0); P];
+                    for p in 0..P {
+                        let w = w.add((p * n_in + i) * PANEL);
+                        // One token waits for memory, and the hardware's prefetching ends with each page.
+                        if T == 1 {
+                            prefetch(w.wrapping_add(PREFETCH * PANEL).cast());
+                        }
+                        ws[p] = W::load::<S>(w);
+                    }
                     for t in 0..T {
-                        acc[r][t] = S::f_fma(w, xs[t], acc[r][t]);
+                        let x = S::f_splat(*x.add(t * n_in + i));
+                        for p in 0..P {
+                            acc[p][t] = S::f_fma(ws[p], x, acc[p][t]);
+                        }
+                    }
+                }
+                for p in 0..P {
+                    for t in 0..T {
+                        sum[p][t] = S::f_add(sum[p][t], acc[p][t]);
                     }
                 }
             }
-            for r in 0..R {
+            for p in 0..P {
                 for t in 0..T {
-                    let rest: f32 = w[r][whole..].iter().zip(&x[t][whole..]).map(|(w, x)| w.to_f32() * x).sum();
-                    let y = S::f_sum(acc[r][t]) + rest;
-                    let out = self.p.y.at((token + t) * n_out + self.first_row + row + r);
-                    *out = if self.p.accumulate { *out + y } else { y };
+                    self.part.store::<S>(panel + p, token + t, sum[p][t]);
                 }
             }
         }

@@ -47,13 +47,20 @@ impl Candidates {
         }
     }
 
-    /// The same from a list of tokens and their logits.
+    /// The same from a list of tokens and their logits, in the order of the list.
     pub fn fill_listed(&mut self, list: impl Iterator<Item = (u32, f32)>) {
         self.items.clear();
         self.items.extend(list.map(|(id, logit)| Candidate { id, logit }));
-        self.items.sort_unstable_by_key(|c| c.id);
-        self.sorted_by_id = true;
+        self.sorted_by_id = false;
         self.keep_finite();
+    }
+
+    /// The order that [`fill`](Self::fill) leaves.
+    pub fn sort_by_id(&mut self) {
+        if !self.sorted_by_id {
+            self.items.sort_unstable_by_key(|c| c.id);
+            self.sorted_by_id = true;
+        }
     }
 
     fn keep_finite(&mut self) {
@@ -85,10 +92,7 @@ impl Candidates {
     }
 
     fn find(&mut self, id: u32) -> Option<&mut Candidate> {
-        if !self.sorted_by_id {
-            self.items.sort_unstable_by_key(|c| c.id);
-            self.sorted_by_id = true;
-        }
+        self.sort_by_id();
         let at = self.items.binary_search_by_key(&id, |c| c.id).ok()?;
         self.items.get_mut(at)
     }
@@ -115,11 +119,14 @@ impl Candidates {
 
     /// Keeps the `k` highest logits, sorted from the highest.
     pub fn keep_highest(&mut self, k: usize) {
-        if (1..self.items.len()).contains(&k) {
+        let sorted = self.items.is_sorted_by(|a, b| a.by_logit(b).is_lt());
+        if !sorted && (1..self.items.len()).contains(&k) {
             self.items.select_nth_unstable_by(k - 1, Candidate::by_logit);
         }
         self.items.truncate(k);
-        self.items.sort_unstable_by(Candidate::by_logit);
+        if !sorted {
+            self.items.sort_unstable_by(Candidate::by_logit);
+        }
         self.sorted_by_id = false;
     }
 

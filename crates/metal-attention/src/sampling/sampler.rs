@@ -11,6 +11,8 @@ use super::{SamplerKind, SamplerOptions, SamplingError, temperature, truncation}
 
 /// Logits that are looked at before all others: more than most choices hang on.
 const SHORT_LIST: usize = 128;
+/// The same besides the highest that a sampler keeps, where nothing else decides: some may not be allowed.
+const SPARE: usize = 8;
 
 /// Chooses tokens for one text, and remembers what was chosen.
 ///
@@ -79,7 +81,10 @@ impl Sampler {
             }
         }
         // The highest logits can be picked out of all at the speed of memory; everything else cannot.
-        let k = self.short_list().map(|needed| needed.saturating_mul(2).max(SHORT_LIST));
+        let k = self.short_list().map(|needed| match self.needed() {
+            Some(Needed::Highest(_)) if self.n_lowering() == 0 => needed.saturating_add(SPARE),
+            _ => needed.saturating_mul(2).max(SHORT_LIST),
+        });
         if let Some(k) = k.filter(|&k| k < logits.len())
             && let Some(id) = self.sample_short(&highest(logits, k), k, &allowed)
         {
@@ -90,8 +95,11 @@ impl Sampler {
 
     /// [`sample_allowed`](Self::sample_allowed) without a look at the highest logits first.
     pub(super) fn sample_from_all(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> u32 {
-        self.narrow(logits, allowed);
-        self.draw().unwrap_or_else(|| argmax(logits))
+        self.narrow(logits, &allowed);
+        self.draw().unwrap_or_else(|| {
+            let or_lowest = |(&logit, id)| if allowed(id) { logit } else { f32::NEG_INFINITY };
+            argmax(&logits.iter().zip(0..).map(or_lowest).collect::<Vec<_>>())
+        })
     }
 
     /// How many of the highest logits decide most choices, where a short list of them does at all; for
@@ -111,6 +119,10 @@ impl Sampler {
         let needed = self.needed().filter(|_| self.options.logit_bias.is_empty())?;
         self.candidates.fill_listed(list.iter().copied().filter(|&(id, _)| allowed(id)));
         let lowering = self.n_lowering();
+        // The list is in the order that the highest are in.
+        if lowering > 0 || !matches!(needed, Needed::Highest(_)) {
+            self.candidates.sort_by_id();
+        }
         for sampler in 0..lowering {
             self.apply(self.chain[sampler]);
         }

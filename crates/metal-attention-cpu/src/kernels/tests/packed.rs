@@ -5,7 +5,6 @@ use metal_attention_gguf::TensorType;
 
 use crate::activations::{BLOCK, Q8Activations};
 use crate::kernels::matmul::{Matrix, Product, matmul};
-use crate::packed::can_pack;
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
 use crate::test_support::{Random, pool, tensor};
@@ -79,12 +78,6 @@ fn rounded_activations(pool: &ThreadPool, isa: Isa, x: &[f32], n_in: usize) -> V
 }
 
 #[test]
-fn all_quantised_types_are_packed() {
-    assert!(PACKED.into_iter().all(can_pack));
-    assert!([TensorType::F32, TensorType::F16, TensorType::BF16].into_iter().all(|ty| !can_pack(ty)));
-}
-
-#[test]
 fn every_format_multiplies_as_it_dequantises() {
     const TOKENS: usize = 17;
     let mut random = Random(1);
@@ -96,7 +89,7 @@ fn every_format_multiplies_as_it_dequantises() {
                 let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
                 let pool = &pools[(k + l) % 4];
                 let matrix = Matrix::new(pool, &tensor, false).expect("memory");
-                assert!(matrix.is_packed() && (matrix.n_in(), matrix.n_out()) == (n_in, n_out));
+                assert!(matrix.reads_q8() && (matrix.n_in(), matrix.n_out()) == (n_in, n_out));
                 assert_eq!(matrix.packed_bytes(), n_out.next_multiple_of(16) * ty.row_bytes(n_in));
                 let weights = tensor.to_f32();
                 let x = random.floats(TOKENS * n_in, 2.0);

@@ -42,7 +42,8 @@ fn float_matrices() {
             for n_out in [1, 15, 16, 17, 33] {
                 let tensor = tensor(ty, n_in, n_out, &float_bytes(ty, &random.floats(n_in * n_out, 1.0)));
                 let matrix = Matrix::new(&pool, &tensor, false).expect("memory");
-                assert!(!matrix.is_packed() && matrix.packed_bytes() == 0);
+                assert!(!matrix.reads_q8());
+                assert_eq!(matrix.packed_bytes(), n_out.next_multiple_of(16) * ty.row_bytes(n_in));
                 let x = random.floats(17 * n_in, 3.0);
                 for isa in Isa::available() {
                     for accumulate in [false, true] {
@@ -69,7 +70,7 @@ fn quantised_matrices_in_place() {
         let (n_in, n_out) = (512, 33);
         let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
         let matrix = Matrix::new(&pool, &tensor, true).expect("memory");
-        assert!(!matrix.is_packed());
+        assert!(!matrix.reads_q8());
         let x = random.floats(5 * n_in, 1.0);
         for isa in Isa::available() {
             let y = multiply(&pool, isa, &matrix, &x, &[0.0; 5 * 33], false);

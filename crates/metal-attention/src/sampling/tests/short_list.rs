@@ -135,3 +135,10 @@ fn a_short_list_does_where_the_chain_allows() {
     assert!(!chooses(SamplerOptions { repeat_penalty: 0.5, ..penalised }, &seen), "any token may rise");
     assert!(!chooses(SamplerOptions { logit_bias: vec![(1, 1.0)], ..SamplerOptions::default() }, &[]));
 }
+
+#[test]
+fn where_no_token_is_allowed_all_count_as_lowest() {
+    let mut sampler = sampler(SamplerOptions::default());
+    assert_eq!(sampler.sample_allowed(&[0.0, 7.5, f32::NAN], |_| false), 0);
+    assert_eq!(sampler.sample_allowed(&[0.0, 7.5, f32::NEG_INFINITY], |id| id == 2), 0);
+}

@@ -1,0 +1,138 @@
+//! Sequences of a small model side by side: each thread takes some of them through all layers.
+//!
+//! Threads that share every matrix meet several times a layer and hand each other what they made. A small model's layer
+//! takes hardly longer than that; its weights fit every core's cache, so it does no harm that each reads all of them.
+
+use std::ops::Range;
+
+use metal_attention_model::BatchToken;
+
+use crate::forward::{Run, Scratch};
+use crate::kv_cache::{Element, SharedCache};
+use crate::pool::ThreadPool;
+use crate::shared::SharedMut;
+
+/// Bytes of weights that make a model small.
+const SMALL_MODEL: usize = 4 << 20;
+
+/// What threads need to take sequences through the layers side by side.
+pub(crate) struct SideBySide {
+    /// Of each thread.
+    scratch: Vec<Scratch>,
+    /// A pool without workers: each thread is alone with its part.
+    alone: ThreadPool,
+}
+
+impl SideBySide {
+    /// `None` where the model is not small, or there is but one thread.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ThreadPool::new`].
+    pub(crate) fn new(weight_bytes: usize, n_threads: usize) -> std::io::Result<Option<Self>> {
+        if weight_bytes > SMALL_MODEL || n_threads == 1 {
+            return Ok(None);
+        }
+        let scratch = std::iter::repeat_with(Scratch::default).take(n_threads).collect();
+        Ok(Some(Self { scratch, alone: ThreadPool::new(1)? }))
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.scratch.iter().map(Scratch::bytes).sum()
+    }
+
+    /// Does what `run` would do with `tokens`, on the threads of its pool. False, and nothing is done, where the tokens
+    /// cannot be shared out.
+    pub(crate) fn forward<E: Element>(
+        &mut self,
+        run: &Run<'_>,
+        caches: &[SharedCache<'_, E>],
+        tokens: &[BatchToken],
+        mut logits: &mut [f32],
+    ) -> bool {
+        let Some(parts) = parts(tokens, run.pool.n_threads()) else { return false };
+        let alone = &self.alone;
+        let mut parts: Vec<_> = parts
+            .into_iter()
+            .zip(&mut self.scratch)
+            .map(|(part, s)| {
+                let tokens = &tokens[part];
+                let n = tokens.iter().filter(|t| t.logits).count() * run.spec.n_vocab;
+                let mine = logits.split_off_mut(..n).unwrap_or_default();
+                Some((Run { pool: alone, s, profiler: None, ..*run }, tokens, mine))
+            })
+            .collect();
+        let n = parts.len();
+        let parts = SharedMut::new(&mut parts);
+        run.pool.for_each(n, &|i| {
+            // SAFETY: each part is taken by one task.
+            let part = unsafe { parts.slice(i, 1) };
+            if let Some((run, tokens, logits)) = part[0].take() {
+                run.forward(caches, tokens, logits, None);
+            }
+        });
+        true
+    }
+}
+
+/// Cuts a batch into a part for each thread, with all tokens of a sequence in one part. `None` where that leaves a
+/// thread with much more to do than others.
+fn parts(tokens: &[BatchToken], n_threads: usize) -> Option<Vec<Range<usize>>> {
+    let mut parts = Vec::with_capacity(n_threads);
+    let mut seen = Vec::new();
+    let mut start = 0;
+    let mut end = 0;
+    for run in tokens.chunk_by(|t, u| t.seq == u.seq) {
+        if seen.contains(&run[0].seq) {
+            return None;
+        }
+        seen.push(run[0].seq);
+        end += run.len();
+        if (end - start) * (n_threads - parts.len()) >= tokens.len() - start {
+            parts.push(start..end);
+            start = end;
+        }
+    }
+    let largest = parts.iter().map(Range::len).max()?;
+    (parts.len() > 1 && 2 * largest * parts.len() <= 3 * tokens.len()).then_some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(seqs: &[usize], n_threads: usize) -> Option<Vec<usize>> {
+        let token = |&seq| BatchToken { id: 0, seq, pos: 0, logits: true };
+        let tokens: Vec<_> = seqs.iter().map(token).collect();
+        let parts = parts(&tokens, n_threads)?;
+        let mut next = 0;
+        for part in &parts {
+            assert_eq!(part.start, next);
+            next = part.end;
+        }
+        assert_eq!(next, tokens.len(), "every token is in a part");
+        Some(parts.iter().map(Range::len).collect())
+    }
+
+    #[test]
+    fn every_thread_gets_its_share() {
+        let all: Vec<usize> = (0..16).rev().collect();
+        assert_eq!(cut(&all, 2), Some(vec![8, 8]));
+        assert_eq!(cut(&all, 3), Some(vec![6, 5, 5]));
+        assert_eq!(cut(&all, 16), Some(vec![1; 16]));
+        assert_eq!(cut(&all[..2], 2), Some(vec![1, 1]));
+        assert_eq!(cut(&all[..3], 2), Some(vec![2, 1]));
+        assert_eq!(cut(&all[..3], 8), Some(vec![1, 1, 1]));
+        assert_eq!(cut(&[4, 4, 4, 7, 9, 9], 2), Some(vec![3, 3]));
+    }
+
+    #[test]
+    fn what_cannot_be_shared_out_stays_whole() {
+        assert_eq!(cut(&[], 2), None);
+        assert_eq!(cut(&[3], 2), None);
+        assert_eq!(cut(&[3, 3, 3, 3], 2), None, "one sequence");
+        assert_eq!(cut(&[1, 2, 1], 2), None, "a sequence comes back");
+        assert_eq!(cut(&[0, 1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3], 2), None, "most of it is one prompt");
+        assert_eq!(cut(&[0, 1, 2], 1), None, "one thread");
+    }
+}
