@@ -16,30 +16,40 @@ pub fn highest(logits: &[f32], k: usize) -> TopK {
     if k == 0 {
         return TopK::new();
     }
-    // The best so far are gathered; whenever twice as many as needed are there, the lower half goes and the floor rises.
-    let room = k.saturating_mul(2).max(BLOCK);
-    let mut list: Vec<u64> = Vec::with_capacity(room.min(logits.len()));
-    let mut floor = f32::NEG_INFINITY;
+    let floor = floor(logits, k);
+    let mut list = Vec::with_capacity(logits.len().min(k.saturating_mul(2)));
     for (block, first) in logits.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         // NaN is not at least the floor.
-        if block.iter().filter(|&&logit| logit >= floor).count() == 0 {
-            continue;
-        }
-        for (&logit, id) in block.iter().zip(first..) {
-            if logit >= floor {
-                list.push(rank(id, logit));
-            }
-            if list.len() == room {
-                list.select_nth_unstable(k - 1);
-                list.truncate(k);
-                // What equals the lowest of them comes later, so it is not among the best.
-                floor = logits[id_of(list[k - 1]) as usize].next_up();
-            }
+        #[expect(clippy::needless_bitwise_bool, reason = "a loop that goes to its end is done with vectors")]
+        let any = block.iter().fold(false, |any, &logit| any | (logit >= floor));
+        if any {
+            let high = block.iter().zip(first..).filter(|&(&logit, _)| logit >= floor);
+            list.extend(high.map(|(&logit, id)| rank(id, logit)));
         }
     }
+    if list.len() > k {
+        list.select_nth_unstable(k - 1);
+        list.truncate(k);
+    }
     list.sort_unstable();
-    list.truncate(k);
-    list.into_iter().map(|rank| (id_of(rank), logits[id_of(rank) as usize])).collect()
+    list.into_iter().map(|rank: u64| (rank as u32, logits[rank as u32 as usize])).collect()
+}
+
+/// A number that the `k` highest of `logits` reach, and few others. Each logit is in one of 4 `k` groups: `k` of these
+/// have a logit that is no lower than the `k`-th highest of their maxima.
+fn floor(logits: &[f32], k: usize) -> f32 {
+    let n_groups = k.saturating_mul(4);
+    if n_groups >= logits.len() {
+        return f32::NEG_INFINITY;
+    }
+    let mut maxima = vec![f32::NEG_INFINITY; n_groups];
+    for row in logits.chunks(n_groups) {
+        for (max, &logit) in maxima.iter_mut().zip(row) {
+            // Not f32::max, which takes three instructions for the sake of NaN.
+            *max = if logit > *max { logit } else { *max };
+        }
+    }
+    *maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
 }
 
 /// The lower the better: the id, below a number that falls as the logit rises. Integers sort several times as fast as
@@ -49,10 +59,6 @@ fn rank(id: u32, logit: f32) -> u64 {
     let bits = (logit + 0.0).to_bits();
     let falling = if bits >> 31 == 0 { !bits & (u32::MAX >> 1) } else { bits };
     u64::from(falling) << 32 | u64::from(id)
-}
-
-fn id_of(rank: u64) -> u32 {
-    rank as u32
 }
 
 #[cfg(test)]

@@ -316,6 +316,24 @@ fn embeddings_are_the_mean_of_the_normed_states() {
 }
 
 #[test]
+fn a_whole_answer_comes_at_its_end() {
+    let (model, scheduler) = stories(2);
+    let prompt = encode(&model, "Once upon a time");
+    let streamed = read(scheduler.submit(greedy(prompt.clone(), 30)).unwrap());
+    let mut events = scheduler.submit(Request { whole: true, ..greedy(prompt.clone(), 30) }).unwrap();
+    let first = pollster::block_on(events.recv());
+    assert!(matches!(first, Some(Event::Token { .. })), "{first:?}");
+    // All of it was there before the first event was.
+    assert_eq!(scheduler.metrics().generated_tokens, 60);
+    let whole = read(scheduler.submit(Request { whole: true, ..greedy(prompt.clone(), 30) }).unwrap());
+    assert_eq!((&whole.text, &whole.ids), (&streamed.text, &streamed.ids));
+    // Whoever goes away gives the place up.
+    drop(scheduler.submit(Request { whole: true, ..greedy(prompt, 400) }).unwrap());
+    wait("the thread to rest", || scheduler.metrics().running == 0);
+    assert!(scheduler.metrics().generated_tokens < 450);
+}
+
+#[test]
 fn events_tell_what_a_request_took() {
     let (model, scheduler) = stories(1);
     let prompt = encode(&model, "Once upon a time");

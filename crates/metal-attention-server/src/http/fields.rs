@@ -112,6 +112,7 @@ impl GenerationFields {
             logprobs: None,
             constraint: None::<Box<dyn Constraint>>,
             deadline: app.options.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+            whole: !self.stream(),
         })
     }
 

@@ -28,6 +28,9 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// When the request ends, finished or not.
     pub deadline: Option<Instant>,
+    /// Keep all events until the text is finished: a client that waits for the whole answer need not be woken for each
+    /// token.
+    pub whole: bool,
 }
 
 /// Which tokens may come next: a grammar, a schema. A panic fails the request that it belongs to and no other.

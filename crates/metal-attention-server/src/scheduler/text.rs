@@ -67,6 +67,8 @@ pub(super) struct Text<'t> {
     /// When the text ends, finished or not.
     pub deadline: Option<Instant>,
     events: mpsc::UnboundedSender<Event>,
+    /// Events that wait for the end of the text, where the client does.
+    held: Option<Vec<Event>>,
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
@@ -99,6 +101,7 @@ impl<'t> Text<'t> {
             n_vocab,
             deadline: request.deadline,
             events,
+            held: request.whole.then(Vec::new),
             submitted,
             admitted: None,
             first_token: None,
@@ -197,8 +200,7 @@ impl<'t> Text<'t> {
         self.ids.push(id);
         self.sampler.accept(id);
         let (text, stopped) = self.stop_strings.push(&self.decoder.push(id));
-        // Where nobody listens any more, the next look at all texts finds out.
-        let _ = self.events.send(Event::Token { id, text, logprobs });
+        self.tell(Event::Token { id, text, logprobs });
         Ok(if stopped {
             Progress::Finished(FinishReason::StopString)
         } else if self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete()) {
@@ -210,6 +212,14 @@ impl<'t> Text<'t> {
         } else {
             Progress::Goes
         })
+    }
+
+    /// Tells the client, now or at the end. Where nobody listens any more, the next look at all texts finds out.
+    fn tell(&mut self, event: Event) {
+        match &mut self.held {
+            Some(held) => held.push(event),
+            None => drop(self.events.send(event)),
+        }
     }
 
     /// Tells the client that the text is finished, and what was held back of it.
@@ -230,12 +240,19 @@ impl<'t> Text<'t> {
             prefill: first_token - admitted,
             decode: now - first_token,
         };
-        let _ = self.events.send(Event::Done { reason, text, usage, timings });
+        tell_last(self.events, self.held, Event::Done { reason, text, usage, timings });
     }
 
     /// Tells the client that the text cannot be finished.
     pub fn fail(self, why: RequestError) {
-        let _ = self.events.send(Event::Failed(why));
+        tell_last(self.events, self.held, Event::Failed(why));
+    }
+}
+
+/// Tells the client the last event of all, after those that were held.
+fn tell_last(events: mpsc::UnboundedSender<Event>, held: Option<Vec<Event>>, last: Event) {
+    for event in held.into_iter().flatten().chain([last]) {
+        let _ = events.send(event);
     }
 }
 
