@@ -17,8 +17,10 @@ use std::thread::{self, JoinHandle, Thread};
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
 /// The same for a worker that was woken for a region and came too late.
 const SPINS_AFTER_LATE_WAKE: u32 = 50;
-/// Looks at a region's end before the caller starts to yield its time slice.
+/// Looks in vain before a thread lets others have its core in between.
 const SPINS_BEFORE_YIELD: u32 = 1_000;
+/// Looks at the state from one such offer to the next, where nothing but the next step is waited for.
+const SPINS_PER_YIELD: u32 = 64;
 
 /// A region's body: called once on every thread that comes in time.
 type Body<'a> = dyn Fn() + Sync + 'a;
@@ -201,6 +203,9 @@ impl Shared {
             }
             spins += 1;
             match spins {
+                ..SPINS_BEFORE_SLEEP if spins > SPINS_BEFORE_YIELD && spins.is_multiple_of(SPINS_PER_YIELD) => {
+                    thread::yield_now();
+                }
                 ..SPINS_BEFORE_SLEEP => std::hint::spin_loop(),
                 // Once more around, so that a region opened before this store is not slept through.
                 SPINS_BEFORE_SLEEP => self.asleep[index].store(true, Ordering::SeqCst),

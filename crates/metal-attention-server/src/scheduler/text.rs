@@ -240,17 +240,17 @@ impl<'t> Text<'t> {
             prefill: first_token - admitted,
             decode: now - first_token,
         };
-        tell_last(self.events, self.held, Event::Done { reason, text, usage, timings });
+        tell_last(&self.events, self.held, Event::Done { reason, text, usage, timings });
     }
 
     /// Tells the client that the text cannot be finished.
     pub fn fail(self, why: RequestError) {
-        tell_last(self.events, self.held, Event::Failed(why));
+        tell_last(&self.events, self.held, Event::Failed(why));
     }
 }
 
 /// Tells the client the last event of all, after those that were held.
-fn tell_last(events: mpsc::UnboundedSender<Event>, held: Option<Vec<Event>>, last: Event) {
+fn tell_last(events: &mpsc::UnboundedSender<Event>, held: Option<Vec<Event>>, last: Event) {
     for event in held.into_iter().flatten().chain([last]) {
         let _ = events.send(event);
     }
