@@ -239,45 +239,57 @@ impl Run<'_> {
         const TILE: usize = 8;
         /// Floats of split results held at once.
         const PARTIAL: usize = 1 << 20;
-        /// First token, tokens, first split, splits, KV head, split, place of the results.
-        type Task = (usize, usize, usize, usize, usize, usize, usize);
+        /// Some neighbouring tokens of one sequence, and the splits that these see.
+        #[derive(Clone, Copy)]
+        struct Tile {
+            first_token: usize,
+            n_tokens: usize,
+            first_split: usize,
+            n_splits: usize,
+        }
+        /// A tile, KV head and split. The tile's results for the head are at `base`, rows of `n_splits` parts.
+        struct Task {
+            tile: Tile,
+            head: usize,
+            split: usize,
+            base: usize,
+        }
 
         let (dim, group, pages) = (a.head_dim, a.n_head / a.n_head_kv, self.pages);
         let len = padded(dim);
         let s = &mut *self.s;
         resize(&mut s.att, tokens.len() * a.n_head * dim);
-        // Tiles of neighbouring tokens of one sequence: (first token, tokens, first split, splits).
         let mut tiles = Vec::new();
         let mut start = 0;
         for run in tokens.chunk_by(|t, u| t.seq == u.seq) {
             for tile in run.chunks(TILE) {
                 let first = tile.iter().map(|t| first_seen(a, t.pos)).min().unwrap_or(0) / SPLIT;
                 let last = tile.iter().map(|t| t.pos).max().unwrap_or(0) / SPLIT;
-                tiles.push((start, tile.len(), first, last - first + 1));
+                let n_splits = last - first + 1;
+                tiles.push(Tile { first_token: start, n_tokens: tile.len(), first_split: first, n_splits });
                 start += tile.len();
             }
         }
         let seen: usize = tokens.iter().map(|t| t.pos + 1 - first_seen(a, t.pos)).sum();
         let work = seen * a.n_head * dim;
-        let widest = tiles.iter().map(|t| t.1 * t.3).max().unwrap_or(0) * group * a.n_head_kv * len;
+        let widest = tiles.iter().map(|t| t.n_tokens * t.n_splits).max().unwrap_or(0) * group * a.n_head_kv * len;
         let tiles_at_once = (PARTIAL / widest.max(1)).max(1);
         for tiles in tiles.chunks(tiles_at_once) {
-            // One task per tile, KV head and split; its results are at `base`, rows of `n_splits` parts.
-            let mut tasks: Vec<Task> = Vec::new();
+            let mut tasks = Vec::new();
             let mut base = 0;
-            for &(token, n, first_split, n_splits) in tiles {
+            for &tile in tiles {
                 for head in 0..a.n_head_kv {
-                    tasks.extend((0..n_splits).map(|split| (token, n, first_split, n_splits, head, split, base)));
-                    base += n * group * n_splits;
+                    tasks.extend((0..tile.n_splits).map(|split| Task { tile, head, split, base }));
+                    base += tile.n_tokens * group * tile.n_splits;
                 }
             }
             resize(&mut s.partial, base * len);
             s.max_sum.resize(base, [0.0; 2]);
             let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
             let att = SharedMut::new(&mut s.att);
-            let join = |&(token, n, _, n_splits, head, _, base): &Task| {
-                for row in 0..n * group {
-                    let (t, h) = (token + row / group, head * group + row % group);
+            let join = |&Task { tile: Tile { first_token, n_tokens, n_splits, .. }, head, base, .. }: &Task| {
+                for row in 0..n_tokens * group {
+                    let (t, h) = (first_token + row / group, head * group + row % group);
                     let at = base + row * n_splits;
                     // SAFETY: each (token, head) is joined once, after all of its splits.
                     unsafe {
@@ -288,10 +300,10 @@ impl Run<'_> {
             };
             let (q, isa) = (&s.q, self.isa);
             let attend = |i: usize| {
-                let (token, n, first_split, n_splits, head, split, base) = tasks[i];
-                let queries: Vec<Query> = (0..n * group)
+                let Task { tile: Tile { first_token, n_tokens, first_split, n_splits }, head, split, base } = tasks[i];
+                let queries: Vec<Query> = (0..n_tokens * group)
                     .map(|row| {
-                        let (t, h) = (token + row / group, head * group + row % group);
+                        let (t, h) = (first_token + row / group, head * group + row % group);
                         let at = base + row * n_splits + split;
                         Query {
                             q: q[(t * a.n_head + h) * dim..][..dim].as_ptr(),
@@ -309,7 +321,7 @@ impl Run<'_> {
                         queries: &queries,
                         keys: cache.keys.at(cache.places.key_at(0, head, 0)),
                         values: cache.values.at(cache.places.value_at(0, head, 0)),
-                        pages: pages.pages(tokens[token].seq),
+                        pages: pages.pages(tokens[first_token].seq),
                         page_keys: cache.places.page_keys(),
                         page_values: cache.places.page_values(),
                         head_dim: dim,
@@ -321,7 +333,7 @@ impl Run<'_> {
                 }
             };
             self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
-            let heads: Vec<_> = tasks.iter().filter(|task| task.3 > 1 && task.5 == 0).collect();
+            let heads: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
             self.pool.for_each_if(tokens.len() > 1, heads.len(), &|i| join(heads[i]));
         }
     }
