@@ -1,50 +1,115 @@
 //! Ends a text at the first of several strings, although it comes in pieces.
 
-/// Watches a text for strings that end it.
+/// Watches a text for strings that end it. However long these are, what a piece costs depends on its own length: each
+/// string is compared byte by byte as the text comes (Knuth, Morris and Pratt), and nothing is done for the part of it
+/// that the text has not reached.
 #[derive(Debug)]
 pub struct StopStrings {
-    strings: Vec<String>,
-    /// The end of the text so far that may be the start of a stop string.
+    needles: Vec<Needle>,
+    /// The text so far, without what was shown long ago.
     held: String,
+    /// Bytes of `held` that were shown. The others may be the start of a stop string.
+    shown: usize,
 }
 
 impl StopStrings {
     /// Watches for any of `strings`; empty ones are left out.
-    pub fn new(mut strings: Vec<String>) -> Self {
-        strings.retain(|s| !s.is_empty());
-        Self { strings, held: String::new() }
+    pub fn new(strings: Vec<String>) -> Self {
+        let needles = strings.into_iter().filter(|s| !s.is_empty()).map(Needle::new).collect();
+        Self { needles, held: String::new(), shown: 0 }
     }
 
-    /// Takes the next piece of the text. Returns what is safe to show now, and whether a stop string was found:
-    /// then the text ended right before it.
+    /// Takes the next piece of the text. Returns what is safe to show now, and whether a stop string was found: then
+    /// the text ended right before it. Of several the one that is complete first is found: reading on cannot change it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
-        self.held += piece;
-        if let Some(at) = find_first(&self.strings, &self.held) {
-            self.held.truncate(at);
-            return (self.rest(), true);
+        for (i, byte) in piece.bytes().enumerate() {
+            let found = self.needles.iter_mut().filter_map(|needle| needle.take(byte)).max();
+            if let Some(length) = found {
+                self.held.push_str(&piece[..=i]);
+                self.held.truncate(self.held.len() - length);
+                return (self.rest(), true);
+            }
         }
-        let safe = self.held.len() - self.longest_start();
-        let later = self.held.split_off(safe);
-        (std::mem::replace(&mut self.held, later), false)
+        self.held.push_str(piece);
+        let begun = self.needles.iter().map(|needle| needle.begun).max().unwrap_or(0);
+        (self.show(self.held.len() - begun), false)
     }
 
-    /// Hands out what was held back.
+    /// Hands out what was held back. What follows is a new text.
     pub fn rest(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        self.needles.iter_mut().for_each(|needle| needle.begun = 0);
+        self.show(self.held.len())
     }
 
-    /// Bytes at the end of the held text that start a stop string.
-    fn longest_start(&self) -> usize {
-        let starts_here = |at: &usize| self.strings.iter().any(|s| s.starts_with(&self.held[*at..]));
-        let start = self.held.char_indices().map(|(at, _)| at).find(starts_here);
-        self.held.len() - start.unwrap_or(self.held.len())
+    /// The text up to `end` that was not shown yet.
+    fn show(&mut self, end: usize) -> String {
+        let text = self.held[self.shown..end].to_owned();
+        self.shown = end;
+        // Moving what is held costs no more than what was shown since it was moved last.
+        if 2 * self.shown >= self.held.len() {
+            self.held.drain(..self.shown);
+            self.shown = 0;
+        }
+        text
     }
 }
 
-/// Where the string that is complete first begins in `text`: reading on cannot change it.
-fn find_first(strings: &[String], text: &str) -> Option<usize> {
-    let found = strings.iter().filter_map(|s| text.find(s.as_str()).map(|at| (at + s.len(), at)));
-    found.min().map(|(_end, at)| at)
+/// A string that is looked for, and how much of it the text ends with.
+#[derive(Debug)]
+struct Needle {
+    string: String,
+    /// Bytes of the string that the text ends with.
+    begun: usize,
+    /// `borders[n]`: how long the longest end of the first `n` bytes is that the string begins with, other than all of
+    /// them. Known as far as the text ever got.
+    borders: Vec<usize>,
+    /// Comparisons so far.
+    #[cfg(test)]
+    n_compared: usize,
+}
+
+impl Needle {
+    /// `string` is not empty.
+    fn new(string: String) -> Self {
+        Self {
+            string,
+            begun: 0,
+            borders: vec![0, 0],
+            #[cfg(test)]
+            n_compared: 0,
+        }
+    }
+
+    /// Takes the text's next byte. The string's length where the text ends with it now.
+    fn take(&mut self, byte: u8) -> Option<usize> {
+        self.begun = self.longer(self.begun, byte);
+        if self.begun == self.string.len() {
+            return Some(self.begun);
+        }
+        // One more border for each byte that the text got further than ever.
+        if self.begun == self.borders.len() {
+            let border = self.longer(self.borders[self.begun - 1], byte);
+            self.borders.push(border);
+        }
+        None
+    }
+
+    /// The longest beginning of the string that the first `n` bytes of it and then `byte` end with.
+    fn longer(&mut self, mut n: usize, byte: u8) -> usize {
+        loop {
+            #[cfg(test)]
+            {
+                self.n_compared += 1;
+            }
+            if self.string.as_bytes()[n] == byte {
+                return n + 1;
+            }
+            if n == 0 {
+                return 0;
+            }
+            n = self.borders[n];
+        }
+    }
 }
 
 #[cfg(test)]
@@ -85,12 +150,81 @@ mod tests {
         assert_eq!(watch(&[""]).push("text"), ("text".into(), false));
     }
 
+    /// Needles of a megabyte that the text begins again and again, tokens of a few bytes: the work is a few comparisons a
+    /// byte and needle, and what is kept is as long as the text.
+    #[test]
+    fn long_stop_strings_cost_no_more_than_short_ones() {
+        let long = |unit: &str, end: &str| unit.repeat((1 << 20) / unit.len()) + end;
+        let cases = [
+            ("a", long("a", "b")),
+            ("a", "a".repeat(1000) + "b"),
+            ("ab", long("ab", "!")),
+            ("aab", long("aab", "aaa")),
+            ("é", long("é", "e")),
+            ("abacabadabacaba", long("abacabadabacaba", "x")),
+            ("xyz", long("a", "b")),
+        ];
+        for (unit, needle) in cases {
+            let mut stop = StopStrings::new(vec![needle.clone(); 16]);
+            let mut n = 0;
+            let mut text = String::new();
+            // The text follows the needle, fails, and begins anew.
+            for _ in 0..20 {
+                for piece in std::iter::repeat_n(unit, 500).chain(["?"]) {
+                    let (safe, stopped) = stop.push(piece);
+                    assert!(!stopped);
+                    text += &safe;
+                    n += piece.len();
+                }
+            }
+            assert!(text.ends_with('?') && text.len() == n, "{unit}");
+            for one in &stop.needles {
+                assert!(one.n_compared <= 4 * n, "{unit}: {} comparisons for {n} bytes", one.n_compared);
+                assert!(one.borders.len() <= 500 * unit.len() + 2, "{unit}: {}", one.borders.len());
+            }
+            assert!(stop.held.capacity() <= 8 * 500 * unit.len() + 64, "{unit}: {}", stop.held.capacity());
+        }
+    }
+
+    #[test]
+    fn a_long_stop_string_is_found() {
+        let needle = "ab".repeat(1 << 19) + "c";
+        let mut stop = watch(&[&needle]);
+        let mut shown = String::new();
+        // One unit too many: the needle begins at the third byte.
+        shown += &stop.push("ab").0;
+        for piece in needle.as_bytes().chunks(7) {
+            let (safe, stopped) = stop.push(std::str::from_utf8(piece).unwrap());
+            shown += &safe;
+            if stopped {
+                assert_eq!(shown, "ab");
+                return;
+            }
+        }
+        panic!("it was not found");
+    }
+
+    #[test]
+    fn what_follows_an_end_is_a_new_text() {
+        let mut stop = watch(&["aba"]);
+        assert_eq!(stop.push("xaba"), ("x".into(), true));
+        assert_eq!(stop.push("ba"), ("b".into(), false));
+        assert_eq!(stop.rest(), "a");
+        assert_eq!(stop.push("ba"), ("b".into(), false));
+    }
+
+    /// Where the string that is complete first begins in `text`.
+    fn find_first(strings: &[String], text: &str) -> Option<usize> {
+        let found = strings.iter().filter_map(|s| text.find(s.as_str()).map(|at| (at + s.len(), at)));
+        found.min().map(|(_end, at)| at)
+    }
+
     proptest! {
         /// However the text is cut up, it ends where a search over the whole of it says.
         #[test]
         fn pieces_make_no_difference(
             pieces in prop::collection::vec("[abé]{0,4}", 0..12),
-            strings in prop::collection::vec("[abé]{1,4}", 0..4),
+            strings in prop::collection::vec("[abé]{1,6}", 0..4),
         ) {
             let text = pieces.concat();
             let end = find_first(&strings, &text);
