@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention::EngineOptions;
-use metal_attention_server::http::{HttpOptions, Keys, Loaded, serve};
+use metal_attention_server::http::{HttpOptions, Keys, Loaded, ServeError, serve};
 use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use tokio::net::TcpListener;
 #[cfg(unix)]
@@ -134,7 +134,11 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     // Before anybody is told that the server runs, and can want to end it.
     let signals = Signals::new().map_err(|e| CliError::General(format!("cannot wait for signals: {e}")))?;
     say(&format!("listening on {}", url(address)));
-    serve(listener, options, load, shutdown(signals)).await
+    serve(listener, options, load, shutdown(signals)).await.map_err(|error| match error {
+        ServeError::Load(error) => error,
+        // Exit code 1: whoever watches over the process starts it again.
+        ServeError::LoadPanicked | ServeError::Engine(_) => CliError::General(error.to_string()),
+    })
 }
 
 impl Args {
@@ -173,7 +177,8 @@ impl Args {
         let n_cache = n_parallel.saturating_mul(engine.n_ctx_of(&model));
         let n_seq = n_parallel.saturating_add(KEPT_TEXTS);
         let engine = EngineOptions { n_seq, n_cache: Some(n_cache), ..engine };
-        let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch: engine.n_ubatch.max(n_parallel) };
+        let n_batch = engine.n_ubatch.max(n_parallel);
+        let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..Default::default() };
         Ok(move || {
             let pass = model.forward_pass(&engine)?;
             let (n_ctx, device) = (pass.n_ctx(), pass.device());

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use metal_attention::sampling::{SamplerOptions, SamplingError};
 use metal_attention::{BatchToken, EngineOptions, ForwardError, Model};
 use metal_attention_server::scheduler::{
-    Constraint, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError, SubmitError,
+    Client, Constraint, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError,
+    SubmitError,
 };
 use support::{Wrapped, alone, encode, engine, greedy, read, stories};
 
@@ -20,8 +21,8 @@ fn wrapped(n: usize, options: SchedulerOptions) -> (Model, Scheduler, Wrapped) {
     let model = Model::built_in().unwrap();
     let pass = || model.forward_pass(&EngineOptions { n_seq: n, ..engine() }).unwrap();
     let levers = Wrapped::new(pass());
-    let (gate, fail, panic) = (levers.gate.clone(), levers.fail.clone(), levers.panic.clone());
-    let inside = Wrapped { pass: pass(), gate, fail, panic, max_top_k: 0 };
+    let (gate, fail, panic_in) = (levers.gate.clone(), levers.fail.clone(), levers.panic_in.clone());
+    let inside = Wrapped { pass: pass(), gate, fail, panic_in, max_top_k: 0 };
     let scheduler = Scheduler::start(Box::new(inside), Arc::new(model.clone()), options).unwrap();
     (model, scheduler, levers)
 }
@@ -80,7 +81,7 @@ fn bad_requests_are_refused() {
     let sampling = SamplerOptions { temperature: -1.0, ..Default::default() };
     let error = refused(Request { sampling, ..greedy(vec![1], 1) });
     assert!(matches!(error, SubmitError::Sampling(SamplingError::OutOfRange { option: "temperature", .. })));
-    assert_eq!(scheduler.embed(vec![]).err(), Some(SubmitError::EmptyPrompt));
+    assert_eq!(scheduler.embed(Client::Unknown, vec![]).err(), Some(SubmitError::EmptyPrompt));
     assert_eq!(scheduler.metrics().requests.refused, 6);
 
     let model = Arc::new(Model::built_in().unwrap());
@@ -175,11 +176,42 @@ fn a_step_that_fails_fails_its_texts_and_no_others() {
     let answer = read(scheduler.submit(greedy(prompt.clone(), 8)).unwrap());
     assert_eq!(answer.text, ", there was a little girl");
     assert_eq!(scheduler.metrics().requests.failed, 1);
-    // After a panic of the forward pass nothing runs, and nobody waits for it.
-    levers.panic.store(true, Ordering::Relaxed);
-    let answer = read(scheduler.submit(greedy(prompt.clone(), 8)).unwrap());
-    assert_eq!((answer.reason, answer.error), (None, None));
-    wait("the thread to end", || scheduler.submit(greedy(prompt.clone(), 1)).err() == Some(SubmitError::ShuttingDown));
+}
+
+/// After a panic of the forward pass nothing runs: whoever waits, runs, is streamed to or has lost a place hears of it.
+#[test]
+fn a_panic_of_the_forward_pass_is_told_to_all() {
+    let options = SchedulerOptions { n_parallel: 2, turn: Duration::ZERO, ..Default::default() };
+    let (model, scheduler, levers) = wrapped(3, options);
+    let prompt = encode(&model, "Once upon a time");
+    let request = |key: usize, whole: bool| Request {
+        client: Client::Key(key),
+        ignore_eos: true,
+        whole,
+        ..greedy(prompt.clone(), 200)
+    };
+    assert_eq!(scheduler.defect(), None);
+    let mut first = scheduler.submit(request(0, false)).unwrap();
+    assert!(matches!(first.blocking_recv(), Some(Event::Token { .. })));
+    let held = levers.gate.lock().unwrap();
+    let events: Vec<_> = (0..9).map(|i| scheduler.submit(request(i % 4, i % 2 == 0)).unwrap()).collect();
+    let embeddings: Vec<_> = (0..4).map(|i| scheduler.embed(Client::Key(i % 2), prompt.clone()).unwrap()).collect();
+    levers.panic_in.store(8, Ordering::Relaxed);
+    drop(held);
+    for events in [first].into_iter().chain(events) {
+        let answer = read(events);
+        assert_eq!((answer.reason, answer.error), (None, Some(RequestError::EngineFailed)));
+    }
+    // Who has an answer has it, who has none hears why.
+    let embeddings: Vec<_> = embeddings.into_iter().map(pollster::block_on).collect();
+    assert!(embeddings.iter().all(|e| matches!(e, Ok(_) | Err(RequestError::EngineFailed))), "{embeddings:?}");
+    assert_eq!(scheduler.defect().as_deref(), Some("a defect in the forward pass"));
+    assert_eq!(&*pollster::block_on(scheduler.wait_for_defect()), "a defect in the forward pass");
+    assert_eq!(scheduler.submit(request(0, true)).err(), Some(SubmitError::EngineFailed));
+    assert_eq!(scheduler.embed(Client::Unknown, prompt.clone()).err(), Some(SubmitError::EngineFailed));
+    pollster::block_on(scheduler.shut_down(Duration::from_secs(60)));
+    let metrics = scheduler.metrics();
+    assert_eq!((metrics.requests.failed, metrics.requests.refused, metrics.running, metrics.waiting), (10, 2, 0, 0));
 }
 
 /// Allows the tokens whose text it may continue with.
@@ -299,8 +331,11 @@ fn embeddings_are_the_mean_of_the_normed_states() {
     let scheduler = support::start(&model, &engine, options);
     let prompt = encode(&model, "Once upon a time");
     let text = scheduler.submit(greedy(prompt, 20)).unwrap();
-    let embeddings = [scheduler.embed(ids.clone()).unwrap(), scheduler.embed(ids.clone()).unwrap()];
-    drop(scheduler.embed(ids.clone()).unwrap());
+    let embeddings = [
+        scheduler.embed(Client::Unknown, ids.clone()).unwrap(),
+        scheduler.embed(Client::Unknown, ids.clone()).unwrap(),
+    ];
+    drop(scheduler.embed(Client::Unknown, ids.clone()).unwrap());
     for embedding in embeddings {
         let embedding = pollster::block_on(embedding).unwrap();
         assert_eq!(embedding.len(), n_embd);

@@ -3,16 +3,18 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::{EngineOptions, Model};
-use metal_attention_server::scheduler::{FinishReason, Request, Scheduler, SchedulerOptions};
+use metal_attention_server::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
 use proptest::prelude::*;
 use support::{Wrapped, alone, encode, engine, greedy, read, start, stories};
 
 /// A request of the property test.
 #[derive(Debug, Clone)]
 struct Plan {
+    client: usize,
     /// Which of a few texts the prompt begins with, how far, and the tokens that follow.
     base: usize,
     shared: usize,
@@ -32,8 +34,10 @@ fn plan() -> impl Strategy<Value = Plan> {
     let gone_after = prop_oneof![4 => Just(None), 1 => (0..6usize).prop_map(Some)];
     let after = prop_oneof![3 => Just(0), 1 => 0..20usize];
     let shared = prop_oneof![0..3usize, 60..70usize, 0..200usize];
-    (0..2usize, shared, own, 1..40usize, prop::option::of(0..9u64), any::<bool>(), gone_after, after).prop_map(
-        |(base, shared, own, max_tokens, seed, stop, gone_after, after)| Plan {
+    let seed = prop::option::of(0..9u64);
+    (0..3usize, 0..2usize, shared, own, 1..40usize, seed, any::<bool>(), gone_after, after).prop_map(
+        |(client, base, shared, own, max_tokens, seed, stop, gone_after, after)| Plan {
+            client,
             base,
             shared,
             own,
@@ -56,7 +60,8 @@ impl Plan {
             Some(seed) => SamplerOptions { seed: Some(seed), temperature: 1.1, ..Default::default() },
         };
         let stop = if self.stop { vec!["the".to_owned()] } else { vec![] };
-        Request { prompt, sampling, max_tokens: Some(self.max_tokens), stop, ..Default::default() }
+        let client = Client::Key(self.client);
+        Request { client, prompt, sampling, max_tokens: Some(self.max_tokens), stop, ..Default::default() }
     }
 }
 
@@ -70,11 +75,12 @@ proptest! {
         n_batch in prop_oneof![4..9usize, 100..200usize],
         n_pages in 4..12usize,
         max_top_k in prop_oneof![Just(0), Just(8), Just(128)],
+        turn in prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(3)), Just(Duration::from_secs(100))],
     ) {
         let model = Model::built_in().unwrap();
         let engine = EngineOptions { n_seq: n_parallel + n_idle, n_cache: Some(64 * n_pages), ..engine() };
         let pass = Wrapped { max_top_k, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
-        let options = SchedulerOptions { n_parallel, n_batch, ..Default::default() };
+        let options = SchedulerOptions { n_parallel, n_batch, turn, ..Default::default() };
         let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
         let mut answers: Vec<std::thread::JoinHandle<_>> = Vec::new();
         let (mut heard, mut last) = (None, 0);
@@ -109,7 +115,7 @@ proptest! {
             prop_assert_eq!(answer.usage.generated_tokens, ids.len());
             prop_assert_eq!(answer.usage.prompt_tokens, plan.request().prompt.len());
         }
-        pollster::block_on(scheduler.shut_down(std::time::Duration::from_secs(60)));
+        pollster::block_on(scheduler.shut_down(Duration::from_secs(60)));
         let metrics = scheduler.metrics();
         prop_assert_eq!((metrics.running, metrics.waiting, metrics.requests.failed), (0, 0, 0));
         let ended = metrics.requests;

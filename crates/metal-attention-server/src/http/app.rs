@@ -67,10 +67,19 @@ impl Parts {
 
     /// The model, once it is loaded and until the server shuts down.
     pub fn model(&self) -> Result<&Loaded, ApiError> {
+        self.check_engine()?;
         if self.shutting_down.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable("shutting_down", "the server is shutting down"));
         }
         self.model.get().ok_or_else(|| ApiError::unavailable("loading", "the model is still loading: try again soon"))
+    }
+
+    /// An error where the engine met a defect: nothing can be answered any more.
+    pub fn check_engine(&self) -> Result<(), ApiError> {
+        match self.scheduler().and_then(Scheduler::defect) {
+            Some(_) => Err(ApiError::engine_failed()),
+            None => Ok(()),
+        }
     }
 
     /// The model, for a request that names one.

@@ -12,9 +12,10 @@ use super::body::{FromJson, Json, parse};
 use super::fields::{GenerationFields, check};
 use super::logprobs::{CompletionLogprobs, MAX_TOP_LOGPROBS};
 use super::prompt::Prompt;
+use super::unsupported::{self, Endpoint};
 use super::usage::Usage;
 use super::{ApiError, App, ids, prepare};
-use crate::scheduler::{Event, Events};
+use crate::scheduler::{Client, Event, Events};
 use metal_attention::tokenizer::Tokenizer;
 
 /// Tokens where a request does not say how many, as OpenAI has it.
@@ -43,6 +44,7 @@ pub struct CompletionRequest {
 
 impl FromJson for CompletionRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
+        unsupported::check(Endpoint::Completions, json)?;
         Ok(Self { own: parse(json)?, shared: parse(json)? })
     }
 }
@@ -87,12 +89,16 @@ struct CompletionChoice {
 #[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionRequest, responses(
     (status = 200, description = "The texts, whole or as server-sent events",
         content((Completion = "application/json"), (String = "text/event-stream")))))]
-pub async fn completions(State(app): State<App>, Json(request): Json<CompletionRequest>) -> Result<Response, ApiError> {
+pub async fn completions(
+    State(app): State<App>,
+    client: Client,
+    Json(request): Json<CompletionRequest>,
+) -> Result<Response, ApiError> {
     let stream_wanted = request.shared.stream();
     let include_usage = request.shared.include_usage();
     let (events, writer) = prepare({
         let app = app.clone();
-        move || request.submit(&app)
+        move || request.submit(&app, client)
     })
     .await?;
     let mut texts = Texts::new(app, events);
@@ -128,7 +134,7 @@ pub async fn completions(State(app): State<App>, Json(request): Json<CompletionR
 
 impl CompletionRequest {
     /// Submits the request's texts. Tokenising takes time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App) -> Result<(Vec<Events>, CompletionWriter), ApiError> {
+    fn submit(&self, app: &App, client: Client) -> Result<(Vec<Events>, CompletionWriter), ApiError> {
         let Self { own, shared } = self;
         let model = app.model_named(shared.model.as_deref())?;
         if own.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
@@ -149,6 +155,7 @@ impl CompletionRequest {
         for prompt in &prompts {
             for choice in 0..n {
                 let mut request = shared.request(app, model.n_vocab(), prompt, choice)?;
+                request.client = client;
                 request.max_tokens = Some(shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize);
                 request.logprobs = own.logprobs.map(|n| n as usize);
                 events.push(model.scheduler.submit(request)?);

@@ -9,6 +9,7 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
+use super::closed_schema::close;
 use crate::scheduler::Constraint;
 
 /// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
@@ -29,12 +30,13 @@ impl Grammars {
 
     /// Any JSON object.
     pub fn json_object(&self) -> Result<Box<dyn Constraint>, String> {
-        self.json_schema(&json!({"type": "object"}))
+        self.json_schema(&json!({"type": "object"}), Some(false))
     }
 
-    /// JSON that follows `schema`. An error says what about the schema cannot be followed.
-    pub fn json_schema(&self, schema: &Value) -> Result<Box<dyn Constraint>, String> {
-        self.constraint(TopLevelGrammar::from_json_schema(with_bounded_space(schema)))
+    /// JSON that follows `schema`, with open objects only where `strict` is false. An error says what about the schema
+    /// cannot be followed.
+    pub fn json_schema(&self, schema: &Value, strict: Option<bool>) -> Result<Box<dyn Constraint>, String> {
+        self.constraint(TopLevelGrammar::from_json_schema(prepared(schema, strict)?))
     }
 
     /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
@@ -48,8 +50,8 @@ impl Grammars {
     ) -> Result<Box<dyn Constraint>, String> {
         let bounded = |tool: &Tool| {
             let mut json = tool.as_value().clone();
-            json["function"]["parameters"] =
-                with_bounded_space(tool.parameters().unwrap_or(&json!({"type": "object"})));
+            let strict = json["function"]["strict"].as_bool();
+            json["function"]["parameters"] = prepared(tool.parameters().unwrap_or(&json!({"type": "object"})), strict)?;
             Tool::try_from(json).map_err(|e| e.to_string())
         };
         let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
@@ -65,14 +67,17 @@ impl Grammars {
     }
 }
 
-/// `schema` for texts that do not go on with white space for ever. What a request itself says about how its schema is
-/// compiled is not followed.
-fn with_bounded_space(schema: &Value) -> Value {
-    let mut schema = schema.clone();
+/// `schema` for texts that do not go on with white space or with properties for ever. What a request itself says about
+/// how its schema is compiled is not followed.
+fn prepared(schema: &Value, strict: Option<bool>) -> Result<Value, String> {
+    let mut schema = match strict {
+        Some(false) => schema.clone(),
+        Some(true) | None => close(schema, strict.is_some())?,
+    };
     if let Some(object) = schema.as_object_mut() {
         object.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_SPACE}));
     }
-    schema
+    Ok(schema)
 }
 
 /// The trie of the vocabulary's spellings, and what llguidance makes of it.
@@ -122,5 +127,71 @@ impl Constraint for Grammar {
 
     fn is_complete(&self) -> bool {
         self.matcher.is_stopped()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention::Model;
+
+    use super::*;
+
+    /// Whether a text follows a schema to its end.
+    fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
+        let mut constraint = grammars.json_schema(schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
+        let tokenizer = &grammars.tokenizer;
+        let allowed = |constraint: &mut Box<dyn Constraint>| {
+            let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
+            constraint.allowed(&mut mask).unwrap_or_default();
+            (0..tokenizer.n_vocab() as u32).filter(move |id| mask[*id as usize / 32] & (1 << (id % 32)) != 0)
+        };
+        for byte in text.bytes() {
+            match allowed(&mut constraint).find(|&id| tokenizer.token_bytes(id) == [byte]) {
+                Some(id) => constraint.accept(id).unwrap(),
+                None => return false,
+            }
+        }
+        constraint.is_complete() || allowed(&mut constraint).any(|id| tokenizer.is_end_of_generation(id))
+    }
+
+    #[test]
+    fn closed_objects_hold_what_they_name() {
+        let grammars = Grammars::new(&Model::built_in().unwrap().tokenizer().unwrap());
+        let a = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+        let node = json!({"$ref": "#/$defs/N", "$defs": {"N": {"type": "object", "required": ["n"], "properties": {
+            "n": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}}});
+        let derived = json!({"allOf": [{"$ref": "#/$defs/A"}], "properties": {"b": {"type": "integer"}},
+            "required": ["b"], "$defs": {"A": a}});
+        let one_of_two = json!({"type": "object", "properties": {"k": {"type": "integer"}}, "required": ["k"],
+            "anyOf": [{"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+                      {"properties": {"y": {"type": "integer"}}, "required": ["y"]}]});
+        let union = json!({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], "$defs": {"A": a}});
+        for (schema, good, bad) in [
+            (&a, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
+            (&json!({"type": "array", "items": a}), r#"[{"a":1},{"a":2}]"#, r#"[{"a":1,"z":1}]"#),
+            (&json!({"type": "array", "prefixItems": [a], "items": false}), r#"[{"a":1}]"#, r#"[{"a":1,"z":1}]"#),
+            (&json!({"type": "object", "additionalProperties": a}), r#"{"q":{"a":1}}"#, r#"{"q":{"a":1,"z":1}}"#),
+            (
+                &json!({"type": "object", "properties": {"d": {"type": "object", "additionalProperties": true}}}),
+                r#"{"d":{"z":1}}"#,
+                r#"{"d":{"z":1},"z":1}"#,
+            ),
+            (&node, r#"{"n":{"n":null}}"#, r#"{"n":{"n":null,"z":1}}"#),
+            (&union, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
+            (&derived, r#"{"a":1,"b":2}"#, r#"{"a":1,"b":2,"z":1}"#),
+            (&one_of_two, r#"{"k":1,"y":2}"#, r#"{"k":1,"y":2,"z":1}"#),
+            (&json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}), r#"{"xy":1}"#, r#"{"z":1}"#),
+            (&json!({"type": "object", "properties": {}}), "{}", r#"{"z":1}"#),
+        ] {
+            for strict in [None, Some(true)] {
+                assert!(follows(&grammars, schema, strict, good), "{good} by {schema}");
+                assert!(!follows(&grammars, schema, strict, bad), "{bad} by {schema}");
+            }
+            assert!(follows(&grammars, schema, Some(false), good), "{good} by open {schema}");
+            assert!(follows(&grammars, schema, Some(false), bad), "{bad} by open {schema}");
+        }
+        let any = json!({"type": "object"});
+        assert!(follows(&grammars, &any, None, r#"{"z":1}"#) && !follows(&grammars, &any, Some(true), r#"{"z":1}"#));
+        assert!(follows(&grammars, &any, Some(true), "{}"));
     }
 }

@@ -9,7 +9,9 @@ use utoipa::ToSchema;
 
 use super::body::{FromJson, Json, parse};
 use super::prompt::Prompt;
+use super::unsupported::{self, Endpoint};
 use super::{ApiError, App, prepare};
+use crate::scheduler::Client;
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -38,6 +40,7 @@ enum EncodingFormat {
 
 impl FromJson for EmbeddingsRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
+        unsupported::check(Endpoint::Embeddings, json)?;
         parse(json)
     }
 }
@@ -91,6 +94,7 @@ struct EmbeddingsUsage {
     responses((status = 200, description = "The embeddings", body = Embeddings)))]
 pub async fn embeddings(
     State(app): State<App>,
+    client: Client,
     Json(request): Json<EmbeddingsRequest>,
 ) -> Result<axum::Json<Embeddings>, ApiError> {
     let format = request.encoding_format.unwrap_or_default();
@@ -105,7 +109,7 @@ pub async fn embeddings(
             }
             let texts = request.input.encode(model, "input")?;
             let n_tokens = texts.iter().map(Vec::len).sum();
-            let pending = texts.into_iter().map(|ids| model.scheduler.embed(ids));
+            let pending = texts.into_iter().map(|ids| model.scheduler.embed(client, ids));
             Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens))
         }
     })

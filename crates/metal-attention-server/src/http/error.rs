@@ -98,6 +98,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some(code), message)
     }
 
+    /// 503: the engine met a defect; the server is about to end.
+    pub fn engine_failed() -> Self {
+        let message = "the engine met a defect and has ended: the server must be started again";
+        Self::unavailable("engine_failed", message)
+    }
+
     /// 504: the time of `--timeout` was over before there was anything to answer.
     pub fn deadline() -> Self {
         let message = "the request took longer than this server allows (--timeout)";
@@ -132,8 +138,11 @@ impl From<SubmitError> for ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message)
             }
             SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
+            SubmitError::EngineFailed => Self::engine_failed(),
             SubmitError::PromptTooLong { .. } => Self::invalid(message).with_code("context_length_exceeded"),
-            _ => Self::invalid(message),
+            SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
+                Self::invalid(message)
+            }
         }
     }
 }
@@ -143,7 +152,8 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::ShutDown => Self::unavailable("shutting_down", error.to_string()),
             RequestError::Constraint(_) => Self::invalid(error.to_string()).with_code("constraint_failed"),
-            _ => Self::internal(error.to_string()),
+            RequestError::EngineFailed => Self::internal(error.to_string()).with_code("engine_failed"),
+            RequestError::Forward(_) | RequestError::Panicked(_) => Self::internal(error.to_string()),
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::{ApiError, App};
-use crate::scheduler::{Constraint, Request};
+use crate::scheduler::{Client, Constraint, Request};
 
 /// Most texts that one request may ask for.
 pub const MAX_CHOICES: u32 = 16;
@@ -113,6 +113,7 @@ impl GenerationFields {
             constraint: None::<Box<dyn Constraint>>,
             deadline: app.options.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             whole: !self.stream(),
+            client: Client::default(),
         })
     }
 

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
 use super::{ApiError, App, ids};
+use crate::scheduler::Client;
 
 /// Names the request, logs how it went, and counts it. Neither bodies nor queries nor headers reach the log.
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -56,15 +57,18 @@ fn is_local(host: &str, also: &[String]) -> bool {
         || also.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Refuses requests without one of the keys, where there are any.
-pub async fn check_key(State(app): State<App>, request: Request, next: Next) -> Response {
+/// Refuses requests without one of the keys, where there are any, and notes whose key it is.
+pub async fn check_key(State(app): State<App>, mut request: Request, next: Next) -> Response {
     if app.options.keys.is_empty() {
         return next.run(request).await;
     }
     let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    match given.and_then(|value| bearer(value)) {
-        Some(key) if app.options.keys.contain(key) => next.run(request).await,
-        Some(_) => ApiError::unauthorized("the API key is wrong").into_response(),
+    match given.and_then(|value| bearer(value)).map(|key| app.options.keys.number(key)) {
+        Some(Some(number)) => {
+            request.extensions_mut().insert(Client::Key(number));
+            next.run(request).await
+        }
+        Some(None) => ApiError::unauthorized("the API key is wrong").into_response(),
         None => ApiError::unauthorized("this server wants an API key: send the header Authorization: Bearer KEY")
             .into_response(),
     }

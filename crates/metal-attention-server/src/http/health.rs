@@ -15,16 +15,19 @@ pub struct Health {
 }
 
 /// Says that the server runs, whether or not it has a model yet.
-#[utoipa::path(get, path = "/health", tag = "operations",
-    responses((status = 200, description = "The server runs", body = Health)))]
-pub async fn health() -> axum::Json<Health> {
-    axum::Json(Health { status: "ok" })
+#[utoipa::path(get, path = "/health", tag = "operations", responses(
+    (status = 200, description = "The server runs", body = Health),
+    (status = 503, description = "The engine met a defect, and the server ends", body = ErrorBody)))]
+pub async fn health(State(app): State<App>) -> Result<axum::Json<Health>, ApiError> {
+    app.check_engine()?;
+    Ok(axum::Json(Health { status: "ok" }))
 }
 
 /// Says whether requests can be answered: the model is loaded, and the server does not shut down.
 #[utoipa::path(get, path = "/ready", tag = "operations", responses(
     (status = 200, description = "Requests can be answered", body = Health),
-    (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
+    (status = 503, description = "The model is loading, the server shuts down, or its engine met a defect",
+        body = ErrorBody)))]
 pub async fn ready(State(app): State<App>) -> Result<axum::Json<Health>, ApiError> {
     app.model()?;
     Ok(axum::Json(Health { status: "ok" }))

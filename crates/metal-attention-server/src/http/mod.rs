@@ -8,6 +8,8 @@ mod answer;
 mod app;
 mod body;
 mod chat;
+mod client;
+mod closed_schema;
 mod completions;
 mod constraint;
 mod embeddings;
@@ -27,6 +29,7 @@ mod prompt;
 mod routes;
 mod server;
 mod tokens;
+mod unsupported;
 mod usage;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,7 +38,7 @@ use app::App;
 pub use app::Loaded;
 use error::ApiError;
 pub use options::{HttpOptions, Keys};
-pub use server::serve;
+pub use server::{ServeError, serve};
 
 /// Runs `work`, which takes a moment, where it holds up nobody.
 async fn prepare<T: Send + 'static>(

@@ -31,7 +31,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
     let open = OpenApiRouter::new().routes(routes!(health::health)).routes(routes!(health::ready));
     let (router, api) = closed.merge(open).split_for_parts();
     let api = openapi::complete(api, &app.options, checks_host);
-    let mut router = router
+    let router = router
         .route("/openapi.json", get(move || async move { axum::Json(api) }))
         .route("/", get(page::html))
         .route("/chat.css", get(page::css))
@@ -39,9 +39,13 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .route("/markdown.js", get(page::markdown))
         .route("/icon.svg", get(page::icon))
         .fallback(not_found)
-        .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(app.options.max_body))
-        .layer(CatchPanicLayer::custom(panicked));
+        .method_not_allowed_fallback(method_not_allowed);
+    layers(router, app, checks_host).with_state(app.clone())
+}
+
+/// What a request passes before any route, from the last to the first.
+fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
+    let mut router = router.layer(DefaultBodyLimit::max(app.options.max_body)).layer(CatchPanicLayer::custom(panicked));
     if checks_host {
         router = router.layer(from_fn_with_state(app.clone(), guard::check_host));
     }
@@ -54,7 +58,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
             .expose_headers([HeaderName::from_static("x-request-id")]);
         router = router.layer(cors);
     }
-    router.layer(from_fn_with_state(app.clone(), guard::observe)).with_state(app.clone())
+    router.layer(from_fn_with_state(app.clone(), guard::observe))
 }
 
 async fn not_found(request: Request) -> ApiError {
@@ -71,4 +75,48 @@ async fn method_not_allowed(request: Request) -> ApiError {
 fn panicked(_: Box<dyn Any + Send>) -> Response<Body> {
     tracing::error!("a request panicked");
     ApiError::internal("an internal error ended this request").into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+    use axum::http::StatusCode;
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::http::{HttpOptions, metrics, prepare};
+
+    /// A handler that panics, itself or on a thread that may block, is answered with 500, and tells nothing of the
+    /// request.
+    #[test]
+    fn a_panic_of_a_handler_is_an_error_of_its_request() {
+        let app = App::new(HttpOptions::default());
+        let panics = async || -> ApiError { panic!("the secret prompt") };
+        let blocks = async || prepare(|| -> Result<(), ApiError> { panic!("the secret prompt") }).await;
+        let router = Router::new().route("/panics", get(panics)).route("/blocks", get(blocks));
+        let router = router.route("/metrics", get(metrics::metrics));
+        let service = TowerToHyperService::new(layers(router, &app, false).with_state(app.clone()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let ask = |path: &str| {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            runtime.block_on(async {
+                let answer = service.call(request).await.unwrap();
+                let (parts, body) = answer.into_parts();
+                (parts, String::from_utf8(to_bytes(body, 1 << 20).await.unwrap().to_vec()).unwrap())
+            })
+        };
+        for path in ["/panics", "/blocks", "/panics"] {
+            let (head, body) = ask(path);
+            assert_eq!(head.status, StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+            assert!(head.headers.contains_key("x-request-id") && !body.contains("secret"), "{body}");
+            let error = &serde_json::from_str::<Value>(&body).unwrap()["error"];
+            assert_eq!((&error["code"], &error["type"]), (&"internal_error".into(), &"server_error".into()));
+        }
+        // It is counted like every other answer, and the server goes on.
+        let counted = "http_responses_total{route=\"/panics\",status=\"500\"} 2";
+        let (head, body) = ask("/metrics");
+        assert!(head.status == StatusCode::OK && body.contains(counted), "{body}");
+    }
 }

@@ -26,14 +26,30 @@ const MAX_HEAD: usize = 64 << 10;
 /// How long answers may take to reach their clients once nothing is generated any more.
 const FLUSH: Duration = Duration::from_secs(2);
 
+/// Why a server ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError<E> {
+    /// The model could not be loaded.
+    #[error("{0}")]
+    Load(E),
+    /// A defect: loading the model panicked.
+    #[error("loading the model met a defect, which is told above: the server has ended")]
+    LoadPanicked,
+    /// A defect: the engine's thread panicked. All requests were told.
+    #[error("the engine met a defect ({0}): the server has ended, and can be started again")]
+    Engine(Arc<str>),
+}
+
 /// Serves on `listener` until `shutdown` is ready, and then until the running requests are finished or the grace is
-/// over. `load` makes the model meanwhile, on a thread of its own; where it fails the server ends with its error.
+/// over. `load` makes the model meanwhile, on a thread of its own; where it fails the server ends with its error. Where
+/// the engine meets a defect the server ends too, once all have been told: whoever watches over it starts it again, with
+/// a forward pass that nothing is wrong with.
 pub async fn serve<E: Send + 'static>(
     listener: TcpListener,
     options: HttpOptions,
     load: impl FnOnce() -> Result<Loaded, E> + Send + 'static,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), E> {
+) -> Result<(), ServeError<E>> {
     // Everybody on this machine is let in where no key is asked for, and nobody else.
     let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let checks_host = is_loopback && options.keys.is_empty();
@@ -44,6 +60,7 @@ pub async fn serve<E: Send + 'static>(
     let (loaded_sender, mut loaded) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || loaded_sender.send(load()).map_err(|_| "the server has ended"));
     let mut is_loading = true;
+    let mut failure = None;
     let mut shutdown = pin!(shutdown);
     loop {
         tokio::select! {
@@ -52,10 +69,17 @@ pub async fn serve<E: Send + 'static>(
                 is_loading = false;
                 match result {
                     Ok(Ok(model)) => app.set_model(model),
-                    Ok(Err(error)) => return Err(error),
+                    Ok(Err(error)) => return Err(ServeError::Load(error)),
                     // The thread panicked and has said why.
-                    Err(_) => break,
+                    Err(_) => {
+                        failure = Some(ServeError::LoadPanicked);
+                        break;
+                    }
                 }
+            }
+            why = engine_defect(&app), if !is_loading => {
+                failure = Some(ServeError::Engine(why));
+                break;
             }
             (stream, peer, permit) = accept(&listener, &connections) => {
                 let served = serve_connection(stream, peer, &app, router.clone(), &graceful);
@@ -83,7 +107,15 @@ pub async fn serve<E: Send + 'static>(
     if flushed.is_err() {
         tracing::warn!("some clients did not take their answers in time");
     }
-    Ok(())
+    failure.map_or(Ok(()), Err)
+}
+
+/// Waits for the engine to meet a defect.
+async fn engine_defect(app: &App) -> Arc<str> {
+    match app.scheduler() {
+        Some(scheduler) => scheduler.wait_for_defect().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The next connection, as soon as there may be one more.

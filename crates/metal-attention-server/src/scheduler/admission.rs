@@ -1,78 +1,213 @@
 //! Which of the texts that wait get a place in the KV cache, and where.
 
+use std::cmp::Reverse;
+
 use super::engine::{Engine, Running};
 use super::slots::{Prefix, longest_prefix, n_common};
 use super::text::Text;
-use super::{FinishReason, Metrics};
+use super::{Client, FinishReason, Metrics};
 
 /// Tokens that a text waits for while another one evaluates them.
 const WORTH_WAITING: usize = 16;
+
+/// Texts of one client that are looked at for one that need not wait for another.
+const LOOK_AHEAD: usize = 32;
 
 /// Where a text can run.
 enum Place {
     /// In this sequence, which holds so many of its tokens already.
     At(usize, usize),
-    /// Later: a text that begins alike is being evaluated, and sharing is cheaper than evaluating twice.
+    /// Later: a text of this client that begins alike is being evaluated, and sharing is cheaper than evaluating twice.
+    /// Nobody waits for another client's.
     Later,
     /// There is no room now.
     Full,
 }
 
+/// What came of looking for a text of a client that can have a place.
+enum Admission {
+    /// One has a place, or ended without needing one.
+    Done,
+    /// Each of its texts had better wait for another one of this client.
+    Later,
+    /// There is no room now for the one whose turn it is.
+    Full,
+}
+
 impl<'t> Engine<'t> {
-    /// Gives places to texts as long as there is room, to those that lost theirs first.
+    /// Gives places to texts and embeddings as long as there is room. Clients take turns: who runs least comes first. Of
+    /// texts and embeddings those come first that did not have the last room: what needs much would never find it, if
+    /// what needs little always came before.
     pub(super) fn admit(&mut self) {
-        while self.has_place() && !self.preempted.is_empty() {
-            let text = self.preempted.remove(0);
-            match self.place(&text.ids) {
-                Place::At(seq, n) => self.start(text, seq, n),
-                Place::Later | Place::Full => {
-                    self.preempted.insert(0, text);
-                    return;
-                }
+        self.update_turns();
+        if self.texts_first {
+            if self.admit_texts() {
+                self.admit_embeddings();
             }
-        }
-        let mut next = 0;
-        while self.has_place() {
-            let Some(submission) = self.shared.queue().texts.remove(next) else { return };
-            if submission.request.max_tokens == Some(0) {
-                let text = self.new_text(submission);
-                self.answer(text, Ok(FinishReason::Length));
-                continue;
-            }
-            match self.place(&submission.request.prompt) {
-                Place::At(seq, n) => {
-                    let text = self.new_text(submission);
-                    self.start(text, seq, n);
-                }
-                Place::Later => {
-                    self.shared.queue().texts.insert(next, submission);
-                    next += 1;
-                }
-                Place::Full => {
-                    self.shared.queue().texts.insert(next, submission);
-                    return;
-                }
-            }
+        } else if self.admit_embeddings() {
+            self.admit_texts();
         }
     }
 
-    fn has_place(&self) -> bool {
-        self.running.len() < self.options.n_parallel
+    fn update_turns(&mut self) {
+        let queue = self.shared.queue();
+        let preempted = self.preempted.iter().map(|text| text.client);
+        let mut waiting: Vec<_> = queue.texts.clients().chain(queue.embeddings.clients()).chain(preempted).collect();
+        drop(queue);
+        waiting.sort_unstable();
+        waiting.dedup();
+        self.turns.update(&waiting);
+    }
+
+    /// Gives places to texts, to those of a client that lost theirs first. False where one waits for room in the cache.
+    fn admit_texts(&mut self) -> bool {
+        let mut passed = Vec::new();
+        while let Some(client) = self.next_client(&passed) {
+            if self.running.len() == self.options.n_parallel && !self.make_way(client) {
+                return true;
+            }
+            match self.admit_text(client) {
+                Admission::Done => {}
+                Admission::Later => passed.push(client),
+                Admission::Full if self.make_way(client) => {}
+                Admission::Full => return false,
+            }
+        }
+        true
+    }
+
+    /// The client whose turn it is among those with texts that wait, without those that were `passed` over.
+    fn next_client(&self, passed: &[Client]) -> Option<Client> {
+        let queue = self.shared.queue();
+        let waiting = queue.texts.clients().chain(self.preempted.iter().map(|text| text.client));
+        let waiting = waiting.filter(|client| !passed.contains(client));
+        waiting.min_by_key(|&client| (self.n_running(client), self.turns.of(client)))
+    }
+
+    /// Texts of `client` that run.
+    pub(super) fn n_running(&self, client: Client) -> usize {
+        self.running.iter().filter(|r| r.text.client == client).count()
+    }
+
+    /// Gives a place to the first text of `client` that need not wait for another one.
+    fn admit_text(&mut self, client: Client) -> Admission {
+        let mut at = 0;
+        while let Some(text) = self.preempted.get(at) {
+            if text.client != client {
+                at += 1;
+                continue;
+            }
+            let text = self.preempted.remove(at);
+            match self.place(client, &text.ids) {
+                Place::At(seq, n) => {
+                    self.start(text, seq, n);
+                    return Admission::Done;
+                }
+                Place::Later => {
+                    self.preempted.insert(at, text);
+                    at += 1;
+                }
+                Place::Full => {
+                    self.preempted.insert(at, text);
+                    return Admission::Full;
+                }
+            }
+        }
+        for at in 0..LOOK_AHEAD {
+            let Some(submission) = self.shared.queue().texts.take(client, at) else { break };
+            if submission.request.max_tokens == Some(0) {
+                let text = self.new_text(submission);
+                self.answer(text, Ok(FinishReason::Length));
+                return Admission::Done;
+            }
+            match self.place(client, &submission.request.prompt) {
+                Place::At(seq, n) => {
+                    let text = self.new_text(submission);
+                    self.start(text, seq, n);
+                    return Admission::Done;
+                }
+                Place::Later => self.shared.queue().texts.put_back(client, at, submission),
+                Place::Full => {
+                    self.shared.queue().texts.put_back(client, at, submission);
+                    return Admission::Full;
+                }
+            }
+        }
+        Admission::Later
     }
 
     fn start(&mut self, mut text: Text<'t>, seq: usize, n_cached: usize) {
         if text.admit(n_cached) {
             self.count(|metrics| metrics.cached_tokens += n_cached as u64);
         }
-        self.running.push(Running { text, seq });
+        self.turns.served(text.client);
+        self.texts_first = false;
+        // What it finds in the cache is no progress of its own.
+        text.reached = text.reached.max(n_cached);
+        self.running.push(Running { text, seq, since: None });
+    }
+
+    /// Begins embeddings, one for each client at a time. False where one waits for room in the cache.
+    fn admit_embeddings(&mut self) -> bool {
+        // One more than texts, so that a single client never has them all.
+        while self.embeddings.len() <= self.options.n_parallel {
+            let queue = self.shared.queue();
+            let busy = |client: &Client| self.embeddings.iter().any(|run| run.client() == *client);
+            let waiting = queue.embeddings.clients().filter(|client| !busy(client));
+            let next = waiting.min_by_key(|&client| self.turns.of(client));
+            drop(queue);
+            let Some(client) = next else { return true };
+            let Some(request) = self.shared.queue().embeddings.take(client, 0) else { return true };
+            let mut seq = self.fresh_sequence(request.ids.len());
+            while seq.is_none() && self.make_way(client) {
+                seq = self.fresh_sequence(request.ids.len());
+            }
+            let Some(seq) = seq else {
+                self.shared.queue().embeddings.put_back(client, 0, request);
+                return false;
+            };
+            self.begin_embedding(request, seq);
+            self.turns.served(client);
+            self.texts_first = true;
+        }
+        true
+    }
+
+    /// Puts a text off for `client`: one of a client that has two places more, or any, where `client` has none. Only who
+    /// has had its turn gives way, so that everybody gets on. What the KV cache holds of the text stays as long as there
+    /// is room. False where nobody has to give way.
+    fn make_way(&mut self, client: Client) -> bool {
+        let had_turn = |r: &Running<'_>| r.since.is_some_and(|since| since.elapsed() >= self.options.turn);
+        let others = self.running.iter().enumerate().filter(|(_, r)| r.text.client != client && had_turn(r));
+        let longest = others.max_by_key(|(_, r)| (self.n_running(r.text.client), Reverse(r.since)));
+        let own = self.n_running(client);
+        let Some((i, _)) = longest.filter(|(_, r)| own == 0 || self.n_running(r.text.client) >= own + 2) else {
+            return false;
+        };
+        let Running { text, seq, .. } = &self.running[i];
+        let kept = text.ids[..self.pass.n_past(*seq)].to_vec();
+        let seq = self.put_off(i);
+        self.slots.keep(seq, kept);
+        true
+    }
+
+    /// Takes the `i`-th text's place: it waits for another one. Returns its sequence, which is as it was.
+    pub(super) fn put_off(&mut self, i: usize) -> usize {
+        let Running { mut text, seq, .. } = self.running.remove(i);
+        tracing::debug!("text {} gives its place up after {} tokens", text.number, text.ids.len());
+        text.reached = text.reached.max(self.pass.n_past(seq));
+        let at = self.preempted.partition_point(|earlier| earlier.number < text.number);
+        self.preempted.insert(at, text);
+        self.count(|metrics| metrics.preemptions += 1);
+        seq
     }
 
     pub(super) fn count(&self, count: impl FnOnce(&mut Metrics)) {
         count(&mut self.shared.metrics());
     }
 
-    /// Finds a sequence for a text, with as much of it as the KV cache holds anywhere.
-    fn place(&mut self, ids: &[u32]) -> Place {
+    /// Finds a sequence for a text of `client`, with as much of it as the KV cache holds anywhere.
+    fn place(&mut self, client: Client, ids: &[u32]) -> Place {
         // The last token is evaluated in any case: its logits choose the next one.
         let ids = &ids[..ids.len() - 1];
         let evaluated = self.running.iter().map(|r| (r.seq, &r.text.ids[..self.pass.n_past(r.seq)]));
@@ -82,7 +217,7 @@ impl<'t> Engine<'t> {
         let cached = prefix.map_or(0, |prefix| prefix.n);
         let comes = |r: &Running<'_>| {
             let n = n_common(ids, &r.text.ids);
-            n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING
+            r.text.client == client && n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING
         };
         if self.running.iter().any(comes) {
             return Place::Later;
@@ -147,13 +282,13 @@ impl<'t> Engine<'t> {
             let of = |n: usize| n.div_ceil(pages.page_len);
             let soon = |n: usize| (n + pages.page_len).min(self.pass.n_ctx());
             let running = self.running.iter().map(|r| (r.seq, soon(r.text.ids.len())));
-            let embedding = self.embedding.iter().map(|run| (run.seq, run.n_tokens()));
-            let missing = running.chain(embedding).map(|(seq, n)| of(n).saturating_sub(of(self.pass.n_past(seq))));
+            let embeddings = self.embeddings.iter().map(|run| (run.seq, run.n_tokens()));
+            let missing = running.chain(embeddings).map(|(seq, n)| of(n).saturating_sub(of(self.pass.n_past(seq))));
             if pages.free >= missing.sum::<usize>() + of(n_tokens) {
                 return true;
             }
             let Some(seq) = self.slots.oldest_idle(except) else {
-                return self.running.is_empty() && self.embedding.is_none();
+                return self.running.is_empty() && self.embeddings.is_empty();
             };
             self.evict(seq);
         }

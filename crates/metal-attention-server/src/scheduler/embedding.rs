@@ -4,10 +4,13 @@ use metal_attention::{BatchToken, ForwardError};
 
 use super::engine::Engine;
 use super::queue::EmbeddingRequest;
+use super::{Client, RequestError};
 
 /// An embedding that is being made.
 pub(super) struct EmbeddingRun {
     request: EmbeddingRequest,
+    /// Counts embeddings in the order in which they began.
+    number: u64,
     /// Its sequence.
     pub seq: usize,
     /// Sum of the normed states so far, `[n_embd]`.
@@ -20,31 +23,34 @@ impl EmbeddingRun {
         self.request.ids.len()
     }
 
+    /// Who asked for it.
+    pub fn client(&self) -> Client {
+        self.request.client
+    }
+
     pub fn is_abandoned(&self) -> bool {
         self.request.answer.is_closed()
+    }
+
+    /// Tells the client that it cannot be made.
+    pub fn fail(self, why: RequestError) {
+        let _ = self.request.answer.send(Err(why));
     }
 }
 
 impl Engine<'_> {
-    /// Gives the next embedding that waits a sequence, where none is being made and there is room.
-    pub(super) fn start_embedding(&mut self) {
-        if self.embedding.is_some() {
-            return;
-        }
-        let Some(request) = self.shared.queue().embeddings.pop_front() else { return };
-        match self.fresh_sequence(request.ids.len()) {
-            Some(seq) => {
-                let sum = vec![0.0; self.pass.spec().n_embd];
-                self.embedding = Some(EmbeddingRun { request, seq, sum });
-            }
-            None => self.shared.queue().embeddings.push_front(request),
-        }
+    /// Begins an embedding in a sequence of its own.
+    pub(super) fn begin_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
+        let sum = vec![0.0; self.pass.spec().n_embd];
+        self.n_begun += 1;
+        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, sum });
     }
 
-    /// Evaluates the next chunk of the embedding that is being made.
+    /// Evaluates the next chunk of the embedding whose turn it is.
     pub(super) fn embed(&mut self) {
-        let most = self.pace.prompt_tokens(0, !self.running.is_empty());
-        let Self { pass, model, embedding: Some(run), .. } = self else { return };
+        let most = self.pace.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
+        let Some(mut run) = self.embeddings.pop_front() else { return };
+        let Self { pass, model, .. } = self;
         let start = pass.n_past(run.seq);
         let token = |(i, &id): (usize, &u32)| BatchToken { id, seq: run.seq, pos: start + i, logits: false };
         let rest = &run.request.ids[start..];
@@ -57,48 +63,52 @@ impl Engine<'_> {
                 states.chunks_exact(n_embd).for_each(|state| add_normed(state, weight, eps, sum));
             }
         };
-        match pass.forward_traced(&batch, Some(&mut add)) {
-            Ok(_) => {
+        let evaluated = pass.forward_traced(&batch, Some(&mut add)).map(|_| ());
+        let is_done = pass.n_past(run.seq) == run.n_tokens();
+        self.embeddings.push_back(run);
+        let at = self.embeddings.len() - 1;
+        match evaluated {
+            Ok(()) => {
                 self.count(|metrics| {
                     metrics.count_step(batch.len());
                     metrics.embedding_tokens += batch.len() as u64;
                 });
-                self.finish_embedding();
+                if is_done {
+                    self.finish_embedding(at);
+                }
             }
             Err(ForwardError::OutOfPages { .. }) => match self.slots.oldest_idle(None) {
                 Some(seq) => self.evict(seq),
                 None => self.put_embedding_off(),
             },
             Err(why) => {
-                if let Some(run) = self.drop_embedding() {
-                    self.count(|metrics| metrics.requests.failed += 1);
-                    let _ = run.request.answer.send(Err(why.into()));
-                }
+                self.count(|metrics| metrics.requests.failed += 1);
+                self.drop_embedding(at, why.into());
             }
         }
     }
 
-    /// Answers the embedding, where all its tokens were evaluated.
-    fn finish_embedding(&mut self) {
-        let done = |run: &mut EmbeddingRun| self.pass.n_past(run.seq) == run.n_tokens();
-        let Some(run) = self.embedding.take_if(done) else { return };
+    /// Answers the `i`-th embedding, all of whose tokens were evaluated.
+    fn finish_embedding(&mut self, i: usize) {
+        let Some(run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
         self.count(|metrics| metrics.requests.embeddings += 1);
         let _ = run.request.answer.send(Ok(unit(&run.sum)));
     }
 
-    /// Forgets the embedding, whose client is gone or will hear why.
-    pub(super) fn drop_embedding(&mut self) -> Option<EmbeddingRun> {
-        let run = self.embedding.take()?;
+    /// Gives the `i`-th embedding up.
+    pub(super) fn drop_embedding(&mut self, i: usize, why: RequestError) {
+        let Some(run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
-        Some(run)
+        run.fail(why);
     }
 
-    /// Gives the embedding's pages up; it begins again when there is room.
+    /// Takes the pages of the embedding that began last; it begins again when there is room.
     pub(super) fn put_embedding_off(&mut self) {
-        if let Some(run) = self.drop_embedding() {
-            self.shared.queue().embeddings.push_front(run.request);
-        }
+        let last = self.embeddings.iter().enumerate().max_by_key(|(_, run)| run.number).map(|(i, _)| i);
+        let Some(run) = last.and_then(|i| self.embeddings.remove(i)) else { return };
+        self.evict(run.seq);
+        self.shared.queue().embeddings.put_back(run.client(), 0, run.request);
     }
 }
 

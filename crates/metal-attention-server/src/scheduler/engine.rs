@@ -1,5 +1,6 @@
 //! The thread that owns the forward pass: its loop, and how texts begin and end on it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use super::pace::Pace;
 use super::queue::{Shared, Submission};
 use super::slots::Slots;
 use super::text::Text;
+use super::turns::Turns;
 use super::{FinishReason, RequestError, SchedulerOptions};
 
 /// A text with a place in the KV cache.
@@ -18,6 +20,8 @@ pub(super) struct Running<'t> {
     pub text: Text<'t>,
     /// Its sequence.
     pub seq: usize,
+    /// When it got further than it was when it lost its place last.
+    pub since: Option<Instant>,
 }
 
 /// The forward pass and everything that runs on it.
@@ -32,11 +36,16 @@ pub(super) struct Engine<'t> {
     pub running: Vec<Running<'t>>,
     /// Texts that had to give their places up, by number.
     pub preempted: Vec<Text<'t>>,
-    pub embedding: Option<EmbeddingRun>,
+    /// Those that are being made, the next to go on first; at most one of a client.
+    pub embeddings: VecDeque<EmbeddingRun>,
+    /// Which client comes next.
+    pub turns: Turns,
+    /// An embedding began after the last text did: the next room is for texts.
+    pub texts_first: bool,
     /// How large a step may be.
     pub pace: Pace,
-    /// Texts that got a place so far, or ended without one.
-    pub n_texts: u64,
+    /// Texts and embeddings that got a place so far, or ended without one.
+    pub n_begun: u64,
 }
 
 impl<'t> Engine<'t> {
@@ -57,13 +66,15 @@ impl<'t> Engine<'t> {
             options,
             running: Vec::new(),
             preempted: Vec::new(),
-            embedding: None,
-            n_texts: 0,
+            embeddings: VecDeque::new(),
+            turns: Turns::default(),
+            texts_first: false,
+            n_begun: 0,
         }
     }
 
     /// Runs until the scheduler is closed and nothing is left to do.
-    pub fn run(mut self) {
+    pub fn run(&mut self) {
         loop {
             if self.is_idle() {
                 self.publish();
@@ -73,7 +84,6 @@ impl<'t> Engine<'t> {
                 }
             }
             self.drop_ended();
-            self.start_embedding();
             self.admit();
             self.step();
             self.embed();
@@ -84,7 +94,7 @@ impl<'t> Engine<'t> {
     fn is_idle(&self) -> bool {
         self.running.is_empty()
             && self.preempted.is_empty()
-            && self.embedding.is_none()
+            && self.embeddings.is_empty()
             && self.shared.queue().len() == 0
     }
 
@@ -100,20 +110,15 @@ impl<'t> Engine<'t> {
                 deadline.filter(|&deadline| now >= deadline).map(|_| FinishReason::Deadline)
             }
         };
-        let is_over = |s: &Submission| over(s.events.is_closed(), s.request.deadline);
-        let mut ended = Vec::new();
-        let mut next = 0;
-        while let Some(submission) = queue.texts.get(next) {
-            match is_over(submission) {
-                Some(reason) => ended.extend(queue.texts.remove(next).map(|submission| (submission, reason))),
-                None => next += 1,
-            }
-        }
-        queue.embeddings.retain(|request| !closed && !request.answer.is_closed());
+        let ended = queue.texts.extract(|s: &Submission| over(s.events.is_closed(), s.request.deadline));
+        let embeddings = queue.embeddings.extract(|request| over(request.answer.is_closed(), None));
         drop(queue);
         for (submission, reason) in ended {
             let text = self.new_text(submission);
             self.answer(text, Ok(reason));
+        }
+        for (request, _) in embeddings {
+            let _ = request.answer.send(Err(RequestError::ShutDown));
         }
         for i in (0..self.preempted.len()).rev() {
             if let Some(reason) = over(self.preempted[i].is_abandoned(), self.preempted[i].deadline) {
@@ -127,20 +132,22 @@ impl<'t> Engine<'t> {
                 self.end(i, Ok(reason));
             }
         }
-        if self.embedding.as_ref().is_some_and(|run| closed || run.is_abandoned()) {
-            self.drop_embedding();
+        for i in (0..self.embeddings.len()).rev() {
+            if over(self.embeddings[i].is_abandoned(), None).is_some() {
+                self.drop_embedding(i, RequestError::ShutDown);
+            }
         }
     }
 
     /// The text of a request whose turn it is.
     pub fn new_text(&mut self, submission: Submission) -> Text<'t> {
-        self.n_texts += 1;
-        Text::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_texts)
+        self.n_begun += 1;
+        Text::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_begun)
     }
 
     /// Ends the `i`-th running text. What the KV cache holds of it stays, for prompts that begin like it.
     pub fn end(&mut self, i: usize, outcome: Result<FinishReason, RequestError>) {
-        let Running { text, seq } = self.running.remove(i);
+        let Running { text, seq, .. } = self.running.remove(i);
         if matches!(outcome, Err(RequestError::Forward(_))) {
             self.evict(seq);
         } else {
@@ -158,6 +165,20 @@ impl<'t> Engine<'t> {
         }
     }
 
+    /// After a panic: tells all that have begun. Nothing is certain any more but that they cannot be finished.
+    pub fn fail(mut self) {
+        let texts = self.running.drain(..).map(|r| r.text).chain(self.preempted.drain(..));
+        let texts: Vec<_> = texts.collect();
+        for text in texts {
+            self.answer(text, Err(RequestError::EngineFailed));
+        }
+        for run in self.embeddings.drain(..) {
+            run.fail(RequestError::EngineFailed);
+        }
+        let mut metrics = self.shared.metrics();
+        (metrics.running, metrics.waiting) = (0, 0);
+    }
+
     /// Empties a sequence, whose pages are free then unless others share them.
     pub fn evict(&mut self, seq: usize) {
         self.pass.truncate_seq(seq, 0);
@@ -168,7 +189,7 @@ impl<'t> Engine<'t> {
     fn publish(&self) {
         let pages = self.pass.cache_pages();
         let mut metrics = self.shared.metrics();
-        metrics.running = self.running.len() + usize::from(self.embedding.is_some());
+        metrics.running = self.running.len() + self.embeddings.len();
         metrics.waiting = self.preempted.len();
         metrics.pages_used = pages.total - pages.free;
         metrics.pages_free = pages.free;

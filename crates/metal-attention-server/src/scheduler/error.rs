@@ -38,6 +38,9 @@ pub enum SubmitError {
     /// No new requests are taken.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// The engine panicked and has ended.
+    #[error("the engine met a defect and has ended: it must be started again")]
+    EngineFailed,
     /// There is nothing to continue.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
@@ -75,6 +78,9 @@ pub enum RequestError {
     /// A defect: choosing the request's next token panicked.
     #[error("an internal error ended this request: {0}")]
     Panicked(String),
+    /// A defect: the engine's thread panicked, and nothing runs any more.
+    #[error("the engine met a defect and ended before the request was finished")]
+    EngineFailed,
     /// The scheduler ended before the request did.
     #[error("the server shut down before the request was finished")]
     ShutDown,

@@ -24,7 +24,8 @@ pub struct Metrics {
     pub batch_sizes: [u64; BATCH_SIZE_BUCKETS.len() + 1],
     /// Tokens of all steps.
     pub batch_tokens: u64,
-    /// Times that a running request had to give up its pages of the KV cache, to be computed again later.
+    /// Times that a running request had to give up its place for a while: to another client, or because pages of the KV
+    /// cache ran out.
     pub preemptions: u64,
     /// Requests that are running now.
     pub running: usize,

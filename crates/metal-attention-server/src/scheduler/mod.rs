@@ -36,6 +36,7 @@ mod admission;
 mod embedding;
 mod engine;
 mod error;
+mod lines;
 mod metrics;
 mod pace;
 mod queue;
@@ -43,8 +44,11 @@ mod request;
 mod slots;
 mod step;
 mod text;
+mod turns;
 
+use std::any::Any;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -60,23 +64,26 @@ use queue::{EmbeddingRequest, Shared, Submission};
 
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
-pub use request::{Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
+pub use request::{Client, Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
 
 /// How a [`Scheduler`] shares its forward pass out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerOptions {
     /// Texts that run at once; at most the sequences of the forward pass. Those beyond keep more finished texts.
     pub n_parallel: usize,
-    /// Requests that may wait for a place.
+    /// Requests that may wait for a place. Where a client has so many waiting, others find room for their share beyond
+    /// that, for twice as many at most.
     pub n_queue: usize,
     /// Most tokens of a step; at least `n_parallel`. A long prompt is evaluated in steps of so many, or of fewer where
     /// others wait, so that their texts go on in between.
     pub n_batch: usize,
+    /// How long a text keeps its place while another client waits for one. After that it may have to wait in its turn.
+    pub turn: Duration,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { n_parallel: 1, n_queue: 256, n_batch: 512 }
+        Self { n_parallel: 1, n_queue: 256, n_batch: 512, turn: Duration::from_millis(250) }
     }
 }
 
@@ -94,8 +101,8 @@ struct Handle {
     n_vocab: usize,
     /// Tokens of the longest prompt.
     n_ctx: usize,
-    /// Fails once the thread has ended.
-    ended: watch::Receiver<()>,
+    /// The engine's defect, where it met one. Fails once the thread has ended.
+    defect: watch::Receiver<Option<Arc<str>>>,
 }
 
 impl Drop for Handle {
@@ -109,7 +116,7 @@ struct EndQueue(Arc<Shared>);
 
 impl Drop for EndQueue {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.end(false);
     }
 }
 
@@ -120,7 +127,7 @@ impl Scheduler {
         options.check(&*pass)?;
         let tokenizer = model.tokenizer()?;
         let shared = Arc::new(Shared::default());
-        let (alive, ended) = watch::channel(());
+        let (told, defect) = watch::channel(None);
         let pages = pass.cache_pages();
         let handle = Handle {
             shared: Arc::clone(&shared),
@@ -128,12 +135,20 @@ impl Scheduler {
             n_queue: options.n_queue,
             n_vocab: pass.spec().n_vocab,
             n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
-            ended,
+            defect,
         };
         let run = move || {
-            let _alive = alive;
+            let told = told;
             let _end = EndQueue(Arc::clone(&shared));
-            Engine::new(pass, model, &tokenizer, shared, options).run();
+            let mut engine = Engine::new(pass, model, &tokenizer, Arc::clone(&shared), options);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| engine.run())) {
+                let why = panic_message(&*panic);
+                tracing::error!("the engine met a defect and has ended: {why}");
+                // Whoever hears of it can ask why.
+                told.send_replace(Some(why.into()));
+                shared.end(true);
+                engine.fail();
+            }
         };
         std::thread::Builder::new().name("scheduler".into()).spawn(run)?;
         Ok(Self { handle: Arc::new(handle) })
@@ -153,22 +168,23 @@ impl Scheduler {
         let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
         let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
         let (events, receiver) = mpsc::unbounded_channel();
+        let client = request.client;
         let submission = Submission { request, sampler, events, submitted: Instant::now() };
-        self.handle.shared.push(self.handle.n_queue, |queue| queue.texts.push_back(submission))?;
-        Ok(Events { receiver })
+        self.handle.shared.push(self.handle.n_queue, client, |queue| queue.texts.push(client, submission))?;
+        Ok(Events::new(receiver))
     }
 
-    /// Queues a text for its embedding: the mean over its tokens of the last hidden state after the output norm,
+    /// Queues a text of `client` for its embedding: the mean over its tokens of the last hidden state after the output norm,
     /// `[n_embd]`, divided by its length. Fails like [`submit`](Self::submit).
-    pub fn embed(&self, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
-        self.counted(self.queue_embedding(ids))
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
+        self.counted(self.queue_embedding(client, ids))
     }
 
-    fn queue_embedding(&self, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
+    fn queue_embedding(&self, client: Client, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
         self.check_prompt(&ids)?;
         let (answer, receiver) = oneshot::channel();
-        let request = EmbeddingRequest { ids, answer };
-        self.handle.shared.push(self.handle.n_queue, |queue| queue.embeddings.push_back(request))?;
+        let request = EmbeddingRequest { client, ids, answer };
+        self.handle.shared.push(self.handle.n_queue, client, |queue| queue.embeddings.push(client, request))?;
         Ok(Embedding { receiver })
     }
 
@@ -183,8 +199,27 @@ impl Scheduler {
     pub async fn shut_down(&self, grace: Duration) {
         let now = Instant::now();
         self.handle.shared.close(now.checked_add(grace).unwrap_or(now + Duration::from_secs(1 << 32)));
-        // Nothing is ever sent: the wait ends when the thread does.
-        let _ = self.handle.ended.clone().changed().await;
+        let mut defect = self.handle.defect.clone();
+        // The wait ends when the thread does.
+        while defect.changed().await.is_ok() {}
+    }
+
+    /// The engine's defect, where it met one: it has ended, and every request is or will be told so.
+    pub fn defect(&self) -> Option<Arc<str>> {
+        self.handle.defect.borrow().clone()
+    }
+
+    /// Waits for the engine to meet a defect; for ever, where it does not.
+    pub async fn wait_for_defect(&self) -> Arc<str> {
+        let mut defect = self.handle.defect.clone();
+        loop {
+            if let Some(why) = defect.borrow_and_update().clone() {
+                return why;
+            }
+            if defect.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     fn counted<T>(&self, outcome: Result<T, SubmitError>) -> Result<T, SubmitError> {
@@ -210,6 +245,12 @@ impl Scheduler {
             None => Ok(()),
         }
     }
+}
+
+/// What a panic says.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
 impl SchedulerOptions {
@@ -240,6 +281,6 @@ impl Future for Embedding {
     type Output = Result<Vec<f32>, RequestError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.receiver).poll(context).map(|answer| answer.unwrap_or(Err(RequestError::ShutDown)))
+        Pin::new(&mut self.receiver).poll(context).map(|answer| answer.unwrap_or(Err(RequestError::EngineFailed)))
     }
 }

@@ -1,13 +1,14 @@
 //! What callers and the engine's thread share: requests that wait, and the wish to end.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use metal_attention::sampling::Sampler;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Event, Metrics, Request, RequestError, SubmitError};
+use super::lines::Lines;
+use super::{Client, Event, Metrics, Request, RequestError, SubmitError};
 
 /// A request to continue a text, with what was checked when it came.
 pub(super) struct Submission {
@@ -19,23 +20,38 @@ pub(super) struct Submission {
 
 /// A request for the embedding of a text.
 pub(super) struct EmbeddingRequest {
+    pub client: Client,
     pub ids: Vec<u32>,
     pub answer: oneshot::Sender<Result<Vec<f32>, RequestError>>,
 }
 
-/// Requests that wait, in the order they came.
+/// Requests that wait.
 #[derive(Default)]
 pub(super) struct Queue {
-    pub texts: VecDeque<Submission>,
-    pub embeddings: VecDeque<EmbeddingRequest>,
+    pub texts: Lines<Submission>,
+    pub embeddings: Lines<EmbeddingRequest>,
     /// No new requests are taken, and those that are not finished at this time are cancelled.
     pub closing: Option<Instant>,
+    /// The engine's thread panicked.
+    failed: bool,
 }
 
 impl Queue {
     /// Requests that wait.
     pub fn len(&self) -> usize {
         self.texts.len() + self.embeddings.len()
+    }
+
+    /// Whether one more request of `client` may wait where `n_queue` may. Who has less than an equal share finds room
+    /// beyond that, up to as much again: no client alone keeps others out.
+    fn has_room(&self, client: Client, n_queue: usize) -> bool {
+        let n = self.len();
+        if n < n_queue {
+            return true;
+        }
+        let own = self.texts.of(client) + self.embeddings.of(client);
+        let clients: BTreeSet<_> = self.texts.clients().chain(self.embeddings.clients()).chain([client]).collect();
+        n < n_queue.saturating_mul(2) && own < n_queue / clients.len()
     }
 }
 
@@ -58,13 +74,16 @@ impl Shared {
         self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds to the queue by `push`, where it takes requests and has room for one more than `n_queue` allows.
-    pub fn push(&self, n_queue: usize, push: impl FnOnce(&mut Queue)) -> Result<(), SubmitError> {
+    /// Adds a request of `client` by `push`, where the queue takes requests and has room for one more.
+    pub fn push(&self, n_queue: usize, client: Client, push: impl FnOnce(&mut Queue)) -> Result<(), SubmitError> {
         let mut queue = self.queue();
+        if queue.failed {
+            return Err(SubmitError::EngineFailed);
+        }
         if queue.closing.is_some() {
             return Err(SubmitError::ShuttingDown);
         }
-        if queue.len() >= n_queue {
+        if !queue.has_room(client, n_queue) {
             return Err(SubmitError::QueueFull { n_queue });
         }
         push(&mut queue);
@@ -87,13 +106,45 @@ impl Shared {
         drop(self.changed.wait_while(self.queue(), idle).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Drops all that waits and takes nothing more: the engine is gone.
-    pub fn end(&self) {
+    /// Takes nothing more, and tells all that wait: the engine is gone, because it `failed` or was told to go.
+    pub fn end(&self, failed: bool) {
         let mut queue = self.queue();
         queue.closing = Some(Instant::now());
-        for submission in queue.texts.drain(..) {
-            let _ = submission.events.send(Event::Failed(RequestError::ShutDown));
+        queue.failed |= failed;
+        let why = || if failed { RequestError::EngineFailed } else { RequestError::ShutDown };
+        for submission in queue.texts.drain() {
+            let _ = submission.events.send(Event::Failed(why()));
         }
-        queue.embeddings.clear();
+        for request in queue.embeddings.drain() {
+            let _ = request.answer.send(Err(why()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(waiting: &[(usize, usize)]) -> Queue {
+        let mut queue = Queue::default();
+        for &(key, n) in waiting {
+            for _ in 0..n {
+                let (answer, _) = oneshot::channel();
+                let client = Client::Key(key);
+                queue.embeddings.push(client, EmbeddingRequest { client, ids: vec![1], answer });
+            }
+        }
+        queue
+    }
+
+    #[test]
+    fn one_client_alone_may_fill_the_queue_but_keeps_nobody_out() {
+        let room = |waiting: &[(usize, usize)], key: usize| queue(waiting).has_room(Client::Key(key), 8);
+        assert!(room(&[], 0) && room(&[(0, 7)], 0) && !room(&[(0, 8)], 0));
+        assert!(room(&[(0, 8)], 1) && room(&[(0, 8), (1, 3)], 1) && !room(&[(0, 8), (1, 4)], 1));
+        assert!(room(&[(0, 8), (1, 4)], 2) && !room(&[(0, 8), (1, 4)], 0));
+        // However many clients there are, the queue has an end.
+        let many: Vec<_> = (0..16).map(|key| (key, 1)).collect();
+        assert!(!room(&many, 16));
     }
 }

@@ -1,5 +1,6 @@
 //! A request, and the events that answer it.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use metal_attention::sampling::SamplerOptions;
@@ -7,9 +8,23 @@ use tokio::sync::mpsc;
 
 use super::RequestError;
 
+/// Who asks. Clients take turns, however much each of them asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Client {
+    /// Nobody in particular: all who say nothing about themselves are one client.
+    #[default]
+    Unknown,
+    /// Whoever is at this address.
+    Address(IpAddr),
+    /// Whoever has this key, by its number.
+    Key(usize),
+}
+
 /// A text to continue. The default continues nothing: a prompt has at least one token.
 #[derive(Default)]
 pub struct Request {
+    /// Who asks.
+    pub client: Client,
     /// Token ids of the prompt, special tokens included.
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
@@ -46,7 +61,8 @@ pub trait Constraint: Send {
     fn is_complete(&self) -> bool;
 }
 
-/// One step of a request's answer. After [`Done`](Event::Done) or [`Failed`](Event::Failed) nothing follows.
+/// One step of a request's answer. The last one is [`Done`](Event::Done) or [`Failed`](Event::Failed), whatever
+/// happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A token was chosen.
@@ -143,17 +159,56 @@ pub struct RequestTimings {
 /// The events of one request. Dropping it cancels the request, which gives up its place within one step.
 #[derive(Debug)]
 pub struct Events {
-    pub(super) receiver: mpsc::UnboundedReceiver<Event>,
+    receiver: mpsc::UnboundedReceiver<Event>,
+    /// The last event was told.
+    ended: bool,
 }
 
 impl Events {
+    pub(super) fn new(receiver: mpsc::UnboundedReceiver<Event>) -> Self {
+        Self { receiver, ended: false }
+    }
+
     /// The next event; `None` after the last one.
     pub async fn recv(&mut self) -> Option<Event> {
-        self.receiver.recv().await
+        if self.ended {
+            return None;
+        }
+        let event = self.receiver.recv().await;
+        self.told(event)
     }
 
     /// [`recv`](Self::recv) for threads that may block; panics inside an async runtime.
     pub fn blocking_recv(&mut self) -> Option<Event> {
-        self.receiver.blocking_recv()
+        if self.ended {
+            return None;
+        }
+        let event = self.receiver.blocking_recv();
+        self.told(event)
+    }
+
+    /// Where the other side ended without a last word, that is an error: nobody may take half a text for the whole.
+    fn told(&mut self, event: Option<Event>) -> Option<Event> {
+        let event = event.unwrap_or(Event::Failed(RequestError::EngineFailed));
+        self.ended = matches!(event, Event::Done { .. } | Event::Failed(_));
+        Some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_that_ends_without_a_last_word_is_an_error() {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let token = || Event::Token { id: 1, text: "a".into(), logprobs: None };
+        sender.send(token()).unwrap();
+        drop(sender);
+        let mut events = Events::new(receiver);
+        assert_eq!(events.blocking_recv(), Some(token()));
+        assert_eq!(events.blocking_recv(), Some(Event::Failed(RequestError::EngineFailed)));
+        assert_eq!(events.blocking_recv(), None);
+        assert_eq!(pollster::block_on(events.recv()), None);
     }
 }

@@ -6,6 +6,7 @@ use metal_attention::{BatchToken, ForwardError};
 
 use super::engine::{Engine, Running};
 use super::text::{Need, Progress, Scores};
+use super::turns::share_out;
 use super::{FinishReason, RequestError};
 
 /// A batch, and whose logits it gives.
@@ -34,6 +35,7 @@ impl Engine<'_> {
             match self.evaluate(&batch) {
                 Ok(mut results) => {
                     self.pace.took(batch.tokens.len(), start.elapsed());
+                    self.note_progress();
                     let n_new = self.n_generated() - n_generated;
                     self.count(|metrics| {
                         metrics.count_step(batch.tokens.len());
@@ -66,14 +68,17 @@ impl Engine<'_> {
         }
     }
 
-    /// The next token of each text that was evaluated up to there, then as much of the other texts as there is room for.
+    /// The next token of each text that was evaluated up to there, then as much of the other texts as there is room for,
+    /// shared out between their clients.
     fn compose(&self) -> Batch {
         let mut batch = Batch::default();
         let waiting = |i: usize| self.running[i].text.ids.len() - self.pass.n_past(self.running[i].seq);
         let (next, prompts): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| waiting(i) == 1);
         let most = next.len() + self.pace.prompt_tokens(next.len(), self.running.len() > 1);
-        for i in next.into_iter().chain(prompts) {
-            let n = waiting(i).min(most - batch.tokens.len());
+        let wanted: Vec<_> = prompts.iter().map(|&i| (self.running[i].text.client, waiting(i))).collect();
+        let shares = share_out(&wanted, most - next.len());
+        let next = next.into_iter().map(|i| (i, 1));
+        for (i, n) in next.chain(prompts.into_iter().zip(shares)).filter(|&(_, n)| n > 0) {
             let (text, seq) = (&self.running[i].text, self.running[i].seq);
             let start = self.pass.n_past(seq);
             let token = |pos| BatchToken { id: text.ids[pos], seq, pos, logits: pos + 1 == text.ids.len() };
@@ -136,22 +141,29 @@ impl Engine<'_> {
         Ok(results)
     }
 
-    /// Makes pages free for the texts that run: by giving up a finished text, else by putting off the youngest of them,
-    /// whose tokens are evaluated again later.
+    /// Notes which texts have got further than they ever were: from now on their turns count.
+    fn note_progress(&mut self) {
+        let now = Instant::now();
+        for r in &mut self.running {
+            if r.since.is_none() && self.pass.n_past(r.seq) > r.text.reached {
+                r.since = Some(now);
+            }
+        }
+    }
+
+    /// Makes pages free for the texts that run: by giving up a finished text, else by putting off an embedding, else the
+    /// youngest text of a client that has most, whose tokens are evaluated again later.
     fn give_pages_up(&mut self) {
-        let youngest = self.running.iter().enumerate().max_by_key(|(_, r)| r.text.number).map(|(i, _)| i);
+        let rank = |r: &Running<'_>| (self.n_running(r.text.client), r.text.number);
+        let last = self.running.iter().enumerate().max_by_key(|(_, r)| rank(r)).map(|(i, _)| i);
         if let Some(seq) = self.slots.oldest_idle(None) {
             self.evict(seq);
-        } else if self.embedding.is_some() {
+        } else if !self.embeddings.is_empty() {
             self.put_embedding_off();
-        } else if let Some(i) = youngest.filter(|_| self.running.len() > 1) {
-            let Running { text, seq } = self.running.remove(i);
-            tracing::debug!("text {} gives its pages up after {} tokens", text.number, text.ids.len());
+        } else if let Some(i) = last.filter(|_| self.running.len() > 1) {
+            let seq = self.put_off(i);
             self.evict(seq);
-            let at = self.preempted.partition_point(|earlier| earlier.number < text.number);
-            self.preempted.insert(at, text);
-            self.count(|metrics| metrics.preemptions += 1);
-        } else if let Some(i) = youngest {
+        } else if let Some(i) = last {
             self.end(i, Ok(FinishReason::ContextFull));
         }
     }

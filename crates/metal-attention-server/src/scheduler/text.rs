@@ -9,7 +9,9 @@ use metal_attention::{StopStrings, TopK, highest};
 use tokio::sync::mpsc;
 
 use super::queue::Submission;
-use super::{Constraint, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage};
+use super::{
+    Client, Constraint, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message,
+};
 
 /// What a step has to bring for the next token to be chosen, from the cheapest on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,10 +48,13 @@ pub(super) enum Progress {
 
 /// A text that waits for a place, runs, or lost its place for a while.
 pub(super) struct Text<'t> {
+    pub client: Client,
     /// Prompt and generated tokens.
     pub ids: Vec<u32>,
     /// Counts texts in the order in which they got their places.
     pub number: u64,
+    /// How many of its tokens were in the KV cache when it lost its place last.
+    pub reached: usize,
     n_prompt: usize,
     n_cached: usize,
     tokenizer: &'t Tokenizer,
@@ -85,7 +90,9 @@ impl<'t> Text<'t> {
             sampler.accept(id);
         }
         Self {
+            client: request.client,
             number,
+            reached: 0,
             n_prompt: request.prompt.len(),
             n_cached: 0,
             ids: request.prompt,
@@ -154,8 +161,7 @@ impl<'t> Text<'t> {
             self.push(id, logprobs, n_ctx)
         }))
         .unwrap_or_else(|panic| {
-            let message = panic.downcast_ref::<String>().map(String::as_str);
-            let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
+            let message = panic_message(&*panic);
             tracing::error!("a request's next token could not be chosen: {message}");
             Err(RequestError::Panicked(message.to_owned()))
         })

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use metal_attention::{Device, EngineOptions, Error, Model};
-use metal_attention_server::http::{HttpOptions, Loaded, serve};
+use metal_attention_server::http::{HttpOptions, Loaded, ServeError, serve};
 use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 pub struct Server {
     pub address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Result<(), ServeError<Error>>>>,
 }
 
 /// The built-in model, ready to answer.
@@ -26,7 +26,7 @@ pub fn load(n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
     let engine = EngineOptions { device: Device::Cpu, n_seq: n_parallel, n_threads: Some(1), ..Default::default() };
     let pass = model.forward_pass(&engine)?;
     let n_ctx = pass.n_ctx();
-    let options = SchedulerOptions { n_parallel, n_queue, n_batch: 512 };
+    let options = SchedulerOptions { n_parallel, n_queue, ..Default::default() };
     let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
     Loaded::new(model, scheduler, n_ctx)
 }
@@ -51,8 +51,8 @@ impl Server {
                 let stopped = async {
                     let _ = stopped.await;
                 };
-                serve(listener, options, load, stopped).await.unwrap();
-            });
+                serve(listener, options, load, stopped).await
+            })
         });
         Self { address: address.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
     }
@@ -72,9 +72,12 @@ impl Server {
 
     /// Waits for the server's end.
     pub fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
+        self.end().unwrap();
+    }
+
+    /// How the server ended.
+    pub fn end(&mut self) -> Result<(), ServeError<Error>> {
+        self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
     }
 
     pub fn get(&self, path: &str) -> Answer {

@@ -1,6 +1,10 @@
 //! The server over HTTP, with the built-in model.
 
 mod client;
+mod defects;
+#[path = "../support/mod.rs"]
+mod support;
+mod turns;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use metal_attention::sampling::SamplerOptions;
@@ -98,14 +98,14 @@ pub struct Wrapped {
     pub gate: Arc<Mutex<()>>,
     /// The next step fails.
     pub fail: Arc<AtomicBool>,
-    /// The next step panics.
-    pub panic: Arc<AtomicBool>,
+    /// The step after so many more panics; 0: none does.
+    pub panic_in: Arc<AtomicUsize>,
     pub max_top_k: usize,
 }
 
 impl Wrapped {
     pub fn new(pass: Box<dyn ForwardPass>) -> Self {
-        Self { pass, gate: Arc::default(), fail: Arc::default(), panic: Arc::default(), max_top_k: 0 }
+        Self { pass, gate: Arc::default(), fail: Arc::default(), panic_in: Arc::default(), max_top_k: 0 }
     }
 }
 
@@ -143,7 +143,9 @@ impl ForwardPass for Wrapped {
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
         drop(self.gate.lock().unwrap());
-        assert!(!self.panic.load(Ordering::Relaxed), "a defect in the forward pass");
+        let counted = |n: usize| n.checked_sub(1);
+        let left = self.panic_in.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
+        assert!(left != Ok(1), "a defect in the forward pass");
         if self.fail.swap(false, Ordering::Relaxed) {
             return Err(ForwardError::Device { why: "the device is gone".into() });
         }

@@ -16,7 +16,7 @@ use super::app::Loaded;
 use super::body::Json;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
-use crate::scheduler::{Constraint, Events};
+use crate::scheduler::{Client, Constraint, Events};
 use request::{Calls, ChatFields, ChatRequest, ResponseFormat};
 use response::{ChatChunks, ChatCompletion, ChatWriter};
 
@@ -24,12 +24,16 @@ use response::{ChatChunks, ChatCompletion, ChatWriter};
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest, responses(
     (status = 200, description = "The messages, whole or as server-sent events",
         content((ChatCompletion = "application/json"), (String = "text/event-stream")))))]
-pub async fn chat_completions(State(app): State<App>, Json(request): Json<ChatRequest>) -> Result<Response, ApiError> {
+pub async fn chat_completions(
+    State(app): State<App>,
+    client: Client,
+    Json(request): Json<ChatRequest>,
+) -> Result<Response, ApiError> {
     let stream_wanted = request.shared.stream();
     let include_usage = request.shared.include_usage();
     let (events, mut writer) = prepare({
         let app = app.clone();
-        move || submit(&app, &request)
+        move || submit(&app, client, &request)
     })
     .await?;
     let mut texts = Texts::new(app, events);
@@ -48,7 +52,7 @@ pub async fn chat_completions(State(app): State<App>, Json(request): Json<ChatRe
 }
 
 /// Submits the request's texts. Templates and tokens take time: not to be called on a thread that serves others.
-fn submit(app: &App, request: &ChatRequest) -> Result<(Vec<Events>, ChatWriter), ApiError> {
+fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Events>, ChatWriter), ApiError> {
     let ChatRequest { own, shared } = request;
     let model = app.model_named(shared.model.as_deref())?;
     let n = shared.n()?;
@@ -71,6 +75,7 @@ fn submit(app: &App, request: &ChatRequest) -> Result<(Vec<Events>, ChatWriter),
     let mut replies = Vec::new();
     for choice in 0..n {
         let mut request = shared.request(app, model.n_vocab(), &ids, choice)?;
+        request.client = client;
         request.max_tokens = own.max_completion_tokens.or(shared.max_tokens).map(|n| n as usize);
         request.logprobs = logprobs;
         request.stop.extend(model.template.stop_strings().iter().map(|&stop| stop.to_owned()));
@@ -106,11 +111,14 @@ fn constraint(
             ("tools", model.grammars.calls(&model.template, prompt, tools, parallel))
         }
         (_, None | Some(ResponseFormat::Text)) => return Ok(None),
-        (_, Some(ResponseFormat::JsonObject)) => ("response_format", model.grammars.json_object()),
+        (_, Some(ResponseFormat::JsonObject { schema: None })) => ("response_format", model.grammars.json_object()),
+        (_, Some(ResponseFormat::JsonObject { schema: Some(schema) })) => {
+            ("response_format.schema", model.grammars.json_schema(&Value::Object(schema.clone()), None))
+        }
         (_, Some(ResponseFormat::JsonSchema { json_schema })) => (
             "response_format.json_schema.schema",
             match &json_schema.schema {
-                Some(schema) => model.grammars.json_schema(&Value::Object(schema.clone())),
+                Some(schema) => model.grammars.json_schema(&Value::Object(schema.clone()), json_schema.strict),
                 None => model.grammars.json_object(),
             },
         ),

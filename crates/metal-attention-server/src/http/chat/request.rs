@@ -10,6 +10,7 @@ use crate::http::body::{FromJson, parse};
 use crate::http::fields::{GenerationFields, check};
 use crate::http::logprobs::MAX_TOP_LOGPROBS;
 use crate::http::openapi::all_of;
+use crate::http::unsupported::{self, Endpoint};
 
 /// What a chat completion may ask for besides what it shares with completions.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -46,8 +47,12 @@ pub enum ResponseFormat {
     /// Any text.
     #[default]
     Text,
-    /// Any JSON object.
-    JsonObject,
+    /// Any JSON object, or one that follows a schema.
+    JsonObject {
+        /// The schema, as llama.cpp's clients send it.
+        #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
+        schema: Option<Map<String, Value>>,
+    },
     /// JSON that follows a schema.
     JsonSchema {
         /// The schema.
@@ -61,6 +66,9 @@ pub struct JsonSchema {
     /// The schema; without it, any JSON object.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     pub schema: Option<Map<String, Value>>,
+    /// Whether objects hold what they name and nothing else where they do not say `additionalProperties`: true, all;
+    /// false, none; without a word about it, those that name any properties.
+    pub strict: Option<bool>,
 }
 
 /// Whether the model calls a function, and which.
@@ -172,6 +180,7 @@ pub struct ChatRequest {
 
 impl FromJson for ChatRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
+        unsupported::check(Endpoint::Chat, json)?;
         let request = Self { own: parse(json)?, shared: parse(json)? };
         if request.own.messages.is_empty() {
             return Err(ApiError::field("messages", "messages is empty: give at least one message"));

@@ -105,4 +105,6 @@ struct FunctionDefinition {
     description: Option<Value>,
     /// The JSON schema of its arguments.
     parameters: Option<BTreeMap<String, Value>>,
+    /// Whether objects in the arguments hold what they name and nothing else, as in a JSON schema for an answer.
+    strict: Option<bool>,
 }

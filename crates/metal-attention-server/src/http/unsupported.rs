@@ -1,0 +1,412 @@
+//! Fields that other servers know and this one does not: where a request asks for something by one of them, it is
+//! refused rather than answered as if it had not asked.
+//!
+//! A field is refused only with a value that asks for something: null, false, and what is empty never do, nor do the
+//! values listed with it. What is not listed is passed over: it changes nothing that the client could miss (`user`,
+//! `metadata`, `store`, `service_tier`, `prompt_cache_key`, `cache_prompt`, ...), or nobody knows it.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::ApiError;
+
+/// The kinds of requests that generate or embed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/embeddings`
+    Embeddings,
+}
+
+use Endpoint::{Chat, Completions, Embeddings};
+
+/// A field that is refused.
+struct Field {
+    name: &'static str,
+    /// Where.
+    at: &'static [Endpoint],
+    /// Values that ask for nothing, besides null, false and what is empty.
+    neutral: &'static [Neutral],
+    /// What to do instead.
+    instead: &'static str,
+}
+
+/// A value that asks for nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Neutral {
+    /// True; false asks for something then.
+    True,
+    /// A number.
+    Number(f64),
+    /// A string, a list of it alone, or an object with it as `type`.
+    Word(&'static str),
+}
+
+use Neutral::{Number, True, Word};
+
+const TEXTS: &[Endpoint] = &[Chat, Completions];
+const ALL: &[Endpoint] = &[Chat, Completions, Embeddings];
+const LEAVE_OUT: &str = "leave it out";
+const SCHEMA: &str = "use response_format with a JSON schema";
+const IN_CHATS: &str = "use /v1/chat/completions";
+const MAX_TOKENS: &str = "use max_tokens";
+const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
+const PENALTIES: &str = "use presence_penalty, frequency_penalty or repeat_penalty";
+const THINKING: &str = "use chat_template_kwargs, as in {\"enable_thinking\": false}";
+
+const fn field(
+    name: &'static str,
+    at: &'static [Endpoint],
+    neutral: &'static [Neutral],
+    instead: &'static str,
+) -> Field {
+    Field { name, at, neutral, instead }
+}
+
+/// All fields that are refused.
+#[rustfmt::skip]
+const FIELDS: &[Field] = &[
+    // What the text must look like.
+    field("grammar", TEXTS, &[], SCHEMA),
+    field("grammar_lazy", TEXTS, &[], SCHEMA),
+    field("grammar_triggers", TEXTS, &[], SCHEMA),
+    field("json_schema", TEXTS, &[], SCHEMA),
+    field("guided_json", TEXTS, &[], SCHEMA),
+    field("guided_regex", TEXTS, &[], SCHEMA),
+    field("guided_choice", TEXTS, &[], "use response_format with a JSON schema that has an enum"),
+    field("guided_grammar", TEXTS, &[], SCHEMA),
+    field("guided_json_object", TEXTS, &[], "use response_format {\"type\": \"json_object\"}"),
+    field("guided_whitespace_pattern", TEXTS, &[], SCHEMA),
+    field("structured_outputs", TEXTS, &[], SCHEMA),
+    field("structural_tag", TEXTS, &[], SCHEMA),
+    field("regex", TEXTS, &[], SCHEMA),
+    field("ebnf", TEXTS, &[], SCHEMA),
+    field("format", TEXTS, &[], SCHEMA),
+    field("response_format", &[Completions], &[Word("text")], IN_CHATS),
+    // How many texts, and which of them.
+    field("best_of", TEXTS, &[Number(1.0)], LEAVE_OUT),
+    field("use_beam_search", TEXTS, &[], LEAVE_OUT),
+    field("beam_width", TEXTS, &[Number(1.0)], LEAVE_OUT),
+    field("length_penalty", TEXTS, &[Number(1.0)], LEAVE_OUT),
+    field("early_stopping", TEXTS, &[], LEAVE_OUT),
+    // When it ends.
+    field("min_tokens", TEXTS, &[Number(0.0)], "use ignore_eos to go on to max_tokens"),
+    field("min_new_tokens", TEXTS, &[Number(0.0)], "use ignore_eos to go on to max_tokens"),
+    field("min_length", TEXTS, &[Number(0.0)], "use ignore_eos to go on to max_tokens"),
+    field("max_completion_tokens", &[Completions], &[], MAX_TOKENS),
+    field("max_new_tokens", TEXTS, &[], MAX_TOKENS),
+    field("max_output_tokens", TEXTS, &[], MAX_TOKENS),
+    field("max_length", TEXTS, &[], MAX_TOKENS),
+    field("n_predict", TEXTS, &[Number(-1.0)], MAX_TOKENS),
+    field("num_predict", TEXTS, &[Number(-1.0)], MAX_TOKENS),
+    field("t_max_predict_ms", TEXTS, &[Number(0.0), Number(-1.0)], MAX_TOKENS),
+    field("n_indent", TEXTS, &[Number(0.0)], LEAVE_OUT),
+    field("stop_token_ids", TEXTS, &[], "use stop"),
+    field("stop_regex", TEXTS, &[], "use stop"),
+    field("include_stop_str_in_output", TEXTS, &[], LEAVE_OUT),
+    field("no_stop_trim", TEXTS, &[], LEAVE_OUT),
+    // How tokens are chosen.
+    field("mirostat", TEXTS, &[Number(0.0)], SAMPLING),
+    field("mirostat_mode", TEXTS, &[Number(0.0)], SAMPLING),
+    field("typical_p", TEXTS, &[Number(1.0)], SAMPLING),
+    field("tfs_z", TEXTS, &[Number(1.0)], SAMPLING),
+    field("tfs", TEXTS, &[Number(1.0)], SAMPLING),
+    field("top_a", TEXTS, &[Number(0.0)], SAMPLING),
+    field("top_n_sigma", TEXTS, &[Number(0.0), Number(-1.0)], SAMPLING),
+    field("xtc_probability", TEXTS, &[Number(0.0)], SAMPLING),
+    field("dynatemp_range", TEXTS, &[Number(0.0)], SAMPLING),
+    field("epsilon_cutoff", TEXTS, &[Number(0.0)], SAMPLING),
+    field("eta_cutoff", TEXTS, &[Number(0.0)], SAMPLING),
+    field("penalty_alpha", TEXTS, &[Number(0.0)], SAMPLING),
+    field("dry_multiplier", TEXTS, &[Number(0.0)], PENALTIES),
+    field("no_repeat_ngram_size", TEXTS, &[Number(0.0)], PENALTIES),
+    field("encoder_repetition_penalty", TEXTS, &[Number(1.0)], PENALTIES),
+    field("repeat_last_n", TEXTS, &[Number(64.0)], PENALTIES),
+    field("penalty_last_n", TEXTS, &[Number(64.0)], PENALTIES),
+    field("min_keep", TEXTS, &[Number(0.0), Number(1.0)], SAMPLING),
+    field("samplers", TEXTS, &[], SAMPLING),
+    field("sampler_seed", TEXTS, &[Number(-1.0)], "use seed"),
+    field("random_seed", TEXTS, &[], "use seed"),
+    field("do_sample", TEXTS, &[True], "use temperature 0"),
+    field("allowed_token_ids", TEXTS, &[], "use logit_bias"),
+    field("bad_words", TEXTS, &[], "use logit_bias"),
+    field("logits_processors", TEXTS, &[], "use logit_bias"),
+    field("custom_logit_processor", TEXTS, &[], "use logit_bias"),
+    field("guidance_scale", TEXTS, &[Number(1.0)], LEAVE_OUT),
+    field("negative_prompt", TEXTS, &[], LEAVE_OUT),
+    // What is told besides the text.
+    field("prompt_logprobs", TEXTS, &[], "only tokens that are generated have log probabilities"),
+    field("n_probs", TEXTS, &[Number(0.0)], "use logprobs"),
+    field("post_sampling_probs", TEXTS, &[], "use logprobs"),
+    field("top_logprobs", &[Completions], &[Number(0.0)], "use logprobs, a number"),
+    field("top_logprobs_num", TEXTS, &[Number(0.0)], "use logprobs"),
+    field("return_logprob", TEXTS, &[], "use logprobs"),
+    field("return_tokens", TEXTS, &[], "use /tokenize"),
+    field("return_token_ids", TEXTS, &[], "use /tokenize"),
+    field("return_tokens_as_token_ids", TEXTS, &[], LEAVE_OUT),
+    field("return_hidden_states", TEXTS, &[], LEAVE_OUT),
+    field("skip_special_tokens", TEXTS, &[True], LEAVE_OUT),
+    field("spaces_between_special_tokens", TEXTS, &[True], LEAVE_OUT),
+    field("details", TEXTS, &[], LEAVE_OUT),
+    field("echo", &[Chat], &[], LEAVE_OUT),
+    // How the prompt is made.
+    field("continue_final_message", TEXTS, &[], "use /v1/completions to continue a text"),
+    field("add_generation_prompt", TEXTS, &[True], "use /v1/completions to continue a text"),
+    field("add_special_tokens", &[Completions, Embeddings], &[True], "give token ids as the prompt"),
+    field("truncate_prompt_tokens", ALL, &[], "shorten the prompt"),
+    field("truncate", ALL, &[Word("NONE")], "shorten the prompt"),
+    field("chat_template", TEXTS, &[], "the model's own template is used"),
+    field("documents", TEXTS, &[], "put them into messages"),
+    field("messages", &[Completions], &[], IN_CHATS),
+    field("chat_template_kwargs", &[Completions], &[], IN_CHATS),
+    field("prompt", &[Chat], &[], "use /v1/completions"),
+    field("suffix", &[Chat], &[], LEAVE_OUT),
+    field("input_prefix", TEXTS, &[], "put it into the prompt"),
+    field("input_suffix", TEXTS, &[], LEAVE_OUT),
+    field("image_data", TEXTS, &[], "text is all that is read"),
+    field("multimodal_data", ALL, &[], "text is all that is read"),
+    field("mm_processor_kwargs", ALL, &[], "text is all that is read"),
+    field("audio", TEXTS, &[], "text is all that is written"),
+    field("modalities", TEXTS, &[Word("text")], "text is all that is written"),
+    // Tools and thoughts.
+    field("tools", &[Completions], &[], IN_CHATS),
+    field("tool_choice", &[Completions], &[Word("none"), Word("auto")], IN_CHATS),
+    field("functions", TEXTS, &[], "use tools"),
+    field("function_call", TEXTS, &[Word("none"), Word("auto")], "use tool_choice"),
+    field("web_search_options", TEXTS, &[], LEAVE_OUT),
+    field("parse_tool_calls", TEXTS, &[True], LEAVE_OUT),
+    field("enable_thinking", TEXTS, &[True], THINKING),
+    field("thinking", TEXTS, &[True, Word("enabled")], THINKING),
+    field("think", TEXTS, &[True], THINKING),
+    field("thinking_budget", TEXTS, &[], THINKING),
+    field("thinking_token_budget", TEXTS, &[], THINKING),
+    field("reasoning_budget", TEXTS, &[Number(-1.0)], THINKING),
+    field("thinking_forced_open", TEXTS, &[], THINKING),
+    field("include_reasoning", TEXTS, &[True], LEAVE_OUT),
+    field("separate_reasoning", TEXTS, &[True], LEAVE_OUT),
+    field("reasoning_format", TEXTS, &[Word("auto"), Word("deepseek")], LEAVE_OUT),
+    // Which model, and how embeddings are made.
+    field("lora", ALL, &[], LEAVE_OUT),
+    field("lora_path", ALL, &[], LEAVE_OUT),
+    field("lora_request", ALL, &[], LEAVE_OUT),
+    field("cache_salt", ALL, &[], "beginnings of prompts are shared between all clients"),
+    field("pooling", &[Embeddings], &[Word("mean")], LEAVE_OUT),
+    field("embd_normalize", &[Embeddings], &[Number(2.0)], LEAVE_OUT),
+    field("normalize", &[Embeddings], &[True], LEAVE_OUT),
+    field("input_type", &[Embeddings], &[], "put what the model expects before a text into the text"),
+    field("prompt_name", &[Embeddings], &[], "put what the model expects before a text into the text"),
+];
+
+/// Refuses a request that asks for something this server cannot do. `json` is the request; where it is no JSON object,
+/// that is for others to say.
+pub fn check<'de>(endpoint: Endpoint, json: impl Deserializer<'de>) -> Result<(), ApiError> {
+    let mut refused = None;
+    let _ = json.deserialize_map(Request { endpoint, refused: &mut refused });
+    match refused {
+        None => Ok(()),
+        Some(field) => {
+            let message = format!("{} is not supported: {}", field.name, field.instead);
+            Err(ApiError::field(field.name, message).with_code("unsupported_parameter"))
+        }
+    }
+}
+
+/// Looks at the fields of a request, and ends at the first that is refused.
+struct Request<'a> {
+    endpoint: Endpoint,
+    refused: &'a mut Option<&'static Field>,
+}
+
+impl<'de> Visitor<'de> for Request<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key::<String>()? {
+            match FIELDS.iter().find(|field| field.name == name && field.at.contains(&self.endpoint)) {
+                None => drop(map.next_value::<IgnoredAny>()?),
+                Some(field) if map.next_value_seed(Asks(field.neutral))? => {
+                    *self.refused = Some(field);
+                    return Err(A::Error::custom("a field that is not supported"));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells whether a value asks for something, given values that do not.
+#[derive(Clone, Copy)]
+struct Asks(&'static [Neutral]);
+
+impl Asks {
+    fn unless(self, neutral: Neutral) -> bool {
+        !self.0.contains(&neutral)
+    }
+
+    fn has_words(self) -> bool {
+        self.0.iter().any(|neutral| matches!(neutral, Word(_)))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Asks {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
+        value.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Asks {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E>(self) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<bool, E> {
+        // Where true asks for nothing, false does.
+        Ok(value == self.unless(True))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<bool, E> {
+        Ok(self.unless(Number(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<bool, E> {
+        Ok(self.unless(Number(value as f64)))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<bool, E> {
+        Ok(self.unless(Number(value as f64)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<bool, E> {
+        Ok(!value.is_empty() && !self.0.iter().any(|neutral| matches!(neutral, Word(word) if *word == value)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
+        let mut asks = false;
+        while let Some(one) = list.next_element_seed(self)? {
+            asks |= one || !self.has_words();
+        }
+        Ok(asks)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
+        let mut asks = false;
+        while let Some(name) = map.next_key::<String>()? {
+            asks |= map.next_value_seed(self)? || name != "type" || !self.has_words();
+        }
+        Ok(asks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The field that is refused, whether the request is read from a value or from its text.
+    fn refused(endpoint: Endpoint, request: &Value) -> Option<String> {
+        let field = |result: Result<(), ApiError>| {
+            let error = serde_json::to_value(result.err()?.body()).unwrap();
+            assert_eq!(error["error"]["code"], "unsupported_parameter");
+            Some(error["error"]["param"].as_str().unwrap().to_owned())
+        };
+        let by_value = field(check(endpoint, request));
+        let text = request.to_string();
+        assert_eq!(by_value, field(check(endpoint, &mut serde_json::Deserializer::from_str(&text))), "{text}");
+        by_value
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_passed_over() {
+        for field in FIELDS {
+            for &endpoint in field.at {
+                let empty = [json!(null), json!(""), json!([]), json!({})];
+                let neutral = field.neutral.iter().map(|neutral| match neutral {
+                    True => json!(true),
+                    Number(number) => json!(number),
+                    Word(word) => json!(word),
+                });
+                for value in empty.into_iter().chain(neutral) {
+                    assert_eq!(refused(endpoint, &json!({field.name: value})), None, "{} {value}", field.name);
+                }
+                // Whatever it is, it cannot both be asked for and not.
+                let asks = |value: Value| refused(endpoint, &json!({field.name: value})).is_some();
+                assert!(asks(json!(true)) != asks(json!(false)), "{}", field.name);
+                assert!(asks(json!("x")) && asks(json!(["x"])) && asks(json!({"x": 1})) && asks(json!(7)));
+            }
+        }
+    }
+
+    #[test]
+    fn fields_are_refused_where_they_mean_something() {
+        for (request, field) in [
+            (json!({"best_of": 2}), "best_of"),
+            (json!({"best_of": 1.5, "user": "x"}), "best_of"),
+            (json!({"n": 2, "min_tokens": 5}), "min_tokens"),
+            (json!({"grammar": "root ::= \"a\""}), "grammar"),
+            (json!({"guided_choice": ["a", "b"]}), "guided_choice"),
+            (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
+            (json!({"continue_final_message": true, "add_generation_prompt": false}), "continue_final_message"),
+            (json!({"add_generation_prompt": false}), "add_generation_prompt"),
+            (json!({"use_beam_search": true}), "use_beam_search"),
+            (json!({"prompt_logprobs": 0}), "prompt_logprobs"),
+            (json!({"mirostat": 2, "mirostat_tau": 5.0}), "mirostat"),
+            (json!({"modalities": ["text", "audio"]}), "modalities"),
+            (json!({"function_call": {"name": "f"}}), "function_call"),
+            (json!({"enable_thinking": false}), "enable_thinking"),
+            (json!({"skip_special_tokens": false}), "skip_special_tokens"),
+            (json!({"thinking": {"type": "disabled"}}), "thinking"),
+        ] {
+            for endpoint in [Chat, Completions] {
+                assert_eq!(refused(endpoint, &request).as_deref(), Some(field), "{request}");
+            }
+            assert_eq!(refused(Embeddings, &request), None, "{request}");
+        }
+        let format = |kind: &str| json!({"response_format": {"type": kind}});
+        assert_eq!(refused(Completions, &format("json_object")).as_deref(), Some("response_format"));
+        assert_eq!(refused(Completions, &format("text")), None);
+        assert_eq!(refused(Chat, &format("json_object")), None);
+        assert_eq!(refused(Chat, &json!({"echo": true})).as_deref(), Some("echo"));
+        assert_eq!(refused(Completions, &json!({"echo": true})), None);
+    }
+
+    #[test]
+    fn what_changes_nothing_is_passed_over() {
+        let request = json!({"user": "me", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
+            "safety_identifier": "x", "prompt_cache_key": "x", "cache_prompt": true, "id_slot": 3, "verbosity": "low",
+            "reasoning_effort": "low", "prediction": {"type": "content"}, "request_id": "x", "mirostat_tau": 5.0,
+            "modalities": ["text"], "tool_choice": "auto", "function_call": "none", "typical_p": 1, "nobody": "knows"});
+        for endpoint in [Chat, Completions, Embeddings] {
+            assert_eq!(refused(endpoint, &request), None);
+        }
+        assert_eq!(refused(Chat, &json!([{"best_of": 2}])), None);
+        assert_eq!(refused(Chat, &json!("best_of")), None);
+    }
+
+    #[test]
+    fn each_field_is_listed_once_for_an_endpoint() {
+        for (i, field) in FIELDS.iter().enumerate() {
+            let again = FIELDS[..i]
+                .iter()
+                .any(|other| other.name == field.name && other.at.iter().any(|at| field.at.contains(at)));
+            assert!(!again, "{}", field.name);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What clients see of a defect of the engine.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use metal_attention::{Device, EngineOptions, Model};
+use metal_attention_server::http::{HttpOptions, Loaded, ServeError};
+use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Server};
+use crate::support::Wrapped;
+use crate::{chat, completion};
+
+/// A server whose engine runs two texts at once, and panics when that is asked for.
+fn server() -> (Server, Arc<AtomicUsize>) {
+    let panic_in = Arc::new(AtomicUsize::new(0));
+    let lever = panic_in.clone();
+    let server = Server::with_model(HttpOptions::default(), move || {
+        let model = Model::built_in()?;
+        let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
+        let pass = Wrapped { panic_in: lever, ..Wrapped::new(model.forward_pass(&engine)?) };
+        let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
+        let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
+        Loaded::new(model, scheduler, 512)
+    });
+    server.wait_until_ready();
+    (server, panic_in)
+}
+
+/// Whole answers and streams, running and waiting, chats, completions and embeddings: each is told.
+#[test]
+fn a_dead_engine_is_told_to_everybody_and_ends_the_server() {
+    let (mut server, panic_in) = server();
+    let json = ["Content-Type: application/json"];
+    let body = |stream: bool| json!({"stream": stream, "max_tokens": 400, "ignore_eos": true});
+    // Connections that are there already when it happens.
+    let watchers = ["/health", "/ready", "/v1/models"].map(|path| {
+        let mut stream = std::net::TcpStream::connect(server.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n").as_bytes())
+            .unwrap();
+        stream
+    });
+    let mut events = server.stream("/v1/completions", &completion(&body(true)));
+    events.next().unwrap();
+    let mut whole = Vec::new();
+    for i in 0..4 {
+        let texts = if i % 2 == 0 {
+            ("/v1/completions", completion(&body(false)))
+        } else {
+            ("/v1/chat/completions", chat(&body(false)))
+        };
+        whole.push(server.begin("POST", texts.0, &json, texts.1.to_string().as_bytes()));
+    }
+    let chats = server.stream("/v1/chat/completions", &chat(&body(true)));
+    let input = json!({"input": vec!["Once upon a time"; 200]}).to_string();
+    let embeddings = server.begin("POST", "/v1/embeddings", &json, input.as_bytes());
+    while server.metric("requests_running") + server.metric("requests_waiting") < 10.0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic_in.store(5, Ordering::Relaxed);
+
+    for answer in whole.into_iter().chain([embeddings]).map(Answer::read) {
+        assert_eq!(answer.error(), (500, Value::Null, json!("engine_failed")));
+    }
+    for events in [events, chats] {
+        let events: Vec<String> = events.collect();
+        let error: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+        assert_eq!(error["error"]["code"], "engine_failed", "{events:?}");
+        assert_eq!(events.last().unwrap(), "[DONE]");
+    }
+    for (mut stream, status) in watchers.into_iter().zip([503, 503, 200]) {
+        let _ = stream.write_all(b"\r\n");
+        let answer = Answer::read(stream);
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert!(status == 200 || answer.error().2 == "engine_failed");
+    }
+    let Err(error) = server.end() else { panic!("the server ended as if all were well") };
+    assert!(matches!(&error, ServeError::Engine(why) if &**why == "a defect in the forward pass"), "{error:?}");
+    assert!(error.to_string().contains("a defect in the forward pass"), "{error}");
+    assert!(std::net::TcpStream::connect(server.address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_model_whose_loading_panics_ends_the_server() {
+    let mut server = Server::with_model(HttpOptions::default(), || panic!("a defect in the loader"));
+    assert!(matches!(server.end(), Err(ServeError::LoadPanicked)));
+}
