@@ -22,6 +22,7 @@ mod models;
 mod openapi;
 mod options;
 mod page;
+mod peer;
 mod prompt;
 mod routes;
 mod server;

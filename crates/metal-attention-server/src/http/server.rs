@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -16,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
 use super::app::App;
+use super::peer::Peer;
 use super::{HttpOptions, Loaded, routes};
 
 /// Room for a request's head; a connection has no more until a body is read.
@@ -55,8 +57,8 @@ pub async fn serve<E: Send + 'static>(
                     Err(_) => break,
                 }
             }
-            (stream, permit) = accept(&listener, &connections) => {
-                let served = serve_connection(stream, &app, router.clone(), &graceful);
+            (stream, peer, permit) = accept(&listener, &connections) => {
+                let served = serve_connection(stream, peer, &app, router.clone(), &graceful);
                 let app = app.clone();
                 app.metrics.connections.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move {
@@ -85,12 +87,15 @@ pub async fn serve<E: Send + 'static>(
 }
 
 /// The next connection, as soon as there may be one more.
-async fn accept(listener: &TcpListener, connections: &Arc<Semaphore>) -> (TcpStream, Option<OwnedSemaphorePermit>) {
+async fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Semaphore>,
+) -> (TcpStream, Peer, Option<OwnedSemaphorePermit>) {
     // The semaphore is never closed.
     let permit = Arc::clone(connections).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
+            Ok((stream, address)) => return (stream, Peer(address.ip().to_canonical()), permit),
             // The client went away, or the process has too many files open: both pass.
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
@@ -102,6 +107,7 @@ async fn accept(listener: &TcpListener, connections: &Arc<Semaphore>) -> (TcpStr
 
 fn serve_connection(
     stream: TcpStream,
+    peer: Peer,
     app: &App,
     router: Router,
     graceful: &GracefulShutdown,
@@ -110,11 +116,16 @@ fn serve_connection(
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(app.options.write_timeout));
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(peer);
+        routes.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(app.options.header_timeout)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     let connection = graceful.watch(connection);
     async move {
         // Clients that go away or send no HTTP are everyday life.
