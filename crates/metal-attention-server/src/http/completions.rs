@@ -3,7 +3,6 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -42,7 +41,7 @@ pub struct CompletionRequest {
 }
 
 impl FromJson for CompletionRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
+    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         Ok(Self { own: parse(json)?, shared: parse(json)? })
     }
 }
@@ -87,14 +86,10 @@ struct CompletionChoice {
 #[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionRequest, responses(
     (status = 200, description = "The texts, whole or as server-sent events",
         content((Completion = "application/json"), (String = "text/event-stream")))))]
-pub async fn completions(State(app): State<App>, Json(request): Json<CompletionRequest>) -> Result<Response, ApiError> {
+pub async fn completions(State(app): State<App>, request: Json<CompletionRequest>) -> Result<Response, ApiError> {
     let stream_wanted = request.shared.stream();
     let include_usage = request.shared.include_usage();
-    let (events, writer) = prepare({
-        let app = app.clone();
-        move || request.submit(&app)
-    })
-    .await?;
+    let (events, writer) = prepare(&app, request, |app, request| request.submit(app)).await?;
     let mut texts = Texts::new(app, events);
     if stream_wanted {
         let mut before = Out::default();
@@ -144,11 +139,12 @@ impl CompletionRequest {
         }
         let n = shared.n()?;
         let prompts = own.prompt.encode(model, "prompt")?;
+        let stop = shared.stop(&[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();
         for prompt in &prompts {
             for choice in 0..n {
-                let mut request = shared.request(app, model.n_vocab(), prompt, choice)?;
+                let mut request = shared.request(app, model.n_vocab(), prompt, &stop, choice)?;
                 request.max_tokens = Some(shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize);
                 request.logprobs = own.logprobs.map(|n| n as usize);
                 events.push(model.scheduler.submit(request)?);

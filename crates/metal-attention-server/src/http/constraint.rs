@@ -28,12 +28,12 @@ impl Grammars {
     }
 
     /// Any JSON object.
-    pub fn json_object(&self) -> Result<Box<dyn Constraint>, String> {
+    pub fn json_object(&self) -> Result<Grammar, String> {
         self.json_schema(&json!({"type": "object"}))
     }
 
     /// JSON that follows `schema`. An error says what about the schema cannot be followed.
-    pub fn json_schema(&self, schema: &Value) -> Result<Box<dyn Constraint>, String> {
+    pub fn json_schema(&self, schema: &Value) -> Result<Grammar, String> {
         self.constraint(TopLevelGrammar::from_json_schema(with_bounded_space(schema)))
     }
 
@@ -45,7 +45,7 @@ impl Grammars {
         prompt: &str,
         tools: &[Tool],
         parallel: bool,
-    ) -> Result<Box<dyn Constraint>, String> {
+    ) -> Result<Grammar, String> {
         let bounded = |tool: &Tool| {
             let mut json = tool.as_value().clone();
             json["function"]["parameters"] =
@@ -58,10 +58,10 @@ impl Grammars {
         self.constraint(TopLevelGrammar::from_lark(grammar))
     }
 
-    fn constraint(&self, grammar: TopLevelGrammar) -> Result<Box<dyn Constraint>, String> {
+    fn constraint(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref().map_err(Clone::clone)?;
-        let parser = factory.create_parser(grammar).map_err(|e| first_line(&e.to_string()))?;
-        Ok(Box::new(Grammar { matcher: Matcher::new(Ok(parser)) }))
+        let parser = factory.create_parser(grammar).map_err(|e| e.to_string())?;
+        Ok(Grammar { matcher: Matcher::new(Ok(parser)) })
     }
 }
 
@@ -98,18 +98,15 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
-}
-
 /// A grammar and how far a text has got in it.
-struct Grammar {
+#[derive(Clone)]
+pub struct Grammar {
     matcher: Matcher,
 }
 
 impl Constraint for Grammar {
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()))?;
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
         for (word, &allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = allowed;
         }
@@ -117,7 +114,7 @@ impl Constraint for Grammar {
     }
 
     fn accept(&mut self, id: u32) -> Result<(), String> {
-        self.matcher.consume_token(id).map_err(|e| first_line(&e.to_string()))
+        self.matcher.consume_token(id).map_err(|e| e.to_string())
     }
 
     fn is_complete(&self) -> bool {

@@ -2,10 +2,10 @@
 
 use std::any::Any;
 
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderName, Method, Response};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, body::Body};
@@ -40,8 +40,8 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .route("/icon.svg", get(page::icon))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(app.options.max_body))
-        .layer(CatchPanicLayer::custom(panicked));
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(guard::check_room));
     if checks_host {
         router = router.layer(from_fn_with_state(app.clone(), guard::check_host));
     }
