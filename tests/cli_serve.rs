@@ -69,7 +69,7 @@ fn a_second_signal_does_not_wait_for_anybody() {
 #[test]
 fn keys_come_from_a_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(&file, "one\n\n two \n").unwrap();
+    std::fs::write(&file, "one\n two \n").unwrap();
     let (mut child, address) = start(&["--api-key-file", file.path().to_str().unwrap()]);
     for (header, expected) in
         [("", "401"), ("Authorization: Bearer two\r\n", "200"), ("Authorization: Bearer three\r\n", "401")]
@@ -86,10 +86,19 @@ fn what_cannot_work_is_told() {
     let port = taken.local_addr().unwrap().port().to_string();
     let empty = tempfile::NamedTempFile::new().unwrap();
     let empty = empty.path().to_str().unwrap();
+    let gap = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&gap, "one\n\ntwo\n").unwrap();
+    let gap = gap.path().to_str().unwrap();
     for (args, code, message) in [
         (["--port", port.as_str()], 1, "--host and --port choose another address"),
         (["--model", "nothing.gguf"], 3, "nothing.gguf"),
         (["--api-key-file", empty], 2, "one a line is expected"),
+        (["--api-key-file", gap], 2, "line 2 of"),
+        (["--api-key", ""], 2, "leave it out to let everybody in"),
+        (["--api-key", " "], 2, "leave it out to let everybody in"),
+        (["--max-connections", "0"], 2, "must be at least 1"),
+        (["--max-connections-per-address", "0"], 2, "must be at least 1"),
+        (["--max-bodies", "0"], 2, "must be at least 1"),
         (["--parallel", "0"], 2, "must be at least 1"),
     ] {
         let args = ["serve", args[0], args[1]];
@@ -97,4 +106,34 @@ fn what_cannot_work_is_told() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(message), "{args:?}: {}", stderr(&output));
     }
+}
+
+/// A variable that is set and empty is no key either.
+#[test]
+fn an_empty_key_does_not_open_the_server() {
+    let output = program().args(["serve", "--port", "0"]).env("METAL_ATTENTION_API_KEY", "").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("METAL_ATTENTION_API_KEY"), "{}", stderr(&output));
+}
+
+#[test]
+fn no_number_is_too_large() {
+    let largest = u64::MAX.to_string();
+    let options = [
+        "--max-connections",
+        "--max-connections-per-address",
+        "--max-body",
+        "--max-bodies",
+        "--grace",
+        "--timeout",
+        "--queue",
+    ];
+    let args: Vec<&str> = options.iter().flat_map(|option| [*option, largest.as_str()]).collect();
+    let (mut child, address) = start(&args);
+    while status(&address, "/ready", "") != "200" {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(status(&address, "/v1/models", ""), "200");
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }

@@ -38,7 +38,7 @@ fn texts_side_by_side_are_those_of_the_cpu() {
         tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false })
     };
     let submit = |(text, sampling): &(&'static str, SamplerOptions)| {
-        let (prompt, sampling) = (encode(text), sampling.clone());
+        let (prompt, sampling) = (encode(text).into(), sampling.clone());
         scheduler.submit(Request { prompt, sampling, max_tokens: Some(N_GEN), ..Default::default() }).unwrap()
     };
     // Twice: the second time most of the prompts are in the KV cache.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention::EngineOptions;
-use metal_attention_server::http::{HttpOptions, Keys, Loaded, ServeError, serve};
+use metal_attention_server::http::{HttpOptions, Keys, Loaded, ServeError, THREADS, serve};
 use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use tokio::net::TcpListener;
 #[cfg(unix)]
@@ -100,9 +100,17 @@ struct AccessArgs {
     #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_body, value_parser = at_least_one)]
     max_body: usize,
 
-    /// Connections at a time; more wait
+    /// Bytes of all bodies that are held at a time; one address may have half of it
+    #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_bodies, value_parser = at_least_one)]
+    max_bodies: usize,
+
+    /// Connections at a time; where more come, idle ones are closed
     #[arg(long, value_name = "N", default_value_t = HttpOptions::default().max_connections, value_parser = at_least_one)]
     max_connections: usize,
+
+    /// Connections of one address at a time [default: three quarters of all]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_connections_per_address: Option<usize>,
 }
 
 /// Runs the command.
@@ -111,7 +119,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // Requests need little; the cores are for the engine.
         .worker_threads(2)
-        .max_blocking_threads(8)
+        .max_blocking_threads(THREADS)
         .enable_all()
         .build()
         .map_err(|e| CliError::General(format!("cannot start the server's threads: {e}")))?;
@@ -148,6 +156,10 @@ impl Args {
         if let Some(path) = &access.api_key_file {
             keys.extend(read_keys(path)?);
         }
+        // Those of a file have been looked at.
+        let keys = Keys::new(keys).map_err(|why| {
+            CliError::Usage(format!("--api-key or METAL_ATTENTION_API_KEY: {why}; leave it out to let everybody in"))
+        })?;
         let cors_origin = match &access.cors {
             None => None,
             Some(origin) => Some(origin.parse().map_err(|_| {
@@ -157,11 +169,13 @@ impl Args {
         let names = if self.alias.is_empty() { vec![self.model.stem()] } else { self.alias.clone() };
         Ok(HttpOptions {
             names,
-            keys: Keys::new(keys),
+            keys,
             cors_origin,
             hosts: vec![self.host.clone()],
             max_body: access.max_body,
+            max_bodies: access.max_bodies,
             max_connections: access.max_connections,
+            max_connections_per_address: access.max_connections_per_address,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             grace: Duration::from_secs(self.grace),
             ..Default::default()
@@ -215,7 +229,11 @@ fn url(address: SocketAddr) -> String {
 fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| CliError::General(format!("cannot read the keys in {}: {e}", path.display())))?;
-    let keys: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    let keys: Vec<_> = text.lines().map(|line| line.trim().to_owned()).collect();
+    if let Some(line) = keys.iter().position(String::is_empty) {
+        let message = format!("line {} of {} is empty: one key a line is expected", line + 1, path.display());
+        return Err(CliError::Usage(message));
+    }
     if keys.is_empty() {
         return Err(CliError::Usage(format!("there are no keys in {}: one a line is expected", path.display())));
     }

@@ -40,11 +40,11 @@ fn wait(what: &str, is_so: impl Fn() -> bool) {
 fn stop_strings_and_lengths_end_a_text() {
     let (model, scheduler) = stories(2);
     let prompt = encode(&model, "Once upon a time");
-    let request = Request { stop: vec!["girl".into()], ..greedy(prompt.clone(), 50) };
+    let request = Request { stop: ["girl".into()].into(), ..greedy(prompt.clone(), 50) };
     let answer = read(scheduler.submit(request).unwrap());
     assert_eq!((&*answer.text, answer.reason), (", there was a little ", Some(FinishReason::StopString)));
     // Where the text ends first, what was held back is not lost.
-    let request = Request { stop: vec![" girl named Bob".into()], ..greedy(prompt.clone(), 8) };
+    let request = Request { stop: [" girl named Bob".into()].into(), ..greedy(prompt.clone(), 8) };
     let answer = read(scheduler.submit(request).unwrap());
     assert_eq!((&*answer.text, answer.reason), (", there was a little girl", Some(FinishReason::Length)));
     let answer = read(scheduler.submit(greedy(prompt.clone(), 0)).unwrap());

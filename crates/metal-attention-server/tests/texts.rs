@@ -61,6 +61,7 @@ impl Plan {
         };
         let stop = if self.stop { vec!["the".to_owned()] } else { vec![] };
         let client = Client::Key(self.client);
+        let (prompt, stop) = (prompt.into(), stop.into());
         Request { client, prompt, sampling, max_tokens: Some(self.max_tokens), stop, ..Default::default() }
     }
 }
@@ -133,7 +134,7 @@ fn eight_stories_in_four_places() {
     let prompts = ["Once upon a time", "The dog", "Lily went to the park. She saw", "Once upon a time there was a"];
     let requests: Vec<Request> = (0..8).map(|i| greedy(encode(&model, prompts[i % 4]), 6 + 2 * i)).collect();
     let events: Vec<_> =
-        requests.iter().map(|r| scheduler.submit(greedy(r.prompt.clone(), r.max_tokens.unwrap())).unwrap()).collect();
+        requests.iter().map(|r| scheduler.submit(greedy(r.prompt.to_vec(), r.max_tokens.unwrap())).unwrap()).collect();
     for (events, request) in events.into_iter().zip(&requests) {
         let answer = read(events);
         let (ids, text) = alone(&model, request);

@@ -9,8 +9,12 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{Error, Model};
 use metal_attention_chat::ChatTemplate;
 
+use super::body::Bodies;
+use super::connections::Connections;
 use super::constraint::Grammars;
+use super::limits::MAX_UNCLEAR_BYTES;
 use super::metrics::HttpMetrics;
+use super::work::Work;
 use super::{ApiError, HttpOptions};
 use crate::scheduler::Scheduler;
 
@@ -24,6 +28,12 @@ pub struct Parts {
     pub options: HttpOptions,
     /// What was counted.
     pub metrics: HttpMetrics,
+    /// Those that are open.
+    pub connections: Arc<Connections>,
+    /// The bodies of the requests that are read or worked on.
+    pub bodies: Arc<Bodies>,
+    /// Shares out the threads that may block.
+    pub work: Work,
     /// When the server started, in seconds since 1970.
     pub started: u64,
     /// Set once the model is loaded.
@@ -44,6 +54,9 @@ impl App {
     pub fn new(options: HttpOptions) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self(Arc::new(Parts {
+            connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
+            bodies: Bodies::new(options.max_bodies, options.max_body),
+            work: Work::default(),
             options,
             metrics: HttpMetrics::default(),
             started,
@@ -116,6 +129,8 @@ pub struct Loaded {
     pub grammars: Grammars,
     /// Tokens each text has room for, its prompt included.
     pub n_ctx: usize,
+    /// Bytes of the longest token.
+    longest_token: usize,
     model: Model,
 }
 
@@ -125,7 +140,21 @@ impl Loaded {
         let tokenizer = model.tokenizer()?;
         let grammars = Grammars::new(&tokenizer);
         let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));
-        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, model })
+        let ids = 0..tokenizer.n_vocab() as u32;
+        let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0);
+        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, model })
+    }
+
+    /// Refuses a text that is too long for the context by its length already: its tokens would take a long time to tell
+    /// the same. `param` is the field's name.
+    pub fn check_length(&self, text: &str, param: &str) -> Result<(), ApiError> {
+        let n = text.len();
+        let most = self.n_ctx.saturating_mul(self.longest_token).max(MAX_UNCLEAR_BYTES);
+        if n <= most {
+            return Ok(());
+        }
+        let message = format!("{param}: a text of {n} bytes has no room in the context of {} tokens", self.n_ctx);
+        Err(ApiError::field(param, message).with_code("context_length_exceeded"))
     }
 
     /// Size of the vocabulary.

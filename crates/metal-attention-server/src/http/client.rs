@@ -1,7 +1,6 @@
 //! On whose behalf a request comes: whoever shows a key is that key's, everybody else their address's.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv6Addr};
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -15,16 +14,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Client {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         // Set where the key was checked.
         let key = parts.extensions.get::<Self>().copied();
-        let address = || parts.extensions.get::<Peer>().map(|peer| Self::Address(network(peer.0)));
+        let address = || parts.extensions.get::<Peer>().map(|peer| Self::Address(peer.0));
         Ok(key.or_else(address).unwrap_or_default())
-    }
-}
-
-/// What counts as one address: of IPv6, everybody has 2^64.
-fn network(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
     }
 }
 
@@ -42,7 +33,7 @@ mod tests {
                 request.extensions_mut().insert(key);
             }
             if let Some(peer) = peer {
-                request.extensions_mut().insert(Peer(peer.parse().unwrap()));
+                request.extensions_mut().insert(Peer::at(peer.parse().unwrap()));
             }
             let (mut parts, ()) = request.into_parts();
             pollster::block_on(Client::from_request_parts(&mut parts, &())).unwrap()

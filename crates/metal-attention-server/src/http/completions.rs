@@ -3,7 +3,6 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -43,7 +42,7 @@ pub struct CompletionRequest {
 }
 
 impl FromJson for CompletionRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
+    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         unsupported::check(Endpoint::Completions, json)?;
         Ok(Self { own: parse(json)?, shared: parse(json)? })
     }
@@ -92,15 +91,11 @@ struct CompletionChoice {
 pub async fn completions(
     State(app): State<App>,
     client: Client,
-    Json(request): Json<CompletionRequest>,
+    request: Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let stream_wanted = request.shared.stream();
     let include_usage = request.shared.include_usage();
-    let (events, writer) = prepare({
-        let app = app.clone();
-        move || request.submit(&app, client)
-    })
-    .await?;
+    let (events, writer) = prepare(&app, request, move |app, request| request.submit(app, client)).await?;
     let mut texts = Texts::new(app, events);
     if stream_wanted {
         let mut before = Out::default();
@@ -150,11 +145,12 @@ impl CompletionRequest {
         }
         let n = shared.n()?;
         let prompts = own.prompt.encode(model, "prompt")?;
+        let stop = shared.stop(&[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();
         for prompt in &prompts {
             for choice in 0..n {
-                let mut request = shared.request(app, model.n_vocab(), prompt, choice)?;
+                let mut request = shared.request(app, model.n_vocab(), prompt, &stop, choice)?;
                 request.client = client;
                 request.max_tokens = Some(shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize);
                 request.logprobs = own.logprobs.map(|n| n as usize);

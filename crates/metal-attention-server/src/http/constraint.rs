@@ -29,13 +29,13 @@ impl Grammars {
     }
 
     /// Any JSON object.
-    pub fn json_object(&self) -> Result<Box<dyn Constraint>, String> {
+    pub fn json_object(&self) -> Result<Grammar, String> {
         self.json_schema(&json!({"type": "object"}), Some(false))
     }
 
     /// JSON that follows `schema`, with open objects only where `strict` is false. An error says what about the schema
     /// cannot be followed.
-    pub fn json_schema(&self, schema: &Value, strict: Option<bool>) -> Result<Box<dyn Constraint>, String> {
+    pub fn json_schema(&self, schema: &Value, strict: Option<bool>) -> Result<Grammar, String> {
         self.constraint(TopLevelGrammar::from_json_schema(prepared(schema, strict)?))
     }
 
@@ -47,7 +47,7 @@ impl Grammars {
         prompt: &str,
         tools: &[Tool],
         parallel: bool,
-    ) -> Result<Box<dyn Constraint>, String> {
+    ) -> Result<Grammar, String> {
         let bounded = |tool: &Tool| {
             let mut json = tool.as_value().clone();
             let strict = json["function"]["strict"].as_bool();
@@ -60,10 +60,10 @@ impl Grammars {
         self.constraint(TopLevelGrammar::from_lark(grammar))
     }
 
-    fn constraint(&self, grammar: TopLevelGrammar) -> Result<Box<dyn Constraint>, String> {
+    fn constraint(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref().map_err(Clone::clone)?;
-        let parser = factory.create_parser(grammar).map_err(|e| first_line(&e.to_string()))?;
-        Ok(Box::new(Grammar { matcher: Matcher::new(Ok(parser)) }))
+        let parser = factory.create_parser(grammar).map_err(|e| e.to_string())?;
+        Ok(Grammar { matcher: Matcher::new(Ok(parser)) })
     }
 }
 
@@ -103,18 +103,15 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
-}
-
 /// A grammar and how far a text has got in it.
-struct Grammar {
+#[derive(Clone)]
+pub struct Grammar {
     matcher: Matcher,
 }
 
 impl Constraint for Grammar {
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()))?;
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
         for (word, &allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = allowed;
         }
@@ -122,7 +119,7 @@ impl Constraint for Grammar {
     }
 
     fn accept(&mut self, id: u32) -> Result<(), String> {
-        self.matcher.consume_token(id).map_err(|e| first_line(&e.to_string()))
+        self.matcher.consume_token(id).map_err(|e| e.to_string())
     }
 
     fn is_complete(&self) -> bool {
@@ -140,7 +137,7 @@ mod tests {
     fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
         let mut constraint = grammars.json_schema(schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
         let tokenizer = &grammars.tokenizer;
-        let allowed = |constraint: &mut Box<dyn Constraint>| {
+        let allowed = |constraint: &mut Grammar| {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
             constraint.allowed(&mut mask).unwrap_or_default();
             (0..tokenizer.n_vocab() as u32).filter(move |id| mask[*id as usize / 32] & (1 << (id % 32)) != 0)

@@ -4,7 +4,6 @@ use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::body::{FromJson, Json, parse};
@@ -39,7 +38,7 @@ enum EncodingFormat {
 }
 
 impl FromJson for EmbeddingsRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
+    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         unsupported::check(Endpoint::Embeddings, json)?;
         parse(json)
     }
@@ -95,23 +94,20 @@ struct EmbeddingsUsage {
 pub async fn embeddings(
     State(app): State<App>,
     client: Client,
-    Json(request): Json<EmbeddingsRequest>,
+    request: Json<EmbeddingsRequest>,
 ) -> Result<axum::Json<Embeddings>, ApiError> {
     let format = request.encoding_format.unwrap_or_default();
-    let (pending, n_tokens) = prepare({
-        let app = app.clone();
-        move || {
-            let model = app.model_named(request.model.as_deref())?;
-            let n_embd = model.n_embd();
-            if request.dimensions.is_some_and(|n| n as usize != n_embd) {
-                let message = format!("dimensions: this model's embeddings have {n_embd}; others are not supported");
-                return Err(ApiError::field("dimensions", message));
-            }
-            let texts = request.input.encode(model, "input")?;
-            let n_tokens = texts.iter().map(Vec::len).sum();
-            let pending = texts.into_iter().map(|ids| model.scheduler.embed(client, ids));
-            Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens))
+    let (pending, n_tokens) = prepare(&app, request, move |app, request| {
+        let model = app.model_named(request.model.as_deref())?;
+        let n_embd = model.n_embd();
+        if request.dimensions.is_some_and(|n| n as usize != n_embd) {
+            let message = format!("dimensions: this model's embeddings have {n_embd}; others are not supported");
+            return Err(ApiError::field("dimensions", message));
         }
+        let texts = request.input.encode(model, "input")?;
+        let n_tokens = texts.iter().map(|ids| ids.len()).sum();
+        let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
+        Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens))
     })
     .await?;
     let mut data = Vec::with_capacity(pending.len());

@@ -7,6 +7,7 @@ use axum::response::IntoResponse;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::connections::Full;
 use crate::scheduler::{RequestError, SubmitError};
 
 /// Why a request failed.
@@ -40,8 +41,8 @@ struct ErrorDetail {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &str, code: Option<&str>, message: impl Into<String>) -> Self {
-        let detail =
-            ErrorDetail { message: message.into(), kind: kind.into(), param: None, code: code.map(str::to_owned) };
+        let message = shortened(message.into());
+        let detail = ErrorDetail { message, kind: kind.into(), param: None, code: code.map(str::to_owned) };
         Self { status, detail }
     }
 
@@ -88,6 +89,30 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("body_too_large"), message)
     }
 
+    /// 429: the bodies of other requests leave no room for this one.
+    pub fn too_many_bodies(all: usize, each: usize) -> Self {
+        let message = format!(
+            "the server has its hands full: it holds bodies of {all} bytes in all (--max-bodies), and of {each} from one \
+             address: try again later"
+        );
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("too_many_bodies"), message)
+    }
+
+    /// 429 or 503: the connection has an extra place only.
+    pub fn full(full: Full) -> Self {
+        let code = Some("too_many_connections");
+        match full {
+            Full::Address => {
+                let message = "this address has as many connections as one may have (--max-connections-per-address)";
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message)
+            }
+            Full::Server => {
+                let message = "the server has as many connections as it may have (--max-connections): try again later";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message)
+            }
+        }
+    }
+
     /// 500: a defect of the server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("internal_error"), message)
@@ -113,7 +138,7 @@ impl ApiError {
     /// Names the field that is at fault.
     #[must_use]
     pub fn with_param(mut self, param: impl Into<String>) -> Self {
-        self.detail.param = Some(param.into());
+        self.detail.param = Some(shortened(param.into()));
         self
     }
 
@@ -128,6 +153,16 @@ impl ApiError {
     pub fn body(&self) -> ErrorBody {
         ErrorBody { error: self.detail.clone() }
     }
+}
+
+/// A message may quote the request, which may be long.
+fn shortened(mut text: String) -> String {
+    const MOST: usize = 2000;
+    if text.len() > MOST {
+        text.truncate(text.floor_char_boundary(MOST));
+        text += "...";
+    }
+    text
 }
 
 impl From<SubmitError> for ApiError {

@@ -1,20 +1,19 @@
 //! What completions and chat completions share: how a text is chosen and when it ends.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::sampling::SamplerOptions;
-use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::limits::{MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS};
 use super::{ApiError, App};
 use crate::scheduler::{Client, Constraint, Request};
-
-/// Most texts that one request may ask for.
-pub const MAX_CHOICES: u32 = 16;
-/// Most stop strings of one request.
-const MAX_STOP_STRINGS: usize = 16;
 
 /// Fields that completions and chat completions share.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
@@ -64,8 +63,8 @@ pub struct GenerationFields {
 }
 
 /// One string or several.
-#[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
 enum Stop {
     /// One string.
     One(String),
@@ -78,6 +77,46 @@ enum Stop {
 struct StreamOptions {
     /// End the stream with an event that has the number of tokens.
     include_usage: Option<bool>,
+}
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(StopVisitor)
+    }
+}
+
+struct StopVisitor;
+
+impl<'de> Visitor<'de> for StopVisitor {
+    type Value = Stop;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of strings")
+    }
+
+    fn visit_str<E: Error>(self, string: &str) -> Result<Stop, E> {
+        check_stop(string)?;
+        Ok(Stop::One(string.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
+        let mut strings = Vec::new();
+        while let Some(string) = list.next_element::<String>()? {
+            if strings.len() == MAX_STOP_STRINGS {
+                return Err(Error::custom(format!("more than {MAX_STOP_STRINGS} strings, which is the most allowed")));
+            }
+            check_stop(&string)?;
+            strings.push(string);
+        }
+        Ok(Stop::Several(strings))
+    }
+}
+
+fn check_stop<E: Error>(string: &str) -> Result<(), E> {
+    match string.len() {
+        0..=MAX_STOP_BYTES => Ok(()),
+        n => Err(E::custom(format!("a string of {n} bytes; at most {MAX_STOP_BYTES} are allowed"))),
+    }
 }
 
 impl GenerationFields {
@@ -98,15 +137,32 @@ impl GenerationFields {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
-    /// The request that these fields describe, for each of the `n` texts after `prompt`.
-    pub fn request(&self, app: &App, n_vocab: usize, prompt: &[u32], choice: u32) -> Result<Request, ApiError> {
+    /// The strings that end a text, and `more` of them.
+    pub fn stop(&self, more: &[&str]) -> Arc<[String]> {
+        let own = match &self.stop {
+            None => &[],
+            Some(Stop::One(string)) => std::slice::from_ref(string),
+            Some(Stop::Several(strings)) => strings.as_slice(),
+        };
+        own.iter().cloned().chain(more.iter().map(|&stop| stop.to_owned())).collect()
+    }
+
+    /// The request that these fields describe, for each of the `n` texts after `prompt`, which end before `stop`.
+    pub fn request(
+        &self,
+        app: &App,
+        n_vocab: usize,
+        prompt: &Arc<[u32]>,
+        stop: &Arc<[String]>,
+        choice: u32,
+    ) -> Result<Request, ApiError> {
         let mut sampling = self.sampling()?;
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
         Ok(Request {
-            prompt: prompt.to_vec(),
+            prompt: Arc::clone(prompt),
             sampling,
             max_tokens: self.max_tokens.map(|n| n as usize),
-            stop: self.stop()?,
+            stop: Arc::clone(stop),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             logit_bias: self.logit_bias(n_vocab)?,
             logprobs: None,
@@ -118,7 +174,7 @@ impl GenerationFields {
     }
 
     fn sampling(&self) -> Result<SamplerOptions, ApiError> {
-        fn take<T: Copy + PartialOrd + std::fmt::Display>(
+        fn take<T: Copy + PartialOrd + fmt::Display>(
             param: &str,
             value: Option<T>,
             range: RangeInclusive<T>,
@@ -142,20 +198,12 @@ impl GenerationFields {
         Ok(options)
     }
 
-    fn stop(&self) -> Result<Vec<String>, ApiError> {
-        let strings = match &self.stop {
-            None => Vec::new(),
-            Some(Stop::One(string)) => vec![string.clone()],
-            Some(Stop::Several(strings)) => strings.clone(),
-        };
-        if strings.len() > MAX_STOP_STRINGS {
-            let n = strings.len();
-            return Err(ApiError::field("stop", format!("stop: {n} strings; at most {MAX_STOP_STRINGS} are allowed")));
-        }
-        Ok(strings)
-    }
-
     fn logit_bias(&self, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+        let n = self.logit_bias.as_ref().map_or(0, BTreeMap::len);
+        if n > MAX_LOGIT_BIAS {
+            let message = format!("logit_bias has {n} tokens; at most {MAX_LOGIT_BIAS} are allowed");
+            return Err(ApiError::field("logit_bias", message));
+        }
         let bias = self.logit_bias.iter().flatten().map(|(id, &bias)| {
             let param = format!("logit_bias.{id}");
             check(&param, bias, -100.0..=100.0)?;
@@ -169,7 +217,7 @@ impl GenerationFields {
 }
 
 /// Refuses a value outside `range`.
-pub fn check<T: Copy + PartialOrd + std::fmt::Display>(
+pub fn check<T: Copy + PartialOrd + fmt::Display>(
     param: &str,
     value: T,
     range: RangeInclusive<T>,

@@ -1,16 +1,18 @@
 //! What every request passes first: its name in the log, where it may come from, its key.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{AUTHORIZATION, HOST};
+use axum::http::header::{AUTHORIZATION, CONNECTION, HOST};
 use axum::http::uri::Authority;
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
+use super::connections::Connection;
 use super::{ApiError, App, ids};
 use crate::scheduler::Client;
 
@@ -31,6 +33,23 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
     response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     response
 }
+
+/// Where a connection has an extra place only, answers those that watch over the server, and tells others to come back.
+/// Then the place is for the next.
+pub async fn check_room(request: Request, next: Next) -> Response {
+    let full = request.extensions().get::<Arc<Connection>>().and_then(|connection| connection.full);
+    let Some(full) = full else { return next.run(request).await };
+    let mut response = if WATCHED_PATHS.contains(&request.uri().path()) {
+        next.run(request).await
+    } else {
+        ApiError::full(full).into_response()
+    };
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Paths that are answered however many connections there are.
+const WATCHED_PATHS: [&str; 3] = ["/health", "/ready", "/metrics"];
 
 /// A method of the standard; others may be anything.
 fn method_name(method: &Method) -> &str {

@@ -11,6 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::App;
+use super::connections::Connections;
 use super::error::ErrorBody;
 use crate::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Scheduler};
 
@@ -20,8 +21,6 @@ const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 /// What is counted about requests and connections.
 #[derive(Default)]
 pub struct HttpMetrics {
-    /// Connections that are open now.
-    pub connections: AtomicU64,
     /// Answers by route and status.
     answers: Mutex<BTreeMap<(String, u16), u64>>,
     /// From a request's head to the head of its answer.
@@ -69,7 +68,7 @@ impl HttpMetrics {
 ))]
 pub async fn metrics(State(app): State<App>) -> Response {
     let scheduler = app.scheduler().map(Scheduler::metrics);
-    let text = render(&app.metrics, scheduler.as_ref());
+    let text = render(&app.metrics, &app.connections, app.bodies.bytes(), scheduler.as_ref());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -112,10 +111,20 @@ impl Lines {
     }
 }
 
-fn render(http: &HttpMetrics, scheduler: Option<&Metrics>) -> String {
+fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, scheduler: Option<&Metrics>) -> String {
     let mut lines = Lines::default();
-    let connections = http.connections.load(Ordering::Relaxed);
-    lines.one("connections", "gauge", "Connections that are open now.", connections);
+    lines.one("connections", "gauge", "Connections that are open now.", connections.len());
+    let (given_up, refused) = connections.turned_away();
+    let help = "Connections that were closed while they waited for their clients, because others needed the room.";
+    lines.one("connections_given_up_total", "counter", help, given_up);
+    let help = "Connections for which there was no room, or an extra place only.";
+    lines.one("connections_refused_total", "counter", help, refused);
+    lines.one(
+        "body_bytes",
+        "gauge",
+        "Bytes of requests' bodies that are held now, without 64 KiB of each.",
+        body_bytes,
+    );
     lines.head("http_responses_total", "counter", "Responses by route and status.");
     for ((route, status), n) in http.answers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
         lines.value("http_responses_total", &format!("{{route=\"{route}\",status=\"{status}\"}}"), n);
@@ -177,7 +186,7 @@ mod tests {
         http.answered("/x", 200, Duration::from_millis(7));
         http.answered("/x", 200, Duration::from_millis(700));
         http.answered("/x", 404, Duration::from_secs(100));
-        let text = render(&http, None);
+        let text = render(&http, &Connections::new(1, 1), 0, None);
         for line in [
             "metal_attention_http_responses_total{route=\"/x\",status=\"200\"} 2",
             "metal_attention_http_response_seconds_bucket{le=\"0.005\"} 0",

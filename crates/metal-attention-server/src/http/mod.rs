@@ -9,8 +9,10 @@ mod app;
 mod body;
 mod chat;
 mod client;
+mod client_stream;
 mod closed_schema;
 mod completions;
+mod connections;
 mod constraint;
 mod embeddings;
 mod error;
@@ -18,6 +20,7 @@ mod fields;
 mod guard;
 mod health;
 mod ids;
+mod limits;
 mod logprobs;
 mod metrics;
 mod models;
@@ -31,27 +34,26 @@ mod server;
 mod tokens;
 mod unsupported;
 mod usage;
+mod work;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use app::App;
 pub use app::Loaded;
+use body::Json;
 use error::ApiError;
-pub use options::{HttpOptions, Keys};
+pub use options::{EmptyKey, HttpOptions, Keys};
 pub use server::{ServeError, serve};
+pub use work::THREADS;
 
-/// Runs `work`, which takes a moment, where it holds up nobody.
-async fn prepare<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+/// Does with a request what takes a moment, where it holds up nobody. The request is gone when it is done.
+async fn prepare<R: Send + 'static, T: Send + 'static>(
+    app: &App,
+    request: Json<R>,
+    work: impl FnOnce(&App, &R) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        // The panic is this request's; the layer that catches panics makes an answer of it.
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(ApiError::unavailable("shutting_down", "the server is shutting down")),
-        },
-    }
+    let owned = app.clone();
+    app.work.run(request.peer, request.weight, move || work(&owned, &request)).await
 }
 
 /// Seconds since 1970.

@@ -19,8 +19,12 @@ pub struct HttpOptions {
     pub hosts: Vec<String>,
     /// Most bytes of a request's body.
     pub max_body: usize,
-    /// Most connections at a time; more wait to be accepted.
+    /// Most bytes of all bodies that are held at a time.
+    pub max_bodies: usize,
+    /// Most connections at a time. Where there are more, those that wait for their clients are given up.
     pub max_connections: usize,
+    /// Most connections of one address at a time; `None`: three quarters of all.
+    pub max_connections_per_address: Option<usize>,
     /// Longest time between a connection and the end of a request's head, or between two requests.
     pub header_timeout: Duration,
     /// Longest time from a request's head to the end of its body.
@@ -41,8 +45,10 @@ impl Default for HttpOptions {
             cors_origin: None,
             hosts: Vec::new(),
             max_body: 8 << 20,
-            max_connections: 1024,
-            header_timeout: Duration::from_secs(30),
+            max_bodies: 64 << 20,
+            max_connections: 512,
+            max_connections_per_address: None,
+            header_timeout: Duration::from_secs(10),
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
             timeout: None,
@@ -51,14 +57,27 @@ impl Default for HttpOptions {
     }
 }
 
+impl HttpOptions {
+    /// Most connections of one address.
+    pub(super) fn connections_of_one(&self) -> usize {
+        self.max_connections_per_address.unwrap_or(self.max_connections - self.max_connections / 4)
+    }
+}
+
+/// No key can be so: it would match no request, or let everybody in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an API key is empty")]
+pub struct EmptyKey;
+
 /// Keys of which a client must show one. They appear in no log.
 #[derive(Clone, Default)]
 pub struct Keys(Vec<String>);
 
 impl Keys {
-    /// These keys, without empty ones.
-    pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
-        Self(keys.into_iter().filter(|key| !key.is_empty()).collect())
+    /// These keys, without the white space around them.
+    pub fn new(keys: impl IntoIterator<Item = String>) -> Result<Self, EmptyKey> {
+        let key = |key: String| Some(key.trim().to_owned()).filter(|key| !key.is_empty()).ok_or(EmptyKey);
+        Ok(Self(keys.into_iter().map(key).collect::<Result<_, _>>()?))
     }
 
     /// Whether there is no key, so that everybody may ask.
@@ -85,12 +104,15 @@ mod tests {
 
     #[test]
     fn any_key_opens_and_nothing_else() {
-        let keys = Keys::new(["one".to_owned(), String::new(), "three".to_owned()]);
+        let keys = Keys::new(["one".to_owned(), " three\n".to_owned()]).unwrap();
         assert_eq!((keys.number(b"one"), keys.number(b"three")), (Some(0), Some(1)));
         for wrong in [&b""[..], b"on", b"onee", b"One", b"three "] {
             assert_eq!(keys.number(wrong), None, "{wrong:?}");
         }
         assert_eq!(format!("{keys:?}"), "2 keys");
         assert!(Keys::default().is_empty() && Keys::default().number(b"").is_none());
+        for empty in ["", " ", "\n"] {
+            assert_eq!(Keys::new(["one".to_owned(), empty.to_owned()]).unwrap_err(), EmptyKey);
+        }
     }
 }

@@ -1,18 +1,20 @@
 //! Prompts: text or token ids, one or several.
 
+use std::fmt;
+use std::sync::Arc;
+
 use metal_attention::tokenizer::EncodeOptions;
-use serde::Deserialize;
+use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use utoipa::ToSchema;
 
 use super::ApiError;
 use super::app::Loaded;
-
-/// Most texts in one request.
-const MAX_PROMPTS: usize = 256;
+use super::limits::MAX_PROMPTS;
 
 /// One text or several, each as a string or as token ids.
-#[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a string, a list of strings, a list of token ids or a list of such lists")]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
 pub enum Prompt {
     /// A text.
     Text(String),
@@ -26,27 +28,162 @@ pub enum Prompt {
 
 impl Prompt {
     /// The token ids of each text. `param` is the field's name, for errors.
-    pub fn encode(&self, model: &Loaded, param: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+    pub fn encode(&self, model: &Loaded, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
         let options = EncodeOptions { add_special: true, parse_special: true };
-        let encode = |text: &String| model.tokenizer.encode(text, options);
-        let lists = match self {
-            Self::Text(text) => vec![encode(text)],
-            Self::Ids(ids) => vec![ids.clone()],
-            Self::Texts(texts) => texts.iter().map(encode).collect(),
-            Self::IdLists(lists) => lists.clone(),
+        let encode = |text: &String| -> Result<Arc<[u32]>, ApiError> {
+            model.check_length(text, param)?;
+            Ok(model.tokenizer.encode(text, options).into())
         };
-        if lists.is_empty() || lists.len() > MAX_PROMPTS {
-            let n = lists.len();
-            return Err(ApiError::field(param, format!("{param} has {n} texts; 1 to {MAX_PROMPTS} are allowed")));
-        }
-        if lists.iter().any(Vec::is_empty) {
+        let lists: Vec<Arc<[u32]>> = match self {
+            Self::Text(text) => vec![encode(text)?],
+            Self::Ids(ids) => vec![ids.as_slice().into()],
+            Self::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+            Self::IdLists(lists) => lists.iter().map(|ids| ids.as_slice().into()).collect(),
+        };
+        if lists.iter().any(|ids| ids.is_empty()) {
             return Err(ApiError::field(param, format!("{param} is empty: give at least one token")));
         }
         let n_vocab = model.n_vocab();
-        if let Some(id) = lists.iter().flatten().find(|&&id| id as usize >= n_vocab) {
+        if let Some(id) = lists.iter().flat_map(|ids| ids.iter()).find(|&&id| id as usize >= n_vocab) {
             let message = format!("{param}: the model has no token {id}, only 0 to {}", n_vocab - 1);
             return Err(ApiError::field(param, message));
         }
         Ok(lists)
+    }
+}
+
+/// Reads a prompt piece by piece: nothing is kept but what it becomes.
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = Prompt;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a list of strings, a list of token ids or a list of such lists")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Prompt, E> {
+        Ok(Prompt::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<Prompt, E> {
+        Ok(Prompt::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
+        let mut prompt = match list.next_element()? {
+            None => return Ok(Prompt::Ids(Vec::new())),
+            Some(Item::Id(id)) => Prompt::Ids(vec![id]),
+            Some(Item::Text(text)) => Prompt::Texts(vec![text]),
+            Some(Item::Ids(ids)) => Prompt::IdLists(vec![ids]),
+        };
+        while let Some(item) = list.next_element()? {
+            let n_texts = match (&mut prompt, item) {
+                (Prompt::Ids(ids), Item::Id(id)) => {
+                    ids.push(id);
+                    1
+                }
+                (Prompt::Texts(texts), Item::Text(text)) => {
+                    texts.push(text);
+                    texts.len()
+                }
+                (Prompt::IdLists(lists), Item::Ids(ids)) => {
+                    lists.push(ids);
+                    lists.len()
+                }
+                (Prompt::Text(_) | Prompt::Ids(_) | Prompt::Texts(_) | Prompt::IdLists(_), _) => {
+                    return Err(Error::custom("a list has texts, token ids, or lists of these, and no mixture"));
+                }
+            };
+            if n_texts > MAX_PROMPTS {
+                return Err(Error::custom(format!("more than {MAX_PROMPTS} texts, which is the most of one request")));
+            }
+        }
+        Ok(prompt)
+    }
+}
+
+/// An item of a list of prompts or of token ids.
+enum Item {
+    Text(String),
+    Id(u32),
+    Ids(Vec<u32>),
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ItemVisitor)
+    }
+}
+
+struct ItemVisitor;
+
+impl<'de> Visitor<'de> for ItemVisitor {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, a token id or a list of token ids")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
+        Ok(Item::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<Item, E> {
+        Ok(Item::Text(text))
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
+        let id = u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))?;
+        Ok(Item::Id(id))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = list.next_element()? {
+            ids.push(id);
+        }
+        Ok(Item::Ids(ids))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<Prompt, String> {
+        serde_json::from_str(json).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn prompts_have_four_forms() {
+        assert_eq!(read(r#""a\n""#), Ok(Prompt::Text("a\n".into())));
+        assert_eq!(read("[1, 4294967295]"), Ok(Prompt::Ids(vec![1, u32::MAX])));
+        assert_eq!(read(r#"["a", ""]"#), Ok(Prompt::Texts(vec!["a".into(), String::new()])));
+        assert_eq!(read("[[1, 2], []]"), Ok(Prompt::IdLists(vec![vec![1, 2], vec![]])));
+        assert_eq!(read("[]"), Ok(Prompt::Ids(vec![])));
+        for wrong in ["1", "{}", "null", "[-1]", "[4294967296]", "[1.0]", "[null]", "[[[1]]]", r#"[["a"]]"#, "[[1.5]]"]
+        {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        for mixture in [r#"[1, "a"]"#, "[[1], 1]", r#"["a", [1]]"#] {
+            assert!(read(mixture).unwrap_err().contains("no mixture"), "{mixture}");
+        }
+    }
+
+    #[test]
+    fn too_many_texts_are_not_read_to_their_end() {
+        for item in ["[1]", r#""a""#] {
+            let texts = |n: usize| format!("[{}", vec![item; n].join(","));
+            assert!(read(&(texts(MAX_PROMPTS) + "]")).is_ok());
+            let error = read(&texts(MAX_PROMPTS + 2)).unwrap_err();
+            assert!(error.contains("more than 256 texts"), "{error}");
+        }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::any::Any;
 
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderName, Method, Response};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, body::Body};
@@ -45,7 +45,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
 
 /// What a request passes before any route, from the last to the first.
 fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
-    let mut router = router.layer(DefaultBodyLimit::max(app.options.max_body)).layer(CatchPanicLayer::custom(panicked));
+    let mut router = router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(guard::check_room));
     if checks_host {
         router = router.layer(from_fn_with_state(app.clone(), guard::check_host));
     }
@@ -86,7 +86,9 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::http::{HttpOptions, metrics, prepare};
+    use crate::http::peer::Peer;
+    use crate::http::work::Weight;
+    use crate::http::{HttpOptions, metrics};
 
     /// A handler that panics, itself or on a thread that may block, is answered with 500, and tells nothing of the
     /// request.
@@ -94,7 +96,11 @@ mod tests {
     fn a_panic_of_a_handler_is_an_error_of_its_request() {
         let app = App::new(HttpOptions::default());
         let panics = async || -> ApiError { panic!("the secret prompt") };
-        let blocks = async || prepare(|| -> Result<(), ApiError> { panic!("the secret prompt") }).await;
+        let work = app.clone();
+        let blocks = async move || {
+            let panics = || -> Result<(), ApiError> { panic!("the secret prompt") };
+            work.work.run(Peer::at([127, 0, 0, 1].into()), Weight::Small, panics).await
+        };
         let router = Router::new().route("/panics", get(panics)).route("/blocks", get(blocks));
         let router = router.route("/metrics", get(metrics::metrics));
         let service = TowerToHyperService::new(layers(router, &app, false).with_state(app.clone()));

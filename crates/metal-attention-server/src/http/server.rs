@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -13,15 +12,18 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_io_timeout::TimeoutStream;
 
 use super::app::App;
+use super::client_stream::{AnswerBody, ClientStream};
+use super::connections::Place;
 use super::peer::Peer;
 use super::{HttpOptions, Loaded, routes};
 
 /// Room for a request's head; a connection has no more until a body is read.
 const MAX_HEAD: usize = 64 << 10;
+
+/// How long a connection in an extra place may take to send a request's head.
+const EXTRA_HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long answers may take to reach their clients once nothing is generated any more.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -55,7 +57,6 @@ pub async fn serve<E: Send + 'static>(
     let checks_host = is_loopback && options.keys.is_empty();
     let app = App::new(options);
     let router = routes::router(&app, checks_host);
-    let connections = Arc::new(Semaphore::new(app.options.max_connections));
     let graceful = GracefulShutdown::new();
     let (loaded_sender, mut loaded) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || loaded_sender.send(load()).map_err(|_| "the server has ended"));
@@ -81,15 +82,11 @@ pub async fn serve<E: Send + 'static>(
                 failure = Some(ServeError::Engine(why));
                 break;
             }
-            (stream, peer, permit) = accept(&listener, &connections) => {
-                let served = serve_connection(stream, peer, &app, router.clone(), &graceful);
-                let app = app.clone();
-                app.metrics.connections.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(async move {
-                    served.await;
-                    app.metrics.connections.fetch_sub(1, Ordering::Relaxed);
-                    drop(permit);
-                });
+            (stream, peer) = accept(&listener, &app) => {
+                // Where not even an extra place is free the connection is closed.
+                if let Some(place) = app.connections.enter(peer) {
+                    tokio::spawn(serve_connection(stream, peer, place, &app, router.clone(), &graceful));
+                }
             }
         }
     }
@@ -102,7 +99,7 @@ pub async fn serve<E: Send + 'static>(
         }
     };
     // Connections that carry nothing end at once, the others with their answer.
-    let flushed = tokio::time::timeout(grace + FLUSH, graceful.shutdown());
+    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), graceful.shutdown());
     let ((), flushed) = tokio::join!(requests, flushed);
     if flushed.is_err() {
         tracing::warn!("some clients did not take their answers in time");
@@ -118,51 +115,67 @@ async fn engine_defect(app: &App) -> Arc<str> {
     }
 }
 
-/// The next connection, as soon as there may be one more.
-async fn accept(
-    listener: &TcpListener,
-    connections: &Arc<Semaphore>,
-) -> (TcpStream, Peer, Option<OwnedSemaphorePermit>) {
-    // The semaphore is never closed.
-    let permit = Arc::clone(connections).acquire_owned().await.ok();
+/// The next connection.
+async fn accept(listener: &TcpListener, app: &App) -> (TcpStream, Peer) {
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => return (stream, Peer(address.ip().to_canonical()), permit),
-            // The client went away, or the process has too many files open: both pass.
+            Ok((stream, address)) => return (stream, Peer::at(address.ip())),
+            // The client went away, or there are too many open files: both pass, the latter with a connection that waits
+            // for its client.
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
+                if !is_of_the_client(&error) {
+                    app.connections.make_room();
+                }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
 }
 
+/// Whether the connection that was to be accepted is at fault, and not this machine.
+fn is_of_the_client(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | WouldBlock)
+}
+
 fn serve_connection(
     stream: TcpStream,
     peer: Peer,
+    place: Place,
     app: &App,
     router: Router,
     graceful: &GracefulShutdown,
 ) -> impl Future<Output = ()> + Send + 'static {
     // Without it tokens wait for each other. A connection that cannot is served all the same.
     let _ = stream.set_nodelay(true);
-    let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(app.options.write_timeout));
+    let connection = Arc::clone(&place.connection);
+    let stream = ClientStream::new(stream, Arc::clone(&connection), app.options.write_timeout);
+    let header_timeout = match connection.full {
+        Some(_) => app.options.header_timeout.min(EXTRA_HEADER_TIMEOUT),
+        None => app.options.header_timeout,
+    };
     let routes = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        connection.waits_for_answer();
         request.extensions_mut().insert(peer);
-        routes.call(request)
+        request.extensions_mut().insert(Arc::clone(&connection));
+        let (answer, connection) = (routes.call(request), Arc::clone(&connection));
+        async move { answer.await.map(|answer| answer.map(|body| AnswerBody::new(body, connection))) }
     });
-    let connection = http1::Builder::new()
+    let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(app.options.header_timeout)
+        .header_read_timeout(header_timeout)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), service);
-    let connection = graceful.watch(connection);
+        .serve_connection(TokioIo::new(stream), service);
+    let served = graceful.watch(served);
     async move {
-        // Clients that go away or send no HTTP are everyday life.
-        if let Err(error) = connection.await {
-            tracing::debug!("a connection ended early: {error}");
+        tokio::select! {
+            result = served => if let Err(error) = result {
+                // Clients that go away or send no HTTP are everyday life.
+                tracing::debug!("a connection ended early: {error}");
+            },
+            () = place.connection.given_up() => tracing::debug!("a connection was given up for another"),
         }
     }
 }

@@ -3,10 +3,10 @@
 use axum::extract::State;
 use metal_attention::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::body::{FromJson, Json, parse};
+use super::limits::{MAX_TEXT_BYTES, MAX_UNCLEAR_BYTES};
 use super::{ApiError, App, prepare};
 
 /// A text to be turned into token ids.
@@ -21,7 +21,7 @@ pub struct TokenizeRequest {
 }
 
 impl FromJson for TokenizeRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
+    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         parse(json)
     }
 }
@@ -36,15 +36,20 @@ pub struct Tokens {
 /// Turns text into token ids.
 #[utoipa::path(post, path = "/tokenize", tag = "tokens", request_body = TokenizeRequest,
     responses((status = 200, description = "The token ids", body = Tokens)))]
-pub async fn tokenize(
-    State(app): State<App>,
-    Json(request): Json<TokenizeRequest>,
-) -> Result<axum::Json<Tokens>, ApiError> {
+pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) -> Result<axum::Json<Tokens>, ApiError> {
     let options = EncodeOptions {
         add_special: request.add_special.unwrap_or(false),
         parse_special: request.parse_special.unwrap_or(true),
     };
-    let tokens = prepare(move || Ok(app.model()?.tokenizer.encode(&request.content, options))).await?;
+    let encode = move |app: &App, request: &TokenizeRequest| {
+        let n = request.content.len();
+        if n > MAX_UNCLEAR_BYTES {
+            let message = format!("content has {n} bytes; at most {MAX_UNCLEAR_BYTES} are allowed");
+            return Err(ApiError::field("content", message));
+        }
+        Ok(app.model()?.tokenizer.encode(&request.content, options))
+    };
+    let tokens = prepare(&app, request, encode).await?;
     Ok(axum::Json(Tokens { tokens }))
 }
 
@@ -58,7 +63,7 @@ pub struct DetokenizeRequest {
 }
 
 impl FromJson for DetokenizeRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
+    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         parse(json)
     }
 }
@@ -75,16 +80,22 @@ pub struct Text {
     responses((status = 200, description = "The text", body = Text)))]
 pub async fn detokenize(
     State(app): State<App>,
-    Json(request): Json<DetokenizeRequest>,
+    request: Json<DetokenizeRequest>,
 ) -> Result<axum::Json<Text>, ApiError> {
-    let content = prepare(move || {
+    let content = prepare(&app, request, |app, request| {
         let model = app.model()?;
         let n_vocab = model.n_vocab();
         if let Some(id) = request.tokens.iter().find(|&&id| id as usize >= n_vocab) {
             let message = format!("tokens: the model has no token {id}, only 0 to {}", n_vocab - 1);
             return Err(ApiError::field("tokens", message));
         }
+        let bytes = |&id: &u32| model.tokenizer.token_bytes(id).len();
+        if request.tokens.iter().map(bytes).sum::<usize>() > MAX_TEXT_BYTES {
+            let message = format!("tokens: their text has more than {MAX_TEXT_BYTES} bytes, which is the most allowed");
+            return Err(ApiError::field("tokens", message));
+        }
         Ok(model.tokenizer.decode(&request.tokens, request.special.unwrap_or(false)))
-    });
-    Ok(axum::Json(Text { content: content.await? }))
+    })
+    .await?;
+    Ok(axum::Json(Text { content }))
 }

@@ -203,9 +203,9 @@ const FIELDS: &[Field] = &[
 
 /// Refuses a request that asks for something this server cannot do. `json` is the request; where it is no JSON object,
 /// that is for others to say.
-pub fn check<'de>(endpoint: Endpoint, json: impl Deserializer<'de>) -> Result<(), ApiError> {
+pub fn check(endpoint: Endpoint, json: &[u8]) -> Result<(), ApiError> {
     let mut refused = None;
-    let _ = json.deserialize_map(Request { endpoint, refused: &mut refused });
+    let _ = serde_json::Deserializer::from_slice(json).deserialize_map(Request { endpoint, refused: &mut refused });
     match refused {
         None => Ok(()),
         Some(field) => {
@@ -320,17 +320,12 @@ mod tests {
 
     use super::*;
 
-    /// The field that is refused, whether the request is read from a value or from its text.
+    /// The field that is refused.
     fn refused(endpoint: Endpoint, request: &Value) -> Option<String> {
-        let field = |result: Result<(), ApiError>| {
-            let error = serde_json::to_value(result.err()?.body()).unwrap();
-            assert_eq!(error["error"]["code"], "unsupported_parameter");
-            Some(error["error"]["param"].as_str().unwrap().to_owned())
-        };
-        let by_value = field(check(endpoint, request));
-        let text = request.to_string();
-        assert_eq!(by_value, field(check(endpoint, &mut serde_json::Deserializer::from_str(&text))), "{text}");
-        by_value
+        let error = check(endpoint, request.to_string().as_bytes()).err()?;
+        let error = serde_json::to_value(error.body()).unwrap();
+        assert_eq!(error["error"]["code"], "unsupported_parameter");
+        Some(error["error"]["param"].as_str().unwrap().to_owned())
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
 //! let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
 //! let prompt = model.tokenizer()?.encode("Once upon a time", EncodeOptions { add_special: true, ..Default::default() });
+//! let prompt = prompt.into();
 //! let request = Request { prompt, max_tokens: Some(8), sampling: SamplerOptions::greedy(), ..Default::default() };
 //! let mut events = scheduler.submit(request)?;
 //! let mut story = String::new();

@@ -1,6 +1,7 @@
 //! A request, and the events that answer it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention::sampling::SamplerOptions;
@@ -26,13 +27,13 @@ pub struct Request {
     /// Who asks.
     pub client: Client,
     /// Token ids of the prompt, special tokens included.
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<[u32]>,
     /// How tokens are chosen.
     pub sampling: SamplerOptions,
     /// Most tokens to generate. `None`: until the model ends the text or the context is full.
     pub max_tokens: Option<usize>,
     /// Strings that end the text; they are not part of it.
-    pub stop: Vec<String>,
+    pub stop: Arc<[String]>,
     /// Never choose a token that ends the text.
     pub ignore_eos: bool,
     /// Added to the logits of these tokens, besides the bias in `sampling`; -inf forbids a token.

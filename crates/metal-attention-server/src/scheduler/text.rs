@@ -86,7 +86,7 @@ impl<'t> Text<'t> {
         let decoder = tokenizer.decoder();
         // A text that has begun is continued, leading space and all.
         let begun = request.prompt.iter().any(|&id| !tokenizer.is_control(id));
-        for &id in &request.prompt {
+        for &id in &*request.prompt {
             sampler.accept(id);
         }
         Self {
@@ -95,11 +95,11 @@ impl<'t> Text<'t> {
             reached: 0,
             n_prompt: request.prompt.len(),
             n_cached: 0,
-            ids: request.prompt,
+            ids: request.prompt.to_vec(),
             tokenizer,
             sampler,
             decoder: if begun { decoder.continuing() } else { decoder },
-            stop_strings: StopStrings::new(request.stop),
+            stop_strings: StopStrings::new(request.stop.to_vec()),
             max_tokens: request.max_tokens,
             forbidden: if request.ignore_eos { tokenizer.end_of_generation() } else { &[] },
             logprobs: request.logprobs,

@@ -1,5 +1,6 @@
 //! The server over HTTP, with the built-in model.
 
+mod abuse;
 mod client;
 mod defects;
 #[path = "../support/mod.rs"]
@@ -175,7 +176,7 @@ fn too_many_requests_are_refused() {
 
 #[test]
 fn keys_are_asked_for() {
-    let server = Server::new(HttpOptions { keys: Keys::new(["secret".to_owned()]), ..Default::default() });
+    let server = Server::new(HttpOptions { keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
     for path in ["/v1/models", "/metrics"] {
         assert_eq!(server.get(path).error(), (401, Value::Null, json!("invalid_api_key")));
         assert_eq!(server.send("GET", path, &["Authorization: Bearer Secret"], b"").status, 401);

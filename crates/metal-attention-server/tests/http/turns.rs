@@ -16,7 +16,7 @@ fn many() -> Value {
 }
 
 fn server(keys: &[&str]) -> Server {
-    let keys = Keys::new(keys.iter().map(|&key| key.to_owned()));
+    let keys = Keys::new(keys.iter().map(|&key| key.to_owned())).unwrap();
     let server = Server::with_model(HttpOptions { keys, ..Default::default() }, || load(4, 256));
     server.wait_until_ready();
     server

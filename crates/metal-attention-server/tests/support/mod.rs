@@ -38,7 +38,7 @@ pub fn encode(model: &Model, text: &str) -> Vec<u32> {
 
 /// A greedy continuation by `n` tokens.
 pub fn greedy(prompt: Vec<u32>, n: usize) -> Request {
-    Request { prompt, max_tokens: Some(n), sampling: SamplerOptions::greedy(), ..Default::default() }
+    Request { prompt: prompt.into(), max_tokens: Some(n), sampling: SamplerOptions::greedy(), ..Default::default() }
 }
 
 /// All of an answer.
@@ -79,7 +79,7 @@ pub fn alone(model: &Model, request: &Request) -> (Vec<u32>, String) {
     let mut generator = Generator::new(model, &engine(), request.sampling.clone()).unwrap();
     generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options =
-        GenerateOptions { n_predict: request.max_tokens, stop: request.stop.clone(), ignore_eos: request.ignore_eos };
+        GenerateOptions { n_predict: request.max_tokens, stop: request.stop.to_vec(), ignore_eos: request.ignore_eos };
     let mut generation = generator.generate(options);
     let (mut ids, mut text) = (Vec::new(), String::new());
     for token in generation.by_ref() {

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::answer::{Out, Texts, stream};
 use super::app::Loaded;
 use super::body::Json;
+use super::constraint::Grammar;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
 use crate::scheduler::{Client, Constraint, Events};
@@ -27,15 +28,11 @@ use response::{ChatChunks, ChatCompletion, ChatWriter};
 pub async fn chat_completions(
     State(app): State<App>,
     client: Client,
-    Json(request): Json<ChatRequest>,
+    request: Json<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let stream_wanted = request.shared.stream();
     let include_usage = request.shared.include_usage();
-    let (events, mut writer) = prepare({
-        let app = app.clone();
-        move || submit(&app, client, &request)
-    })
-    .await?;
+    let (events, mut writer) = prepare(&app, request, move |app, request| submit(app, client, request)).await?;
     let mut texts = Texts::new(app, events);
     if stream_wanted {
         let mut before = Out::default();
@@ -70,16 +67,18 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         now: None,
     });
     let prompt = rendered.map_err(|e| ApiError::field("messages", e.to_string()))?;
-    let ids = prompt.encode(&model.tokenizer);
+    model.check_length(&prompt.text, "messages")?;
+    let ids = prompt.encode(&model.tokenizer).into();
+    let stop = shared.stop(model.template.stop_strings());
+    let grammar = grammar(model, own, calls, &prompt.text)?;
     let mut events = Vec::new();
     let mut replies = Vec::new();
     for choice in 0..n {
-        let mut request = shared.request(app, model.n_vocab(), &ids, choice)?;
+        let mut request = shared.request(app, model.n_vocab(), &ids, &stop, choice)?;
         request.client = client;
         request.max_tokens = own.max_completion_tokens.or(shared.max_tokens).map(|n| n as usize);
         request.logprobs = logprobs;
-        request.stop.extend(model.template.stop_strings().iter().map(|&stop| stop.to_owned()));
-        request.constraint = constraint(model, own, calls, &prompt.text)?;
+        request.constraint = grammar.clone().map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         events.push(model.scheduler.submit(request)?);
         replies.push(match &own.response_format {
             None | Some(ResponseFormat::Text) => model.template.answer_parser(&prompt.text, calls.tools()),
@@ -100,13 +99,8 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
 }
 
 /// What the request says about the answer's form.
-fn constraint(
-    model: &Loaded,
-    request: &ChatFields,
-    calls: Calls<'_>,
-    prompt: &str,
-) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    let (param, constraint) = match (calls, request.response_format.as_ref()) {
+fn grammar(model: &Loaded, request: &ChatFields, calls: Calls<'_>, prompt: &str) -> Result<Option<Grammar>, ApiError> {
+    let (param, grammar) = match (calls, request.response_format.as_ref()) {
         (Calls::OneOf { tools, parallel }, _) => {
             ("tools", model.grammars.calls(&model.template, prompt, tools, parallel))
         }
@@ -123,5 +117,5 @@ fn constraint(
             },
         ),
     };
-    constraint.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
+    grammar.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
 }

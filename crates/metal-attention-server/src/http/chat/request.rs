@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, parse};
 use crate::http::fields::{GenerationFields, check};
+use crate::http::limits::MAX_MESSAGES;
 use crate::http::logprobs::MAX_TOP_LOGPROBS;
 use crate::http::openapi::all_of;
 use crate::http::unsupported::{self, Endpoint};
@@ -179,13 +180,17 @@ pub struct ChatRequest {
 }
 
 impl FromJson for ChatRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
+    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         unsupported::check(Endpoint::Chat, json)?;
         let request = Self { own: parse(json)?, shared: parse(json)? };
-        if request.own.messages.is_empty() {
-            return Err(ApiError::field("messages", "messages is empty: give at least one message"));
+        match request.own.messages.len() {
+            0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
+            1..=MAX_MESSAGES => Ok(request),
+            n => {
+                let message = format!("messages has {n} messages; at most {MAX_MESSAGES} are allowed");
+                Err(ApiError::field("messages", message))
+            }
         }
-        Ok(request)
     }
 }
 

@@ -1,0 +1,287 @@
+//! How much a request may hold. It is counted on a first reading that keeps nothing, before anything is made of the
+//! body: a few bytes of JSON can become a hundred in memory.
+
+use std::borrow::Cow;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use super::ApiError;
+
+/// Most texts of a prompt.
+pub const MAX_PROMPTS: usize = 256;
+/// Most token ids of a request.
+pub const MAX_IDS: usize = 1 << 20;
+/// Most texts that one request may ask for after each prompt.
+pub const MAX_CHOICES: u32 = 16;
+/// Most stop strings of a request.
+pub const MAX_STOP_STRINGS: usize = 16;
+/// Most bytes of a stop string.
+pub const MAX_STOP_BYTES: usize = 1 << 10;
+/// Most tokens whose logits a request changes.
+pub const MAX_LOGIT_BIAS: usize = 1 << 10;
+/// Most messages of a conversation.
+pub const MAX_MESSAGES: usize = 1 << 12;
+/// Most bytes of a text of which it is not clear from its length whether the context has room for it.
+pub const MAX_UNCLEAR_BYTES: usize = 1 << 20;
+/// Most bytes of text that token ids are turned into.
+pub const MAX_TEXT_BYTES: usize = 16 << 20;
+
+/// Lists and objects inside each other, the field's own value included.
+const MAX_DEPTH: usize = 64;
+
+/// The most that a field may hold: values, in all its lists and objects together, and bytes of strings and names.
+struct Limit {
+    field: &'static str,
+    values: usize,
+    bytes: usize,
+}
+
+const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
+    Limit { field, values, bytes }
+}
+
+/// Fields that may hold more or less than [`OTHERS`].
+const LIMITS: [Limit; 8] = [
+    limit("prompt", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
+    limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
+    limit("tokens", MAX_IDS + 1, usize::MAX),
+    limit("tools", 16 << 10, 512 << 10),
+    limit("tool_choice", 64, 64 << 10),
+    limit("response_format", 16 << 10, 256 << 10),
+    limit("chat_template_kwargs", 1 << 10, 64 << 10),
+    limit("stream_options", 64, 64 << 10),
+];
+
+/// What any other field may hold; of bytes, what the body may.
+const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
+
+/// Fields whose values are schemas, which take far longer to follow than to read.
+const SCHEMAS: [&str; 2] = ["tools", "response_format"];
+
+/// Checks that `json` is an object whose fields hold no more than they may. Returns how many values its schemas have.
+pub fn check(json: &[u8]) -> Result<usize, ApiError> {
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    let mut fields = Fields::default();
+    let read = reader.deserialize_map(&mut fields).and_then(|()| reader.end());
+    match (fields.refused, read) {
+        (Some(error), _) => Err(error),
+        (None, Ok(())) => Ok(fields.schema_values),
+        (None, Err(error)) if error.is_data() => Err(ApiError::invalid("the body must be a JSON object")),
+        (None, Err(error)) => Err(ApiError::invalid(format!("the body is no JSON: {error}"))),
+    }
+}
+
+/// What was found in a body.
+#[derive(Default)]
+struct Fields {
+    schema_values: usize,
+    /// Set once a field holds too much.
+    refused: Option<ApiError>,
+}
+
+impl<'de> Visitor<'de> for &mut Fields {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(field) = map.next_key::<Cow<'de, str>>()? {
+            let limit = LIMITS.iter().find(|limit| limit.field == field).unwrap_or(&OTHERS);
+            let mut count = Count { limit, values: 0, bytes: 0, exceeded: None };
+            let read = map.next_value_seed(Counted { count: &mut count, depth: 1 });
+            if SCHEMAS.contains(&&*field) {
+                self.schema_values += count.values;
+            }
+            self.refused = count.exceeded.map(|what| ApiError::field(&*field, format!("{field} {what}")));
+            read?;
+        }
+        Ok(())
+    }
+}
+
+/// What a field holds so far.
+struct Count {
+    limit: &'static Limit,
+    values: usize,
+    bytes: usize,
+    exceeded: Option<String>,
+}
+
+impl Count {
+    fn add<E: Error>(&mut self, values: usize, bytes: usize) -> Result<(), E> {
+        self.values += values;
+        self.bytes += bytes;
+        let Limit { values, bytes, .. } = *self.limit;
+        if self.values > values {
+            return Err(self.exceed(format!("holds more than {values} values, which is the most that it may")));
+        }
+        if self.bytes > bytes {
+            return Err(self.exceed(format!("holds more than {bytes} bytes of text, which is the most that it may")));
+        }
+        Ok(())
+    }
+
+    fn exceed<E: Error>(&mut self, what: String) -> E {
+        self.exceeded = Some(what);
+        E::custom("the field holds too much")
+    }
+}
+
+/// Counts a value, which is `depth` deep in its field.
+struct Counted<'a> {
+    count: &'a mut Count,
+    depth: usize,
+}
+
+impl Counted<'_> {
+    /// Counts a list or an object.
+    fn enter<E: Error>(&mut self) -> Result<(), E> {
+        if self.depth > MAX_DEPTH {
+            let what = format!("has lists and objects more than {MAX_DEPTH} deep inside each other");
+            return Err(self.count.exceed(what));
+        }
+        self.count.add(1, 0)
+    }
+
+    fn inner(&mut self) -> Counted<'_> {
+        Counted { count: self.count, depth: self.depth + 1 }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Counted<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Counted<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        self.count.add(1, 0)
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<(), E> {
+        self.count.add(1, 0)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<(), E> {
+        self.count.add(1, 0)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<(), E> {
+        self.count.add(1, 0)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
+        self.count.add(1, 0)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        self.count.add(1, text.len())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+        self.enter()?;
+        while list.next_element_seed(self.inner())?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        self.enter()?;
+        while let Some(()) = map.next_key_seed(Name { count: self.count })? {
+            map.next_value_seed(self.inner())?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts the name of a field.
+struct Name<'a> {
+    count: &'a mut Count,
+}
+
+impl<'de> DeserializeSeed<'de> for Name<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<(), E> {
+        self.count.add(0, name.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(json: &str) -> (Option<String>, String) {
+        let body = serde_json::to_value(check(json.as_bytes()).unwrap_err().body()).unwrap();
+        let error = &body["error"];
+        (error["param"].as_str().map(str::to_owned), error["message"].as_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn what_a_field_may_hold_is_counted() {
+        let list = |n: usize, item: &str| vec![item; n].join(",");
+        let field = |json: String| {
+            let (field, message) = refused(&json);
+            assert!(message.starts_with(field.as_deref().unwrap()), "{message}");
+            message
+        };
+        let message = field(format!(r#"{{"prompt": [{}]}}"#, list(600_000, "[1]")));
+        assert_eq!(message, "prompt holds more than 1048833 values, which is the most that it may");
+        let message = field(format!(r#"{{"n": 1, "messages": [{}]}}"#, list(70_000, "{}")));
+        assert_eq!(message, "messages holds more than 65536 values, which is the most that it may");
+        let message = field(format!(r#"{{"tools": ["{}"]}}"#, "x".repeat(600_000)));
+        assert_eq!(message, "tools holds more than 524288 bytes of text, which is the most that it may");
+        let message = field(format!(r#"{{"chat_template_kwargs": {{"{}": 1}}}}"#, "x".repeat(70_000)));
+        assert_eq!(message, "chat_template_kwargs holds more than 65536 bytes of text, which is the most that it may");
+        let message = field(format!(r#"{{"whatever": {}1{}}}"#, "[".repeat(65), "]".repeat(65)));
+        assert_eq!(message, "whatever has lists and objects more than 64 deep inside each other");
+        // Nothing after it is read.
+        field(format!(r#"{{"a": {}"#, r#"{"a":"#.repeat(100_000)));
+        field(format!(r#"{{"a": {}"#, "[".repeat(1_000_000)));
+    }
+
+    #[test]
+    fn what_is_left_of_the_limits_is_let_through() {
+        let ids = vec!["511"; MAX_IDS].join(",");
+        assert_eq!(check(format!(r#"{{"prompt": [{ids}]}}"#).as_bytes()), Ok(0));
+        let nested = format!(r#"{{"x": {}1{}}}"#, "[".repeat(64), "]".repeat(64));
+        assert_eq!(check(nested.as_bytes()), Ok(0));
+        let text = "x".repeat(4 << 20);
+        assert_eq!(check(format!(r#"{{"messages": [{{"content": "{text}"}}]}}"#).as_bytes()), Ok(0));
+        let schema = br#"{"response_format": {"a": [1, -2, 3.5, null, true, "x"]}, "tools": []}"#;
+        assert_eq!(check(schema), Ok(9));
+        assert_eq!(check(b"{}"), Ok(0));
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        for json in ["[]", "1", "null", "\"x\""] {
+            assert_eq!(refused(json), (None, "the body must be a JSON object".into()), "{json}");
+        }
+        for json in ["", "{", "{\"a\":}", "{} {}", "{\"a\":1e999}", "{\"a\":\"\\ud800\"}", "{1:2}", "{\"a\" 1}"] {
+            assert!(refused(json).1.starts_with("the body is no JSON: "), "{json}: {}", refused(json).1);
+        }
+    }
+}

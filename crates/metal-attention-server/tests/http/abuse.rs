@@ -1,0 +1,258 @@
+//! What one client can do to a server, and that others are answered all the same.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use metal_attention_server::http::HttpOptions;
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Lines, Server};
+use crate::{STORY, chat, completion};
+
+const JSON: &str = "Content-Type: application/json";
+
+fn with(options: HttpOptions) -> Server {
+    Server::new(options)
+}
+
+/// A connection that has sent `bytes`.
+fn sends(server: &Server, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    // The server may have closed it already.
+    let _ = stream.write_all(bytes);
+    stream
+}
+
+fn answers(server: &Server) {
+    let answer = server.post("/v1/completions", &completion(&json!({})));
+    assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
+}
+
+/// Streams that take their time, and have begun.
+fn busy(server: &Server, n: usize) -> Vec<Lines> {
+    let body = completion(&json!({"stream": true, "n": 16, "max_tokens": 500, "ignore_eos": true}));
+    let begin = |_| {
+        let mut lines = server.stream("/v1/completions", &body);
+        assert!(lines.next().unwrap().contains("choices"));
+        lines
+    };
+    (0..n).map(begin).collect()
+}
+
+#[test]
+fn every_field_has_a_limit() {
+    let server = with(HttpOptions::default());
+    let refused = |path: &str, request: Value, field: &str, limit: &str| {
+        let answer = server.post(path, &request);
+        assert_eq!(answer.error(), (400, json!(field), Value::Null), "{}", answer.body);
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(field) && message.contains(limit) && message.len() < 2100, "{message}");
+    };
+    let complete = |more: Value, field: &str, limit: &str| refused("/v1/completions", completion(&more), field, limit);
+    complete(json!({"stop": "x".repeat(1025)}), "stop", "1024");
+    complete(json!({"stop": "x".repeat(1 << 20)}), "stop", "1024");
+    complete(json!({"stop": vec!["x"; 17]}), "stop", "16");
+    complete(json!({"stop": ["x", "y".repeat(1025)]}), "stop", "1024");
+    complete(json!({"prompt": vec!["a"; 257]}), "prompt", "256");
+    complete(json!({"prompt": vec![[1]; 257]}), "prompt", "256");
+    complete(json!({"prompt": vec![1; (1 << 20) + 257]}), "prompt", "1048833");
+    let bias: serde_json::Map<_, _> = (0..1025).map(|id| (id.to_string(), json!(1))).collect();
+    complete(json!({"logit_bias": bias}), "logit_bias", "1024");
+    complete(json!({"x": vec![vec![Value::Null]; 40_000]}), "x", "65536");
+    refused("/v1/embeddings", json!({"input": vec!["a"; 257]}), "input", "256");
+    refused("/tokenize", json!({"content": "x".repeat((1 << 20) + 1)}), "content", "1048576");
+    refused("/detokenize", json!({"tokens": vec![1; (1 << 20) + 1]}), "tokens", "1048577");
+
+    let chats = |more: Value, field: &str, limit: &str| refused("/v1/chat/completions", chat(&more), field, limit);
+    let message = json!({"role": "user", "content": "x"});
+    chats(json!({"messages": vec![message; 4097]}), "messages", "4096");
+    let part = json!({"type": "text", "text": ""});
+    chats(json!({"messages": [{"role": "user", "content": vec![part; 30_000]}]}), "messages", "65536");
+    let tool = json!({"type": "function", "function": {"name": "f", "description": "x".repeat(600_000)}});
+    chats(json!({"tools": [tool]}), "tools", "524288");
+    let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
+    chats(schema(json!({"enum": (0..20_000).collect::<Vec<_>>()})), "response_format", "16384");
+    chats(schema(json!({"enum": ["x".repeat(300_000)]})), "response_format", "262144");
+    chats(json!({"chat_template_kwargs": {"x": "x".repeat(70_000)}}), "chat_template_kwargs", "65536");
+
+    // What is just within the limits is let through.
+    let most = json!({"stop": vec!["x".repeat(1024); 16], "n": 2});
+    assert_eq!(server.post("/v1/completions", &completion(&most)).status, 200);
+    assert_eq!(
+        server.post("/v1/completions", &completion(&json!({"prompt": vec!["a"; 64], "max_tokens": 1}))).status,
+        200
+    );
+    let bias: serde_json::Map<_, _> = (0..512).map(|id| (id.to_string(), json!(0))).collect();
+    assert_eq!(server.post("/v1/completions", &completion(&json!({"logit_bias": bias}))).status, 200);
+}
+
+/// Bodies of which a few bytes become many in memory, as long as a body may be.
+#[test]
+fn long_bodies_of_small_things_are_refused() {
+    let server = with(HttpOptions::default());
+    let post = |path: &str, start: &str, item: &str, end: &str| {
+        let n = ((8 << 20) - start.len() - end.len()) / (item.len() + 1);
+        let body = format!("{start}{}{end}", vec![item; n].join(","));
+        Answer::read(server.begin("POST", path, &[JSON], body.as_bytes())).error()
+    };
+    let field = |name: &str| (400, json!(name), Value::Null);
+    assert_eq!(post("/v1/completions", r#"{"prompt": ["#, "[1]", "]}"), field("prompt"));
+    assert_eq!(post("/v1/completions", r#"{"prompt": ["#, "[[[]]]", "]}"), field("prompt"));
+    assert_eq!(post("/v1/completions", r#"{"prompt": "a", "stop": ["#, r#""""#, "]}"), field("stop"));
+    assert_eq!(post("/v1/embeddings", r#"{"input": ["#, r#""""#, "]}"), field("input"));
+    assert_eq!(post("/v1/chat/completions", r#"{"messages": ["#, "{}", "]}"), field("messages"));
+    assert_eq!(post("/v1/chat/completions", r#"{"tools": [{"x": ["#, "1", "]}]}"), field("tools"));
+    let nested = |open: &str| {
+        let body = format!(r#"{{"messages": {}"#, open.repeat((8 << 20) / open.len() - 20));
+        Answer::read(server.begin("POST", "/v1/chat/completions", &[JSON], body.as_bytes())).error()
+    };
+    assert_eq!((nested("["), nested(r#"{"a":"#)), (field("messages"), field("messages")));
+    answers(&server);
+}
+
+#[test]
+fn clients_that_send_nothing_make_room() {
+    let server = with(HttpOptions { max_connections: 4, ..Default::default() });
+    let half_open: Vec<_> = (0..40).map(|i| sends(&server, &b"POST /v1/completions HTTP/1.1\r\nHost:"[..i])).collect();
+    answers(&server);
+    let idle = |_| {
+        let mut stream = sends(&server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+        stream
+    };
+    let idle: Vec<_> = (0..40).map(idle).collect();
+    answers(&server);
+    let head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
+    let uploads: Vec<_> = (0..40).map(|_| sends(&server, head)).collect();
+    answers(&server);
+    // Those that made room are closed, and the last ones are not.
+    assert_eq!(half_open.into_iter().filter_map(|mut stream| stream.read(&mut [0]).ok()).sum::<usize>(), 0);
+    drop((idle, uploads));
+    assert!(server.metric("connections_given_up_total") >= 100.0);
+    assert_eq!(server.metric("connections_refused_total"), 0.0);
+}
+
+#[test]
+fn there_is_room_for_those_who_watch() {
+    let server = with(HttpOptions { max_connections: 4, ..Default::default() });
+    // Three quarters are one address's.
+    let streams = busy(&server, 3);
+    for _ in 0..3 {
+        assert_eq!(server.post("/v1/completions", &completion(&json!({}))).error().2, "too_many_connections");
+        let answer = server.get("/v1/models");
+        assert_eq!(answer.status, 429, "{answer:?}");
+        assert!(answer.body.contains("--max-connections-per-address") && answer.headers.contains("connection: close"));
+        for path in ["/health", "/ready", "/metrics"] {
+            assert_eq!(server.get(path).status, 200, "{path}");
+        }
+    }
+    drop(streams);
+
+    let options = HttpOptions { max_connections: 2, max_connections_per_address: Some(9), ..Default::default() };
+    let server = with(options);
+    let streams = busy(&server, 2);
+    let answer = server.get("/v1/models");
+    assert_eq!(answer.error(), (503, Value::Null, json!("too_many_connections")));
+    assert!(answer.body.contains("(--max-connections)") && answer.headers.contains("retry-after: 1"), "{answer:?}");
+    assert_eq!(server.get("/health").status, 200);
+    drop(streams);
+    while server.get("/v1/models").status != 200 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn all_bodies_have_one_budget() {
+    let options = HttpOptions { max_body: 1 << 20, max_bodies: 1 << 20, ..Default::default() };
+    let server = with(options);
+    let upload = |length: usize, sent: usize| {
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nConnection: close\r\n\
+             Content-Length: {length}\r\n\r\n"
+        );
+        sends(&server, &[head.as_bytes(), &b" ".repeat(sent)].concat())
+    };
+    let unfinished = upload(900_000, 899_999);
+    while server.metric("body_bytes") < 834_463.0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let second = Answer::read(upload(900_000, 900_000));
+    assert_eq!(second.error(), (429, Value::Null, json!("too_many_bodies")));
+    assert!(second.body.contains("--max-bodies") && second.body.contains("1048576"), "{second:?}");
+    answers(&server);
+    drop(unfinished);
+    // It is no JSON, but that is found out when all of it was read.
+    while Answer::read(upload(900_000, 900_000)).status != 400 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let too_long = Answer::read(upload(1_100_000, 0));
+    assert_eq!(too_long.error().2, "body_too_large");
+    assert!(too_long.body.contains("--max-body"));
+}
+
+/// Schemas of one client have few threads, and what they may hold is limited.
+#[test]
+fn large_schemas_hold_up_nobody() {
+    let server = with(HttpOptions::default());
+    let schema = |i: usize, n: usize| {
+        let values: Vec<_> = (0..n).map(|j| format!("{i} {j}")).collect();
+        let format = json!({"type": "json_schema", "json_schema": {"schema": {"enum": values}}});
+        chat(&json!({"response_format": format, "max_tokens": 1})).to_string()
+    };
+    let begin = |i, n| server.begin("POST", "/v1/chat/completions", &[JSON], schema(i, n).as_bytes());
+    let pending: Vec<_> = (0..6).map(|i| begin(i, 12_000)).collect();
+    answers(&server);
+    for stream in pending {
+        assert_eq!(Answer::read(stream).status, 200);
+    }
+    assert_eq!(Answer::read(begin(0, 400_000)).error().1, "response_format");
+}
+
+#[test]
+fn an_error_in_a_pattern_is_told_whole() {
+    let server = with(HttpOptions::default());
+    let ask = |pattern: &str| {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}});
+        let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        let answer = server.post("/v1/chat/completions", &chat(&json!({"response_format": format})));
+        assert_eq!(answer.error().1, "response_format.json_schema.schema");
+        answer.json()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let message = ask("a(b");
+    assert!(message.contains("a(b") && message.contains("unclosed group"), "{message}");
+    assert!(ask(&"(".repeat(100_000)).len() < 2100);
+}
+
+/// Each option as large as it can be.
+#[test]
+fn no_option_is_too_large() {
+    let options = HttpOptions {
+        max_body: usize::MAX,
+        max_bodies: usize::MAX,
+        max_connections: usize::MAX,
+        max_connections_per_address: Some(usize::MAX),
+        read_timeout: Duration::MAX,
+        write_timeout: Duration::MAX,
+        timeout: Some(Duration::MAX),
+        grace: Duration::MAX,
+        ..Default::default()
+    };
+    let mut server = with(options);
+    answers(&server);
+    server.stop();
+    server.join();
+}
+
+#[test]
+fn a_head_has_a_deadline_as_a_whole() {
+    let server = with(HttpOptions { header_timeout: Duration::from_millis(300), ..Default::default() });
+    let mut stream = sends(&server, b"GET /health HTTP/1.1\r\n");
+    let start = Instant::now();
+    // One line after another does not put it off.
+    while stream.write_all(b"X-Y: z\r\n").is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the head goes on for ever");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
