@@ -22,7 +22,7 @@ fn wrapped(n: usize, options: SchedulerOptions) -> (Model, Scheduler, Wrapped) {
     let pass = || model.forward_pass(&EngineOptions { n_seq: n, ..engine() }).unwrap();
     let levers = Wrapped::new(pass());
     let (gate, fail, panic_in) = (levers.gate.clone(), levers.fail.clone(), levers.panic_in.clone());
-    let inside = Wrapped { pass: pass(), gate, fail, panic_in, max_top_k: 0 };
+    let inside = Wrapped { gate, fail, panic_in, ..Wrapped::new(pass()) };
     let scheduler = Scheduler::start(Box::new(inside), Arc::new(model.clone()), options).unwrap();
     (model, scheduler, levers)
 }
@@ -211,7 +211,8 @@ fn a_panic_of_the_forward_pass_is_told_to_all() {
     assert_eq!(scheduler.embed(Client::Unknown, prompt.clone()).err(), Some(SubmitError::EngineFailed));
     pollster::block_on(scheduler.shut_down(Duration::from_secs(60)));
     let metrics = scheduler.metrics();
-    assert_eq!((metrics.requests.failed, metrics.requests.refused, metrics.running, metrics.waiting), (10, 2, 0, 0));
+    assert_eq!(metrics.requests.failed + metrics.requests.embeddings, 14);
+    assert_eq!((metrics.requests.refused, metrics.running, metrics.waiting), (2, 0, 0));
 }
 
 /// Allows the tokens whose text it may continue with.

@@ -21,7 +21,8 @@ fn start(n_seq: usize, n_pages: usize, options: SchedulerOptions) -> (Model, Sch
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), ..engine() };
     let levers = Wrapped::new(model.forward_pass(&engine).unwrap());
-    let inside = Wrapped { gate: levers.gate.clone(), ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
+    let (gate, log) = (levers.gate.clone(), levers.log.clone());
+    let inside = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
     let options = SchedulerOptions { turn: Duration::ZERO, ..options };
     let scheduler = Scheduler::start(Box::new(inside), Arc::new(model.clone()), options).unwrap();
     (model, scheduler, levers)
@@ -31,6 +32,20 @@ fn start(n_seq: usize, n_pages: usize, options: SchedulerOptions) -> (Model, Sch
 fn text(client: Client, i: usize, n_prompt: usize, n: usize) -> Request {
     let prompt = (0..n_prompt).map(|at| ((at * at * 31 + at * 7 + i * 17) % 500 + 3) as u32).collect();
     Request { client, ignore_eos: true, ..greedy(prompt, n) }
+}
+
+/// A token that no such prompt has.
+const MARK: u32 = 511;
+
+/// How many steps after the first `from` it took until `n` marks were evaluated.
+fn steps_until(levers: &Wrapped, from: usize, n: usize) -> usize {
+    let log = levers.log.lock().unwrap();
+    let mut seen = 0;
+    let enough = |step: &Vec<u32>| {
+        seen += step.iter().filter(|&&id| id == MARK).count();
+        seen >= n
+    };
+    log[from..].iter().position(enough).expect("they were evaluated") + 1
 }
 
 fn wait(what: &str, is_so: impl Fn() -> bool) {
@@ -52,16 +67,17 @@ fn a_short_text_does_not_wait_for_250_long_ones() {
         wait("the places to be taken", || scheduler.metrics().generated_tokens > 0);
         for i in 0..5 {
             let held = levers.gate.lock().unwrap();
-            let short = text(B, i, 6, 5);
-            let events = scheduler.submit(short).unwrap();
-            let before = scheduler.metrics();
+            let short = || Request { client: B, ignore_eos: true, ..greedy(vec![MARK; 6 + i], 5) };
+            let events = scheduler.submit(short()).unwrap();
+            let from = levers.log.lock().unwrap().len();
             drop(held);
-            let answer = read(events);
-            assert_eq!(answer.ids, alone(&model, &text(B, i, 6, 5)).0);
-            // The step that runs, one for the prompt and four more; in between the others get on where they can.
-            let steps = scheduler.metrics().steps - before.steps;
-            assert!(steps <= if n_parallel == 1 { 16 } else { 9 }, "{steps} steps of {n_parallel} texts");
+            assert_eq!(read(events).ids, alone(&model, &short()).0);
+            // The step that waits at the gate is over first. What the cache has of the prompt is not evaluated again.
+            let steps = steps_until(&levers, from, 1);
+            assert!(steps <= 3, "{steps} steps of {n_parallel} texts");
         }
+        let done = scheduler.metrics().requests.length;
+        assert!(done < 100, "{done} texts were finished meanwhile");
         drop(long);
     }
 }
@@ -131,27 +147,23 @@ fn now(events: &mut Events) -> Option<Event> {
     }
 }
 
-/// A short prompt beside long ones, also where one of these begins like it.
+/// A short prompt beside long ones.
 #[test]
 fn prompts_share_the_room_of_a_step() {
     let options = SchedulerOptions { n_parallel: 4, n_batch: 16, ..Default::default() };
     let (model, scheduler, levers) = start(8, 32, options);
-    let short = || text(B, 2, 20, 3);
+    let short = || Request { client: B, ignore_eos: true, ..greedy(vec![MARK; 20], 3) };
     let held = levers.gate.lock().unwrap();
-    // The last of them begins with all of the short prompt.
-    let long: Vec<_> = (0..3).map(|i| scheduler.submit(text(A, i, 200, 3)).unwrap()).collect();
+    let events: Vec<_> = (0..3).map(|i| scheduler.submit(text(A, i, 200, 3)).unwrap()).collect();
+    let last = scheduler.submit(short()).unwrap();
+    let from = levers.log.lock().unwrap().len();
     drop(held);
-    wait("the first step", || scheduler.metrics().prompt_tokens > 0);
-    let held = levers.gate.lock().unwrap();
-    let events = scheduler.submit(short()).unwrap();
-    let before = scheduler.metrics().steps;
-    drop(held);
-    let answer = read(events);
-    let steps = scheduler.metrics().steps - before;
-    // Twenty tokens at eight a step, and two more.
-    assert!(steps <= 8, "{steps} steps");
+    let answer = read(last);
     assert_eq!((answer.ids, answer.usage.cached_tokens), (alone(&model, &short()).0, 0));
-    for (i, events) in long.into_iter().enumerate() {
+    // Eight tokens a step, after the one that waits at the gate.
+    let steps = steps_until(&levers, from, 20);
+    assert!(steps <= 5, "{steps} steps");
+    for (i, events) in events.into_iter().enumerate() {
         assert_eq!(read(events).ids, alone(&model, &text(A, i, 200, 3)).0);
     }
 }
@@ -161,7 +173,8 @@ fn a_full_queue_has_room_for_others() {
     let options = SchedulerOptions { n_parallel: 1, n_queue: 8, ..Default::default() };
     let (_, scheduler, levers) = start(2, 8, options);
     let held = levers.gate.lock().unwrap();
-    let mut events = Vec::new();
+    let mut events = vec![scheduler.submit(text(A, 0, 5, 5)).unwrap()];
+    wait("the first to run", || scheduler.metrics().waiting == 0);
     let full = loop {
         match scheduler.submit(text(A, 0, 5, 5)) {
             Ok(one) => events.push(one),
@@ -198,11 +211,11 @@ fn embeddings_and_texts_take_turns_too() {
         let events = scheduler.submit(text(C, 1, 100, 5)).unwrap();
         assert_eq!(pollster::block_on(short).unwrap().len(), 64);
         assert_eq!(read(events).ids, alone(&model, &text(C, 1, 100, 5)).0);
-        assert!(scheduler.metrics().requests.embeddings < 12, "{:?}", scheduler.metrics());
+        assert!(scheduler.metrics().requests.embeddings < 25, "{:?}", scheduler.metrics());
         // And the other way round: an embedding beside texts that fill the cache.
         drop(long);
         let texts: Vec<_> = (0..20).map(|i| scheduler.submit(text(A, i, 100, 150)).unwrap()).collect();
-        wait("the texts to run", || scheduler.metrics().running == n_parallel);
+        wait("the texts to run", || scheduler.metrics().generated_tokens > 5);
         let embedding = scheduler.embed(B, ids(200)).unwrap();
         assert_eq!(pollster::block_on(embedding).unwrap().len(), 64);
         assert!(scheduler.metrics().requests.length < 10, "{:?}", scheduler.metrics());

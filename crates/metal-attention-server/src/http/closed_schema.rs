@@ -14,7 +14,8 @@ const MAX_WORK: usize = 200_000;
 /// properties, and with `strict` also in those that name none. An error where that is too much work.
 pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
     let definitions = schema.get("$defs").and_then(Value::as_object);
-    let mut closer = Closer { root: schema, strict, references: BTreeMap::new(), pending: VecDeque::new(), work: 0 };
+    let mut closer =
+        Closer { root: schema, strict, references: BTreeMap::new(), pending: VecDeque::new(), n_names: 0, work: 0 };
     let mut closed = closer.close(schema, &Names::default())?;
     let mut added = Map::new();
     while let Some((name, target, form)) = closer.pending.pop_front() {
@@ -77,6 +78,8 @@ struct Closer<'a> {
     references: BTreeMap<(&'a str, Form), String>,
     /// Definitions to be made.
     pending: VecDeque<(String, &'a Value, Form)>,
+    /// Names that were tried for them.
+    n_names: usize,
     work: usize,
 }
 
@@ -205,10 +208,14 @@ impl<'a> Closer<'a> {
         if let Some(name) = self.references.get(&(reference, form)) {
             return name.clone();
         }
-        let taken = |name: &String| self.root.pointer(&format!("/$defs/{name}")).is_some();
         let kind = if form == Form::Closed { "closed" } else { "open" };
-        let names = (self.references.len()..).map(|n| format!("{kind}-{n}"));
-        let name = names.skip_while(taken).next().unwrap_or_default();
+        let name = loop {
+            let name = format!("{kind}-{}", self.n_names);
+            self.n_names += 1;
+            if self.root.pointer(&format!("/$defs/{name}")).is_none() {
+                break name;
+            }
+        };
         self.references.insert((reference, form), name.clone());
         self.pending.push_back((name.clone(), target, form));
         name
@@ -418,9 +425,11 @@ mod tests {
             json!({"$ref": "#/$defs/D0", "$defs": definitions})
         };
         let to = |i: usize| format!("#/$defs/D{i}");
-        // Each names what all that follow do.
-        let nested = chain(5000, &|i| json!({"allOf": [{"$ref": to(i + 1)}], "properties": {format!("p{i}"): {}}}));
-        assert!(close(&nested, false).unwrap_err().contains("entangled"));
+        // Each names what all that follow do, and each is used by itself.
+        let mut nested = chain(5000, &|i| json!({"allOf": [{"$ref": to(i + 1)}], "properties": {format!("p{i}"): {}}}));
+        let uses: Map<String, Value> = (0..5000).map(|i| (i.to_string(), json!({"$ref": to(i)}))).collect();
+        nested["properties"] = Value::Object(uses);
+        assert!(close(&nested, false).is_err_and(|why| why.contains("entangled")));
         // Each doubles the next.
         let doubled =
             chain(60, &|i| json!({"allOf": [{"$ref": to(i + 1)}, {"$ref": to(i + 1)}], "properties": {"a": {}}}));

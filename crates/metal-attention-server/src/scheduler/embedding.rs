@@ -49,8 +49,8 @@ impl Engine<'_> {
     /// Evaluates the next chunk of the embedding whose turn it is.
     pub(super) fn embed(&mut self) {
         let most = self.pace.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
-        let Some(mut run) = self.embeddings.pop_front() else { return };
-        let Self { pass, model, .. } = self;
+        let Self { pass, model, embeddings, .. } = self;
+        let Some(run) = embeddings.front_mut() else { return };
         let start = pass.n_past(run.seq);
         let token = |(i, &id): (usize, &u32)| BatchToken { id, seq: run.seq, pos: start + i, logits: false };
         let rest = &run.request.ids[start..];
@@ -65,7 +65,7 @@ impl Engine<'_> {
         };
         let evaluated = pass.forward_traced(&batch, Some(&mut add)).map(|_| ());
         let is_done = pass.n_past(run.seq) == run.n_tokens();
-        self.embeddings.push_back(run);
+        self.embeddings.rotate_left(1);
         let at = self.embeddings.len() - 1;
         match evaluated {
             Ok(()) => {

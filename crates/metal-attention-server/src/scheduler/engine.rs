@@ -172,10 +172,12 @@ impl<'t> Engine<'t> {
         for text in texts {
             self.answer(text, Err(RequestError::EngineFailed));
         }
+        let n_embeddings = self.embeddings.len() as u64;
         for run in self.embeddings.drain(..) {
             run.fail(RequestError::EngineFailed);
         }
         let mut metrics = self.shared.metrics();
+        metrics.requests.failed += n_embeddings;
         (metrics.running, metrics.waiting) = (0, 0);
     }
 

@@ -112,12 +112,17 @@ impl Shared {
         queue.closing = Some(Instant::now());
         queue.failed |= failed;
         let why = || if failed { RequestError::EngineFailed } else { RequestError::ShutDown };
+        let mut n_failed = 0;
         for submission in queue.texts.drain() {
+            n_failed += 1;
             let _ = submission.events.send(Event::Failed(why()));
         }
         for request in queue.embeddings.drain() {
+            n_failed += 1;
             let _ = request.answer.send(Err(why()));
         }
+        drop(queue);
+        self.metrics().requests.failed += n_failed;
     }
 }
 

@@ -100,12 +100,21 @@ pub struct Wrapped {
     pub fail: Arc<AtomicBool>,
     /// The step after so many more panics; 0: none does.
     pub panic_in: Arc<AtomicUsize>,
+    /// The tokens of each step.
+    pub log: Arc<Mutex<Vec<Vec<u32>>>>,
     pub max_top_k: usize,
 }
 
 impl Wrapped {
     pub fn new(pass: Box<dyn ForwardPass>) -> Self {
-        Self { pass, gate: Arc::default(), fail: Arc::default(), panic_in: Arc::default(), max_top_k: 0 }
+        Self {
+            pass,
+            gate: Arc::default(),
+            fail: Arc::default(),
+            panic_in: Arc::default(),
+            log: Arc::default(),
+            max_top_k: 0,
+        }
     }
 }
 
@@ -143,6 +152,7 @@ impl ForwardPass for Wrapped {
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
         drop(self.gate.lock().unwrap());
+        self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
         let counted = |n: usize| n.checked_sub(1);
         let left = self.panic_in.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
         assert!(left != Ok(1), "a defect in the forward pass");
