@@ -120,7 +120,13 @@ fn an_empty_key_does_not_open_the_server() {
 fn no_number_is_too_large() {
     let largest = u64::MAX.to_string();
     let options = [
-        "--max-connections", "--max-connections-per-address", "--max-body", "--max-bodies", "--grace", "--timeout", "--queue",
+        "--max-connections",
+        "--max-connections-per-address",
+        "--max-body",
+        "--max-bodies",
+        "--grace",
+        "--timeout",
+        "--queue",
     ];
     let args: Vec<&str> = options.iter().flat_map(|option| [*option, largest.as_str()]).collect();
     let (mut child, address) = start(&args);

@@ -9,6 +9,7 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
+use super::limits::{MAX_ALL_OF, MAX_NAME_PATTERNS, MAX_ONE_OF};
 use crate::scheduler::Constraint;
 
 /// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
@@ -34,6 +35,7 @@ impl Grammars {
 
     /// JSON that follows `schema`. An error says what about the schema cannot be followed.
     pub fn json_schema(&self, schema: &Value) -> Result<Grammar, String> {
+        check_effort(schema)?;
         self.constraint(TopLevelGrammar::from_json_schema(with_bounded_space(schema)))
     }
 
@@ -48,8 +50,10 @@ impl Grammars {
     ) -> Result<Grammar, String> {
         let bounded = |tool: &Tool| {
             let mut json = tool.as_value().clone();
-            json["function"]["parameters"] =
-                with_bounded_space(tool.parameters().unwrap_or(&json!({"type": "object"})));
+            let any = json!({"type": "object"});
+            let parameters = tool.parameters().unwrap_or(&any);
+            check_effort(parameters)?;
+            json["function"]["parameters"] = with_bounded_space(parameters);
             Tool::try_from(json).map_err(|e| e.to_string())
         };
         let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
@@ -60,8 +64,9 @@ impl Grammars {
 
     fn constraint(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref().map_err(Clone::clone)?;
-        let parser = factory.create_parser(grammar).map_err(|e| e.to_string())?;
-        Ok(Grammar { matcher: Matcher::new(Ok(parser)) })
+        let compile = || factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
+        let matcher = on_a_large_stack(compile)?.map_err(|e| e.to_string())?;
+        Ok(Grammar { matcher })
     }
 }
 
@@ -73,6 +78,42 @@ fn with_bounded_space(schema: &Value) -> Value {
         object.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_SPACE}));
     }
     schema
+}
+
+/// Refuses a schema whose size is in no proportion to the work that it makes.
+fn check_effort(schema: &Value) -> Result<(), String> {
+    let mut counts = [("patternProperties", MAX_NAME_PATTERNS, 0), ("allOf", MAX_ALL_OF, 0), ("oneOf", MAX_ONE_OF, 0)];
+    let mut left = vec![schema];
+    while let Some(value) = left.pop() {
+        match value {
+            Value::Object(object) => {
+                for (keyword, _, n) in &mut counts {
+                    *n += match object.get(*keyword) {
+                        Some(Value::Object(parts)) => parts.len(),
+                        Some(Value::Array(parts)) => parts.len(),
+                        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | None => 0,
+                    };
+                }
+                left.extend(object.values());
+            }
+            Value::Array(list) => left.extend(list),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    match counts.into_iter().find(|(_, most, n)| n > most) {
+        Some((keyword, most, n)) => Err(format!("it has {n} parts in {keyword}; at most {most} are allowed")),
+        None => Ok(()),
+    }
+}
+
+/// Runs `work` with a stack for schemas that are long chains: compiling them calls itself for each link.
+fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    const STACK: usize = 64 << 20;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("schema".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|e| format!("there is no thread for it: {e}"))?;
+        thread.join().map_err(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// The trie of the vocabulary's spellings, and what llguidance makes of it.
