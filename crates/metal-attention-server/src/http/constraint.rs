@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::closed_schema::close;
+use super::limits::{MAX_ALL_OF, MAX_NAME_PATTERNS, MAX_ONE_OF};
 use crate::scheduler::Constraint;
 
 /// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
@@ -62,14 +63,16 @@ impl Grammars {
 
     fn constraint(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref().map_err(Clone::clone)?;
-        let parser = factory.create_parser(grammar).map_err(|e| e.to_string())?;
-        Ok(Grammar { matcher: Matcher::new(Ok(parser)) })
+        let compile = || factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
+        let matcher = on_a_large_stack(compile)?.map_err(|e| e.to_string())?;
+        Ok(Grammar { matcher })
     }
 }
 
 /// `schema` for texts that do not go on with white space or with properties for ever. What a request itself says about
 /// how its schema is compiled is not followed.
 fn prepared(schema: &Value, strict: Option<bool>) -> Result<Value, String> {
+    check_effort(schema)?;
     let mut schema = match strict {
         Some(false) => schema.clone(),
         Some(true) | None => close(schema, strict.is_some())?,
@@ -78,6 +81,42 @@ fn prepared(schema: &Value, strict: Option<bool>) -> Result<Value, String> {
         object.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_SPACE}));
     }
     Ok(schema)
+}
+
+/// Refuses a schema whose size is in no proportion to the work that it makes.
+fn check_effort(schema: &Value) -> Result<(), String> {
+    let mut counts = [("patternProperties", MAX_NAME_PATTERNS, 0), ("allOf", MAX_ALL_OF, 0), ("oneOf", MAX_ONE_OF, 0)];
+    let mut left = vec![schema];
+    while let Some(value) = left.pop() {
+        match value {
+            Value::Object(object) => {
+                for (keyword, _, n) in &mut counts {
+                    *n += match object.get(*keyword) {
+                        Some(Value::Object(parts)) => parts.len(),
+                        Some(Value::Array(parts)) => parts.len(),
+                        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | None => 0,
+                    };
+                }
+                left.extend(object.values());
+            }
+            Value::Array(list) => left.extend(list),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    match counts.into_iter().find(|(_, most, n)| n > most) {
+        Some((keyword, most, n)) => Err(format!("it has {n} parts in {keyword}; at most {most} are allowed")),
+        None => Ok(()),
+    }
+}
+
+/// Runs `work` with a stack for schemas that are long chains: compiling them calls itself for each link.
+fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    const STACK: usize = 64 << 20;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("schema".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|e| format!("there is no thread for it: {e}"))?;
+        thread.join().map_err(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// The trie of the vocabulary's spellings, and what llguidance makes of it.

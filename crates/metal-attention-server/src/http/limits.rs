@@ -24,7 +24,14 @@ pub const MAX_MESSAGES: usize = 1 << 12;
 /// Most bytes of a text of which it is not clear from its length whether the context has room for it.
 pub const MAX_UNCLEAR_BYTES: usize = 1 << 20;
 /// Most bytes of text that token ids are turned into.
-pub const MAX_TEXT_BYTES: usize = 16 << 20;
+pub const MAX_TEXT_BYTES: usize = 4 << 20;
+
+/// Most names by patterns (`patternProperties`) of a schema: each is compared with each.
+pub const MAX_NAME_PATTERNS: usize = 16;
+/// Most parts of a schema that must all hold (`allOf`): the names by patterns are compared for each.
+pub const MAX_ALL_OF: usize = 64;
+/// Most parts of a schema of which one must hold alone (`oneOf`): each is compared with each.
+pub const MAX_ONE_OF: usize = 512;
 
 /// Lists and objects inside each other, the field's own value included.
 const MAX_DEPTH: usize = 64;
@@ -45,9 +52,9 @@ const LIMITS: [Limit; 8] = [
     limit("prompt", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("tokens", MAX_IDS + 1, usize::MAX),
-    limit("tools", 16 << 10, 512 << 10),
+    limit("tools", 8 << 10, 512 << 10),
     limit("tool_choice", 64, 64 << 10),
-    limit("response_format", 16 << 10, 256 << 10),
+    limit("response_format", 8 << 10, 256 << 10),
     limit("chat_template_kwargs", 1 << 10, 64 << 10),
     limit("stream_options", 64, 64 << 10),
 ];

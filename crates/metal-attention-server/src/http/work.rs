@@ -33,7 +33,8 @@ impl Weight {
     /// Of a request with a body of `bytes`, whose schemas have `schema_values` values.
     pub fn new(bytes: usize, schema_values: usize) -> Self {
         match (bytes, schema_values) {
-            (0..=0x1_0000, 0..=256) => Self::Small,
+            // A format that is no schema has two values. A small schema can make much work.
+            (0..=0x1_0000, 0..=2) => Self::Small,
             (0..=0x10_0000, 0..=2048) => Self::Large(1),
             _ => Self::Large(UNITS_OF_ONE as u32),
         }
@@ -178,7 +179,8 @@ mod tests {
     fn more_weighs_more() {
         assert_eq!(Weight::new(1000, 0), Weight::Small);
         assert_eq!(Weight::new(100_000, 0), Weight::Large(1));
-        assert_eq!(Weight::new(1000, 1000), Weight::Large(1));
+        assert_eq!(Weight::new(1000, 2), Weight::Small);
+        assert_eq!(Weight::new(1000, 3), Weight::Large(1));
         assert_eq!(Weight::new(1000, 10_000), Weight::Large(2));
         assert_eq!(Weight::new(8 << 20, 0), Weight::Large(2));
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use metal_attention_server::http::HttpOptions;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Lines, Server};
+use crate::client::{Answer, Server, load};
 use crate::{STORY, chat, completion};
 
 const JSON: &str = "Content-Type: application/json";
@@ -30,15 +30,16 @@ fn answers(server: &Server) {
     assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
 }
 
-/// Streams that take their time, and have begun.
-fn busy(server: &Server, n: usize) -> Vec<Lines> {
-    let body = completion(&json!({"stream": true, "n": 16, "max_tokens": 500, "ignore_eos": true}));
-    let begin = |_| {
-        let mut lines = server.stream("/v1/completions", &body);
-        assert!(lines.next().unwrap().contains("choices"));
-        lines
-    };
-    (0..n).map(begin).collect()
+/// A server on which one connection has work that takes its time, and that connection.
+fn busy(options: HttpOptions) -> (Server, TcpStream) {
+    let server = Server::with_model(options, || load(1, 1000));
+    server.wait_until_ready();
+    let body = json!({"prompt": vec!["Once"; 8], "n": 16, "max_tokens": 500, "ignore_eos": true, "stream": true});
+    let mut stream = server.begin("POST", "/v1/completions", &[JSON], body.to_string().as_bytes());
+    assert!(stream.read(&mut [0; 64]).unwrap() > 0, "the stream has begun");
+    let mut rest = stream.try_clone().unwrap();
+    std::thread::spawn(move || std::io::copy(&mut rest, &mut std::io::sink()));
+    (server, stream)
 }
 
 #[test]
@@ -73,7 +74,7 @@ fn every_field_has_a_limit() {
     let tool = json!({"type": "function", "function": {"name": "f", "description": "x".repeat(600_000)}});
     chats(json!({"tools": [tool]}), "tools", "524288");
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
-    chats(schema(json!({"enum": (0..20_000).collect::<Vec<_>>()})), "response_format", "16384");
+    chats(schema(json!({"enum": (0..20_000).collect::<Vec<_>>()})), "response_format", "8192");
     chats(schema(json!({"enum": ["x".repeat(300_000)]})), "response_format", "262144");
     chats(json!({"chat_template_kwargs": {"x": "x".repeat(70_000)}}), "chat_template_kwargs", "65536");
 
@@ -115,7 +116,8 @@ fn long_bodies_of_small_things_are_refused() {
 #[test]
 fn clients_that_send_nothing_make_room() {
     let server = with(HttpOptions { max_connections: 4, ..Default::default() });
-    let half_open: Vec<_> = (0..40).map(|i| sends(&server, &b"POST /v1/completions HTTP/1.1\r\nHost:"[..i])).collect();
+    let half_a_head = b"POST /v1/completions HTTP/1.1\r\nHost:";
+    let half_open: Vec<_> = (0..40).map(|i| sends(&server, &half_a_head[..i % half_a_head.len()])).collect();
     answers(&server);
     let idle = |_| {
         let mut stream = sends(&server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -136,30 +138,25 @@ fn clients_that_send_nothing_make_room() {
 
 #[test]
 fn there_is_room_for_those_who_watch() {
-    let server = with(HttpOptions { max_connections: 4, ..Default::default() });
-    // Three quarters are one address's.
-    let streams = busy(&server, 3);
-    for _ in 0..3 {
-        assert_eq!(server.post("/v1/completions", &completion(&json!({}))).error().2, "too_many_connections");
-        let answer = server.get("/v1/models");
-        assert_eq!(answer.status, 429, "{answer:?}");
-        assert!(answer.body.contains("--max-connections-per-address") && answer.headers.contains("connection: close"));
-        for path in ["/health", "/ready", "/metrics"] {
-            assert_eq!(server.get(path).status, 200, "{path}");
+    let one_of_one_address = HttpOptions { max_connections_per_address: Some(1), ..Default::default() };
+    let one_of_all = HttpOptions { max_connections: 1, max_connections_per_address: Some(9), ..Default::default() };
+    for (options, status, option) in
+        [(one_of_one_address, 429, "(--max-connections-per-address)"), (one_of_all, 503, "(--max-connections)")]
+    {
+        let (server, stream) = busy(options);
+        for _ in 0..3 {
+            let answer = server.get("/v1/models");
+            assert_eq!(answer.error(), (status, Value::Null, json!("too_many_connections")));
+            assert!(answer.body.contains(option), "{answer:?}");
+            assert!(answer.headers.contains("connection: close") && answer.headers.contains("retry-after: 1"));
+            for path in ["/health", "/ready", "/metrics"] {
+                assert_eq!(server.get(path).status, 200, "{path}");
+            }
         }
-    }
-    drop(streams);
-
-    let options = HttpOptions { max_connections: 2, max_connections_per_address: Some(9), ..Default::default() };
-    let server = with(options);
-    let streams = busy(&server, 2);
-    let answer = server.get("/v1/models");
-    assert_eq!(answer.error(), (503, Value::Null, json!("too_many_connections")));
-    assert!(answer.body.contains("(--max-connections)") && answer.headers.contains("retry-after: 1"), "{answer:?}");
-    assert_eq!(server.get("/health").status, 200);
-    drop(streams);
-    while server.get("/v1/models").status != 200 {
-        std::thread::sleep(Duration::from_millis(5));
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+        while server.get("/v1/models").status != 200 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -202,12 +199,55 @@ fn large_schemas_hold_up_nobody() {
         chat(&json!({"response_format": format, "max_tokens": 1})).to_string()
     };
     let begin = |i, n| server.begin("POST", "/v1/chat/completions", &[JSON], schema(i, n).as_bytes());
-    let pending: Vec<_> = (0..6).map(|i| begin(i, 12_000)).collect();
+    let pending: Vec<_> = (0..6).map(|i| begin(i, 8_000)).collect();
     answers(&server);
     for stream in pending {
         assert_eq!(Answer::read(stream).status, 200);
     }
     assert_eq!(Answer::read(begin(0, 400_000)).error().1, "response_format");
+}
+
+/// Schemas that took the process down by the depth of their chains, or a thread for minutes.
+#[test]
+fn schemas_that_are_chains_or_products_end() {
+    let server = with(HttpOptions::default());
+    let ask = |schema: Value| {
+        let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        server.post("/v1/chat/completions", &chat(&json!({"response_format": format, "max_tokens": 1})))
+    };
+    let chain = |n: usize, link: &dyn Fn(String) -> Value| {
+        let links = (0..n).map(|i| (format!("a{i}"), link(format!("#/$defs/a{}", i + 1))));
+        let last = (format!("a{n}"), json!({"type": "string"}));
+        let definitions: serde_json::Map<_, _> = links.chain([last]).collect();
+        json!({"$ref": "#/$defs/a0", "$defs": definitions})
+    };
+    assert_eq!(ask(chain(4000, &|next| json!({"$ref": next}))).status, 200);
+    for link in [
+        &|next| json!({"type": "array", "minItems": 1, "items": {"$ref": next}}),
+        &|next| json!({"anyOf": [{"$ref": next}]}),
+        &|next| json!({"type": "object", "properties": {"a": {"$ref": next}}}),
+    ] as [&dyn Fn(String) -> Value; 3]
+    {
+        // What comes of it is not the point here, but that something does.
+        assert!([200, 400].contains(&ask(chain(1300, link)).status));
+    }
+    let names =
+        |n: usize| (0..n).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect::<serde_json::Map<_, _>>();
+    let required: Vec<String> = (0..2500).map(|i| format!("p{i}")).collect();
+    let object =
+        json!({"type": "object", "properties": names(2500), "required": required, "additionalProperties": false});
+    assert_eq!(ask(object).status, 200);
+    let refused = |schema: Value, keyword: &str, most: &str| {
+        let answer = ask(schema);
+        assert_eq!(answer.error().1, "response_format.json_schema.schema");
+        assert!(answer.body.contains(keyword) && answer.body.contains(most), "{answer:?}");
+    };
+    let patterns: serde_json::Map<_, _> =
+        (0..200).map(|i| (format!("^{}{i}$", "(a|b)*".repeat(20)), json!({}))).collect();
+    refused(json!({"type": "object", "patternProperties": patterns}), "patternProperties", "at most 16");
+    refused(json!({"allOf": vec![json!({"type": "object"}); 65]}), "allOf", "at most 64");
+    refused(json!({"oneOf": vec![json!({"const": 1}); 513]}), "oneOf", "at most 512");
+    answers(&server);
 }
 
 #[test]
