@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool, ToolCall};
+use metal_attention_chat::{ChatTemplate, Message, RenderRequest, Tool, ToolCall};
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 use serde_json::json;
@@ -174,26 +174,6 @@ fn calls_without_a_text_suit_every_template() {
         let prompt = template.render(&RenderRequest { messages: &messages, ..Default::default() }).unwrap();
         assert_eq!(prompt.text, expected, "{source}");
     }
-}
-
-#[test]
-fn hostile_templates_are_stopped() {
-    let render = |source: &str| {
-        ChatTemplate::new(source)
-            .and_then(|t| t.render(&RenderRequest { messages: &[Message::user("x")], ..Default::default() }))
-    };
-    let nested = "{% for i in range(9999) %}{% for j in range(9999) %}{% set x = i %}{% endfor %}{% endfor %}";
-    assert!(matches!(render(nested), Err(TemplateError::TooManySteps { steps: 5_000_000 })));
-    let long = "{% for i in range(999) %}{{ 'x' * 1000000 }}{% endfor %}";
-    assert!(matches!(render(long), Err(TemplateError::TooLong { limit: 67_108_864 })));
-    let recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
-    assert!(matches!(render(recursive), Err(TemplateError::Render { .. })));
-    assert!(matches!(render("{{ 'x' * 100000000000 }}"), Err(TemplateError::Render { .. })));
-    let large = "x".repeat((1 << 20) + 1);
-    assert!(matches!(render(&large), Err(TemplateError::TooLarge { bytes: 1_048_577, .. })));
-    let deep = format!("{}1{}", "{{".to_owned() + &"(".repeat(5000), ")".repeat(5000) + " }}");
-    assert!(matches!(render(&deep), Err(TemplateError::Syntax { .. })));
-    assert!(matches!(render("{% include 'x' %}"), Err(TemplateError::Render { .. })));
 }
 
 #[test]
