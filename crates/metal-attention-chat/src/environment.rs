@@ -15,7 +15,8 @@ use crate::python_json::{self, Format};
 
 /// The variable that has the time of the rendering, for `strftime_now`.
 pub(crate) const NOW: &str = "__now";
-/// Loops and `with` in each other, where a call of a macro counts as five. In published templates: 14.
+/// Loops in each other, each of which makes a look at a variable longer; the call of a macro counts as some. A macro that
+/// goes through a schema by calling itself gets some 25 levels deep.
 const MAX_RECURSION: usize = 200;
 /// Bytes of a form for `strftime_now`; models ask for less than 20.
 const MAX_TIME_FORMAT: usize = 256;

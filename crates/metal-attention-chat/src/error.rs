@@ -58,6 +58,14 @@ pub enum TemplateLimit {
         /// The largest size.
         limit: usize,
     },
+    /// The length of a line, which minijinja counts with 16 bits.
+    #[error("line {line} has more than {limit} bytes")]
+    Line {
+        /// The line.
+        line: usize,
+        /// How many it may have.
+        limit: usize,
+    },
     /// What stands between `{{` and `}}`, or `{%` and `%}`.
     #[error("the tag in line {line} has more than {limit} words and signs")]
     Tag {

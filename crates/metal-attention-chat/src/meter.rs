@@ -14,11 +14,11 @@ use crate::TemplateLimit;
 /// Instructions of one rendering; real templates take some hundred for a message.
 pub(crate) const MAX_STEPS: u64 = 5_000_000;
 /// Bytes that one rendering writes.
-pub(crate) const MAX_OUTPUT: usize = 64 << 20;
-/// Bytes of values that one rendering handles, besides [`WORK_PER_BYTE`] for each byte of the conversation. Real templates
-/// take less than 20 for a byte.
-const MAX_WORK: u64 = 256 << 20;
-const WORK_PER_BYTE: u64 = 4;
+pub(crate) const MAX_OUTPUT: usize = 32 << 20;
+/// Bytes of values that one rendering handles, besides [`WORK_PER_BYTE`] for each byte of the conversation. Published
+/// templates take up to 5 for a byte.
+const MAX_WORK: u64 = 128 << 20;
+const WORK_PER_BYTE: u64 = 8;
 /// The last resort, for what costs more than it is charged for. Real conversations take milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Charges between two looks at the clock.
@@ -50,6 +50,7 @@ pub(crate) fn start(bytes: u64) {
         let limit = MAX_WORK.saturating_add(bytes.saturating_mul(WORK_PER_BYTE));
         meter.limit.set(limit);
         meter.left.set(limit);
+        meter.written.set(0);
         meter.started.set(Some(Instant::now()));
     });
 }

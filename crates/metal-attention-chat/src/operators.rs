@@ -6,7 +6,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::TemplateLimit;
-use crate::measured::{NODE, Size, is_tuple, list, made, printed, tuple};
+use crate::measured::{NODE, Size, is_tuple, len, list, made, printed, tuple};
 use crate::meter::{charge, charge_output};
 
 /// The names of the operators as filters, which no template can write.
@@ -20,9 +20,11 @@ pub(crate) const MADE: &str = "[]";
 pub(crate) const CHARGED: &str = "?";
 /// Charges for a value whose items are looked for.
 pub(crate) const ITERATED: &str = "[?]";
+/// Charges for a value whose items become arguments.
+pub(crate) const SPREAD: &str = "*[?]";
 
-/// Attributes of a namespace, which are counted whenever it is a condition. In published templates: 6.
-pub(crate) const MAX_ATTRIBUTES: usize = 128;
+/// Attributes of a namespace, which are counted whenever it is a condition. In published templates: 4.
+pub(crate) const MAX_ATTRIBUTES: usize = 64;
 
 /// Adds the operators, and what writes values to the output.
 pub(crate) fn add_operators(env: &mut Environment<'_>) {
@@ -33,6 +35,7 @@ pub(crate) fn add_operators(env: &mut Environment<'_>) {
     env.add_filter(MADE, made);
     env.add_filter(CHARGED, charged);
     env.add_filter(ITERATED, iterated);
+    env.add_filter(SPREAD, spread);
     env.set_formatter(write);
 }
 
@@ -59,6 +62,11 @@ fn iterated(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         charge(text.len() as u64)?;
     }
+    Ok(value)
+}
+
+fn spread(value: Value) -> Result<Value, Error> {
+    charge(Size::of(&value)?.weight.saturating_add(len(&value)?.saturating_mul(NODE)))?;
     Ok(value)
 }
 
@@ -159,9 +167,9 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         return Err(Error::new(ErrorKind::InvalidOperation, what));
     }
     let value = made(value.clone())?;
-    let len = value.len().unwrap_or_default();
+    let n = value.len().unwrap_or_default();
     let mut items = Vec::new();
-    for i in indices(len, start, stop, step) {
+    for i in indices(n, start, stop, step) {
         charge(NODE)?;
         items.push(value.get_item_by_index(i)?);
     }

@@ -49,7 +49,9 @@ impl Args<'_> {
 
     /// The items of an argument, as text.
     fn items_printed(&self, place: usize) -> Result<u64, Error> {
-        let Some(items) = self.0.get(place).filter(|value| value.as_str().is_none()) else { return self.printed(place) };
+        let Some(items) = self.0.get(place).filter(|value| value.as_str().is_none()) else {
+            return self.printed(place);
+        };
         let Ok(mut items) = items.try_iter() else { return Ok(0) };
         items.try_fold(self.len(place)?, |sum, item| Ok(sum.saturating_add(printed(&item)?)))
     }
@@ -60,6 +62,8 @@ impl Args<'_> {
     }
 }
 
+/// What costs nothing besides its step.
+#[allow(clippy::unnecessary_wraps)] // as a `Price`
 pub(crate) fn free(_: &Args<'_>) -> Result<u64, Error> {
     Ok(0)
 }

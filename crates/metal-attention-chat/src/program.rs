@@ -9,7 +9,7 @@ use minijinja::{AutoEscape, Environment, Error};
 use self_cell::self_cell;
 use serde_json::{Map, Value as Json};
 
-use crate::checked::checked;
+use crate::checked::Checker;
 use crate::environment::{environment, without_generation_tags};
 use crate::error::with_causes;
 use crate::measured::variables;
@@ -89,18 +89,20 @@ impl Program {
 
     /// What the template writes with these variables.
     pub fn run(&self, context: &Map<String, Json>) -> Result<String, TemplateError> {
-        let Code { instructions, blocks } = self.compiled.borrow_dependent();
-        let run = || -> Result<String, Error> {
-            let (root, bytes) = variables(context)?;
-            meter::start(bytes);
-            let mut text = String::new();
-            let mut output = make_string_output(&mut text);
-            eval(&self.env, instructions, root, blocks, &mut output, AutoEscape::None)?;
-            drop(output);
-            Ok(text)
-        };
-        let run = || run().map_err(|error| TemplateError::of_rendering(self.name, &error));
+        let run = || self.run_here(context).map_err(|error| TemplateError::of_rendering(self.name, &error));
         on_large_stack(run)?
+    }
+
+    /// As `run`, on this thread and its meter.
+    fn run_here(&self, context: &Map<String, Json>) -> Result<String, Error> {
+        let Code { instructions, blocks } = self.compiled.borrow_dependent();
+        let (root, bytes) = variables(context)?;
+        meter::start(bytes);
+        let mut text = String::new();
+        let mut output = make_string_output(&mut text);
+        eval(&self.env, instructions, root, blocks, &mut output, AutoEscape::None)?;
+        drop(output);
+        Ok(text)
     }
 }
 
@@ -108,7 +110,7 @@ fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, Refusal>
     scan(source)?;
     let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| Refusal::Syntax(with_causes(&error)))?;
     let mut generator = CodeGenerator::new(name, source);
-    generator.compile_stmt(&checked(&parsed)?);
+    generator.compile_stmt(&Checker::new().template(&parsed)?);
     let (instructions, blocks) = generator.finish();
     Ok(Code { instructions, blocks })
 }
@@ -121,4 +123,66 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Templat
         let fault = |_| TemplateError::Render { message: "the template engine has a fault and stopped".into() };
         thread.join().map_err(fault)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::checked::MAX_NESTING;
+    use crate::operators::MAX_ATTRIBUTES;
+    use crate::scan::{Extent, MAX_BLOCKS, MAX_LINE, MAX_NAME, MAX_TAG};
+
+    fn published() -> Vec<(String, String)> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        files.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
+    }
+
+    /// The comments beside the limits say how far.
+    #[test]
+    fn published_templates_are_far_below_the_limits() {
+        let mut largest = Extent::default();
+        let (mut deepest, mut attributes) = (0, 0);
+        for (name, source) in published() {
+            let source = without_generation_tags(&source);
+            let Ok(extent) = scan(&source) else { panic!("{name}") };
+            let mut checker = Checker::new();
+            assert!(checker.template(&parse(&source, "", syntax()).unwrap()).is_ok(), "{name}");
+            largest.line = largest.line.max(extent.line);
+            largest.tag = largest.tag.max(extent.tag);
+            largest.name = largest.name.max(extent.name);
+            largest.blocks = largest.blocks.max(extent.blocks);
+            deepest = deepest.max(checker.deepest);
+            attributes = attributes.max(checker.attributes.len());
+        }
+        let found = [largest.line, largest.tag, largest.name, largest.blocks, deepest, attributes];
+        assert_eq!(found, [1180, 41, 22, 9, 19, 4]);
+        let limits = [MAX_LINE, MAX_TAG, MAX_NAME, MAX_BLOCKS, MAX_NESTING, MAX_ATTRIBUTES];
+        assert!(found.iter().zip(limits).all(|(found, limit)| found * 10 < limit));
+    }
+
+    /// As one text and as many, a conversation of a mebibyte takes a small part of the work that it may.
+    #[test]
+    fn published_templates_do_little_work() {
+        for (texts, length) in [(1, 1 << 20), (255, 4 << 10)] {
+            let text = "word\n ".repeat(length / 6);
+            let message =
+                |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": text});
+            let messages: Vec<_> = (0..texts).map(message).collect();
+            let context =
+                json!({"messages": messages, "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>"});
+            let context = context.as_object().unwrap();
+            let (_, bytes) = variables(context).unwrap();
+            for (name, source) in published() {
+                let program = Program::compile("chat template", &source).unwrap();
+                let Ok(rendered) = program.run_here(context) else { panic!("{name}") };
+                assert!(rendered.len() > texts * text.len() / 2 || name.contains("python"), "{name}");
+                // Ours tries out what the others leave out.
+                let most = if name.contains("python") { 25 } else { 6 };
+                assert!(meter::work() < most * bytes, "{name}: {} for {bytes}", meter::work());
+            }
+        }
+    }
 }

@@ -8,12 +8,14 @@ use minijinja::machinery::{Token, Tokenizer};
 use crate::TemplateLimit;
 use crate::program::{Refusal, syntax};
 
-/// Words and signs of a tag. In published templates the longest has 93.
-const MAX_TAG: usize = 2000;
-/// Bytes of a name. In published templates the longest has 34.
-const MAX_NAME: usize = 256;
-/// Blocks in blocks, where each `elif` counts as one. In published templates: 14.
-const MAX_BLOCKS: usize = 150;
+/// Bytes of a line. In published templates the longest has 1180.
+pub(crate) const MAX_LINE: usize = 60_000;
+/// Words and signs of a tag. In published templates the longest has 41.
+pub(crate) const MAX_TAG: usize = 2000;
+/// Bytes of a name. In published templates the longest has 22.
+pub(crate) const MAX_NAME: usize = 256;
+/// Blocks in blocks, where each `elif` counts as one. In published templates: 9.
+pub(crate) const MAX_BLOCKS: usize = 150;
 
 /// A tag that is being read.
 #[derive(Default)]
@@ -27,8 +29,24 @@ struct Tag<'s> {
     assigns: bool,
 }
 
+/// The longest line, tag and name of a template, and the deepest block.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Extent {
+    pub line: usize,
+    pub tag: usize,
+    pub name: usize,
+    pub blocks: usize,
+}
+
 /// Refuses what is too long or too deep to be parsed.
-pub(crate) fn scan(source: &str) -> Result<(), Refusal> {
+pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
+    let mut extent = Extent::default();
+    for (i, line) in source.lines().enumerate() {
+        extent.line = extent.line.max(line.len());
+        if line.len() > MAX_LINE {
+            return Err(TemplateLimit::Line { line: i + 1, limit: MAX_LINE }.into());
+        }
+    }
     let mut tokens = Tokenizer::new(source, "", false, syntax());
     let mut tag = Tag::default();
     // For each open block, how many branches it has.
@@ -41,6 +59,7 @@ pub(crate) fn scan(source: &str) -> Result<(), Refusal> {
             Token::VariableStart => tag = Tag { line, ..Tag::default() },
             Token::BlockStart => tag = Tag { line, is_block: true, ..Tag::default() },
             Token::Ident(name) => {
+                extent.name = extent.name.max(name.len());
                 if name.len() > MAX_NAME {
                     return Err(TemplateLimit::Name { line, limit: MAX_NAME }.into());
                 }
@@ -49,7 +68,9 @@ pub(crate) fn scan(source: &str) -> Result<(), Refusal> {
                 }
             }
             Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => tag.brackets += 1,
-            Token::ParenClose | Token::BracketClose | Token::BraceClose => tag.brackets = tag.brackets.saturating_sub(1),
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => {
+                tag.brackets = tag.brackets.saturating_sub(1);
+            }
             Token::Assign => tag.assigns |= tag.brackets == 0,
             Token::BlockEnd => {
                 let keyword = tag.keyword.unwrap_or_default();
@@ -65,7 +86,8 @@ pub(crate) fn scan(source: &str) -> Result<(), Refusal> {
                     // Tags without an end.
                     _ => {}
                 }
-                if blocks.iter().sum::<usize>() > MAX_BLOCKS {
+                extent.blocks = extent.blocks.max(blocks.iter().sum());
+                if extent.blocks > MAX_BLOCKS {
                     return Err(TemplateLimit::Nesting { line, limit: MAX_BLOCKS }.into());
                 }
             }
@@ -96,9 +118,10 @@ pub(crate) fn scan(source: &str) -> Result<(), Refusal> {
             | Token::Lt
             | Token::Lte => {}
         }
+        extent.tag = extent.tag.max(tag.parts);
         if tag.parts > MAX_TAG {
             return Err(TemplateLimit::Tag { line: tag.line, limit: MAX_TAG }.into());
         }
     }
-    Ok(())
+    Ok(extent)
 }

@@ -8,7 +8,7 @@ use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json, json};
 
 use crate::environment::NOW;
-use crate::literals::Marker;
+use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
 use crate::tool_calls::{describes_tools, in_plain_words};
 use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
@@ -188,16 +188,18 @@ impl ChatTemplate {
 
     /// The text of a conversation that has nothing the template does not know.
     fn render_known(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let known = |c: char| {
-            let mut texts = request.messages.iter().flat_map(texts);
-            let in_json = |value: &Json| value.to_string().contains(c);
-            self.source.contains(c)
-                || texts.any(|text| text.contains(c))
-                || request.messages.iter().flat_map(|m| &m.tool_calls).any(|call| in_json(&arguments(call)))
-                || request.tools.iter().any(|tool| in_json(tool.as_value()))
-                || request.variables.is_some_and(|map| map.iter().any(|(key, value)| key.contains(c) || in_json(value)))
-        };
-        let marker = Marker::new(self.tokenizer.as_deref(), known);
+        let mut taken = PrivateUse::default();
+        taken.add(&self.source);
+        for message in request.messages {
+            texts(message).for_each(|text| taken.add(text));
+            message.tool_calls.iter().for_each(|call| taken.add_value(&arguments(call)));
+        }
+        request.tools.iter().for_each(|tool| taken.add_value(tool.as_value()));
+        for (name, value) in request.variables.into_iter().flatten() {
+            taken.add(name);
+            taken.add_value(value);
+        }
+        let marker = Marker::new(self.tokenizer.as_deref(), &taken);
         let context = self.context(request, &marker);
         let tool_use = self.tool_use.as_ref().filter(|_| !request.tools.is_empty());
         let program = tool_use.map_or(&self.program, |(program, _)| program);
