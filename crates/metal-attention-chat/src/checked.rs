@@ -71,7 +71,7 @@ impl<'s> Checker<'s> {
             Stmt::EmitRaw(raw) => Stmt::EmitExpr(Spanned::new(EmitExpr { expr: constant(raw.raw, span) }, span)),
             Stmt::ForLoop(l) => Stmt::ForLoop(Spanned::new(self.for_loop(l)?, span)),
             Stmt::IfCond(c) => {
-                let expr = self.expr(&c.expr)?;
+                let expr = condition(self.expr(&c.expr)?);
                 let (true_body, false_body) = (self.stmts(&c.true_body)?, self.stmts(&c.false_body)?);
                 Stmt::IfCond(Spanned::new(IfCond { expr, true_body, false_body }, span))
             }
@@ -152,7 +152,7 @@ impl<'s> Checker<'s> {
         Ok(ForLoop {
             target: self.target(&l.target)?,
             iter: call(ITERATED, iter, [], l.iter.span()),
-            filter_expr: l.filter_expr.as_ref().map(|filter| self.expr(filter)).transpose()?,
+            filter_expr: self.optional(l.filter_expr.as_ref())?.map(condition),
             recursive: l.recursive,
             body: self.inside(&l.body, true)?,
             else_body: self.stmts(&l.else_body)?,
@@ -232,7 +232,7 @@ impl<'s> Checker<'s> {
                     UnaryOpKind::Not => UnaryOpKind::Not,
                     UnaryOpKind::Neg => UnaryOpKind::Neg,
                 };
-                Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: self.expr(&u.expr)? }, span))
+                Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: condition(self.expr(&u.expr)?) }, span))
             }
             Expr::BinOp(op) => self.operator(op, span)?,
             Expr::Compare(c) => {
@@ -242,7 +242,7 @@ impl<'s> Checker<'s> {
                 Expr::Compare(Spanned::new(Compare { expr, ops }, span))
             }
             Expr::IfExpr(i) => {
-                let (test_expr, true_expr) = (self.expr(&i.test_expr)?, self.expr(&i.true_expr)?);
+                let (test_expr, true_expr) = (condition(self.expr(&i.test_expr)?), self.expr(&i.true_expr)?);
                 let false_expr = self.optional(i.false_expr.as_ref())?;
                 Expr::IfExpr(Spanned::new(IfExpr { test_expr, true_expr, false_expr }, span))
             }
@@ -295,14 +295,9 @@ impl<'s> Checker<'s> {
             BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte => {
                 (left, right)
             }
-            // Of conditions and of numbers.
-            BinOpKind::ScAnd
-            | BinOpKind::ScOr
-            | BinOpKind::Sub
-            | BinOpKind::Div
-            | BinOpKind::FloorDiv
-            | BinOpKind::Rem
-            | BinOpKind::Pow => (left, right),
+            BinOpKind::ScAnd | BinOpKind::ScOr => (condition(left), condition(right)),
+            // Of numbers.
+            BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Rem | BinOpKind::Pow => (left, right),
         };
         Ok(Expr::BinOp(Spanned::new(BinOp { op: op.op, left, right }, span)))
     }
@@ -367,6 +362,12 @@ fn constant<'s>(value: impl Into<Value>, span: Span) -> Expr<'s> {
 fn charged(expr: Expr<'_>) -> Expr<'_> {
     let span = expr.span();
     if is_small(&expr) { expr } else { call(CHARGED, expr, [], span) }
+}
+
+/// `expr` as a condition: a namespace is one by its attributes, which are gone through. Only names stand for namespaces.
+fn condition(expr: Expr<'_>) -> Expr<'_> {
+    let span = expr.span();
+    if matches!(expr, Expr::Var(_) | Expr::IfExpr(_)) { call(ITERATED, expr, [], span) } else { expr }
 }
 
 fn is_small(expr: &Expr<'_>) -> bool {

@@ -175,6 +175,12 @@ pub(crate) fn is_tuple(value: &Value) -> bool {
     value.is_tuple() || inner.is_some_and(|inner| inner.downcast_ref::<Tuple>().is_some())
 }
 
+/// Whether a value is a namespace, or another that can still change.
+pub(crate) fn is_live(value: &Value) -> bool {
+    let is_live = |object: &DynObject| object.repr() != ObjectRepr::Plain && !object.is::<Measured>();
+    value.as_object().is_some_and(is_live)
+}
+
 /// The items of a list, or the characters of a text: how many there are at most.
 pub(crate) fn len(value: &Value) -> Result<u64, Error> {
     if let Some(text) = value.as_str() {

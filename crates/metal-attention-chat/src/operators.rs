@@ -6,7 +6,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::TemplateLimit;
-use crate::measured::{NODE, Size, is_tuple, len, list, made, printed, tuple};
+use crate::measured::{NODE, Size, is_live, is_tuple, len, list, made, printed, tuple};
 use crate::meter::{charge, charge_output};
 
 /// The names of the operators as filters, which no template can write.
@@ -23,7 +23,7 @@ pub(crate) const ITERATED: &str = "[?]";
 /// Charges for a value whose items become arguments.
 pub(crate) const SPREAD: &str = "*[?]";
 
-/// Attributes of a namespace, which are counted whenever it is a condition. In published templates: 4.
+/// Attributes of a namespace, which are gone through whenever it is a condition. In published templates: 4.
 pub(crate) const MAX_ATTRIBUTES: usize = 64;
 
 /// Adds the operators, and what writes values to the output.
@@ -61,6 +61,8 @@ fn charged(value: Value) -> Result<Value, Error> {
 fn iterated(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         charge(text.len() as u64)?;
+    } else if is_live(&value) {
+        charge(MAX_ATTRIBUTES as u64 * NODE)?;
     }
     Ok(value)
 }

@@ -106,6 +106,11 @@ fn with_text(rest: &str) -> String {
     format!("{{% set x = 'a' * 16777216 %}}{rest}")
 }
 
+/// Sets `n` attributes.
+fn attributes(n: usize) -> String {
+    (0..n).fold(String::new(), |all, i| all + &format!("{{% set n.a{i} = 1 %}}"))
+}
+
 fn hostile() -> Vec<(&'static str, End, String)> {
     // In lines that are not too long themselves.
     let many = |piece: &str, n: usize| -> String {
@@ -154,7 +159,7 @@ fn hostile() -> Vec<(&'static str, End, String)> {
     case("a long template", End::Source, many("x", (1 << 20) + 1));
     case("many tags", End::Text, many("{{1}}", 200_000));
     case("many lines", End::Text, many("\n", 1_000_000));
-    case("many attributes", End::Attributes, (0..200).map(|i| format!("{{% set n.a{i} = 1 %}}")).collect());
+    case("many attributes", End::Attributes, attributes(200));
     case("an open comment", End::Error, many("{#", 500_000));
     case("open tags", End::Tag, many("{%", 500_000));
     case("a long line", End::Line, "x".repeat(70_000));
@@ -307,7 +312,7 @@ fn hostile() -> Vec<(&'static str, End, String)> {
         "{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = namespace(x=n.x) %}{% endfor %}".into(),
     );
     case("a namespace of many", End::Attributes, "{% set d = dict(range(1000)|zip(range(1000))) %}{{ namespace(d) }}{% set n = namespace(**{'a': 1}) %}{% for i in range(1) %}{% endfor %}\
-        {% set n = namespace(x=1) %}".to_owned() + &(0..200).map(|i| format!("{{% set n.a{i} = 1 %}}")).collect::<String>());
+        {% set n = namespace(x=1) %}".to_owned() + &attributes(200));
     case(
         "loops that keep each other",
         End::Depth,
@@ -412,9 +417,9 @@ fn hostile() -> Vec<(&'static str, End, String)> {
     case("a sum of texts", End::Work, tag("(['a' * 1000] * 100000)|sum(start='')".into()));
     case(
         "a condition on a large namespace",
-        End::Steps,
+        End::Work,
         "{% set n = namespace() %}".to_owned()
-            + &(0..60).map(|i| format!("{{% set n.a{i} = 1 %}}")).collect::<String>()
+            + &attributes(60)
             + "{% for i in range(99999) %}{% for j in range(99999) %}{% if n %}{% endif %}{% endfor %}{% endfor %}",
     );
     case(
