@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Serde, Tuple};
+use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Serde, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
@@ -19,6 +19,8 @@ use crate::meter::charge;
 const MAX_DEPTH: u32 = 256;
 /// What a value counts for besides its text.
 pub(crate) const NODE: u64 = 32;
+/// What a number with hundreds of digits counts for, which take long to find.
+const LONG_NUMBER: u64 = 512;
 /// What a pair of a dictionary counts for besides its key and its value.
 const PAIR: u64 = 64;
 /// The most that a byte of a text or of a [`NODE`] becomes when it is printed within a list, or as JSON.
@@ -54,6 +56,10 @@ impl Size {
         }
         if let Some(measured) = value.downcast_object_ref::<Measured>() {
             return Ok(measured.size);
+        }
+        if value.kind() == ValueKind::Number && !value.is_integer() {
+            let usual = f64::try_from(value.clone()).is_ok_and(|v| v == 0.0 || (1e-9..1e17).contains(&v.abs()));
+            return Ok(Self { weight: if usual { NODE } else { LONG_NUMBER }, depth: 0 });
         }
         match value.as_object().map(DynObject::repr) {
             None | Some(ObjectRepr::Plain) => Ok(Self { weight: NODE, depth: 0 }),

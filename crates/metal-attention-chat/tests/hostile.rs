@@ -438,6 +438,12 @@ fn hostile() -> Vec<(&'static str, End, String)> {
             .into(),
     );
 
+    case(
+        "numbers of many digits",
+        End::Work,
+        "{% for i in range(999) %}{% for j in range(999) %}{{ 1e-320 }}{% endfor %}{% endfor %}".into(),
+    );
+
     // What the engine has no answer to.
     case(
         "a division by zero",
