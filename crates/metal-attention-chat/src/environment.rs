@@ -1,33 +1,40 @@
 //! The Jinja that chat templates are written in: what Python's `transformers` gives them.
 
 use jiff::Zoned;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
+use minijinja::value::{Kwargs, Tuple, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
+use crate::builtins::{add_builtins, priced_method};
 use crate::error::Raised;
+use crate::measured::{made, printed};
+use crate::meter::{MAX_STEPS, charge};
+use crate::operators::add_operators;
+use crate::prices;
 use crate::python_json::{self, Format};
 
 /// The variable that has the time of the rendering, for `strftime_now`.
 pub(crate) const NOW: &str = "__now";
+/// Loops in each other, each of which makes a look at a variable longer; the call of a macro counts as some. A macro that
+/// goes through a schema by calling itself gets some 25 levels deep.
+const MAX_RECURSION: usize = 200;
+/// Bytes of a form for `strftime_now`; models ask for less than 20.
+const MAX_TIME_FORMAT: usize = 256;
 
-/// An environment without templates.
-pub(crate) fn environment(fuel: u64) -> Environment<'static> {
-    let mut env = Environment::new();
-    // These delimiters are the default ones, which always build.
-    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
-        env.set_syntax(syntax);
-    }
-    env.set_fuel(Some(fuel));
-    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(python_method);
+/// What templates run in.
+pub(crate) fn environment() -> Environment<'static> {
+    let mut env = Environment::empty();
+    env.set_debug(false);
+    env.set_fuel(Some(MAX_STEPS));
+    env.set_recursion_limit(MAX_RECURSION);
+    env.set_unknown_method_callback(|state, value, method, args| {
+        priced_method(state, value, method, args, python_method)
+    });
+    add_operators(&mut env);
+    add_builtins(&mut env);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson);
-    // As Jinja2 has them: whatever has a length and items is a sequence, texts too.
-    env.add_test("sequence", |v: &Value| matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map));
-    env.add_test("iterable", |v: &Value| v.kind() == ValueKind::String || v.try_iter().is_ok());
     env
 }
 
@@ -64,6 +71,9 @@ fn raise_exception(message: &str) -> Result<Value, Error> {
 /// The time of the rendering in the form `format`, as Python's `strftime`.
 fn strftime_now(state: &State, format: &str) -> Result<String, Error> {
     let invalid = |e: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}"));
+    if format.len() > MAX_TIME_FORMAT {
+        return Err(Error::new(ErrorKind::InvalidOperation, "strftime_now: the form of the time is too long"));
+    }
     let now = state.lookup(NOW).and_then(|now| i64::try_from(now).ok());
     let now = match now {
         Some(seconds) => jiff::Timestamp::from_second(seconds).map_err(invalid)?.to_zoned(jiff::tz::TimeZone::system()),
@@ -78,8 +88,6 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "an undefined value has no JSON form"));
     }
-    let value = serde_json::to_value(value)
-        .map_err(|e| Error::new(ErrorKind::BadSerialization, format!("cannot be written as JSON: {e}")))?;
     let indent = match options.get::<Option<Value>>("indent")? {
         Some(indent) if !indent.is_none() => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
@@ -94,11 +102,22 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     format.ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     format.sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
-    Ok(python_json::dumps(&value, &format).into())
+    let value = made(value.clone())?;
+    let indent = format.indent.as_ref().map_or(0, String::len) as u64;
+    charge(prices::json(&value, indent, (format.item_separator.len() + format.key_separator.len()) as u64)?)?;
+    let value = serde_json::to_value(&value)
+        .map_err(|e| Error::new(ErrorKind::BadSerialization, format!("cannot be written as JSON: {e}")))?;
+    let text = python_json::dumps(&value, &format);
+    charge(text.len() as u64)?;
+    Ok(text.into())
 }
 
 fn pair(separators: &Value) -> Result<(String, String), Error> {
-    let item = |i: usize| separators.get_item(&i.into()).map(|v| v.to_string());
+    let item = |i: usize| {
+        let item = separators.get_item(&i.into())?;
+        charge(printed(&item)?)?;
+        Ok::<_, Error>(item.to_string())
+    };
     Ok((item(0)?, item(1)?))
 }
 
@@ -139,11 +158,11 @@ fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value])
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ChatTemplate, RenderRequest};
 
     fn render(source: &str) -> String {
-        environment(100_000)
-            .render_str(&without_generation_tags(source), ())
-            .unwrap_or_else(|e| panic!("{source}: {e:#}"))
+        let template = ChatTemplate::new(source).unwrap_or_else(|e| panic!("{source}: {e}"));
+        template.render(&RenderRequest::default()).unwrap_or_else(|e| panic!("{source}: {e}")).text
     }
 
     #[test]

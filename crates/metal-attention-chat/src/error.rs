@@ -1,9 +1,12 @@
 //! What can be wrong with a template, or with a conversation for it.
 
-use std::fmt;
-
 use metal_attention_gguf::GgufError;
 use minijinja::ErrorKind;
+
+use crate::meter::MAX_STEPS;
+
+/// Characters of an error message that come from a template.
+const MAX_MESSAGE: usize = 2000;
 
 /// Why a conversation could not be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -12,14 +15,6 @@ pub enum TemplateError {
     /// A key of the file has a value of the wrong type.
     #[error(transparent)]
     Metadata(#[from] GgufError),
-    /// The template is too large to be one.
-    #[error("the chat template has {bytes} bytes; at most {limit} are read")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-        /// The largest size.
-        limit: usize,
-    },
     /// The template is not written in Jinja as it is understood here.
     #[error("the chat template does not compile: {message}")]
     Syntax {
@@ -32,18 +27,17 @@ pub enum TemplateError {
         /// What the template says.
         message: String,
     },
-    /// The template takes too many steps, as one that never ends does.
-    #[error("the chat template was stopped after {steps} steps")]
-    TooManySteps {
-        /// How many steps it may take.
-        steps: u64,
+    /// The template goes beyond a limit, as one does that was written to take memory, stack or time.
+    #[error("the {template} goes beyond a limit: {limit}")]
+    Limit {
+        /// Which of the model's templates.
+        template: &'static str,
+        /// The limit.
+        limit: TemplateLimit,
     },
-    /// The template writes too much.
-    #[error("the chat template was stopped after it had written {limit} bytes")]
-    TooLong {
-        /// How much it may write.
-        limit: usize,
-    },
+    /// There is no thread for the template to run on.
+    #[error("the chat template cannot run: no thread could be started: {0}")]
+    Thread(#[source] std::io::Error),
     /// The template failed on this conversation.
     #[error("the chat template fails on this conversation: {message}")]
     Render {
@@ -52,35 +46,118 @@ pub enum TemplateError {
     },
 }
 
-/// What a template passed to `raise_exception`.
-#[derive(Debug)]
-pub(crate) struct Raised(pub String);
+/// What a template may not exceed. Real templates stay far below each of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateLimit {
+    /// The length of its text.
+    #[error("it has {bytes} bytes; at most {limit} are read")]
+    Source {
+        /// Its size.
+        bytes: usize,
+        /// The largest size.
+        limit: usize,
+    },
+    /// The length of a line, which minijinja counts with 16 bits.
+    #[error("line {line} has more than {limit} bytes")]
+    Line {
+        /// The line.
+        line: usize,
+        /// How many it may have.
+        limit: usize,
+    },
+    /// What stands between `{{` and `}}`, or `{%` and `%}`.
+    #[error("the tag in line {line} has more than {limit} words and signs")]
+    Tag {
+        /// Where it begins.
+        line: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// A variable's or an attribute's name.
+    #[error("a name in line {line} has more than {limit} bytes")]
+    Name {
+        /// Where it is.
+        line: usize,
+        /// How many it may have.
+        limit: usize,
+    },
+    /// Blocks in blocks, branches after branches, and operators in operators.
+    #[error("blocks or operators are nested more than {limit} deep in line {line}")]
+    Nesting {
+        /// Where it gets too deep.
+        line: usize,
+        /// How deep it may be.
+        limit: usize,
+    },
+    /// Attributes of a namespace.
+    #[error("a namespace has more than {limit} attributes")]
+    Attributes {
+        /// How many there may be.
+        limit: usize,
+    },
+    /// Instructions that one rendering runs.
+    #[error("it takes more than {limit} steps")]
+    Steps {
+        /// How many it may take.
+        limit: u64,
+    },
+    /// What one rendering writes.
+    #[error("it writes more than {limit} bytes")]
+    Output {
+        /// How much it may write.
+        limit: usize,
+    },
+    /// What one rendering makes, compares and searches.
+    #[error("it makes or searches more than {limit} bytes of values")]
+    Work {
+        /// How much it may handle.
+        limit: u64,
+    },
+    /// Lists and dictionaries in each other.
+    #[error("a value is nested more than {limit} deep")]
+    Depth {
+        /// How deep it may be.
+        limit: u32,
+    },
+    /// How long one rendering takes.
+    #[error("it takes more than {seconds} seconds")]
+    Time {
+        /// How long it may take.
+        seconds: u64,
+    },
+}
 
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+impl From<TemplateLimit> for minijinja::Error {
+    fn from(limit: TemplateLimit) -> Self {
+        Self::new(ErrorKind::InvalidOperation, "a limit of templates").with_source(limit)
     }
 }
 
-impl std::error::Error for Raised {}
+/// What a template passed to `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Raised(pub String);
 
 impl TemplateError {
-    /// An error of a template's rendering, with the limits it ran under.
-    pub(crate) fn of_rendering(error: &minijinja::Error, steps: u64, limit: usize) -> Self {
+    /// An error of a template's rendering.
+    pub(crate) fn of_rendering(template: &'static str, error: &minijinja::Error) -> Self {
         let mut source: Option<&dyn std::error::Error> = Some(error);
         let mut out_of_fuel = false;
         while let Some(error) = source {
             if let Some(Raised(message)) = error.downcast_ref() {
-                return Self::Refused { message: message.clone() };
+                return Self::Refused { message: shortened(message.clone()) };
             }
-            let kind = error.downcast_ref().map(minijinja::Error::kind);
-            if kind == Some(ErrorKind::WriteFailure) {
-                return Self::TooLong { limit };
+            if let Some(&limit) = error.downcast_ref() {
+                return Self::Limit { template, limit };
             }
-            out_of_fuel |= kind == Some(ErrorKind::OutOfFuel);
+            out_of_fuel |= error.downcast_ref().map(minijinja::Error::kind) == Some(ErrorKind::OutOfFuel);
             source = error.source();
         }
-        if out_of_fuel { Self::TooManySteps { steps } } else { Self::Render { message: with_causes(error) } }
+        if out_of_fuel {
+            return Self::Limit { template, limit: TemplateLimit::Steps { limit: MAX_STEPS } };
+        }
+        Self::Render { message: with_causes(error) }
     }
 }
 
@@ -92,5 +169,14 @@ pub(crate) fn with_causes(error: &minijinja::Error) -> String {
         text = format!("{text}: {cause}");
         source = cause.source();
     }
-    text
+    shortened(text)
+}
+
+/// `message` with at most [`MAX_MESSAGE`] characters: a template chooses what its errors say.
+fn shortened(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
+        message.truncate(end);
+        message += "...";
+    }
+    message
 }

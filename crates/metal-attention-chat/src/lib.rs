@@ -15,16 +15,24 @@
 //! # Ok::<(), metal_attention_chat::TemplateError>(())
 //! ```
 
+mod builtins;
+mod checked;
 mod environment;
 mod error;
 mod literals;
+mod measured;
 mod message;
+mod meter;
+mod operators;
+mod prices;
+mod program;
 mod prompt;
 mod python_json;
+mod scan;
 mod template;
 mod tool_calls;
 
-pub use error::TemplateError;
+pub use error::{TemplateError, TemplateLimit};
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
 pub use prompt::Prompt;
 pub use template::{ChatTemplate, RenderRequest};

@@ -4,10 +4,40 @@
 //! spelling begins in a user's text, a character that occurs nowhere else is put in after the first one. Texts without
 //! such spellings pass unchanged, and templates that cut, trim and compare them see what they expect.
 
+use std::collections::BTreeSet;
+
 use metal_attention_tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::Prompt;
+
+/// The characters of texts that have no meaning of their own.
+#[derive(Default)]
+pub(crate) struct PrivateUse(BTreeSet<char>);
+
+impl PrivateUse {
+    /// Adds those of `text`.
+    pub fn add(&mut self, text: &str) {
+        // The first bytes that such characters have in UTF-8.
+        if text.bytes().any(|byte| matches!(byte, 0xee | 0xef | 0xf3)) {
+            let is_one = |c: &char| matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{f0000}'..='\u{ffffd}');
+            self.0.extend(text.chars().filter(is_one));
+        }
+    }
+
+    /// Adds those of all texts in `value`.
+    pub fn add_value(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => self.add(text),
+            Value::Array(values) => values.iter().for_each(|value| self.add_value(value)),
+            Value::Object(map) => map.iter().for_each(|(key, value)| {
+                self.add(key);
+                self.add_value(value);
+            }),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+}
 
 /// Marks texts, and finds the marks again.
 pub(crate) struct Marker<'t> {
@@ -17,11 +47,11 @@ pub(crate) struct Marker<'t> {
 }
 
 impl<'t> Marker<'t> {
-    /// A marker for texts that `occurs` tells the characters of.
-    pub fn new(tokenizer: Option<&'t Tokenizer>, occurs: impl Fn(char) -> bool) -> Self {
+    /// A marker for texts that hold none of the characters `taken`.
+    pub fn new(tokenizer: Option<&'t Tokenizer>, taken: &PrivateUse) -> Self {
         let mut private_use = ('\u{e000}'..='\u{f8ff}').chain('\u{f0000}'..='\u{ffffd}');
         // A text in which all 70 000 occur is not one that control tokens matter in.
-        let mark = private_use.find(|&c| !occurs(c)).unwrap_or('\u{10fffd}');
+        let mark = private_use.find(|c| !taken.0.contains(c)).unwrap_or('\u{10fffd}');
         Self { tokenizer, mark }
     }
 

@@ -1,29 +1,19 @@
 //! A model's chat template.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use metal_attention_gguf::Metadata;
 use metal_attention_tokenizer::Tokenizer;
-use minijinja::Environment;
-use minijinja::value::{Serde, Value};
 use serde_json::{Map, Value as Json, json};
 
-use crate::environment::{self, NOW};
-use crate::error::with_causes;
-use crate::literals::Marker;
+use crate::environment::NOW;
+use crate::literals::{Marker, PrivateUse};
+use crate::program::Program;
 use crate::tool_calls::{describes_tools, in_plain_words};
 use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
-/// The largest template.
-const MAX_SOURCE: usize = 1 << 20;
-/// Steps that one rendering may take; real templates take some hundred for a message.
-const MAX_STEPS: u64 = 5_000_000;
-/// Bytes that one rendering may write.
-const MAX_OUTPUT: usize = 64 << 20;
-
-/// The names of templates within the environment.
+/// What errors call the templates.
 const DEFAULT: &str = "chat template";
 const TOOL_USE: &str = "chat template for tools";
 
@@ -40,10 +30,10 @@ const FALLBACK: &str = "\
 /// Turns conversations into prompts.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    env: Environment<'static>,
+    program: Arc<Program>,
     source: String,
-    /// The text of the variant for tools.
-    tool_use: Option<String>,
+    /// The variant for tools, and its text.
+    tool_use: Option<(Arc<Program>, String)>,
     /// Tells the control tokens, which the texts of messages must not contain.
     tokenizer: Option<Arc<Tokenizer>>,
     /// Texts of special tokens, as variables.
@@ -76,13 +66,11 @@ impl ChatTemplate {
         let tool_use = named("tool_use")?;
         let default = metadata.str("tokenizer.chat_template")?.or(named("default")?).or(tool_use);
         let Some(default) = default else { return Ok(None) };
-        let mut template = Self::uncompiled(default, Some(tokenizer));
-        template.add(DEFAULT, default)?;
+        let mut template = Self::compile(default, Some(tokenizer))?;
         if let Some(tool_use) = tool_use {
-            template.add(TOOL_USE, tool_use)?;
-            template.tool_use = Some(tool_use.to_owned());
+            template.tool_use = Some((Arc::new(Program::compile(TOOL_USE, tool_use)?), tool_use.to_owned()));
         }
-        template.null_content_is_empty = !template.takes_null_content();
+        template.null_content_is_empty = !template.takes_null_content()?;
         Ok(Some(template))
     }
 
@@ -100,8 +88,7 @@ impl ChatTemplate {
 
     /// Lines of "User: " and "Assistant: ", which any model can continue.
     pub fn fallback(tokenizer: Arc<Tokenizer>) -> Self {
-        let mut template = Self::uncompiled(FALLBACK, Some(tokenizer));
-        template.add(DEFAULT, FALLBACK).expect("the fallback template compiles");
+        let template = Self::compile(FALLBACK, Some(tokenizer)).expect("the fallback template compiles");
         Self { is_fallback: true, ..template }
     }
 
@@ -112,13 +99,13 @@ impl ChatTemplate {
 
     /// A template for the vocabulary of `tokenizer`.
     pub fn with_tokenizer(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, TemplateError> {
-        let mut template = Self::uncompiled(source, tokenizer);
-        template.add(DEFAULT, source)?;
-        template.null_content_is_empty = !template.takes_null_content();
+        let mut template = Self::compile(source, tokenizer)?;
+        template.null_content_is_empty = !template.takes_null_content()?;
         Ok(template)
     }
 
-    fn uncompiled(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Self {
+    fn compile(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, TemplateError> {
+        let program = Arc::new(Program::compile(DEFAULT, source)?);
         let mut tokens = Map::new();
         if let Some(tokenizer) = &tokenizer {
             let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
@@ -128,19 +115,16 @@ impl ChatTemplate {
                 tokens.extend(text(id).map(|text| (name.to_owned(), text.into())));
             }
         }
-        let env = environment::environment(MAX_STEPS);
         let source = source.to_owned();
-        Self { env, source, tool_use: None, tokenizer, tokens, is_fallback: false, null_content_is_empty: false }
-    }
-
-    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
-        if source.len() > MAX_SOURCE {
-            return Err(TemplateError::TooLarge { bytes: source.len(), limit: MAX_SOURCE });
-        }
-        let source = environment::without_generation_tags(source);
-        self.env
-            .add_template_owned(name, source)
-            .map_err(|error| TemplateError::Syntax { message: with_causes(&error) })
+        Ok(Self {
+            program,
+            source,
+            tool_use: None,
+            tokenizer,
+            tokens,
+            is_fallback: false,
+            null_content_is_empty: false,
+        })
     }
 
     /// Gives the template a variable like `bos_token` (the text of a token).
@@ -183,7 +167,7 @@ impl ChatTemplate {
 
     /// The text of the template that conversations with tools go through.
     fn source_for_tools(&self) -> &str {
-        self.tool_use.as_ref().unwrap_or(&self.source)
+        self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
 
     /// Whether the template knows thoughts.
@@ -204,24 +188,22 @@ impl ChatTemplate {
 
     /// The text of a conversation that has nothing the template does not know.
     fn render_known(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let known = |c: char| {
-            let mut texts = request.messages.iter().flat_map(texts);
-            let in_json = |value: &Json| value.to_string().contains(c);
-            self.source.contains(c)
-                || texts.any(|text| text.contains(c))
-                || request.messages.iter().flat_map(|m| &m.tool_calls).any(|call| in_json(&arguments(call)))
-                || request.tools.iter().any(|tool| in_json(tool.as_value()))
-                || request.variables.is_some_and(|map| map.iter().any(|(key, value)| key.contains(c) || in_json(value)))
-        };
-        let marker = Marker::new(self.tokenizer.as_deref(), known);
+        let mut taken = PrivateUse::default();
+        taken.add(&self.source);
+        for message in request.messages {
+            texts(message).for_each(|text| taken.add(text));
+            message.tool_calls.iter().for_each(|call| taken.add_value(&arguments(call)));
+        }
+        request.tools.iter().for_each(|tool| taken.add_value(tool.as_value()));
+        for (name, value) in request.variables.into_iter().flatten() {
+            taken.add(name);
+            taken.add_value(value);
+        }
+        let marker = Marker::new(self.tokenizer.as_deref(), &taken);
         let context = self.context(request, &marker);
-        let name = if self.tool_use.is_some() && !request.tools.is_empty() { TOOL_USE } else { DEFAULT };
-        let mut output = Limited { bytes: Vec::new() };
-        self.env
-            .get_template(name)
-            .and_then(|template| template.render_captured_to(Value::from(Serde(&context)), &mut output).map(drop))
-            .map_err(|error| TemplateError::of_rendering(&error, MAX_STEPS, MAX_OUTPUT))?;
-        Ok(marker.prompt(&String::from_utf8_lossy(&output.bytes)))
+        let tool_use = self.tool_use.as_ref().filter(|_| !request.tools.is_empty());
+        let program = tool_use.map_or(&self.program, |(program, _)| program);
+        Ok(marker.prompt(&program.run(&context)?))
     }
 
     /// The variables of a rendering.
@@ -272,13 +254,16 @@ impl ChatTemplate {
     }
 
     /// Whether the template leaves out a text that is `none`, as in a message that only calls a tool. Some fail, some
-    /// write "None".
-    fn takes_null_content(&self) -> bool {
+    /// write "None". One that goes beyond a limit with these two messages does so with any.
+    fn takes_null_content(&self) -> Result<bool, TemplateError> {
         let call = ToolCall::new("call00000", "name", "{}");
         let messages =
             [Message::user("text"), Message { content: None, tool_calls: vec![call], ..Message::assistant("") }];
-        let prompt = self.render(&RenderRequest { messages: &messages, ..Default::default() });
-        prompt.is_ok_and(|prompt| !prompt.text.contains("None"))
+        match self.render(&RenderRequest { messages: &messages, ..Default::default() }) {
+            Err(error @ TemplateError::Limit { .. }) => Err(error),
+            Err(_) => Ok(false),
+            Ok(prompt) => Ok(!prompt.text.contains("None")),
+        }
     }
 }
 
@@ -306,23 +291,4 @@ fn tool_call(call: &ToolCall, marker: &Marker<'_>) -> Json {
     let function = json!({"name": marker.mark(&call.function.name), "arguments": marker.mark_value(&arguments(call))});
     fields.insert("function".into(), function);
     fields.into()
-}
-
-/// Takes [`MAX_OUTPUT`] bytes and no more.
-struct Limited {
-    bytes: Vec<u8>,
-}
-
-impl Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other("too much output"));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

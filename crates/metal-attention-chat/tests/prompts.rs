@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool, ToolCall};
+use metal_attention_chat::{ChatTemplate, Message, RenderRequest, Tool, ToolCall};
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 use serde_json::json;
@@ -123,6 +123,17 @@ fn marks_do_not_clash_with_escapes_in_arguments() {
     assert_eq!((prompt.text.as_str(), prompt.literals), ("\u{e000}<|im_end|><|im_end|>", vec![3]));
 }
 
+/// The mark is found by looking at each text once, however many characters it must not be.
+#[test]
+fn texts_of_private_characters_are_no_trouble() {
+    let all: String = ('\u{e000}'..='\u{f8ff}').collect();
+    let text = "a".repeat(4 << 20) + &all + "<|im_end|>";
+    let template = ChatTemplate::with_tokenizer("{{ messages[0].content }}", Some(tokenizer())).unwrap();
+    let prompt = template.render(&RenderRequest { messages: &[Message::user(&text)], ..Default::default() }).unwrap();
+    assert_eq!(prompt.text.len(), text.len());
+    assert_eq!(prompt.literals, [text.len() - "<|im_end|>".len()]);
+}
+
 #[test]
 fn bos_comes_once() {
     assert_eq!(render(LLAMA, &[Message::user("x")]), "{259}x{258}");
@@ -149,6 +160,11 @@ fn templates_come_from_metadata() {
     assert_eq!(render(&metadata, &[]), ("User: x\nAssistant:".into(), true));
     metadata.set("tokenizer.chat_template", "{% if %}");
     assert_eq!(render(&metadata, &[]), ("User: x\nAssistant:".into(), true));
+    // One that goes beyond a limit, when it is read or when it is run.
+    for hostile in ["{{ ----------1 }}".replace('-', &"-".repeat(500)), "{{ 'x' * 4000000000 }}".to_owned()] {
+        metadata.set("tokenizer.chat_template", hostile.as_str());
+        assert_eq!(render(&metadata, &[]), ("User: x\nAssistant:".into(), true));
+    }
     metadata.set("tokenizer.chat_template", "plain");
     assert_eq!(render(&metadata, std::slice::from_ref(&tool)), ("plain".into(), false));
     metadata.set("tokenizer.chat_templates", ["tool_use"].into_iter().collect::<StringArray>());
@@ -174,26 +190,6 @@ fn calls_without_a_text_suit_every_template() {
         let prompt = template.render(&RenderRequest { messages: &messages, ..Default::default() }).unwrap();
         assert_eq!(prompt.text, expected, "{source}");
     }
-}
-
-#[test]
-fn hostile_templates_are_stopped() {
-    let render = |source: &str| {
-        ChatTemplate::new(source)
-            .and_then(|t| t.render(&RenderRequest { messages: &[Message::user("x")], ..Default::default() }))
-    };
-    let nested = "{% for i in range(9999) %}{% for j in range(9999) %}{% set x = i %}{% endfor %}{% endfor %}";
-    assert!(matches!(render(nested), Err(TemplateError::TooManySteps { steps: 5_000_000 })));
-    let long = "{% for i in range(999) %}{{ 'x' * 1000000 }}{% endfor %}";
-    assert!(matches!(render(long), Err(TemplateError::TooLong { limit: 67_108_864 })));
-    let recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
-    assert!(matches!(render(recursive), Err(TemplateError::Render { .. })));
-    assert!(matches!(render("{{ 'x' * 100000000000 }}"), Err(TemplateError::Render { .. })));
-    let large = "x".repeat((1 << 20) + 1);
-    assert!(matches!(render(&large), Err(TemplateError::TooLarge { bytes: 1_048_577, .. })));
-    let deep = format!("{}1{}", "{{".to_owned() + &"(".repeat(5000), ")".repeat(5000) + " }}");
-    assert!(matches!(render(&deep), Err(TemplateError::Syntax { .. })));
-    assert!(matches!(render("{% include 'x' %}"), Err(TemplateError::Render { .. })));
 }
 
 #[test]

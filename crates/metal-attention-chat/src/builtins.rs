@@ -1,0 +1,207 @@
+//! minijinja's filters, tests, functions and methods, each with its price.
+
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
+
+use crate::measured::{NODE, len, made};
+use crate::meter::charge;
+use crate::operators::check_attributes;
+use crate::prices::{self, Args, Price};
+
+/// Adds all of them but methods.
+pub(crate) fn add_builtins(env: &mut Environment<'_>) {
+    for (names, price, filter) in all_filters() {
+        for &name in names {
+            env.add_filter(name, priced(price, filter.clone()));
+        }
+    }
+    for (names, price, test) in all_tests() {
+        for &name in names {
+            env.add_test(name, priced(price, test.clone()));
+        }
+    }
+    env.add_function("dict", priced(prices::text, Value::from_function(functions::dict)));
+    env.add_function("range", range);
+    env.add_function("namespace", namespace);
+}
+
+type Builtin = (&'static [&'static str], Price, Value);
+
+/// The built-in filters, but for `tojson` and what shows the engine's insides.
+fn all_filters() -> Vec<Builtin> {
+    let f = |names: &'static [&'static str], price: Price, filter: Value| (names, price, filter);
+    vec![
+        f(&["abs"], prices::free, Value::from_function(filters::abs)),
+        f(&["attr"], prices::text, Value::from_function(filters::attr)),
+        f(&["batch"], prices::grouped, Value::from_function(filters::batch)),
+        f(&["bool"], prices::free, Value::from_function(filters::bool)),
+        f(&["capitalize"], prices::changed_text, Value::from_function(filters::capitalize)),
+        f(&["chain"], prices::ordered, Value::from_function(filters::chain)),
+        f(&["default", "d"], prices::free, Value::from_function(filters::default)),
+        f(&["dictsort"], prices::ordered, Value::from_function(filters::dictsort)),
+        f(&["escape", "e"], prices::changed_text, Value::from_function(filters::escape)),
+        f(&["first"], prices::free, Value::from_function(filters::first)),
+        f(&["float"], prices::text, Value::from_function(filters::float)),
+        f(&["format"], prices::formatted, Value::from_function(filters::format)),
+        f(&["groupby"], prices::ordered, Value::from_function(filters::groupby)),
+        f(&["indent"], prices::indented, Value::from_function(filters::indent)),
+        f(&["int"], prices::text, Value::from_function(filters::int)),
+        f(&["items"], prices::items, Value::from_function(filters::items)),
+        f(&["join"], prices::joined, Value::from_function(filters::join)),
+        f(&["last"], prices::last, Value::from_function(filters::last)),
+        f(&["length", "count"], prices::last, Value::from_function(filters::length)),
+        f(&["lines"], prices::lines, Value::from_function(filters::lines)),
+        f(&["list"], prices::items, Value::from_function(filters::list)),
+        f(&["lower"], prices::changed_text, Value::from_function(filters::lower)),
+        f(&["map"], prices::items, Value::from_function(filters::map)),
+        f(&["max"], prices::ordered, Value::from_function(filters::max)),
+        f(&["min"], prices::ordered, Value::from_function(filters::min)),
+        f(&["pprint"], prices::pretty, Value::from_function(filters::pprint)),
+        f(&["reject"], prices::items, Value::from_function(filters::reject)),
+        f(&["rejectattr"], prices::items, Value::from_function(filters::rejectattr)),
+        f(&["replace"], prices::replaced, Value::from_function(filters::replace)),
+        f(&["reverse"], prices::items, Value::from_function(filters::reverse)),
+        f(&["round"], prices::free, Value::from_function(filters::round)),
+        f(&["safe"], prices::text, Value::from_function(filters::safe)),
+        f(&["select"], prices::items, Value::from_function(filters::select)),
+        f(&["selectattr"], prices::items, Value::from_function(filters::selectattr)),
+        f(&["slice"], prices::grouped, Value::from_function(filters::slice)),
+        f(&["sort"], prices::ordered, Value::from_function(filters::sort)),
+        f(&["split"], prices::parts, Value::from_function(filters::split)),
+        f(&["string"], prices::text, Value::from_function(filters::string)),
+        f(&["sum"], prices::sum, Value::from_function(filters::sum)),
+        f(&["title"], prices::changed_text, Value::from_function(filters::title)),
+        f(&["trim"], prices::stripped, Value::from_function(filters::trim)),
+        f(&["unique"], prices::ordered, Value::from_function(filters::unique)),
+        f(&["upper"], prices::changed_text, Value::from_function(filters::upper)),
+        f(&["zip"], prices::items, Value::from_function(filters::zip)),
+    ]
+}
+
+/// The built-in tests.
+fn all_tests() -> Vec<Builtin> {
+    let t = |names: &'static [&'static str], price: Price, test: Value| (names, price, test);
+    vec![
+        t(&["boolean"], prices::free, Value::from_function(tests::is_boolean)),
+        t(&["defined"], prices::free, Value::from_function(tests::is_defined)),
+        t(&["divisibleby"], prices::free, Value::from_function(is_divisible_by)),
+        t(&["endingwith"], prices::text, Value::from_function(tests::is_endingwith)),
+        t(&["eq", "equalto", "=="], prices::compared, Value::from_function(tests::is_eq)),
+        t(&["even"], prices::free, Value::from_function(tests::is_even)),
+        t(&["false"], prices::free, Value::from_function(tests::is_false)),
+        t(&["filter"], prices::text, Value::from_function(tests::is_filter)),
+        t(&["float"], prices::free, Value::from_function(tests::is_float)),
+        t(&["ge", ">="], prices::compared, Value::from_function(tests::is_ge)),
+        t(&["gt", "greaterthan", ">"], prices::compared, Value::from_function(tests::is_gt)),
+        t(&["in"], prices::contained, Value::from_function(tests::is_in)),
+        t(&["integer", "int"], prices::free, Value::from_function(tests::is_integer)),
+        t(&["le", "<="], prices::compared, Value::from_function(tests::is_le)),
+        t(&["lower"], prices::text, Value::from_function(tests::is_lower)),
+        t(&["lt", "lessthan", "<"], prices::compared, Value::from_function(tests::is_lt)),
+        t(&["mapping"], prices::free, Value::from_function(tests::is_mapping)),
+        t(&["ne", "!="], prices::compared, Value::from_function(tests::is_ne)),
+        t(&["none"], prices::free, Value::from_function(tests::is_none)),
+        t(&["number"], prices::free, Value::from_function(tests::is_number)),
+        t(&["odd"], prices::free, Value::from_function(tests::is_odd)),
+        t(&["safe", "escaped"], prices::free, Value::from_function(tests::is_safe)),
+        t(&["sameas"], prices::compared, Value::from_function(tests::is_sameas)),
+        t(&["startingwith"], prices::text, Value::from_function(tests::is_startingwith)),
+        t(&["string"], prices::free, Value::from_function(tests::is_string)),
+        t(&["test"], prices::text, Value::from_function(tests::is_test)),
+        t(&["true"], prices::free, Value::from_function(tests::is_true)),
+        t(&["undefined"], prices::free, Value::from_function(tests::is_undefined)),
+        t(&["upper"], prices::text, Value::from_function(tests::is_upper)),
+        // As Jinja2 has them: whatever has a length and items is a sequence, texts too.
+        t(&["sequence"], prices::free, Value::from_function(is_sequence)),
+        t(&["iterable"], prices::free, Value::from_function(is_iterable)),
+    ]
+}
+
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+}
+
+/// minijinja's own panics for zero, by which nothing is divisible.
+fn is_divisible_by(value: &Value, other: &Value) -> bool {
+    if let (Ok(value), Ok(other)) = (i128::try_from(value.clone()), i128::try_from(other.clone())) {
+        return other != 0 && value.wrapping_rem(other) == 0;
+    }
+    matches!((f64::try_from(value.clone()), f64::try_from(other.clone())), (Ok(a), Ok(b)) if a % b == 0.0)
+}
+
+fn is_iterable(value: &Value) -> bool {
+    value.kind() == ValueKind::String || value.try_iter().is_ok()
+}
+
+/// A function that is charged for before it runs, and gives what other values may hold.
+fn priced(
+    price: Price,
+    function: Value,
+) -> impl Fn(&mut State<'_, '_>, Rest<ValueOrKwargs>) -> Result<Value, Error> + Send + Sync + 'static {
+    move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let args = measured(args.into_values())?;
+        run(price, &args, |args| function.call(state, args))
+    }
+}
+
+/// Arguments whose parts are measured.
+fn measured(args: Vec<Value>) -> Result<Vec<Value>, Error> {
+    args.into_iter().map(|arg| if arg.is_kwargs() { Ok(arg) } else { made(arg) }).collect()
+}
+
+/// What `function` gives, if its price can be paid.
+fn run(price: Price, args: &[Value], function: impl FnOnce(&[Value]) -> Result<Value, Error>) -> Result<Value, Error> {
+    charge(price(&Args(args))?)?;
+    made(function(args)?)
+}
+
+/// A method of Python's texts, lists and dictionaries, as `methods` has them.
+pub(crate) fn priced_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+    methods: impl FnOnce(&mut State<'_, '_>, &Value, &str, &[Value]) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    let price: Price = match (value.kind(), method) {
+        (ValueKind::String, "startswith" | "endswith") => prices::ends,
+        (ValueKind::String, "removeprefix" | "removesuffix") => prices::text,
+        (ValueKind::String, "strip" | "lstrip" | "rstrip") => prices::stripped,
+        (ValueKind::String, "split" | "rsplit" | "partition" | "rpartition") => prices::parts,
+        (ValueKind::String, "splitlines") => prices::lines,
+        (ValueKind::String, "replace") => prices::replaced,
+        (ValueKind::String, "join") => prices::joined_by,
+        (ValueKind::String, "format") => prices::formatted,
+        (ValueKind::String, _) => prices::changed_text,
+        (ValueKind::Map, "get") => prices::key,
+        (ValueKind::Map, _) => prices::items,
+        // Of lists there is `count`.
+        (_, _) => prices::contained_in,
+    };
+    let mut all = vec![value.clone()];
+    all.extend_from_slice(args);
+    let all = measured(all)?;
+    run(price, &all, |all| methods(state, &all[0], method, &all[1..]))
+}
+
+/// Python's `range`, as a list.
+fn range(lower: i64, upper: Option<i64>, step: Option<i64>) -> Result<Value, Error> {
+    let (start, stop) = upper.map_or((0, lower), |upper| (lower, upper));
+    let step = step.unwrap_or(1);
+    if step == 0 {
+        return Err(Error::new(ErrorKind::InvalidOperation, "cannot create range with step of 0"));
+    }
+    let distance = (i128::from(stop) - i128::from(start)) * i128::from(step.signum());
+    let n = distance.max(0).unsigned_abs().div_ceil(step.unsigned_abs().into());
+    charge(u64::try_from(n).unwrap_or(u64::MAX).saturating_mul(NODE))?;
+    crate::measured::list((0..n as i64).map(|i| Value::from(start + i * step)).collect())
+}
+
+/// A namespace, whose attributes are as other values may hold them.
+fn namespace(state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values().into_iter().map(made).collect::<Result<Vec<_>, _>>()?;
+    for arg in &args {
+        check_attributes(len(arg)? as usize)?;
+    }
+    Value::from_function(functions::namespace).call(state, &args)
+}

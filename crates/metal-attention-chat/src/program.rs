@@ -1,0 +1,188 @@
+//! A template, compiled and run within limits, on a thread with a stack of known size.
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use minijinja::machinery::{CodeGenerator, Instructions, Span, ast::Stmt, eval, make_string_output, parse};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error};
+use self_cell::self_cell;
+use serde_json::{Map, Value as Json};
+
+use crate::checked::Checker;
+use crate::environment::{environment, without_generation_tags};
+use crate::error::with_causes;
+use crate::measured::variables;
+use crate::scan::scan;
+use crate::{TemplateError, TemplateLimit, meter};
+
+/// The largest template. The longest published one has 20 KB.
+const MAX_SOURCE: usize = 1 << 20;
+/// What parsing and running need at most, several times over; memory that is not touched is not taken.
+const STACK: usize = 32 << 20;
+
+/// A template that can be run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// Which of the model's templates this is.
+    name: &'static str,
+    env: Environment<'static>,
+    compiled: Compiled,
+}
+
+self_cell!(
+    struct Compiled {
+        owner: String,
+
+        #[covariant]
+        dependent: Code,
+    }
+
+    impl { Debug }
+);
+
+/// The instructions of a template, which refer to its text.
+#[derive(Debug)]
+struct Code<'s> {
+    instructions: Instructions<'s>,
+    blocks: BTreeMap<&'s str, Instructions<'s>>,
+}
+
+/// Why a text is not taken as a template.
+pub(crate) enum Refusal {
+    Limit(TemplateLimit),
+    Syntax(String),
+}
+
+impl Refusal {
+    pub fn new(what: &str, span: Span) -> Self {
+        Self::Syntax(format!("syntax error: {what} (in line {})", span.start_line))
+    }
+}
+
+impl From<TemplateLimit> for Refusal {
+    fn from(limit: TemplateLimit) -> Self {
+        Self::Limit(limit)
+    }
+}
+
+/// As `transformers` has it.
+pub(crate) fn syntax() -> SyntaxConfig {
+    // These delimiters are the default ones, which always build.
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
+}
+
+impl Program {
+    /// The template with the text `source`.
+    pub fn compile(name: &'static str, source: &str) -> Result<Self, TemplateError> {
+        let limit = |limit| TemplateError::Limit { template: name, limit };
+        if source.len() > MAX_SOURCE {
+            return Err(limit(TemplateLimit::Source { bytes: source.len(), limit: MAX_SOURCE }));
+        }
+        let compiled = on_large_stack(|| Compiled::try_new(without_generation_tags(source), |s| compile(name, s)))?;
+        let compiled = compiled.map_err(|refusal| match refusal {
+            Refusal::Limit(exceeded) => limit(exceeded),
+            Refusal::Syntax(message) => TemplateError::Syntax { message },
+        })?;
+        Ok(Self { name, env: environment(), compiled })
+    }
+
+    /// What the template writes with these variables.
+    pub fn run(&self, context: &Map<String, Json>) -> Result<String, TemplateError> {
+        let run = || self.run_here(context).map_err(|error| TemplateError::of_rendering(self.name, &error));
+        on_large_stack(run)?
+    }
+
+    /// As `run`, on this thread and its meter.
+    fn run_here(&self, context: &Map<String, Json>) -> Result<String, Error> {
+        let Code { instructions, blocks } = self.compiled.borrow_dependent();
+        let (root, bytes) = variables(context)?;
+        meter::start(bytes);
+        let mut text = String::new();
+        let mut output = make_string_output(&mut text);
+        eval(&self.env, instructions, root, blocks, &mut output, AutoEscape::None)?;
+        drop(output);
+        Ok(text)
+    }
+}
+
+fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, Refusal> {
+    scan(source)?;
+    let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| Refusal::Syntax(with_causes(&error)))?;
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&Checker::new().template(&parsed)?);
+    let (instructions, blocks) = generator.finish();
+    Ok(Code { instructions, blocks })
+}
+
+/// Runs `work` where parser, renderer and the dropping of values have the stack that the limits allow them to need.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(TemplateError::Thread)?;
+        let fault = |_| TemplateError::Render { message: "the template engine has a fault and stopped".into() };
+        thread.join().map_err(fault)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::checked::MAX_NESTING;
+    use crate::operators::MAX_ATTRIBUTES;
+    use crate::scan::{Extent, MAX_BLOCKS, MAX_LINE, MAX_NAME, MAX_TAG};
+
+    fn published() -> Vec<(String, String)> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        files.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
+    }
+
+    /// The comments beside the limits say how far.
+    #[test]
+    fn published_templates_are_far_below_the_limits() {
+        let mut largest = Extent::default();
+        let (mut deepest, mut attributes) = (0, 0);
+        for (name, source) in published() {
+            let source = without_generation_tags(&source);
+            let Ok(extent) = scan(&source) else { panic!("{name}") };
+            let mut checker = Checker::new();
+            assert!(checker.template(&parse(&source, "", syntax()).unwrap()).is_ok(), "{name}");
+            largest.line = largest.line.max(extent.line);
+            largest.tag = largest.tag.max(extent.tag);
+            largest.name = largest.name.max(extent.name);
+            largest.blocks = largest.blocks.max(extent.blocks);
+            deepest = deepest.max(checker.deepest);
+            attributes = attributes.max(checker.attributes.len());
+        }
+        let found = [largest.line, largest.tag, largest.name, largest.blocks, deepest, attributes];
+        assert_eq!(found, [1180, 41, 22, 9, 19, 4]);
+        let limits = [MAX_LINE, MAX_TAG, MAX_NAME, MAX_BLOCKS, MAX_NESTING, MAX_ATTRIBUTES];
+        assert!(found.iter().zip(limits).all(|(found, limit)| found * 10 < limit));
+    }
+
+    /// As one text and as many, a conversation of a mebibyte takes a small part of the work that it may.
+    #[test]
+    fn published_templates_do_little_work() {
+        for (texts, length) in [(1, 1 << 20), (255, 4 << 10)] {
+            let text = "word\n ".repeat(length / 6);
+            let message =
+                |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": text});
+            let messages: Vec<_> = (0..texts).map(message).collect();
+            let context =
+                json!({"messages": messages, "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>"});
+            let context = context.as_object().unwrap();
+            let (_, bytes) = variables(context).unwrap();
+            for (name, source) in published() {
+                let program = Program::compile("chat template", &source).unwrap();
+                let Ok(rendered) = program.run_here(context) else { panic!("{name}") };
+                assert!(rendered.len() > texts * text.len() / 2 || name.contains("python"), "{name}");
+                // Ours tries out what the others leave out.
+                let most = if name.contains("python") { 25 } else { 6 };
+                assert!(meter::work() < most * bytes, "{name}: {} for {bytes}", meter::work());
+            }
+        }
+    }
+}

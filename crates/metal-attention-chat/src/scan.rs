@@ -1,0 +1,127 @@
+//! Looks over a template's text before minijinja's parser does.
+//!
+//! The parser calls itself for each operator before its operand, each `else` of a condition and each `elif`, and what it
+//! makes is as deep as a chain of operators is long. So the length of a tag and the depth of blocks are bounded first.
+
+use minijinja::machinery::{Token, Tokenizer};
+
+use crate::TemplateLimit;
+use crate::program::{Refusal, syntax};
+
+/// Bytes of a line. In published templates the longest has 1180.
+pub(crate) const MAX_LINE: usize = 60_000;
+/// Words and signs of a tag. In published templates the longest has 41.
+pub(crate) const MAX_TAG: usize = 2000;
+/// Bytes of a name. In published templates the longest has 22.
+pub(crate) const MAX_NAME: usize = 256;
+/// Blocks in blocks, where each `elif` counts as one. In published templates: 9.
+pub(crate) const MAX_BLOCKS: usize = 150;
+
+/// A tag that is being read.
+#[derive(Default)]
+struct Tag<'s> {
+    line: usize,
+    parts: usize,
+    /// The word that begins it, in `{% %}`.
+    keyword: Option<&'s str>,
+    is_block: bool,
+    brackets: usize,
+    assigns: bool,
+}
+
+/// The longest line, tag and name of a template, and the deepest block.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Extent {
+    pub line: usize,
+    pub tag: usize,
+    pub name: usize,
+    pub blocks: usize,
+}
+
+/// Refuses what is too long or too deep to be parsed.
+pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
+    let mut extent = Extent::default();
+    for (i, line) in source.lines().enumerate() {
+        extent.line = extent.line.max(line.len());
+        if line.len() > MAX_LINE {
+            return Err(TemplateLimit::Line { line: i + 1, limit: MAX_LINE }.into());
+        }
+    }
+    let mut tokens = Tokenizer::new(source, "", false, syntax());
+    let mut tag = Tag::default();
+    // For each open block, how many branches it has.
+    let mut blocks: Vec<usize> = Vec::new();
+    // A text that has no tokens is for the parser to refuse: it says where.
+    while let Ok(Some((token, span))) = tokens.next_token() {
+        let line = usize::from(span.start_line);
+        tag.parts += 1;
+        match token {
+            Token::VariableStart => tag = Tag { line, ..Tag::default() },
+            Token::BlockStart => tag = Tag { line, is_block: true, ..Tag::default() },
+            Token::Ident(name) => {
+                extent.name = extent.name.max(name.len());
+                if name.len() > MAX_NAME {
+                    return Err(TemplateLimit::Name { line, limit: MAX_NAME }.into());
+                }
+                if tag.is_block && tag.parts == 1 {
+                    tag.keyword = Some(name);
+                }
+            }
+            Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => tag.brackets += 1,
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => {
+                tag.brackets = tag.brackets.saturating_sub(1);
+            }
+            Token::Assign => tag.assigns |= tag.brackets == 0,
+            Token::BlockEnd => {
+                let keyword = tag.keyword.unwrap_or_default();
+                match keyword {
+                    "for" | "if" | "with" | "autoescape" | "filter" | "block" | "macro" | "call" => blocks.push(1),
+                    "set" if !tag.assigns => blocks.push(1),
+                    "elif" => {
+                        if let Some(branches) = blocks.last_mut() {
+                            *branches += 1;
+                        }
+                    }
+                    _ if keyword.starts_with("end") => drop(blocks.pop()),
+                    // Tags without an end.
+                    _ => {}
+                }
+                extent.blocks = extent.blocks.max(blocks.iter().sum());
+                if extent.blocks > MAX_BLOCKS {
+                    return Err(TemplateLimit::Nesting { line, limit: MAX_BLOCKS }.into());
+                }
+            }
+            // What counts towards the length of a tag, and nothing else.
+            Token::TemplateData(_)
+            | Token::VariableEnd
+            | Token::Str(_)
+            | Token::String(_)
+            | Token::Int(_)
+            | Token::Int128(_)
+            | Token::Float(_)
+            | Token::Plus
+            | Token::Minus
+            | Token::Mul
+            | Token::Div
+            | Token::FloorDiv
+            | Token::Pow
+            | Token::Mod
+            | Token::Dot
+            | Token::Comma
+            | Token::Colon
+            | Token::Tilde
+            | Token::Pipe
+            | Token::Eq
+            | Token::Ne
+            | Token::Gt
+            | Token::Gte
+            | Token::Lt
+            | Token::Lte => {}
+        }
+        extent.tag = extent.tag.max(tag.parts);
+        if tag.parts > MAX_TAG {
+            return Err(TemplateLimit::Tag { line: tag.line, limit: MAX_TAG }.into());
+        }
+    }
+    Ok(extent)
+}
