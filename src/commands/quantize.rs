@@ -124,7 +124,10 @@ fn convert(
         }
         let n = (tensor.n_elements() - done).min(CHUNK);
         if ty == tensor.ty() {
-            writer.write(source).map_err(Error::from)?;
+            // Copied first: whether the file is still there is found out here, not by the system while it writes.
+            blocks.clear();
+            blocks.extend_from_slice(source);
+            writer.write(&blocks).map_err(Error::from)?;
         } else {
             let (values, back) = (&mut values[..n], &mut back[..n]);
             tensor.ty().dequantize(source, values);
