@@ -13,6 +13,8 @@ use serde_json::Value as Json;
 
 const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.gguf");
 
+type Change = Box<dyn Fn(&mut Metadata)>;
+
 fn built_in() -> GgufFile {
     GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL).unwrap()
 }
@@ -49,7 +51,6 @@ fn info_says_that_a_model_runs_where_it_does() {
         }
     };
     let set = |key: &'static str, value: Value| move |m: &mut Metadata| m.set(key, value.clone());
-    type Change = Box<dyn Fn(&mut Metadata)>;
     let (none, four, three) = ([], [rope_freqs(4)], [rope_freqs(3)]);
     let cases: Vec<(&[TensorDecl], Change, Option<&str>)> = vec![
         (&none, Box::new(|_| ()), None),
@@ -225,17 +226,20 @@ fn a_server_whose_file_is_cut_short_ends_with_a_message() {
         let mut stream = std::net::TcpStream::connect(&address).unwrap();
         let body = r#"{"prompt": "There was a king", "max_tokens": 3}"#;
         let length = body.len();
-        let head =
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
-        write!(stream, "{head}Content-Length: {length}\r\n\r\n{body}").unwrap();
+        let kind = "Content-Type: application/json\r\nConnection: close";
+        let head = format!("POST /v1/completions HTTP/1.1\r\nHost: {address}\r\n{kind}");
+        write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
         let mut answer = String::new();
         // A server that ends sends no answer.
         let _ = stream.read_to_string(&mut answer);
         answer
     };
-    while !complete().contains(" 200 ") {
+    // While it loads it says so.
+    let ready = (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        complete().contains(" 200 ")
+    });
+    assert!(ready);
     cut(folder.path());
     complete();
     assert_eq!(child.wait().unwrap().code(), Some(3));
@@ -285,9 +289,19 @@ fn other_causes_of_the_signal_are_left_alone() {
 
 #[test]
 fn every_command_that_takes_a_model_can_read_it_into_memory() {
-    for command in
-        ["run", "chat", "serve", "info", "tokenize", "detokenize", "logits", "perplexity", "compare", "bench"]
-    {
+    for command in [
+        "run",
+        "chat",
+        "serve",
+        "info",
+        "tokenize",
+        "detokenize",
+        "logits",
+        "perplexity",
+        "compare",
+        "bench",
+        "quantize",
+    ] {
         let help = stdout(run(&[command, "--help"]));
         assert!(help.contains("--no-mmap"), "{command}");
     }

@@ -59,7 +59,7 @@ mod unix {
     impl Watched {
         /// Tells the handler that `bytes` are those of the file at `path`.
         pub(crate) fn new(path: &Path, bytes: &[u8]) -> Self {
-            let name = format!("{path:?}");
+            let name = format!("{:?}", path.to_string_lossy());
             let _adding = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
             let unused = entries().find(|e| e.len.load(Ordering::Acquire) == 0 && e.name == name);
             let entry = unused.unwrap_or_else(|| {

@@ -369,6 +369,9 @@ mod planted {
 
     const MINE: &[u8] = b"this is mine";
 
+    /// Puts something at the second path; the first is a file of the user's.
+    type Plant = fn(&Path, &Path);
+
     /// A hub with one file, whose download finds what `plant` put into the cache; gets that and a file of the user's.
     fn pull_after(file: &str, plant: impl Fn(&Setup, &Path)) -> (Setup, Result<CachedModel, HubError>) {
         let s = Setup::with(&[(file, &content(0))]);
@@ -400,7 +403,6 @@ mod planted {
                 fs::create_dir_all(at.parent().unwrap()).unwrap();
                 at
             };
-            type Plant = fn(&Path, &Path);
             let plants: [(&str, Plant); 4] = [
                 ("link", |mine, at| symlink(mine, at).unwrap()),
                 ("second name", |mine, at| fs::hard_link(mine, at).unwrap()),
