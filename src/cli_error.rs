@@ -2,6 +2,7 @@
 
 use std::io;
 
+use metal_attention::gguf::GgufError;
 #[cfg(feature = "gpu")]
 use metal_attention::kernels::GpuError;
 use metal_attention::{CpuError, Error, ForwardError};
@@ -27,6 +28,9 @@ pub enum CliError {
         /// What is wrong with it.
         error: Error,
     },
+    /// About a model that was not named on the command line.
+    #[error("the model that METAL_ATTENTION_MODEL names: {0}")]
+    InEnvironment(Box<CliError>),
     /// A model's name, its download, or the cache: exit code 2, 3, 130 or 1 by its kind.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -51,7 +55,10 @@ impl CliError {
 
     /// True where there is nothing to tell the user.
     pub fn is_quiet(&self) -> bool {
-        self.is_broken_pipe() || matches!(self, Self::Interrupted)
+        match self {
+            Self::InEnvironment(error) => error.is_quiet(),
+            error => error.is_broken_pipe() || matches!(error, Self::Interrupted),
+        }
     }
 
     /// The process's exit code, as documented in `--help`.
@@ -61,6 +68,7 @@ impl CliError {
             Self::General(_) | Self::Write { .. } => 1,
             Self::Usage(_) => 2,
             Self::Engine(error) | Self::InFile { error, .. } => engine_exit_code(error),
+            Self::InEnvironment(error) => error.exit_code(),
             Self::Hub(error) => hub_exit_code(error),
             Self::Interrupted => 130,
         }
@@ -79,6 +87,7 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::PromptTooLong { .. }
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
+        Error::Gguf(GgufError::OutOfMemory { .. }) => 5,
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => 3,
         #[cfg(feature = "gpu")]
         Error::Gpu(error) => gpu_exit_code(error),

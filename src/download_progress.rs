@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use metal_attention_hub::Observer;
 
 use crate::interrupt::{self, Resumable};
+use crate::metadata_text::safe;
 use crate::units;
 
 /// Where there is no terminal, a line tells of each so many percent.
@@ -111,5 +112,5 @@ impl Drop for DownloadProgress {
 
 /// Where stderr is closed the line is lost, and nothing else.
 fn write_line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", safe(text));
 }

@@ -28,6 +28,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use metal_attention::gguf::exit_on_lost_pages;
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
@@ -57,7 +58,7 @@ Exit codes:
   0    success, also when the reader of the output went away
   1    any other failure
   2    wrong usage: flags or input that cannot work
-  3    the model file is missing, damaged, or not supported
+  3    the model file is missing, damaged, not supported, or cut short while in use
   4    the device is not available
   5    out of memory
   130  interrupted with Ctrl-C";
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
     silence_device_selection();
     let cli = Cli::parse();
     start_log(cli.verbose);
+    exit_on_lost_pages(3, "; put the whole file in its place, or use --no-mmap to read it into memory first");
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
@@ -125,7 +127,7 @@ fn main() -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if !error.is_quiet() {
         // Where stderr is closed too there is nobody left to tell.
-        let _ = writeln!(std::io::stderr(), "error: {error}");
+        let _ = writeln!(std::io::stderr(), "error: {}", metadata_text::safe_lines(&error.to_string()));
     }
     ExitCode::from(error.exit_code())
 }

@@ -7,9 +7,53 @@ use serde_json::json;
 const SHOWN: usize = 8;
 const SHOWN_CHARS: usize = 60;
 
-/// `text` with control characters escaped.
+/// `text` on one line for a terminal: characters that steer the terminal, or change the order or the look of others
+/// without being seen, are escaped.
 pub fn safe(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    escaped(text, |c| c.escape_default().to_string(), steers)
+}
+
+/// [`safe`] for texts of several lines.
+pub fn safe_lines(text: &str) -> String {
+    escaped(text, |c| c.escape_default().to_string(), |c| steers(c) && !matches!(c, '\n' | '\t'))
+}
+
+/// JSON on several lines, in which only ASCII and what is harmless in a terminal stand as they are.
+pub fn safe_json(value: &serde_json::Value) -> String {
+    let escape = |c: char| c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+    // Such characters are in strings only, but for line breaks between the values.
+    escaped(&format!("{value:#}"), escape, |c| steers(c) && c != '\n')
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String, is_escaped: impl Fn(char) -> bool) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_escaped(c) {
+            safe += &escape(c);
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// Control characters; marks, overrides and isolates of the writing direction; separators of lines; characters that are
+/// not seen (but not the joiners, which scripts need).
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'
+                | '\u{200e}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
 }
 
 /// A value on one line.
@@ -86,6 +130,11 @@ mod tests {
         assert_eq!(text(&Value::U32(7)), "7");
         assert_eq!(text(&Value::F32(1e-5)), "0.00001");
         assert_eq!(text(&"a\u{1b}[2Jb\n".into()), "\"a\\u{1b}[2Jb\\n\"");
+        assert_eq!(safe("a\u{202e}b\u{9b}c\u{2066}\u{200d}\n"), "a\\u{202e}b\\u{9b}c\\u{2066}\u{200d}\\n");
+        assert_eq!(safe_lines("a\n\tb\r\u{1b}"), "a\n\tb\\r\\u{1b}");
+        let odd = json!({"a\u{9b}": "\u{202e}\u{e0041}\n\u{7f}é"});
+        assert_eq!(safe_json(&odd), "{\n  \"a\\u009b\": \"\\u202e\\udb40\\udc41\\n\\u007fé\"\n}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&safe_json(&odd)).unwrap(), odd);
         assert_eq!(text(&"é".repeat(61).into()), format!("\"{}...\" (122 bytes)", "é".repeat(60)));
         assert_eq!(text(&vec![1u32, 2].into()), "[1, 2] (2 of type u32)");
         assert!(text(&vec![0.0f32; 9].into()).ends_with(", ...] (9 of type f32)"));

@@ -233,3 +233,30 @@ fn ctrl_c_keeps_what_has_arrived() {
     assert_eq!(fs::read(stdout(output).trim_end()).unwrap(), bytes);
     assert_eq!(s.server.requests()[1].range.as_deref(), Some("bytes=500000-"));
 }
+
+#[test]
+fn names_do_not_steer_the_terminal() {
+    // Names with control characters are refused; these are none.
+    let odd = "\u{202e}\u{2066}\u{200b}";
+    let files = [format!("a{odd}-Q8_0.gguf"), format!("b{odd}-Q2_K.gguf")];
+    let s = Setup::with(&[(&files[0], &built_in()), (&files[1], &built_in())]);
+    let steers = |text: &str| text.chars().any(|c| (c.is_control() && c != '\n') || odd.contains(c));
+    let pull = |which: &str| stderr(&s.run(&["pull", &format!("{REPO}{which}")]));
+    for (which, part) in [("", "several models"), (":Q4_0", "no Q4_0"), (&format!(":x{odd}.gguf"), "has no x")] {
+        let errors = pull(which);
+        assert!(errors.contains(part) && !steers(&errors), "{errors:?}");
+    }
+    // In the cache such a name may be, too.
+    let snapshot = s.repo().join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(snapshot.join(&files[0]), built_in()).unwrap();
+    for args in [&["list"][..], &["list", "--json"], &["rm", REPO], &["info", "-m", &format!("hf:{REPO}:Q8_0")]] {
+        let output = s.run(args);
+        for text in [String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output)] {
+            assert!(!steers(&text), "{args:?}: {text:?}");
+        }
+    }
+    let list: Json = serde_json::from_str(&stdout(s.run(&["list", "--json"]))).unwrap();
+    let file = list["models"][0]["files"][0].as_str().unwrap();
+    assert!(file.ends_with(&files[0]), "{file}");
+}

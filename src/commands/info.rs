@@ -1,6 +1,7 @@
 //! `info`: what is in a model file.
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 
 use metal_attention::Error;
 use metal_attention::gguf::{GgufFile, Tensor};
@@ -9,7 +10,7 @@ use metal_attention_model::{ModelSpec, Weights};
 use serde_json::json;
 
 use crate::cli_error::CliError;
-use crate::metadata_text;
+use crate::metadata_text::{self, safe_lines};
 use crate::model_args::ModelArgs;
 use crate::model_summary::{MemoryUse, Sizes, TensorCounts, TokenizerSummary};
 use crate::units;
@@ -60,7 +61,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if args.chat_template {
         let template = file.metadata().str("tokenizer.chat_template").map_err(Error::from)?;
         let none = || CliError::General(format!("{} has no chat template", args.model.name()));
-        return writeln!(out, "{}", template.ok_or_else(none)?).map_err(CliError::stdout);
+        let template = template.ok_or_else(none)?;
+        // In a file it is as it is.
+        let shown = if out.is_terminal() { Cow::Owned(safe_lines(template)) } else { Cow::Borrowed(template) };
+        return writeln!(out, "{shown}").map_err(CliError::stdout);
     }
     let info = Info::of(&file);
     let done = if args.json { info.write_json(args, &mut out) } else { info.write_text(args, &mut out) };
@@ -134,7 +138,7 @@ impl<'a> Info<'a> {
             let tensor = |t: &Tensor| json!({"name": t.name(), "type": t.ty().name(), "shape": t.shape(), "bytes": t.bytes().len()});
             info["tensors"] = self.file.tensors().iter().map(tensor).collect();
         }
-        writeln!(out, "{info:#}")
+        writeln!(out, "{}", metadata_text::safe_json(&info))
     }
 
     fn write_text(&self, args: &Args, out: &mut impl Write) -> io::Result<()> {

@@ -7,6 +7,7 @@ use metal_attention_hub::{CachedModel, Environment, Hub, Unfinished};
 use serde_json::json;
 
 use crate::cli_error::CliError;
+use crate::metadata_text::{safe, safe_json};
 use crate::model_summary::TensorCounts;
 use crate::units;
 
@@ -59,7 +60,7 @@ fn write_json(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
         "models": models.iter().map(model).collect::<Vec<_>>(),
         "unfinished": unfinished.iter().map(|u| json!({"repo": u.repo, "bytes": u.bytes})).collect::<Vec<_>>(),
     });
-    writeln!(out, "{list:#}")
+    writeln!(out, "{}", safe_json(&list))
 }
 
 fn write_text(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out: &mut impl Write) -> io::Result<()> {
@@ -67,19 +68,20 @@ fn write_text(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
         return writeln!(
             out,
             "no models in {}; metal-attention pull --help shows how to get some",
-            hub.cache().display()
+            safe(&hub.cache().display().to_string())
         );
     }
-    let width = models.iter().map(|model| model.name.to_string().len()).max().unwrap_or(0);
+    let width = models.iter().map(|model| safe(&model.name.to_string()).len()).max().unwrap_or(0);
     for model in models {
-        let (name, size) = (model.name.to_string(), units::bytes(model.bytes));
-        let ty = type_of(model).unwrap_or_else(|| "-".into());
+        let (name, size) = (safe(&model.name.to_string()), units::bytes(model.bytes));
+        let file = safe(&model.files[0].display().to_string());
+        let ty = type_of(model).map_or("-".into(), |ty| safe(&ty));
         let mut notes = Vec::new();
         notes.extend((model.files.len() > 1).then(|| format!("{} files", model.files.len())));
         notes.extend((!model.complete).then(|| "parts are missing".into()));
         notes.extend((!model.is_newest).then(|| "older".into()));
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
-        writeln!(out, "{name:<width$}  {ty:<7} {size:>10}{notes}\n  {}", model.files[0].display())?;
+        writeln!(out, "{name:<width$}  {ty:<7} {size:>10}{notes}\n  {file}")?;
     }
     for Unfinished { repo, bytes } in unfinished {
         writeln!(out, "hf:{repo}: {} of a download that has not come to its end", units::bytes(*bytes))?;

@@ -1,12 +1,13 @@
 //! `pull`: downloads models from the Hugging Face hub.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use metal_attention_hub::{Environment, Hub, ModelName};
 
 use crate::cli_error::CliError;
 use crate::download_progress::DownloadProgress;
 use crate::interrupt;
+use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
@@ -46,8 +47,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     for name in &args.names {
         let model = hub.pull(name, &mut DownloadProgress::new())?;
         // Where stderr is closed the path is all there is to tell.
-        let _ = writeln!(io::stderr(), "{}, {}", model.name, units::bytes(model.bytes));
-        writeln!(io::stdout(), "{}", model.files[0].display()).map_err(CliError::stdout)?;
+        let _ = writeln!(io::stderr(), "{}, {}", safe(&model.name.to_string()), units::bytes(model.bytes));
+        let (mut out, file) = (io::stdout(), model.files[0].display().to_string());
+        // Another program gets the path as it is.
+        let file = if out.is_terminal() { safe(&file) } else { file };
+        writeln!(out, "{file}").map_err(CliError::stdout)?;
     }
     Ok(())
 }

@@ -42,11 +42,16 @@ pub struct Args {
 
     #[command(flatten)]
     types: TypeArgs,
+
+    /// Read the input into memory instead of mapping it
+    #[arg(long)]
+    no_mmap: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let file = GgufFile::open(&args.input).map_err(Error::from)?;
+    let file = if args.no_mmap { GgufFile::read(&args.input) } else { GgufFile::open(&args.input) };
+    let file = file.map_err(Error::from)?;
     refuse_overwriting(args, &file)?;
     if file.tensors().is_empty() {
         return Err(CliError::Usage(format!("{} has no tensors to quantise", args.input.display())));
@@ -124,7 +129,10 @@ fn convert(
         }
         let n = (tensor.n_elements() - done).min(CHUNK);
         if ty == tensor.ty() {
-            writer.write(source).map_err(Error::from)?;
+            // Copied first: whether the file is still there is found out here, not by the system while it writes.
+            blocks.clear();
+            blocks.extend_from_slice(source);
+            writer.write(&blocks).map_err(Error::from)?;
         } else {
             let (values, back) = (&mut values[..n], &mut back[..n]);
             tensor.ty().dequantize(source, values);

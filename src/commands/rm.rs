@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use metal_attention_hub::{Environment, Hub, ModelName};
 
 use crate::cli_error::CliError;
+use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
@@ -36,9 +37,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         let mut out = io::stderr().lock();
         for model in &models {
             // Where stderr is closed nobody can be told what goes.
-            let _ = writeln!(out, "{}, {}: {}", model.name, units::bytes(model.bytes), model.files[0].display());
+            let (name, file) = (safe(&model.name.to_string()), safe(&model.files[0].display().to_string()));
+            let _ = writeln!(out, "{name}, {}: {file}", units::bytes(model.bytes));
         }
         if models.is_empty() {
+            let name = safe(&name.to_string());
             let _ = writeln!(out, "{name}: a download that has not come to its end");
         }
         if !args.yes && !confirmed(&mut out)? {

@@ -49,7 +49,7 @@ pub enum GgufError {
         /// The path as given.
         path: PathBuf,
     },
-    /// The operating system refused to open or map a file.
+    /// The operating system refused to open, map or read a file.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// "open", "map", ...
@@ -58,6 +58,14 @@ pub enum GgufError {
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
+    },
+    /// There is no memory to read a file into.
+    #[error("out of memory: {} has {bytes} bytes to be read into memory; mapped files need less", path.display())]
+    OutOfMemory {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
     },
     /// An error inside the file at `path`.
     #[error("{}: {error}", path.display())]
@@ -427,7 +435,7 @@ impl GgufError {
     /// What sort of problem this is.
     pub fn kind(&self) -> ErrorKind {
         match self.root() {
-            Self::Io { .. } | Self::Write { .. } => ErrorKind::Io,
+            Self::Io { .. } | Self::OutOfMemory { .. } | Self::Write { .. } => ErrorKind::Io,
             Self::UnknownTypeName { .. }
             | Self::NotWholeBlocks { .. }
             | Self::TooMuchData { .. }

@@ -36,15 +36,29 @@ pub struct GgufFile {
 
 impl GgufFile {
     /// Maps the file; for `model-00001-of-00003.gguf` opens all the parts beside it (any part may
-    /// be named). The file must not be truncated or rewritten in place while it is open.
+    /// be named). The file must not be truncated or rewritten in place while it is open: on Unix the process gets the
+    /// signal `SIGBUS` where it reads what is no longer there, see [`exit_on_lost_pages`](crate::exit_on_lost_pages).
+    /// [`read`](Self::read) has no such condition.
     ///
     /// A split model gets the metadata of its first part without the `split.*` keys.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let part = Part::open(path)?;
+        Self::open_as(path.as_ref(), Access::Map)
+    }
+
+    /// [`open`](Self::open), but reads the whole file into memory: nothing that happens to the file later matters.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_as(path.as_ref(), Access::Read)
+    }
+
+    fn open_as(path: &Path, access: Access) -> Result<Self> {
+        let part = Part::open(path, access)?;
         let parts = match split::part_paths(path, &part.header.metadata)? {
             None => vec![part],
-            Some(paths) => split::open_parts(&paths)?,
+            Some(paths) => {
+                // Its bytes come once more, with the others.
+                drop(part);
+                split::open_parts(&paths, access)?
+            }
         };
         Self::from_parts(parts).map_err(|error| error.in_file(path))
     }
@@ -132,6 +146,13 @@ impl GgufFile {
     }
 }
 
+/// How the bytes of a file are come by.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Map,
+    Read,
+}
+
 /// One parsed file.
 pub(crate) struct Part {
     pub(crate) header: Header,
@@ -141,8 +162,8 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Maps and parses one file.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    /// Maps or reads one file, and parses it.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Self> {
         let failed = |action| move |source| GgufError::Io { action, path: path.to_owned(), source };
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -160,7 +181,13 @@ impl Part {
             return Err(GgufError::Empty.in_file(path));
         }
         let file = File::open(path).map_err(failed("open"))?;
-        let storage = Storage::map(&file).map_err(failed("map"))?;
+        let storage = match access {
+            Access::Map => Storage::map(&file, path).map_err(failed("map"))?,
+            Access::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
+                io::ErrorKind::OutOfMemory => GgufError::OutOfMemory { path: path.to_owned(), bytes: found.len() },
+                _ => failed("read")(source),
+            })?,
+        };
         let header = parse::parse(storage.bytes()).map_err(|error| error.in_file(path))?;
         Ok(Self { header, storage: Arc::new(storage), path: Some(path.to_owned()) })
     }

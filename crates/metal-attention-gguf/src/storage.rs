@@ -1,9 +1,13 @@
-//! Where the bytes of a file are: mapped, or copied into memory.
+//! Where the bytes of a file are: mapped, or in memory.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
+use std::path::Path;
 
 use memmap2::Mmap;
+
+#[cfg(unix)]
+use crate::lost_pages::Watched;
 
 /// Alignment of the copy that [`Storage::copy`] makes, that of a cache line.
 const ALIGNMENT: usize = 64;
@@ -11,19 +15,44 @@ const ALIGNMENT: usize = 64;
 #[derive(Debug)]
 pub(crate) enum Storage {
     /// Page-aligned.
-    Mapped(Mmap),
+    Mapped {
+        /// Dropped first.
+        #[cfg(unix)]
+        _watched: Watched,
+        map: Mmap,
+    },
     /// The file starts at `start`, which makes it aligned to [`ALIGNMENT`].
     Memory { buffer: Vec<u8>, start: usize },
 }
 
 impl Storage {
-    /// Maps a whole file. It must not be empty.
-    pub(crate) fn map(file: &File) -> io::Result<Self> {
+    /// Maps a whole file, which is at `path`. It must not be empty.
+    #[cfg_attr(not(unix), allow(unused_variables))]
+    pub(crate) fn map(file: &File, path: &Path) -> io::Result<Self> {
         // SAFETY: the mapping is private and read-only. As with every mapped file, another process
         // that truncates or rewrites the file while it is in use breaks this one; model files are
         // not modified in place, and `GgufFile::open` documents the condition.
         let map = unsafe { Mmap::map(file) }?;
-        Ok(Self::Mapped(map))
+        Ok(Self::Mapped {
+            #[cfg(unix)]
+            _watched: Watched::new(path, &map),
+            map,
+        })
+    }
+
+    /// Reads `len` bytes of a file, or all where it has become shorter. An error of the kind `OutOfMemory` where there is
+    /// no room for them.
+    pub(crate) fn read(file: &File, len: u64) -> io::Result<Self> {
+        let room = usize::try_from(len).ok().and_then(|len| len.checked_add(ALIGNMENT));
+        let mut buffer: Vec<u8> = Vec::new();
+        let reserved = room.is_some_and(|room| buffer.try_reserve_exact(room).is_ok());
+        if !reserved {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let start = buffer.as_ptr().align_offset(ALIGNMENT);
+        buffer.resize(start, 0);
+        file.take(len).read_to_end(&mut buffer)?;
+        Ok(Self::Memory { buffer, start })
     }
 
     /// Copies a file that is already in memory to an aligned place.
@@ -37,7 +66,7 @@ impl Storage {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped { map, .. } => map,
             Self::Memory { buffer, start } => &buffer[*start..],
         }
     }
@@ -47,7 +76,7 @@ impl Storage {
     #[cfg_attr(not(unix), allow(unused_variables))]
     pub(crate) fn release(&self, start: usize, len: usize) {
         #[cfg(unix)]
-        if let Self::Mapped(map) = self {
+        if let Self::Mapped { map, .. } = self {
             // SAFETY: DONTNEED on a read-only mapping of a file drops clean pages only; the next
             // access reads the same bytes from the file again.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };

@@ -1,6 +1,6 @@
 //! The hub's shared cache: `models--OWNER--REPO/{blobs,refs,snapshots}`, as Python's `huggingface_hub` lays it out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,11 @@ use crate::HubError;
 use crate::checksum::Checksum;
 use crate::choose::{ModelFiles, models};
 use crate::client::is_commit;
+use crate::files::{open_own, replace};
 use crate::name::{ModelName, Which};
 
-/// Folders in a snapshot are followed this deep.
-const MAX_DEPTH: usize = 8;
+/// Bytes of the longest reference to a commit that is read.
+const MAX_REF: u64 = 256;
 
 /// One repository's folder of the cache.
 pub(crate) struct RepoCache {
@@ -49,6 +50,8 @@ pub(crate) struct Snapshot {
     pub folder: PathBuf,
     pub is_newest: bool,
     pub models: Vec<ModelFiles>,
+    /// How many models are of each type.
+    quants: HashMap<String, usize>,
 }
 
 impl RepoCache {
@@ -90,6 +93,7 @@ impl RepoCache {
             return Ok(pointer);
         }
         let folder = pointer.parent().expect("a pointer is in a snapshot");
+        self.check_inside(folder)?;
         fs::create_dir_all(folder).map_err(|e| HubError::io("make the folder", folder, e))?;
         if let Err(e) = fs::remove_file(&pointer)
             && e.kind() != io::ErrorKind::NotFound
@@ -105,12 +109,16 @@ impl RepoCache {
 
     /// Makes a commit the newest one.
     pub fn set_newest(&self, commit: &str) -> Result<(), HubError> {
-        self.layout.create_ref(commit).map_err(|e| HubError::io("write to", &self.folder().join("refs"), e))
+        let refs = self.folder().join("refs");
+        self.check_inside(&refs)?;
+        let written = fs::create_dir_all(&refs).and_then(|()| replace(&refs.join("main"), commit));
+        written.map_err(|e| HubError::io("write to", &refs, e))
     }
 
     /// What there is, the newest commit first and the others by age.
     pub fn snapshots(&self) -> Result<Vec<Snapshot>, HubError> {
-        let newest = fs::read_to_string(self.folder().join("refs/main")).unwrap_or_default();
+        let newest = read_ref(&self.folder().join("refs/main"));
+        let blobs = fs::canonicalize(self.folder().join("blobs")).ok();
         let mut snapshots = Vec::new();
         for entry in entries(&self.folder().join("snapshots"))? {
             let commit = entry.file_name().to_string_lossy().into_owned();
@@ -118,12 +126,16 @@ impl RepoCache {
             if !is_commit(&commit) || !entry.file_type().is_ok_and(|t| t.is_dir()) {
                 continue;
             }
-            let mut files = Vec::new();
-            walk(&entry.path(), "", MAX_DEPTH, &mut files)?;
+            let files = files_in(&entry.path(), blobs.as_deref())?;
             let models = models(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
+            let mut quants = HashMap::new();
+            for quant in models.iter().filter_map(|model| model.quant.clone()) {
+                *quants.entry(quant).or_default() += 1;
+            }
             let changed = entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
             let is_newest = commit == newest.trim();
-            snapshots.push(((is_newest, changed), Snapshot { commit, folder: entry.path(), is_newest, models }));
+            snapshots
+                .push(((is_newest, changed), Snapshot { commit, folder: entry.path(), is_newest, models, quants }));
         }
         snapshots.sort_by(|(a, _), (b, _)| b.cmp(a));
         Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
@@ -140,9 +152,11 @@ impl RepoCache {
     /// Removes files of snapshots, the blobs that nothing else refers to, and with the last file the whole folder.
     pub fn remove(&self, pointers: &[PathBuf]) -> Result<(), HubError> {
         let folder = self.folder();
-        self.check_inside(&folder)?;
+        self.check_link(&folder)?;
+        self.check_inside(&folder.join("blobs"))?;
         let mut blobs = BTreeSet::new();
         for pointer in pointers {
+            self.check_inside(pointer.parent().expect("a pointer is in a snapshot"))?;
             blobs.extend(self.blob_of(pointer));
             fs::remove_file(pointer).map_err(|e| HubError::io("remove", pointer, e))?;
             // Folders that are left empty go with the file; others refuse.
@@ -155,7 +169,7 @@ impl RepoCache {
         let mut left = Vec::new();
         for entry in entries(&folder.join("snapshots"))? {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                pointers_in(&entry.path(), MAX_DEPTH, &mut left)?;
+                left.extend(pointers_in(&entry.path())?);
             } else {
                 left.push(entry.path());
             }
@@ -184,26 +198,30 @@ impl RepoCache {
         (target.parent() == Some(&blobs)).then_some(target)
     }
 
-    /// Refuses a folder that is a link to somewhere else.
-    fn check_inside(&self, folder: &Path) -> Result<(), HubError> {
-        for part in [folder.to_owned(), folder.join("snapshots"), folder.join("blobs")] {
-            let is_link = part.symlink_metadata().is_ok_and(|m| m.file_type().is_symlink());
-            let inside = || {
-                let (part, cache) = (fs::canonicalize(&part).ok()?, fs::canonicalize(self.cache.path()).ok()?);
-                Some(part.starts_with(cache))
-            };
-            if is_link && inside() != Some(true) {
-                return Err(HubError::OutsideCache { path: part });
-            }
+    /// Refuses a folder in the repository's folder that is a link to somewhere else, or is in one that is. The
+    /// repository's own folder may be one: people put large ones elsewhere.
+    pub fn check_inside(&self, folder: &Path) -> Result<(), HubError> {
+        let root = self.folder();
+        folder.ancestors().take_while(|part| **part != root).try_for_each(|part| self.check_link(part))
+    }
+
+    /// Refuses a link that leads out of the cache.
+    fn check_link(&self, folder: &Path) -> Result<(), HubError> {
+        let is_link = folder.symlink_metadata().is_ok_and(|m| m.file_type().is_symlink());
+        let inside = || {
+            let (folder, cache) = (fs::canonicalize(folder).ok()?, fs::canonicalize(self.cache.path()).ok()?);
+            Some(folder.starts_with(cache))
+        };
+        if is_link && inside() != Some(true) {
+            return Err(HubError::OutsideCache { path: folder.to_owned() });
         }
         Ok(())
     }
 
     /// The model, with the name that `-m` finds it by.
     pub fn model(&self, snapshot: &Snapshot, files: &ModelFiles) -> CachedModel {
-        let alike = |other: &&ModelFiles| files.quant.as_ref().is_some_and(|quant| other.has_quant(quant));
         let which = match &files.quant {
-            Some(quant) if snapshot.models.iter().filter(alike).count() == 1 => Which::Quant(quant.clone()),
+            Some(quant) if snapshot.quants.get(quant) == Some(&1) => Which::Quant(quant.clone()),
             _ => Which::File(files.files[0].clone()),
         };
         let repo = ModelName::of_repo(&self.repo).expect("the repository has a name");
@@ -243,37 +261,49 @@ fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, HubError> {
     }
 }
 
-/// The files under a snapshot's folder with their sizes, `/` between folders. Links that lead nowhere are left out.
-fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<(String, u64)>) -> Result<(), HubError> {
-    for entry in entries(folder)? {
-        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        match entry.file_type() {
-            Ok(t) if t.is_dir() && depth > 0 => walk(&entry.path(), &format!("{name}/"), depth - 1, files)?,
-            Ok(_) => {
-                let metadata = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file);
-                files.extend(metadata.map(|metadata| (name, metadata.len())));
-            }
-            Err(_) => {}
-        }
-    }
-    Ok(())
+/// The commit that a reference names; nothing where it is none.
+fn read_ref(path: &Path) -> String {
+    let readable = fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() <= MAX_REF);
+    if readable { fs::read_to_string(path).unwrap_or_default() } else { String::new() }
 }
 
-/// All that refers to blobs under a snapshot's folder, and folders too deep to look into.
-fn pointers_in(folder: &Path, depth: usize, pointers: &mut Vec<PathBuf>) -> Result<(), HubError> {
-    for entry in entries(folder)? {
-        match entry.file_type() {
-            Ok(t) if t.is_dir() && depth > 0 => pointers_in(&entry.path(), depth - 1, pointers)?,
-            _ => pointers.push(entry.path()),
+/// The files under a snapshot's folder with their sizes, `/` between folders. Links that lead anywhere but to one of the
+/// repository's `blobs` are left out.
+fn files_in(snapshot: &Path, blobs: Option<&Path>) -> Result<Vec<(String, u64)>, HubError> {
+    let mut files = Vec::new();
+    for path in pointers_in(snapshot)? {
+        let target = fs::canonicalize(&path).ok();
+        let is_link = path.symlink_metadata().map_or(true, |m| m.file_type().is_symlink());
+        if is_link && (target.is_none() || target.as_deref().and_then(Path::parent) != blobs) {
+            continue;
+        }
+        let parts = path.strip_prefix(snapshot).unwrap_or(&path).iter().map(|part| part.to_string_lossy());
+        let name = parts.collect::<Vec<_>>().join("/");
+        let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file);
+        files.extend(metadata.map(|metadata| (name, metadata.len())));
+    }
+    Ok(files)
+}
+
+/// All that is under a snapshot's folder and is no folder: links, and files where there are no links.
+fn pointers_in(snapshot: &Path) -> Result<Vec<PathBuf>, HubError> {
+    let mut pointers = Vec::new();
+    let mut folders = vec![snapshot.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in entries(&folder)? {
+            match entry.file_type() {
+                Ok(t) if t.is_dir() => folders.push(entry.path()),
+                _ => pointers.push(entry.path()),
+            }
         }
     }
-    Ok(())
+    Ok(pointers)
 }
 
 /// Locks a file for this process, or says that another has it (`None`).
 pub(crate) fn try_lock(path: &Path) -> Result<Option<File>, HubError> {
     let folder = path.parent().expect("a lock is in a folder");
-    let file = fs::create_dir_all(folder).and_then(|()| File::create(path));
+    let file = fs::create_dir_all(folder).and_then(|()| open_own(path));
     let file = file.map_err(|e| HubError::io("write to", path, e))?;
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => Ok(None),

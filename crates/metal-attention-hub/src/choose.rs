@@ -1,11 +1,15 @@
 //! Which files make a model, and which model is meant.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use crate::name::{Which, is_gguf, is_inside};
 
 /// The types that are taken where none is named; the first one that there is.
 pub const USUAL_TYPES: [&str; 2] = ["Q4_K_M", "Q4_0"];
+
+/// Bytes of `.gguf`.
+const ENDING: usize = ".gguf".len();
 
 /// A model in a list of files: one GGUF file, or all parts of a split one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,24 +38,26 @@ pub fn models<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<ModelF
     let usable = |&(name, _): &(&str, u64)| is_gguf(name) && is_inside(name);
     let mut files: Vec<_> = files.into_iter().filter(usable).collect();
     files.sort_unstable();
-    let mut models: Vec<(Option<(&str, u32)>, ModelFiles)> = Vec::new();
+    files.dedup_by_key(|(name, _)| *name);
+    let mut models: Vec<ModelFiles> = Vec::new();
+    // Which of the models a part belongs to.
+    let mut begun: HashMap<Part<'_>, usize> = HashMap::new();
     for (name, bytes) in files {
         let part = Part::of(name);
-        let key = part.map(|part| (part.model, part.count));
-        if let Some((_, model)) = models.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
-            model.files.push(name.to_owned());
-            model.bytes = model.bytes.saturating_add(bytes);
-        } else {
-            let stem = part.map_or(&name[..name.len() - ".gguf".len()], |part| part.model);
-            models.push((key, ModelFiles { quant: quant(stem), files: vec![name.to_owned()], bytes, complete: true }));
+        if let Some(&i) = part.as_ref().and_then(|part| begun.get(part)) {
+            models[i].files.push(name.to_owned());
+            models[i].bytes = models[i].bytes.saturating_add(bytes);
+            continue;
         }
+        let stem = part.map_or(&name[..name.len() - ENDING], |part| part.model);
+        begun.extend(part.map(|part| (part, models.len())));
+        models.push(ModelFiles { quant: quant(stem), files: vec![name.to_owned()], bytes, complete: part.is_none() });
     }
-    let complete = |(key, model): (Option<(&str, u32)>, ModelFiles)| {
+    for (part, i) in begun {
         // Numbers differ, as names do, and lie between 1 and the count.
-        let complete = key.is_none_or(|(_, count)| model.files.len() == count as usize);
-        ModelFiles { complete, ..model }
-    };
-    models.into_iter().map(complete).collect()
+        models[i].complete = models[i].files.len() == part.count as usize;
+    }
+    models
 }
 
 /// The model that is meant: the only one of the type, the one with the file, or, where nothing is asked for, the only
@@ -110,21 +116,25 @@ pub(crate) fn size(bytes: u64) -> String {
     if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
-/// A part of a split file: `MODEL-00001-of-00003.gguf`.
-#[derive(Clone, Copy)]
+/// What the parts of a split file, `MODEL-00001-of-00003.gguf`, have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Part<'a> {
     model: &'a str,
     count: u32,
+    ending: &'a str,
 }
 
 impl<'a> Part<'a> {
     fn of(file: &'a str) -> Option<Self> {
-        let stem = file.get(..file.len().checked_sub(".gguf".len())?)?;
+        let (stem, ending) = file.split_at_checked(file.len().checked_sub(ENDING)?)?;
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (model, number) = rest.rsplit_once('-')?;
-        let digits = |text: &str| (text.len() == 5).then(|| text.parse::<u32>().ok()).flatten();
+        let digits = |text: &str| {
+            let digits = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| text.parse::<u32>().ok()).flatten()
+        };
         let (number, count) = (digits(number)?, digits(count)?);
-        (1..=count).contains(&number).then_some(Self { model, count })
+        (1..=count).contains(&number).then_some(Self { model, count, ending })
     }
 }
 
@@ -216,5 +226,32 @@ mod tests {
         assert_eq!(pick(&all, quant("Q4")), "Missing");
         assert_eq!(pick(&all, file("mmproj-m-Q4_K_M.gguf")), "mmproj-m-Q4_K_M.gguf");
         assert_eq!(pick(&all, file("m.gguf")), "Missing");
+    }
+
+    #[test]
+    fn names_that_come_twice_complete_no_model() {
+        let one = "m-00001-of-00002.gguf";
+        let found = names(&[one, one, "M.gguf", "M.gguf"]);
+        assert_eq!(found.iter().map(|m| (m.files.len(), m.complete)).collect::<Vec<_>>(), [(1, true), (1, false)]);
+        // An ending in other letters, or a number with a sign, makes another file.
+        let found = names(&[one, "m-00001-of-00002.GGUF", "m-+0002-of-00002.gguf"]);
+        assert!(found.iter().all(|m| m.files.len() == 1), "{found:?}");
+        assert_eq!(found.iter().filter(|m| m.complete).count(), 1);
+    }
+
+    #[test]
+    fn very_many_files_are_sorted_out_in_time() {
+        // In quadratic time this takes minutes.
+        let n = 200_000u32;
+        let single = (0..n).map(|i| format!("m{i}-Q4_0.gguf"));
+        let parts = (0..n).map(|i| format!("p{}-Q8_0-{:05}-of-00002.gguf", i / 2, i % 2 + 1));
+        let split = (0..50_000).map(|i| format!("s-Q2_K-{:05}-of-50000.gguf", i + 1));
+        let files: Vec<_> = single.chain(parts).chain(split).rev().collect();
+        let found = models(files.iter().map(|name| (name.as_str(), 1)));
+        assert_eq!(found.len(), 300_001);
+        assert!(found.iter().all(|model| model.complete));
+        let last = choose(&found, &Which::File("s-Q2_K-49999-of-50000.gguf".into())).unwrap();
+        assert_eq!((last.files.len(), last.bytes), (50_000, 50_000));
+        assert_eq!(choose(&found, &Which::Default), Err(Unchosen::Several));
     }
 }

@@ -1,6 +1,6 @@
 //! One file from the hub into the cache: resumed, checked, and put in place when it is whole.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -10,6 +10,7 @@ use crate::cache::{RepoCache, try_lock};
 use crate::checksum::{Checksum, Hasher};
 use crate::choose::size;
 use crate::client::{Answer, Client};
+use crate::files::open_own;
 use crate::{HubError, Observer};
 
 const BUFFER: usize = 128 << 10;
@@ -35,10 +36,13 @@ pub(crate) fn download(
     observer: &mut dyn Observer,
 ) -> Result<PathBuf, HubError> {
     let blob = cache.blob(wanted.checksum);
-    let is_whole = |path: &Path| fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == wanted.bytes);
+    let pointer = cache.pointer(wanted.commit, wanted.name);
+    for file in [&blob, &pointer] {
+        cache.check_inside(file.parent().expect("a file is in a folder"))?;
+    }
+    let is_whole = |path: &Path| fs::symlink_metadata(path).is_ok_and(|m| m.is_file() && m.len() == wanted.bytes);
     let _lock = wait_for_lock(&cache.lock(wanted.checksum), wanted, observer)?;
     if !is_whole(&blob) {
-        let pointer = cache.pointer(wanted.commit, wanted.name);
         if !cfg!(unix) && is_whole(&pointer) {
             return Ok(pointer);
         }
@@ -101,8 +105,7 @@ impl From<HubError> for Break {
 impl<'a> Partial<'a> {
     /// Opens what an earlier download left, or a new file.
     fn open(path: PathBuf, wanted: &'a Wanted, observer: &mut dyn Observer) -> Result<Self, HubError> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(|e| HubError::io("write to", &path, e))?;
+        let file = open_own(&path).map_err(|e| HubError::io("write to", &path, e))?;
         let mut partial = Self { wanted, path, file, done: 0, hasher: wanted.checksum.hasher(wanted.bytes) };
         let length = partial.file.metadata().map_err(|e| partial.io("read", e))?.len();
         if length > wanted.bytes {

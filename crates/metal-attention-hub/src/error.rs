@@ -1,9 +1,13 @@
 //! What can go wrong, what the user should know of it, and what to do.
 
+use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::choose::{ModelFiles, size};
+
+/// Models that an error lists at most.
+const MAX_LISTED: usize = 100;
 
 /// Why a model could not be named, found, downloaded, listed or removed.
 #[derive(Debug, thiserror::Error)]
@@ -212,7 +216,7 @@ pub enum HubError {
         name: String,
     },
     /// A folder of the cache that leads elsewhere.
-    #[error("{} leads out of the cache; nothing is removed there", .path.display())]
+    #[error("{} is a link that leads out of the cache: nothing is written or removed there; remove the link", .path.display())]
     OutsideCache {
         /// The folder.
         path: PathBuf,
@@ -229,7 +233,15 @@ fn are(models: &[ModelFiles]) -> &'static str {
     if models.len() == 1 { "is" } else { "are" }
 }
 
-/// A line for each model.
+/// A line for each model, or the first of very many.
 fn list(models: &[ModelFiles]) -> String {
-    models.iter().fold(String::new(), |list, model| format!("{list}\n  {model}"))
+    let mut list = String::new();
+    for model in models.iter().take(MAX_LISTED) {
+        // Writing to a string does not fail.
+        let _ = write!(list, "\n  {model}");
+    }
+    if let Some(more @ 1..) = models.len().checked_sub(MAX_LISTED) {
+        let _ = write!(list, "\n  and {more} more");
+    }
+    list
 }

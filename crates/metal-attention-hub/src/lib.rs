@@ -21,9 +21,11 @@ mod client;
 mod download;
 mod environment;
 mod error;
+mod files;
 mod name;
 mod origin;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -132,8 +134,9 @@ impl Hub {
         }
 
         let repo = self.repo(name.repo());
+        let by_name: HashMap<_, _> = listing.files.iter().map(|listed| (&listed.name, listed)).collect();
         for file in &chosen.files {
-            let listed = listing.files.iter().find(|listed| listed.name == *file).expect("it was chosen from these");
+            let listed = by_name[file];
             let looked_up;
             let listed = if listed.bytes.is_some() && listed.checksum.is_some() {
                 listed

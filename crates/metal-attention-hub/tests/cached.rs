@@ -120,7 +120,8 @@ fn removing_a_file_keeps_what_others_refer_to() {
     assert_eq!(s.remove(":F16").unwrap(), 1);
     assert_eq!(s.blobs(), [sha256(&[8; 2000])]);
     assert!(matches!(s.remove(":F16"), Err(HubError::NotCached { .. })));
-    assert_eq!(s.remove("").unwrap(), 1 + usize::from(cfg!(unix)));
+    // Where a link leads out of the cache it is none of the hub's models.
+    assert_eq!(s.remove("").unwrap(), 1);
     assert_eq!(s.blobs(), <[String; 0]>::default());
     assert_eq!(fs::read_to_string(&outside).unwrap(), "mine");
     assert!(snapshot.join("config.json").exists());
@@ -171,4 +172,56 @@ fn a_commit_that_leads_elsewhere_is_not_followed() {
     fs::write(s.repo().join("refs/main"), "../../../../etc").unwrap();
     let model = s.hub().find(&name("")).unwrap().unwrap();
     assert_eq!((model.commit.as_str(), model.is_newest), (COMMIT, false));
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_a_snapshot_lead_to_blobs_or_are_left_out() {
+    use std::os::unix::fs::symlink;
+    let s = Setup::with(&files(), &["Q4_0"]);
+    let snapshot = s.repo().join("snapshots").join(COMMIT);
+    let outside = s.folder.path().join("outside.gguf");
+    fs::write(&outside, [9; 1000]).unwrap();
+    fs::create_dir(snapshot.join("deep")).unwrap();
+    let inside = s.repo().join("blobs").join(sha256(&[4; 1000]));
+    // A blob that is a link, links of links, folders, what is not there, and itself.
+    symlink(&outside, s.repo().join("blobs/planted")).unwrap();
+    for (name, target) in [
+        ("a-Q2_K.gguf", outside.clone()),
+        ("b-Q3_K.gguf", "../../../../outside.gguf".into()),
+        ("c-Q5_K.gguf", "../../blobs/planted".into()),
+        ("d-Q6_K.gguf", "a-Q2_K.gguf".into()),
+        ("e-F32.gguf", "/etc/passwd".into()),
+        ("f-F16.gguf", "/dev/zero".into()),
+        ("g-BF16.gguf", "../../blobs".into()),
+        ("h-Q4_1.gguf", "../../blobs/nothing".into()),
+        ("i-Q5_1.gguf", "i-Q5_1.gguf".into()),
+        ("j-Q5_0.gguf", "../../refs/main".into()),
+        ("folder", s.folder.path().to_owned()),
+        ("deep/k-Q1_0.gguf", "../../../blobs/planted".into()),
+    ] {
+        symlink(target, snapshot.join(name)).unwrap();
+    }
+    // By whatever way they lead to a blob of the repository.
+    symlink(&inside, snapshot.join("deep/l-Q8_0.gguf")).unwrap();
+    symlink("t-Q4_0.gguf", snapshot.join("m-IQ4_NL.gguf")).unwrap();
+    let models = s.hub().models().unwrap();
+    let found: Vec<_> = models.iter().map(|model| model.quant.clone().unwrap()).collect();
+    assert_eq!(found, ["Q8_0", "IQ4_NL", "Q4_0"]);
+    for which in [":Q2_K", ":a-Q2_K.gguf", ":f-F16.gguf", ":deep/k-Q1_0.gguf", ":folder/outside.gguf"] {
+        assert!(s.hub().find(&name(which)).unwrap().is_none(), "{which}");
+    }
+    assert_eq!(fs::read(&outside).unwrap(), [9; 1000]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reference_that_is_no_file_is_passed_over() {
+    let s = Setup::with(&files(), &["Q4_0"]);
+    let main = s.repo().join("refs/main");
+    for target in ["/dev/zero", "/etc/passwd", "main", "nowhere"] {
+        fs::remove_file(&main).unwrap();
+        std::os::unix::fs::symlink(target, &main).unwrap();
+        assert!(!s.hub().find(&name("")).unwrap().unwrap().is_newest, "{target}");
+    }
 }

@@ -342,3 +342,133 @@ fn what_there_is_is_listed_where_the_choice_is_unclear() {
     fails(s.pull(""), &["makes no sense", "commit"]);
     assert!(!s.repo().exists());
 }
+
+#[test]
+fn files_in_deep_folders_are_found_again() {
+    for depth in [1, 3, 8, 9, 30, 300] {
+        let folders = "abcdef/".repeat(depth);
+        let files = [format!("{folders}m-Q4_0-00001-of-00002.gguf"), format!("{folders}m-Q4_0-00002-of-00002.gguf")];
+        let s = Setup::with(&[(&files[0], &content(1)), (&files[1], &content(2))]);
+        let model = s.pull("").unwrap();
+        assert_eq!(fs::read(&model.files[1]).unwrap(), content(2), "{depth}");
+        let found = s.hub().find(&name(&format!(":{}", files[1]))).unwrap().unwrap();
+        assert_eq!((found.files, found.complete), (model.files, true), "{depth}");
+        let removable = s.hub().removable(&name("")).unwrap();
+        s.hub().remove(&name(""), &removable).unwrap();
+        assert!(!s.repo().exists(), "{depth}");
+    }
+}
+
+/// Where an attacker who may write to the cache would like a download to write to.
+#[cfg(unix)]
+mod planted {
+    use std::os::unix::fs::symlink;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const MINE: &[u8] = b"this is mine";
+
+    /// Puts something at the second path; the first is a file of the user's.
+    type Plant = fn(&Path, &Path);
+
+    /// A hub with one file, whose download finds what `plant` put into the cache; gets that and a file of the user's.
+    fn pull_after(file: &str, plant: impl Fn(&Setup, &Path)) -> (Setup, Result<CachedModel, HubError>) {
+        let s = Setup::with(&[(file, &content(0))]);
+        let mine = s.folder.path().join("mine.gguf");
+        fs::write(&mine, MINE).unwrap();
+        for folder in ["blobs", "refs", "snapshots"] {
+            fs::create_dir_all(s.repo().join(folder)).unwrap();
+        }
+        plant(&s, &mine);
+        let model = s.pull("");
+        assert_eq!(fs::read(&mine).unwrap(), MINE);
+        (s, model)
+    }
+
+    #[test]
+    fn links_in_the_place_of_files_are_replaced() {
+        let bytes = content(0);
+        let sha = sha256(&bytes);
+        let places = [
+            format!("models--tester--tiny-GGUF/blobs/{sha}.incomplete"),
+            format!("models--tester--tiny-GGUF/blobs/{sha}"),
+            format!("models--tester--tiny-GGUF/snapshots/{COMMIT}/{FILE}"),
+            "models--tester--tiny-GGUF/refs/main".into(),
+            format!(".locks/models--tester--tiny-GGUF/{sha}.lock"),
+        ];
+        for place in &places {
+            let at = |s: &Setup| {
+                let at = s.folder.path().join("hub").join(place);
+                fs::create_dir_all(at.parent().unwrap()).unwrap();
+                at
+            };
+            let plants: [(&str, Plant); 4] = [
+                ("link", |mine, at| symlink(mine, at).unwrap()),
+                ("second name", |mine, at| fs::hard_link(mine, at).unwrap()),
+                ("link to nothing", |mine, at| symlink(mine.with_extension("new"), at).unwrap()),
+                ("link to itself", |_, at| symlink(at.file_name().unwrap(), at).unwrap()),
+            ];
+            for (what, plant) in plants {
+                let (s, model) = pull_after(FILE, |s, mine| plant(mine, &at(s)));
+                let model = model.unwrap_or_else(|e| panic!("{what} at {place}: {e}"));
+                assert_eq!(fs::read(&model.files[0]).unwrap(), bytes, "{what} at {place}");
+                assert!(!s.folder.path().join("mine.new").exists(), "{what} at {place}");
+                assert_eq!(fs::read_to_string(s.repo().join("refs/main")).unwrap(), COMMIT);
+                let found = fs::symlink_metadata(s.repo().join("blobs").join(&sha)).unwrap();
+                assert!(found.is_file(), "{what} at {place}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_link_to_a_file_as_long_as_the_wanted_one_is_no_download() {
+        let bytes = content(0);
+        let (s, model) = pull_after(FILE, |s, mine| {
+            fs::write(mine.with_extension("other"), vec![0; bytes.len()]).unwrap();
+            symlink(mine.with_extension("other"), s.repo().join("blobs").join(sha256(&bytes))).unwrap();
+        });
+        assert_eq!(fs::read(&model.unwrap().files[0]).unwrap(), bytes);
+        assert_eq!(fs::read(s.folder.path().join("mine.other")).unwrap(), vec![0; bytes.len()]);
+    }
+
+    #[test]
+    fn folders_that_lead_elsewhere_are_refused() {
+        let file = "sub/mine.gguf";
+        for place in ["blobs", "refs", "snapshots", &format!("snapshots/{COMMIT}"), &format!("snapshots/{COMMIT}/sub")]
+        {
+            let (s, model) = pull_after(file, |s, mine| {
+                let at = s.repo().join(place);
+                let _ = fs::remove_dir(&at);
+                fs::create_dir_all(at.parent().unwrap()).unwrap();
+                symlink(mine.parent().unwrap(), at).unwrap();
+            });
+            assert!(matches!(model, Err(HubError::OutsideCache { .. })), "{place}: {model:?}");
+            let left: Vec<_> = fs::read_dir(s.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+            assert_eq!(left.len(), 2, "{place}: {left:?}");
+        }
+    }
+
+    #[test]
+    fn a_repository_whose_folder_is_elsewhere_works() {
+        let (_setup, model) = pull_after(FILE, |s, mine| {
+            let elsewhere = mine.with_extension("disk");
+            fs::rename(s.repo(), &elsewhere).unwrap();
+            symlink(elsewhere, s.repo()).unwrap();
+        });
+        assert_eq!(fs::read(&model.unwrap().files[0]).unwrap(), content(0));
+    }
+
+    #[test]
+    fn a_pipe_does_not_hold_a_download_up() {
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            let (_setup, model) = pull_after(FILE, |s, _| {
+                let pipe = s.repo().join(format!("blobs/{}.incomplete", sha256(&content(0))));
+                assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            });
+            send.send(fs::read(&model.unwrap().files[0]).unwrap()).unwrap();
+        });
+        assert_eq!(receive.recv_timeout(Duration::from_secs(30)).unwrap(), content(0));
+    }
+}

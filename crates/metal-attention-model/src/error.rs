@@ -146,4 +146,14 @@ pub enum ModelError {
         /// The shape that the metadata asks for.
         expected: Vec<usize>,
     },
+    /// A tensor with a number that nothing can be computed with.
+    #[error("the tensor {name} contains {value}: {why}")]
+    TensorValue {
+        /// The tensor's name.
+        name: String,
+        /// The number.
+        value: f32,
+        /// What it should have been.
+        why: &'static str,
+    },
 }

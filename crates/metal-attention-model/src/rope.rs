@@ -52,8 +52,8 @@ pub struct Rope {
 
 impl Rope {
     /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the
-    /// rotated vectors' length. `factors`, when given, divides each frequency
-    /// (the `rope_freqs.weight` tensor of Llama 3.1 and later).
+    /// rotated vectors' length. `factors`, `[n_rot / 2]` when given, divides each
+    /// frequency (the `rope_freqs.weight` tensor of Llama 3.1 and later).
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
         let base = f64::from(self.freq_base);
         let n_rot = self.n_rot as f64;

@@ -139,6 +139,25 @@ impl ModelSpec {
         )?;
         let window = keys.opt_usize("attention.sliding_window")?.filter(|&w| w > 0);
 
+        // One length for all heads: that of the first layer's, where layers have different numbers of heads.
+        let head_dim = if let Some(n) = key_length {
+            n
+        } else {
+            let why = "must divide embedding_length where attention.key_length is not given";
+            keys.check("attention.head_count", head_count[0], n_embd.is_multiple_of(head_count[0]), why)?;
+            n_embd / head_count[0]
+        };
+        if let Some(v) = value_length {
+            keys.check("attention.value_length", v, v == head_dim, "value heads must be as long as key heads")?;
+        }
+        let n_rot = n_rot.unwrap_or(head_dim);
+        keys.check(
+            "rope.dimension_count",
+            n_rot,
+            n_rot <= head_dim && n_rot.is_multiple_of(2),
+            "must be even and at most the head's length",
+        )?;
+
         let mut layers = Vec::with_capacity(n_layer);
         for layer in 0..n_layer {
             let (n_head, n_head_kv) = (head_count[layer], head_count_kv[layer]);
@@ -147,23 +166,6 @@ impl ModelSpec {
                 n_head_kv,
                 n_head.is_multiple_of(n_head_kv),
                 "must divide attention.head_count",
-            )?;
-            let head_dim = if let Some(n) = key_length {
-                n
-            } else {
-                let why = "must divide embedding_length where attention.key_length is not given";
-                keys.check("attention.head_count", n_head, n_embd.is_multiple_of(n_head), why)?;
-                n_embd / n_head
-            };
-            if let Some(v) = value_length {
-                keys.check("attention.value_length", v, v == head_dim, "value heads must be as long as key heads")?;
-            }
-            let n_rot = n_rot.unwrap_or(head_dim);
-            keys.check(
-                "rope.dimension_count",
-                n_rot,
-                n_rot <= head_dim && n_rot.is_multiple_of(2),
-                "must be even and at most the head's length",
             )?;
             keys.check(
                 "attention.key_length",

@@ -1,6 +1,7 @@
 //! The tensors a model consists of, by GGUF name: one list that loading checks
 //! a file against and that a writer of new files follows.
 
+use crate::weights::ROPE_FREQS;
 use crate::{FeedForward, LayerSpec, Mixer, ModelSpec};
 
 /// A tensor that a model has.
@@ -29,8 +30,9 @@ impl ModelSpec {
         list.required("token_embd.weight", &[n_embd, self.n_vocab]);
         list.optional("output.weight", &[n_embd, self.n_vocab]);
         list.required("output_norm.weight", &[n_embd]);
+        // All layers have the same: `Weights::load` checks it.
         if let Some(LayerSpec { mixer: Mixer::Attention(a), .. }) = self.layers.first() {
-            list.optional("rope_freqs.weight", &[a.rope.n_rot / 2]);
+            list.optional(ROPE_FREQS, &[a.rope.n_rot / 2]);
         }
         for (i, layer) in self.layers.iter().enumerate() {
             let name = |role: &str| format!("blk.{i}.{role}");

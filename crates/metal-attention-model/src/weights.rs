@@ -5,7 +5,10 @@ use std::collections::HashMap;
 
 use metal_attention_gguf::{GgufFile, Tensor};
 
-use crate::{ModelError, ModelSpec};
+use crate::{Mixer, ModelError, ModelSpec};
+
+/// The tensor that divides the RoPE frequencies.
+pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// `y = W x + b`.
 #[derive(Debug, Clone)]
@@ -126,12 +129,38 @@ impl Weights {
             })
             .collect();
         let token_embd = matrix("token_embd.weight");
+        let rope_freqs = opt_vector(ROPE_FREQS);
+        if let Some(divisors) = &rope_freqs {
+            check_rope_freqs(divisors, spec)?;
+        }
         Ok(Self {
             output: found.get("output.weight").unwrap_or(&token_embd).clone(),
             token_embd,
             output_norm: vector("output_norm.weight"),
-            rope_freqs: opt_vector("rope_freqs.weight"),
+            rope_freqs,
             layers,
         })
+    }
+}
+
+/// Refuses divisors of the RoPE frequencies that do not fit every layer, or that no frequency can be divided by.
+fn check_rope_freqs(divisors: &[f32], spec: &ModelSpec) -> Result<(), ModelError> {
+    for layer in &spec.layers {
+        let Mixer::Attention(a) = &layer.mixer;
+        if a.rope.n_rot / 2 != divisors.len() {
+            return Err(ModelError::TensorShape {
+                name: ROPE_FREQS.into(),
+                found: vec![divisors.len()],
+                expected: vec![a.rope.n_rot / 2],
+            });
+        }
+    }
+    match divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
+        None => Ok(()),
+        Some(divisor) => Err(ModelError::TensorValue {
+            name: ROPE_FREQS.into(),
+            value: *divisor,
+            why: "frequencies are divided by it: it must be above 0",
+        }),
     }
 }

@@ -7,10 +7,12 @@ use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
 use crate::pre::{PreTokenizer, Spelling, Whole};
 use crate::rules;
-use crate::strings::StringTable;
-use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, check_size};
+use crate::strings::{HashMap, StringTable};
+use crate::vocabulary::{
+    BYTE, CONTROL, ESCAPED_BLANK, MAX_BYTES, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, check_size,
+};
+use foldhash::fast::RandomState;
 use metal_attention_gguf::{Metadata, StringArray};
-use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
@@ -27,7 +29,7 @@ static BYTE_ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
 });
 
 /// The byte of every character of the byte alphabet.
-static ALPHABET_BYTE: LazyLock<FxHashMap<char, u8>> =
+static ALPHABET_BYTE: LazyLock<HashMap<char, u8>> =
     LazyLock::new(|| (0..=255u8).map(|byte| (BYTE_ALPHABET[byte as usize], byte)).collect());
 
 /// A byte-pair vocabulary.
@@ -35,7 +37,7 @@ pub(crate) struct Bpe {
     pub(crate) pre: &'static PreTokenizer,
     /// The merge of two symbols. Symbols are tokens, and above those the parts and results of merges
     /// that are no tokens.
-    merges: FxHashMap<(u32, u32), Merge>,
+    merges: HashMap<(u32, u32), Merge>,
     /// The symbol of each byte, where pieces are spelled in the byte alphabet.
     byte_symbols: Box<[u32; 256]>,
     /// The token that stands for a byte when its symbol is no token.
@@ -59,14 +61,14 @@ impl Bpe {
             return Err(TokenizerError::MissingKey { key: KEY });
         }
         let count = lines.map_or(0, StringArray::len);
-        check_size("merges", lines.map_or(0, |lines| lines.iter().map(str::len).sum()))?;
+        check_size("merges", lines.map_or(0, |lines| lines.iter().map(str::len).sum()), MAX_BYTES)?;
 
         let mut extra = StringTable::with_capacity(0, 0);
         let mut symbol = |text: &[u8]| {
             let id = vocabulary.find(text).or_else(|| Some(extra.get(text)? + vocabulary.len() as u32));
             id.unwrap_or_else(|| extra.push(text) + vocabulary.len() as u32)
         };
-        let mut merges = FxHashMap::with_capacity_and_hasher(count, rustc_hash::FxBuildHasher);
+        let mut merges = HashMap::with_capacity_and_hasher(count, RandomState::default());
         let mut joined = Vec::new();
         let mut cut_before_blanks = true;
         for (rank, line) in lines.iter().flat_map(|lines| lines.iter()).enumerate() {

@@ -1,7 +1,7 @@
 //! Words already encoded in this text.
 
 use crate::TokenId;
-use rustc_hash::FxHashMap;
+use crate::strings::HashMap;
 use std::ops::Range;
 
 /// Longer words are not worth remembering.
@@ -10,7 +10,7 @@ const MAX_BYTES: usize = 48;
 /// Remembers where in the output a word's tokens are, so that a word that comes again is copied.
 #[derive(Default)]
 pub(crate) struct WordCache<'t> {
-    words: FxHashMap<&'t str, Range<u32>>,
+    words: HashMap<&'t str, Range<u32>>,
 }
 
 impl<'t> WordCache<'t> {

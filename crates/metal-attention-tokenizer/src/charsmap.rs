@@ -3,6 +3,9 @@
 use crate::error::TokenizerError;
 use metal_attention_gguf::{Array, Metadata, Value};
 
+/// Bytes of the longest replaced sequence and of the longest replacement. Unicode's own normal forms take 33.
+const MAX_BYTES: usize = 256;
+
 /// An XOR-compressed compact double array (S. Kanda, Space- and Time-Efficient String Dictionaries, 2018) from sequences to
 /// offsets of their replacements.
 #[derive(Default)]
@@ -28,6 +31,9 @@ impl CharsMap {
         let Some((len, rest)) = bytes.split_first_chunk() else { return Err(short) };
         let len = u32::from_le_bytes(*len) as usize;
         let Some((nodes, replacements)) = rest.split_at_checked(len) else { return Err(short) };
+        if replacements.split(|&byte| byte == 0).any(|replacement| replacement.len() > MAX_BYTES) {
+            return Err(TokenizerError::CharsMap { why: "a replacement is longer than 256 bytes" });
+        }
         let (nodes, _) = nodes.as_chunks();
         Ok(Self {
             nodes: nodes.iter().map(|&node| u32::from_le_bytes(node)).collect(),
@@ -53,7 +59,9 @@ impl CharsMap {
     fn longest_match(&self, text: &str) -> Option<(usize, &str)> {
         let mut found = None;
         let mut index = base(*self.nodes.first()?);
-        for (i, byte) in text.bytes().enumerate() {
+        for (i, byte) in text.bytes().take(MAX_BYTES).enumerate() {
+            #[cfg(test)]
+            crate::steps::count();
             index ^= u32::from(byte);
             let Some(&node) = self.nodes.get(index as usize) else { break };
             let label = node & (1 << 31 | 0xFF);

@@ -46,7 +46,17 @@ pub enum TokenizerError {
         /// The number of tokens.
         tokens: usize,
     },
-    /// Tokens and merges together exceed what 32-bit offsets address.
+    /// A token so long that text could not be searched for it in reasonable time.
+    #[error("token {id} is {bytes} bytes long; at most {limit} are supported")]
+    TokenTooLong {
+        /// The token.
+        id: crate::TokenId,
+        /// Its length in bytes.
+        bytes: usize,
+        /// The most that is supported.
+        limit: usize,
+    },
+    /// More tokens or merges than 32-bit offsets address, or than text is searched for.
     #[error("the vocabulary's {what} take {bytes} bytes; at most {limit} are supported")]
     TooLarge {
         /// "tokens" or "merges".

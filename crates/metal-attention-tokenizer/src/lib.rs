@@ -41,8 +41,11 @@ mod pre;
 mod rules;
 mod special;
 mod spm;
+#[cfg(test)]
+mod steps;
 mod strings;
 mod tokenizer;
+mod trie;
 mod unigram;
 mod vocabulary;
 mod wordpiece;

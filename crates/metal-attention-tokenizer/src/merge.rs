@@ -94,6 +94,8 @@ impl Merger {
     }
 
     fn candidate(&self, left: u32, right: u32, find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>) -> Option<Candidate> {
+        #[cfg(test)]
+        crate::steps::count();
         let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
         let Merge { rank, id } = find(l, r)?;
         Some(Candidate { rank, left, right, id, len: l.len + r.len })

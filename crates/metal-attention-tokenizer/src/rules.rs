@@ -217,6 +217,8 @@ impl<'t> Text<'t> {
 
     /// The classes of the character at `at` and the position after it; `None` at the end.
     fn at(self, at: usize) -> Option<(Mask, usize)> {
+        #[cfg(test)]
+        crate::steps::count();
         let &byte = self.text.as_bytes().get(at)?;
         if byte < 0x80 {
             return Some((self.classes.of(byte as char), at + 1));

@@ -1,8 +1,8 @@
 //! Cutting special tokens out of a text.
 
 use crate::TokenId;
+use crate::trie::{ROOT, Trie};
 use crate::vocabulary::{CONTROL, Kind, STRIP_LEFT, STRIP_RIGHT, UNKNOWN, Vocabulary};
-use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
@@ -21,12 +21,22 @@ pub(crate) enum Fragment<'t> {
 /// Longer tokens come before shorter ones wherever they are in the text, and of equally long ones
 /// the leftmost comes first.
 pub(crate) struct SpecialTokens {
-    /// The bytes that a token may start with.
-    first: [bool; 256],
-    /// The children of trie nodes by byte; node 0 is the root.
-    children: FxHashMap<(u32, u8), u32>,
-    /// The token that ends at a node.
-    tokens: Vec<Option<(TokenId, Kind)>>,
+    tokens: Vec<SpecialToken>,
+    /// The numbers of the tokens by their spelling, backwards: an Aho-Corasick automaton (1975) that reads a text from its
+    /// end tells at every byte which tokens start there, in time that does not depend on how long they are.
+    trie: Trie,
+    /// The node of the longest true beginning of a node's string that is in the trie, backwards.
+    fallback: Vec<u32>,
+    /// The node of the longest token that starts where a node's string does; the root where there is none.
+    longest: Vec<u32>,
+    /// The child of the root that a byte leads to, or the root.
+    first: Box<[u32; 256]>,
+}
+
+struct SpecialToken {
+    id: TokenId,
+    kind: Kind,
+    len: usize,
 }
 
 /// A token at a place in the text; the greatest is cut out first.
@@ -34,94 +44,101 @@ pub(crate) struct SpecialTokens {
 struct Candidate {
     len: usize,
     start: Reverse<usize>,
-    id: TokenId,
-    kind: Kind,
+    /// Where the automaton has it.
+    node: u32,
 }
 
 impl SpecialTokens {
     /// The special tokens of one of the `kinds` and of none of `but_not`.
     pub(crate) fn new(vocabulary: &Vocabulary, kinds: Kind, but_not: Kind) -> Self {
-        let mut special = Self { first: [false; 256], children: FxHashMap::default(), tokens: vec![None] };
-        for id in vocabulary.ids() {
-            if vocabulary.is(id, kinds) && !vocabulary.is(id, but_not) {
-                special.insert(vocabulary.text(id).as_bytes(), id, vocabulary.kind(id));
-            }
-        }
-        special
+        let ids = vocabulary.ids().filter(|&id| vocabulary.is(id, kinds) && !vocabulary.is(id, but_not));
+        Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))))
     }
 
-    fn insert(&mut self, text: &[u8], id: TokenId, kind: Kind) {
-        let Some(&first) = text.first() else { return };
-        self.first[first as usize] = true;
-        let mut node = 0;
-        for &byte in text {
-            let new = self.tokens.len() as u32;
-            node = *self.children.entry((node, byte)).or_insert(new);
-            if node == new {
-                self.tokens.push(None);
+    /// Of tokens with the same spelling the last one counts.
+    fn from_tokens<'v>(tokens: impl Iterator<Item = (&'v [u8], TokenId, Kind)>) -> Self {
+        let tokens: Vec<_> = tokens.filter(|(text, ..)| !text.is_empty()).collect();
+        let backwards: Vec<Vec<u8>> = tokens.iter().map(|(text, ..)| text.iter().rev().copied().collect()).collect();
+        let trie = Trie::new(backwards.iter().enumerate().rev().map(|(i, text)| (&text[..], i as u32)).collect());
+        let n_nodes = trie.n_nodes() as usize;
+        let (mut fallback, mut longest) = (vec![ROOT; n_nodes], vec![ROOT; n_nodes]);
+        // Fallbacks are shorter than what falls back to them, and have lower numbers.
+        for node in 0..trie.n_nodes() {
+            for (byte, child) in trie.children(node) {
+                let mut from = node;
+                while from != ROOT && fallback[child as usize] == ROOT {
+                    from = fallback[from as usize];
+                    fallback[child as usize] = trie.child(from, byte).unwrap_or(ROOT);
+                }
+                let is_token = trie.value(child).is_some();
+                longest[child as usize] = if is_token { child } else { longest[fallback[child as usize] as usize] };
             }
         }
-        self.tokens[node as usize] = Some((id, kind));
+        let mut first = Box::new([ROOT; 256]);
+        for (byte, child) in trie.children(ROOT) {
+            first[byte as usize] = child;
+        }
+        let tokens = tokens.iter().map(|&(text, id, kind)| SpecialToken { id, kind, len: text.len() }).collect();
+        Self { tokens, trie, fallback, longest, first }
     }
 
-    /// The longest token that starts at `start` and ends at `limit` at the latest, and covers none of `literals` if it
-    /// is a control token.
-    fn longest(&self, text: &[u8], start: usize, limit: usize, literals: &[usize]) -> Option<Candidate> {
+    /// Every place in `text` where a token starts, from the end on, with the node of the longest one.
+    fn found(&self, text: &[u8]) -> impl Iterator<Item = (usize, u32)> {
+        let mut node = ROOT;
+        text.iter().enumerate().rev().filter_map(move |(start, &byte)| {
+            node = loop {
+                if node == ROOT {
+                    break self.first[byte as usize];
+                }
+                if let Some(child) = self.trie.child(node, byte) {
+                    break child;
+                }
+                node = self.fallback[node as usize];
+            };
+            Some((start, self.longest[node as usize])).filter(|&(_, found)| found != ROOT)
+        })
+    }
+
+    /// The token at a node that has one.
+    fn token(&self, node: u32) -> &SpecialToken {
+        &self.tokens[self.trie.value(node).expect("the node has a token") as usize]
+    }
+
+    /// The longest token, of the one at `node` and the shorter ones that start with it at `start`, that ends at `limit`
+    /// at the latest, and covers none of `literals` if it is a control token.
+    fn longest(&self, mut node: u32, start: usize, limit: usize, literals: &[usize]) -> Option<Candidate> {
         let next_literal = literals.get(literals.partition_point(|&at| at < start)).copied().unwrap_or(usize::MAX);
-        let mut node = 0;
-        let mut found = None;
-        for (i, &byte) in text[start..limit].iter().enumerate() {
-            let Some(&child) = self.children.get(&(node, byte)) else { break };
-            node = child;
-            if let Some((id, kind)) = self.tokens[node as usize]
-                && (start + i < next_literal || kind & (CONTROL | UNKNOWN) == 0)
-            {
-                found = Some(Candidate { len: i + 1, start: Reverse(start), id, kind });
+        while node != ROOT {
+            #[cfg(test)]
+            crate::steps::count();
+            let &SpecialToken { kind, len, .. } = self.token(node);
+            let end = start + len;
+            if end <= limit && (end <= next_literal || kind & (CONTROL | UNKNOWN) == 0) {
+                return Some(Candidate { len, start: Reverse(start), node });
             }
+            node = self.longest[self.fallback[node as usize] as usize];
         }
-        found
-    }
-
-    /// Where in `text` a token starts, or may start if the text went on, in ascending order.
-    pub(crate) fn starts(&self, text: &str) -> Vec<usize> {
-        let bytes = text.as_bytes();
-        (0..bytes.len()).filter(|&start| self.first[bytes[start] as usize] && self.may_start(&bytes[start..])).collect()
-    }
-
-    /// Whether `text` begins with a token, or is the beginning of one.
-    fn may_start(&self, text: &[u8]) -> bool {
-        let mut node = 0;
-        for &byte in text {
-            let Some(&child) = self.children.get(&(node, byte)) else { return false };
-            node = child;
-            if self.tokens[node as usize].is_some() {
-                return true;
-            }
-        }
-        true
+        None
     }
 
     /// The parts of `text` in order. No control token covers a byte whose offset is one of `literals`, which ascend.
     pub(crate) fn cut<'t>(&self, text: &'t str, literals: &[usize]) -> Vec<Fragment<'t>> {
         let bytes = text.as_bytes();
-        let mut candidates: BinaryHeap<Candidate> = bytes
-            .iter()
-            .enumerate()
-            .filter(|&(_, &byte)| self.first[byte as usize])
-            .filter_map(|(start, _)| self.longest(bytes, start, bytes.len(), literals))
-            .collect();
+        let mut candidates: BinaryHeap<Candidate> =
+            self.found(bytes).filter_map(|(start, node)| self.longest(node, start, bytes.len(), literals)).collect();
 
         // The tokens cut out so far, by where they start, with the white space they swallow.
         let mut taken: BTreeMap<usize, (usize, TokenId)> = BTreeMap::new();
-        while let Some(Candidate { len, start: Reverse(start), id, kind }) = candidates.pop() {
+        while let Some(Candidate { len, start: Reverse(start), node }) = candidates.pop() {
             let gap = gap_around(&taken, start, bytes.len());
             if start < gap.start {
                 continue;
             }
             if start + len > gap.end {
-                candidates.extend(self.longest(bytes, start, gap.end, literals));
+                candidates.extend(self.longest(node, start, gap.end, literals));
                 continue;
             }
+            let &SpecialToken { id, kind, .. } = self.token(node);
             let (mut from, mut to) = (start, start + len);
             if kind & STRIP_LEFT != 0 {
                 let before = &bytes[gap.start..from];
@@ -150,6 +167,41 @@ impl SpecialTokens {
     }
 }
 
+/// The tokens whose spelling in a text would steer the model.
+pub(crate) struct ControlTokens {
+    tokens: SpecialTokens,
+    /// By their spelling.
+    trie: Trie,
+    /// Bytes of the longest.
+    longest: usize,
+}
+
+impl ControlTokens {
+    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+        let ids = vocabulary.ids().filter(|&id| vocabulary.is(id, CONTROL | UNKNOWN));
+        Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))).collect())
+    }
+
+    fn from_tokens(tokens: Vec<(&[u8], TokenId, Kind)>) -> Self {
+        Self {
+            longest: tokens.iter().map(|(text, ..)| text.len()).max().unwrap_or(0),
+            trie: Trie::new(tokens.iter().map(|&(text, id, _)| (text, id)).collect()),
+            tokens: SpecialTokens::from_tokens(tokens.into_iter()),
+        }
+    }
+
+    /// Where in `text` a token starts, or may start if the text went on, in ascending order.
+    pub(crate) fn starts(&self, text: &str) -> Vec<usize> {
+        let text = text.as_bytes();
+        let mut starts: Vec<_> = self.tokens.found(text).map(|(start, _)| start).collect();
+        let near_the_end = (text.len().saturating_sub(self.longest)..text.len()).rev();
+        starts.extend(near_the_end.filter(|&start| self.trie.begins(&text[start..])));
+        starts.sort_unstable();
+        starts.dedup();
+        starts
+    }
+}
+
 /// The range around `at` that no token has been cut out of; it starts after `at` when one covers `at`.
 fn gap_around(taken: &BTreeMap<usize, (usize, TokenId)>, at: usize, end: usize) -> Range<usize> {
     let start = taken.range(..=at).next_back().map_or(0, |(_, &(to, _))| to);
@@ -166,12 +218,13 @@ mod tests {
     use super::*;
     use crate::vocabulary::USER_DEFINED;
 
-    fn special(tokens: &[(&str, Kind)]) -> SpecialTokens {
-        let mut special = SpecialTokens { first: [false; 256], children: FxHashMap::default(), tokens: vec![None] };
-        for (id, (text, kind)) in tokens.iter().enumerate() {
-            special.insert(text.as_bytes(), id as TokenId, kind | CONTROL);
-        }
-        special
+    fn tokens<'t>(tokens: &[(&'t str, Kind)]) -> Vec<(&'t [u8], TokenId, Kind)> {
+        tokens.iter().zip(0..).map(|(&(text, kind), id)| (text.as_bytes(), id, kind)).collect()
+    }
+
+    fn special(texts: &[(&str, Kind)]) -> SpecialTokens {
+        let tokens = tokens(texts);
+        SpecialTokens::from_tokens(tokens.into_iter().map(|(text, id, kind)| (text, id, kind | CONTROL)))
     }
 
     use Fragment::{Text, Token};
@@ -193,8 +246,8 @@ mod tests {
 
     #[test]
     fn literals_are_no_part_of_control_tokens() {
-        let mut special = special(&[("<end>", 0), ("<e", 0)]);
-        special.insert(b"<think>", 2, USER_DEFINED);
+        let tokens = tokens(&[("<end>", CONTROL), ("<e", CONTROL), ("<think>", USER_DEFINED)]);
+        let special = SpecialTokens::from_tokens(tokens.into_iter());
         assert_eq!(special.cut("<end><end>", &[5]), [Token(0), Text("<end>")]);
         assert_eq!(special.cut("<end><end>", &[2]), [Token(1), Text("nd>"), Token(0)]);
         assert_eq!(special.cut("<think><end>", &[0, 7]), [Token(2), Text("<end>")]);
@@ -202,7 +255,7 @@ mod tests {
 
     #[test]
     fn starts_are_found_though_the_end_is_missing() {
-        let special = special(&[("<end>", 0), ("<|a|>", 0)]);
+        let special = ControlTokens::from_tokens(tokens(&[("<end>", 0), ("<|a|>", 0)]));
         assert_eq!(special.starts("a<end><|b|>e<|<en"), [1, 14]);
         assert_eq!(special.starts("<|a"), [0]);
         assert_eq!(special.starts(""), [0; 0]);

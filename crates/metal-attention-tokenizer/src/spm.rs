@@ -3,8 +3,9 @@
 use crate::TokenId;
 use crate::bpe::{joins_blank, words_before_blanks};
 use crate::cache::WordCache;
+use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
-use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, UNKNOWN, Vocabulary};
+use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, Kind, UNKNOWN, Vocabulary};
 
 /// A SentencePiece vocabulary.
 pub(crate) struct Spm {
@@ -16,7 +17,8 @@ pub(crate) struct Spm {
 }
 
 impl Spm {
-    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+    pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
+        vocabulary.check_lengths(Kind::MAX)?;
         let byte_token = |byte: usize| {
             let byte = byte as u8;
             let found = vocabulary.find_byte(byte).or_else(|| vocabulary.find(&[byte]));
@@ -24,11 +26,11 @@ impl Spm {
         };
         let mergeable = |id: &TokenId| !vocabulary.is(*id, CONTROL | UNKNOWN | BYTE);
         let joined = |id| joins_blank(vocabulary.bytes(id));
-        Self {
+        Ok(Self {
             byte_tokens: Box::new(std::array::from_fn(byte_token)),
             longest: vocabulary.longest(),
             cut_before_blanks: !vocabulary.ids().filter(mergeable).any(joined),
-        }
+        })
     }
 
     /// Appends the tokens of `text`, with a blank before it if `prefix`.

@@ -1,7 +1,10 @@
 //! A table of strings in one allocation, found by number or by text.
 
-use rustc_hash::FxHasher;
-use std::hash::Hasher;
+use foldhash::fast::RandomState;
+use std::hash::BuildHasher;
+
+/// A map whose hashes differ from map to map, so that no file and no text can choose keys that collide.
+pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 
 const EMPTY: u32 = u32::MAX;
 
@@ -20,6 +23,8 @@ pub(crate) struct StringTable {
     bytes: Vec<u8>,
     ends: Vec<u32>,
     slots: Vec<Slot>,
+    /// Of another table the hashes are others, so that no file can choose strings that meet in one slot.
+    hashes: RandomState,
 }
 
 impl StringTable {
@@ -29,6 +34,7 @@ impl StringTable {
             bytes: Vec::with_capacity(bytes),
             ends: Vec::with_capacity(strings),
             slots: vec![Slot { tag: 0, id: EMPTY }; slots],
+            hashes: RandomState::default(),
         }
     }
 
@@ -65,9 +71,7 @@ impl StringTable {
 
     /// The slot that holds `text`, or the empty one where it belongs, and its tag.
     fn find(&self, text: &[u8]) -> (usize, u32) {
-        let mut hasher = FxHasher::default();
-        hasher.write(text);
-        let hash = hasher.finish();
+        let hash = self.hashes.hash_one(text);
         let tag = (hash >> 32) as u32;
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
@@ -107,5 +111,7 @@ mod tests {
         assert_eq!(table.bytes(12), b"s12");
         assert_eq!(table.bytes(5000), b"");
         assert_eq!(table.len(), 1001);
+        let other = StringTable::with_capacity(0, 0);
+        assert_ne!(table.hashes.hash_one(&b"s7"[..]), other.hashes.hash_one(&b"s7"[..]));
     }
 }

@@ -5,7 +5,7 @@ use crate::bpe::Bpe;
 use crate::decode::StreamDecoder;
 use crate::error::TokenizerError;
 use crate::pre::{self, Bos};
-use crate::special::{Fragment, SpecialTokens};
+use crate::special::{ControlTokens, Fragment, SpecialTokens};
 use crate::spm::Spm;
 use crate::unigram::Unigram;
 use crate::vocabulary::{CONTROL, Roles, UNKNOWN, USER_DEFINED, Vocabulary};
@@ -41,7 +41,7 @@ pub struct Tokenizer {
     all_special: SpecialTokens,
     user_defined: SpecialTokens,
     /// Those that are not.
-    control: SpecialTokens,
+    control: ControlTokens,
     /// What each token writes, control tokens included.
     pieces: Pieces,
     add_bos: bool,
@@ -75,7 +75,7 @@ impl Tokenizer {
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_space_prefix = true;
                 add_bos = true;
-                let spm = Spm::new(&vocabulary);
+                let spm = Spm::new(&vocabulary)?;
                 (vocabulary, Algorithm::Spm(spm))
             }
             "gpt2" | "gemma4" | "whitespace" => {
@@ -111,10 +111,11 @@ impl Tokenizer {
             || matches!(&algorithm, Algorithm::Bpe(bpe) if bpe.pre.bos == Bos::Always);
         add_eos = flag("tokenizer.ggml.add_eos_token", add_eos)?;
 
+        vocabulary.check_lengths(CONTROL | UNKNOWN | USER_DEFINED)?;
         Ok(Self {
             all_special: SpecialTokens::new(&vocabulary, CONTROL | UNKNOWN | USER_DEFINED, 0),
             user_defined: SpecialTokens::new(&vocabulary, USER_DEFINED, CONTROL | UNKNOWN),
-            control: SpecialTokens::new(&vocabulary, CONTROL | UNKNOWN, 0),
+            control: ControlTokens::new(&vocabulary),
             pieces: pieces(&vocabulary, &algorithm),
             vocabulary,
             algorithm,

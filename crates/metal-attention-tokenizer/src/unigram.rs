@@ -6,7 +6,8 @@ use crate::bpe::{joins_blank, words_before_blanks};
 use crate::cache::WordCache;
 use crate::charsmap::CharsMap;
 use crate::error::TokenizerError;
-use crate::vocabulary::{ESCAPED_BLANK, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
+use crate::trie::Trie;
+use crate::vocabulary::{ESCAPED_BLANK, Kind, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
 use metal_attention_gguf::Metadata;
 
 /// How much worse than the worst token an unknown character is.
@@ -15,8 +16,8 @@ const UNKNOWN_PENALTY: f32 = 10.0;
 /// A unigram vocabulary.
 pub(crate) struct Unigram {
     charsmap: CharsMap,
-    /// The tokens that text may become, sorted by spelling.
-    sorted: Vec<TokenId>,
+    /// The tokens that text may become.
+    tokens: Trie,
     unknown_score: f64,
     /// No token has a blank after something else, so that text may be cut before blanks.
     cut_before_blanks: bool,
@@ -39,16 +40,16 @@ impl Unigram {
         let flag = |key| metadata.bool(key).map(|flag| flag.unwrap_or(false));
         let normal = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL));
         let lowest = normal.map(|id| vocabulary.score(id)).fold(f32::MAX, f32::min);
-        let in_text = |id: &TokenId| vocabulary.is(*id, NORMAL | USER_DEFINED | UNUSED);
-        let mut sorted: Vec<_> = vocabulary.ids().filter(in_text).collect();
-        sorted.sort_by_key(|&id| vocabulary.bytes(id));
+        vocabulary.check_lengths(Kind::MAX)?;
+        let in_text = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL | USER_DEFINED | UNUSED));
+        let tokens: Vec<_> = in_text.map(|id| (vocabulary.bytes(id), id)).collect();
         // Where the blank is a token, no run of unknown characters goes across it.
-        let blank = sorted.iter().any(|&id| vocabulary.text(id) == ESCAPED_BLANK);
-        let joined = sorted.iter().any(|&id| joins_blank(vocabulary.bytes(id)));
+        let blank = tokens.iter().any(|&(text, _)| text == ESCAPED_BLANK.as_bytes());
+        let joined = tokens.iter().any(|&(text, _)| joins_blank(text));
         Ok(Self {
             cut_before_blanks: blank && !joined,
             charsmap: CharsMap::read(metadata)?,
-            sorted,
+            tokens: Trie::new(tokens),
             unknown_score: f64::from(lowest - UNKNOWN_PENALTY),
             add_space_prefix: flag("tokenizer.ggml.add_space_prefix")?,
             remove_extra_whitespaces: flag("tokenizer.ggml.remove_extra_whitespaces")?,
@@ -81,12 +82,12 @@ impl Unigram {
                 }
             };
             let mut whole_char = false;
-            self.for_each_prefix(vocabulary, &text.as_bytes()[start..], |len, token| {
+            for (len, token) in self.tokens.prefixes(&text.as_bytes()[start..]) {
                 whole_char |= len == c.len_utf8();
                 let user_defined = vocabulary.is(token, USER_DEFINED);
                 let own = if user_defined { 0.0 } else { f64::from(vocabulary.score(token)) };
                 improve(start + len, Some(token), score + own);
-            });
+            }
             if !whole_char {
                 improve(start + c.len_utf8(), None, score + self.unknown_score);
             }
@@ -106,22 +107,6 @@ impl Unigram {
             end = start as usize;
         }
         out[first..].reverse();
-    }
-
-    /// Calls `visit` with the length and id of every token that `text` starts with, shortest first.
-    fn for_each_prefix(&self, vocabulary: &Vocabulary, text: &[u8], mut visit: impl FnMut(usize, TokenId)) {
-        // The tokens that share their first `depth` bytes with the text.
-        let mut range = &self.sorted[..];
-        for (depth, byte) in text.iter().enumerate() {
-            let at_depth = |id: &TokenId| vocabulary.bytes(*id).get(depth).copied();
-            let start = range.partition_point(|id| at_depth(id) < Some(*byte));
-            let len = range[start..].partition_point(|id| at_depth(id) == Some(*byte));
-            range = &range[start..start + len];
-            let Some(&shortest) = range.first() else { return };
-            if vocabulary.bytes(shortest).len() == depth + 1 {
-                visit(depth + 1, shortest);
-            }
-        }
     }
 
     /// Replaces what the characters map replaces, writes blanks as "▁", and adds and removes blanks.

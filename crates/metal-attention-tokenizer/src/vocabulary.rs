@@ -26,7 +26,13 @@ pub(crate) const STRIP_RIGHT: Kind = 1 << 7;
 pub(crate) const ESCAPED_BLANK: &str = "\u{2581}";
 
 /// Offsets into the texts are 32-bit.
-const MAX_BYTES: usize = u32::MAX as usize / 2;
+pub(crate) const MAX_BYTES: usize = u32::MAX as usize / 2;
+
+/// Bytes of the longest token that is looked for at every place of a text: all but the merged ones of byte-pair
+/// vocabularies. Those of real vocabularies have 100 at most.
+const MAX_TOKEN_BYTES: usize = 1024;
+/// Bytes of all such tokens together. Real vocabularies have some MiB.
+const MAX_LOOKED_FOR: usize = 16 << 20;
 
 /// Spellings that end a generation, whatever the metadata says.
 const END_OF_GENERATION: &[&str] = &[
@@ -139,7 +145,7 @@ impl Vocabulary {
             return Err(TokenizerError::EmptyVocabulary);
         }
         let bytes = tokens.iter().map(str::len).sum();
-        check_size("tokens", bytes)?;
+        check_size("tokens", bytes, MAX_BYTES)?;
         let mut texts = StringTable::with_capacity(count, bytes);
         for (i, text) in tokens.iter().enumerate() {
             if text.is_empty() {
@@ -209,6 +215,19 @@ impl Vocabulary {
     /// The length in bytes of the longest token.
     pub(crate) fn longest(&self) -> usize {
         self.ids().map(|id| self.texts.bytes(id).len()).max().unwrap_or(0)
+    }
+
+    /// Refuses tokens of these kinds that are too long to be looked for at every place of a text, and too many of them.
+    pub(crate) fn check_lengths(&self, kinds: Kind) -> Result<(), TokenizerError> {
+        let mut total = 0;
+        for id in self.ids().filter(|&id| self.is(id, kinds)) {
+            let bytes = self.bytes(id).len();
+            if bytes > MAX_TOKEN_BYTES {
+                return Err(TokenizerError::TokenTooLong { id, bytes, limit: MAX_TOKEN_BYTES });
+            }
+            total += bytes;
+        }
+        check_size("tokens", total, MAX_LOOKED_FOR)
     }
 
     /// The byte that a token like `<0x0A>` stands for.
@@ -355,10 +374,10 @@ impl Vocabulary {
     }
 }
 
-/// Refuses texts that 32-bit offsets cannot address.
-pub(crate) fn check_size(what: &'static str, bytes: usize) -> Result<(), TokenizerError> {
-    if bytes > MAX_BYTES {
-        return Err(TokenizerError::TooLarge { what, bytes, limit: MAX_BYTES });
+/// Refuses texts that are too large, such as those that 32-bit offsets cannot address.
+pub(crate) fn check_size(what: &'static str, bytes: usize, limit: usize) -> Result<(), TokenizerError> {
+    if bytes > limit {
+        return Err(TokenizerError::TooLarge { what, bytes, limit });
     }
     Ok(())
 }

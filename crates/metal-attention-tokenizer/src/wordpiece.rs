@@ -4,7 +4,8 @@ use crate::TokenId;
 use crate::bpe::simple_lower;
 use crate::classes::{CLASSES, CONTROL, MARK, PUNCTUATION, SPACE, SYMBOL};
 use crate::error::TokenizerError;
-use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
+use crate::trie::Trie;
+use crate::vocabulary::{ESCAPED_BLANK, Kind, Vocabulary};
 use metal_attention_gguf::Metadata;
 use unicode_normalization::char::decompose_canonical;
 
@@ -13,14 +14,19 @@ use unicode_normalization::char::decompose_canonical;
 pub(crate) struct WordPiece {
     lowercase: bool,
     strip_accents: bool,
-    longest: usize,
+    /// The tokens that text may become.
+    tokens: Trie,
 }
 
 impl WordPiece {
     pub(crate) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
         let lowercase = metadata.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
         let strip = metadata.bool("tokenizer.ggml.normalizer.strip_accents")?;
-        Ok(Self { lowercase, strip_accents: strip.unwrap_or(lowercase), longest: vocabulary.longest() })
+        vocabulary.check_lengths(Kind::MAX)?;
+        let tokens = vocabulary.ids().map(|id| (vocabulary.bytes(id), id));
+        let in_text = tokens.filter(|&(text, id)| vocabulary.find_in_text(text) == Some(id));
+        let tokens = Trie::new(in_text.collect());
+        Ok(Self { lowercase, strip_accents: strip.unwrap_or(lowercase), tokens })
     }
 
     /// Appends the tokens of `text`.
@@ -57,17 +63,14 @@ impl WordPiece {
         let bytes = word.as_bytes();
         let mut start = 0;
         while start < bytes.len() {
-            let limit = bytes.len().min(start + self.longest);
-            let found =
-                (start + 1..=limit).rev().find_map(|end| Some((vocabulary.find_in_text(&bytes[start..end])?, end)));
-            let Some((id, end)) = found else {
+            let Some((len, id)) = self.tokens.prefixes(&bytes[start..]).last() else {
                 // One part that no token covers makes the whole word unknown.
                 out.truncate(first);
                 out.extend(vocabulary.roles.unknown);
                 break;
             };
             out.push(id);
-            start = end;
+            start += len;
         }
         word.truncate(ESCAPED_BLANK.len());
     }

@@ -18,6 +18,8 @@ pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DI
 pub struct ModelOptions {
     /// Use this pre-tokenizer instead of the one the file names in `tokenizer.ggml.pre`.
     pub pre: Option<String>,
+    /// Read the whole file into memory instead of mapping it: slower and larger, but the file may change or go away.
+    pub in_memory: bool,
 }
 
 /// An open model; clones share the weights.
@@ -49,7 +51,8 @@ impl Model {
 
     /// [`open`](Self::open) with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self, Error> {
-        Self::from_gguf(GgufFile::open(path)?, options)
+        let gguf = if options.in_memory { GgufFile::read(path) } else { GgufFile::open(path) };
+        Self::from_gguf(gguf?, options)
     }
 
     /// The model inside the program: `stories260K`, which tells short children's stories.
