@@ -159,7 +159,8 @@ impl ApiError {
 fn shortened(mut text: String) -> String {
     const MOST: usize = 2000;
     if text.len() > MOST {
-        text.truncate(text.floor_char_boundary(MOST));
+        let end = (0..=MOST).rev().find(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
         text += "...";
     }
     text
