@@ -176,7 +176,7 @@ impl Events {
             return None;
         }
         let event = self.receiver.recv().await;
-        self.told(event)
+        Some(self.told(event))
     }
 
     /// [`recv`](Self::recv) for threads that may block; panics inside an async runtime.
@@ -185,14 +185,14 @@ impl Events {
             return None;
         }
         let event = self.receiver.blocking_recv();
-        self.told(event)
+        Some(self.told(event))
     }
 
     /// Where the other side ended without a last word, that is an error: nobody may take half a text for the whole.
-    fn told(&mut self, event: Option<Event>) -> Option<Event> {
+    fn told(&mut self, event: Option<Event>) -> Event {
         let event = event.unwrap_or(Event::Failed(RequestError::EngineFailed));
         self.ended = matches!(event, Event::Done { .. } | Event::Failed(_));
-        Some(event)
+        event
     }
 }
 
