@@ -139,6 +139,10 @@ impl ModelSpec {
         )?;
         let window = keys.opt_usize("attention.sliding_window")?.filter(|&w| w > 0);
 
+        for (n_head, n_head_kv) in head_count.iter().zip(&head_count_kv) {
+            let divides = n_head.is_multiple_of(*n_head_kv);
+            keys.check("attention.head_count_kv", n_head_kv, divides, "must divide attention.head_count")?;
+        }
         // One length for all heads: that of the first layer's, where layers have different numbers of heads.
         let head_dim = if let Some(n) = key_length {
             n
@@ -161,12 +165,6 @@ impl ModelSpec {
         let mut layers = Vec::with_capacity(n_layer);
         for layer in 0..n_layer {
             let (n_head, n_head_kv) = (head_count[layer], head_count_kv[layer]);
-            keys.check(
-                "attention.head_count_kv",
-                n_head_kv,
-                n_head.is_multiple_of(n_head_kv),
-                "must divide attention.head_count",
-            )?;
             keys.check(
                 "attention.key_length",
                 head_dim,
