@@ -42,7 +42,7 @@ function show() {
   }
   for (const key of old) views.delete(key);
   const failed = failures.get(current);
-  if (failed) nodes.push(failed);
+  if (failed && entries.length) nodes.push(failed);
   const log = $("log");
   if (nodes.length !== log.childNodes.length || nodes.some((node, i) => node !== log.childNodes[i])) log.replaceChildren(...nodes);
   log.setAttribute("aria-busy", String(Boolean(run)));
@@ -98,7 +98,6 @@ const actions = (key) => ({
 function forget(keys, text) {
   const removed = remove(keys);
   dropRuns(keys);
-  failures.delete(current);
   show();
   tell(text, () => {
     for (const [key, message] of removed) put(key, message);

@@ -87,10 +87,13 @@ export class View {
     this.node.classList.toggle("writing", isWriting);
     this.node.querySelectorAll(":scope > :is(.cut, .tools)").forEach((node) => node.remove());
     if (isWriting) return;
-    const cut = document.createElement("p");
-    cut.className = "cut";
-    cut.textContent = message.cut ?? "";
-    this.node.append(cut, this.#tools());
+    if (message.cut) {
+      const cut = document.createElement("p");
+      cut.className = "cut";
+      cut.textContent = message.cut;
+      this.node.append(cut);
+    }
+    this.node.append(this.#tools());
   }
 
   /** Shows what the message has now. */
@@ -120,12 +123,9 @@ export class View {
     const { role, content, cut, numbers } = this.#message;
     const { goOn, again, edit, forget } = this.#actions;
     const tools = bar(tool("Copy this message", COPY, (button) => copy(button, content)));
-    if (role === "user") {
-      tools.append(tool("Edit this message", EDIT, edit));
-    } else {
-      tools.append(tool("Answer again", AGAIN, again));
-      tools.lastChild.classList.add("only-last");
-    }
+    if (role === "user") tools.append(tool("Edit this message", EDIT, edit));
+    tools.append(tool(role === "user" ? "Ask again" : "Answer again", AGAIN, again));
+    tools.lastChild.classList.add("only-last");
     tools.append(tool("Delete this message", DELETE, forget));
     if (cut) {
       tools.prepend(textTool("Continue", goOn));
