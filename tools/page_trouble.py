@@ -409,12 +409,12 @@ def check_storage(tab, url):
     t.load()
     assert t.run("document.querySelectorAll('.message').length") == 2 and len(t.titles()) == 1, "it is taken over once"
     # Much of everything: a long conversation and a huge message.
-    t.run("sessionStorage.clear(); localStorage.clear(); localStorage.conversation = JSON.stringify(Array.from({length: 20000}, (_, i) => ({role: i % 2 ? 'assistant' : 'user', content: `m${i}`})))")
+    t.run("sessionStorage.clear(); localStorage.clear(); localStorage.conversation = JSON.stringify(Array.from({length: 10000}, (_, i) => ({role: i % 2 ? 'assistant' : 'user', content: `m${i}`})))")
     t.load()
     assert t.run("document.querySelectorAll('.message').length") == 200
     t.click("Show earlier messages")
     assert t.run("document.querySelectorAll('.message').length") == 400
-    t.run(f"sessionStorage.clear(); localStorage.clear(); localStorage['{KEY}'] = JSON.stringify({{role: 'assistant', content: '**a '.repeat(1000000)}})")
+    t.run(f"sessionStorage.clear(); localStorage.clear(); localStorage['{KEY}'] = JSON.stringify({{role: 'assistant', content: '**a '.repeat(250000)}})")
     t.load()
     t.answered("does it work?", "it does")
     # Full: it is said, what was said lives on in the page, and is kept once there is room.
