@@ -202,7 +202,8 @@ async function* events(response) {
   }
 }
 
-/** Runs `action` soon, and then no sooner than after ten times as long as it took: most of the time is left to others. */
+/** Runs `action` soon, and then no sooner than after ten times as long as it took (a second at most): most of the time is
+ * left to others. */
 function paced(action, least) {
   let timer = 0;
   let pause = least;
@@ -211,7 +212,7 @@ function paced(action, least) {
     timer = 0;
     const start = performance.now();
     action();
-    pause = Math.max(least, 10 * (performance.now() - start));
+    pause = Math.min(1000, Math.max(least, 10 * (performance.now() - start)));
   };
   return { now, soon: () => { timer ||= setTimeout(now, pause); }, stop: () => clearTimeout(timer) };
 }
