@@ -22,6 +22,16 @@ pub async fn script() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/chat.js"))
 }
 
+/// What the browser keeps.
+pub async fn store() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/store.js"))
+}
+
+/// Messages as elements.
+pub async fn view() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/view.js"))
+}
+
 /// From Markdown to elements of the page.
 pub async fn markdown() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))

@@ -36,6 +36,8 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .route("/", get(page::html))
         .route("/chat.css", get(page::css))
         .route("/chat.js", get(page::script))
+        .route("/store.js", get(page::store))
+        .route("/view.js", get(page::view))
         .route("/markdown.js", get(page::markdown))
         .route("/icon.svg", get(page::icon))
         .fallback(not_found)

@@ -1,18 +1,54 @@
 // Markdown to elements. Text only ever becomes text: no HTML is read, so none can be smuggled in.
+// The work is linear in the length of the text, whatever it holds: a model may write anything.
+
+/** Quotes and lists in each other, and bold in italics in bold: what is deeper is shown as text. */
+const DEEPEST = 24;
 
 /** The elements that `text` describes. */
 export function markdown(text) {
   const fragment = document.createDocumentFragment();
-  blocks(text.replace(/\r\n?/g, "\n").split("\n"), fragment);
+  blocks(normal(text).split("\n"), fragment, 0);
   return fragment;
 }
 
+/** Shows in `parent` a text that grows: what more text can no longer change is not looked at again. */
+export class Growing {
+  #parent;
+  /** The text of the blocks that stay as they are, and how many these are. */
+  #settled = "";
+  #count = 0;
+
+  constructor(parent) {
+    this.#parent = parent;
+  }
+
+  show(grown) {
+    const text = normal(grown);
+    if (!text.startsWith(this.#settled)) {
+      this.#settled = "";
+      this.#count = 0;
+    }
+    while (this.#parent.childNodes.length > this.#count) this.#parent.lastChild.remove();
+    const rest = text.slice(this.#settled.length).split("\n");
+    // Each block is one element. The last line may yet become part of the block before it, no earlier one.
+    const starts = blocks(rest, this.#parent, 0);
+    if (starts.length < 3) return;
+    this.#count += starts.length - 2;
+    this.#settled = text.slice(0, text.length - rest.slice(starts.at(-2)).join("\n").length);
+  }
+}
+
 const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)(.*)$/;
-const QUOTE = /^ {0,3}> ?(.*)$/;
-const DIVIDER = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)([^]*)$/;
+const QUOTE = /^ {0,3}> ?([^]*)$/;
+const BLOCK = [FENCE, HEADING, RULE, QUOTE, ITEM];
+
+const normal = (text) => text.replace(/\r\n?/g, "\n");
+const isEmpty = (line) => !line.trim();
+const startsBlock = (line) => BLOCK.some((form) => form.test(line));
+const depthOf = (line) => line.length - line.trimStart().length;
 
 function element(name, parent, className) {
   const node = document.createElement(name);
@@ -21,22 +57,29 @@ function element(name, parent, className) {
   return node;
 }
 
-function blocks(lines, parent) {
+/** Adds the blocks of `lines`, each as one element, and tells the line where each begins. */
+function blocks(lines, parent, depth) {
+  const starts = [];
   let i = 0;
   while (i < lines.length) {
     const line = lines[i];
     let match;
-    if (!line.trim()) {
+    if (isEmpty(line)) {
       i++;
+      continue;
+    }
+    starts.push(i);
+    if (depth >= DEEPEST) {
+      plain(lines.slice(i).join("\n"), element("p", parent));
+      break;
     } else if ((match = FENCE.exec(line))) {
-      const end = new RegExp(`^ {0,3}${match[1][0]}{${match[1].length},} *$`);
-      const body = [];
-      for (i++; i < lines.length && !end.test(lines[i]); i++) body.push(lines[i]);
+      const from = ++i;
+      while (i < lines.length && !closes(lines[i], match[1])) i++;
+      code(lines.slice(from, i).join("\n"), match[2], parent);
       i++;
-      code(body.join("\n"), match[2], parent);
     } else if ((match = HEADING.exec(line))) {
       // The page has the first two levels itself.
-      inline(match[2], element(`h${Math.min(match[1].length + 2, 5)}`, parent));
+      inline(heading(line), element(`h${Math.min(match[1].length + 2, 5)}`, parent));
       i++;
     } else if (RULE.test(line)) {
       element("hr", parent);
@@ -44,21 +87,32 @@ function blocks(lines, parent) {
     } else if (QUOTE.test(line)) {
       const body = [];
       for (; i < lines.length && (match = QUOTE.exec(lines[i])); i++) body.push(match[1]);
-      blocks(body, element("blockquote", parent));
-    } else if (line.includes("|") && i + 1 < lines.length && lines[i + 1].includes("-") && DIVIDER.test(lines[i + 1])) {
+      blocks(body, element("blockquote", parent), depth + 1);
+    } else if (line.includes("|") && isDivider(lines[i + 1] ?? "")) {
       i = table(lines, i, parent);
     } else if (ITEM.test(line)) {
-      i = list(lines, i, parent);
+      i = list(lines, i, parent, depth);
     } else {
       const body = [];
-      do body.push(lines[i++].trim()); while (i < lines.length && lines[i].trim() && !startsBlock(lines[i]));
+      do body.push(lines[i++].trim()); while (i < lines.length && !isEmpty(lines[i]) && !startsBlock(lines[i]));
       inline(body.join("\n"), element("p", parent));
     }
   }
+  return starts;
 }
 
-function startsBlock(line) {
-  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
+/** Whether a line ends the block of code that `fence` began. */
+function closes(line, fence) {
+  const mark = line.trim();
+  return depthOf(line) < 4 && mark.startsWith(fence) && !mark.replaceAll(fence[0], "");
+}
+
+/** A heading without the marks around it. */
+function heading(line) {
+  const text = line.trim().replace(/^#+/, "");
+  let end = text.length;
+  while (text[end - 1] === "#") end--;
+  return text.slice(0, end).trim();
 }
 
 function code(text, language, parent) {
@@ -80,7 +134,7 @@ function code(text, language, parent) {
   element("code", pre).textContent = text;
 }
 
-function list(lines, from, parent) {
+function list(lines, from, parent, depth) {
   const first = ITEM.exec(lines[from]);
   const indent = first[1].length;
   const ordered = /\d/.test(first[2]);
@@ -94,30 +148,24 @@ function list(lines, from, parent) {
     const body = [match[3]];
     for (i++; i < lines.length; i++) {
       const line = lines[i];
-      const depth = line.length - line.trimStart().length;
-      if (!line.trim()) {
+      if (isEmpty(line)) {
         // An empty line ends the item unless what follows belongs to it.
         const next = lines[i + 1] ?? "";
-        if (!next.trim() || next.length - next.trimStart().length <= indent) break;
+        if (isEmpty(next) || depthOf(next) <= indent) break;
         body.push("");
-      } else if (depth > indent) {
-        body.push(line.slice(Math.min(depth, width)));
-      } else if (ITEM.test(line) || startsBlock(line)) {
+      } else if (depthOf(line) > indent) {
+        body.push(line.slice(Math.min(depthOf(line), width)));
+      } else if (startsBlock(line)) {
         break;
       } else {
         body.push(line);
       }
     }
     const item = element("li", node);
-    const rest = body.findIndex((line, n) => n > 0 && (!line.trim() || startsBlock(line)));
-    const head = rest < 0 ? body : body.slice(0, rest);
-    if (startsBlock(body[0])) {
-      blocks(body, item);
-    } else {
-      inline(head.join("\n"), item);
-      if (rest >= 0) blocks(body.slice(rest), item);
-    }
-    while (i < lines.length && !lines[i].trim() && ITEM.test(lines[i + 1] ?? "")) i++;
+    const rest = startsBlock(body[0]) ? 0 : body.findIndex((line, n) => n > 0 && (isEmpty(line) || startsBlock(line)));
+    inline((rest < 0 ? body : body.slice(0, rest)).join("\n"), item);
+    if (rest >= 0) blocks(body.slice(rest), item, depth + 1);
+    while (i < lines.length && isEmpty(lines[i]) && ITEM.test(lines[i + 1] ?? "")) i++;
   }
   return i;
 }
@@ -127,40 +175,138 @@ function cells(line) {
   return row.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
+/** Whether a line parts a table's head from its rows. */
+const isDivider = (line) => line.includes("-") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
+
 function table(lines, from, parent) {
   const sides = cells(lines[from + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
   const node = element("table", element("div", parent, "table"));
+  // A row has the cells that are written, and no more: a short text is no large table.
   const row = (line, name, into) => {
     const tr = element("tr", into);
-    const texts = cells(line);
-    sides.forEach((side, n) => inline(texts[n] ?? "", element(name, tr, side)));
+    cells(line).slice(0, sides.length).forEach((text, n) => inline(text, element(name, tr, sides[n])));
   };
   row(lines[from], "th", element("thead", node));
   const body = element("tbody", node);
   let i = from + 2;
-  for (; i < lines.length && lines[i].trim() && lines[i].includes("|"); i++) row(lines[i], "td", body);
+  for (; i < lines.length && !isEmpty(lines[i]) && lines[i].includes("|"); i++) row(lines[i], "td", body);
   return i;
 }
 
-// Each with the element it makes; what comes first in the text wins.
-const INLINE = /(`+)([^]*?[^`])\1(?!`)|\*\*(\S|\S[^]*?\S)\*\*|__(\S|\S[^]*?\S)__(?!\w)|~~(\S|\S[^]*?\S)~~|\*(?=[^\s*])([^*]*?[^\s*])\*|(?<!\w)_(?=[^\s_])([^_]*?[^\s_])_(?!\w)|!?\[([^\]\n]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+"[^"]*")?\)|\b(https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]])|\\([!-/:-@[-`{-~])/g;
+// What may begin something inside a line. Each is tried once, where it stands, and none looks far ahead in vain.
+const SPECIAL = /`+|\*+|_+|~+|\\[!-/:-@[-`{-~]|!?\[[^[\]\n]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+"[^"]*")?\)|\bhttps?:\/\/[^\s<>"'`]+/g;
+const LINK = /^!?\[([^\]]*)\]\((\S*?)(?:\s+"[^"]*")?\)$/;
+const NAMES = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "del" };
 
 function inline(text, parent) {
+  /** Texts, links, code, and where an element begins (`open`, with its text where nothing closes it) or ends (`close`). */
+  const parts = [];
+  /** For each mark the parts that wait for their end, the innermost last. */
+  const waiting = Object.fromEntries(Object.keys(NAMES).map((mark) => [mark, []]));
+  const ticks = codeEnds(text);
   let at = 0;
-  for (const match of text.matchAll(INLINE)) {
-    if (match.index < at) continue;
-    plain(text.slice(at, match.index), parent);
-    at = match.index + match[0].length;
-    const [all, , codeText, strong, strong2, gone, em, em2, label, target, bare, escaped] = match;
-    if (codeText !== undefined) element("code", parent).textContent = codeText.replace(/^ (.+) $/, "$1");
-    else if (strong ?? strong2) inline(strong ?? strong2, element("strong", parent));
-    else if (gone) inline(gone, element("del", parent));
-    else if (em ?? em2) inline(em ?? em2, element("em", parent));
-    else if (bare) link(bare, parent, bare, all);
-    else if (escaped) parent.append(escaped);
-    else link(target, parent, label || target, all);
+  SPECIAL.lastIndex = 0;
+  for (let match; (match = SPECIAL.exec(text)); SPECIAL.lastIndex = at) {
+    let [found] = match;
+    parts.push(text.slice(at, match.index));
+    at = match.index + found.length;
+    const first = found[0];
+    if (first === "`") {
+      const end = ticks(found.length, at);
+      if (end === undefined) {
+        parts.push(found);
+      } else {
+        parts.push({ code: text.slice(at, end) });
+        at = end + found.length;
+      }
+    } else if (first === "*" || first === "_" || first === "~") {
+      emphasis(found, text[match.index - 1] ?? " ", text[at] ?? " ", parts, waiting);
+    } else if (first === "\\") {
+      parts.push(found[1]);
+    } else if (first === "h") {
+      found = withoutPunctuation(found);
+      at = match.index + found.length;
+      parts.push(found.endsWith("//") ? found : { target: found, label: found, all: found });
+    } else {
+      const [, label, target] = LINK.exec(found);
+      parts.push({ target, label: label || target, all: found });
+    }
   }
-  plain(text.slice(at), parent);
+  parts.push(text.slice(at));
+  build(parts, parent);
+}
+
+/** Finds where code ends: the next run of as many backticks. To be asked for ever later places. */
+function codeEnds(text) {
+  const runs = new Map();
+  for (const { 0: run, index } of text.matchAll(/`+/g)) {
+    if (!runs.has(run.length)) runs.set(run.length, { places: [], next: 0 });
+    runs.get(run.length).places.push(index);
+  }
+  return (length, from) => {
+    const run = runs.get(length);
+    while (run?.places[run.next] < from) run.next++;
+    return run?.places[run.next];
+  };
+}
+
+/** The marks of a run like `***`: first those that end something, then those that may begin something. */
+function emphasis(run, before, after, parts, waiting) {
+  const inWord = run[0] === "_" && /\w/.test(before) && /\w/.test(after);
+  const mayEnd = /\S/.test(before) && !inWord;
+  const mayBegin = /\S/.test(after) && !inWord;
+  const [one, two] = [run[0], run[0] + run[0]];
+  let left = run.length;
+  while (mayEnd && left > 0) {
+    const fitting = [one, two].filter((mark) => mark.length <= left && waiting[mark]?.length);
+    if (!fitting.length) break;
+    const mark = fitting.reduce((a, b) => (waiting[b].at(-1) > waiting[a].at(-1) ? b : a));
+    const begin = waiting[mark].pop();
+    // What began inside and has not ended is text.
+    for (const others of Object.values(waiting)) while (others.at(-1) > begin) others.pop();
+    parts[begin] = { open: NAMES[mark] };
+    parts.push({ close: true });
+    left -= mark.length;
+  }
+  while (left > 0) {
+    const mark = left > 1 ? two : one;
+    if (mayBegin && mark in NAMES) waiting[mark].push(parts.length);
+    parts.push(mark);
+    left -= mark.length;
+  }
+}
+
+function withoutPunctuation(url) {
+  let end = url.length;
+  while (".,;:!?)]*_~".includes(url[end - 1])) end--;
+  return url.slice(0, end);
+}
+
+/** The elements of `parts`. */
+function build(parts, parent) {
+  let depth = 0;
+  let text = "";
+  const flush = () => {
+    plain(text, parent);
+    text = "";
+  };
+  for (const part of parts) {
+    if (typeof part === "string") {
+      text += part;
+      continue;
+    }
+    flush();
+    if (part.open) {
+      if (depth++ < DEEPEST) parent = element(part.open, parent);
+    } else if (part.close) {
+      if (--depth < DEEPEST) parent = parent.parentNode;
+    } else if (part.code !== undefined) {
+      element("code", parent).textContent = part.code.replace(/^ ([^]+) $/, "$1");
+    } else {
+      link(part, parent);
+    }
+  }
+  flush();
 }
 
 function plain(text, parent) {
@@ -171,8 +317,8 @@ function plain(text, parent) {
 }
 
 /** A link, where it leads to the web and not into a script. */
-function link(target, parent, label, all) {
-  if (!/^(https?:\/\/|mailto:)/i.test(target)) {
+function link({ target, label, all }, parent) {
+  if (!/^(https?:\/\/|mailto:)/i.test(target) || !URL.canParse(target)) {
     parent.append(all);
     return;
   }
