@@ -45,7 +45,6 @@ fn flags_of_other_programs_are_translated() {
         (&["--hf-repo", "a/b"], "-m hf:OWNER/REPO"),
         (&["--batch-size", "64"], "--ubatch-size"),
         (&["-b", "64"], "--ubatch-size"),
-        (&["-fa"], "leave the flag out"),
         (&["--flash-attn", "on"], "leave the flag out"),
         (&["--cache-type-k", "f16"], "--cache-type "),
         (&["-ctk", "f16"], "--cache-type "),

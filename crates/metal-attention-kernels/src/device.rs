@@ -325,9 +325,9 @@ impl GpuDevice {
     /// Waits until `submission` has run, or everything submitted when it is `None`. Work that is cancelled is not waited
     /// for.
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+        let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(LOOK_UP) };
         loop {
-            let submission_index = submission.clone();
-            let outcome = self.device.poll(wgpu::PollType::Wait { submission_index, timeout: Some(LOOK_UP) });
+            let outcome = self.device.poll(until.clone());
             self.check()?;
             match outcome {
                 Ok(_) => return Ok(()),

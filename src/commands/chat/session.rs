@@ -117,9 +117,9 @@ impl Session {
         self.generator.prompt(ids, |done, _total| {
             // What earlier turns have left in the KV cache comes first, and takes no time.
             if std::mem::replace(&mut begun, true) {
-                progress.set(done as u64)
+                progress.set(done as u64);
             } else {
-                progress.begin_at(done as u64)
+                progress.begin_at(done as u64);
             }
             ControlFlow::Continue(())
         })?;
