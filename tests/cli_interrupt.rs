@@ -16,7 +16,7 @@ use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention_model::{ModelShape, ModelSpec};
 
 /// Longer than anything here may take, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A file whose bytes after the first write are a hole: it takes no space, and reads as zeros.
 struct Sparse {
