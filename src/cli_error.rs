@@ -19,7 +19,7 @@ pub enum CliError {
     Usage(String),
     /// The engine refused or failed: exit code 3, 4, 5 or 1 by its kind.
     #[error(transparent)]
-    Engine(#[from] Error),
+    Engine(Error),
     /// The same, about a file that the error does not name.
     #[error("{file}: {error}")]
     InFile {
@@ -45,6 +45,12 @@ pub enum CliError {
     /// Ctrl-C: exit code 130.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl From<Error> for CliError {
+    fn from(error: Error) -> Self {
+        if error.is_cancelled() { Self::Interrupted } else { Self::Engine(error) }
+    }
 }
 
 impl CliError {
@@ -93,7 +99,6 @@ fn engine_exit_code(error: &Error) -> u8 {
         Error::Gpu(error) => gpu_exit_code(error),
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
         Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
-        Error::Interrupted { .. } => 130,
         _ => 1,
     }
 }

@@ -6,16 +6,20 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use metal_attention_hub::Observer;
 
-use crate::interrupt::{self, Resumable};
+use crate::interrupt::{self, Until};
 use crate::metadata_text::safe;
 use crate::units;
 
 /// Where there is no terminal, a line tells of each so many percent.
 const STEP: u64 = 10;
 
+/// What Ctrl-C says.
+const RESUMABLE: &str = "interrupted: what has arrived is kept, the same command goes on from there";
+
 /// The progress of downloads, one file after the other.
 pub struct DownloadProgress {
-    _resumable: Resumable,
+    /// A download may end anywhere, also while it waits for a silent server.
+    _resumable: Until,
     /// In a terminal; hidden until a file begins.
     bar: Option<ProgressBar>,
     file: Option<FileProgress>,
@@ -39,7 +43,7 @@ impl DownloadProgress {
             let style = ProgressStyle::with_template(style).expect("the template is valid").progress_chars("=> ");
             ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style)
         });
-        Self { _resumable: Resumable::begin(), bar, file: None }
+        Self { _resumable: interrupt::at_once(Some(RESUMABLE)), bar, file: None }
     }
 
     fn line(&self, text: &str) {

@@ -2,6 +2,11 @@
 
 use metal_attention::{CacheType, Device, EngineOptions, Model};
 
+use crate::interrupt;
+
+/// What other programs call `--ctx-size`.
+pub const CTX_SIZE_ELSEWHERE: [&str; 4] = ["n-ctx", "num-ctx", "context-size", "context-length"];
+
 /// Device, context, threads and precision.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
@@ -31,11 +36,11 @@ impl EngineArgs {
 #[command(next_help_heading = "Engine")]
 pub struct SetupArgs {
     /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096]
-    #[arg(short = 'c', long, value_name = "N")]
+    #[arg(short = 'c', long, aliases = CTX_SIZE_ELSEWHERE, value_name = "N")]
     ctx_size: Option<usize>,
 
     /// Threads that compute on the CPU [default: one for each physical core]
-    #[arg(short = 't', long, value_name = "N", value_parser = at_least_one)]
+    #[arg(short = 't', long, aliases = ["n-threads", "num-threads"], value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
 
     #[command(flatten)]
@@ -75,12 +80,14 @@ pub struct ComputeArgs {
 }
 
 impl ComputeArgs {
-    /// These flags, on the default device with the default context and threads.
+    /// These flags, on the default device with the default context and threads; Ctrl-C ends what runs with them where it
+    /// does not end the process.
     pub fn options(&self) -> EngineOptions {
         EngineOptions {
             cache_type: self.cache_type,
             exact: self.exact,
             n_ubatch: self.ubatch_size,
+            watch: interrupt::watch(),
             ..Default::default()
         }
     }

@@ -23,6 +23,7 @@ mod text_input;
 mod token_ids;
 mod token_input;
 mod units;
+mod usage;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ use clap::{Parser, Subcommand};
 use metal_attention::gguf::exit_on_lost_pages;
 use tracing_subscriber::EnvFilter;
 
+use crate::cli_error::CliError;
 use crate::commands::{
     bench, chat, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize,
     rm, run, serve, synth, tokenize,
@@ -46,13 +48,12 @@ Examples:
   metal-attention info -m model.gguf
 
 Environment:
-  METAL_ATTENTION_MODEL  model to use where -m is not given
+  METAL_ATTENTION_MODEL    model to use where -m is not given
   METAL_ATTENTION_API_KEY  key that clients of serve must send
-  METAL_ATTENTION_CACHE  folder for compiled GPU pipelines; off: none [default: in the user's cache folder]
-  HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE
-                         models from the Hugging Face hub: see pull --help
-  RUST_LOG               log filter, e.g. debug or metal_attention_cpu=trace
-  NO_COLOR               no colours in the output
+  METAL_ATTENTION_CACHE    folder for compiled GPU pipelines; off: none
+  HF_HOME, HF_TOKEN, ...   models from the Hugging Face hub: see pull --help
+  RUST_LOG                 log filter, e.g. debug or metal_attention_cpu=trace
+  NO_COLOR                 no colours in the output
 
 Exit codes:
   0    success, also when the reader of the output went away
@@ -68,6 +69,7 @@ Exit codes:
 /// Without -m, commands use a small story-telling model that is built into the program.
 #[derive(Parser)]
 #[command(name = "metal-attention", version, after_help = AFTER_HELP, arg_required_else_help = true)]
+#[command(max_term_width = 120)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -101,35 +103,41 @@ enum Command {
 
 fn main() -> ExitCode {
     silence_device_selection();
-    let cli = Cli::parse();
+    let cli = usage::parse();
     start_log(cli.verbose);
     exit_on_lost_pages(3, "; put the whole file in its place, or use --no-mmap to read it into memory first");
-    let result = match &cli.command {
-        Command::Run(args) => run::run(args),
-        Command::Chat(args) => chat::run(args),
-        Command::Serve(args) => serve::run(args),
-        Command::Info(args) => info::run(args),
-        Command::Tokenize(args) => tokenize::run(args),
-        Command::Detokenize(args) => detokenize::run(args),
-        Command::Logits(args) => logits::run(args),
-        Command::Perplexity(args) => perplexity::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Bench(args) => bench::run(args),
-        Command::Devices(args) => devices::run(args),
-        Command::Pull(args) => pull::run(args),
-        Command::List(args) => list::run(args),
-        Command::Rm(args) => rm::run(args),
-        Command::Synth(args) => synth::run(args),
-        Command::Quantize(args) => quantize::run(args),
-        Command::Kernels(args) => kernels::run(args),
-        Command::Completions(args) => completions::run(args),
-    };
+    let result = interrupt::listen().and_then(|()| cli.command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if !error.is_quiet() {
         // Where stderr is closed too there is nobody left to tell.
         let _ = writeln!(std::io::stderr(), "error: {}", metadata_text::safe_lines(&error.to_string()));
     }
     ExitCode::from(error.exit_code())
+}
+
+impl Command {
+    fn run(&self) -> Result<(), CliError> {
+        match self {
+            Self::Run(args) => run::run(args),
+            Self::Chat(args) => chat::run(args),
+            Self::Serve(args) => serve::run(args),
+            Self::Info(args) => info::run(args),
+            Self::Tokenize(args) => tokenize::run(args),
+            Self::Detokenize(args) => detokenize::run(args),
+            Self::Logits(args) => logits::run(args),
+            Self::Perplexity(args) => perplexity::run(args),
+            Self::Compare(args) => compare::run(args),
+            Self::Bench(args) => bench::run(args),
+            Self::Devices(args) => devices::run(args),
+            Self::Pull(args) => pull::run(args),
+            Self::List(args) => list::run(args),
+            Self::Rm(args) => rm::run(args),
+            Self::Synth(args) => synth::run(args),
+            Self::Quantize(args) => quantize::run(args),
+            Self::Kernels(args) => kernels::run(args),
+            Self::Completions(args) => completions::run(args),
+        }
+    }
 }
 
 /// Without a desktop session, Mesa's Vulkan layer that asks it for the default GPU complains on stderr that there is
@@ -153,14 +161,4 @@ fn start_log(verbose: bool) {
         .without_time()
         .with_target(false)
         .init();
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
-    }
 }

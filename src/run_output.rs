@@ -14,6 +14,8 @@ pub struct RunOutput {
     json: bool,
     /// The continuation so far.
     text: String,
+    /// What was written last does not end its line.
+    in_line: bool,
 }
 
 /// A line of `--json`.
@@ -43,7 +45,7 @@ enum Line<'a> {
 impl RunOutput {
     /// Takes stdout.
     pub fn new(json: bool) -> Self {
-        Self { stdout: std::io::stdout().lock(), json, text: String::new() }
+        Self { stdout: std::io::stdout().lock(), json, text: String::new(), in_line: false }
     }
 
     /// What is continued: `generator` has the prompt's tokens, `prompt` is its text.
@@ -87,6 +89,11 @@ impl RunOutput {
         } else if self.stdout.is_terminal() {
             self.write("\n")
         } else {
+            if self.in_line && is_stderr(&self.stdout) {
+                // Where both go to one reader, what follows on stderr has lines of its own. Where stderr is closed
+                // nothing follows.
+                let _ = writeln!(std::io::stderr());
+            }
             Ok(())
         }
     }
@@ -98,6 +105,27 @@ impl RunOutput {
 
     /// Writes and flushes, for every token to be seen at once.
     fn write(&mut self, text: &str) -> Result<(), CliError> {
+        self.in_line = text.bytes().last().map_or(self.in_line, |byte| byte != b'\n');
         self.stdout.write_all(text.as_bytes()).and_then(|()| self.stdout.flush()).map_err(CliError::stdout)
     }
+}
+
+/// Whether stdout and stderr are one file or pipe, as after `2>&1`.
+#[cfg(unix)]
+fn is_stderr(stdout: &StdoutLock) -> bool {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    let file = |fd: std::os::fd::BorrowedFd| {
+        let metadata = File::from(fd.try_clone_to_owned()?).metadata()?;
+        Ok::<_, std::io::Error>((metadata.dev(), metadata.ino()))
+    };
+    matches!((file(stdout.as_fd()), file(std::io::stderr().as_fd())), (Ok(out), Ok(err)) if out == err)
+}
+
+/// Whether stdout and stderr may be one file or pipe, as after `2>&1`.
+#[cfg(not(unix))]
+fn is_stderr(_: &StdoutLock) -> bool {
+    !std::io::stderr().is_terminal()
 }

@@ -17,7 +17,8 @@ pub struct SamplingArgs {
     seed: Seed,
 
     /// Temperature; 0 chooses the likeliest token
-    #[arg(long, value_name = "T", default_value_t = SamplerOptions::default().temperature, allow_negative_numbers = true)]
+    #[arg(long, alias = "temperature", value_name = "T")]
+    #[arg(default_value_t = SamplerOptions::default().temperature, allow_negative_numbers = true)]
     temp: f32,
 
     /// Keep the K likeliest tokens; 0: all
@@ -53,7 +54,7 @@ pub struct SamplingArgs {
     repeat_last_n: usize,
 
     /// Divides the logits of tokens seen; 1: off
-    #[arg(long, value_name = "F", default_value_t = SamplerOptions::default().repeat_penalty)]
+    #[arg(long, alias = "repetition-penalty", value_name = "F", default_value_t = SamplerOptions::default().repeat_penalty)]
     repeat_penalty: f32,
 
     /// Subtracted from the logits of tokens seen

@@ -48,6 +48,38 @@ fn stdout_is_the_continuation_and_nothing_else() {
     assert!(errors.contains("5 tokens, ") && errors.contains("128 tokens, "), "{errors}");
 }
 
+#[cfg(unix)]
+#[test]
+fn statistics_have_lines_of_their_own_in_a_pipe_for_both() {
+    let both = |args: &[&str]| {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut command = program();
+        command.args(["run", "--temp", "0"]).args(args).stdout(writer.try_clone().unwrap()).stderr(writer);
+        let mut child = command.spawn().unwrap();
+        drop(command);
+        let mut all = String::new();
+        reader.read_to_string(&mut all).unwrap();
+        assert!(child.wait().unwrap().success());
+        all
+    };
+    let all = both(&["-p", PROMPT, "-n", "8"]);
+    assert!(all.contains(", there was a little girl\nload time"), "{all}");
+    // The note is the first of the lines that follow.
+    let all = both(&["-p", PROMPT, "-c", "9"]);
+    assert!(all.contains(", there was a little\nnote: the text ends here"), "{all}");
+    // Text that ends its line, no text, and JSON need nothing.
+    for args in
+        [&["-p", "Once\n", "-n", "0", "--echo"][..], &["-p", PROMPT, "-n", "0"], &["-p", PROMPT, "-n", "2", "--json"]]
+    {
+        let all = both(args);
+        assert!(all.contains("\nload time") && !all.contains("\n\n"), "{all}");
+    }
+    // Where they are apart, each has its own only.
+    let output = run(&["run", "--temp", "0", "-p", PROMPT, "-n", "8"]);
+    assert!(!stderr(&output).contains("\n\n"), "{}", stderr(&output));
+    assert_eq!(stdout(output), ", there was a little girl");
+}
+
 #[test]
 fn a_small_model_file_tells_a_tale() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.gguf");

@@ -17,14 +17,14 @@ use crate::token_input::{TokensArgs, fit_context};
 use crate::units;
 
 const AFTER_HELP: &str = "\
-The first device is the reference: it computes in F32 with an F32 KV cache, whatever the flags say (--exact
---cache-type f32). Each of the others runs as the flags say, and its hidden state after every layer and its logits are
-held against those of the reference: first with the tokens going through the layers together, as a prompt does, then
-one by one, as a continuation does. NMSE is |x - reference|^2 / |reference|^2 of the token where it is largest, and
+The first device is the reference: it computes in F32 with an F32 KV cache, whatever the flags say (--exact \
+--cache-type f32). Each of the others runs as the flags say, and its hidden state after every layer and its logits are \
+held against those of the reference: first with the tokens going through the layers together, as a prompt does, then \
+one by one, as a continuation does. NMSE is |x - reference|^2 / |reference|^2 of the token where it is largest, and \
 difference the largest absolute difference of two elements. Where an NMSE is past the tolerance the exit code is 1.
 
-With --json stdout gets one object with the keys reference, tokens (the ids), tolerance, ok, and comparisons: a list of
-device, way (prefill or decode), layers and logits (nmse, position, max_difference; null where not finite),
+With --json stdout gets one object with the keys reference, tokens (the ids), tolerance, ok, and comparisons: a list of \
+device, way (prefill or decode), layers and logits (nmse, position, max_difference; null where not finite), \
 first_past (a layer's index, \"logits\" or null), same_choices, choice, reference_choice.
 
 Examples:
@@ -75,34 +75,47 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    interrupt::listen()?;
     let loading = Progress::spinner("loading the model");
     let mut options = args.setup.options(&model);
     fit_context(&mut options, &ids, &model)?;
     let exact = EngineOptions { device: reference.clone(), exact: true, cache_type: CacheType::F32, ..options.clone() };
+    loading.weigh(model.gguf().tensor_bytes());
     let mut reference_pass = model.forward_pass(&exact)?;
     drop(loading);
 
     let mut out = Output { tolerance: args.tolerance, text: String::new(), comparisons: Vec::new(), n_past: 0 };
-    for device in others {
-        let mut pass = model.forward_pass(&EngineOptions { device: device.clone(), ..options.clone() })?;
-        for way in args.ways(options.n_ubatch) {
-            let steps = Progress::steps("comparing", ids.len() as u64);
-            let progress = |done: usize, _| {
-                steps.set(done as u64);
-                if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            let found = compare(&mut *reference_pass, &mut *pass, &ids, way, progress)?;
-            drop(steps);
-            out.add(reference, device, way, &found);
+    // The comparisons so far are kept, where there are any.
+    let mut asked = None;
+    let mut compare_all = || -> Result<(), CliError> {
+        for device in others {
+            let loading = Progress::spinner("loading the model");
+            loading.weigh(model.gguf().tensor_bytes());
+            let mut pass = model.forward_pass(&EngineOptions { device: device.clone(), ..options.clone() })?;
+            drop(loading);
+            for way in args.ways(options.n_ubatch) {
+                let steps = Progress::steps("comparing", ids.len() as u64).watched(2 * model.spec().n_layer());
+                let progress = |done: usize, _| {
+                    steps.set(done as u64);
+                    ControlFlow::Continue(())
+                };
+                let found = compare(&mut *reference_pass, &mut *pass, &ids, way, progress)?;
+                drop(steps);
+                out.add(reference, device, way, &found);
+                asked.get_or_insert_with(interrupt::ask);
+            }
         }
-    }
+        Ok(())
+    };
+    let interrupted = match compare_all() {
+        Err(CliError::Interrupted) => true,
+        outcome => outcome.map(|()| false)?,
+    };
     let text = if args.json {
         let result = json!({
             "reference": reference.to_string(),
             "tokens": ids,
             "tolerance": args.tolerance,
-            "ok": out.n_past == 0,
+            "ok": out.n_past == 0 && !interrupted,
             "comparisons": out.comparisons,
         });
         format!("{result:#}\n")
@@ -111,6 +124,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     };
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)?;
+    if interrupted {
+        interrupt::end();
+    }
     if out.n_past > 0 {
         let comparisons = units::count(out.n_past, "comparison");
         return Err(CliError::General(format!("{comparisons} past the tolerance of {:e}", args.tolerance)));

@@ -9,6 +9,8 @@ use crate::Cli;
 use crate::cli_error::CliError;
 
 const AFTER_HELP: &str = "\
+The folders have to be there: mkdir -p makes them.
+
 Examples:
   metal-attention completions bash > ~/.local/share/bash-completion/completions/metal-attention
   metal-attention completions zsh > ~/.zfunc/_metal-attention

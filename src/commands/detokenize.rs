@@ -8,7 +8,7 @@ use crate::text_input::read_stdin;
 use crate::token_ids;
 
 const AFTER_HELP: &str = "\
-Ids are separated by commas or blanks, or are a JSON list; they come from stdin where none is given.
+Ids are separated by commas or blanks, or are a JSON list; they come from stdin where none is given. \
 Bytes that are no UTF-8 become U+FFFD. A line break follows where stdout is a terminal.
 
 Examples:

@@ -9,11 +9,11 @@ use crate::cli_error::CliError;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device. --device auto takes the first that is
+A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device. --device auto takes the first that is \
 no software and has room for the model's weights, KV cache and work space, a tenth of its memory kept free.
 
-With --json stdout gets one object with the keys cpu (simd, physical_cores), gpus (list of device, index, name, backend,
-kind, driver, memory_bytes or null, max_binding_bytes, subgroups, subgroup_sizes, f16, cooperative_matrices), no_gpu
+With --json stdout gets one object with the keys cpu (simd, physical_cores), gpus (list of device, index, name, backend, \
+kind, driver, memory_bytes or null, max_binding_bytes, subgroups, subgroup_sizes, f16, cooperative_matrices), no_gpu \
 (why the list is empty, or null), and auto (device, reason).
 
 Examples:
@@ -85,17 +85,13 @@ struct Auto {
 impl Devices {
     #[cfg(feature = "gpu")]
     fn of_this_machine() -> Self {
-        use metal_attention::kernels::{AdapterChoice, GpuError, adapter_summaries, hardware_possible};
+        use metal_attention::kernels::{AdapterChoice, GpuError, adapter_summaries, no_hardware};
         let found = adapter_summaries();
-        let chosen = if found.is_empty() || hardware_possible() {
-            AdapterChoice::Hardware { bytes: 0 }.choose(&found)
-        } else {
-            Err(GpuError::NoneSuits { why: found.iter().map(|gpu| format!("{} is software", gpu.name)).collect() })
-        };
+        // As `GpuDevice::open` does it.
+        let chosen = no_hardware().map_or_else(|| AdapterChoice::Hardware { bytes: 0 }.choose(&found), Err);
         let auto = match &chosen {
             Ok(i) => Auto { device: format!("gpu:{i}"), reason: "for models that fit in its memory".into() },
-            Err(GpuError::NoAdapter) => Auto { device: "cpu".into(), reason: "no GPU found".into() },
-            Err(why) => Auto { device: "cpu".into(), reason: why.to_string() },
+            Err(why) => Auto { device: "cpu".into(), reason: why.why_the_cpu() },
         };
         Self {
             cpu: Cpu::of_this_machine(),

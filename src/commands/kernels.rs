@@ -9,8 +9,8 @@ use crate::cli_error::CliError;
 use crate::output_file::OutputFile;
 
 const AFTER_HELP: &str = "\
-A kernel is shown with the constants of a small model, as it runs in release builds on a device that has everything
-the language knows of: 16-bit floats, subgroups, matrix units (none in HLSL). SPIR-V is binary: on the terminal it is
+A kernel is shown with the constants of a small model, as it runs in release builds on a device that has everything \
+the language knows of: 16-bit floats, subgroups, matrix units (none in HLSL). SPIR-V is binary: on the terminal it is \
 listed in words, with --output it goes to a file that spirv-dis and spirv-val read.
 
 Examples:

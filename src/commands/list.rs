@@ -12,7 +12,7 @@ use crate::model_summary::TensorCounts;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-The cache is shared with other programs; only GGUF files are listed. \"older\" are files that a later pull replaced by
+The cache is shared with other programs; only GGUF files are listed. \"older\" are files that a later pull replaced by \
 newer ones. With --json stdout gets one object with the keys
   cache, models (list of name, repo, type, bytes, files, commit, newest, complete), unfinished (list of repo, bytes)
 

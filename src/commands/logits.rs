@@ -19,7 +19,7 @@ use crate::token_input::{TokensArgs, fit_context};
 const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 const AFTER_HELP: &str = "\
-Row i holds the logits of the token that follows token i. Without -o stdout has a JSON object with
+Row i holds the logits of the token that follows token i. Without -o stdout has a JSON object with \
 tokens (the ids) and logits (a list of rows). The context is as long as the tokens where -c is not given.
 
 Examples:
@@ -53,15 +53,17 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    interrupt::listen()?;
     let loading = Progress::spinner("loading the model");
     let mut options = args.engine.options(&model);
     fit_context(&mut options, &ids, &model)?;
+    loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
+    // The rows so far are kept.
+    let _asked = interrupt::ask();
 
     let wanted = if args.last { ids.len() - 1..ids.len() } else { 0..ids.len() };
-    match &args.output {
+    let outcome = match &args.output {
         None => {
             let out = io::stdout().lock();
             write_json(&mut *pass, &ids, wanted, options.n_ubatch, out, &CliError::stdout)
@@ -75,7 +77,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             let out = File::create(path).map_err(failed)?;
             write_npy(&mut *pass, &ids, wanted, options.n_ubatch, out, &failed)
         }
+    };
+    if matches!(outcome, Err(CliError::Interrupted)) {
+        interrupt::end();
     }
+    outcome
 }
 
 type WriteFailed<'a> = &'a dyn Fn(io::Error) -> CliError;
@@ -127,11 +133,8 @@ fn for_each_row(
         .enumerate()
         .map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: wanted.contains(&pos) })
         .collect();
-    let progress = Progress::steps("evaluating", ids.len() as u64);
+    let progress = Progress::steps("evaluating", ids.len() as u64).watched(pass.spec().n_layer());
     for batch in tokens.chunks(n_batch) {
-        if interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
         let logits = pass.forward(batch).map_err(Error::from)?;
         for i in 0..logits.n_rows() {
             write(logits.row(i))?;

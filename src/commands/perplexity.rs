@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
-use metal_attention::{BatchToken, Error, ForwardPass};
+use metal_attention::{BatchToken, Error, ForwardError, ForwardPass};
 use serde_json::json;
 
 use crate::cli_error::CliError;
@@ -22,9 +22,9 @@ const DEFAULT_N_CTX: usize = 512;
 const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 const AFTER_HELP: &str = "\
-The text is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context, with the
-token that begins a text in the first place where the model has one. The tokens of the second half of each chunk are
-scored, as llama.cpp does, so the figures compare. stdout gets the estimate and its standard error after every chunk;
+The text is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context, with the \
+token that begins a text in the first place where the model has one. The tokens of the second half of each chunk are \
+scored, as llama.cpp does, so the figures compare. stdout gets the estimate and its standard error after every chunk; \
 with --json one object at the end: perplexity, error, tokens (scored), n_ctx, chunks (the estimates after each).
 
 Example:
@@ -54,7 +54,6 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    interrupt::listen()?;
     let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
     let mut options = args.engine.options(&model);
@@ -71,11 +70,15 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         )));
     }
     token_ids::check(&ids, model.spec().n_vocab)?;
+    loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
+    // The estimates so far are kept.
+    let _asked = interrupt::ask();
 
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
-    let progress = args.json.then(|| Progress::steps("evaluating chunks", n_chunks as u64));
+    let work_of_chunk = model.spec().n_layer() * n_ctx;
+    let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
     let mut total = LogLikelihood::default();
     let mut estimates = Vec::new();
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
@@ -83,9 +86,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             break;
         }
         estimates.push(total.perplexity());
-        match &progress {
-            Some(progress) => progress.set(estimates.len() as u64),
-            None => print(&format!("{:>4}/{n_chunks}  {}\n", estimates.len(), estimate(&total)))?,
+        progress.set(estimates.len() as u64);
+        if !args.json {
+            progress.suspend(|| print(&format!("{:>4}/{n_chunks}  {}\n", estimates.len(), estimate(&total))))?;
         }
     }
     drop(progress);
@@ -101,7 +104,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     } else if total.count() > 0 {
         print(&format!("perplexity {} over {} tokens\n", estimate(&total), total.count()))?;
     }
-    if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(()) }
+    if interrupt::requested() {
+        interrupt::end();
+    }
+    Ok(())
 }
 
 /// The ids of `text`, and the token to put first in every chunk where the model wants one.
@@ -130,12 +136,12 @@ fn score(
     pass.reset();
     let mut pos = 0;
     while pos < last {
-        if interrupt::requested() {
-            return Ok(false);
-        }
         let end = if pos < first { first.min(pos + n_ubatch) } else { last.min(pos + n_scored) };
         let batch: Vec<_> = (pos..end).map(token).collect();
-        let logits = pass.forward(&batch).map_err(Error::from)?;
+        let logits = match pass.forward(&batch) {
+            Err(ForwardError::Cancelled) => return Ok(false),
+            logits => logits.map_err(Error::from)?,
+        };
         if pos >= first {
             total.add(&logits, &chunk[pos + 1..=end]);
         }

@@ -6,16 +6,15 @@ use metal_attention_hub::{Environment, Hub, ModelName};
 
 use crate::cli_error::CliError;
 use crate::download_progress::DownloadProgress;
-use crate::interrupt;
 use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-A repository has a model in several types. Without :TYPE the one in Q4_K_M is taken, else Q4_0, else the only one there
+A repository has a model in several types. Without :TYPE the one in Q4_K_M is taken, else Q4_0, else the only one there \
 is; where that is unclear, all are listed. :FILE names one by its file. All parts of a split model are downloaded.
 
-The command asks the hub for the newest version; -m hf:NAME of other commands takes what is in the cache without a
-request, and downloads only what is not there. A download that broke off goes on where it stopped, checksums are
+The command asks the hub for the newest version; -m hf:NAME of other commands takes what is in the cache without a \
+request, and downloads only what is not there. A download that broke off goes on where it stopped, checksums are \
 verified, and the first file's path is printed.
 
 Environment:
@@ -42,7 +41,6 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    interrupt::listen()?;
     let hub = Hub::new(Environment::read()?);
     for name in &args.names {
         let model = hub.pull(name, &mut DownloadProgress::new())?;

@@ -19,8 +19,9 @@ const CHUNK: usize = 1 << 16;
 
 const AFTER_HELP: &str = "\
 Types: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS.
-Rows that are not whole blocks of a type get the nearest type that takes them. Norms and biases stay as they are.
-Quantise from F32, F16 or BF16 where you can: what an earlier quantisation lost stays lost. With --verbose stderr
+
+Rows that are not whole blocks of a type get the nearest type that takes them. Norms and biases stay as they are. \
+Quantise from F32, F16 or BF16 where you can: what an earlier quantisation lost stays lost. With --verbose stderr \
 shows every tensor's type and error.
 
 Example:
@@ -69,7 +70,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     };
     let tensors: Vec<_> = file.tensors().iter().map(declare).collect();
 
-    interrupt::listen()?;
+    // A half file does not stay.
+    let _asked = interrupt::ask();
     let progress = Progress::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let mut done = 0;

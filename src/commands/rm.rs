@@ -9,7 +9,7 @@ use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-OWNER/REPO removes all of a repository's models, with :TYPE or :FILE only these; older versions of them, too. Files that
+OWNER/REPO removes all of a repository's models, with :TYPE or :FILE only these; older versions of them, too. Files that \
 other programs downloaded from the same repository stay, except GGUF files.
 
 Examples:

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use metal_attention::{Error, GenerateOptions, Generator, StopReason};
+use metal_attention::{GenerateOptions, Generator, StopReason};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
@@ -19,8 +19,8 @@ use crate::text_input::{EncodingArgs, TextArgs};
 
 const AFTER_HELP: &str = "\
 Output:
-  stdout has the continuation and nothing else, with the space it may begin with; a line break
-  follows where stdout is a terminal. With --json it has JSON lines: one of type meta, one of type
+  stdout has the continuation and nothing else, with the space it may begin with; a line break \
+  follows where stdout is a terminal. With --json it has JSON lines: one of type meta, one of type \
   token (id, text) for each token, and one of type done (text, stop_reason, timings).
   stderr ends with load time, speed and memory. Ctrl-C ends the text; twice, the program.
 
@@ -43,6 +43,7 @@ pub struct Args {
 
     /// Most tokens to generate; -1: until the model ends the text or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(aliases = ["predict", "max-tokens", "num-predict", "max-new-tokens"])]
     n_predict: i64,
 
     /// End the text before this string (repeatable)
@@ -79,22 +80,24 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let text = args.text.read()?.ok_or_else(|| {
         CliError::Usage("there is no prompt: give one with -p TEXT, -f FILE, or - to read it from stdin".into())
     })?;
-    interrupt::listen()?;
     args.model.fetch()?;
     let start = Instant::now();
-    let progress = Progress::spinner("loading the model");
+    let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
+    loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
     if args.profile.wanted() {
         generator.start_profile()?;
     }
-    drop(progress);
+    drop(loading);
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
     let ids = tokenizer.encode(&text, args.encoding.options());
+    // The text so far and its statistics are kept.
+    let _asked = interrupt::ask();
     let mut output = RunOutput::new(args.json);
     let stop_reason = args.continue_text(&text, &ids, &mut generator, &mut output)?;
     let statistics = Statistics { load, timings: generator.timings() };
@@ -112,7 +115,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if let Some(profile) = generator.take_profile() {
         args.profile.report(&[profile])?;
     }
-    if stop_reason.is_none() { Err(CliError::Interrupted) } else { Ok(()) }
+    if stop_reason.is_none() {
+        interrupt::end();
+    }
+    Ok(())
 }
 
 impl Args {
@@ -124,15 +130,16 @@ impl Args {
         generator: &mut Generator,
         output: &mut RunOutput,
     ) -> Result<Option<StopReason>, CliError> {
-        let progress = Progress::steps("reading the prompt", ids.len() as u64);
+        let n_layer = generator.model().spec().n_layer();
+        let progress = Progress::steps("reading the prompt", ids.len() as u64).watched(n_layer);
         let prefilled = generator.prompt(ids, |done, _total| {
             progress.set(done as u64);
-            if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            ControlFlow::Continue(())
         });
         match prefilled {
             // The loop below sees Ctrl-C, too.
-            Ok(()) | Err(Error::Interrupted { .. }) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) if !error.is_cancelled() => return Err(error.into()),
+            _ => {}
         }
         let mut progress = Some(progress);
         output.begin(&self.model.name(), generator, text, self.echo)?;
@@ -146,7 +153,10 @@ impl Args {
         {
             // The line on stderr goes away before text appears.
             progress = None;
-            output.token(&token?)?;
+            match token {
+                Err(error) if error.is_cancelled() => break,
+                token => output.token(&token?)?,
+            }
         }
         drop(progress);
         let stop_reason = generation.stop_reason();

@@ -1,6 +1,6 @@
 //! `serve`: answers requests over HTTP.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,15 +17,17 @@ use tokio::signal::windows::{CtrlC, ctrl_c};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
+use crate::interrupt;
 use crate::model_args::ModelArgs;
+use crate::progress::Progress;
 
 const AFTER_HELP: &str = "\
-The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models.
-A page to chat with the model is at /, the whole interface at /openapi.json, and /metrics is
+The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models. \
+A page to chat with the model is at /, the whole interface at /openapi.json, and /metrics is \
 for Prometheus.
 
-The server listens on this machine alone. Before --host lets others in, give it a key: whoever
-reaches it can use it. Ctrl-C or SIGTERM lets the running requests finish; twice, the server
+The server listens on this machine alone. Before --host lets others in, give it a key: whoever \
+reaches it can use it. Ctrl-C or SIGTERM lets the running requests finish; twice, the server \
 ends at once.
 
 Examples:
@@ -193,13 +195,22 @@ impl Args {
         let engine = EngineOptions { n_seq, n_cache: Some(n_cache), ..engine };
         let n_batch = engine.n_ubatch.max(n_parallel);
         let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..Default::default() };
+        let name = self.model.name();
         Ok(move || {
+            if !std::io::stderr().is_terminal() {
+                say(&format!("loading {name}"));
+            }
+            let loading = Progress::spinner("loading the model");
+            loading.weigh(model.gguf().tensor_bytes());
             let pass = model.forward_pass(&engine)?;
+            drop(loading);
             let (n_ctx, device) = (pass.n_ctx(), pass.device());
             let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)
                 .map_err(|e| CliError::General(format!("cannot start the engine: {e}")))?;
             let loaded = Loaded::new(model, scheduler, n_ctx)?;
             let (kind, name) = (device.kind, device.name);
+            // So far it ended the process; requests that run may finish.
+            interrupt::leave();
             say(&format!("ready: {kind} {name}, {n_parallel} requests at once, {n_ctx} tokens each"));
             Ok(loaded)
         })
@@ -243,7 +254,10 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
 /// Ready at the first Ctrl-C or SIGTERM; the second ends the process.
 async fn shutdown(mut signals: Signals) {
     signals.next().await;
-    say("shutting down; again to end at once");
+    // While the model loads there is nothing to shut down.
+    if interrupt::is_left() {
+        say("shutting down; again to end at once");
+    }
     tokio::spawn(async move {
         signals.next().await;
         std::process::exit(i32::from(CliError::Interrupted.exit_code()));

@@ -31,8 +31,8 @@ const TOKEN_UNUSED: i32 = 5;
 const UNUSED_SCORE: f32 = -1e9;
 
 const AFTER_HELP: &str = "\
-The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags
-replace those of the named shape; where the width or the heads change, --head-dim is the width shared out over the
+The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags \
+replace those of the named shape; where the width or the heads change, --head-dim is the width shared out over the \
 heads unless given. The vocabulary is that of the built-in model, or of --vocab, filled up with unused tokens.
 
 Examples:
@@ -129,7 +129,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let tensors: Vec<_> = specs.iter().map(declare).collect();
 
     let total: usize = tensors.iter().map(n_elements).sum();
-    interrupt::listen()?;
+    // A half file does not stay.
+    let _asked = interrupt::ask();
     let progress = Progress::steps("writing random weights", total as u64);
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let mut done = 0;

@@ -9,7 +9,7 @@ use crate::model_args::ModelArgs;
 use crate::text_input::{EncodingArgs, TextArgs};
 
 const AFTER_HELP: &str = "\
-The text is taken as it is, from stdin where neither -p nor -f is given. A file with a vocabulary
+The text is taken as it is, from stdin where neither -p nor -f is given. A file with a vocabulary \
 and no weights will do as a model.
 
 Examples:

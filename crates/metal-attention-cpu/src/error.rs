@@ -17,6 +17,9 @@ pub enum CpuError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The [`Watch`](metal_attention_model::Watch) was cancelled.
+    #[error("cancelled")]
+    Cancelled,
     /// An option outside its range.
     #[error("{option} must be at least 1{}", if *max == usize::MAX { String::new() } else { format!(" and at most {max}") })]
     Option {

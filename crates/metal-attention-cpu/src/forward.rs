@@ -81,7 +81,8 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Evaluates `tokens` and writes the logits of those that want them.
+    /// Evaluates `tokens` and writes the logits of those that want them; nothing of use where the work of the pool was
+    /// cancelled.
     pub(crate) fn forward<E: Element>(
         mut self,
         caches: &[SharedCache<'_, E>],
@@ -92,6 +93,7 @@ impl Run<'_> {
         let (spec, weights) = (self.spec, self.weights);
         let n_embd = spec.n_embd;
         let mut tokens = tokens.to_vec();
+        let n_tokens = tokens.len() as u64;
 
         resize(&mut self.s.x, tokens.len() * n_embd);
         for (token, row) in tokens.iter().zip(self.s.x.chunks_exact_mut(n_embd)) {
@@ -112,6 +114,7 @@ impl Run<'_> {
                 self.keep_wanted_rows(&mut tokens);
             }
             if tokens.is_empty() {
+                self.pool.watch().advance(n_tokens);
                 return;
             }
             self.attend(a, cache, &tokens);
@@ -119,6 +122,10 @@ impl Run<'_> {
             self.add_product(&w.out, Input::Att);
             self.lap("matmul_attn_output");
             self.feed_forward(&layer.feed_forward, w);
+            if self.pool.is_cancelled() {
+                return;
+            }
+            self.pool.watch().advance(n_tokens);
             if let Some(trace) = trace.as_deref_mut() {
                 trace(i, &self.s.x);
             }

@@ -5,7 +5,7 @@ use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, PAGE, PageTable, PageUse,
-    Phase, Profile, Profiler, Weights,
+    Phase, Profile, Profiler, Watch, Weights,
 };
 
 use crate::cores::physical_cores;
@@ -41,6 +41,8 @@ pub struct CpuOptions {
     pub n_ubatch: usize,
     /// Instruction set of the kernels; `None` takes the CPU's best.
     pub isa: Option<Isa>,
+    /// Ends the set-up and each forward pass, and counts what they have done.
+    pub watch: Watch,
 }
 
 impl Default for CpuOptions {
@@ -54,6 +56,7 @@ impl Default for CpuOptions {
             exact: false,
             n_ubatch: 512,
             isa: None,
+            watch: Watch::default(),
         }
     }
 }
@@ -119,11 +122,11 @@ impl CpuForwardPass {
             CacheType::F32 => Cache::F32(layer_caches(&spec, n_pages)?),
         };
         let n_threads = options.n_threads;
-        let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
+        let no_threads = |source| CpuError::Threads { n_threads, source };
+        let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
         let weights = PreparedWeights::new(&pool, weights, options.exact)?;
-        let side_by_side =
-            SideBySide::new(weights.bytes(), n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
+        let side_by_side = SideBySide::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
             cache,
@@ -268,7 +271,7 @@ impl ForwardPass for CpuForwardPass {
                 .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_logits })?;
             self.logits.resize(n_logits, 0.0);
         }
-        // From here on nothing fails.
+        self.pool.begin();
         for copy in self.pages.append(batch, n_vocab)? {
             match &mut self.cache {
                 Cache::F16(layers) => layers.iter_mut().for_each(|layer| layer.copy(copy)),
@@ -298,6 +301,10 @@ impl ForwardPass for CpuForwardPass {
             match &mut self.cache {
                 Cache::F16(layers) => forward(layers, run, &mut self.side_by_side, tokens, logits, trace),
                 Cache::F32(layers) => forward(layers, run, &mut self.side_by_side, tokens, logits, trace),
+            }
+            if self.pool.is_cancelled() {
+                self.pages.retract(batch);
+                return Err(ForwardError::Cancelled);
             }
             done += n;
         }

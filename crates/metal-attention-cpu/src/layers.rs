@@ -42,8 +42,10 @@ impl PreparedWeights {
     /// Repacks what is to be repacked.
     pub(crate) fn new(pool: &ThreadPool, weights: &Weights, exact: bool) -> Result<Self, CpuError> {
         let matrix = |tensor: &Tensor| {
-            Matrix::new(pool, tensor, exact)
-                .ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes: tensor.bytes().len() as u64 })
+            let bytes = tensor.bytes().len() as u64;
+            let matrix = Matrix::new(pool, tensor, exact)
+                .ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })?;
+            if pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(matrix) }
         };
         let linear = |linear: &Linear| -> Result<_, CpuError> {
             Ok(PreparedLinear { weight: matrix(&linear.weight)?, bias: linear.bias.clone() })

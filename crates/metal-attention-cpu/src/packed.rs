@@ -46,7 +46,7 @@ pub(crate) struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Repacks `tensor`. `None` when there is no memory for it.
+    /// Repacks `tensor`. `None` when there is no memory for it. Incomplete where the work of `pool` is cancelled.
     pub(crate) fn pack(pool: &ThreadPool, tensor: &Tensor) -> Option<Self> {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
         let layout = layout(ty);
@@ -56,8 +56,9 @@ impl PackedMatrix {
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
         pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {
-            let first = task * panels_per_task;
-            for panel in first..(first + panels_per_task).min(n_panels) {
+            let panels = task * panels_per_task..n_panels.min((task + 1) * panels_per_task);
+            pool.watch().advance((panels.len() * panel_bytes) as u64);
+            for panel in panels {
                 // SAFETY: each panel is packed by one task.
                 let out = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
                 let rows = panel * PANEL..n_out.min((panel + 1) * PANEL);

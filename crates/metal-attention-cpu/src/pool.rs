@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
+use metal_attention_model::Watch;
+
 /// Looks at the state before a worker sleeps: 20 to 100 microseconds.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
 /// The same for a worker that was woken for a region and came too late.
@@ -31,6 +33,9 @@ pub(crate) struct ThreadPool {
     workers: Vec<JoinHandle<()>>,
     /// One region at a time.
     region: Mutex<()>,
+    watch: Watch,
+    /// Tasks were left out since [`begin`](Self::begin).
+    cancelled: AtomicBool,
 }
 
 struct Shared {
@@ -70,13 +75,49 @@ impl ThreadPool {
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        let mut pool = Self { shared, workers: Vec::with_capacity(n_workers), region: Mutex::new(()) };
+        let mut pool = Self {
+            shared,
+            workers: Vec::with_capacity(n_workers),
+            region: Mutex::new(()),
+            watch: Watch::default(),
+            cancelled: AtomicBool::new(false),
+        };
         for i in 0..n_workers {
             let shared = Arc::clone(&pool.shared);
             let name = format!("metal-attention-{}", i + 1);
             pool.workers.push(thread::Builder::new().name(name).spawn(move || shared.work(i))?);
         }
         Ok(pool)
+    }
+
+    /// The same pool, whose work `watch` ends.
+    pub(crate) fn watched(mut self, watch: Watch) -> Self {
+        self.watch = watch;
+        self
+    }
+
+    /// What ends the work, and counts it.
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// New work begins, which nobody has cancelled yet.
+    pub(crate) fn begin(&self) {
+        self.cancelled.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the work is to end. Stays so until [`begin`](Self::begin), also where the watch says otherwise by then: tasks
+    /// may have been left out.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        if self.watch.is_cancelled() {
+            self.cancel();
+        }
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Ends the work.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
     }
 
     /// Number of threads, the caller's included.
@@ -90,8 +131,14 @@ impl ThreadPool {
     }
 
     /// Calls `task(i)` for every `i` in `0..n`, spread over the threads; returns
-    /// when all calls have. A panic in a task is passed on.
+    /// when all calls have. Those that were not begun when the work [is cancelled](Self::is_cancelled) are left out. A
+    /// panic in a task is passed on.
     pub(crate) fn for_each(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {
+        let task = |i| {
+            if !self.is_cancelled() {
+                task(i);
+            }
+        };
         if self.workers.is_empty() || n <= 1 {
             (0..n).for_each(task);
             return;
@@ -105,7 +152,7 @@ impl ThreadPool {
                 if first >= n {
                     break;
                 }
-                (first..n.min(first + run)).for_each(task);
+                (first..n.min(first + run)).for_each(&task);
             }
         });
     }
@@ -239,6 +286,30 @@ mod tests {
                 });
                 assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
             }
+        }
+    }
+
+    #[test]
+    fn cancelled_work_ends_between_two_tasks_and_stays_cancelled() {
+        for n_threads in [1, 3] {
+            let watch = Watch::default();
+            let pool = ThreadPool::new(n_threads).expect("threads").watched(watch.clone());
+            let begun = AtomicUsize::new(0);
+            let task = |_| {
+                if begun.fetch_add(1, Ordering::Relaxed) == 4 {
+                    watch.cancel();
+                }
+            };
+            pool.for_each(10_000, &task);
+            // Each thread may be at a task of its own when the fifth cancels.
+            assert!((5..5 + n_threads).contains(&begun.load(Ordering::Relaxed)), "{begun:?}");
+            // Whoever lets work begin again does not make what was left out right.
+            watch.resume();
+            assert!(pool.is_cancelled());
+            pool.begin();
+            assert!(!pool.is_cancelled());
+            pool.for_each(10, &task);
+            assert!(begun.into_inner() >= 15);
         }
     }
 

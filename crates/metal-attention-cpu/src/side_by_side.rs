@@ -29,12 +29,13 @@ impl SideBySide {
     /// # Errors
     ///
     /// As for [`ThreadPool::new`].
-    pub(crate) fn new(weight_bytes: usize, n_threads: usize) -> std::io::Result<Option<Self>> {
+    pub(crate) fn new(weight_bytes: usize, pool: &ThreadPool) -> std::io::Result<Option<Self>> {
+        let n_threads = pool.n_threads();
         if weight_bytes > SMALL_MODEL || n_threads == 1 {
             return Ok(None);
         }
         let scratch = std::iter::repeat_with(Scratch::default).take(n_threads).collect();
-        Ok(Some(Self { scratch, alone: ThreadPool::new(1)? }))
+        Ok(Some(Self { scratch, alone: ThreadPool::new(1)?.watched(pool.watch().clone()) }))
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -52,6 +53,7 @@ impl SideBySide {
     ) -> bool {
         let Some(parts) = parts(tokens, run.pool.n_threads()) else { return false };
         let alone = &self.alone;
+        alone.begin();
         let mut parts: Vec<_> = parts
             .into_iter()
             .zip(&mut self.scratch)
@@ -71,6 +73,9 @@ impl SideBySide {
                 run.forward(caches, tokens, logits, None);
             }
         });
+        if alone.is_cancelled() {
+            run.pool.cancel();
+        }
         true
     }
 }

@@ -138,7 +138,7 @@ pub fn adapter_summaries() -> Vec<AdapterSummary> {
 
 /// Whether this machine may have a GPU that is no software. Asking costs microseconds, loading every driver to find out
 /// tens of milliseconds.
-pub fn hardware_possible() -> bool {
+fn hardware_possible() -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
         use std::path::Path;
@@ -155,6 +155,12 @@ pub fn hardware_possible() -> bool {
     {
         true
     }
+}
+
+/// Why a GPU that is no software cannot be had, where that is known without asking any driver.
+pub fn no_hardware() -> Option<GpuError> {
+    let none = || GpuError::NoneSuits { why: vec!["this machine has none that is no software".into()] };
+    (!hardware_possible()).then(none)
 }
 
 impl AdapterChoice {

@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use crate::adapter::{AdapterChoice, AdapterSummary, adapters, hardware_possible};
+use metal_attention_model::Watch;
+
+use crate::adapter::{AdapterChoice, AdapterSummary, adapters, no_hardware};
 use crate::disk_cache;
 use crate::error::GpuError;
 use crate::pso::PsoCache;
@@ -31,6 +34,8 @@ pub struct GpuOptions {
     /// the environment variable `METAL_ATTENTION_CACHE` names (`off` for none), else `metal-attention` in the user's
     /// cache folder.
     pub pipeline_cache: Option<PathBuf>,
+    /// Ends uploads, the building of pipelines and every wait for the device, and counts what is done.
+    pub watch: Watch,
 }
 
 impl Default for GpuOptions {
@@ -43,9 +48,13 @@ impl Default for GpuOptions {
             cooperative_matrices: true,
             checked: cfg!(debug_assertions),
             pipeline_cache: disk_cache::default_folder(),
+            watch: Watch::default(),
         }
     }
 }
+
+/// How often a thread that waits for the device looks whether the work is cancelled.
+const LOOK_UP: Duration = Duration::from_millis(20);
 
 /// An open GPU.
 #[derive(Debug)]
@@ -56,6 +65,7 @@ pub struct GpuDevice {
     features: ShaderFeatures,
     checked: bool,
     pso: PsoCache,
+    watch: Watch,
     fault: Arc<Mutex<Option<GpuError>>>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
@@ -66,8 +76,8 @@ pub struct GpuDevice {
 impl GpuDevice {
     /// Opens a GPU with every limit and feature it has.
     pub fn open(options: &GpuOptions) -> Result<Self, GpuError> {
-        if matches!(options.adapter, AdapterChoice::Hardware { .. }) && !hardware_possible() {
-            return Err(GpuError::NoneSuits { why: vec!["this machine has none".into()] });
+        if let (AdapterChoice::Hardware { .. }, Some(why)) = (&options.adapter, no_hardware()) {
+            return Err(why);
         }
         let found = adapters();
         let (adapter, summary) = options.adapter.pick(found)?;
@@ -138,6 +148,7 @@ impl GpuDevice {
             features,
             checked: options.checked,
             pso,
+            watch: options.watch.clone(),
             fault,
             submissions: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
@@ -159,6 +170,17 @@ impl GpuDevice {
     /// Whether shaders check every access.
     pub(crate) fn checked(&self) -> bool {
         self.checked
+    }
+
+    /// What ends the work, and counts it.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// Counts `work` as done once all that was submitted so far has run.
+    pub fn advance_when_done(&self, work: u64) {
+        let watch = self.watch.clone();
+        self.queue.on_submitted_work_done(move || watch.advance(work));
     }
 
     /// The compiled pipelines.
@@ -274,8 +296,12 @@ impl GpuDevice {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// The first error that the driver reported out of turn: a lost device, a step it refused.
+    /// The first error that the driver reported out of turn: a lost device, a step it refused. Or that the work
+    /// [is cancelled](Self::watch).
     pub fn check(&self) -> Result<(), GpuError> {
+        if self.watch.is_cancelled() {
+            return Err(GpuError::Cancelled);
+        }
         match &*self.fault.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -296,11 +322,19 @@ impl GpuDevice {
         Ok((&self.device, self.queue.get_timestamp_period()))
     }
 
-    /// Waits until `submission` has run, or everything submitted when it is `None`.
+    /// Waits until `submission` has run, or everything submitted when it is `None`. Work that is cancelled is not waited
+    /// for.
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
-        let outcome = self.device.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
-        self.check()?;
-        outcome.map(|_| ()).map_err(|e| GpuError::Lost { why: e.to_string() })
+        let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(LOOK_UP) };
+        loop {
+            let outcome = self.device.poll(until.clone());
+            self.check()?;
+            match outcome {
+                Ok(_) => return Ok(()),
+                Err(wgpu::PollError::Timeout) => {}
+                Err(e) => return Err(GpuError::Lost { why: e.to_string() }),
+            }
+        }
     }
 
     /// Reads the first `n` values, one or more, of a device-private buffer: copies it, submits, waits. For tests and

@@ -19,6 +19,9 @@ pub enum GpuError {
         /// The adapters there are, as `index: name`.
         available: Vec<String>,
     },
+    /// The [`Watch`](metal_attention_model::Watch) was cancelled.
+    #[error("cancelled")]
+    Cancelled,
     /// No adapter is hardware and has enough memory.
     #[error("no GPU suits: {}", why.join("; "))]
     NoneSuits {
@@ -114,6 +117,16 @@ pub enum GpuError {
     },
 }
 
+impl GpuError {
+    /// Why `--device auto` takes the CPU: without the advice for those who asked for a GPU.
+    pub fn why_the_cpu(&self) -> String {
+        match self {
+            Self::NoAdapter => "no GPU found".into(),
+            error => error.to_string(),
+        }
+    }
+}
+
 /// Bytes in MiB.
 pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
@@ -121,6 +134,9 @@ pub(crate) fn mib(bytes: u64) -> f64 {
 
 impl From<GpuError> for metal_attention_model::ForwardError {
     fn from(e: GpuError) -> Self {
-        Self::Device { why: e.to_string() }
+        match e {
+            GpuError::Cancelled => Self::Cancelled,
+            e => Self::Device { why: e.to_string() },
+        }
     }
 }

@@ -16,7 +16,7 @@ mod readback;
 mod shader;
 mod weights;
 
-pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, hardware_possible};
+pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, no_hardware};
 pub use arena::{Arena, Bind, Slice};
 pub use batch::{BatchBuffer, batch_words};
 pub use ceilings::{GpuCeilings, LaunchCosts};

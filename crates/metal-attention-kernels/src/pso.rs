@@ -63,6 +63,7 @@ impl PsoCache {
     /// The pipeline of `key`, built now when it is not there yet. Threads that ask for different keys build in
     /// parallel.
     pub fn get(&self, gpu: &GpuDevice, key: &PsoKey) -> Result<wgpu::ComputePipeline, GpuError> {
+        gpu.check()?;
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(slots.entry(key.clone()).or_default())

@@ -55,7 +55,7 @@ impl Readback {
         let lost = |why: &str| GpuError::Lost { why: format!("a result never arrived: {why}") };
         let (submission, mapped) = self.pending.take().ok_or_else(|| lost("nothing was asked for"))?;
         if mapped.try_recv() != Ok(true) {
-            gpu.wait(Some(submission))?;
+            gpu.wait(Some(submission)).inspect_err(|_| self.buffer.unmap())?;
             // Another thread that polls the device may be the one that hears of it, a moment later.
             if mapped.recv_timeout(Duration::from_secs(10)) != Ok(true) {
                 self.buffer.unmap();

@@ -85,6 +85,9 @@ pub enum ForwardError {
         /// What happened, and what to do.
         why: String,
     },
+    /// The [`Watch`](crate::Watch) was cancelled.
+    #[error("cancelled")]
+    Cancelled,
 }
 
 /// Why a GGUF file does not describe a model that can run.

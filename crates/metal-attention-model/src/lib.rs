@@ -14,6 +14,7 @@ mod shapes;
 mod spec;
 mod tensors;
 mod top_k;
+mod watch;
 mod weights;
 
 pub use cache_type::CacheType;
@@ -26,4 +27,5 @@ pub use shapes::{ModelShape, RopeFactors};
 pub use spec::{Activation, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelSpec};
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
+pub use watch::Watch;
 pub use weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Linear, Weights};

@@ -133,6 +133,13 @@ impl PageTable {
         Ok(copies)
     }
 
+    /// Takes the tokens of a batch back that was appended last.
+    pub fn retract(&mut self, batch: &[BatchToken]) {
+        for token in batch {
+            self.truncate(token.seq, token.pos);
+        }
+    }
+
     /// Finds pages for `n` more tokens of each sequence of `batch`, which are not counted yet; nobody else gets these pages
     /// until they are given back by [`release`](Self::release) or a cut. False, and nothing has changed, where there are not
     /// so many pages or positions, or the page to be written to first is shared.

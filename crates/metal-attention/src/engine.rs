@@ -1,7 +1,7 @@
 //! Where a model runs, with how much memory and how many threads.
 
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores};
-use metal_attention_model::ForwardPass;
+use metal_attention_model::{ForwardPass, Watch};
 
 use crate::{Device, Error, Model};
 #[cfg(feature = "gpu")]
@@ -30,6 +30,8 @@ pub struct EngineOptions {
     pub exact: bool,
     /// Most tokens of a prompt that go through the layers at once.
     pub n_ubatch: usize,
+    /// Ends the set-up and each forward pass from another thread, and tells how far they are.
+    pub watch: Watch,
 }
 
 impl Default for EngineOptions {
@@ -43,6 +45,7 @@ impl Default for EngineOptions {
             cache_type: CacheType::F16,
             exact: false,
             n_ubatch: 512,
+            watch: Watch::default(),
         }
     }
 }
@@ -105,6 +108,7 @@ impl EngineOptions {
             cache_type: self.cache_type,
             exact: self.exact,
             n_ubatch: self.n_ubatch,
+            watch: self.watch.clone(),
             ..Default::default()
         };
         let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
@@ -118,8 +122,9 @@ impl EngineOptions {
         match gpu_engine::auto(model, self, n_ctx) {
             Ok(pass) => return Ok(Backend::Gpu(pass)),
             Err(why @ (GpuError::NoAdapter | GpuError::NoneSuits { .. } | GpuError::Option { .. })) => {
-                tracing::info!("auto takes the CPU: {why}");
+                tracing::info!("auto takes the CPU: {}", why.why_the_cpu());
             }
+            Err(why @ GpuError::Cancelled) => return Err(why.into()),
             Err(why) => tracing::warn!("a GPU cannot be used, so the model runs on the CPU: {why}"),
         }
         self.cpu_pass(model, n_ctx)

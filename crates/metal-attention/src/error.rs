@@ -66,7 +66,8 @@ pub enum Error {
         /// Context length of the training.
         n_ctx_train: usize,
     },
-    /// The caller's progress function asked to stop. What was evaluated stays in the KV cache.
+    /// The caller's progress function asked to stop, or the [`Watch`](crate::Watch) was cancelled. The micro-batches that
+    /// were evaluated stay in the KV cache.
     #[error("interrupted after {done} of {total} prompt tokens")]
     Interrupted {
         /// Prompt tokens in the KV cache.
@@ -74,4 +75,16 @@ pub enum Error {
         /// Prompt tokens in all.
         total: usize,
     },
+}
+
+impl Error {
+    /// Whether this is no failure: the caller asked for the work to end.
+    pub fn is_cancelled(&self) -> bool {
+        match self {
+            Self::Interrupted { .. } | Self::Forward(ForwardError::Cancelled) | Self::Cpu(CpuError::Cancelled) => true,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(metal_attention_kernels::GpuError::Cancelled) => true,
+            _ => false,
+        }
+    }
 }

@@ -81,7 +81,8 @@ impl Generator {
     ///
     /// What the KV cache already holds of `ids` is kept. The rest is evaluated in micro-batches, the last of them
     /// together with the first token of [`generate`](Self::generate). Before each of them `progress` hears how many of
-    /// how many tokens are done; where it breaks, the result is [`Error::Interrupted`].
+    /// how many tokens are done; where it breaks, the result is [`Error::Interrupted`]. Within a micro-batch the
+    /// [watch](EngineOptions::watch) tells how far it is, and ends it.
     ///
     /// More tokens than the context holds are [`Error::PromptTooLong`], none at all [`Error::EmptyPrompt`]; the text is
     /// then as it was.

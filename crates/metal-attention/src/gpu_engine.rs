@@ -16,7 +16,8 @@ pub(crate) fn forward_pass(
     n_ctx: usize,
     adapter: AdapterChoice,
 ) -> Result<GpuForwardPass, GpuError> {
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions { adapter, ..Default::default() })?);
+    let watch = options.watch.clone();
+    let gpu = Arc::new(GpuDevice::open(&GpuOptions { adapter, watch, ..Default::default() })?);
     let options = pass_options(options, n_ctx);
     let pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
     log(&pass);

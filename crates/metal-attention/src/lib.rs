@@ -52,7 +52,7 @@ pub use metal_attention_gguf as gguf;
 pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, ModelSpec, PageUse,
-    Phase, Profile, ProfiledStep, TopK, Weights, highest,
+    Phase, Profile, ProfiledStep, TopK, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};

@@ -76,7 +76,10 @@ impl Sequence {
                 return Ok(());
             }
             let batch = self.waiting(self.n_ubatch, false);
-            self.pass.forward(&batch)?;
+            self.pass.forward(&batch).map(drop).map_err(|e| match e {
+                ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
+                e => e.into(),
+            })?;
             self.timings.prompt_tokens += batch.len();
             self.timings.prefill = self.started.elapsed();
         }

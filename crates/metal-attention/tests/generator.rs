@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, StopReason, Token};
+use metal_attention::{
+    CpuError, Device, EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, StopReason, Token, Watch,
+};
 
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
 
@@ -92,6 +94,40 @@ fn an_interrupted_prompt_can_be_finished() {
     generator.prompt(&all, go_on).unwrap();
     assert_eq!(text(generator.generate(tokens(8))), ", there was a little girl");
     assert_eq!(generator.timings().cached_tokens, 4);
+}
+
+#[test]
+fn a_watch_ends_a_prompt_and_a_generation() {
+    let watch = Watch::default();
+    let mut generator = generator(&EngineOptions { n_ubatch: 2, watch: watch.clone(), ..Default::default() });
+    let all = encode(&generator, "Once upon a time");
+    let cancel_at_2 = |done, _| {
+        if done == 2 {
+            watch.cancel();
+        }
+        ControlFlow::Continue(())
+    };
+    let error = generator.prompt(&all, cancel_at_2).unwrap_err();
+    assert!(matches!(error, Error::Interrupted { done: 2, total: 5 }) && error.is_cancelled(), "{error}");
+    watch.resume();
+    generator.prompt(&all, go_on).unwrap();
+    assert_eq!(generator.timings().cached_tokens, 2);
+
+    let mut generation = generator.generate(tokens(8));
+    let mut story = generation.next().unwrap().unwrap().text;
+    watch.cancel();
+    let error = generation.next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Forward(ForwardError::Cancelled)) && error.is_cancelled(), "{error}");
+    assert!(generation.next().is_none());
+    story += &generation.finish();
+    watch.resume();
+    story += &text(generator.generate(tokens(7)));
+    assert_eq!(story, ", there was a little girl");
+
+    watch.cancel();
+    let options = EngineOptions { watch, device: Device::Cpu, ..Default::default() };
+    let error = Model::built_in().unwrap().forward_pass(&options).err().unwrap();
+    assert!(matches!(error, Error::Cpu(CpuError::Cancelled)) && error.is_cancelled(), "{error}");
 }
 
 #[test]

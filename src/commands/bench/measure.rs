@@ -5,7 +5,6 @@ use std::time::Instant;
 use metal_attention::{BatchToken, ForwardError, ForwardPass, Profile};
 
 use super::plan::Test;
-use crate::interrupt;
 
 /// A test on a model that is set up for it.
 pub struct Measurement<'a> {
@@ -26,9 +25,9 @@ impl Measurement<'_> {
     ) -> Result<Vec<f64>, metal_attention::Error> {
         let mut samples = Vec::new();
         for run in 0..warmup.saturating_add(iterations) {
-            let Some(ids) = self.prepare()? else { break };
+            let Some(ids) = unless_cancelled(self.prepare())? else { break };
             let start = Instant::now();
-            if !self.run(&ids)? {
+            if unless_cancelled(self.run(&ids))?.is_none() {
                 break;
             }
             let seconds = start.elapsed().as_secs_f64();
@@ -42,39 +41,37 @@ impl Measurement<'_> {
 
     /// One run with every kernel timed. `None` after Ctrl-C.
     pub fn profile(&mut self) -> Result<Option<Profile>, metal_attention::Error> {
-        let Some(ids) = self.prepare()? else { return Ok(None) };
+        let Some(ids) = unless_cancelled(self.prepare())? else { return Ok(None) };
         self.pass.start_profile()?;
-        let outcome = self.run(&ids);
+        let outcome = unless_cancelled(self.run(&ids));
         let profile = self.pass.take_profile();
-        Ok(if outcome? { profile } else { None })
+        Ok(outcome?.and(profile))
     }
 
     /// Brings the context to where a run begins. Returns what the run is fed with: the prompt, or the first token of
-    /// each sequence. `None` after Ctrl-C.
-    fn prepare(&mut self) -> Result<Option<Vec<u32>>, ForwardError> {
+    /// each sequence.
+    fn prepare(&mut self) -> Result<Vec<u32>, ForwardError> {
         let n_vocab = self.pass.spec().n_vocab;
         match *self.test {
             Test::Prefill { n_prompt } => {
                 self.pass.reset();
-                Ok((!interrupt::requested()).then(|| (0..n_prompt).map(|pos| random_id(pos, 0, n_vocab)).collect()))
+                Ok((0..n_prompt).map(|pos| random_id(pos, 0, n_vocab)).collect())
             }
             Test::Decode { depth, batch, .. } => {
-                if !self.fill(depth, batch)? {
-                    return Ok(None);
-                }
+                self.fill(depth, batch)?;
                 let first: Vec<_> = (0..batch).map(|seq| random_id(depth, seq, n_vocab)).collect();
                 // A GPU may still fill the context, or be busy with steps that ran ahead of the last run's end: a step
                 // whose result comes back waits for these.
                 self.pass.forward_greedy(&[BatchToken { id: first[0], seq: 0, pos: depth, logits: true }])?;
                 self.pass.truncate(depth);
-                Ok(Some(first))
+                Ok(first)
             }
         }
     }
 
     /// Evaluates the prompt `ids` to the id that follows it, or takes the sequences that go on with `ids` as many greedy
-    /// steps further as the test says. False after Ctrl-C.
-    fn run(&mut self, ids: &[u32]) -> Result<bool, ForwardError> {
+    /// steps further as the test says.
+    fn run(&mut self, ids: &[u32]) -> Result<(), ForwardError> {
         match *self.test {
             Test::Prefill { .. } => {
                 self.pass.forward_prompt(ids)?;
@@ -83,9 +80,6 @@ impl Measurement<'_> {
                 let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: depth, logits: true };
                 let mut step: Vec<_> = ids.iter().enumerate().map(token).collect();
                 for _ in 0..n_gen {
-                    if interrupt::requested() {
-                        return Ok(false);
-                    }
                     let ids = self.pass.forward_greedy(&step)?;
                     for (token, id) in step.iter_mut().zip(ids) {
                         (token.id, token.pos) = (id, token.pos + 1);
@@ -93,26 +87,30 @@ impl Measurement<'_> {
                 }
             }
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// Leaves `depth` tokens in each of the first `n_seq` sequences, keeping what they have of these. False after
-    /// Ctrl-C.
-    fn fill(&mut self, depth: usize, n_seq: usize) -> Result<bool, ForwardError> {
+    /// Leaves `depth` tokens in each of the first `n_seq` sequences, keeping what they have of these.
+    fn fill(&mut self, depth: usize, n_seq: usize) -> Result<(), ForwardError> {
         let n_vocab = self.pass.spec().n_vocab;
         for seq in 0..n_seq {
             self.pass.truncate_seq(seq, depth);
             while self.pass.n_past(seq) < depth {
-                if interrupt::requested() {
-                    return Ok(false);
-                }
                 let n_past = self.pass.n_past(seq);
                 let token = |pos| BatchToken { id: random_id(pos, seq, n_vocab), seq, pos, logits: false };
                 let batch: Vec<_> = (n_past..depth.min(n_past.saturating_add(self.n_ubatch))).map(token).collect();
                 self.pass.forward(&batch)?;
             }
         }
-        Ok(true)
+        Ok(())
+    }
+}
+
+/// `None` after Ctrl-C.
+fn unless_cancelled<T>(outcome: Result<T, ForwardError>) -> Result<Option<T>, ForwardError> {
+    match outcome {
+        Err(ForwardError::Cancelled) => Ok(None),
+        outcome => outcome.map(Some),
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use metal_attention::{Device, EngineOptions, ForwardPass, Model, Profile};
 
 use crate::cli_error::CliError;
-use crate::engine_args::{ComputeArgs, at_least_one};
+use crate::engine_args::{CTX_SIZE_ELSEWHERE, ComputeArgs, at_least_one};
 use crate::interrupt;
 use crate::model_args::{ModelArgs, ModelsArgs};
 use crate::profile_args::ProfileArgs;
@@ -25,16 +25,16 @@ use plan::{Plan, Setup};
 use report::{BenchResult, Report, TokensPerSecond};
 
 const AFTER_HELP: &str = "\
-Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, to the choice of the next
-token. Decode makes --gen-length tokens greedily, one step after the other, after --depth tokens that are evaluated
-outside of the timing; with --batch each step takes that many sequences one token further, and tokens per second count
+Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, to the choice of the next \
+token. Decode makes --gen-length tokens greedily, one step after the other, after --depth tokens that are evaluated \
+outside of the timing; with --batch each step takes that many sequences one token further, and tokens per second count \
 all of them. Setting a model up is not timed. What does not fit in the model's context is skipped; -c goes past it.
 
-stdout gets a table, or with --json, --csv or --markdown the same for programs, all samples included (--markdown leaves
+stdout gets a table, or with --json, --csv or --markdown the same for programs, all samples included (--markdown leaves \
 them out). docs/benchmark.md describes every field. Ctrl-C ends the measurement; what is done by then is printed.
 
---compare takes what --json wrote and adds for each result of the same model (by hash), test, threads and device the
-ratio to the earlier median. A ratio further from 1 than the noise is marked: noise is twice the standard deviation of
+--compare takes what --json wrote and adds for each result of the same model (by hash), test, threads and device the \
+ratio to the earlier median. A ratio further from 1 than the noise is marked: noise is twice the standard deviation of \
 the samples, of both runs together and relative to their means, at least 1 %.
 
 --profile runs each test once more, after the timed runs and with every kernel timed; docs/roofline.md explains it.
@@ -116,7 +116,8 @@ pub struct Args {
     threads: Vec<usize>,
 
     /// Longest context to measure; 0: that of the model's training [default: the same]
-    #[arg(short, long, value_name = "N", default_value_t = 0, hide_default_value = true, help_heading = "Engine")]
+    #[arg(short, long, aliases = CTX_SIZE_ELSEWHERE, value_name = "N", help_heading = "Engine")]
+    #[arg(default_value_t = 0, hide_default_value = true)]
     ctx_size: usize,
 
     #[command(flatten)]
@@ -142,7 +143,8 @@ impl Args {
         let plan = self.plan()?;
         let models = self.models.each();
         let opened = models.iter().map(|model| Ok((model, model.open()?))).collect::<Result<Vec<_>, CliError>>()?;
-        interrupt::listen()?;
+        // The results so far are kept.
+        let _asked = interrupt::ask();
         let mut report = Report::new(self.settings());
         let mut profiles = Vec::new();
         let outcome = self.measure(&plan, &opened, &mut report, &mut profiles);
@@ -212,7 +214,10 @@ impl Args {
             let limit = if self.ctx_size == 0 { model.spec().n_ctx_train } else { self.ctx_size };
             let (setups, skipped) = plan.within(limit);
             report.skip(&args.name(), &skipped, limit);
-            let hash = model_hash::sha256(model.gguf())?;
+            let hash = {
+                let _at_once = report.results.is_empty().then(|| interrupt::at_once(None));
+                model_hash::sha256(model.gguf())?
+            };
             for device in &devices {
                 for &n_threads in &threads {
                     let options = EngineOptions { device: device.clone(), n_threads, ..self.compute.options() };
@@ -245,7 +250,7 @@ impl Args {
                 return Err(CliError::Interrupted);
             }
             let options = EngineOptions { n_ctx: Some(setup.n_ctx()), n_seq: setup.n_seq, ..options.clone() };
-            let mut pass = self.load(model, &options)?;
+            let mut pass = self.load(model, &options, report.results.is_empty())?;
             let device = pass.device();
             kind = Some(device.kind);
             let progress = Progress::steps("measuring", setup.tests.len().saturating_mul(self.runs()) as u64);
@@ -268,8 +273,10 @@ impl Args {
         if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(kind) }
     }
 
-    fn load(&self, model: &Model, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, CliError> {
-        let _loading = Progress::spinner("loading the model");
+    fn load(&self, model: &Model, options: &EngineOptions, first: bool) -> Result<Box<dyn ForwardPass>, CliError> {
+        let _at_once = first.then(|| interrupt::at_once(None));
+        let loading = Progress::spinner("loading the model");
+        loading.weigh(model.gguf().tensor_bytes());
         let mut pass = model.forward_pass(options)?;
         if self.profile.wanted() {
             // A device without a clock is refused before anything is measured.

@@ -14,17 +14,16 @@ use self::ceilings::{BatchScaling, Ceilings, DeviceName};
 use self::floors::{Floor, ModelSize};
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
-use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
 
 const AFTER_HELP: &str = "\
-The ceilings of a device, each measured alone: how fast it reads and copies memory, multiplies, and launches work. The
-floor of a phase is the longest of three times: its bytes at the rate of reading, its multiplications at the rate of
-multiplying, its launches at what an empty one costs. Then the same phase is run, and told in percent of its floor's
+The ceilings of a device, each measured alone: how fast it reads and copies memory, multiplies, and launches work. The \
+floor of a phase is the longest of three times: its bytes at the rate of reading, its multiplications at the rate of \
+multiplying, its launches at what an empty one costs. Then the same phase is run, and told in percent of its floor's \
 speed; more than 100 % are possible where the weights of a small model stay in the caches.
 
-With --json stdout gets one object with the keys version, device, ceilings, batch_scaling, model and floors; see
+With --json stdout gets one object with the keys version, device, ceilings, batch_scaling, model and floors; see \
 docs/roofline.md.
 
 Examples:
@@ -116,14 +115,12 @@ const PARTS: u64 = 8;
 
 /// Runs the command.
 pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
-    interrupt::listen()?;
     args.model.fetch()?;
     let progress = Progress::steps("measuring", PARTS);
     let mut done = 0;
     let mut step = || {
         done += 1;
         progress.set(done);
-        if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(()) }
     };
     let model = args.model.open()?;
     let mut effort = Effort::of(args);
@@ -134,7 +131,7 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     let n_ctx = options.n_ctx.unwrap_or(effort.n_prompt.max(effort.n_gen + 1));
     let options = EngineOptions { n_ctx: Some(n_ctx), ..options };
     let mut backend = model.backend(&options).map_err(CliError::from)?;
-    step()?;
+    step();
     let (ceilings, batch_scaling) = ceilings::measure(&backend, &model, &options, effort, &mut step)?;
     let floors = floors::measure(&mut backend, &model, &options, effort, &ceilings, &mut step)?;
     drop(progress);

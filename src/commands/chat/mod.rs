@@ -35,7 +35,7 @@ In a conversation:
   A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message of several lines.
   Ctrl-C stops the answer and keeps the conversation; Ctrl-D leaves.
 
-Where stdin or stdout is no terminal, each line of stdin is a message or a command, and stdout has the answers and
+Where stdin or stdout is no terminal, each line of stdin is a message or a command, and stdout has the answers and \
 nothing else.
 
 Examples:
@@ -51,7 +51,7 @@ pub struct Args {
     model: ModelArgs,
 
     /// Instructions for the whole conversation
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
 
     /// Begin with the messages in this file, JSON as /save writes it
@@ -64,6 +64,7 @@ pub struct Args {
 
     /// Most tokens of an answer; -1: until the model ends it or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(aliases = ["predict", "max-tokens", "num-predict", "max-new-tokens"])]
     n_predict: i64,
 
     /// End an answer before this string (repeatable)
@@ -79,10 +80,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    interrupt::listen()?;
     let start = Instant::now();
     args.model.fetch()?;
-    let progress = Progress::spinner("loading the model");
+    let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
@@ -94,8 +94,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
                 .map_err(|e| CliError::Usage(format!("{}: {e}", path.display())))?
         }
     };
+    loading.weigh(model.gguf().tensor_bytes());
     let generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
-    drop(progress);
+    drop(loading);
 
     let mut conversation = match &args.load {
         Some(path) => load(path)?,
@@ -132,16 +133,16 @@ impl Chat {
     /// Reads a message or a command and does it. False: the user leaves.
     fn turn(&mut self) -> Result<bool, CliError> {
         let Some(text) = self.input.read()? else { return Ok(false) };
+        let _asked = interrupt::ask();
         match commands::parse(&text) {
             Ok(Command::Exit) => return Ok(false),
             Ok(command) => {
                 if let Err(error) = self.carry_out(command) {
-                    // In a script, what cannot be said or done ends it.
-                    if !self.interactive || matches!(error, CliError::Write { .. }) {
-                        return Err(error);
-                    }
-                    if !matches!(error, CliError::Interrupted) {
-                        note(&format!("error: {error}"));
+                    match error {
+                        CliError::Interrupted => note("note: not answered"),
+                        // In a script, what cannot be said or done ends it.
+                        error if !self.interactive || matches!(error, CliError::Write { .. }) => return Err(error),
+                        error => note(&format!("error: {error}")),
                     }
                 }
             }
@@ -149,9 +150,8 @@ impl Chat {
             Err(problem) => return Err(CliError::Usage(problem)),
         }
         if interrupt::requested() && !self.interactive {
-            return Err(CliError::Interrupted);
+            interrupt::end();
         }
-        interrupt::forget();
         Ok(true)
     }
 

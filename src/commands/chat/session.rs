@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{Error, GenerateOptions, Generator, StopReason};
+use metal_attention::{GenerateOptions, Generator, StopReason};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest};
 
 use super::conversation::Conversation;
@@ -96,34 +96,38 @@ impl Session {
         if ids.len() + n_ctx / 8 > n_ctx {
             return Ok(Outcome::NoRoom { needed: ids.len(), n_ctx });
         }
-        self.read(&ids)?;
-        let (message, stop_reason) = self.write_answer(&prompt.text)?;
+        let progress = self.read(&ids)?;
+        let (message, stop_reason) = self.write_answer(&prompt.text, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
         }
         if stop_reason.is_none() && message.text().is_empty() {
-            note("note: not answered");
             return Err(CliError::Interrupted);
         }
         self.conversation.messages.push(message);
         Ok(Outcome::Answered)
     }
 
-    /// Evaluates what is new of the conversation.
-    fn read(&mut self, ids: &[u32]) -> Result<(), CliError> {
-        let progress = Progress::steps("reading the conversation", ids.len() as u64);
-        let read = self.generator.prompt(ids, |done, _total| {
-            progress.set(done as u64);
-            if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        match read {
-            Err(Error::Interrupted { .. }) => Err(CliError::Interrupted),
-            other => Ok(other?),
-        }
+    /// Evaluates what is new of the conversation, but for the part that the first token of the answer takes along; the
+    /// progress is that of both.
+    fn read(&mut self, ids: &[u32]) -> Result<Progress, CliError> {
+        let n_layer = self.generator.model().spec().n_layer();
+        let progress = Progress::steps("reading the conversation", ids.len() as u64).watched(n_layer);
+        let mut begun = false;
+        self.generator.prompt(ids, |done, _total| {
+            // What earlier turns have left in the KV cache comes first, and takes no time.
+            if std::mem::replace(&mut begun, true) {
+                progress.set(done as u64);
+            } else {
+                progress.begin_at(done as u64);
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(progress)
     }
 
     /// Generates the answer. Returns it, and why it ended; `None`: Ctrl-C.
-    fn write_answer(&mut self, prompt: &str) -> Result<(Message, Option<StopReason>), CliError> {
+    fn write_answer(&mut self, prompt: &str, progress: Progress) -> Result<(Message, Option<StopReason>), CliError> {
         let mut parser = self.template.answer_parser(prompt, &[]);
         let mut output = AnswerOutput::new(self.options.interactive);
         let mut generation = self.generator.generate(GenerateOptions {
@@ -131,12 +135,19 @@ impl Session {
             stop: self.options.stop.clone(),
             ignore_eos: false,
         });
+        let mut progress = Some(progress);
         while !interrupt::requested()
             && let Some(token) = generation.next()
         {
-            let token = token?;
+            // The line on stderr goes away before text appears.
+            progress = None;
+            let token = match token {
+                Err(error) if error.is_cancelled() => break,
+                token => token?,
+            };
             output.write(parser.push_token(&self.tokenizer, token.id, &token.text))?;
         }
+        drop(progress);
         let stop_reason = generation.stop_reason();
         output.write(parser.push(&generation.finish()))?;
         output.write(parser.finish())?;

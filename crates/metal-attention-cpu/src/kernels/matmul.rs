@@ -124,6 +124,9 @@ pub(crate) struct Product<'a> {
 /// Multiplications of a chunk at least: a few microseconds.
 pub(crate) const MIN_WORK: usize = 1 << 16;
 
+/// Multiplications of a chunk at most, where a panel has no more: milliseconds, after which cancelled work ends.
+const MAX_WORK: usize = 1 << 28;
+
 /// Computes all `products` with the rows of `x`, `[n_tokens, n_in]`, in one
 /// parallel region. Where a matrix is packed the rows are brought to 8 bits
 /// first, in `q8`.
@@ -157,7 +160,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
     // handing it out takes longer than computing it.
     let n_chunks = if pool.n_threads() == 1 { 1 } else { 6 * pool.n_threads() };
     let panel_work = (PANEL * x.len()).max(1);
-    let chunk = n_panels.div_ceil(n_chunks).max(MIN_WORK / panel_work).max(1);
+    let chunk = n_panels.div_ceil(n_chunks).max(MIN_WORK / panel_work).min(MAX_WORK / panel_work).max(1);
     pool.for_each(n_panels.div_ceil(chunk), &|i| {
         let chunk = i * chunk..((i + 1) * chunk).min(n_panels);
         for task in &tasks {

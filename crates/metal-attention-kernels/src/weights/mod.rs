@@ -226,7 +226,9 @@ impl Upload<'_> {
                 let chunk = next.fetch_add(1, Ordering::Relaxed);
                 if chunk < n_chunks {
                     let first = chunk * chunk_rows;
-                    self.send_chunk(layout, buffer, n_rows, first, chunk_rows.min(n_rows - first), row);
+                    let n = chunk_rows.min(n_rows - first);
+                    self.send_chunk(layout, buffer, n_rows, first, n, row);
+                    self.gpu.watch().advance(layout.row_bytes() * n as u64);
                 }
             };
             thread::scope(|scope| {

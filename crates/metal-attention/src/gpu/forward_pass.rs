@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use metal_attention_kernels::kernels::{self, MAX_TOP_K};
-use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor};
+use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, PageUse, Phase,
@@ -77,6 +77,8 @@ pub struct GpuForwardPass {
     readback: Readback,
     /// The step after the last one, recorded while that ran, for as long as nothing it relies on changes.
     pub(super) prepared: Option<Prepared>,
+    /// The last step of which nothing comes back, which nobody has waited for.
+    unread: Option<SubmissionIndex>,
     trace: Option<(Buffer, Readback)>,
     /// The state of the kernel that runs all layers of a token at once, where there is one.
     pub(super) at_once: Option<Buffer>,
@@ -194,6 +196,7 @@ impl GpuForwardPass {
             lookahead: Lookahead::default(),
             readback,
             prepared: None,
+            unread: None,
             trace: None,
             at_once,
             logits: Vec::new(),
@@ -245,7 +248,7 @@ impl GpuForwardPass {
     }
 
     /// Records one step. The layers of a prompt are submitted on the way, in bunches that double, so that the GPU need not
-    /// wait for the CPU to have recorded them all; what is left is returned.
+    /// wait for the CPU to have recorded them all, and count as done as they run. What is left is returned.
     pub(super) fn record(&self, step: Step, trace: bool) -> CommandEncoder {
         let Step { kind, size, output, in_order } = step;
         let plan = self.plan(kind);
@@ -268,12 +271,14 @@ impl GpuForwardPass {
                 }
             }
         } else {
-            let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
+            let last_bunch = last_bunch(kind, plan.n_dispatches());
             for (i, dispatch) in (1..).zip(plan.layers(size, in_order)) {
                 dispatch.record(&self.gpu, &mut pass, size);
-                if prompt && i >= FIRST_BUNCH && usize::is_power_of_two(i) {
+                if i <= last_bunch && i >= FIRST_BUNCH && usize::is_power_of_two(i) {
                     drop(pass);
                     self.gpu.submit(std::mem::replace(&mut encoder, self.gpu.encoder()));
+                    let before = if i > FIRST_BUNCH { i / 2 } else { 0 };
+                    self.gpu.advance_when_done(plan.work(size, i) - plan.work(size, before));
                     pass = encoder.begin_compute_pass(&descriptor);
                 }
             }
@@ -329,7 +334,7 @@ impl GpuForwardPass {
         self.cache.append(&self.gpu, batch, self.spec.n_vocab)?;
         let outcome = self.evaluate_parts(batch, output, trace, results);
         if outcome.is_err() {
-            self.cache.retract(batch);
+            self.cache.pages.retract(batch);
         }
         Ok(outcome?)
     }
@@ -378,7 +383,12 @@ impl GpuForwardPass {
             Some(prepared) => prepared.commands,
             None => self.encode(step, trace.is_some().then_some(traced)),
         };
+        // What a prompt has submitted on the way is all that a cancelled one leaves to the GPU.
+        self.gpu.check()?;
         let submission = self.gpu.submit_commands(commands);
+        let plan = self.plan(step.kind);
+        let on_the_way = if trace.is_some() { 0 } else { last_bunch(step.kind, plan.n_dispatches()) };
+        self.gpu.advance_when_done(plan.work(step.size, plan.n_dispatches()) - plan.work(step.size, on_the_way));
         if part.len() == 1 && output != Output::Id && trace.is_none() {
             // A caller that chooses tokens itself comes back with one: its step is recorded while this one runs.
             let step = self.step_of(part, 1, output);
@@ -392,7 +402,9 @@ impl GpuForwardPass {
             }
         }
         if bytes == 0 {
-            return Ok(true);
+            // One more part is under way at most: whoever ends the work, or watches it, is not far behind the GPU.
+            let before = self.unread.replace(submission);
+            return before.map_or(Ok(()), |before| self.gpu.wait(Some(before))).map(|()| true);
         }
         self.readback.map(submission);
         let at_once = self.at_once.is_some() && part.len() == 1 && trace.is_none();
@@ -431,6 +443,12 @@ impl GpuForwardPass {
             Output::TopK => (self.top_k.clone(), 8 * TOP_K as u64),
         }
     }
+}
+
+/// How many of the dispatches of the layers have been submitted when all are recorded; see [`GpuForwardPass::record`].
+fn last_bunch(kind: BatchKind, n_dispatches: usize) -> usize {
+    let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
+    if prompt && n_dispatches >= FIRST_BUNCH { 1 << n_dispatches.ilog2() } else { 0 }
 }
 
 /// Room for the hidden states of `n_tokens` tokens after every layer: what there is, or more.

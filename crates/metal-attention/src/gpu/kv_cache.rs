@@ -72,13 +72,6 @@ impl GpuKvCache {
         Ok(())
     }
 
-    /// Takes the tokens of a batch back that was appended last.
-    pub(super) fn retract(&mut self, batch: &[BatchToken]) {
-        for token in batch {
-            self.pages.truncate(token.seq, token.pos);
-        }
-    }
-
     /// Bytes of all layers.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -58,7 +58,7 @@ impl GpuForwardPass {
         let outcome = self.decode(batch, continues);
         if outcome.is_err() {
             self.clear_lookahead();
-            self.cache.retract(batch);
+            self.cache.pages.retract(batch);
         }
         Ok(outcome?)
     }
@@ -87,6 +87,7 @@ impl GpuForwardPass {
             self.leave_at_once();
             return self.decode(batch, continues);
         }
+        self.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
         self.lookahead.advance(batch, &ids);
         Ok(ids)
     }

@@ -90,6 +90,17 @@ impl Plan {
         at_once.into_iter().chain(one_by_one.iter().flatten())
     }
 
+    /// Dispatches of all layers, one by one.
+    pub(super) fn n_dispatches(&self) -> usize {
+        self.layers.iter().map(Vec::len).sum()
+    }
+
+    /// Tokens times layers of a step that its first `n` dispatches of layers get done.
+    pub(super) fn work(&self, size: StepSize, n: usize) -> u64 {
+        let layers = n * self.layers.len() / self.n_dispatches().max(1);
+        u64::from(size.n_tokens) * layers as u64
+    }
+
     /// The dispatches of a greedy step of a sequence alone in the cache, in order.
     pub(super) fn greedy(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
         self.embedding.iter().chain(self.layers(size, true)).chain(&self.head).chain(&self.argmax)

@@ -121,13 +121,13 @@ impl DeviceName {
     }
 }
 
-/// Measures the device that `backend` runs on; `step` hears of every part that is done, and may end it all.
+/// Measures the device that `backend` runs on; `step` hears of every part that is done.
 pub fn measure(
     backend: &Backend,
     model: &Model,
     options: &EngineOptions,
     effort: Effort,
-    step: &mut dyn FnMut() -> Result<(), CliError>,
+    step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     match backend {
         Backend::Cpu(pass) => cpu(pass, model, options.exact, effort, step),
@@ -141,20 +141,20 @@ fn cpu(
     model: &Model,
     exact: bool,
     effort: Effort,
-    step: &mut dyn FnMut() -> Result<(), CliError>,
+    step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     let ceilings = CpuCeilings::new(pass.n_threads()).map_err(Error::from)?;
     let read_bytes = ceilings.read_bandwidth(effort.cpu_bytes, effort.time).map_err(Error::from)?;
-    step()?;
+    step();
     let copy_bytes = ceilings.copy_bandwidth(effort.cpu_bytes, effort.time).map_err(Error::from)?;
-    step()?;
+    step();
     let (matrix, f32) = (ceilings.int8_rate(effort.time), ceilings.f32_rate(effort.time));
-    step()?;
+    step();
     let launches = Launches::Cpu { region_us: 1e6 * ceilings.region(effort.time) };
-    step()?;
+    step();
     let tensors = largest_of_layers(model);
     let seconds = ceilings.products(&tensors, &BATCHES, exact, effort.time).map_err(Error::from)?;
-    step()?;
+    step();
     let matrix = Some(matrix);
     let found = Ceilings { read_bytes, copy_bytes, matrix, matrix_type: Some("int8"), f32, launches };
     Ok((found, BatchScaling::new(&tensors, &seconds)))
@@ -165,19 +165,19 @@ fn gpu(
     pass: &metal_attention::GpuForwardPass,
     model: &Model,
     effort: Effort,
-    step: &mut dyn FnMut() -> Result<(), CliError>,
+    step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     let gpu = pass.gpu();
     let ceilings = metal_attention::kernels::GpuCeilings::new(gpu, effort.time);
     let bytes = if gpu.summary().is_software() { effort.software_bytes } else { effort.gpu_bytes };
     let read_bytes = ceilings.read_bandwidth(bytes).map_err(Error::from)?;
-    step()?;
+    step();
     let copy_bytes = ceilings.copy_bandwidth(bytes).map_err(Error::from)?;
-    step()?;
+    step();
     let (matrix, f32) = (ceilings.matrix_rate().map_err(Error::from)?, ceilings.f32_rate().map_err(Error::from)?);
-    step()?;
+    step();
     let costs = ceilings.launch_costs().map_err(Error::from)?;
-    step()?;
+    step();
     let launches = Launches::Gpu {
         dispatch_us: 1e6 * costs.dispatch,
         dispatch_queued_us: 1e6 * costs.dispatch_queued,
@@ -186,7 +186,7 @@ fn gpu(
     };
     let tensors = largest_of_layers(model);
     let seconds = ceilings.products(&tensors, &BATCHES).map_err(Error::from)?;
-    step()?;
+    step();
     let matrix_type = matrix.map(|_| "half");
     let found = Ceilings { read_bytes, copy_bytes, matrix, matrix_type, f32, launches };
     Ok((found, BatchScaling::new(&tensors, &seconds)))
