@@ -120,7 +120,7 @@ impl CpuForwardPass {
         };
         let n_threads = options.n_threads;
         let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
-        let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
+        let isa = options.isa.unwrap_or_else(Isa::best);
         let weights = PreparedWeights::new(&pool, weights, options.exact)?;
         let side_by_side =
             SideBySide::new(weights.bytes(), n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
