@@ -185,18 +185,16 @@ fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<Laye
 /// Evaluates `tokens`, side by side where that can be.
 fn forward<E: Element>(
     layers: &mut [LayerCache<E>],
-    run: Run<'_>,
+    mut run: Run<'_>,
     side_by_side: &mut Option<SideBySide>,
     tokens: &[BatchToken],
     logits: &mut [f32],
     trace: Option<LayerTrace<'_>>,
 ) {
     let caches: Vec<_> = layers.iter_mut().map(LayerCache::shared).collect();
-    // Who watches the layers or takes the time of kernels sees all tokens together.
+    // Who watches the layers sees all tokens together.
     let done = match side_by_side {
-        Some(side_by_side) if trace.is_none() && run.profiler.is_none() => {
-            side_by_side.forward(&run, &caches, tokens, logits)
-        }
+        Some(side_by_side) if trace.is_none() => side_by_side.forward(&mut run, &caches, tokens, logits),
         _ => false,
     };
     if !done {

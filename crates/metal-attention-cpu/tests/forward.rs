@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
-use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Weights, argmax};
+use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, Weights, argmax};
 use support::{batch, bits, gguf, start};
 
 fn open(path: &str) -> GgufFile {
@@ -161,6 +161,42 @@ fn sequences_side_by_side_give_the_same_bits() {
                 got.extend((0..wanted).flat_map(|i| bits(logits.row(i))));
             }
             assert_eq!(got, *want.get_or_insert_with(|| got.clone()), "{n_threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_profile_is_of_the_path_that_runs() {
+    let file = stories();
+    // Sequences side by side on two threads, and one alone, matrix by matrix.
+    for (n_seq, n_parts) in [(4, 2), (1, 1)] {
+        let mut model = start(&file, &CpuOptions { n_seq, ..options() });
+        let ids = ids(&model, 3);
+        let step = |pos: usize, model: &mut CpuForwardPass| {
+            let tokens: Vec<_> = (0..n_seq).map(|seq| BatchToken { id: ids[pos], seq, pos, logits: true }).collect();
+            let before = model.regions();
+            let logits = bits(model.forward(&tokens).expect("a batch that fits").as_slice());
+            (model.regions() - before, logits)
+        };
+        step(0, &mut model);
+        let plain = step(1, &mut model);
+        (0..n_seq).for_each(|seq| model.truncate_seq(seq, 1));
+        model.start_profile().expect("a clock");
+        assert_eq!(step(1, &mut model), plain, "{n_seq} sequences: as many parallel regions, and the same bits");
+        let profile = model.take_profile().expect("a profile");
+        assert_eq!((profile.steps.len(), profile.parts(Phase::Decode)), (1, n_parts));
+        let step = &profile.steps[0];
+        assert_eq!((step.phase, step.n_tokens, profile.note), (Phase::Decode, n_seq, None));
+        for part in 0..n_parts {
+            let kernels: Vec<_> = step.kernels.iter().filter(|run| run.part == part).collect();
+            // Five layers of nine kernels, embedding and RoPE table before these, norm and head after them.
+            assert_eq!(kernels.len(), 5 * 9 + 4, "part {part}");
+            assert_eq!((&*kernels[0].kernel, &*kernels[48].kernel), ("embedding", "matmul_output"));
+            assert!(step.start <= kernels[0].start);
+            for pair in kernels.windows(2) {
+                assert_eq!(pair[0].start + pair[0].time, pair[1].start, "kernels of a part follow one another");
+            }
+            assert!(kernels[48].start + kernels[48].time <= step.start + step.time);
         }
     }
 }

@@ -16,6 +16,7 @@ use super::kv_cache::GpuKvCache;
 use super::lookahead::{Lookahead, is_decode};
 use super::options::{GpuForwardPassOptions, GpuMemory, attention_shapes, distinct_ropes};
 use super::plan::{BatchKind, FEW, Plan, PlanBuilder};
+use super::profile;
 use super::weights::GpuWeights;
 
 /// Candidates of a short list.
@@ -558,7 +559,7 @@ impl ForwardPass for GpuForwardPass {
 
     fn start_profile(&mut self) -> Result<(), ForwardError> {
         self.gpu.clock()?;
-        self.profiler = Some(Profiler::new(format!("GPU, {}", self.gpu.summary().name)));
+        self.profiler = Some(Profiler::new(format!("GPU, {}", self.gpu.summary().name)).with_note(profile::NOTE));
         Ok(())
     }
 
