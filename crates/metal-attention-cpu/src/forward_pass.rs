@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, PAGE, PageTable, PageUse,
-    Phase, Profile, Profiler, Weights,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec, PAGE,
+    PageTable, PageUse, Phase, Profile, Profiler, Weights,
 };
 
 use crate::cores::physical_cores;
@@ -105,7 +105,7 @@ impl CpuForwardPass {
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
         let ranges = [
             ("the context length", options.n_ctx, usize::MAX),
-            ("the number of sequences", options.n_seq, usize::MAX),
+            ("the number of sequences", options.n_seq, MAX_SEQUENCES),
             ("the size of the KV cache", options.n_cache.unwrap_or(1), usize::MAX),
             ("the number of threads", options.n_threads, MAX_THREADS),
             ("the ubatch size", options.n_ubatch, usize::MAX),
