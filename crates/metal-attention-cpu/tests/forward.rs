@@ -180,7 +180,9 @@ fn a_profile_is_of_the_path_that_runs() {
         };
         step(0, &mut model);
         let plain = step(1, &mut model);
-        (0..n_seq).for_each(|seq| model.truncate_seq(seq, 1));
+        for seq in 0..n_seq {
+            model.truncate_seq(seq, 1);
+        }
         model.start_profile().expect("a clock");
         assert_eq!(step(1, &mut model), plain, "{n_seq} sequences: as many parallel regions, and the same bits");
         let profile = model.take_profile().expect("a profile");

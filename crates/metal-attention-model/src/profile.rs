@@ -208,7 +208,9 @@ mod tests {
         profiler.begin_step(Phase::Decode, 2);
         let mut parts = [profiler.part(), profiler.part()];
         for kernel in ["a", "b"] {
-            parts.iter_mut().for_each(|part| part.lap(kernel));
+            for part in &mut parts {
+                part.lap(kernel);
+            }
         }
         profiler.join(parts);
         let profile = profiler.finish();

@@ -11,7 +11,7 @@ use super::{avx2, avx512};
 /// ```
 /// use metal_attention_cpu::Isa;
 ///
-/// assert!(Isa::available().any(|isa| isa == Isa::best()));
+/// assert!(Isa::available().contains(&Isa::best()));
 /// ```
 ///
 /// Nobody makes one that the CPU may lack:
@@ -99,13 +99,13 @@ impl Isa {
     pub const SCALAR: Self = Self(Set::Scalar);
 
     /// Every instruction set that this CPU has, the best last.
-    pub fn available() -> impl Iterator<Item = Self> {
-        Set::ALL.iter().copied().filter(|set| set.detected()).map(Self)
+    pub fn available() -> Vec<Self> {
+        Set::ALL.iter().copied().filter(|set| set.detected()).map(Self).collect()
     }
 
     /// The best instruction set that this CPU has.
     pub fn best() -> Self {
-        Self::available().last().unwrap_or(Self::SCALAR)
+        Self::available().last().copied().unwrap_or(Self::SCALAR)
     }
 
     /// Its name, as printed for people.
