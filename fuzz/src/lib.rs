@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 
 /// Tokens of each context: few, so that an answer comes soon.
-const N_CTX: usize = 256;
+const N_CTX: usize = 128;
 
 /// Longest time that an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
