@@ -119,7 +119,7 @@ fn load() -> Result<Loaded, Error> {
     let engine =
         EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_seq: 4, n_threads: Some(1), ..Default::default() };
     let pass = model.forward_pass(&engine)?;
-    let options = SchedulerOptions { n_parallel: 4, n_queue: 64, n_batch: 512 };
+    let options = SchedulerOptions { n_parallel: 4, n_queue: 64, ..Default::default() };
     let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).expect("a thread");
     Loaded::new(model, scheduler, N_CTX)
 }
