@@ -47,6 +47,7 @@ impl ProfileArgs {
 /// What ran, then the kernels of prefill and of decode, those that took longest first.
 pub fn table(profile: &Profile) -> String {
     let mut text = vec![format!("{}\n", profile.device)];
+    text.extend(profile.note.map(|note| format!("{note}\n")));
     for phase in [Phase::Prefill, Phase::Decode] {
         let steps = profile.of_phase(phase).count();
         if steps == 0 {
@@ -57,8 +58,12 @@ pub fn table(profile: &Profile) -> String {
         let totals = profile.totals(phase);
         let kernels: Duration = totals.iter().map(|t| t.time).sum();
         let width = totals.iter().map(|t| t.kernel.len()).max().unwrap_or(0).max("all kernels".len());
+        let side_by_side = match profile.parts(phase) {
+            1 => String::new(),
+            n => format!(", in {n} parts side by side, whose times are added up"),
+        };
         text.push(format!(
-            "{}: {}, {}, {:.3} ms\n",
+            "{}: {}, {}, {:.3} ms{side_by_side}\n",
             phase.name(),
             units::count(steps, "step"),
             units::count(n_tokens, "token"),
@@ -85,7 +90,8 @@ fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
 
-/// A trace in the format of Chrome's tracing: a process for each profile, with a row of steps and one of kernels.
+/// A trace in the format of Chrome's tracing: a process for each profile, with a row of steps and one of kernels for each
+/// part that runs side by side with others.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Trace<'a> {
@@ -115,6 +121,7 @@ struct Event<'a> {
 #[serde(untagged)]
 enum Args<'a> {
     Name { name: &'a str },
+    Labels { labels: &'a str },
     Step { n_tokens: usize, us: f64 },
 }
 
@@ -135,21 +142,12 @@ impl<'a> Trace<'a> {
 /// Adds the events of `profile` as those of process `pid`.
 fn add_events<'a>(events: &mut Vec<Event<'a>>, profile: &'a Profile, pid: u32) {
     let us = |time: Duration| 1e6 * time.as_secs_f64();
-    let named = |name, tid, value| Event {
-        name,
-        cat: None,
-        ph: "M",
-        ts: 0.0,
-        dur: 0.0,
-        pid,
-        tid,
-        args: Some(Args::Name { name: value }),
-    };
-    events.extend([
-        named("process_name", STEPS, &profile.device),
-        named("thread_name", STEPS, "steps"),
-        named("thread_name", KERNELS, "kernels"),
-    ]);
+    let about = |name, tid, args| Event { name, cat: None, ph: "M", ts: 0.0, dur: 0.0, pid, tid, args: Some(args) };
+    let named = |name, tid, value| about(name, tid, Args::Name { name: value });
+    events.extend([named("process_name", STEPS, &profile.device), named("thread_name", STEPS, "steps")]);
+    events.extend(profile.note.map(|labels| about("process_labels", STEPS, Args::Labels { labels })));
+    let parts = [Phase::Prefill, Phase::Decode].map(|phase| profile.parts(phase)).into_iter().max().unwrap_or(1);
+    events.extend((0..parts).map(|part| named("thread_name", KERNELS + part as u32, "kernels")));
     for step in &profile.steps {
         let cat = Some(step.phase.name());
         let end = step.kernels.iter().map(|k| k.start + k.time).max().unwrap_or(step.start + step.time);
@@ -170,7 +168,7 @@ fn add_events<'a>(events: &mut Vec<Event<'a>>, profile: &'a Profile, pid: u32) {
             ts: us(run.start),
             dur: us(run.time),
             pid,
-            tid: KERNELS,
+            tid: KERNELS + run.part as u32,
             args: None,
         }));
     }
@@ -198,7 +196,7 @@ mod tests {
         let run = |&(kernel, us): &(&'static str, u64)| {
             let start = Duration::from_micros(at);
             at += us;
-            KernelTime { kernel: kernel.into(), start, time: Duration::from_micros(us) }
+            KernelTime { kernel: kernel.into(), start, time: Duration::from_micros(us), part: 0 }
         };
         let kernels: Vec<_> = kernels.iter().map(run).collect();
         let time = kernels.iter().map(|k| k.time).sum();
@@ -208,6 +206,7 @@ mod tests {
     fn profile() -> Profile {
         Profile {
             device: "CPU".into(),
+            note: None,
             steps: vec![
                 step(Phase::Prefill, 5, 10, &[("embedding", 40), ("rmsnorm", 10), ("multi_token_matvec_q4_0", 1150)]),
                 step(Phase::Decode, 1, 2000, &[("embedding", 3), ("rmsnorm", 7), ("matvec_q4_0", 90)]),
@@ -238,10 +237,10 @@ decode: 2 steps, 2 tokens, 0.220 ms
 
     #[test]
     fn the_trace_has_an_event_for_each_step_and_kernel() {
-        let profiles = [profile(), Profile { device: "GPU".into(), steps: Vec::new() }];
+        let profiles = [profile(), Profile { device: "GPU".into(), note: Some("alone"), steps: Vec::new() }];
         let json = serde_json::to_value(Trace::new(&profiles)).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
-        assert_eq!(events.len(), 3 + 3 + 9 + 3);
+        assert_eq!(events.len(), 3 + 3 + 9 + 4);
         let row = serde_json::json!({
             "name": "process_name", "ph": "M", "ts": 0.0, "dur": 0.0, "pid": 1, "tid": 1, "args": { "name": "CPU" }
         });
@@ -256,5 +255,24 @@ decode: 2 steps, 2 tokens, 0.220 ms
         });
         assert_eq!(events[5], kernel);
         assert_eq!((&events[15]["pid"], &events[15]["args"]["name"]), (&2.into(), &"GPU".into()));
+        assert_eq!((&events[17]["name"], &events[17]["args"]["labels"]), (&"process_labels".into(), &"alone".into()));
+    }
+
+    #[test]
+    fn parts_have_rows_of_their_own() {
+        let mut profile = profile();
+        profile.note = Some("as it runs");
+        let kernels = &mut profile.steps[1].kernels;
+        kernels.extend(kernels.clone().into_iter().map(|run| KernelTime { part: 1, ..run }));
+        let table = table(&profile);
+        assert!(table.starts_with("CPU\nas it runs\nprefill: 1 step, 5 tokens, 1.200 ms\n"), "{table}");
+        let decode = "decode: 2 steps, 2 tokens, 0.220 ms, in 2 parts side by side, whose times are added up\n";
+        assert!(table.contains(decode), "{table}");
+        let profiles = [profile];
+        let json = serde_json::to_value(Trace::new(&profiles)).unwrap();
+        let events = json["traceEvents"].as_array().unwrap();
+        let in_row = |tid: u32| events.iter().filter(|e| e["ph"] == "X" && e["tid"] == tid).count();
+        assert_eq!([1, 2, 3, 4].map(in_row), [3, 9, 3, 0]);
+        assert_eq!(events.iter().filter(|e| e["args"]["name"] == "kernels").count(), 2);
     }
 }

@@ -98,6 +98,32 @@ fn the_cpu_tells_of_every_kernel() {
 }
 
 #[test]
+fn sequences_side_by_side_are_timed_as_they_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let args = ["bench", "--device", "cpu", "-t", "2", "--seq-lengths", "0", "--gen-length", "3", "--batch", "4"];
+    let flags = ["--iterations", "1", "--profile", trace.to_str().unwrap()];
+    let output = run(&[&args[..], &flags].concat());
+    let errors = stderr(&output);
+    assert!(output.status.success(), "{errors}");
+    assert!(errors.contains("decode: 3 steps, 12 tokens, "), "{errors}");
+    assert!(errors.contains(" ms, in 2 parts side by side, whose times are added up\n"), "{errors}");
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let in_row = |row: u32| events.iter().filter(|e| e["ph"] == "X" && e["tid"] == row).collect::<Vec<_>>();
+    let (steps, kernels) = (in_row(1), [in_row(2), in_row(3)]);
+    assert_eq!((steps.len(), kernels[0].len(), in_row(4).len()), (3, kernels[1].len(), 0));
+    let times = |e: &Value| (e["ts"].as_f64().unwrap(), e["ts"].as_f64().unwrap() + e["dur"].as_f64().unwrap());
+    for row in kernels {
+        let per_step = row.len() / steps.len();
+        for (run, i) in row.iter().zip(0..) {
+            let (step, kernel) = (times(steps[i / per_step]), times(run));
+            assert!(step.0 <= kernel.0 && kernel.1 <= step.1 + 1e-3, "kernels lie in their step: {run}");
+        }
+    }
+}
+
+#[test]
 fn a_profile_needs_no_file_and_takes_none_from_stdin() {
     let output = run(&[&RUN[..], &["--device", "cpu", "--profile"]].concat());
     assert_eq!(table(&stderr(&output)).len(), 2);
@@ -129,6 +155,8 @@ fn a_gpu_tells_of_every_dispatch() {
         return;
     }
     let calls = profile("gpu");
+    let output = run(&[&RUN[..], &["--gpu", "--profile"]].concat());
+    assert!(stderr(&output).contains("without a profile greedy steps are queued ahead"), "{}", stderr(&output));
     let model = Model::built_in().unwrap();
     let options = GpuForwardPassOptions { n_ctx: 64, ..Default::default() };
     let pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options).unwrap();

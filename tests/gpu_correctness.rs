@@ -612,16 +612,18 @@ fn what_cannot_fit_is_refused() {
         GpuForwardPassOptions { n_seq: 0, ..Default::default() },
         GpuForwardPassOptions { n_ubatch: 0, ..Default::default() },
         GpuForwardPassOptions { n_cache: Some(0), ..Default::default() },
+        GpuForwardPassOptions { n_ctx: 64, n_seq: usize::MAX / 8, n_cache: Some(64), ..Default::default() },
+        GpuForwardPassOptions { n_seq: usize::MAX, ..Default::default() },
     ] {
         let error = open(&options);
         assert!(matches!(error, GpuError::Option { .. }), "{error}");
+        assert!(error.to_string().contains("must be at least 1"), "{error}");
     }
     for (n_ctx, n_seq, n_cache) in [
         (usize::MAX / 4, 1, None),
         (1 << 40, 1, None),
         (1 << 31, 64, None),
-        (64, usize::MAX / 8, None),
-        (64, usize::MAX / 8, Some(64)),
+        (1 << 40, 1 << 20, None),
         (64, 1, Some(usize::MAX)),
     ] {
         let error = open(&GpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() });

@@ -62,11 +62,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("-c {n_ctx} leaves nothing to score: it must be at least 4")));
     }
     let (ids, bos) = tokenize(&*args.model.tokenizer(&model)?, &args.text.read_or_stdin()?);
-    if ids.len() < 2 * n_ctx {
+    let needed = n_ctx.saturating_mul(2);
+    if ids.len() < needed {
         return Err(CliError::Usage(format!(
-            "the text has {} tokens, but chunks of {n_ctx} need at least {}: give a longer text or a smaller -c",
+            "the text has {} tokens, but chunks of {n_ctx} need at least {needed}: give a longer text or a smaller -c",
             ids.len(),
-            2 * n_ctx
         )));
     }
     token_ids::check(&ids, model.spec().n_vocab)?;
@@ -132,11 +132,12 @@ fn score(
         let id = bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
         BatchToken { id, seq: 0, pos, logits: pos >= first }
     };
-    let n_scored = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, n_ubatch);
+    let n_read = n_ubatch.min(chunk.len());
+    let n_scored = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, n_read);
     pass.reset();
     let mut pos = 0;
     while pos < last {
-        let end = if pos < first { first.min(pos + n_ubatch) } else { last.min(pos + n_scored) };
+        let end = if pos < first { first.min(pos + n_read) } else { last.min(pos + n_scored) };
         let batch: Vec<_> = (pos..end).map(token).collect();
         let logits = match pass.forward(&batch) {
             Err(ForwardError::Cancelled) => return Ok(false),

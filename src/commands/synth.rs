@@ -128,7 +128,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     };
     let tensors: Vec<_> = specs.iter().map(declare).collect();
 
-    let total: usize = tensors.iter().map(n_elements).sum();
+    let total = tensors.iter().try_fold(0usize, |total, tensor| total.checked_add(n_elements(tensor)));
+    let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());
+    let total = total.ok_or_else(too_many)?;
     // A half file does not stay.
     let _asked = interrupt::ask();
     let progress = Progress::steps("writing random weights", total as u64);

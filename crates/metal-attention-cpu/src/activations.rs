@@ -57,8 +57,7 @@ impl Q8Activations {
             // SAFETY: each token owns its row of each array.
             let (codes, blocks) =
                 unsafe { (codes.slice(token * n_in, n_in), blocks.slice(token * n_in / BLOCK, n_in / BLOCK)) };
-            // SAFETY: the CPU has `isa`; the slices have the lengths that the kernel asks for.
-            unsafe { isa.run(Quantize { x: &x[token * n_in..][..n_in], codes, blocks }) }
+            isa.run(Quantize { x: &x[token * n_in..][..n_in], codes, blocks });
         });
     }
 
@@ -87,7 +86,9 @@ struct Quantize<'a> {
 impl Kernel for Quantize<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: blocks lie inside the slices, whose lengths the caller checked.
+        let n = BLOCK * self.blocks.len();
+        assert!(self.x.len() == n && self.codes.len() == n, "a row of whole blocks");
+        // SAFETY: blocks lie inside the slices.
         unsafe {
             for (b, block) in self.blocks.iter_mut().enumerate() {
                 let x = self.x.as_ptr().add(b * BLOCK);

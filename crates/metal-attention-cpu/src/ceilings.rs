@@ -74,9 +74,7 @@ impl CpuCeilings {
     pub fn int8_rate(&self, time: Duration) -> f64 {
         let (codes, x) = (vec![1; OPERANDS], vec![1; OPERANDS]);
         self.rate(time, |sum| {
-            let kernel = DotRate { codes: &codes, x: &x, steps: STEPS, sum };
-            // SAFETY: the CPU has its best instruction set.
-            unsafe { self.isa.run(kernel) }
+            self.isa.run(DotRate { codes: &codes, x: &x, steps: STEPS, sum });
         })
     }
 
@@ -85,9 +83,7 @@ impl CpuCeilings {
     pub fn f32_rate(&self, time: Duration) -> f64 {
         let x = vec![0.5; OPERANDS];
         self.rate(time, |sum| {
-            let kernel = FmaRate { x: &x, steps: STEPS, sum };
-            // SAFETY: the CPU has its best instruction set.
-            unsafe { self.isa.run(kernel) }
+            self.isa.run(FmaRate { x: &x, steps: STEPS, sum });
         })
     }
 
@@ -299,13 +295,11 @@ mod tests {
         let (ones, halves) = (vec![1; OPERANDS], vec![0.5; OPERANDS]);
         for isa in Isa::available() {
             let mut counted = Counted::default();
-            // SAFETY: the CPU has `isa`.
-            unsafe { isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut counted }) }
+            isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut counted });
             // Codes 0 to 127, each as often as the others: 63.5 on average.
             assert_eq!(f64::from(counted.value), 63.5 * counted.multiplications as f64, "{}", isa.name());
             let mut counted = Counted::default();
-            // SAFETY: the CPU has `isa`.
-            unsafe { isa.run(FmaRate { x: &halves, steps: 5, sum: &mut counted }) }
+            isa.run(FmaRate { x: &halves, steps: 5, sum: &mut counted });
             assert_eq!(f64::from(counted.value), 0.25 * counted.multiplications as f64, "{}", isa.name());
         }
     }

@@ -186,7 +186,7 @@ impl Run<'_> {
 
         let s = &mut *self.s;
         let (eps, isa, half) = (self.spec.norm_eps, self.isa, a.rope.n_rot / 2);
-        let (places, pages) = (cache.places, self.pages);
+        let pages = self.pages;
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
         let (cos, sin) = (&s.cos, &s.sin);
         self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_ELEMENTS, n_tokens, &|t| {
@@ -200,8 +200,7 @@ impl Run<'_> {
                 for head in row.chunks_exact_mut(dim) {
                     if let Some(weight) = norm {
                         let x = head.to_vec();
-                        // SAFETY: the CPU has `isa`.
-                        unsafe { isa.run(RmsNorm { x: &x, weight, eps, out: head }) }
+                        isa.run(RmsNorm { x: &x, weight, eps, out: head });
                     }
                     rope_apply(a.rope.layout, head, cos, sin);
                 }
@@ -212,15 +211,9 @@ impl Run<'_> {
             let BatchToken { seq, pos, .. } = tokens[t];
             let page = pages.page(seq, pos);
             for h in 0..a.n_head_kv {
-                // SAFETY: the CPU has `isa`; each token owns its lane of the keys and its row of the values.
-                unsafe {
-                    isa.run(StoreKeyValue {
-                        key: &k[h * dim..][..dim],
-                        value: &v[h * dim..][..dim],
-                        key_out: cache.keys.at(places.key_at(page, h, pos)),
-                        value_out: cache.values.at(places.value_at(page, h, pos)),
-                    });
-                }
+                let (key, value) = (&k[h * dim..][..dim], &v[h * dim..][..dim]);
+                // SAFETY: each token owns its lane of the keys and its row of the values.
+                isa.run(unsafe { StoreKeyValue::new(cache, page, h, pos, key, value) });
             }
         });
         self.lap("rope_kv_append");
@@ -321,20 +314,9 @@ impl Run<'_> {
                         }
                     })
                     .collect();
-                // SAFETY: the CPU has `isa`; the queries' results are this task's own; the cache holds every
-                // position below `end`.
-                unsafe {
-                    isa.run(Attention {
-                        queries: &queries,
-                        keys: cache.keys.at(cache.places.key_at(0, head, 0)),
-                        values: cache.values.at(cache.places.value_at(0, head, 0)),
-                        pages: pages.pages(tokens[first_token].seq),
-                        page_keys: cache.places.page_keys(),
-                        page_values: cache.places.page_values(),
-                        head_dim: dim,
-                        start: (first_split + split) * SPLIT,
-                    });
-                }
+                let (seq, start) = (tokens[first_token].seq, (first_split + split) * SPLIT);
+                // SAFETY: the queries' results are this task's own; the cache holds every position below `end`.
+                isa.run(unsafe { Attention::new(cache, head, pages.pages(seq), &queries, start) });
                 if n_splits == 1 {
                     join(&tasks[i]);
                 }
@@ -367,8 +349,7 @@ impl Run<'_> {
             let (gate, up) = unsafe { (gate.slice(t * n_ff, n_ff), up.slice(t * n_ff, n_ff)) };
             add_bias(gate, &w.gate);
             add_bias(up, &w.up);
-            // SAFETY: the CPU has `isa`.
-            unsafe { isa.run(FfnSilu { gate, up }) }
+            isa.run(FfnSilu { gate, up });
         });
         self.lap("ffn_silu");
         self.add_product(&w.down, Input::Gate);
@@ -394,8 +375,7 @@ impl Run<'_> {
         self.pool.for_each_if(x.len() >= MIN_ELEMENTS, x.len() / n_embd, &|t| {
             // SAFETY: each token owns its row.
             let out = unsafe { h.slice(t * n_embd, n_embd) };
-            // SAFETY: the CPU has `isa`.
-            unsafe { isa.run(RmsNorm { x: &x[t * n_embd..][..n_embd], weight, eps, out }) }
+            isa.run(RmsNorm { x: &x[t * n_embd..][..n_embd], weight, eps, out });
         });
     }
 

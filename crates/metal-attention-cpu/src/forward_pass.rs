@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Mixer, ModelSpec, PAGE, PageTable, PageUse,
-    Phase, Profile, Profiler, Watch, Weights,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec, PAGE,
+    PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights,
 };
 
 use crate::cores::physical_cores;
@@ -108,7 +108,7 @@ impl CpuForwardPass {
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
         let ranges = [
             ("the context length", options.n_ctx, usize::MAX),
-            ("the number of sequences", options.n_seq, usize::MAX),
+            ("the number of sequences", options.n_seq, MAX_SEQUENCES),
             ("the size of the KV cache", options.n_cache.unwrap_or(1), usize::MAX),
             ("the number of threads", options.n_threads, MAX_THREADS),
             ("the ubatch size", options.n_ubatch, usize::MAX),
@@ -124,7 +124,7 @@ impl CpuForwardPass {
         let n_threads = options.n_threads;
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
-        let isa = options.isa.filter(|isa| Isa::available().contains(isa)).unwrap_or_else(Isa::best);
+        let isa = options.isa.unwrap_or_else(Isa::best);
         let weights = PreparedWeights::new(&pool, weights, options.exact)?;
         let side_by_side = SideBySide::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
@@ -188,18 +188,16 @@ fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<Laye
 /// Evaluates `tokens`, side by side where that can be.
 fn forward<E: Element>(
     layers: &mut [LayerCache<E>],
-    run: Run<'_>,
+    mut run: Run<'_>,
     side_by_side: &mut Option<SideBySide>,
     tokens: &[BatchToken],
     logits: &mut [f32],
     trace: Option<LayerTrace<'_>>,
 ) {
     let caches: Vec<_> = layers.iter_mut().map(LayerCache::shared).collect();
-    // Who watches the layers or takes the time of kernels sees all tokens together.
+    // Who watches the layers sees all tokens together.
     let done = match side_by_side {
-        Some(side_by_side) if trace.is_none() && run.profiler.is_none() => {
-            side_by_side.forward(&run, &caches, tokens, logits)
-        }
+        Some(side_by_side) if trace.is_none() => side_by_side.forward(&mut run, &caches, tokens, logits),
         _ => false,
     };
     if !done {

@@ -117,19 +117,44 @@ impl<E: Element> LayerCache<E> {
 /// Writes one key and one value into the cache.
 pub(crate) struct StoreKeyValue<'a, E> {
     /// `[head_dim]`, rotated.
-    pub(crate) key: &'a [f32],
+    key: &'a [f32],
     /// `[head_dim]`
-    pub(crate) value: &'a [f32],
+    value: &'a [f32],
     /// Element 0 of the key; further elements follow at a distance of [`LANES`].
-    pub(crate) key_out: *mut E,
+    key_out: *mut E,
     /// The value's row, `[padded(head_dim)]`.
-    pub(crate) value_out: *mut E,
+    value_out: *mut E,
+}
+
+impl<'a, E: Element> StoreKeyValue<'a, E> {
+    /// `key` and `value` for KV head `head` of the position `pos`, which is in page `page`.
+    ///
+    /// # Safety
+    ///
+    /// `page` is a page of the cache, and nobody else uses this position of it.
+    pub(crate) unsafe fn new(
+        cache: &SharedCache<'a, E>,
+        page: u32,
+        head: usize,
+        pos: usize,
+        key: &'a [f32],
+        value: &'a [f32],
+    ) -> Self {
+        let places = cache.places;
+        assert!(key.len() == places.head_dim && value.len() == places.head_dim, "a head's key and value");
+        Self {
+            key,
+            value,
+            key_out: cache.keys.at(places.key_at(page, head, pos)),
+            value_out: cache.values.at(places.value_at(page, head, pos)),
+        }
+    }
 }
 
 impl<E: Element> Kernel for StoreKeyValue<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: both places lie in the cache and belong to the caller; vectors lie inside the slices, or in the padding
+        // SAFETY: both places lie in the cache and are this kernel's own; vectors lie inside the slices, or in the padding
         // of the value's row, where zeros are.
         unsafe {
             for (i, (key, value)) in self.key.chunks(LANES).zip(self.value.chunks(LANES)).enumerate() {
@@ -148,6 +173,10 @@ impl<E: Element> Kernel for StoreKeyValue<'_, E> {
 }
 
 impl Places {
+    pub(crate) fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
     /// Elements of a page's keys.
     pub(crate) fn page_keys(&self) -> usize {
         self.n_head_kv * PAGE * self.head_dim

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use metal_attention_model::BatchToken;
+use metal_attention_model::{BatchToken, Profiler};
 
 use crate::forward::{Run, Scratch};
 use crate::kv_cache::{Element, SharedCache};
@@ -46,13 +46,13 @@ impl SideBySide {
     /// cannot be shared out.
     pub(crate) fn forward<E: Element>(
         &mut self,
-        run: &Run<'_>,
+        run: &mut Run<'_>,
         caches: &[SharedCache<'_, E>],
         tokens: &[BatchToken],
         mut logits: &mut [f32],
     ) -> bool {
         let Some(parts) = parts(tokens, run.pool.n_threads()) else { return false };
-        let alone = &self.alone;
+        let (alone, clock) = (&self.alone, run.profiler.as_deref());
         alone.begin();
         let mut parts: Vec<_> = parts
             .into_iter()
@@ -61,18 +61,23 @@ impl SideBySide {
                 let tokens = &tokens[part];
                 let n = tokens.iter().filter(|t| t.logits).count() * run.spec.n_vocab;
                 let mine = logits.split_off_mut(..n).unwrap_or_default();
-                Some((Run { pool: alone, s, profiler: None, ..*run }, tokens, mine))
+                (Some((Run { pool: alone, s, profiler: None, ..*run }, tokens, mine)), None)
             })
             .collect();
         let n = parts.len();
-        let parts = SharedMut::new(&mut parts);
+        let shared = SharedMut::new(&mut parts);
         run.pool.for_each(n, &|i| {
             // SAFETY: each part is taken by one task.
-            let part = unsafe { parts.slice(i, 1) };
-            if let Some((run, tokens, logits)) = part[0].take() {
-                run.forward(caches, tokens, logits, None);
+            let (work, profiler) = unsafe { &mut shared.slice(i, 1)[0] };
+            if let Some((run, tokens, logits)) = work.take() {
+                *profiler = clock.map(Profiler::part);
+                Run { profiler: profiler.as_mut(), ..run }.forward(caches, tokens, logits, None);
             }
         });
+        let profilers: Vec<_> = parts.into_iter().filter_map(|(_, profiler)| profiler).collect();
+        if let Some(profiler) = &mut run.profiler {
+            profiler.join(profilers);
+        }
         if alone.is_cancelled() {
             run.pool.cancel();
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
-use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Weights, argmax};
+use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, Weights, argmax};
 use support::{batch, bits, gguf, start};
 
 fn open(path: &str) -> GgufFile {
@@ -161,6 +161,44 @@ fn sequences_side_by_side_give_the_same_bits() {
                 got.extend((0..wanted).flat_map(|i| bits(logits.row(i))));
             }
             assert_eq!(got, *want.get_or_insert_with(|| got.clone()), "{n_threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_profile_is_of_the_path_that_runs() {
+    let file = stories();
+    // Sequences side by side on two threads, and one alone, matrix by matrix.
+    for (n_seq, n_parts) in [(4, 2), (1, 1)] {
+        let mut model = start(&file, &CpuOptions { n_seq, ..options() });
+        let ids = ids(&model, 3);
+        let step = |pos: usize, model: &mut CpuForwardPass| {
+            let tokens: Vec<_> = (0..n_seq).map(|seq| BatchToken { id: ids[pos], seq, pos, logits: true }).collect();
+            let before = model.regions();
+            let logits = bits(model.forward(&tokens).expect("a batch that fits").as_slice());
+            (model.regions() - before, logits)
+        };
+        step(0, &mut model);
+        let plain = step(1, &mut model);
+        for seq in 0..n_seq {
+            model.truncate_seq(seq, 1);
+        }
+        model.start_profile().expect("a clock");
+        assert_eq!(step(1, &mut model), plain, "{n_seq} sequences: as many parallel regions, and the same bits");
+        let profile = model.take_profile().expect("a profile");
+        assert_eq!((profile.steps.len(), profile.parts(Phase::Decode)), (1, n_parts));
+        let step = &profile.steps[0];
+        assert_eq!((step.phase, step.n_tokens, profile.note), (Phase::Decode, n_seq, None));
+        for part in 0..n_parts {
+            let kernels: Vec<_> = step.kernels.iter().filter(|run| run.part == part).collect();
+            // Five layers of nine kernels, embedding and RoPE table before these, norm and head after them.
+            assert_eq!(kernels.len(), 5 * 9 + 4, "part {part}");
+            assert_eq!((&*kernels[0].kernel, &*kernels[48].kernel), ("embedding", "matmul_output"));
+            assert!(step.start <= kernels[0].start);
+            for pair in kernels.windows(2) {
+                assert_eq!(pair[0].start + pair[0].time, pair[1].start, "kernels of a part follow one another");
+            }
+            assert!(kernels[48].start + kernels[48].time <= step.start + step.time);
         }
     }
 }
@@ -411,6 +449,8 @@ fn options_out_of_range_are_refused() {
         CpuOptions { n_cache: Some(0), ..options() },
         CpuOptions { n_threads: 0, ..options() },
         CpuOptions { n_threads: usize::MAX, ..options() },
+        CpuOptions { n_seq: usize::MAX, ..options() },
+        CpuOptions { n_ctx: 64, n_seq: 1 << 40, n_cache: Some(64), ..options() },
         CpuOptions { n_ubatch: 0, ..options() },
     ];
     for options in refused {
@@ -418,8 +458,7 @@ fn options_out_of_range_are_refused() {
         assert!(matches!(error, CpuError::Option { .. }), "{error}");
         assert!(error.to_string().contains("must be at least 1"), "{error}");
     }
-    for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (usize::MAX, 1), (1 << 50, 1), (64, usize::MAX / 4), (1 << 40, 1 << 40)]
-    {
+    for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (usize::MAX, 1), (1 << 50, 1), (1 << 40, 1 << 20)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
             let options = CpuOptions { n_ctx, n_seq, cache_type, ..options() };
             let error = CpuForwardPass::from_gguf(&file, &options).err().expect("a refusal");

@@ -146,7 +146,12 @@ fn put_tensors(out: &mut Vec<u8>, tensors: &[TensorDecl], alignment: usize) -> R
         out.extend_from_slice(bytemuck::cast_slice(&dims));
         out.extend(tensor.ty.id().to_le_bytes());
         put_len(out, offset);
-        offset += size.next_multiple_of(alignment);
+        let end = size.checked_next_multiple_of(alignment).and_then(|size| offset.checked_add(size));
+        offset = end.ok_or_else(|| GgufError::InvalidShape {
+            tensor: tensor.name.clone(),
+            shape: dims,
+            problem: "makes the file larger than can be addressed",
+        })?;
         sizes.push(size);
     }
     Ok(sizes)

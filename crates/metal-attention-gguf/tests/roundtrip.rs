@@ -154,6 +154,9 @@ fn the_writer_refuses_what_could_not_be_read() {
     assert!(new(&none, &[decl("x", &[1; 5], TensorType::F32)]).contains("5 dimensions"));
     assert!(new(&none, &[decl("x", &[4, 0], TensorType::F32)]).contains("no elements"));
     assert!(new(&none, &[decl("x", &[usize::MAX, 2], TensorType::F32)]).contains("more elements"));
+    let largest = |name| decl(name, &[(1 << 61) - 1], TensorType::F32);
+    let too_large = new(&none, &[largest("x"), largest("y")]);
+    assert!(too_large.contains("`y`") && too_large.contains("larger than can be addressed"), "{too_large}");
     let mut metadata = Metadata::new();
     metadata.set("general.alignment", 24u32);
     assert!(new(&metadata, &[]).contains("power of two"));

@@ -61,11 +61,13 @@ pub enum GpuError {
         /// Its size; the driver does not tell what a step took.
         bytes: Option<u64>,
     },
-    /// An option that must be at least 1 is 0.
-    #[error("{option} must be at least 1")]
+    /// An option outside its range.
+    #[error("{option} must be at least 1{}", if *max == usize::MAX { String::new() } else { format!(" and at most {max}") })]
     Option {
         /// The option, as in "the context length".
         option: &'static str,
+        /// The largest value that can work.
+        max: usize,
     },
     /// The model, its KV cache and its activations are larger than the GPU's memory.
     #[error(

@@ -20,7 +20,7 @@ mod weights;
 pub use cache_type::CacheType;
 pub use error::{ForwardError, ModelError};
 pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch};
-pub use pages::{PAGE, PageCopy, PageTable, PageUse, check_share};
+pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use rope::{Rope, RopeLayout, RopeScaling};
 pub use shapes::{ModelShape, RopeFactors};

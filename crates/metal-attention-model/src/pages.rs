@@ -7,6 +7,9 @@ use crate::{BatchToken, ForwardError, check_batch};
 /// Positions of a page.
 pub const PAGE: usize = 64;
 
+/// Most sequences of a KV cache: each takes some memory, however empty it is.
+pub const MAX_SEQUENCES: usize = 1 << 20;
+
 /// How full a KV cache is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageUse {

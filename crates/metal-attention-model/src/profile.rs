@@ -37,6 +37,8 @@ impl Phase {
 pub struct Profile {
     /// What ran, for people.
     pub device: String,
+    /// How steps run otherwise than timed, for people; `None` where they do not.
+    pub note: Option<&'static str>,
     /// The steps; a batch that was cut into micro-batches is several.
     pub steps: Vec<ProfiledStep>,
 }
@@ -50,10 +52,9 @@ pub struct ProfiledStep {
     pub n_tokens: usize,
     /// When it began, since the start of the profile.
     pub start: Duration,
-    /// How long it takes without timers between its kernels, as far as the backend can tell that; else what the kernels
-    /// add up to.
+    /// How long it takes without timers between its kernels, as far as the backend can tell that; else how long it took.
     pub time: Duration,
-    /// Its kernels in the order they ran.
+    /// Its kernels in the order they ran, part by part.
     pub kernels: Vec<KernelTime>,
 }
 
@@ -66,6 +67,8 @@ pub struct KernelTime {
     pub start: Duration,
     /// How long it ran.
     pub time: Duration,
+    /// Of the parts that a step was run in side by side, which one, from 0 on. Kernels of one part follow one another.
+    pub part: usize,
 }
 
 /// All runs of a kernel in one phase.
@@ -83,6 +86,11 @@ impl Profile {
     /// The steps of one phase.
     pub fn of_phase(&self, phase: Phase) -> impl Iterator<Item = &ProfiledStep> {
         self.steps.iter().filter(move |step| step.phase == phase)
+    }
+
+    /// Most parts that a step of one phase was run in side by side; 1 where none was.
+    pub fn parts(&self, phase: Phase) -> usize {
+        self.of_phase(phase).flat_map(|step| &step.kernels).map(|run| run.part + 1).max().unwrap_or(1)
     }
 
     /// The kernels of one phase, the one that took longest first.
@@ -115,7 +123,14 @@ impl Profiler {
     /// A profile that begins now; `device` is what runs, for people.
     pub fn new(device: String) -> Self {
         let now = Instant::now();
-        Self { started: now, mark: now, profile: Profile { device, steps: Vec::new() } }
+        Self { started: now, mark: now, profile: Profile { device, ..Profile::default() } }
+    }
+
+    /// The same, with a [`note`](Profile::note).
+    #[must_use]
+    pub fn with_note(mut self, note: &'static str) -> Self {
+        self.profile.note = Some(note);
+        self
     }
 
     /// A step begins.
@@ -130,9 +145,28 @@ impl Profiler {
         let now = Instant::now();
         let Some(step) = self.profile.steps.last_mut() else { return };
         let time = now - self.mark;
-        step.kernels.push(KernelTime { kernel: kernel.into(), start: self.mark - self.started, time });
+        step.kernels.push(KernelTime { kernel: kernel.into(), start: self.mark - self.started, time, part: 0 });
         step.time += time;
         self.mark = now;
+    }
+
+    /// For a part of the step that has begun, which runs beside others and begins now: see [`join`](Self::join).
+    #[must_use]
+    pub fn part(&self) -> Self {
+        let steps = self.profile.steps.last().map(|step| ProfiledStep { kernels: Vec::new(), ..step.clone() });
+        let profile = Profile { steps: steps.into_iter().collect(), ..Profile::default() };
+        Self { started: self.started, mark: Instant::now(), profile }
+    }
+
+    /// All parts of the step are over.
+    pub fn join(&mut self, parts: impl IntoIterator<Item = Self>) {
+        self.mark = Instant::now();
+        let Some(step) = self.profile.steps.last_mut() else { return };
+        for (part, profiler) in parts.into_iter().enumerate() {
+            let kernels = profiler.profile.steps.into_iter().flat_map(|step| step.kernels);
+            step.kernels.extend(kernels.map(|run| KernelTime { part, ..run }));
+        }
+        step.time = (self.mark - self.started).saturating_sub(step.start);
     }
 
     /// Adds a step that something else timed; its times count from the step's beginning, which is now.
@@ -164,6 +198,31 @@ mod tests {
         assert_eq!(Phase::of(&[token(0, 9)]), Phase::Decode);
         assert_eq!(Phase::of(&[token(0, 9), token(2, 4), token(1, 0)]), Phase::Decode);
         assert_eq!(Phase::of(&[token(0, 9), token(1, 4), token(0, 10)]), Phase::Prefill);
+    }
+
+    #[test]
+    fn parts_of_a_step_are_timed_side_by_side() {
+        let mut profiler = Profiler::new("CPU".into());
+        profiler.begin_step(Phase::Prefill, 3);
+        profiler.lap("alone");
+        profiler.begin_step(Phase::Decode, 2);
+        let mut parts = [profiler.part(), profiler.part()];
+        for kernel in ["a", "b"] {
+            for part in &mut parts {
+                part.lap(kernel);
+            }
+        }
+        profiler.join(parts);
+        let profile = profiler.finish();
+        assert_eq!([Phase::Prefill, Phase::Decode].map(|phase| profile.parts(phase)), [1, 2]);
+        let step = &profile.steps[1];
+        let found: Vec<_> = step.kernels.iter().map(|run| (&*run.kernel, run.part)).collect();
+        assert_eq!(found, [("a", 0), ("b", 0), ("a", 1), ("b", 1)]);
+        for pair in step.kernels.chunks(2) {
+            assert!(step.start <= pair[0].start && pair[0].start + pair[0].time == pair[1].start);
+            assert!(pair[1].start + pair[1].time <= step.start + step.time);
+        }
+        assert_eq!(profile.totals(Phase::Decode).iter().map(|total| total.calls).sum::<usize>(), 4);
     }
 
     #[test]

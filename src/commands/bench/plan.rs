@@ -56,7 +56,7 @@ impl Test {
 
     /// Tokens that a run evaluates, those of all sequences.
     pub fn n_tokens(&self) -> usize {
-        (self.n_prompt() + self.n_gen()) * self.batch()
+        self.n_prompt().saturating_add(self.n_gen()).saturating_mul(self.batch())
     }
 
     /// Tokens of each sequence.

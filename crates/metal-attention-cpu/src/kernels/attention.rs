@@ -9,7 +9,7 @@
 
 use metal_attention_model::PAGE;
 
-use crate::kv_cache::{Element, padded};
+use crate::kv_cache::{Element, SharedCache, padded};
 use crate::simd::{Kernel, LANES, Simd, exp, prefetch};
 
 /// Positions per split.
@@ -39,20 +39,49 @@ pub(crate) struct Query {
 
 /// Query rows against one split of one KV head's cache.
 pub(crate) struct Attention<'a, E> {
-    pub(crate) queries: &'a [Query],
+    queries: &'a [Query],
     /// The KV head's keys in page 0, `[PAGE / 16, head_dim, 16]`.
-    pub(crate) keys: *const E,
+    keys: *const E,
     /// The KV head's values in page 0, `[PAGE, padded(head_dim)]`.
-    pub(crate) values: *const E,
+    values: *const E,
     /// The sequence's pages.
-    pub(crate) pages: &'a [u32],
+    pages: &'a [u32],
     /// Elements from the keys of a page to those of the next.
-    pub(crate) page_keys: usize,
+    page_keys: usize,
     /// Elements from the values of a page to those of the next.
-    pub(crate) page_values: usize,
-    pub(crate) head_dim: usize,
+    page_values: usize,
+    head_dim: usize,
     /// First position of the split.
-    pub(crate) start: usize,
+    start: usize,
+}
+
+impl<'a, E: Element> Attention<'a, E> {
+    /// `queries` against the split from `start` on of what `cache` holds of a sequence with these `pages`, for KV head
+    /// `head`.
+    ///
+    /// # Safety
+    ///
+    /// `pages` are pages of the cache and hold every position below the queries' `end`; nobody writes to these meanwhile.
+    /// The queries' pointers are valid, and nobody else uses their results.
+    pub(crate) unsafe fn new(
+        cache: &SharedCache<'a, E>,
+        head: usize,
+        pages: &'a [u32],
+        queries: &'a [Query],
+        start: usize,
+    ) -> Self {
+        let places = cache.places;
+        Self {
+            queries,
+            keys: cache.keys.at(places.key_at(0, head, 0)),
+            values: cache.values.at(places.value_at(0, head, 0)),
+            pages,
+            page_keys: places.page_keys(),
+            page_values: places.page_values(),
+            head_dim: places.head_dim(),
+            start,
+        }
+    }
 }
 
 /// The KV head's part of a page.
@@ -68,7 +97,7 @@ impl<E: Element> Kernel for Attention<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let (rows, rest) = self.queries.as_chunks::<ROWS>();
-        // SAFETY: passed on from the caller.
+        // SAFETY: the cache and the queries are as `new` asks.
         unsafe {
             for rows in rows {
                 self.rows::<S, ROWS>(rows);

@@ -74,14 +74,36 @@ impl Matrix {
 /// Some panels (groups of [`PANEL`] rows) of a product `[n_tokens, n_out]`. No other thread works on the same panels of
 /// the same product.
 pub(crate) struct Part<'a> {
-    pub(crate) panels: Range<usize>,
-    pub(crate) n_tokens: usize,
+    panels: Range<usize>,
+    n_tokens: usize,
     n_out: usize,
     y: &'a SharedMut<'a, f32>,
     accumulate: bool,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    /// `panels` of the product `y`, or of what is added to it.
+    ///
+    /// # Safety
+    ///
+    /// `y` is `[n_tokens, n_out]`, the panels lie in it, and no other part that is at work has any of them.
+    unsafe fn new(
+        panels: Range<usize>,
+        [n_tokens, n_out]: [usize; 2],
+        y: &'a SharedMut<'a, f32>,
+        accumulate: bool,
+    ) -> Self {
+        Self { panels, n_tokens, n_out, y, accumulate }
+    }
+
+    pub(crate) fn panels(&self) -> Range<usize> {
+        self.panels.clone()
+    }
+
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
     /// Rows of the whole product.
     pub(crate) fn n_out(&self) -> usize {
         self.n_out
@@ -91,7 +113,7 @@ impl Part<'_> {
     ///
     /// # Safety
     ///
-    /// The CPU has the instruction set; the panel is one of `panels`.
+    /// The CPU has the instruction set; the panel is one of `panels`, the token one of `n_tokens`.
     #[inline(always)]
     pub(crate) unsafe fn store<S: Simd>(&self, panel: usize, token: usize, y: S::F) {
         let row = panel * PANEL;
@@ -170,8 +192,9 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
                 continue;
             }
             let panels = panels.start - task.first_panel..panels.end - task.first_panel;
-            let (y, accumulate) = (&task.y, task.accumulate);
-            let part = Part { panels, n_tokens, n_out: task.matrix.n_out(), y, accumulate };
+            let shape = [n_tokens, task.matrix.n_out()];
+            // SAFETY: `y` has this shape, as was checked above; each chunk of panels is taken by one thread.
+            let part = unsafe { Part::new(panels, shape, &task.y, task.accumulate) };
             match task.matrix {
                 Matrix::Codes(matrix) => run_packed(isa, matrix, q8, &part),
                 Matrix::Floats(matrix) => run_floats(isa, matrix, x, &part),

@@ -17,9 +17,9 @@ const PREFETCH: usize = 4096;
 /// Computes a part of the product of a quantised matrix and `x`.
 pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
     fn with<F: Format>(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
-        // SAFETY: the CPU has `isa`, as everywhere in this crate; the matrix is in format `F`.
-        unsafe { isa.run(Packed { matrix, x, part, format: PhantomData::<F> }) }
+        isa.run(Packed { matrix, x, part, format: PhantomData::<F> });
     }
+    assert_eq!((matrix.n_in, matrix.n_out), (x.n_in(), part.n_out()), "the matrix of the product");
     let with = match matrix.ty {
         TensorType::Q4_0 => with::<packed::Q4_0>,
         TensorType::Q4_1 => with::<packed::Q4_1>,
@@ -38,6 +38,7 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
     with(isa, matrix, x, part);
 }
 
+/// A part of the product of `matrix`, which is in format `F`, and `x`, whose rows are as long as the matrix's.
 struct Packed<'a, F> {
     matrix: &'a PackedMatrix,
     x: &'a Q8Activations,
@@ -50,9 +51,9 @@ impl<F: Format> Kernel for Packed<'_, F> {
     unsafe fn run<S: Simd>(self) {
         // So many tokens at once that their activations stay in the L2 cache for all panels.
         let n_tokens = (ACTIVATIONS / (2 * self.matrix.n_in)).max(8) / 8 * 8;
-        for first in (0..self.part.n_tokens).step_by(n_tokens) {
-            let end = self.part.n_tokens.min(first + n_tokens);
-            for panel in self.part.panels.clone() {
+        for first in (0..self.part.n_tokens()).step_by(n_tokens) {
+            let end = self.part.n_tokens().min(first + n_tokens);
+            for panel in self.part.panels() {
                 let mut token = first;
                 // SAFETY: panels and tokens are in range; the format is the matrix's.
                 unsafe {

@@ -20,10 +20,11 @@ const PREFETCH: usize = 64;
 /// Computes a part of the product of a matrix of floats and `x`, `[n_tokens, n_in]`.
 pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part<'_>) {
     fn with<W: Weight>(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part<'_>) {
-        let weights = matrix.panels(part.panels.clone()).as_ptr().cast::<W>();
-        // SAFETY: the CPU has `isa`, as everywhere in this crate; a panel is `[n_in, PANEL]` of `W`.
-        unsafe { isa.run(Plain { part, panels: part.panels.clone(), weights, x, n_in: matrix.n_in }) }
+        let weights = matrix.panels(part.panels()).as_ptr().cast::<W>();
+        isa.run(Plain { part, panels: part.panels(), weights, x, n_in: matrix.n_in });
     }
+    let lengths = (matrix.n_in * part.n_tokens(), matrix.n_out);
+    assert_eq!(lengths, (x.len(), part.n_out()), "the matrix and the input of the product");
     match matrix.ty {
         TensorType::F32 => with::<f32>(isa, matrix, x, part),
         TensorType::F16 => with::<f16>(isa, matrix, x, part),
@@ -36,7 +37,9 @@ pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part
 pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], part: &Part<'_>) {
     let n_in = tensor.row_len();
     let (mut row, mut weights) = (vec![0.0; n_in], vec![0.0; PANEL * n_in]);
-    for panel in part.panels.clone() {
+    let lengths = (n_in * part.n_tokens(), tensor.n_rows());
+    assert_eq!(lengths, (x.len(), part.n_out()), "the matrix and the input of the product");
+    for panel in part.panels() {
         for lane in 0..PANEL.min(part.n_out() - panel * PANEL) {
             tensor.ty().dequantize(tensor.row(panel * PANEL + lane), &mut row);
             for (weights, w) in weights.chunks_exact_mut(PANEL).zip(&row) {
@@ -44,8 +47,7 @@ pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], part: &Part<
             }
         }
         let (panels, weights) = (panel..panel + 1, weights.as_ptr());
-        // SAFETY: the CPU has `isa`; `weights` is this panel.
-        unsafe { isa.run(Plain { part, panels, weights, x, n_in }) }
+        isa.run(Plain { part, panels, weights, x, n_in });
     }
 }
 
@@ -86,8 +88,9 @@ impl Weight for bf16 {
 /// Some panels times all tokens.
 struct Plain<'a, W> {
     part: &'a Part<'a>,
+    /// Of the part's.
     panels: Range<usize>,
-    /// The panels, each `[n_in, PANEL]`.
+    /// The panels, each `[n_in, PANEL]` and there for as long as this is.
     weights: *const W,
     /// `[n_tokens, n_in]`
     x: &'a [f32],
@@ -99,8 +102,8 @@ impl<W: Weight> Kernel for Plain<'_, W> {
     unsafe fn run<S: Simd>(self) {
         // So many tokens at once that their activations stay in the L2 cache for all panels.
         let n_tokens = (ACTIVATIONS / (4 * self.n_in)).max(24) / 24 * 24;
-        for first in (0..self.part.n_tokens).step_by(n_tokens) {
-            let end = self.part.n_tokens.min(first + n_tokens);
+        for first in (0..self.part.n_tokens()).step_by(n_tokens) {
+            let end = self.part.n_tokens().min(first + n_tokens);
             // SAFETY: panels and tokens are in range.
             unsafe {
                 // As many sums at once as there are registers for, of several panels where there are few tokens.

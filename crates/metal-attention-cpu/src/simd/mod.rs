@@ -6,6 +6,7 @@
 //! [`Scalar`](scalar::Scalar) is the same kernel on plain arrays: the reference
 //! that the others are tested against.
 
+mod isa;
 mod math;
 pub(crate) mod scalar;
 
@@ -18,6 +19,7 @@ pub(crate) mod neon;
 #[cfg(test)]
 mod tests;
 
+pub use isa::Isa;
 pub(crate) use math::{exp, sigmoid};
 
 /// Lanes of every vector, on every instruction set.
@@ -137,6 +139,9 @@ pub(crate) trait Simd: Copy + 'static {
 }
 
 /// A computation that can be compiled for any instruction set.
+///
+/// What a kernel asks for besides, such as pointers that are valid, holds for every one that there is: only its own
+/// module makes it, or an unsafe function.
 pub(crate) trait Kernel {
     /// Runs on `S`. Implementations are `#[inline(always)]`, so that they are
     /// compiled with the instruction set of the caller.
@@ -157,103 +162,4 @@ pub(crate) fn prefetch(p: *const u8) {
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = p;
-}
-
-/// An instruction set with kernels of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// Plain Rust: the reference, and what runs on CPUs without the others.
-    Scalar,
-    /// x86-64 with AVX2, FMA and F16C.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
-    #[cfg(target_arch = "x86_64")]
-    Avx512Vnni,
-    /// Arm with NEON, dot products and half-precision conversion.
-    #[cfg(target_arch = "aarch64")]
-    Neon,
-}
-
-impl Isa {
-    /// Every instruction set that this CPU has, the best last.
-    pub fn available() -> Vec<Self> {
-        let mut found = vec![Self::Scalar];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-                found.push(Self::Avx2);
-            }
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vnni")
-            {
-                found.push(Self::Avx512Vnni);
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("dotprod") {
-            found.push(Self::Neon);
-        }
-        found
-    }
-
-    /// The best instruction set that this CPU has.
-    pub fn best() -> Self {
-        *Self::available().last().unwrap_or(&Self::Scalar)
-    }
-
-    /// Its name, as printed for people.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Scalar => "scalar",
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni => "avx512-vnni",
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => "neon-dotprod",
-        }
-    }
-
-    /// Runs `kernel` compiled for this instruction set.
-    ///
-    /// # Safety
-    ///
-    /// The CPU must have the instruction set ([`Isa::available`] lists it), and
-    /// the kernel's own conditions must hold.
-    pub(crate) unsafe fn run(self, kernel: impl Kernel) {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn avx2(kernel: impl Kernel) {
-            // SAFETY: passed on to the caller.
-            unsafe { kernel.run::<avx2::Avx2>() }
-        }
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-        unsafe fn avx512(kernel: impl Kernel) {
-            // SAFETY: passed on to the caller.
-            unsafe { kernel.run::<avx512::Avx512>() }
-        }
-        #[cfg(target_arch = "aarch64")]
-        #[target_feature(enable = "neon,dotprod")]
-        unsafe fn neon(kernel: impl Kernel) {
-            // SAFETY: passed on to the caller.
-            unsafe { kernel.run::<neon::Neon>() }
-        }
-        // SAFETY: the caller vouches for the instruction set and the kernel.
-        unsafe {
-            match self {
-                Self::Scalar => kernel.run::<scalar::Scalar>(),
-                #[cfg(target_arch = "x86_64")]
-                Self::Avx2 => avx2(kernel),
-                #[cfg(target_arch = "x86_64")]
-                Self::Avx512Vnni => avx512(kernel),
-                #[cfg(target_arch = "aarch64")]
-                Self::Neon => neon(kernel),
-            }
-        }
-    }
 }

@@ -24,8 +24,7 @@ macro_rules! on {
             }
         }
         let mut out: $out = std::array::from_fn(|_| Default::default());
-        // SAFETY: the instruction set is one of `Isa::available`.
-        unsafe { $isa.run(Test { $($input,)* out: &mut out }) }
+        $isa.run(Test { $($input,)* out: &mut out });
         out
     }};
 }
@@ -108,7 +107,7 @@ fn arithmetic_is_ieee() {
             check("/", floats!(isa; a, b => S::f_div(a, b)), each(|i| a[i] / b[i]));
             check("abs", floats!(isa; a => S::f_abs(a)), a.map(f32::abs));
             check("round", floats!(isa; a => S::f_round(a)), a.map(f32::round_ties_even));
-            let fma = |i: usize| if isa == Isa::Scalar { a[i] * b[i] + c[i] } else { a[i].mul_add(b[i], c[i]) };
+            let fma = |i: usize| if isa == Isa::SCALAR { a[i] * b[i] + c[i] } else { a[i].mul_add(b[i], c[i]) };
             check("fma", floats!(isa; a, b, c => S::f_fma(a, b, c)), each(fma));
             // Which of two zeros is larger is left open.
             let zero = |x: Floats| x.map(|v| v + 0.0);

@@ -6,8 +6,8 @@ use metal_attention_kernels::kernels::{self, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, Mixer, ModelSpec, PageUse, Phase,
-    Profile, Profiler, TopK, Weights, highest,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec,
+    PageUse, Phase, Profile, Profiler, TopK, Weights, highest,
 };
 
 use super::activations::{Activations, Widths};
@@ -16,6 +16,7 @@ use super::kv_cache::GpuKvCache;
 use super::lookahead::{Lookahead, is_decode};
 use super::options::{GpuForwardPassOptions, GpuMemory, attention_shapes, distinct_ropes};
 use super::plan::{BatchKind, FEW, Plan, PlanBuilder};
+use super::profile;
 use super::weights::GpuWeights;
 
 /// Candidates of a short list.
@@ -96,14 +97,14 @@ impl GpuForwardPass {
         weights: &Weights,
         options: &GpuForwardPassOptions,
     ) -> Result<Self, GpuError> {
-        let positive = [
-            ("context length", options.n_ctx),
-            ("number of sequences", options.n_seq),
-            ("size of the KV cache", options.n_cache.unwrap_or(1)),
-            ("ubatch size", options.n_ubatch),
+        let ranges = [
+            ("the context length", options.n_ctx, usize::MAX),
+            ("the number of sequences", options.n_seq, MAX_SEQUENCES),
+            ("the size of the KV cache", options.n_cache.unwrap_or(1), usize::MAX),
+            ("the ubatch size", options.n_ubatch, usize::MAX),
         ];
-        if let Some(&(option, _)) = positive.iter().find(|(_, n)| *n == 0) {
-            return Err(GpuError::Option { option });
+        if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
+            return Err(GpuError::Option { option, max });
         }
         let needed = GpuMemory::needed(&spec, weights, options, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
@@ -576,7 +577,7 @@ impl ForwardPass for GpuForwardPass {
 
     fn start_profile(&mut self) -> Result<(), ForwardError> {
         self.gpu.clock()?;
-        self.profiler = Some(Profiler::new(format!("GPU, {}", self.gpu.summary().name)));
+        self.profiler = Some(Profiler::new(format!("GPU, {}", self.gpu.summary().name)).with_note(profile::NOTE));
         Ok(())
     }
 

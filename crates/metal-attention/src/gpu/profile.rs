@@ -15,6 +15,10 @@ use super::plan::BatchKind;
 /// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
 const PASSES_AT_ONCE: usize = 2048;
 
+/// How steps run without timers.
+pub(super) const NOTE: &str = "timed by the GPU's clock, each step on its own, then each dispatch in a pass of its own; \
+without a profile greedy steps are queued ahead, and the dispatches of a step share a pass";
+
 /// From when to when a pass ran, in ticks of the GPU's clock.
 type Ticks = [u64; 2];
 
@@ -46,6 +50,7 @@ impl GpuForwardPass {
             kernel: dispatch.kernel().to_owned().into(),
             start: since(first, start),
             time: since(start, end),
+            part: 0,
         };
         let step = ProfiledStep {
             phase,

@@ -15,8 +15,7 @@ fn rms_norm() {
                 let (x, weight) = (random.floats(n, limit), random.floats(n, 2.0));
                 let eps = 1e-5;
                 let mut out = vec![f32::NAN; n];
-                // SAFETY: the instruction set is one of `Isa::available`.
-                unsafe { isa.run(RmsNorm { x: &x, weight: &weight, eps, out: &mut out }) }
+                isa.run(RmsNorm { x: &x, weight: &weight, eps, out: &mut out });
                 let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n as f64;
                 for i in 0..n {
                     let want = f64::from(x[i]) / (mean + f64::from(eps)).sqrt() * f64::from(weight[i]);
@@ -32,8 +31,7 @@ fn rms_norm() {
 fn a_norm_of_zeros_is_zero() {
     for isa in Isa::available() {
         let mut out = vec![f32::NAN; 40];
-        // SAFETY: the instruction set is one of `Isa::available`.
-        unsafe { isa.run(RmsNorm { x: &[0.0; 40], weight: &[2.0; 40], eps: 1e-6, out: &mut out }) }
+        isa.run(RmsNorm { x: &[0.0; 40], weight: &[2.0; 40], eps: 1e-6, out: &mut out });
         assert_eq!(out, [0.0; 40], "{isa:?}");
     }
 }
@@ -46,8 +44,7 @@ fn gated_silu() {
             for limit in [0.1, 8.0, 200.0] {
                 let (before, up) = (random.floats(n, limit), random.floats(n, 3.0));
                 let mut gate = before.clone();
-                // SAFETY: the instruction set is one of `Isa::available`.
-                unsafe { isa.run(FfnSilu { gate: &mut gate, up: &up }) }
+                isa.run(FfnSilu { gate: &mut gate, up: &up });
                 for i in 0..n {
                     let (g, u) = (f64::from(before[i]), f64::from(up[i]));
                     let want = g / (1.0 + (-g).exp()) * u;
