@@ -110,7 +110,7 @@ impl<'a> AtOnce<'a> {
 }
 
 /// Steps that may be given up: on a machine with more to do than cores there are some.
-const MAX_GIVEN_UP: usize = 500;
+const MAX_GIVEN_UP: usize = 20;
 
 fn is_at_once(pass: &GpuForwardPass) -> bool {
     pass.dispatches(1)[1] == "decode_layers"
@@ -225,10 +225,11 @@ fn long_contexts_and_several_sequences_give_the_same_logits() {
     }
 }
 
-/// More workgroups than the device runs side by side: the model is set up layer by layer, and nothing hangs.
+/// More workgroups than the device runs side by side: the model is set up layer by layer, and nothing hangs. A software GPU
+/// takes minutes to look in vain.
 #[test]
 fn more_workgroups_than_run_side_by_side_are_left_alone() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
     let file = llama();
     let most = *group_counts(&gpu).last().unwrap();
     let options = |groups| GpuForwardPassOptions { n_ctx: 64, layers_at_once: Some(groups), ..Default::default() };
@@ -236,9 +237,7 @@ fn more_workgroups_than_run_side_by_side_are_left_alone() {
     let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, logits: true };
     let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
     let mut side_by_side = Vec::new();
-    // Far beyond the threads of a pool, or twice and more what suits, up to what no GPU holds.
-    let counts = if gpu.summary().is_software() { vec![64] } else { vec![2 * most, 8 * most, 32 * most] };
-    for groups in counts {
+    for groups in [2 * most, 8 * most, 32 * most] {
         let mut pass = start(&gpu, &file, &options(groups));
         if is_at_once(&pass) {
             side_by_side.push(groups);
