@@ -1,9 +1,16 @@
-//! All layers of a token in one dispatch give what they give one by one. On a software GPU one workgroup does it, on
-//! others as many as they run side by side.
+//! All layers of a token in one dispatch give what they give one by one, with as few workgroups as one and with as many
+//! as run side by side.
+//!
+//! On a software GPU these are two. Mesa's llvmpipe has a thread for each core, and gives each thread a workgroup where there
+//! are no more of these than threads (`lp_cs_tpool.c`); so two of them do run side by side, and hand each other what they
+//! make as on any GPU. A third could wait for one that never begins. The system may hold a thread up for longer than
+//! another one waits for it: then the step is given up, as it should be, and tried again from the start.
 #![cfg(feature = "gpu")]
 
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/quants.rs"]
+mod quants;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +18,8 @@ use std::sync::Arc;
 use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::GpuDevice;
-use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPassOptions};
+use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPass, GpuForwardPassOptions};
+use quants::quants;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -22,45 +30,151 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     error / want.iter().map(|&w| square(f64::from(w))).sum::<f64>()
 }
 
-/// Runs `n` tokens of each sequence, each alone, after `filled` others, layer by layer and at once; tells whether the
-/// model suits the latter.
-fn compare(gpu: &Arc<GpuDevice>, path: &Path, options: &GpuForwardPassOptions, filled: usize, n: usize) -> bool {
-    let mut one_by_one = start(
-        gpu,
-        &GgufFile::open(path).unwrap(),
-        &GpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() },
-    );
-    let software = gpu.summary().vendor() != 0x10de;
-    let groups = software.then_some(1);
-    let mut at_once = start(
-        gpu,
-        &GgufFile::open(path).unwrap(),
-        &GpuForwardPassOptions { layers_at_once: groups, ..options.clone() },
-    );
-    if at_once.dispatches(1).len() == one_by_one.dispatches(1).len() {
-        return false;
+/// A model that runs all its layers in one dispatch.
+struct AtOnce<'a> {
+    gpu: &'a Arc<GpuDevice>,
+    file: &'a GgufFile,
+    options: GpuForwardPassOptions,
+    pass: GpuForwardPass,
+    /// What it has seen, in the order of each sequence.
+    tokens: Vec<BatchToken>,
+    /// How often workgroups were held up.
+    given_up: usize,
+}
+
+impl<'a> AtOnce<'a> {
+    /// The model with `groups` workgroups; `None` where it does not suit that.
+    fn start(
+        gpu: &'a Arc<GpuDevice>,
+        file: &'a GgufFile,
+        options: &GpuForwardPassOptions,
+        groups: usize,
+    ) -> Option<Self> {
+        let with = |groups| GpuForwardPassOptions { layers_at_once: Some(groups), ..options.clone() };
+        // One workgroup waits for nobody.
+        let pass = start(gpu, file, &with(1));
+        if !is_at_once(&pass) {
+            return None;
+        }
+        let mut this = Self { gpu, file, options: with(groups), pass, tokens: Vec::new(), given_up: 0 };
+        if groups > 1 {
+            this.restart();
+        }
+        Some(this)
     }
-    assert_eq!(at_once.dispatches(1)[1], "decode_layers", "{:?}", at_once.dispatches(1));
+
+    /// Begins anew, until all workgroups have run side by side, and goes as far as before.
+    fn restart(&mut self) {
+        while {
+            self.pass = start(self.gpu, self.file, &self.options);
+            !is_at_once(&self.pass)
+        } {
+            self.gave_up();
+        }
+        for tokens in self.tokens.chunk_by(|a, b| a.seq == b.seq) {
+            self.pass.forward(tokens).unwrap();
+        }
+    }
+
+    fn gave_up(&mut self) {
+        self.given_up += 1;
+        let groups = self.options.layers_at_once;
+        assert!(self.given_up < MAX_GIVEN_UP, "{groups:?} workgroups have not run side by side");
+    }
+
+    /// Tokens that go through the kernels for many tokens.
+    fn prompt(&mut self, tokens: &[BatchToken]) {
+        self.pass.forward(tokens).unwrap();
+        self.seen(tokens);
+    }
+
+    fn seen(&mut self, tokens: &[BatchToken]) {
+        self.tokens.extend(tokens);
+        self.tokens.sort_by_key(|token| (token.seq, token.pos));
+    }
+
+    /// The logits after a token, made in one dispatch unless its pages lie in no order; and, where a step was given up, each
+    /// time what came out in its place.
+    fn forward(&mut self, token: BatchToken) -> Vec<Vec<f32>> {
+        let mut all = Vec::new();
+        loop {
+            all.push(self.pass.forward(&[token]).unwrap().row(0).to_vec());
+            if is_at_once(&self.pass) {
+                self.seen(&[token]);
+                return all;
+            }
+            self.gave_up();
+            self.restart();
+        }
+    }
+}
+
+/// Steps that may be given up: on a machine with more to do than cores there are some.
+const MAX_GIVEN_UP: usize = 20;
+
+fn is_at_once(pass: &GpuForwardPass) -> bool {
+    pass.dispatches(1)[1] == "decode_layers"
+}
+
+/// Numbers of workgroups to test with, the largest last.
+fn group_counts(gpu: &GpuDevice) -> Vec<usize> {
+    if gpu.summary().is_software() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        return if cores > 1 { vec![2] } else { vec![1] };
+    }
+    // What suits a large GPU, and what divides nothing evenly.
+    vec![1, 2, 5, 32, 64, 128]
+}
+
+/// Runs `n` tokens of each sequence, each alone, after `filled` others, layer by layer and at once with each number of
+/// workgroups; tells whether the model suits the latter.
+fn compare(
+    gpu: &Arc<GpuDevice>,
+    name: &str,
+    file: &GgufFile,
+    options: &GpuForwardPassOptions,
+    counts: &[usize],
+    filled: usize,
+    n: usize,
+) -> bool {
+    let layer_by_layer = GpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() };
+    let mut one_by_one = start(gpu, file, &layer_by_layer);
     let n_vocab = one_by_one.spec().n_vocab;
     let token = |seq: usize, pos: usize, logits| {
         let id = (seq * 31 + pos * 7919 + 3) % n_vocab;
         BatchToken { id: id as u32, seq, pos, logits }
     };
-    for seq in (0..options.n_seq).filter(|_| filled > 0) {
-        let prompt: Vec<_> = (0..filled).map(|pos| token(seq, pos, false)).collect();
-        one_by_one.forward(&prompt).unwrap();
-        at_once.forward(&prompt).unwrap();
+    let prompts: Vec<Vec<_>> = (0..options.n_seq)
+        .filter(|_| filled > 0)
+        .map(|seq| (0..filled).map(|pos| token(seq, pos, false)).collect())
+        .collect();
+    let steps: Vec<_> =
+        (filled..filled + n).flat_map(|pos| (0..options.n_seq).map(move |seq| token(seq, pos, true))).collect();
+    for prompt in &prompts {
+        one_by_one.forward(prompt).unwrap();
     }
-    for (pos, seq) in (filled..filled + n).flat_map(|pos| (0..options.n_seq).map(move |seq| (pos, seq))) {
-        let token = token(seq, pos, true);
-        let want = one_by_one.forward(&[token]).unwrap().row(0).to_vec();
-        let got = at_once.forward(&[token]).unwrap().row(0).to_vec();
-        let error = nmse(&got, &want);
-        // Halves in the cache round some numbers the other way, where sums differ in their last bit.
-        let limit = if options.cache_type == CacheType::F16 { 1e-6 } else { 1e-9 };
-        assert!(error < limit, "{}, position {pos}: {error:e}", path.display());
+    let want: Vec<Vec<f32>> = steps.iter().map(|&step| one_by_one.forward(&[step]).unwrap().row(0).to_vec()).collect();
+    for &groups in counts {
+        let Some(mut at_once) = AtOnce::start(gpu, file, options, groups) else { return false };
+        for prompt in &prompts {
+            at_once.prompt(prompt);
+        }
+        for (&step, want) in steps.iter().zip(&want) {
+            for got in at_once.forward(step) {
+                let error = nmse(&got, want);
+                // Halves in the cache round some numbers the other way, where sums differ in their last bit.
+                let limit = if options.cache_type == CacheType::F16 { 1e-6 } else { 1e-9 };
+                assert!(error < limit, "{name}, {groups} workgroups, {step:?}: {error:e}");
+            }
+        }
+        eprintln!("{name}, {groups} workgroups: {} times held up", at_once.given_up);
     }
     true
+}
+
+/// Whose layers are all alike, with as many KV heads as heads.
+fn llama() -> GgufFile {
+    GgufFile::open(&Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf")).unwrap()
 }
 
 fn models(folder: &str) -> Vec<PathBuf> {
@@ -80,8 +194,9 @@ fn architectures_give_the_same_logits() {
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let mut suited = Vec::new();
     for path in models("tests/data/reference/architectures") {
-        if compare(&gpu, &path, &options, 0, 10) {
-            suited.push(path.file_stem().unwrap().to_string_lossy().into_owned());
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if compare(&gpu, &name, &GgufFile::open(&path).unwrap(), &options, &group_counts(&gpu), 0, 10) {
+            suited.push(name);
         }
     }
     eprintln!("at once: {suited:?}");
@@ -92,20 +207,47 @@ fn architectures_give_the_same_logits() {
 fn quantised_types_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
-    let paths = models("tests/data/reference/quants");
-    let n = paths.iter().filter(|path| compare(&gpu, path, &options, 0, 4)).count();
-    assert_eq!(n, paths.len());
+    let counts = group_counts(&gpu);
+    for (name, bytes) in quants() {
+        let file = GgufFile::from_bytes(bytes).unwrap();
+        assert!(compare(&gpu, name, &file, &options, &counts[counts.len() - 1..], 0, 4), "{name}");
+    }
 }
 
 #[test]
 fn long_contexts_and_several_sequences_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let path = Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf");
+    let file = llama();
     // Alone, pages lie in order throughout; of two sequences, until both have filled theirs.
     for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
         let options = GpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
-        assert!(compare(&gpu, &path, &options, 245, 20));
+        assert!(compare(&gpu, "llama-mha", &file, &options, &group_counts(&gpu), 245, 20));
     }
+}
+
+/// More workgroups than the device runs side by side: the model is set up layer by layer, and nothing hangs. A software GPU
+/// takes minutes to look in vain.
+#[test]
+fn more_workgroups_than_run_side_by_side_are_left_alone() {
+    let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
+    let file = llama();
+    let most = *group_counts(&gpu).last().unwrap();
+    let options = |groups| GpuForwardPassOptions { n_ctx: 64, layers_at_once: Some(groups), ..Default::default() };
+    let mut one_by_one = start(&gpu, &file, &options(0));
+    let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, logits: true };
+    let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
+    let mut side_by_side = Vec::new();
+    for groups in [2 * most, 8 * most, 32 * most] {
+        let mut pass = start(&gpu, &file, &options(groups));
+        if is_at_once(&pass) {
+            side_by_side.push(groups);
+        }
+        for (pos, want) in want.iter().enumerate() {
+            let error = nmse(pass.forward(&[token(pos)]).unwrap().row(0), want);
+            assert!(error < 1e-6, "{groups} workgroups, position {pos}: {error:e}");
+        }
+    }
+    eprintln!("beyond {most} workgroups these run side by side: {side_by_side:?}");
 }
 
 #[test]

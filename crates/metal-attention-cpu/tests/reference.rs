@@ -1,7 +1,7 @@
-//! Whole models against float64 references.
-//!
-//! The files lie in `tests/data/reference`; a folder with more of them (all
-//! tensor types of `quants.json`) can be named in `METAL_ATTENTION_REFERENCE`.
+//! Whole models against the float64 references in `tests/data/reference`.
+
+#[path = "../../../tests/common/quants.rs"]
+mod quants;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{BatchToken, ForwardPass, argmax};
+use quants::quants;
 use serde::Deserialize;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 fn reference() -> PathBuf {
-    std::env::var_os("METAL_ATTENTION_REFERENCE")
-        .map_or_else(|| Path::new(ROOT).join("tests/data/reference"), PathBuf::from)
+    Path::new(ROOT).join("tests/data/reference")
 }
 
 fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
@@ -133,16 +133,13 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     let Models { tokens, models } = read("quants.json");
-    let mut tried = 0;
+    assert_eq!(models.len(), quants().len());
     for (name, case) in models {
-        let path = reference().join("quants").join(&name);
-        if !path.exists() {
-            continue;
-        }
-        tried += 1;
+        let file = GgufFile::from_bytes(&quants()[&name]).expect("a readable GGUF file");
         for isa in Isa::available() {
             for (exact, limit) in [(true, 1e-6), (false, 2e-3)] {
-                let mut model = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F32, exact) });
+                let options = CpuOptions { isa: Some(isa), ..options(CacheType::F32, exact) };
+                let mut model = CpuForwardPass::from_gguf(&file, &options).expect("a model that runs");
                 let logits = all_logits(&mut model, &tokens);
                 let error = nmse(&logits[logits.len() - 1], &case.logits_last);
                 println!("{name} {isa:?} exact {exact}: NMSE {error:.1e}");
@@ -150,7 +147,6 @@ fn quantised_types() {
             }
         }
     }
-    assert!(tried >= 3, "only {tried} files of quants.json found in {}", reference().display());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! `matvec`. Each time is the mean of many dispatches, one after the other, in one submission.
 //!
 //! `cargo run --release -p metal-attention-kernels --example matmul`
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/kernels/support/mod.rs"]
 mod support;
 
 use std::time::Instant;

@@ -1,4 +1,6 @@
 // Second stage of argmax: ids[i] = the best of the chunks of row i; one workgroup a row.
+// Bounds: a workgroup a wanted row, of which `Dispatch` lets no more in than `chunks` and `ids` have; chunks are
+// counted by a constant. The token to be moved on is one of the batch (batch.wgsl).
 {% set threads = 256 %}
 @group(0) @binding(0) var<storage, read> chunks: array<vec2<u32>>;
 @group(0) @binding(1) var<storage, read_write> ids: array<u32>;

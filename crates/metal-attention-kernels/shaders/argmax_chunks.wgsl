@@ -1,4 +1,6 @@
 // First stage of argmax: the best (key, id) of each chunk of {{ chunk }} logits of a row, [n_wanted, n_chunks].
+// Bounds: workgroups are the chunks of a row, and rows are those that `logits` and `chunks` have (`Dispatch`); ids are
+// compared with N_VOCAB before they index.
 {% set threads = 256 %}
 {% set vectors = n_vocab % 4 == 0 %}
 @group(0) @binding(0) var<storage, read> logits: array<{{ "vec4<u32>" if vectors else "u32" }}>;

@@ -1,4 +1,5 @@
 // The best (key, id) over all {{ threads }} invocations of a workgroup: the greatest key, the lowest id among equals.
+// Bounds: `best_scratch` has a place for every subgroup, or invocation, of the workgroup. Its loops count to constants.
 {% set n_parts = threads // subgroup_size if subgroup_size > 1 else threads %}
 var<workgroup> best_scratch: array<vec2<u32>, {{ n_parts }}>;
 

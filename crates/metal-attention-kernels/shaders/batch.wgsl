@@ -1,6 +1,10 @@
 // A batch of tokens. `batch[0]` is (number of tokens, number of tokens whose logits are wanted, index of the first vector
 // of the page table, pages a sequence has room for); `batch[1 + t]` is (id, position, sequence, index in the batch of the
 // t-th wanted token). The page table has a row for each sequence, one page after the other: kv_cache.wgsl reads it.
+// Bounds: `BatchBuffer::write_tokens` refuses more tokens than there is room for, and positions and sequences that do
+// not exist; ids are those of the vocabulary (`check_batch`), `wanted` indices of the batch (`batch_words`). What
+// argmax_advance writes is an id of the vocabulary and the next position, which kernels compare with N_CTX before they
+// index by it.
 @group(0) @binding({{ batch_binding }}) var<storage, read> batch: array<vec4<u32>>;
 fn n_tokens() -> u32 { return batch[0].x; }
 fn n_wanted() -> u32 { return batch[0].y; }

@@ -8,6 +8,10 @@
 //   4. softmax over the split
 //   5. weighted values: a group of threads takes every so many-th position, a thread of it four elements; then the
 //      sum over the groups.
+// Bounds: tokens are those of the batch (`Dispatch`), positions are compared with N_CTX, pages are those of the table
+// (kv_cache.wgsl). Within a split, rows are cut off at the last one cached, units at KV_UNITS, heads at those of the KV
+// head; places in workgroup memory follow from these. A split that `partial` has no room for is no step (`Dispatch`).
+// Loops end with the split, at most SPLIT positions, or count to constants.
 {#
   lanes    threads that share a key: neighbours in a subgroup, else 1
   units    units of four elements of a key that one of them reads

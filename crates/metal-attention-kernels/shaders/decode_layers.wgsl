@@ -13,9 +13,14 @@
 //   5. x += W gated
 //
 // `flow` is there twice: a step uses one half and empties the other for the next step. All workgroups have to run at
-// once; where that cannot be, looking ends after {{ patience }} turns and `state[1]` tells.
+// once; where that cannot be, looking ends after {{ patience }} turns of {{ looks }} look(s) and `state[1]` tells.
 //
 // The pages of the sequence lie one after the other in the KV cache: only the first is looked up.
+// Bounds: what `decode_layers` in src/kernels binds has the sizes of its constants, matrices included. Items are cut
+// off at the last, units at the last of a row, quads at the width of the vector, each where it is read; positions are
+// compared with N_CTX, and in their pages, one after the other (`Plan::layers`), follow the first. `flow` and `params`
+// are indexed by layer, item and split, all below constants. Looking ends when `patience` is used up; other loops count
+// to constants, to the layers, or to the positions of a split.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> params: array<f32>; // norms and biases of each layer
 @group(0) @binding(2) var<storage, read_write> x: array<f32>;
@@ -99,7 +104,12 @@ fn input_floats(_quad: u32, v: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32
 // Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
 fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
 
+{% if looks > 1 %}
+// A load alone the compiler of llvmpipe takes out of loops.
+fn look(at: u32) -> u32 { return atomicAdd(&flow[at], 0u); }
+{% else %}
 fn look(at: u32) -> u32 { return atomicLoad(&flow[at]); }
+{% endif %}
 
 // Makes `v` visible to all; 0 as -0.
 fn publish(at: u32, v: f32) {
@@ -114,7 +124,9 @@ fn place(i: u32, quads: u32) -> u32 { return i % 4u * quads + i / 4u; }
 fn arrived4(at: u32, quads: u32) -> vec4<f32> {
     var got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
     while any(got == vec4(0u)) && patience > 0u {
+{% for _ in range(looks) %}
         got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
+{% endfor %}
         patience--;
     }
     return bitcast<vec4<f32>>(got);
@@ -123,7 +135,9 @@ fn arrived4(at: u32, quads: u32) -> vec4<f32> {
 fn arrived2(at: vec2<u32>) -> vec2<f32> {
     var got = vec2(look(at.x), look(at.y));
     while any(got == vec2(0u)) && patience > 0u {
+{% for _ in range(looks) %}
         got = vec2(look(at.x), look(at.y));
+{% endfor %}
         patience--;
     }
     return bitcast<vec2<f32>>(got);
@@ -135,8 +149,10 @@ fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
     var got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
     var last = look(lse);
     while (any(got == vec4(0u)) || last == 0u) && patience > 0u {
+{% for _ in range(looks) %}
         got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
         last = look(lse);
+{% endfor %}
         patience--;
     }
     return Part(bitcast<vec4<f32>>(got), bitcast<f32>(last));

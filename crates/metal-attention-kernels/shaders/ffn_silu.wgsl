@@ -1,4 +1,5 @@
 // hidden[t][i] = silu(gate[t][i]) * up[t][i], where gate and up take turns in gate_up; one invocation an element.
+// Bounds: tokens are those that both buffers have (`Dispatch`); elements are compared with N_FF.
 @group(0) @binding(0) var<storage, read> gate_up: array<vec2<f32>>;
 @group(0) @binding(1) var<storage, read_write> hidden: array<f32>;
 const N_FF: u32 = {{ n_ff }}u;

@@ -1,4 +1,6 @@
 // The KV cache of a layer: rows `[n_pages, N_HEAD_KV, PAGE]` of KV_UNITS units of four elements each.
+// Bounds: `seq` is a sequence of the table and `pos` a position below N_CTX, so their page lies in it;
+// `BatchBuffer::write_pages` lets only pages of the cache in, and where nothing was written there is 0, the first page.
 const N_HEAD_KV: u32 = {{ n_head_kv }}u;
 const N_CTX: u32 = {{ n_ctx }}u;
 const PAGE: u32 = {{ page }}u; // positions of a page

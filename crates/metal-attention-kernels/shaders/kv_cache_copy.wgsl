@@ -1,4 +1,5 @@
 // Appends the keys and values of every token to the cache, at the token's position in its sequence.
+// Bounds: tokens are those of the batch (`Dispatch`); units and positions are compared with what there is.
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
 @group(0) @binding(1) var<storage, read_write> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read_write> values: array<Unit>;

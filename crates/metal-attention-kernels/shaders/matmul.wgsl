@@ -1,5 +1,2 @@
-{% if cooperative and subgroup_size > 0 and (cooperative_f16 or cooperative_f32) %}
-{% include "matmul_cooperative.wgsl" %}
-{% else %}
-{% include "matmul_tiled.wgsl" %}
-{% endif %}
+// Bounds: those of the file that it becomes.
+{% include "matmul_cooperative.wgsl" if cooperative else "matmul_tiled.wgsl" %}

@@ -1,12 +1,21 @@
+// Bounds: rows, tokens and units past the last are cut off at it where they are read, and dropped where they are
+// written (put4); `x` and `scales` have a padded row for each result (`Dispatch`). Places in workgroup memory follow
+// from the tile, a constant, and the subgroup, below the number that the workgroup has. Loops count to constants.
+{% set on_units = cooperative_f16 or cooperative_f32 %}
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
-{% set side = 16 if cooperative_f16 else 8 %}
+{% set side = 8 if cooperative_f32 and not cooperative_f16 else 16 %}
 // Y = X W^T for many tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and add up in f32. A workgroup makes
 // a tile of {{ tile_rows }} rows of the part by {{ tile_tokens }} tokens: it goes over the inputs {{ depth }} at a time, which it first puts into
 // workgroup memory. Its subgroups, {{ subgroups_rows }} by {{ subgroups_tokens }}, share the tile out among themselves.
+{% if on_units %}
 enable wgpu_cooperative_matrix;
+{% else %}
+// This device has no such units, so plain loops stand in for them: for tests.
+{% endif %}
 {% if scalar == "f16" %}
 enable f16;
 {% endif %}
+{% set subgroup_size = subgroup_size if subgroup_size >= 8 else 32 %}
 {% set threads = subgroups_rows * subgroups_tokens * subgroup_size %}
 {% set along_rows = tile_rows // subgroups_rows // side %}
 {% set along_tokens = tile_tokens // subgroups_tokens // side %}
@@ -23,8 +32,8 @@ enable f16;
 
 // The tiles, [row][input] and [token][input]. 16 bytes lie between rows, so that a matrix unit reads 16 bytes of each of
 // eight rows without bank conflicts.
-{% if scalar == "f16" %}
-{% set element = "vec4<f16>" %}
+{% if scalar == "f16" or not on_units %}
+{% set element = "vec4<" ~ scalar ~ ">" %}
 {% set elements = 4 %}
 {% set pitch = (depth + 8) // 4 %}
 {% else %}
@@ -40,11 +49,22 @@ var<workgroup> tile_x: array<{{ element }}, {{ tile_tokens * pitch }}>;
 const RESULT_PITCH: u32 = {{ side + 4 }}u;
 var<workgroup> results: array<f32, {{ subgroups_rows * subgroups_tokens * side * (side + 4) }}>;
 
-{# Orders in memory: coopLoadT and coopStoreT take rows one after the other, coopLoad and coopStore columns. #}
 {% set shape = side ~ "x" ~ side ~ "<" ~ scalar %}
+{% if on_units %}
+{# Orders in memory: coopLoadT and coopStoreT take rows one after the other, coopLoad and coopStore columns. #}
+{% set zero = "coop_mat" ~ side ~ "x" ~ side ~ "<f32, C>()" %}
 {% macro load_x(at) %}coopLoadT<coop_mat{{ shape }}, A>>(&tile_x[{{ at }}], PITCH){% endmacro %}
 {% macro load_w(at) %}coopLoad<coop_mat{{ shape }}, B>>(&tile_w[{{ at }}], PITCH){% endmacro %}
+{% macro multiply_add(x, w, c) %}coopMultiplyAdd({{ x }}, {{ w }}, {{ c }}){% endmacro %}
 {% macro store_y(c, at) %}coopStoreT({{ c }}, &results[{{ at }}], RESULT_PITCH){% endmacro %}
+{% else %}
+{% include "matrix_loops.wgsl" %}
+{% set zero = "Sum()" %}
+{% macro load_x(at) %}{{ at }}{% endmacro %}
+{% macro load_w(at) %}{{ at }}{% endmacro %}
+{% macro multiply_add(x, w, c) %}multiply_add({{ x }}, {{ w }}, {{ c }}, lane){% endmacro %}
+{% macro store_y(c, at) %}store({{ c }}, {{ at }}, lane){% endmacro %}
+{% endif %}
 
 @compute @workgroup_size({{ threads }})
 fn main(
@@ -104,7 +124,7 @@ fn main(
 {% endfor %}
 {% for i in range(along_tokens) %}
 {% for j in range(along_rows) %}
-    var sum{{ i }}_{{ j }} = coop_mat{{ side }}x{{ side }}<f32, C>();
+    var sum{{ i }}_{{ j }} = {{ zero }};
 {% endfor %}
 {% endfor %}
     for (var first = 0u; first < {{ steps }}u; first += {{ stages }}u) {
@@ -114,10 +134,10 @@ fn main(
 {% endif %}
         {
 {% for i in range(units) %}
-        let codes{{ i }} = codes8(raw{{ stage }}_{{ i }});
-        let scale{{ i }} = scale8(raw{{ stage }}_{{ i }});
-        let lo{{ i }} = vec4<{{ scalar }}>(codes{{ i }}.lo * scale{{ i }});
-        let hi{{ i }} = vec4<{{ scalar }}>(codes{{ i }}.hi * scale{{ i }});
+        let codes_{{ i }} = codes8(raw{{ stage }}_{{ i }});
+        let scale_{{ i }} = scale8(raw{{ stage }}_{{ i }});
+        let lo{{ i }} = vec4<{{ scalar }}>(codes_{{ i }}.lo * scale_{{ i }});
+        let hi{{ i }} = vec4<{{ scalar }}>(codes_{{ i }}.hi * scale_{{ i }});
 {% endfor %}
         workgroupBarrier();
 {% for i in range(units) %}
@@ -139,7 +159,7 @@ fn main(
 {% endfor %}
 {% for i in range(along_tokens) %}
 {% for j in range(along_rows) %}
-        sum{{ i }}_{{ j }} = coopMultiplyAdd(x{{ k }}_{{ i }}, w{{ k }}_{{ j }}, sum{{ i }}_{{ j }});
+        sum{{ i }}_{{ j }} = {{ multiply_add("x" ~ k ~ "_" ~ i, "w" ~ k ~ "_" ~ j, "sum" ~ i ~ "_" ~ j) }};
 {% endfor %}
 {% endfor %}
 {% endfor %}

@@ -1,3 +1,5 @@
+// Bounds: rows are those of the batch, and all buffers have them (`Dispatch`); vectors past the end of a row are cut
+// off or skipped.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 // The inputs of a matrix product as matrix units take them: rows padded with zeros to {{ padded }} elements{% if cooperative_f16 %}, in 16 bits,
 // each row first divided by a power of two that brings its largest magnitude near 2^14: nothing overflows, and what is

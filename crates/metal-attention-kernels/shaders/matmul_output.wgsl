@@ -1,4 +1,6 @@
 // The output of a matrix product over part of a matrix: row r of the part is row first_row + r * row_step of the whole.
+// Bounds: put4 and the bias leave out rows and results that do not exist; before4, which is read before that is known,
+// is cut off at the end of `y`.
 {% set gated = output == "gated" %}
 {% set accumulate = output == "accumulate" %}
 {% set out_stride = n_out // 2 if gated else n_out %}

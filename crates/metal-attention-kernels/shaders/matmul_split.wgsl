@@ -1,3 +1,6 @@
+// Bounds: rows of `w` and units are cut off at the last; rows of `x` at those that the buffer has room for, or to
+// wanted tokens of the batch; results that do not exist are dropped (put4). Places in workgroup memory follow from the
+// tile, a constant, and the subgroup. Loops count to constants.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 {% set side = 16 %}
 // Y = X W^T for a few tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and add up in f32{% if norm %}, where X is
@@ -60,19 +63,8 @@ var<workgroup> results: array<f32, {{ shares * side * (side + 4) }}>;
 var<workgroup> factors: array<vec2<f32>, {{ shares * side }}>;
 
 {% if not cooperative_f16 %}
-// Elements of a matrix that a lane has.
-alias Sum = array<f32, {{ side * side // subgroup_size }}>;
+{% include "matrix_loops.wgsl" %}
 
-fn multiply_add(x_at: u32, w_at: u32, sum: Sum, lane: u32) -> Sum {
-    var out = sum;
-    for (var i = 0u; i < {{ side * side // subgroup_size }}u; i++) {
-        let e = lane + i * {{ subgroup_size }}u;
-        for (var k = 0u; k < {{ side // 4 }}u; k++) {
-            out[i] += dot(tile_x[x_at + e / {{ side }}u * PITCH + k], tile_w[w_at + e % {{ side }}u * PITCH + k]);
-        }
-    }
-    return out;
-}
 {% endif %}
 {# Orders in memory: coopLoadT and coopStoreT take rows one after the other, coopLoad columns. #}
 {% macro multiply(k) %}
@@ -255,10 +247,7 @@ fn main(
     // Where a matrix keeps which element is the device's own business: it goes through workgroup memory.
     coopStoreT(sum_{{ r }}, &results[subgroup * RESULTS], RESULT_PITCH);
 {% else %}
-    for (var i = 0u; i < {{ side * side // subgroup_size }}u; i++) {
-        let e = lane + i * {{ subgroup_size }}u;
-        results[subgroup * RESULTS + e / {{ side }}u * RESULT_PITCH + e % {{ side }}u] = sum_{{ r }}[i];
-    }
+    store(sum_{{ r }}, subgroup * RESULTS, lane);
 {% endif %}
     workgroupBarrier();
     for (var q = tid; q < {{ side * side // 4 }}u; q += {{ threads }}u) {

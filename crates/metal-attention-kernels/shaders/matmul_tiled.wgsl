@@ -1,6 +1,8 @@
 // Y = X W^T for many tokens, on no more than every device has. A workgroup makes a tile of 64 rows of the part by 64 tokens: it goes
 // over the inputs 32 at a time, which it first puts into workgroup memory, dequantised and transposed, so that four
 // rows, or four tokens, of one input are one vector. Each invocation multiplies four rows by eight tokens.
+// Bounds: rows and units of `w` are cut off at the last, rows of `x` at the batch's (input_row), inputs past the end
+// are zero without being read; results that do not exist are dropped (put4). Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<{{ "vec4<f32>" if n_in % 4 == 0 else "f32" }}>;
 {% set y_binding = 2 %}

@@ -7,6 +7,8 @@
 //
 // The norm needs no pass of its own: W (x g / rms(x)) = (W (x g)) / rms(x), and the lanes that share a row see all of x
 // between them, so the sum of its squares is one more value to sum up.
+// Bounds: rows of `w` are cut off at the part's last, units at the row's, tokens at the batch's, which `x` and `y` have
+// (`Dispatch`); results past them are not written. A lane takes units of its own up to a constant.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 {% set vectors = n_in % 8 == 0 %}
 @group(0) @binding(1) var<storage, read> x: array<{{ "vec4<f32>" if vectors else "f32" }}>;

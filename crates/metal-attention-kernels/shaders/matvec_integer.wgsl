@@ -3,6 +3,8 @@
 // A workgroup turns its input into bytes once, and multiplies {{ turns }} x {{ threads // lanes * row_tile }} rows with it.
 // {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l takes units l, l + {{ lanes }}, ... of 8 columns each,
 // and asks for the weights of {{ unroll }} unit(s) before it uses any, the first ones before it looks at the input.
+// Bounds: rows of `w` and units are cut off at the last, quads at the row's; `y` is written below n_rows, for tokens
+// that it has (`Dispatch`). Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;

@@ -5,6 +5,9 @@
 // elements of the query and of the result; PARTS such sets of threads share the keys of a tile, four each. A thread so
 // needs its neighbours for the scores only, and the other sets at the end, when their sums are joined.
 // Tokens of several sequences in one workgroup are taken one sequence after the other.
+// Bounds: tokens are those of the batch, which `qkv` and `att` have (`Dispatch`); positions are cut off at `high`,
+// below N_CTX, pages are those of the table (kv_cache.wgsl). Places in workgroup memory follow from the thread and
+// constants. Loops go through the tokens of the workgroup and the positions that they see.
 {% set threads = 256 %}
 {% set kv_units = (head_dim + 3) // 4 %}
 {% set lanes = 1 if kv_units <= 8 else (2 if kv_units <= 16 else (4 if kv_units <= 32 else 8)) %}

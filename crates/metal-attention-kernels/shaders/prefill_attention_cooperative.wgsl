@@ -1,3 +1,5 @@
+// Bounds: as prefill_attention.wgsl; units are cut off at KV_UNITS, places in workgroup memory follow from the thread,
+// the subgroup and constants.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 // Attention of many query tokens over the KV cache, which holds their own keys and values too, with a running softmax:
 // as prefill_attention.wgsl, on matrix units of {{ scalar }} that add up in f32, for a cache in 16 bits.

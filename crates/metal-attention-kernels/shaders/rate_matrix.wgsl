@@ -1,3 +1,4 @@
+// Bounds: `sums` has a place for every thread, `operands` the four numbers (`Dispatch`). Loops count to constants.
 {% if subgroup_size > 0 and (cooperative_f16 or cooperative_f32) %}
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 {% set side = 16 if cooperative_f16 else 8 %}

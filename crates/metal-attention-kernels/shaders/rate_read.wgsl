@@ -1,4 +1,5 @@
 // sums[i] = the sum of every so many-th vector of words, from the i-th on: reads memory and does next to nothing else.
+// Bounds: `words` are as many as the loops count to, `sums` has a place for every thread (`Dispatch`).
 @group(0) @binding(0) var<storage, read> words: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read_write> sums: array<u32>;
 

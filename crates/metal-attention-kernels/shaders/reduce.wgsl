@@ -1,4 +1,6 @@
 // Sum and maximum over all {{ threads }} invocations of a workgroup: every invocation takes part and gets the result.
+// Bounds: `reduce_scratch` has a place for every subgroup, or invocation, of the workgroup. Its loops count to
+// constants.
 var<workgroup> reduce_scratch: array<f32, {{ threads }}>;
 {% for name, op, subgroup_op in [("sum", "a + b", "subgroupAdd"), ("max", "max(a, b)", "subgroupMax")] %}
 fn combine_{{ name }}(a: f32, b: f32) -> f32 { return {{ op }}; }

@@ -1,4 +1,5 @@
 // x[t] += y[t]; one invocation an element.
+// Bounds: tokens are those that both buffers have (`Dispatch`); elements are compared with N.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
 @group(0) @binding(1) var<storage, read> y: array<f32>;
 const N: u32 = {{ n }}u;

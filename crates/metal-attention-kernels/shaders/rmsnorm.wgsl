@@ -1,4 +1,5 @@
 // y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight; one workgroup a token.
+// Bounds: rows are those of the batch, which `x` and `y` have (`Dispatch`); the loops count to N, a constant.
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;

@@ -1,5 +1,8 @@
 // Rotary position embedding of one head of HEAD_DIM elements: its first N_ROT elements turn in pairs, by an angle
 // per pair and position.
+// Bounds: `pos` is below N_CTX, the rows of the table (`Dispatch`), and pairs are compared with HALF_ROT before they
+// index it. Elements of a pair below HALF_ROT lie in the head, as N_ROT is even and at most HEAD_DIM
+// (`AttentionShape::check`).
 @group(0) @binding({{ rope_binding }}) var<storage, read> rope: array<vec2<f32>>; // [N_CTX, N_ROT / 2] of (cos, sin)
 const HEAD_DIM: u32 = {{ head_dim }}u;
 const HALF_ROT: u32 = {{ n_rot // 2 }}u;

@@ -1,5 +1,7 @@
 // {% if qk_norm %}RMSNorm of each query and key head, {% endif %}RoPE of queries, in place, and of keys, and the way of keys and values into the cache.
 // One workgroup a head.
+// Bounds: heads of tokens of the batch, which `qkv` has (`Dispatch`); positions are compared with N_CTX, the last
+// element of an odd head is cut off, pages are those of the table (kv_cache.wgsl). Loops count to constants.
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>; // [n_tokens, HEADS, HEAD_DIM]: queries, keys, values
 {% set rope_binding = 1 %}
 {% include "rope.wgsl" %}

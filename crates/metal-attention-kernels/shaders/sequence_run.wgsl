@@ -1,3 +1,5 @@
+// Bounds: `run` and `next` are below `end`, no more than the tokens of the batch; `high` is below N_CTX. The loop moves
+// on by a token each time.
 {#
   The tokens from `run` on that are of one sequence, and the positions they see: where attention of a prompt begins a
   sequence. Tiles begin at multiples of KEYS, which divides PAGE: each lies in one page.

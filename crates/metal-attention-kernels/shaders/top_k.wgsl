@@ -1,4 +1,6 @@
 // Later stages of top_k: the K best of each N_ITEMS / K lists of the stage before.
+// Bounds: workgroups are the lists of a row, rows those that `lists` and `best` have (`Dispatch`); items past the last
+// list are not read. Loops count to constants.
 @group(0) @binding(0) var<storage, {{ "read" if last else "read_write" }}> lists: array<vec2<u32>>;
 {% if last %}
 @group(0) @binding(1) var<storage, read_write> best: array<vec2<u32>>;

@@ -1,4 +1,6 @@
 // First stage of top_k: the K best of each chunk of N_ITEMS logits of a row.
+// Bounds: ids are compared with N_VOCAB before they index; rows are those that both buffers have (`Dispatch`). Places
+// in `items` are below N_ITEMS, a multiple of every `size`.
 @group(0) @binding(0) var<storage, read> logits: array<u32>;
 @group(0) @binding(1) var<storage, read_write> lists: array<vec2<u32>>;
 {% include "logit_key.wgsl" %}

@@ -1,5 +1,7 @@
 // {{ n_items }} candidates (key, id) in workgroup memory: greatest key first, lowest id first among equals. Where there
 // are fewer the rest is ABSENT, which comes after everything.
+// Bounds: places in `items` are below N_ITEMS, a multiple of every `step`. Loops count to constants, `step` doubles and
+// `stride` halves.
 {% set threads = 256 %}
 const ABSENT = vec2<u32>(0u, 0xffffffffu);
 const K: u32 = {{ k }}u;

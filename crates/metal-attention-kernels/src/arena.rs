@@ -11,11 +11,18 @@ use crate::error::GpuError;
 pub trait Bind: Debug {
     /// The resource for a bind group.
     fn resource(&self) -> BindingResource<'_>;
+
+    /// Its length in bytes.
+    fn bytes(&self) -> u64;
 }
 
 impl Bind for Buffer {
     fn resource(&self) -> BindingResource<'_> {
         self.as_entire_binding()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.size()
     }
 }
 
@@ -48,6 +55,10 @@ impl Bind for Slice {
     fn resource(&self) -> BindingResource<'_> {
         let size = wgpu::BufferSize::new(self.bytes);
         BindingResource::Buffer(BufferBinding { buffer: &self.buffer, offset: self.offset, size })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 

@@ -49,6 +49,64 @@ impl Extent {
     }
 }
 
+/// How much of a buffer a kernel reaches, in bytes: what its shader's bounds rest on, since release builds do not check
+/// accesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// So much in every step.
+    Fixed(u64),
+    /// So much for each token of the batch.
+    Tokens(u64),
+    /// So much for each token whose logits are wanted.
+    Wanted(u64),
+    /// So much for each token and each part of the context, where there is more than one.
+    Splits(u64),
+    /// A batch as [`batch_words`](crate::batch_words) lays it out.
+    Batch,
+}
+
+impl Reach {
+    /// Of `n` floats.
+    pub(crate) fn floats(n: usize) -> Self {
+        Self::Fixed(4 * n as u64)
+    }
+}
+
+/// The largest step that the buffers of a dispatch have room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Room {
+    n_tokens: u64,
+    n_wanted: u64,
+    /// Tokens times parts of the context.
+    n_parts: u64,
+}
+
+impl Room {
+    /// Room in `buffers`; `None` where one of them is shorter than any step needs.
+    fn of(buffers: &[(&dyn Bind, Reach)]) -> Option<Self> {
+        let mut room = Self { n_tokens: u64::MAX, n_wanted: u64::MAX, n_parts: u64::MAX };
+        for (buffer, reach) in buffers {
+            let bytes = buffer.bytes();
+            match *reach {
+                Reach::Fixed(needed) if needed > bytes => return None,
+                Reach::Fixed(_) => {}
+                Reach::Tokens(each) => room.n_tokens = room.n_tokens.min(bytes / each.max(1)),
+                Reach::Wanted(each) => room.n_wanted = room.n_wanted.min(bytes / each.max(1)),
+                Reach::Splits(each) => room.n_parts = room.n_parts.min(bytes / each.max(1)),
+                Reach::Batch => room.n_tokens = room.n_tokens.min((bytes / 16).checked_sub(1)?),
+            }
+        }
+        Some(room)
+    }
+
+    fn holds(self, size: StepSize) -> bool {
+        let n_tokens = u64::from(size.n_tokens);
+        n_tokens <= self.n_tokens
+            && u64::from(size.n_wanted) <= self.n_wanted
+            && (size.n_splits <= 1 || n_tokens * u64::from(size.n_splits) <= self.n_parts)
+    }
+}
+
 /// A pipeline, the buffers it works on, and its grid.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
@@ -56,12 +114,18 @@ pub struct Dispatch {
     pipeline: wgpu::ComputePipeline,
     bind_group: wgpu::BindGroup,
     grid: [Extent; 3],
+    room: Room,
 }
 
 impl Dispatch {
-    /// Binds `buffers`, in the order of the shader's bindings, to the pipeline of `key`. Refuses a fixed extent that the
-    /// device cannot run.
-    pub fn new(gpu: &GpuDevice, key: &PsoKey, buffers: &[&dyn Bind], grid: [Extent; 3]) -> Result<Self, GpuError> {
+    /// Binds `buffers`, in the order of the shader's bindings and with how much of each the kernel reaches, to the pipeline
+    /// of `key`. Refuses a buffer that is too short, and a fixed extent that the device cannot run.
+    pub fn new(
+        gpu: &GpuDevice,
+        key: &PsoKey,
+        buffers: &[(&dyn Bind, Reach)],
+        grid: [Extent; 3],
+    ) -> Result<Self, GpuError> {
         let max = gpu.wgpu().limits().max_compute_workgroups_per_dimension;
         for extent in grid {
             if let Extent::Fixed(n) | Extent::WhenSplit(n) = extent
@@ -71,11 +135,16 @@ impl Dispatch {
                 return Err(GpuError::Mismatch { what: format!("the grid of {}", key.name), why });
             }
         }
+        let room = Room::of(buffers).ok_or_else(|| {
+            let lengths = buffers.iter().map(|(buffer, reach)| format!("{} bytes for {reach:?}", buffer.bytes()));
+            let why = format!("one is too short: {}", lengths.collect::<Vec<_>>().join(", "));
+            GpuError::Mismatch { what: format!("the buffers of {}", key.name), why }
+        })?;
         let pipeline = gpu.pso().get(gpu, key)?;
         let entries: Vec<_> = buffers
             .iter()
             .enumerate()
-            .map(|(i, buffer)| wgpu::BindGroupEntry { binding: i as u32, resource: buffer.resource() })
+            .map(|(i, (buffer, _))| wgpu::BindGroupEntry { binding: i as u32, resource: buffer.resource() })
             .collect();
         let scope = gpu.wgpu().push_error_scope(wgpu::ErrorFilter::Validation);
         let bind_group = gpu.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
@@ -86,7 +155,7 @@ impl Dispatch {
         if let Some(e) = pollster::block_on(scope.pop()) {
             return Err(GpuError::Rejected { what: format!("the buffers of {}", key.name), why: e.to_string() });
         }
-        Ok(Self { kernel: key.name.clone(), pipeline, bind_group, grid })
+        Ok(Self { kernel: key.name.clone(), pipeline, bind_group, grid, room })
     }
 
     /// The kernel's name.
@@ -99,15 +168,72 @@ impl Dispatch {
         self.grid.iter().all(|extent| extent.of(size) > 0)
     }
 
+    /// Whether the buffers have room for a step of this size.
+    pub fn holds(&self, size: StepSize) -> bool {
+        self.room.holds(size)
+    }
+
     /// Records the dispatch for a step of this size; nothing when its grid is empty.
+    ///
+    /// # Panics
+    /// When the buffers have [no room](Self::holds) for it.
     pub fn record(&self, gpu: &GpuDevice, pass: &mut wgpu::ComputePass<'_>, size: StepSize) {
         if !self.runs(size) {
             return;
         }
+        assert!(self.holds(size), "{}: {size:?} is more than its buffers have room for, {:?}", self.kernel, self.room);
         let [x, y, z] = self.grid.map(|extent| extent.of(size));
         pass.set_pipeline(&self.pipeline);
         pass.set_bind_group(0, &self.bind_group, &[]);
         pass.dispatch_workgroups(x, y, z);
         gpu.count_dispatch();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer of so many bytes.
+    #[derive(Debug)]
+    struct Bytes(u64);
+
+    impl Bind for Bytes {
+        fn resource(&self) -> wgpu::BindingResource<'_> {
+            unreachable!("nothing is bound here")
+        }
+
+        fn bytes(&self) -> u64 {
+            self.0
+        }
+    }
+
+    fn step(n_tokens: u32, n_wanted: u32, n_splits: u32) -> StepSize {
+        StepSize { n_tokens, n_wanted, n_splits }
+    }
+
+    #[test]
+    fn a_step_is_no_larger_than_its_buffers() {
+        let room = Room::of(&[
+            (&Bytes(64), Reach::Fixed(64)),
+            (&Bytes(96), Reach::Tokens(32)),
+            (&Bytes(80), Reach::Batch),
+            (&Bytes(8), Reach::Wanted(4)),
+            (&Bytes(48), Reach::Splits(8)),
+        ]);
+        let room = room.expect("long enough");
+        assert!(room.holds(step(3, 2, 1)) && room.holds(step(3, 2, 2)) && room.holds(step(1, 1, 6)));
+        // The buffer of tokens ends before the batch does, which has room for four.
+        assert!(!room.holds(step(4, 2, 1)) && !room.holds(step(3, 3, 1)));
+        assert!(!room.holds(step(3, 2, 3)) && !room.holds(step(1, 1, 7)));
+        assert!(!room.holds(step(u32::MAX, u32::MAX, u32::MAX)));
+    }
+
+    #[test]
+    fn a_buffer_shorter_than_any_step_needs_has_no_room() {
+        assert_eq!(Room::of(&[(&Bytes(60), Reach::Fixed(64))]), None);
+        assert_eq!(Room::of(&[(&Bytes(8), Reach::Batch)]), None);
+        let none = Room::of(&[(&Bytes(15), Reach::Tokens(16))]).expect("a step of no tokens");
+        assert!(!none.holds(step(1, 0, 1)));
     }
 }

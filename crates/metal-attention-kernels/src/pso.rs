@@ -93,7 +93,10 @@ fn build(
     let module = if gpu.checked() {
         device.create_shader_module(descriptor)
     } else {
-        // SAFETY: the tests run every kernel with all checks on, over sizes of every kind.
+        // SAFETY: every file of `shaders/` says at `Bounds:` why its accesses lie within its buffers and its loops end.
+        // What that rests on is checked when a dispatch is made (`Dispatch::new`, with how much of each buffer the
+        // kernel reaches, and `AttentionShape::check`), when its grid is known (`Dispatch::record`), and when numbers
+        // that shaders index by are sent (`BatchBuffer`). Tests run every kernel with all checks on.
         unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
     };
     let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {

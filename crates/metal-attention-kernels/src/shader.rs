@@ -107,6 +107,7 @@ shaders![
     "matmul_output.wgsl",
     "matmul_split.wgsl",
     "matmul_tiled.wgsl",
+    "matrix_loops.wgsl",
     "matvec.wgsl",
     "matvec_integer.wgsl",
     "prefill_attention.wgsl",

@@ -3,6 +3,7 @@
 //
 // `even` holds the even elements' high, middle and low bytes, all signed, and what one of them is worth; `odd` those of
 // the odd ones, and the sum of all eight inputs.
+// Bounds: none are needed; lanes next to each other have quads next to each other.
 struct X8 { even: vec4<u32>, odd: vec4<u32> }
 
 // One half of an X8: `even` for even quads, `odd` for odd ones. Quads 2 i and 2 i + 1 of a vector make a unit, and lanes

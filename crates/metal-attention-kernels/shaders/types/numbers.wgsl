@@ -1,4 +1,5 @@
 // Shared by the files of this folder: what a unit becomes, and bit fields as numbers.
+// Bounds: none are needed.
 struct W8 { lo: vec4<f32>, hi: vec4<f32> }
 
 // The half in the lower 16 bits.

@@ -2,7 +2,7 @@
 
 use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -31,10 +31,17 @@ pub fn argmax(
     let [first, second] = keys(n_vocab, advance.is_some());
     let one = Extent::Fixed(1);
     let n_chunks = n_vocab.div_ceil(CHUNK) as u32;
-    let mut buffers: Vec<&dyn Bind> = vec![scratch, ids];
-    buffers.extend(advance.map(|b| b as &dyn Bind));
+    let row = Reach::Wanted(4 * n_vocab as u64);
+    let chunks = Reach::Wanted(8 * u64::from(n_chunks));
+    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(scratch, chunks), (ids, Reach::Wanted(4))];
+    buffers.extend(advance.map(|b| (b as &dyn Bind, Reach::Batch)));
     Ok(vec![
-        Dispatch::new(gpu, &first, &[logits, scratch], [Extent::Fixed(n_chunks), Extent::Wanted(1), one])?,
+        Dispatch::new(
+            gpu,
+            &first,
+            &[(logits, row), (scratch, chunks)],
+            [Extent::Fixed(n_chunks), Extent::Wanted(1), one],
+        )?,
         Dispatch::new(gpu, &second, &buffers, [Extent::Wanted(1), one, one])?,
     ])
 }

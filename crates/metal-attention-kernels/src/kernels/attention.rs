@@ -4,12 +4,16 @@ use half::f16;
 use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
 
 use crate::arena::Bind;
+use crate::dispatch::Reach;
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::Constant;
 
 /// Elements of a head for which the workgroups' memory suffices.
 const MAX_HEAD_DIM: usize = 256;
+
+/// Positions for which what the kernels add to one stays within 32 bits.
+const MAX_CONTEXT: usize = 1 << 31;
 
 /// Sizes of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,14 +74,21 @@ impl AttentionShape {
         self.window.map_or(0, |w| (pos + 1).saturating_sub(w))..=pos
     }
 
-    /// Refuses heads that the attention kernels cannot hold.
+    /// Refuses heads that the attention kernels cannot hold, and sizes that do not go together: what the bounds of their
+    /// accesses rest on.
     pub(crate) fn check(&self) -> Result<(), GpuError> {
-        if self.head_dim <= MAX_HEAD_DIM {
-            return Ok(());
-        }
         let n = self.head_dim;
-        let why =
-            format!("heads have {n} elements, and the kernels hold {MAX_HEAD_DIM}; run on the CPU with --device cpu");
+        let why = if n > MAX_HEAD_DIM {
+            format!("heads have {n} elements, and the kernels hold {MAX_HEAD_DIM}; run on the CPU with --device cpu")
+        } else if n == 0 || self.n_head_kv == 0 || !self.n_head.is_multiple_of(self.n_head_kv) {
+            format!("{} heads of {n} elements cannot share {} KV heads", self.n_head, self.n_head_kv)
+        } else if self.n_rot > n || !self.n_rot.is_multiple_of(2) {
+            format!("RoPE cannot turn {} elements of {n} in pairs", self.n_rot)
+        } else if self.n_ctx > MAX_CONTEXT {
+            format!("a context has {} positions, and the kernels count {MAX_CONTEXT}", self.n_ctx)
+        } else {
+            return Ok(());
+        };
         Err(GpuError::Mismatch { what: "attention".into(), why })
     }
 
@@ -150,6 +161,36 @@ pub struct AttentionBuffers<'a> {
     /// The batch, with the pages of its sequences where the kernel uses the cache: see
     /// [`BatchBuffer`](crate::BatchBuffer).
     pub batch: &'a wgpu::Buffer,
+}
+
+/// [`AttentionBuffers`] with how much of each the kernels reach.
+pub(super) struct BoundAttention<'a> {
+    pub(super) qkv: (&'a dyn Bind, Reach),
+    pub(super) rope: (&'a dyn Bind, Reach),
+    pub(super) qk_norm: Option<(&'a dyn Bind, Reach)>,
+    pub(super) keys: (&'a dyn Bind, Reach),
+    pub(super) values: (&'a dyn Bind, Reach),
+    pub(super) att: (&'a dyn Bind, Reach),
+    pub(super) partial: (&'a dyn Bind, Reach),
+    pub(super) batch: (&'a dyn Bind, Reach),
+}
+
+impl<'a> AttentionBuffers<'a> {
+    pub(super) fn bound(&self, shape: &AttentionShape) -> BoundAttention<'a> {
+        let floats = |n: usize| 4 * n as u64;
+        // Of the cache, the pages that `BatchBuffer` lets into its table.
+        let cache = Reach::Fixed(shape.cache_bytes(1));
+        BoundAttention {
+            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_len()))),
+            rope: (self.rope, Reach::floats(shape.n_ctx * shape.n_rot)),
+            qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, Reach::floats(2 * shape.head_dim))),
+            keys: (self.keys, cache),
+            values: (self.values, cache),
+            att: (self.att, Reach::Tokens(floats(shape.att_len()))),
+            partial: (self.partial, Reach::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
+            batch: (self.batch, Reach::Batch),
+        }
+    }
 }
 
 /// The scalar twin of the attention kernels: queries, keys and values of every token of every sequence so far, in

@@ -1,7 +1,7 @@
 //! Copies of buffers.
 
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -14,8 +14,9 @@ pub fn buffer_copy(
     source: &wgpu::Buffer,
     destination: &wgpu::Buffer,
 ) -> Result<Dispatch, GpuError> {
+    let words = Reach::Fixed(4 * n as u64);
     let grid = [Extent::Fixed(groups(n) as u32), Extent::Fixed(1), Extent::Fixed(1)];
-    Dispatch::new(gpu, &key(n), &[source, destination], grid)
+    Dispatch::new(gpu, &key(n), &[(source, words), (destination, words)], grid)
 }
 
 fn groups(n: usize) -> usize {

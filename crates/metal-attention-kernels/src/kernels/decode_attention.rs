@@ -5,7 +5,7 @@ use metal_attention_model::PAGE;
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -39,9 +39,9 @@ pub fn decode_attention(
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
     shape.check()?;
-    let AttentionBuffers { qkv, rope, qk_norm, keys, values, att, partial, batch } = *buffers;
-    let mut bound: Vec<&dyn Bind> = vec![qkv, rope, batch, keys, values, att, partial];
-    bound.extend(qk_norm.map(|b| b as &dyn Bind));
+    let b = buffers.bound(shape);
+    let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
+    bound.extend(b.qk_norm);
     let groups = shape.n_head_kv * heads_and_blocks(shape).1;
     let grid = [Extent::Fixed(groups as u32), Extent::Splits, Extent::Tokens(1)];
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)
@@ -53,8 +53,10 @@ pub fn decode_attention_merge(
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
+    shape.check()?;
     let grid = [Extent::WhenSplit(shape.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
-    Dispatch::new(gpu, &merge_key(shape), &[buffers.partial, buffers.att, buffers.batch], grid)
+    let b = buffers.bound(shape);
+    Dispatch::new(gpu, &merge_key(shape), &[b.partial, b.att, b.batch], grid)
 }
 
 /// Query heads per workgroup, and how many such blocks of heads read one KV head.

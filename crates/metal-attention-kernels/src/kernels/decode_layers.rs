@@ -6,7 +6,7 @@ use super::attention::AttentionShape;
 use super::matvec::{has_packed_codes, words_of_a_unit};
 use crate::arena::{Bind, Slice};
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
@@ -37,6 +37,15 @@ impl LayersShape {
         let lens = [a.qkv_len(), self.n_embd, 2 * self.n_ff, self.n_embd];
         let biases: usize = lens.iter().zip(self.biases).filter(|(_, has)| *has).map(|(n, _)| n).sum();
         2 * self.n_embd + biases + if a.qk_norm_eps.is_some() { 2 * a.head_dim } else { 0 }
+    }
+
+    /// Whether matrix `i` of a layer has the size that the others ask for.
+    fn fits(&self, i: usize, layer: &LayerMatrices<'_>) -> bool {
+        let a = &self.attention;
+        let matrix = [layer.qkv, layer.out, layer.gate_up, layer.down][i];
+        let n_in = [self.n_embd, a.att_len(), self.n_embd, self.n_ff][i];
+        let n_out = [a.qkv_len(), self.n_embd, 2 * self.n_ff, self.n_embd][i];
+        (matrix.n_in(), matrix.n_out()) == (n_in, n_out)
     }
 
     /// Bytes of [`LayersBuffers::flow`].
@@ -96,6 +105,9 @@ const MAX_SPLITS: usize = 8;
 /// 65535, where llvmpipe leaves every loop.
 const PATIENCE: u32 = 1 << 15;
 
+/// Looks of a turn where the CPU plays the GPU, more than one: the system may hold the thread up that another one waits for.
+const SOFTWARE_LOOKS: usize = 16;
+
 fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
     (groups / shape.n_head).clamp(2, MAX_SPLITS)
 }
@@ -123,19 +135,39 @@ pub fn decode_layers(
     let suits = (4..=32).contains(&subgroup_size)
         && sizes.iter().all(|n| n.is_multiple_of(8))
         && a.head_dim.is_multiple_of(4)
-        && layers.len() == shape.n_layer;
+        && layers.len() == shape.n_layer
+        && buffers.cache.len() == shape.n_layer
+        && (0..4).all(|i| layers.iter().all(|layer| shape.fits(i, layer)));
     if !suits {
         return Ok(None);
     }
-    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), gpu.features());
+    let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
+    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
     {
         return Ok(None);
     }
+    a.check()?;
     let LayersBuffers { params, x, flow, state, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
-    let bound: [&dyn Bind; 9] = [weights, params, x, flow, state, rope, keys, values, batch];
+    // Each slice lies in its buffer; those of all layers are as far apart as those of the first two.
+    let ends = layers.iter().flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]).map(|matrix| {
+        let part = &matrix.parts()[0];
+        part.buffer.offset() + part.bytes(matrix.n_in())
+    });
+    let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
+    let bound: [(&dyn Bind, Reach); 9] = [
+        (weights, Reach::Fixed(ends.max().unwrap_or(0))),
+        (params, Reach::floats(shape.n_layer * shape.params())),
+        (x, Reach::floats(shape.n_embd)),
+        (flow, Reach::Fixed(shape.flow_bytes(groups))),
+        (state, Reach::floats(2)),
+        (rope, Reach::floats(a.n_ctx * a.n_rot)),
+        (keys, cache),
+        (values, cache),
+        (batch, Reach::Batch),
+    ];
     let one = Extent::Fixed(1);
     Ok(Some(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
 }
@@ -245,6 +277,7 @@ impl Layout {
         groups: usize,
         matrices: &Matrices,
         layer_units: u64,
+        looks: usize,
         features: ShaderFeatures,
     ) -> Self {
         let a = &shape.attention;
@@ -269,6 +302,7 @@ impl Layout {
             ("subgroup", subgroup_size.into()),
             ("groups", groups.into()),
             ("patience", PATIENCE.into()),
+            ("looks", looks.into()),
             ("n_layer", shape.n_layer.into()),
             ("n_embd", shape.n_embd.into()),
             ("n_qkv", a.qkv_len().into()),
@@ -322,5 +356,5 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
     };
     let matrices = Matrices { types: [TensorType::Q4_0; 4], at: [0, 100_000, 200_000, 500_000], layer: 1_000_000 };
     let features = ShaderFeatures { subgroups: true, subgroup_size: 32, integer_dot: true, ..Default::default() };
-    vec![Layout::new(&shape, 128, &matrices, 100_000, features).key]
+    vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
 }

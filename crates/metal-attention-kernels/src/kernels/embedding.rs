@@ -1,7 +1,7 @@
 //! Embedding lookup.
 
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::weights::{GpuMatrix, type_name};
@@ -23,7 +23,9 @@ pub fn embedding(
         .map(|part| {
             let key = key(type_name(part.ty), table.n_in(), part.n_rows, part.first_row, part.row_step);
             let grid = [Extent::Tokens(1), Extent::Fixed(n_groups), Extent::Fixed(1)];
-            Dispatch::new(gpu, &key, &[&part.buffer, x, batch], grid)
+            let row = Reach::Tokens(4 * table.n_in() as u64);
+            let weights = Reach::Fixed(part.bytes(table.n_in()));
+            Dispatch::new(gpu, &key, &[(&part.buffer, weights), (x, row), (batch, Reach::Batch)], grid)
         })
         .collect()
 }

@@ -1,7 +1,8 @@
 //! The gated activation of a feed-forward network (SwiGLU, arXiv 2002.05202).
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -14,7 +15,9 @@ pub fn ffn_silu(
     hidden: &wgpu::Buffer,
 ) -> Result<Dispatch, GpuError> {
     let columns = Extent::Fixed(n_ff.div_ceil(256) as u32);
-    Dispatch::new(gpu, &key(n_ff), &[gate_up, hidden], [columns, Extent::Tokens(1), Extent::Fixed(1)])
+    let bytes = 4 * n_ff as u64;
+    let buffers: [(&dyn Bind, Reach); 2] = [(gate_up, Reach::Tokens(2 * bytes)), (hidden, Reach::Tokens(bytes))];
+    Dispatch::new(gpu, &key(n_ff), &buffers, [columns, Extent::Tokens(1), Extent::Fixed(1)])
 }
 
 /// The scalar twin: any number of rows.

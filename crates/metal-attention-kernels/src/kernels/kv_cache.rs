@@ -4,7 +4,6 @@ use half::f16;
 use metal_attention_model::CacheType;
 
 use super::attention::{AttentionBuffers, AttentionShape};
-use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent};
 use crate::error::GpuError;
@@ -21,8 +20,9 @@ pub fn kv_cache_copy(
 ) -> Result<Dispatch, GpuError> {
     let units = 2 * shape.n_head_kv * shape.padded_head_dim() / 4;
     let grid = [Extent::Fixed(units.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
-    let bound: [&dyn Bind; 4] = [buffers.qkv, buffers.keys, buffers.values, buffers.batch];
-    Dispatch::new(gpu, &key(shape), &bound, grid)
+    shape.check()?;
+    let b = buffers.bound(shape);
+    Dispatch::new(gpu, &key(shape), &[b.qkv, b.keys, b.values, b.batch], grid)
 }
 
 fn key(shape: &AttentionShape) -> PsoKey {

@@ -6,7 +6,7 @@ use metal_attention_gguf::TensorType;
 use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
 use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::{Constant, ShaderFeatures};
@@ -98,7 +98,15 @@ pub struct MatmulScratch {
 impl MatmulScratch {
     /// Room for `n_tokens` rows of at most `n_in` elements; next to nothing on a device without matrix units.
     pub fn new(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
-        let bytes = unit_bytes(gpu.features());
+        Self::of(gpu, unit_bytes(gpu.features()), n_tokens, n_in)
+    }
+
+    /// As [`new`](Self::new) on a device without matrix units, for loops that stand in for them.
+    pub fn for_loops(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+        Self::of(gpu, size_of::<f32>(), n_tokens, n_in)
+    }
+
+    fn of(gpu: &GpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
         let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
         Ok(Self {
             padded: gpu.buffer("the inputs of matrix units", (n_tokens * row) as u64)?,
@@ -126,7 +134,8 @@ pub fn matmul(
     matmul_by(gpu, matrix, options, method, x, y, scratch, batch)
 }
 
-/// [`matmul`] with the method that `method` says for each part, to compare methods.
+/// [`matmul`] with the method that `method` says for each part, to compare methods. Where a device has no matrix units,
+/// plain loops stand in for them, and `scratch` is one [for these](MatmulScratch::for_loops).
 pub fn matmul_by(
     gpu: &GpuDevice,
     matrix: &GpuMatrix,
@@ -146,25 +155,33 @@ pub fn matmul_by(
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         return Err(mismatch("its gate and up rows lie in different parts"));
     }
+    let (from, to) = (options.input_reach(matrix), options.output_reach(matrix));
+    // As `shaders/matmul_input.wgsl` leaves them.
+    let bytes = if gpu.features().cooperative_f16 { 2 } else { 4 };
+    let padded =
+        (&scratch.padded as &dyn Bind, options.rows.result_reach(bytes * matrix.n_in().next_multiple_of(MAX_DEPTH)));
+    let scales = (&scratch.scales as &dyn Bind, options.rows.result_reach(4));
     let mut dispatches = Vec::new();
     for part in matrix.parts() {
         let method = method(part);
         let product = Product::new(matrix, part, &options);
-        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<&dyn Bind>) = match method {
+        let weights = (&part.buffer as &dyn Bind, Reach::Fixed(part.bytes(matrix.n_in())));
+        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, Reach)>) = match method {
             MatmulMethod::Tiled if norm.is_some() => return Err(mismatch("only matrix units take a norm")),
-            MatmulMethod::Tiled => (TILE, TILE, vec![&part.buffer, x, y, batch]),
+            MatmulMethod::Tiled => (TILE, TILE, vec![weights, (x, from), (y, to), (batch, Reach::Batch)]),
             MatmulMethod::Cooperative(tile) => {
                 if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel().ends_with(INPUT)) {
-                    let mut buffers: Vec<&dyn Bind> = vec![x, &scratch.padded, &scratch.scales, batch];
-                    buffers.extend(norm.map(|(weight, _)| weight as &dyn Bind));
+                    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, from), padded, scales, (batch, Reach::Batch)];
+                    let weight = norm.map(|(weight, _)| (weight as &dyn Bind, Reach::floats(matrix.n_in())));
+                    buffers.extend(weight);
                     let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
                     let key = input_key(matrix.n_in(), options.rows, norm.map(|(_, eps)| eps));
                     dispatches.push(Dispatch::new(gpu, &key, &buffers, grid)?);
                 }
-                (tile.rows, tile.tokens, vec![&part.buffer, &scratch.padded, &scratch.scales, y, batch])
+                (tile.rows, tile.tokens, vec![weights, padded, scales, (y, to), (batch, Reach::Batch)])
             }
         };
-        buffers.extend(options.bias.map(|b| b as &dyn Bind));
+        buffers.extend(options.bias.map(|bias| (bias as &dyn Bind, Reach::floats(matrix.n_out()))));
         let grid =
             [Extent::Fixed(part.n_rows.div_ceil(tile_rows) as u32), options.rows.extent(tile_tokens), Extent::Fixed(1)];
         dispatches.push(Dispatch::new(gpu, &product.key(method), &buffers, grid)?);

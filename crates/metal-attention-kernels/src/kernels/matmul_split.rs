@@ -6,11 +6,11 @@ use super::matmul::Product;
 use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
 use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
-use crate::weights::{GpuMatrix, type_name};
+use crate::weights::{GpuMatrix, MatrixPart, type_name};
 
 /// What a workgroup of [`split_matmul`] makes: `rows` rows for 16 tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,17 +89,21 @@ pub fn split_matmul(
     }
     let norm = match options.input {
         MatvecInput::Plain => None,
-        MatvecInput::RmsNorm { weight, eps } => Some((weight, eps)),
+        MatvecInput::RmsNorm { eps, .. } => Some(eps),
         MatvecInput::Silu => return Err(mismatch("its input is not plain")),
     };
-    let product = |part| {
+    let product = |part: &MatrixPart| {
         let product = Product::new(matrix, part, &options);
-        let mut buffers: Vec<&dyn Bind> = vec![&part.buffer, x, y, batch];
-        buffers.extend(norm.map(|(weight, _)| weight as &dyn Bind));
-        buffers.extend(options.bias.map(|b| b as &dyn Bind));
+        let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
+            (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
+            (x, options.input_reach(matrix)),
+            (y, options.output_reach(matrix)),
+            (batch, Reach::Batch),
+        ];
+        buffers.extend(options.norm_and_bias(matrix));
         let rows = Extent::Fixed(part.n_rows.div_ceil(tile.rows) as u32);
         let grid = [rows, options.rows.extent(SIDE), Extent::Fixed(1)];
-        let key = key(&product, norm.map(|(_, eps)| eps), tile, tile.shares(matrix.n_in(), gpu));
+        let key = key(&product, norm, tile, tile.shares(matrix.n_in(), gpu));
         Dispatch::new(gpu, &key, &buffers, grid)
     };
     matrix.parts().iter().map(product).collect()

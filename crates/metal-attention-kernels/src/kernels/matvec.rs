@@ -4,7 +4,7 @@ use metal_attention_gguf::TensorType;
 
 use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
@@ -73,6 +73,14 @@ impl Rows {
         }
     }
 
+    /// How much of a buffer is reached that has `bytes` for each result.
+    pub(super) fn result_reach(self, bytes: usize) -> Reach {
+        match self {
+            Self::Tokens => Reach::Tokens(bytes as u64),
+            Self::Wanted | Self::Gathered => Reach::Wanted(bytes as u64),
+        }
+    }
+
     /// Workgroups for all of them, each of which takes so many.
     pub(super) fn extent(self, per_group: usize) -> Extent {
         match self {
@@ -99,6 +107,33 @@ impl Default for MatvecOptions<'_> {
     /// `y = W x` for all tokens.
     fn default() -> Self {
         Self { input: MatvecInput::Plain, output: MatvecOutput::Store, rows: Rows::Tokens, bias: None }
+    }
+}
+
+impl<'a> MatvecOptions<'a> {
+    /// How much of `x` a product with `matrix` reaches.
+    pub(super) fn input_reach(&self, matrix: &GpuMatrix) -> Reach {
+        let width = if matches!(self.input, MatvecInput::Silu) { 2 * matrix.n_in() } else { matrix.n_in() };
+        match self.rows {
+            Rows::Tokens | Rows::Wanted => Reach::Tokens(4 * width as u64),
+            Rows::Gathered => Reach::Wanted(4 * width as u64),
+        }
+    }
+
+    /// How much of `y`.
+    pub(super) fn output_reach(&self, matrix: &GpuMatrix) -> Reach {
+        let n_out = matrix.n_out();
+        self.rows.result_reach(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
+    }
+
+    /// The weights of the norm and the bias, where there are any.
+    pub(super) fn norm_and_bias(&self, matrix: &GpuMatrix) -> impl Iterator<Item = (&'a dyn Bind, Reach)> + use<'a> {
+        let norm = match self.input {
+            MatvecInput::RmsNorm { weight, .. } => Some((weight as &dyn Bind, Reach::floats(matrix.n_in()))),
+            MatvecInput::Plain | MatvecInput::Silu => None,
+        };
+        let n_out = matrix.n_out();
+        norm.into_iter().chain(self.bias.map(|bias| (bias as &dyn Bind, Reach::floats(n_out))))
     }
 }
 
@@ -136,13 +171,14 @@ pub fn multi_token_matvec(
             let product = Product::new(matrix, part, &options, token_tile);
             let tile = product.tile(gpu.features());
             let groups = product.groups(tile);
-            let mut buffers: Vec<&dyn Bind> = vec![&part.buffer, x, y];
-            if let MatvecInput::RmsNorm { weight, .. } = options.input {
-                buffers.push(weight);
-            }
-            buffers.extend(options.bias.map(|b| b as &dyn Bind));
+            let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
+                (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
+                (x, options.input_reach(matrix)),
+                (y, options.output_reach(matrix)),
+            ];
+            buffers.extend(options.norm_and_bias(matrix));
             if token_tile > 1 || options.rows == Rows::Wanted {
-                buffers.push(batch);
+                buffers.push((batch, Reach::Batch));
             }
             let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
             Dispatch::new(gpu, &product.key(tile), &buffers, grid)

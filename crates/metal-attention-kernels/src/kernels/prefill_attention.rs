@@ -41,9 +41,9 @@ fn dispatch(
     key: &PsoKey,
     queries: usize,
 ) -> Result<Dispatch, GpuError> {
-    let AttentionBuffers { qkv, keys, values, att, batch, .. } = *buffers;
+    let b = buffers.bound(shape);
     let grid = [Extent::Fixed(shape.n_head as u32), Extent::Tokens(queries as u32), Extent::Fixed(1)];
-    Dispatch::new(gpu, key, &[qkv, keys, values, att, batch], grid)
+    Dispatch::new(gpu, key, &[b.qkv, b.keys, b.values, b.att, b.batch], grid)
 }
 
 /// Whether [`prefill_attention_cooperative`] does for a layer: with 16-bit matrix units and an F16 cache, for heads of

@@ -1,7 +1,8 @@
 //! Kernels that do one thing only, to see how fast a device does it at best.
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
@@ -26,7 +27,12 @@ pub fn rate_read(
     sums: &wgpu::Buffer,
 ) -> Result<Dispatch, GpuError> {
     let key = PsoKey::new("rate_read", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups.into())]);
-    Dispatch::new(gpu, &key, &[words, sums], grid(groups))
+    Dispatch::new(
+        gpu,
+        &key,
+        &[(words, Reach::Fixed(16 * n as u64)), (sums, Reach::floats(rate_sums(groups)))],
+        grid(groups),
+    )
 }
 
 /// Multiplies 32-bit floats: every thread `steps` (a multiple of 4) times 32 of them, each with one of the first four
@@ -40,7 +46,7 @@ pub fn rate_floats(
     sums: &wgpu::Buffer,
 ) -> Result<Dispatch, GpuError> {
     let key = PsoKey::new("rate_floats", [("steps", steps.into()), ("threads", THREADS.into())]);
-    Dispatch::new(gpu, &key, &[operands, sums], grid(groups))
+    Dispatch::new(gpu, &key, &[(operands, Reach::floats(4)), (sums, Reach::floats(rate_sums(groups)))], grid(groups))
 }
 
 /// Multiplications of [`rate_floats`].
@@ -61,7 +67,8 @@ pub fn rate_matrix(
     if matrix_side(gpu.features()).is_none() {
         return Ok(None);
     }
-    Dispatch::new(gpu, &matrix_key(gpu.features(), steps), &[operands, sums], grid(groups)).map(Some)
+    let buffers: [(&dyn Bind, Reach); 2] = [(operands, Reach::floats(4)), (sums, Reach::floats(rate_sums(groups)))];
+    Dispatch::new(gpu, &matrix_key(gpu.features(), steps), &buffers, grid(groups)).map(Some)
 }
 
 /// Multiplications of [`rate_matrix`]; `None` where there are no matrix units.

@@ -1,14 +1,15 @@
 //! The sum of the residual stream and what a layer adds to it.
 
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
 /// `x[t] += y[t]` for each token: `x` and `y` `[n_tokens, n]`.
 pub fn residual_add(gpu: &GpuDevice, n: usize, x: &wgpu::Buffer, y: &wgpu::Buffer) -> Result<Dispatch, GpuError> {
     let columns = Extent::Fixed(n.div_ceil(256) as u32);
-    Dispatch::new(gpu, &key(n), &[x, y], [columns, Extent::Tokens(1), Extent::Fixed(1)])
+    let row = Reach::Tokens(4 * n as u64);
+    Dispatch::new(gpu, &key(n), &[(x, row), (y, row)], [columns, Extent::Tokens(1), Extent::Fixed(1)])
 }
 
 /// The scalar twin.

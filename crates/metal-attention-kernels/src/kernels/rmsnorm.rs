@@ -1,7 +1,8 @@
 //! Root-mean-square norm (arXiv 1910.07467).
 
+use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -28,8 +29,15 @@ pub fn rmsnorm(
 ) -> Result<Dispatch, GpuError> {
     let key =
         PsoKey::new("rmsnorm", [("n", of.n.into()), ("eps", of.eps.into()), ("wanted_only", of.wanted_only.into())]);
-    let rows = if of.wanted_only { Extent::Wanted(1) } else { Extent::Tokens(1) };
-    Dispatch::new(gpu, &key, &[x, weight, y, batch], [rows, Extent::Fixed(1), Extent::Fixed(1)])
+    let bytes = 4 * of.n as u64;
+    let (rows, result) = if of.wanted_only {
+        (Extent::Wanted(1), Reach::Wanted(bytes))
+    } else {
+        (Extent::Tokens(1), Reach::Tokens(bytes))
+    };
+    let buffers: [(&dyn Bind, Reach); 4] =
+        [(x, Reach::Tokens(bytes)), (weight, Reach::Fixed(bytes)), (y, result), (batch, Reach::Batch)];
+    Dispatch::new(gpu, &key, &buffers, [rows, Extent::Fixed(1), Extent::Fixed(1)])
 }
 
 /// The scalar twin: one row.

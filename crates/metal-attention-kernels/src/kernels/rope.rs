@@ -3,9 +3,8 @@
 use metal_attention_model::{Rope, RopeLayout};
 
 use super::attention::{AttentionBuffers, AttentionShape};
-use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -43,7 +42,9 @@ pub fn rope_apply(
     rope: &wgpu::Buffer,
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, GpuError> {
-    Dispatch::new(gpu, &rope_apply_key(of), &[x, rope, batch], grid(of.n_heads))
+    let row = Reach::Tokens(4 * (of.n_heads * of.head_dim) as u64);
+    let angles = Reach::floats(of.n_ctx * of.n_rot);
+    Dispatch::new(gpu, &rope_apply_key(of), &[(x, row), (rope, angles), (batch, Reach::Batch)], grid(of.n_heads))
 }
 
 /// Normalises (when the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
@@ -52,8 +53,10 @@ pub fn rope_apply_dual(
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
-    let mut bound: Vec<&dyn Bind> = vec![buffers.qkv, buffers.rope, buffers.batch];
-    bound.extend(buffers.qk_norm.map(|b| b as &dyn Bind));
+    shape.check()?;
+    let b = buffers.bound(shape);
+    let mut bound = vec![b.qkv, b.rope, b.batch];
+    bound.extend(b.qk_norm);
     Dispatch::new(gpu, &rope_apply_dual_key(shape), &bound, grid(shape.n_head + shape.n_head_kv))
 }
 
@@ -64,8 +67,10 @@ pub fn rope_append(
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
-    let mut bound: Vec<&dyn Bind> = vec![buffers.qkv, buffers.rope, buffers.keys, buffers.values, buffers.batch];
-    bound.extend(buffers.qk_norm.map(|b| b as &dyn Bind));
+    shape.check()?;
+    let b = buffers.bound(shape);
+    let mut bound = vec![b.qkv, b.rope, b.keys, b.values, b.batch];
+    bound.extend(b.qk_norm);
     Dispatch::new(gpu, &rope_append_key(shape), &bound, grid(shape.n_head + 2 * shape.n_head_kv))
 }
 

@@ -4,7 +4,7 @@ use metal_attention_model::TopK;
 
 use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 
@@ -53,9 +53,11 @@ pub fn top_k(
         .enumerate()
         .map(|(stage, key)| {
             let last = stage + 1 == lists.len();
-            let to = if last { best } else { scratch };
-            let buffers: &[&dyn Bind] = match stage {
-                0 => &[logits, to],
+            let scratch = (scratch as &dyn Bind, Reach::Wanted(8 * row_items(&lists, k) as u64));
+            let best = (best as &dyn Bind, Reach::Wanted(8 * k as u64));
+            let logits = (logits as &dyn Bind, Reach::Wanted(4 * n_vocab as u64));
+            let buffers: &[(&dyn Bind, Reach)] = match stage {
+                0 => &[logits, if last { best } else { scratch }],
                 _ if last => &[scratch, best],
                 _ => &[scratch],
             };

@@ -36,6 +36,13 @@ pub struct MatrixPart {
     pub buffer: Slice,
 }
 
+impl MatrixPart {
+    /// Bytes that its rows, of `n_in` elements, take up.
+    pub(crate) fn bytes(&self, n_in: usize) -> u64 {
+        GpuMatrix::bytes_of(self.ty, n_in, self.n_rows)
+    }
+}
+
 /// The name of `ty` in names of kernels and of files in `shaders/types/`.
 pub(crate) fn type_name(ty: TensorType) -> &'static str {
     match ty {

@@ -119,8 +119,10 @@ impl GpuForwardPass {
         let widths = Widths::new(&spec);
         let capacity = Activations::capacity(gpu.summary().max_binding, &widths, options.n_ubatch());
         // First, as these are what too many sequences or a context too long make too large.
-        let batch_of_one = BatchBuffer::new(&gpu, 1, options.n_seq, options.n_positions())?;
-        let batch = BatchBuffer::new(&gpu, capacity.0, options.n_seq, options.n_positions())?;
+        let batch_buffer =
+            |n_tokens| BatchBuffer::new(&gpu, n_tokens, options.n_seq, options.n_positions(), options.n_pages());
+        let batch_of_one = batch_buffer(1)?;
+        let batch = batch_buffer(capacity.0)?;
         let cache = GpuKvCache::new(&gpu, &shapes, options)?;
         let before_weights = gpu.allocated_bytes();
         let gpu_weights = GpuWeights::new(&gpu, weights)?;

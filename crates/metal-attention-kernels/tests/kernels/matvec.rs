@@ -1,7 +1,8 @@
 //! `matvec` and its relatives against their scalar twin: every type, awkward shapes, fused inputs and outputs, tiles of
 //! tokens, matrices in parts.
-mod support;
 
+use crate::support::matrices::{repeated, tensor, tensors};
+use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_kernels::kernels::{
     MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_twin, multi_token_matvec,
@@ -9,8 +10,6 @@ use metal_attention_kernels::kernels::{
 };
 use metal_attention_kernels::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
 use metal_attention_model::BatchToken;
-use support::matrices::{repeated, tensor, tensors};
-use support::{batch, nmse, poisoned, random, run, run_sized, variants};
 
 /// A sum of n products in f32 that is cut among many accumulators has an error of a few ulp of its largest terms: with
 /// 24 bits the squared relative error is near 1e-14, and 1e-12 leaves room for sums that cancel.

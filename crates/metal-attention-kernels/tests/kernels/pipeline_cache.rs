@@ -1,8 +1,7 @@
 //! Compiled pipelines on disk.
-mod support;
 
+use crate::support::open;
 use metal_attention_kernels::{GpuDevice, GpuOptions, PsoKey, catalogue, wgpu};
-use support::open;
 
 fn keys() -> Vec<PsoKey> {
     catalogue().into_iter().filter(|key| ["argmax", "rmsnorm", "residual_add"].contains(&key.name.as_str())).collect()

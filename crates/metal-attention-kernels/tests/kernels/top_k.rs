@@ -1,10 +1,9 @@
 //! `top_k` against a sort on the CPU, bit for bit.
-mod support;
 
+use crate::support::{poisoned, random, run, variants};
 use metal_attention_kernels::GpuDevice;
 use metal_attention_kernels::kernels::{top_k, top_k_list, top_k_scratch_bytes};
 use metal_attention_model::{TopK, highest};
-use support::{poisoned, random, run, variants};
 
 /// The GPU's list for each row of `logits`, `[n_rows, n_vocab]`.
 fn lists(gpu: &GpuDevice, n_vocab: usize, k: usize, logits: &[f32]) -> Vec<TopK> {

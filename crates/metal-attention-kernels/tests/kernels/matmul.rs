@@ -1,15 +1,14 @@
 //! `matmul` against its scalar twin: every type, awkward shapes, outputs, rows, outliers.
-mod support;
 
+use crate::support::matrices::{tensor, tensors};
+use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_kernels::kernels::{
-    MatmulMethod, MatmulScratch, MatvecInput, MatvecOptions, MatvecOutput, Rows, all_on_units, ffn_silu_twin, matmul,
-    matmul_method, matvec_twin, rmsnorm_twin,
+    CooperativeTile, MatmulMethod, MatmulScratch, MatvecInput, MatvecOptions, MatvecOutput, Rows, all_on_units,
+    ffn_silu_twin, matmul, matmul_by, matmul_method, matvec_twin, rmsnorm_twin,
 };
 use metal_attention_kernels::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
 use metal_attention_model::BatchToken;
-use support::matrices::{tensor, tensors};
-use support::{batch, nmse, poisoned, random, run, run_sized, variants};
 
 /// Sums of n products one after the other in f32: a squared relative error of about n 2^-50, 1e-12 for 2048.
 const EXACT: f64 = 1e-11;
@@ -28,9 +27,12 @@ struct Case {
     /// Normalise the input on the way to the matrix units, where there are any.
     norm: bool,
     n_tokens: usize,
+    /// What stands in for matrix units makes such tiles.
+    loops: Option<CooperativeTile>,
 }
 
-const PLAIN: Case = Case { output: MatvecOutput::Store, bias: false, exact: false, norm: false, n_tokens: 17 };
+const PLAIN: Case =
+    Case { output: MatvecOutput::Store, bias: false, exact: false, norm: false, n_tokens: 17, loops: None };
 
 fn tolerance(gpu: &GpuDevice, ty: TensorType, n_out: usize, exact: bool) -> f64 {
     match matmul_method(gpu.features(), ty, n_out, 512, exact) {
@@ -54,12 +56,18 @@ fn check_with(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case, x: &[f
     };
     let gain: Vec<f32> = random(5, n_in).iter().map(|v| 1.0 + v / 2.0).collect();
     let weight = gpu.upload("norm", &gain).unwrap();
-    let norm = case.norm && all_on_units(gpu.features(), matrix, case.exact);
+    let norm = case.norm && (case.loops.is_some() || all_on_units(gpu.features(), matrix, case.exact));
     let input = if norm { MatvecInput::RmsNorm { weight: &weight, eps: EPS } } else { MatvecInput::Plain };
     let options = MatvecOptions { input, output: case.output, bias: case.bias.then_some(&gbias), rows: Rows::Tokens };
-    let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
     let batch = batch(gpu, n, 0);
-    let dispatches = matmul(gpu, matrix, options, n, case.exact, &gx, &y, &scratch, &batch).unwrap();
+    let dispatches = if let Some(tile) = case.loops {
+        let scratch = MatmulScratch::for_loops(gpu, n, n_in).unwrap();
+        matmul_by(gpu, matrix, options, |_| MatmulMethod::Cooperative(tile), &gx, &y, &scratch, &batch)
+    } else {
+        let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
+        matmul(gpu, matrix, options, n, case.exact, &gx, &y, &scratch, &batch)
+    };
+    let dispatches = dispatches.unwrap();
     run(gpu, &dispatches, n);
     let got: Vec<f32> = gpu.read(&y, n * y_len).unwrap();
 
@@ -131,7 +139,7 @@ fn outputs() {
             let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
             for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
                 check(gpu, &matrix, &values, Case { output, ..PLAIN });
-                check(gpu, &matrix, &values, Case { output, bias: true, exact: true, norm: false, n_tokens: 66 });
+                check(gpu, &matrix, &values, Case { output, bias: true, exact: true, n_tokens: 66, ..PLAIN });
             }
         }
     }
@@ -156,6 +164,37 @@ fn matrices_in_parts() {
         let gated = MatvecOptions { output: MatvecOutput::Gated, ..Default::default() };
         let error = matmul(gpu, &matrix, gated, 1, false, &x, &x, &scratch, &x).unwrap_err();
         assert!(error.to_string().contains("gate and up rows"), "{error}");
+    }
+}
+
+/// The kernel for matrix units, line for line, with loops in the place of the units: what a device without them can see
+/// of it.
+#[test]
+fn loops_in_the_place_of_matrix_units() {
+    let tile = |rows, tokens, depth, subgroups_rows, subgroups_tokens, stages| CooperativeTile {
+        rows,
+        tokens,
+        depth,
+        subgroups_rows,
+        subgroups_tokens,
+        stages,
+    };
+    // Two steps on their way at a time, the last cut short; and two matrices a subgroup, rows past the last, a bias.
+    let cases = [
+        (TensorType::Q4_0, 96, tile(32, 32, 32, 2, 2, 2), MatvecOutput::Accumulate, true),
+        (TensorType::F16, 36, tile(32, 32, 32, 1, 2, 1), MatvecOutput::Gated, false),
+    ];
+    for gpu in variants() {
+        let features = gpu.features();
+        if features.cooperative_f16 || features.cooperative_f32 || features.subgroup_size < 8 {
+            continue;
+        }
+        for (ty, n_in, tile, output, norm) in cases {
+            let w = tensor(ty, n_in, 66, 5);
+            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+            let case = Case { output, loops: Some(tile), bias: !norm, norm, n_tokens: 37, ..PLAIN };
+            check(gpu, &matrix, &w.to_f32(), case);
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! `GpuMatrix`: sizes, parts, errors.
-mod support;
 
+use crate::support::gpu;
+use crate::support::matrices::{tensor, tensors};
 use metal_attention_gguf::TensorType;
 use metal_attention_kernels::{Arena, GpuError, GpuMatrix};
-use support::gpu;
-use support::matrices::{tensor, tensors};
 
 #[test]
 fn a_matrix_is_about_as_large_as_in_the_file() {

@@ -1,10 +1,9 @@
 //! `argmax` against the CPU's, index for index.
-mod support;
 
+use crate::support::{batch_with_pages, poisoned, random, run, run_sized, variants};
 use metal_attention_kernels::kernels::{argmax, argmax_scratch_bytes};
 use metal_attention_kernels::{GpuDevice, StepSize, batch_words};
 use metal_attention_model::BatchToken;
-use support::{batch_with_pages, poisoned, random, run, run_sized, variants};
 
 /// The GPU's choice for each row of `logits`, `[n_rows, n_vocab]`.
 fn choose(gpu: &GpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {

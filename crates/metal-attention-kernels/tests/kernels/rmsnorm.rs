@@ -1,8 +1,7 @@
 //! `rmsnorm` against its twin.
-mod support;
 
+use crate::support::{batch, nmse, poisoned, random, run, variants};
 use metal_attention_kernels::kernels::{RmsNorm, rmsnorm, rmsnorm_twin};
-use support::{batch, nmse, poisoned, random, run, variants};
 
 #[test]
 fn rmsnorm_matches_its_twin() {

@@ -1,15 +1,14 @@
 //! `split_matmul` against its scalar twin: every type, awkward shapes, outputs, norms, rows, outliers. Where a device has
 //! no 16-bit matrix units, plain loops stand in for them.
-mod support;
 
+use crate::support::matrices::{tensor, tensors};
+use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_kernels::kernels::{
     MatvecInput, MatvecOptions, MatvecOutput, Rows, SplitTile, ffn_silu_twin, matvec_twin, rmsnorm_twin, split_matmul,
 };
 use metal_attention_kernels::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
 use metal_attention_model::BatchToken;
-use support::matrices::{tensor, tensors};
-use support::{batch, nmse, poisoned, random, run, run_sized, variants};
 
 const EPS: f32 = 1e-5;
 

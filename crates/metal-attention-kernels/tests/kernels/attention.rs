@@ -1,6 +1,6 @@
 //! `decode_attention` and `prefill_attention` against their twin, and against each other.
-mod support;
 
+use crate::support::{batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
 use metal_attention_kernels::kernels::{
     AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_bytes,
     prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
@@ -9,7 +9,6 @@ use metal_attention_kernels::{GpuDevice, StepSize, wgpu};
 use metal_attention_model::CacheType::{self, F16, F32};
 use metal_attention_model::RopeLayout::{Halves, Interleaved};
 use metal_attention_model::{BatchToken, Rope, RopeScaling};
-use support::{batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
 
 /// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
 /// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a

@@ -1,11 +1,10 @@
 //! `kv_cache_copy` and `buffer_copy`, bit for bit.
-mod support;
 
+use crate::support::{batch_with_pages, poisoned, random, run, shuffled_pages, variants};
 use metal_attention_kernels::kernels::{
     AttentionBuffers, AttentionShape, buffer_copy, kv_cache_copy, kv_cache_copy_twin,
 };
 use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
-use support::{batch_with_pages, poisoned, random, run, shuffled_pages, variants};
 
 fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> AttentionShape {
     AttentionShape {

@@ -1,15 +1,14 @@
 //! The kernels that measure a device compute what they say.
-mod support;
 
 use std::time::Duration;
 
+use crate::support::matrices::repeated;
+use crate::support::{poisoned, run, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_kernels::GpuCeilings;
 use metal_attention_kernels::kernels::{
     rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums,
 };
-use support::matrices::repeated;
-use support::{poisoned, run, variants};
 
 #[test]
 fn reading_sees_every_word_once() {

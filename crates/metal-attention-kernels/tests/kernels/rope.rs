@@ -1,12 +1,11 @@
 //! `rope_apply` and `rope_apply_dual` against their twins.
-mod support;
 
+use crate::support::{nmse, random, run, variants};
 use metal_attention_kernels::kernels::{
     AttentionBuffers, AttentionShape, RopeShape, norm_rope_twin, rope_apply, rope_apply_dual, rope_table, rope_twin,
 };
 use metal_attention_kernels::{batch_words, wgpu};
 use metal_attention_model::{BatchToken, CacheType, Rope, RopeLayout, RopeScaling};
-use support::{nmse, random, run, variants};
 
 const LAYOUTS: [RopeLayout; 2] = [RopeLayout::Interleaved, RopeLayout::Halves];
 const N_CTX: usize = 1024;

@@ -1,9 +1,8 @@
 //! `GpuDevice`: contents of buffers, and errors instead of panics.
-mod support;
 
+use crate::support::{gpu, open};
 use metal_attention_kernels::kernels::residual_add;
 use metal_attention_kernels::{GpuError, GpuOptions};
-use support::{gpu, open};
 
 #[test]
 fn contents_come_back_at_any_length() {

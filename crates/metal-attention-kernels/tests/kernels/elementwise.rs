@@ -1,8 +1,7 @@
 //! `ffn_silu` and `residual_add` against their twins.
-mod support;
 
+use crate::support::{nmse, poisoned, random, run, variants};
 use metal_attention_kernels::kernels::{ffn_silu, ffn_silu_twin, residual_add, residual_add_twin};
-use support::{nmse, poisoned, random, run, variants};
 
 /// Elements of a row, and rows.
 const SHAPES: [(usize, usize); 10] =

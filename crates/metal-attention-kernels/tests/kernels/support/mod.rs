@@ -71,7 +71,8 @@ pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
 
 /// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages`.
 pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
-    let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx).unwrap();
+    let n_pages = pages.iter().flatten().map(|&page| page as usize + 1).max().unwrap_or(0);
+    let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, n_pages).unwrap();
     batch.write_tokens(gpu, tokens);
     for (seq, pages) in pages.iter().enumerate() {
         batch.write_pages(gpu, seq, pages);

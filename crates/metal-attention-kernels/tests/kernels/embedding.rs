@@ -1,12 +1,11 @@
 //! `embedding` against the dequantised table: every type, split tables, odd sizes.
-mod support;
 
+use crate::support::matrices::{scaled_tensor, tensor, tensors};
+use crate::support::{poisoned, run, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_kernels::kernels::{embedding, embedding_twin};
 use metal_attention_kernels::{Arena, GpuDevice, GpuMatrix, batch_words};
 use metal_attention_model::BatchToken;
-use support::matrices::{scaled_tensor, tensor, tensors};
-use support::{poisoned, run, variants};
 
 fn look_up(gpu: &GpuDevice, table: &GpuMatrix, ids: &[u32]) -> Vec<f32> {
     let tokens: Vec<_> =

@@ -1,0 +1,22 @@
+//! Every kernel against its scalar twin, and what they stand on. One program, so that tests share devices and pipelines.
+//! Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
+
+mod argmax;
+mod attention;
+mod bounds;
+mod device;
+mod elementwise;
+mod embedding;
+mod kv_cache;
+mod matmul;
+mod matmul_split;
+mod matrix_units;
+mod matvec;
+mod pipeline_cache;
+mod rates;
+mod rmsnorm;
+mod rope;
+mod support;
+mod top_k;
+mod translate;
+mod weights;
