@@ -30,7 +30,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use metal_attention::gguf::exit_on_lost_pages;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
@@ -153,12 +156,9 @@ fn silence_device_selection() {
 /// Sends log events to stderr: those `RUST_LOG` asks for, else with `--verbose`
 /// everything down to the level `info`, else warnings.
 fn start_log(verbose: bool) {
-    let default = if verbose { "info" } else { "warn" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(filter)
-        .without_time()
-        .with_target(false)
-        .init();
+    let default = if verbose { LevelFilter::INFO } else { LevelFilter::WARN };
+    let asked = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
+    let filter = asked.and_then(|filter| filter.parse().ok()).unwrap_or_else(|| Targets::new().with_default(default));
+    let to_stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
+    tracing_subscriber::registry().with(to_stderr.with_filter(filter)).init();
 }

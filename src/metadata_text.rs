@@ -20,7 +20,10 @@ pub fn safe_lines(text: &str) -> String {
 
 /// JSON on several lines, in which only ASCII and what is harmless in a terminal stand as they are.
 pub fn safe_json(value: &serde_json::Value) -> String {
-    let escape = |c: char| c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+    let escape = |c: char| {
+        let units: Vec<_> = c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+        units.concat()
+    };
     // Such characters are in strings only, but for line breaks between the values.
     escaped(&format!("{value:#}"), escape, |c| steers(c) && c != '\n')
 }

@@ -174,7 +174,7 @@ fn compare(
 
 /// Whose layers are all alike, with as many KV heads as heads.
 fn llama() -> GgufFile {
-    GgufFile::open(&Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf")).unwrap()
+    GgufFile::open(Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf")).unwrap()
 }
 
 fn models(folder: &str) -> Vec<PathBuf> {

@@ -75,25 +75,25 @@ impl Reach {
 /// The largest step that the buffers of a dispatch have room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Room {
-    n_tokens: u64,
-    n_wanted: u64,
+    tokens: u64,
+    wanted: u64,
     /// Tokens times parts of the context.
-    n_parts: u64,
+    parts: u64,
 }
 
 impl Room {
     /// Room in `buffers`; `None` where one of them is shorter than any step needs.
     fn of(buffers: &[(&dyn Bind, Reach)]) -> Option<Self> {
-        let mut room = Self { n_tokens: u64::MAX, n_wanted: u64::MAX, n_parts: u64::MAX };
+        let mut room = Self { tokens: u64::MAX, wanted: u64::MAX, parts: u64::MAX };
         for (buffer, reach) in buffers {
             let bytes = buffer.bytes();
             match *reach {
                 Reach::Fixed(needed) if needed > bytes => return None,
                 Reach::Fixed(_) => {}
-                Reach::Tokens(each) => room.n_tokens = room.n_tokens.min(bytes / each.max(1)),
-                Reach::Wanted(each) => room.n_wanted = room.n_wanted.min(bytes / each.max(1)),
-                Reach::Splits(each) => room.n_parts = room.n_parts.min(bytes / each.max(1)),
-                Reach::Batch => room.n_tokens = room.n_tokens.min((bytes / 16).checked_sub(1)?),
+                Reach::Tokens(each) => room.tokens = room.tokens.min(bytes / each.max(1)),
+                Reach::Wanted(each) => room.wanted = room.wanted.min(bytes / each.max(1)),
+                Reach::Splits(each) => room.parts = room.parts.min(bytes / each.max(1)),
+                Reach::Batch => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)?),
             }
         }
         Some(room)
@@ -101,9 +101,9 @@ impl Room {
 
     fn holds(self, size: StepSize) -> bool {
         let n_tokens = u64::from(size.n_tokens);
-        n_tokens <= self.n_tokens
-            && u64::from(size.n_wanted) <= self.n_wanted
-            && (size.n_splits <= 1 || n_tokens * u64::from(size.n_splits) <= self.n_parts)
+        n_tokens <= self.tokens
+            && u64::from(size.n_wanted) <= self.wanted
+            && (size.n_splits <= 1 || n_tokens * u64::from(size.n_splits) <= self.parts)
     }
 }
 

@@ -17,13 +17,13 @@ const B: Client = Client::Key(1);
 const C: Client = Client::Key(2);
 
 /// A scheduler in which a text has had its turn after one step of its own, and its forward pass with a gate.
-fn start(n_seq: usize, n_pages: usize, options: SchedulerOptions) -> (Model, Scheduler, Wrapped) {
+fn start(n_seq: usize, n_pages: usize, options: &SchedulerOptions) -> (Model, Scheduler, Wrapped) {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), ..engine() };
     let levers = Wrapped::new(model.forward_pass(&engine).unwrap());
     let (gate, log) = (levers.gate.clone(), levers.log.clone());
     let inside = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
-    let options = SchedulerOptions { turn: Duration::ZERO, ..options };
+    let options = SchedulerOptions { turn: Duration::ZERO, ..options.clone() };
     let scheduler = Scheduler::start(Box::new(inside), Arc::new(model.clone()), options).unwrap();
     (model, scheduler, levers)
 }
@@ -60,7 +60,7 @@ fn wait(what: &str, is_so: impl Fn() -> bool) {
 fn a_short_text_does_not_wait_for_250_long_ones() {
     for n_parallel in [1, 4] {
         let options = SchedulerOptions { n_parallel, ..Default::default() };
-        let (model, scheduler, levers) = start(n_parallel + 4, 4 * (n_parallel + 4), options);
+        let (model, scheduler, levers) = start(n_parallel + 4, 4 * (n_parallel + 4), &options);
         let held = levers.gate.lock().unwrap();
         let long: Vec<_> = (0..250).map(|i| scheduler.submit(text(A, i, 20, 200)).unwrap()).collect();
         drop(held);
@@ -86,7 +86,7 @@ fn a_short_text_does_not_wait_for_250_long_ones() {
 #[test]
 fn whoever_waits_loses_nothing() {
     let options = SchedulerOptions { n_parallel: 1, ..Default::default() };
-    let (model, scheduler, levers) = start(3, 12, options);
+    let (model, scheduler, levers) = start(3, 12, &options);
     let held = levers.gate.lock().unwrap();
     let requests = [text(A, 1, 30, 60), text(B, 2, 50, 60), text(C, 3, 10, 40)];
     let events: Vec<_> =
@@ -107,7 +107,7 @@ fn whoever_waits_loses_nothing() {
 #[test]
 fn everybody_gets_on_where_the_cache_is_small() {
     let options = SchedulerOptions { n_parallel: 1, n_batch: 32, ..Default::default() };
-    let (model, scheduler, _levers) = start(1, 4, options);
+    let (model, scheduler, _levers) = start(1, 4, &options);
     let requests = || [text(A, 1, 150, 12), text(B, 2, 180, 12), text(C, 3, 90, 12)];
     let events = requests().map(|r| scheduler.submit(r).unwrap());
     for (events, request) in events.into_iter().zip(requests()) {
@@ -118,7 +118,7 @@ fn everybody_gets_on_where_the_cache_is_small() {
 #[test]
 fn places_are_shared_out_between_clients() {
     let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
-    let (_, scheduler, levers) = start(8, 32, options);
+    let (_, scheduler, levers) = start(8, 32, &options);
     let held = levers.gate.lock().unwrap();
     let mut of_a: Vec<_> = (0..20).map(|i| scheduler.submit(text(A, i, 10, 150)).unwrap()).collect();
     let mut of_b: Vec<_> = (0..20).map(|i| scheduler.submit(text(B, 40 + i, 10, 150)).unwrap()).collect();
@@ -151,7 +151,7 @@ fn now(events: &mut Events) -> Option<Event> {
 #[test]
 fn prompts_share_the_room_of_a_step() {
     let options = SchedulerOptions { n_parallel: 4, n_batch: 16, ..Default::default() };
-    let (model, scheduler, levers) = start(8, 32, options);
+    let (model, scheduler, levers) = start(8, 32, &options);
     let short = || Request { client: B, ignore_eos: true, ..greedy(vec![MARK; 20], 3) };
     let held = levers.gate.lock().unwrap();
     let events: Vec<_> = (0..3).map(|i| scheduler.submit(text(A, i, 200, 3)).unwrap()).collect();
@@ -171,7 +171,7 @@ fn prompts_share_the_room_of_a_step() {
 #[test]
 fn a_full_queue_has_room_for_others() {
     let options = SchedulerOptions { n_parallel: 1, n_queue: 8, ..Default::default() };
-    let (_, scheduler, levers) = start(2, 8, options);
+    let (_, scheduler, levers) = start(2, 8, &options);
     let held = levers.gate.lock().unwrap();
     let mut events = vec![scheduler.submit(text(A, 0, 5, 5)).unwrap()];
     wait("the first to run", || scheduler.metrics().waiting == 0);
@@ -201,7 +201,7 @@ fn embeddings_and_texts_take_turns_too() {
     // Pages for one whole context only: texts and embeddings are in each other's way.
     for n_parallel in [1, 2] {
         let options = SchedulerOptions { n_parallel, n_batch: 32, ..Default::default() };
-        let (model, scheduler, levers) = start(n_parallel + 4, 4, options);
+        let (model, scheduler, levers) = start(n_parallel + 4, 4, &options);
         let ids = |n: usize| (0..n).map(|i| (i * 31 % 500 + 3) as u32).collect::<Vec<_>>();
         let held = levers.gate.lock().unwrap();
         let long: Vec<_> = (0..40).map(|_| scheduler.embed(A, ids(250)).unwrap()).collect();

@@ -5,6 +5,7 @@ use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention_model::{BatchToken, ForwardPass};
 
 /// A GGUF file in memory.
+#[allow(dead_code)] // not every test makes its own
 pub fn gguf(metadata: &Metadata, tensors: &[(TensorDecl, Vec<u8>)]) -> GgufFile {
     let decls: Vec<_> = tensors.iter().map(|(decl, _)| decl.clone()).collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("valid tensors");
