@@ -6,8 +6,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use hf_hub::{Cache, CacheRepo, Repo, RepoType};
-
 use crate::HubError;
 use crate::checksum::Checksum;
 use crate::choose::{ModelFiles, models};
@@ -20,9 +18,8 @@ const MAX_REF: u64 = 256;
 
 /// One repository's folder of the cache.
 pub(crate) struct RepoCache {
-    cache: Cache,
+    cache: PathBuf,
     repo: String,
-    layout: CacheRepo,
 }
 
 /// A model in the cache.
@@ -56,33 +53,31 @@ pub(crate) struct Snapshot {
 
 impl RepoCache {
     pub fn new(cache: &Path, repo: &str) -> Self {
-        let cache = Cache::new(cache.to_owned());
-        let layout = cache.repo(model_repo(repo));
-        Self { cache, repo: repo.to_owned(), layout }
+        Self { cache: cache.to_owned(), repo: repo.to_owned() }
     }
 
     /// The repository's folder.
     pub fn folder(&self) -> PathBuf {
-        self.cache.path().join(self.folder_name())
+        self.cache.join(self.folder_name())
     }
 
     pub fn folder_name(&self) -> String {
-        model_repo(&self.repo).folder_name()
+        format!("models--{}", self.repo.replace('/', "--"))
     }
 
     /// Where the bytes of a file are.
     pub fn blob(&self, checksum: &Checksum) -> PathBuf {
-        self.layout.blob_path(checksum.digits())
+        self.folder().join("blobs").join(checksum.digits())
     }
 
     /// Where a file of a commit is.
     pub fn pointer(&self, commit: &str, file: &str) -> PathBuf {
-        self.layout.pointer_path(commit).join(file)
+        self.folder().join("snapshots").join(commit).join(file)
     }
 
     /// The file that downloads of a blob are locked with, by all programs that use the cache.
     pub fn lock(&self, checksum: &Checksum) -> PathBuf {
-        let folder = self.cache.path().join(".locks").join(self.folder_name());
+        let folder = self.cache.join(".locks").join(self.folder_name());
         folder.join(format!("{}.lock", checksum.digits()))
     }
 
@@ -176,7 +171,7 @@ impl RepoCache {
         }
         if left.is_empty() {
             fs::remove_dir_all(&folder).map_err(|e| HubError::io("remove", &folder, e))?;
-            let locks = self.cache.path().join(".locks").join(self.folder_name());
+            let locks = self.cache.join(".locks").join(self.folder_name());
             return match fs::remove_dir_all(&locks) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => Err(HubError::io("remove", &locks, e)),
                 _ => Ok(()),
@@ -209,7 +204,7 @@ impl RepoCache {
     fn check_link(&self, folder: &Path) -> Result<(), HubError> {
         let is_link = folder.symlink_metadata().is_ok_and(|m| m.file_type().is_symlink());
         let inside = || {
-            let (folder, cache) = (fs::canonicalize(folder).ok()?, fs::canonicalize(self.cache.path()).ok()?);
+            let (folder, cache) = (fs::canonicalize(folder).ok()?, fs::canonicalize(&self.cache).ok()?);
             Some(folder.starts_with(cache))
         };
         if is_link && inside() != Some(true) {
@@ -247,10 +242,6 @@ pub(crate) fn repos(cache: &Path) -> Result<Vec<String>, HubError> {
     }
     repos.sort_unstable();
     Ok(repos)
-}
-
-fn model_repo(repo: &str) -> Repo {
-    Repo::new(repo.to_owned(), RepoType::Model)
 }
 
 /// What is in a folder; nothing where there is none.

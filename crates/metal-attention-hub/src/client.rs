@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use hf_hub::{Repo, RepoType};
 use serde::Deserialize;
 use ureq::http::header::{CONTENT_LENGTH, ETAG, LOCATION, RANGE};
 use ureq::http::{HeaderMap, Response};
@@ -86,8 +85,8 @@ impl Client {
 
     /// The newest commit of a repository and its files.
     pub fn list(&self, repo: &str) -> Result<Listing, HubError> {
-        let path = Repo::new(repo.to_owned(), RepoType::Model).api_url();
-        let mut answer = self.get(&format!("{}/api/{path}?blobs=true", self.endpoint), None)?;
+        let url = format!("{}/api/models/{repo}/revision/main?blobs=true", self.endpoint);
+        let mut answer = self.get(&url, None)?;
         if answer.status() != 200 {
             return Err(self.refusal(&answer, repo, None));
         }
