@@ -212,7 +212,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["--json", "--csv"], 2, "cannot be used with"),
         (&["-m", missing.to_str().unwrap()], 3, "nosuch.gguf"),
         (&["--device", "gpu:nosuch"], 4, "nosuch"),
-        (&["--device", "cpu", "--seq-lengths", "0", "--batch", "99999999999999999"], 5, "memory"),
+        (&["--device", "cpu", "--seq-lengths", "0", "--batch", "99999999999999999"], 2, "at most 1048576"),
     ] {
         let output = run(&[&["bench"], args].concat());
         let errors = stderr(&output);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use metal_attention_model::Watch;
@@ -66,6 +66,9 @@ pub struct GpuDevice {
     checked: bool,
     pso: PsoCache,
     watch: Watch,
+    /// Held by who looks for a moment whether work is done, and shared by who submits: wgpu panics where a look that is
+    /// over before the work is falls together with another thread's that finds the queue empty.
+    looking: RwLock<()>,
     fault: Arc<Mutex<Option<GpuError>>>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
@@ -149,6 +152,7 @@ impl GpuDevice {
             checked: options.checked,
             pso,
             watch: options.watch.clone(),
+            looking: RwLock::default(),
             fault,
             submissions: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
@@ -269,6 +273,7 @@ impl GpuDevice {
     /// Sends commands that were recorded before to the GPU.
     pub fn submit_commands(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
+        let _nobody_looks = self.looking.read().unwrap_or_else(PoisonError::into_inner);
         self.queue.submit([commands])
     }
 
@@ -327,7 +332,10 @@ impl GpuDevice {
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
         let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(LOOK_UP) };
         loop {
-            let outcome = self.device.poll(until.clone());
+            let outcome = {
+                let _alone = self.looking.write().unwrap_or_else(PoisonError::into_inner);
+                self.device.poll(until.clone())
+            };
             self.check()?;
             match outcome {
                 Ok(_) => return Ok(()),

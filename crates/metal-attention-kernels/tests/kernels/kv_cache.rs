@@ -95,10 +95,10 @@ fn every_kind_of_number_rounds_to_the_nearest_half() {
     let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, logits: false }).collect();
     for gpu in variants() {
         for cache in [CacheType::F16, CacheType::F32] {
-            let mut shape = AttentionShape { n_ctx: 160, ..shape(1, 8, 1, cache) };
+            let mut shape = AttentionShape { n_ctx: 160, ..shape(8, 8, 1, cache) };
             shape.head_dim = numbers.len().div_ceil(16 * tokens.len());
             let mut qkv = vec![0.0; tokens.len() * shape.qkv_len()];
-            let places = (0..qkv.len()).filter(|i| i % shape.qkv_len() >= shape.head_dim);
+            let places = (0..qkv.len()).filter(|i| i % shape.qkv_len() >= shape.n_head * shape.head_dim);
             for (place, &x) in places.zip(&numbers) {
                 qkv[place] = x;
             }

@@ -16,6 +16,13 @@ use super::peer::Peer;
 
 /// Places beyond the limits.
 pub const EXTRA_PLACES: usize = 64;
+/// What a client has to send may be on its way for so long: where only a few connections wait for their clients, those that
+/// are so new are not given up.
+const ON_ITS_WAY: Duration = Duration::from_millis(50);
+const FEW: usize = 4;
+/// How long a new connection waits for an extra place, and how often it looks: requests there are answered at once.
+const LOOKS: u32 = 25;
+const LOOK: Duration = Duration::from_millis(10);
 /// A client that takes nothing of its answer for so long may lose its place to another.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -139,8 +146,20 @@ impl Connections {
         (self.given_up.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))
     }
 
+    /// A place for a connection of `peer`. `None` where not even an extra one comes free within a quarter of a second.
+    pub async fn enter_soon(self: &Arc<Self>, peer: Peer) -> Option<Place> {
+        for _ in 0..LOOKS {
+            if let Some(place) = self.enter(peer) {
+                return Some(place);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
     /// A place for a connection of `peer`. `None` where not even an extra one is free.
-    pub fn enter(self: &Arc<Self>, peer: Peer) -> Option<Place> {
+    fn enter(self: &Arc<Self>, peer: Peer) -> Option<Place> {
         let mut open = self.open();
         let count = |open: &[Arc<Connection>], of: Option<Peer>| {
             let counts = |c: &&Arc<Connection>| c.full.is_none() && of.is_none_or(|peer| c.peer == peer);
@@ -156,11 +175,11 @@ impl Connections {
             None
         };
         if full.is_some() {
+            let n_extra = open.iter().filter(|c| c.full.is_some()).count();
+            if n_extra >= EXTRA_PLACES && !self.give_up(&mut open, |c| c.full.is_some()) {
+                return None;
+            }
             self.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        let n_extra = open.iter().filter(|c| c.full.is_some()).count();
-        if full.is_some() && n_extra >= EXTRA_PLACES && !self.give_up(&mut open, |c| c.full.is_some()) {
-            return None;
         }
         let connection = Arc::new(Connection::new(peer, full));
         open.push(Arc::clone(&connection));
@@ -181,7 +200,11 @@ impl Connections {
         }
         let waiting = open.iter().enumerate().filter(|(_, connection)| may_go(connection));
         let waiting = waiting.filter_map(|(i, c)| Some((Reverse(of_peer[&c.peer]), c.waits_for_client()?, i)));
-        let Some((.., i)) = waiting.min() else { return false };
+        let mut waiting: Vec<_> = waiting.collect();
+        if waiting.len() <= FEW {
+            waiting.retain(|(_, (_, since), _)| since.elapsed() >= ON_ITS_WAY);
+        }
+        let Some((.., i)) = waiting.into_iter().min() else { return false };
         open.swap_remove(i).given_up.notify_one();
         self.given_up.fetch_add(1, Ordering::Relaxed);
         true
@@ -217,6 +240,14 @@ mod tests {
         connections.open().iter().any(|open| Arc::ptr_eq(open, &place.connection))
     }
 
+    /// Lets all connections have waited for a while.
+    fn wait_a_while(connections: &Connections) {
+        for connection in &*connections.open() {
+            let mut state = connection.state();
+            state.since = state.since.checked_sub(ON_ITS_WAY).unwrap();
+        }
+    }
+
     /// Connections of `peer` that wait for answers.
     fn busy(connections: &Arc<Connections>, of: Peer, n: usize) -> Vec<Place> {
         let enter = |_| {
@@ -233,6 +264,8 @@ mod tests {
         let [idle, uploads, works] = [(); 3].map(|()| connections.enter(peer(1)).unwrap());
         uploads.connection.waits_for_body();
         works.connection.waits_for_answer();
+        assert!(connections.enter(peer(2)).unwrap().connection.full.is_some(), "their requests may be on their way");
+        wait_a_while(&connections);
         let place = connections.enter(peer(2)).unwrap();
         place.connection.waits_for_answer();
         assert_eq!((place.connection.full, is_open(&connections, &idle)), (None, false));
@@ -250,6 +283,7 @@ mod tests {
         for connection in &many {
             connection.connection.waits_for_body();
         }
+        wait_a_while(&connections);
         let _new = connections.enter(peer(3)).unwrap();
         assert!(is_open(&connections, &one) && !is_open(&connections, &many[0]));
     }

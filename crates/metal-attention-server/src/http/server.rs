@@ -84,7 +84,7 @@ pub async fn serve<E: Send + 'static>(
             }
             (stream, peer) = accept(&listener, &app) => {
                 // Where not even an extra place is free the connection is closed.
-                if let Some(place) = app.connections.enter(peer) {
+                if let Some(place) = app.connections.enter_soon(peer).await {
                     tokio::spawn(serve_connection(stream, peer, place, &app, router.clone(), &graceful));
                 }
             }

@@ -115,7 +115,7 @@ fn long_bodies_of_small_things_are_refused() {
 
 #[test]
 fn clients_that_send_nothing_make_room() {
-    let server = with(HttpOptions { max_connections: 4, ..Default::default() });
+    let server = with(HttpOptions { max_connections: 12, ..Default::default() });
     let half_a_head = b"POST /v1/completions HTTP/1.1\r\nHost:";
     let half_open: Vec<_> = (0..40).map(|i| sends(&server, &half_a_head[..i % half_a_head.len()])).collect();
     answers(&server);
@@ -132,7 +132,7 @@ fn clients_that_send_nothing_make_room() {
     // Those that made room are closed, and the last ones are not.
     assert_eq!(half_open.into_iter().filter_map(|mut stream| stream.read(&mut [0]).ok()).sum::<usize>(), 0);
     drop((idle, uploads));
-    assert!(server.metric("connections_given_up_total") >= 100.0);
+    assert!(server.metric("connections_given_up_total") >= 90.0);
     assert_eq!(server.metric("connections_refused_total"), 0.0);
 }
 
