@@ -217,9 +217,9 @@ fn quantised_types_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let counts = group_counts(&gpu);
-    // A software GPU takes half a minute to compile the kernel for a type: it has every fourth.
-    let each = if gpu.summary().is_software() { 4 } else { 1 };
-    for (name, bytes) in quants().into_iter().step_by(each) {
+    // A software GPU takes minutes to compile the kernel for some types: it has one, and other kernels read the others.
+    let tested = |name: &str| !gpu.summary().is_software() || name == "Q4_K.gguf";
+    for (name, bytes) in quants().iter().filter(|(name, _)| tested(name)) {
         let file = GgufFile::from_bytes(bytes).unwrap();
         assert!(compare(&gpu, name, &file, &options, &counts[counts.len() - 1..], 0, 4), "{name}");
     }

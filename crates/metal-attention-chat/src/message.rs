@@ -163,6 +163,8 @@ impl TryFrom<Value> for Tool {
             "its function has no name"
         } else if tool["function"].get("parameters").is_some_and(|p| !p.is_object() && !p.is_null()) {
             "its parameters are no JSON schema"
+        } else if tool["function"].get("strict").is_some_and(|s| !s.is_boolean() && !s.is_null()) {
+            "its strict is neither true nor false"
         } else {
             return Ok(Self(tool));
         };
