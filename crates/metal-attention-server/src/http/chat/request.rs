@@ -1,7 +1,8 @@
 //! What a chat completion may ask for.
 
 use metal_attention_chat::{Message, Tool};
-use serde::Deserialize;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
@@ -57,8 +58,15 @@ pub enum ResponseFormat {
     /// JSON that follows a schema.
     JsonSchema {
         /// The schema.
+        #[serde(deserialize_with = "object")]
         json_schema: JsonSchema,
     },
+}
+
+/// A `T` out of a JSON object: serde would take a list of its fields, too.
+fn object<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<T, D::Error> {
+    let object = Map::deserialize(deserializer)?;
+    T::deserialize(Value::Object(object)).map_err(D::Error::custom)
 }
 
 /// A schema for an answer.
