@@ -176,7 +176,8 @@ impl Connections {
         };
         if full.is_some() {
             let n_extra = open.iter().filter(|c| c.full.is_some()).count();
-            if n_extra >= EXTRA_PLACES && !self.give_up(&mut open, |c| c.full.is_some()) {
+            let may_go = |c: &Connection| c.full.is_some() && c.state().since.elapsed() >= ON_ITS_WAY;
+            if n_extra >= EXTRA_PLACES && !self.give_up(&mut open, may_go) {
                 return None;
             }
             self.refused.fetch_add(1, Ordering::Relaxed);
