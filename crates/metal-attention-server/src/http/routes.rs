@@ -1,15 +1,15 @@
 //! Which path leads where, and what a request passes before.
 
-use std::any::Any;
+use std::panic::AssertUnwindSafe;
 
 use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderName, Method, Response};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, body::Body};
-use tower_http::catch_panic::CatchPanicLayer;
+use futures_util::FutureExt;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -47,7 +47,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
 
 /// What a request passes before any route, from the last to the first.
 fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
-    let mut router = router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(guard::check_room));
+    let mut router = router.layer(from_fn(catch_panic)).layer(from_fn(guard::check_room));
     if checks_host {
         router = router.layer(from_fn_with_state(app.clone(), guard::check_host));
     }
@@ -73,10 +73,12 @@ async fn method_not_allowed(request: Request) -> ApiError {
     ApiError::method_not_allowed(format!("{path} does not take {}; see /openapi.json", request.method()))
 }
 
-/// The answer where a request met a defect. The message may quote the request, so it is not told.
-fn panicked(_: Box<dyn Any + Send>) -> Response<Body> {
-    tracing::error!("a request panicked");
-    ApiError::internal("an internal error ended this request").into_response()
+/// Answers where a request met a defect. The panic's message may quote the request, so it is not told.
+async fn catch_panic(request: Request, next: Next) -> Response<Body> {
+    AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+        tracing::error!("a request panicked");
+        ApiError::internal("an internal error ended this request").into_response()
+    })
 }
 
 #[cfg(test)]
