@@ -98,13 +98,9 @@ impl<F: Format> Packed<'_, F> {
             let mut y = [S::f_splat(0.0); T];
             for b in 0..n_blocks {
                 let block = bytes.as_ptr().add(b * F::BYTES);
-                if let Some(ahead) = ahead {
-                    for at in (0..F::BYTES).step_by(64) {
-                        prefetch(block.wrapping_add(ahead + at));
-                    }
-                }
                 let (block_scale, block_min) = F::block_scale_and_min::<S>(block);
                 if F::BLOCK == 32 {
+                    fetch::<F>(block, 0, ahead);
                     let codes = F::codes::<S>(block, 0);
                     let sums = dots::<S, F, T, 0, 8>(&codes, &rows, b);
                     for t in 0..T {
@@ -120,6 +116,7 @@ impl<F: Format> Packed<'_, F> {
                 let (mut sum, mut min_sum) = ([S::f_splat(0.0); T], [S::f_splat(0.0); T]);
                 let unpacked = F::unpack::<S>(block);
                 for i in 0..F::BLOCK / 32 {
+                    fetch::<F>(block, i, ahead);
                     let codes = F::codes::<S>(block, i);
                     let at = b * (F::BLOCK / 32) + i;
                     if F::SUB == 32 {
@@ -158,6 +155,18 @@ impl<F: Format> Packed<'_, F> {
             for (t, y) in y.into_iter().enumerate() {
                 self.part.store::<S>(panel, token + t, y);
             }
+        }
+    }
+}
+
+/// Has what lies `ahead` of the `i`-th part of a block fetched, as many bytes as columns `32 i..32 i + 32` have. Not the whole
+/// block at once: while as many lines are on their way as the core can wait for, it does nothing else.
+#[inline(always)]
+fn fetch<F: Format>(block: *const u8, i: usize, ahead: Option<usize>) {
+    let n = F::BLOCK / 32;
+    if let Some(ahead) = ahead {
+        for at in (F::BYTES * i / n..F::BYTES * (i + 1) / n).step_by(64) {
+            prefetch(block.wrapping_add(ahead + at));
         }
     }
 }
