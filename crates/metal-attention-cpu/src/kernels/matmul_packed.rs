@@ -12,7 +12,7 @@ use crate::simd::{Isa, Kernel, Simd, prefetch};
 /// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
 const ACTIVATIONS: usize = 256 << 10;
 /// Bytes from the weights being read to those being fetched.
-const PREFETCH: usize = 4096;
+const PREFETCH: usize = 8192;
 
 /// Computes a part of the product of a quantised matrix and `x`.
 pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
