@@ -6,8 +6,9 @@ use std::str::FromStr;
 use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::{
-    Block, BlockBf16, BlockF16, BlockF32, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K,
-    BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, cast,
+    Block, BlockBf16, BlockF16, BlockF32, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S,
+    BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_0,
+    BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, BlockTq1_0, BlockTq2_0, cast,
 };
 use crate::{GgufError, Result};
 
@@ -39,41 +40,42 @@ pub enum TensorType {
     Q6_K = 14,
     IQ4_NL = 20,
     IQ4_XS = 23,
+    IQ3_S = 21,
+    IQ3_XXS = 18,
+    IQ2_S = 22,
+    IQ2_XS = 17,
+    IQ2_XXS = 16,
+    IQ1_M = 29,
+    IQ1_S = 19,
+    MXFP4 = 39,
+    NVFP4 = 40,
+    TQ2_0 = 35,
+    TQ1_0 = 34,
+    Q2_0 = 42,
+    Q1_0 = 41,
 }
 
 /// Types that ggml has or had and this crate does not read, so that an error can name them.
-const UNSUPPORTED: [(u32, &str); 27] = [
+const UNSUPPORTED: [(u32, &str); 15] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
     (9, "Q8_1"),
     (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
     (27, "I64"),
     (28, "F64"),
-    (29, "IQ1_M"),
     (31, "Q4_0_4_4"),
     (32, "Q4_0_4_8"),
     (33, "Q4_0_8_8"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
     (36, "IQ4_NL_4_4"),
     (37, "IQ4_NL_4_8"),
     (38, "IQ4_NL_8_8"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-    (41, "Q1_0"),
 ];
 
 impl TensorType {
-    /// Every type, plain floats first, then by bits per weight within each family.
+    /// Every type: plain floats, the older types, K, tables, codebooks, 4-bit floats, one and two bits.
     pub const ALL: &'static [Self] = &[
         Self::F32,
         Self::F16,
@@ -90,6 +92,19 @@ impl TensorType {
         Self::Q6_K,
         Self::IQ4_NL,
         Self::IQ4_XS,
+        Self::IQ3_S,
+        Self::IQ3_XXS,
+        Self::IQ2_S,
+        Self::IQ2_XS,
+        Self::IQ2_XXS,
+        Self::IQ1_M,
+        Self::IQ1_S,
+        Self::MXFP4,
+        Self::NVFP4,
+        Self::TQ2_0,
+        Self::TQ1_0,
+        Self::Q2_0,
+        Self::Q1_0,
     ];
 
     /// ggml's id of the type, as stored in files.
@@ -111,12 +126,16 @@ impl TensorType {
         }
     }
 
-    /// Elements per block: 1, 32 or 256. Rows are whole blocks.
+    /// Elements per block: 1, 32, 64, 128 or 256. Rows are whole blocks.
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
-            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL | Self::MXFP4 => 32,
+            Self::NVFP4 | Self::Q2_0 => 64,
+            Self::Q1_0 => 128,
+            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+            Self::IQ4_XS | Self::IQ3_S | Self::IQ3_XXS | Self::IQ2_S | Self::IQ2_XS | Self::IQ2_XXS => 256,
+            Self::IQ1_M | Self::IQ1_S | Self::TQ2_0 | Self::TQ1_0 => 256,
         }
     }
 
@@ -138,6 +157,19 @@ impl TensorType {
             Self::Q6_K => size_of::<BlockQ6K>(),
             Self::IQ4_NL => size_of::<BlockIq4Nl>(),
             Self::IQ4_XS => size_of::<BlockIq4Xs>(),
+            Self::IQ3_S => size_of::<BlockIq3S>(),
+            Self::IQ3_XXS => size_of::<BlockIq3Xxs>(),
+            Self::IQ2_S => size_of::<BlockIq2S>(),
+            Self::IQ2_XS => size_of::<BlockIq2Xs>(),
+            Self::IQ2_XXS => size_of::<BlockIq2Xxs>(),
+            Self::IQ1_M => size_of::<BlockIq1M>(),
+            Self::IQ1_S => size_of::<BlockIq1S>(),
+            Self::MXFP4 => size_of::<BlockMxfp4>(),
+            Self::NVFP4 => size_of::<BlockNvfp4>(),
+            Self::TQ2_0 => size_of::<BlockTq2_0>(),
+            Self::TQ1_0 => size_of::<BlockTq1_0>(),
+            Self::Q2_0 => size_of::<BlockQ2_0>(),
+            Self::Q1_0 => size_of::<BlockQ1_0>(),
         }
     }
 
@@ -165,6 +197,19 @@ impl TensorType {
             Self::Q6_K => "Q6_K",
             Self::IQ4_NL => "IQ4_NL",
             Self::IQ4_XS => "IQ4_XS",
+            Self::IQ3_S => "IQ3_S",
+            Self::IQ3_XXS => "IQ3_XXS",
+            Self::IQ2_S => "IQ2_S",
+            Self::IQ2_XS => "IQ2_XS",
+            Self::IQ2_XXS => "IQ2_XXS",
+            Self::IQ1_M => "IQ1_M",
+            Self::IQ1_S => "IQ1_S",
+            Self::MXFP4 => "MXFP4",
+            Self::NVFP4 => "NVFP4",
+            Self::TQ2_0 => "TQ2_0",
+            Self::TQ1_0 => "TQ1_0",
+            Self::Q2_0 => "Q2_0",
+            Self::Q1_0 => "Q1_0",
         }
     }
 
@@ -203,6 +248,19 @@ impl TensorType {
             Self::Q6_K => each(src, dst, BlockQ6K::dequantize),
             Self::IQ4_NL => each(src, dst, BlockIq4Nl::dequantize),
             Self::IQ4_XS => each(src, dst, BlockIq4Xs::dequantize),
+            Self::IQ3_S => each(src, dst, BlockIq3S::dequantize),
+            Self::IQ3_XXS => each(src, dst, BlockIq3Xxs::dequantize),
+            Self::IQ2_S => each(src, dst, BlockIq2S::dequantize),
+            Self::IQ2_XS => each(src, dst, BlockIq2Xs::dequantize),
+            Self::IQ2_XXS => each(src, dst, BlockIq2Xxs::dequantize),
+            Self::IQ1_M => each(src, dst, BlockIq1M::dequantize),
+            Self::IQ1_S => each(src, dst, BlockIq1S::dequantize),
+            Self::MXFP4 => each(src, dst, BlockMxfp4::dequantize),
+            Self::NVFP4 => each(src, dst, BlockNvfp4::dequantize),
+            Self::TQ2_0 => each(src, dst, BlockTq2_0::dequantize),
+            Self::TQ1_0 => each(src, dst, BlockTq1_0::dequantize),
+            Self::Q2_0 => each(src, dst, BlockQ2_0::dequantize),
+            Self::Q1_0 => each(src, dst, BlockQ1_0::dequantize),
         }
     }
 }
