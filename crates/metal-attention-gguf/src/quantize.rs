@@ -36,12 +36,19 @@ impl TensorType {
             Self::Q6_K => each(src, dst, q6_k),
             Self::IQ4_NL => each(src, dst, iq4_nl),
             Self::IQ4_XS => each(src, dst, iq4_xs),
-            Self::IQ3_S | Self::IQ3_XXS | Self::IQ2_S | Self::IQ2_XS | Self::IQ2_XXS | Self::IQ1_M | Self::IQ1_S => {
-                return Err(GgufError::NoQuantizer { ty: self });
-            }
-            Self::MXFP4 | Self::NVFP4 | Self::TQ2_0 | Self::TQ1_0 | Self::Q2_0 | Self::Q1_0 => {
-                return Err(GgufError::NoQuantizer { ty: self });
-            }
+            Self::IQ3_S
+            | Self::IQ3_XXS
+            | Self::IQ2_S
+            | Self::IQ2_XS
+            | Self::IQ2_XXS
+            | Self::IQ1_M
+            | Self::IQ1_S
+            | Self::MXFP4
+            | Self::NVFP4
+            | Self::TQ2_0
+            | Self::TQ1_0
+            | Self::Q2_0
+            | Self::Q1_0 => return Err(GgufError::NoQuantizer { ty: self }),
         }
         Ok(())
     }

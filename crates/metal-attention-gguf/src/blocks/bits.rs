@@ -95,7 +95,7 @@ impl BlockTq1_0 {
             _ => (self.qh[i % 4], (i - 240) / 4),
         };
         let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
-        (u16::from(rest) * 3 >> 8) as u8
+        ((u16::from(rest) * 3) >> 8) as u8
     }
 
     /// `x = (q - 1) * d`.

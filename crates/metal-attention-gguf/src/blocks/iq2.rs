@@ -73,7 +73,7 @@ impl BlockIq2Xs {
         let d = self.d.to_f32();
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let (code, signs) = self.code_and_signs(i);
-            point(Grid::IQ2_XS, code, signs, quarters(d, &self.scales, i), x);
+            point(Grid::IQ2_XS, code, signs, quarters(d, self.scales, i), x);
         }
     }
 }
@@ -105,13 +105,13 @@ impl BlockIq2S {
     pub fn dequantize(&self, dst: &mut [f32; 256]) {
         let d = self.d.to_f32();
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            point(Grid::IQ2_S, self.code(i), self.signs[i], quarters(d, &self.scales, i), x);
+            point(Grid::IQ2_S, self.code(i), self.signs[i], quarters(d, self.scales, i), x);
         }
     }
 }
 
 /// The scale of elements `8 i..8 i + 8`, where two neighbours share a nibble of `scales`.
-fn quarters(d: f32, scales: &[u8; 8], i: usize) -> f32 {
+fn quarters(d: f32, scales: [u8; 8], i: usize) -> f32 {
     let scale = scales[i / 4] >> (4 * (i / 2 % 2)) & 15;
     d * (0.5 + f32::from(scale)) * 0.25
 }

@@ -32,7 +32,7 @@ pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> 
         // The largest multiple of the scale that a value can be.
         match ty {
             TensorType::F32 => block.copy_from_slice(&x.to_le_bytes()),
-            TensorType::F16 => half(0, 1.0),
+            TensorType::F16 | TensorType::Q1_0 => half(0, 1.0),
             TensorType::BF16 => block.copy_from_slice(&half::bf16::from_f32(x).to_le_bytes()),
             TensorType::Q4_0 => half(0, 8.0),
             TensorType::Q4_1 => {
@@ -73,7 +73,6 @@ pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> 
             }
             TensorType::TQ1_0 => half(52, 1.0),
             TensorType::TQ2_0 => half(64, 2.0),
-            TensorType::Q1_0 => half(0, 1.0),
             TensorType::Q2_0 => half(0, 2.0),
             TensorType::MXFP4 => {
                 // The largest power of two with which the largest code is inside, and the three below.
