@@ -74,10 +74,13 @@ fn fitting(ty: TensorType, row_len: usize) -> TensorType {
     }
     let smaller = match ty {
         TensorType::Q2_K | TensorType::Q3_K => TensorType::Q4_0,
-        TensorType::IQ4_XS => TensorType::IQ4_NL,
+        TensorType::TQ2_0 | TensorType::TQ1_0 | TensorType::Q2_0 => TensorType::Q4_0,
+        TensorType::IQ3_S | TensorType::IQ3_XXS | TensorType::IQ2_S | TensorType::IQ2_XS => TensorType::IQ4_NL,
+        TensorType::IQ4_XS | TensorType::IQ2_XXS | TensorType::IQ1_M | TensorType::IQ1_S => TensorType::IQ4_NL,
         TensorType::Q4_K => TensorType::Q5_0,
         TensorType::Q5_K => TensorType::Q5_1,
         TensorType::Q6_K => TensorType::Q8_0,
+        TensorType::Q1_0 | TensorType::NVFP4 => TensorType::Q4_0,
         other => other,
     };
     if fits(smaller) { smaller } else { TensorType::F16 }
@@ -101,6 +104,19 @@ fn file_type(ty: TensorType) -> u32 {
         TensorType::IQ4_NL => 25,
         TensorType::IQ4_XS => 30,
         TensorType::BF16 => 32,
+        TensorType::IQ2_XXS => 19,
+        TensorType::IQ2_XS => 20,
+        TensorType::IQ3_XXS => 23,
+        TensorType::IQ1_S => 24,
+        TensorType::IQ3_S => 26,
+        TensorType::IQ2_S => 28,
+        TensorType::IQ1_M => 31,
+        TensorType::TQ1_0 => 36,
+        TensorType::TQ2_0 => 37,
+        TensorType::MXFP4 => 38,
+        TensorType::NVFP4 => 39,
+        TensorType::Q1_0 => 40,
+        TensorType::Q2_0 => 41,
     }
 }
 

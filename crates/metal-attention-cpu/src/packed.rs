@@ -102,6 +102,11 @@ struct Layout {
     tail: &'static [(usize, usize, usize)],
 }
 
+/// Whether there is a format for the codes of `ty`.
+pub(crate) fn has_codes(ty: TensorType) -> bool {
+    layout(ty).is_some()
+}
+
 fn layout(ty: TensorType) -> Option<Layout> {
     type Row = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
     let (bits, codes, tail): Row = match ty {
@@ -118,6 +123,20 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q6_K => (6, q6_k, &[(192, 1, 16), (208, 2, 1)]),
         TensorType::IQ4_XS => (4, |b, i| nibble_halves(&b[8 + 16 * i..]), &[(2, 1, 6), (0, 2, 1)]),
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
+        // Read as they lie in the file.
+        TensorType::IQ3_S
+        | TensorType::IQ3_XXS
+        | TensorType::IQ2_S
+        | TensorType::IQ2_XS
+        | TensorType::IQ2_XXS
+        | TensorType::IQ1_M
+        | TensorType::IQ1_S
+        | TensorType::MXFP4
+        | TensorType::NVFP4
+        | TensorType::TQ2_0
+        | TensorType::TQ1_0
+        | TensorType::Q2_0
+        | TensorType::Q1_0 => return None,
     };
     Some(Layout { block_len: ty.block_len(), row_bytes: ty.block_bytes(), bits, codes, tail })
 }

@@ -390,6 +390,12 @@ pub enum GgufError {
         /// The number of values.
         len: usize,
     },
+    /// The type is read, not written.
+    #[error("cannot quantise to {ty}: files of this type are read, but not written; choose another type")]
+    NoQuantizer {
+        /// The target type.
+        ty: TensorType,
+    },
 
     // ---- writing -------------------------------------------------------------------------
     /// The system refused to write.
@@ -438,6 +444,7 @@ impl GgufError {
             Self::Io { .. } | Self::OutOfMemory { .. } | Self::Write { .. } => ErrorKind::Io,
             Self::UnknownTypeName { .. }
             | Self::NotWholeBlocks { .. }
+            | Self::NoQuantizer { .. }
             | Self::TooMuchData { .. }
             | Self::MissingData { .. } => ErrorKind::Usage,
             _ => ErrorKind::Model,

@@ -14,7 +14,7 @@ use crate::quantize_k::{iq4_nl, iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
 use crate::{GgufError, Result, TensorType};
 
 impl TensorType {
-    /// Appends the blocks of `src`; an error when `src` is not whole blocks.
+    /// Appends the blocks of `src`; an error when `src` is not whole blocks, or where this crate only reads the type.
     pub fn quantize(self, src: &[f32], dst: &mut Vec<u8>) -> Result<()> {
         if !src.len().is_multiple_of(self.block_len()) {
             return Err(GgufError::NotWholeBlocks { ty: self, len: src.len() });
@@ -36,6 +36,19 @@ impl TensorType {
             Self::Q6_K => each(src, dst, q6_k),
             Self::IQ4_NL => each(src, dst, iq4_nl),
             Self::IQ4_XS => each(src, dst, iq4_xs),
+            Self::IQ3_S
+            | Self::IQ3_XXS
+            | Self::IQ2_S
+            | Self::IQ2_XS
+            | Self::IQ2_XXS
+            | Self::IQ1_M
+            | Self::IQ1_S
+            | Self::MXFP4
+            | Self::NVFP4
+            | Self::TQ2_0
+            | Self::TQ1_0
+            | Self::Q2_0
+            | Self::Q1_0 => return Err(GgufError::NoQuantizer { ty: self }),
         }
         Ok(())
     }

@@ -6,92 +6,128 @@ use std::str::FromStr;
 use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::{
-    Block, BlockBf16, BlockF16, BlockF32, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K,
-    BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, cast,
+    Block, BlockBf16, BlockF16, BlockF32, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S,
+    BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_0,
+    BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, BlockTq1_0, BlockTq2_0, cast,
 };
 use crate::{GgufError, Result};
 
-/// How the numbers of a tensor are stored. The discriminants are ggml's type ids.
-///
-/// ```
-/// use metal_attention_gguf::TensorType;
-/// let ty: TensorType = "q4_0".parse()?;
-/// assert_eq!((ty.block_len(), ty.block_bytes()), (32, 18));
-/// assert_eq!(ty.to_string(), "Q4_0");
-/// # Ok::<(), metal_attention_gguf::GgufError>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(non_camel_case_types, missing_docs)]
-#[repr(u32)]
-pub enum TensorType {
-    F32 = 0,
-    F16 = 1,
-    BF16 = 30,
-    Q4_0 = 2,
-    Q4_1 = 3,
-    Q5_0 = 6,
-    Q5_1 = 7,
-    Q8_0 = 8,
-    Q2_K = 10,
-    Q3_K = 11,
-    Q4_K = 12,
-    Q5_K = 13,
-    Q6_K = 14,
-    IQ4_NL = 20,
-    IQ4_XS = 23,
+/// Declares [`TensorType`] from its table.
+macro_rules! types {
+    ($($name:ident = $id:literal, $len:literal in $block:ident;)*) => {
+        /// How the numbers of a tensor are stored. The discriminants are ggml's type ids.
+        ///
+        /// ```
+        /// use metal_attention_gguf::TensorType;
+        /// let ty: TensorType = "q4_0".parse()?;
+        /// assert_eq!((ty.block_len(), ty.block_bytes()), (32, 18));
+        /// assert_eq!(ty.to_string(), "Q4_0");
+        /// # Ok::<(), metal_attention_gguf::GgufError>(())
+        /// ```
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(non_camel_case_types, missing_docs)]
+        #[repr(u32)]
+        pub enum TensorType {
+            $($name = $id,)*
+        }
+
+        impl TensorType {
+            /// Every type: plain floats, the older types, K, tables, codebooks, 4-bit floats, one and two bits; by bits per
+            /// weight within a family.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Elements per block: 1, 32, 64, 128 or 256. Rows are whole blocks.
+            pub const fn block_len(self) -> usize {
+                #[allow(clippy::match_same_arms)] // a table
+                match self {
+                    $(Self::$name => $len,)*
+                }
+            }
+
+            /// Bytes per block.
+            pub const fn block_bytes(self) -> usize {
+                match self {
+                    $(Self::$name => size_of::<$block>(),)*
+                }
+            }
+
+            /// Upper-case name as in GGUF tools, such as `Q4_0`; also what `Display` writes.
+            /// `FromStr` takes it in any case.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// Exact dequantisation of whole blocks: `src.len() == row_bytes(dst.len())`.
+            ///
+            /// # Panics
+            /// When the lengths do not match.
+            pub fn dequantize(self, src: &[u8], dst: &mut [f32]) {
+                if let (Self::F16, Ok(halves)) = (self, bytemuck::try_cast_slice::<u8, half::f16>(src)) {
+                    // Several numbers per instruction where the machine can.
+                    return halves.convert_to_f32_slice(dst);
+                }
+                match self {
+                    $(Self::$name => each(src, dst, $block::dequantize),)*
+                }
+            }
+        }
+    };
+}
+
+types! {
+    // Name = id, elements in a block of this format.
+    F32 = 0, 1 in BlockF32;
+    F16 = 1, 1 in BlockF16;
+    BF16 = 30, 1 in BlockBf16;
+    Q4_0 = 2, 32 in BlockQ4_0;
+    Q4_1 = 3, 32 in BlockQ4_1;
+    Q5_0 = 6, 32 in BlockQ5_0;
+    Q5_1 = 7, 32 in BlockQ5_1;
+    Q8_0 = 8, 32 in BlockQ8_0;
+    Q2_K = 10, 256 in BlockQ2K;
+    Q3_K = 11, 256 in BlockQ3K;
+    Q4_K = 12, 256 in BlockQ4K;
+    Q5_K = 13, 256 in BlockQ5K;
+    Q6_K = 14, 256 in BlockQ6K;
+    IQ4_NL = 20, 32 in BlockIq4Nl;
+    IQ4_XS = 23, 256 in BlockIq4Xs;
+    IQ3_S = 21, 256 in BlockIq3S;
+    IQ3_XXS = 18, 256 in BlockIq3Xxs;
+    IQ2_S = 22, 256 in BlockIq2S;
+    IQ2_XS = 17, 256 in BlockIq2Xs;
+    IQ2_XXS = 16, 256 in BlockIq2Xxs;
+    IQ1_M = 29, 256 in BlockIq1M;
+    IQ1_S = 19, 256 in BlockIq1S;
+    MXFP4 = 39, 32 in BlockMxfp4;
+    NVFP4 = 40, 64 in BlockNvfp4;
+    TQ2_0 = 35, 256 in BlockTq2_0;
+    TQ1_0 = 34, 256 in BlockTq1_0;
+    Q2_0 = 42, 64 in BlockQ2_0;
+    Q1_0 = 41, 128 in BlockQ1_0;
 }
 
 /// Types that ggml has or had and this crate does not read, so that an error can name them.
-const UNSUPPORTED: [(u32, &str); 27] = [
+const UNSUPPORTED: [(u32, &str); 15] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
     (9, "Q8_1"),
     (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
     (27, "I64"),
     (28, "F64"),
-    (29, "IQ1_M"),
     (31, "Q4_0_4_4"),
     (32, "Q4_0_4_8"),
     (33, "Q4_0_8_8"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
     (36, "IQ4_NL_4_4"),
     (37, "IQ4_NL_4_8"),
     (38, "IQ4_NL_8_8"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-    (41, "Q1_0"),
 ];
 
 impl TensorType {
-    /// Every type, plain floats first, then by bits per weight within each family.
-    pub const ALL: &'static [Self] = &[
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q8_0,
-        Self::Q2_K,
-        Self::Q3_K,
-        Self::Q4_K,
-        Self::Q5_K,
-        Self::Q6_K,
-        Self::IQ4_NL,
-        Self::IQ4_XS,
-    ];
-
     /// ggml's id of the type, as stored in files.
     pub const fn id(self) -> u32 {
         self as u32
@@ -111,61 +147,9 @@ impl TensorType {
         }
     }
 
-    /// Elements per block: 1, 32 or 256. Rows are whole blocks.
-    pub const fn block_len(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
-            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
-        }
-    }
-
-    /// Bytes per block.
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => size_of::<BlockF32>(),
-            Self::F16 => size_of::<BlockF16>(),
-            Self::BF16 => size_of::<BlockBf16>(),
-            Self::Q4_0 => size_of::<BlockQ4_0>(),
-            Self::Q4_1 => size_of::<BlockQ4_1>(),
-            Self::Q5_0 => size_of::<BlockQ5_0>(),
-            Self::Q5_1 => size_of::<BlockQ5_1>(),
-            Self::Q8_0 => size_of::<BlockQ8_0>(),
-            Self::Q2_K => size_of::<BlockQ2K>(),
-            Self::Q3_K => size_of::<BlockQ3K>(),
-            Self::Q4_K => size_of::<BlockQ4K>(),
-            Self::Q5_K => size_of::<BlockQ5K>(),
-            Self::Q6_K => size_of::<BlockQ6K>(),
-            Self::IQ4_NL => size_of::<BlockIq4Nl>(),
-            Self::IQ4_XS => size_of::<BlockIq4Xs>(),
-        }
-    }
-
     /// Bits per weight, scales included: 4.5 for `Q4_0`.
     pub const fn bits_per_weight(self) -> f32 {
         (self.block_bytes() * 8) as f32 / self.block_len() as f32
-    }
-
-    /// Upper-case name as in GGUF tools, such as `Q4_0`; also what `Display` writes.
-    /// `FromStr` takes it in any case.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::BF16 => "BF16",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q2_K => "Q2_K",
-            Self::Q3_K => "Q3_K",
-            Self::Q4_K => "Q4_K",
-            Self::Q5_K => "Q5_K",
-            Self::Q6_K => "Q6_K",
-            Self::IQ4_NL => "IQ4_NL",
-            Self::IQ4_XS => "IQ4_XS",
-        }
     }
 
     /// All names, for messages.
@@ -176,34 +160,6 @@ impl TensorType {
     /// Bytes of a row of `n` elements (`n` a multiple of [`block_len`](Self::block_len)).
     pub const fn row_bytes(self, n: usize) -> usize {
         n / self.block_len() * self.block_bytes()
-    }
-
-    /// Exact dequantisation of whole blocks: `src.len() == row_bytes(dst.len())`.
-    ///
-    /// # Panics
-    /// When the lengths do not match.
-    pub fn dequantize(self, src: &[u8], dst: &mut [f32]) {
-        match self {
-            Self::F32 => each(src, dst, BlockF32::dequantize),
-            Self::F16 => match bytemuck::try_cast_slice::<u8, half::f16>(src) {
-                // Several numbers per instruction where the machine can.
-                Ok(halves) => halves.convert_to_f32_slice(dst),
-                Err(_) => each(src, dst, BlockF16::dequantize),
-            },
-            Self::BF16 => each(src, dst, BlockBf16::dequantize),
-            Self::Q4_0 => each(src, dst, BlockQ4_0::dequantize),
-            Self::Q4_1 => each(src, dst, BlockQ4_1::dequantize),
-            Self::Q5_0 => each(src, dst, BlockQ5_0::dequantize),
-            Self::Q5_1 => each(src, dst, BlockQ5_1::dequantize),
-            Self::Q8_0 => each(src, dst, BlockQ8_0::dequantize),
-            Self::Q2_K => each(src, dst, BlockQ2K::dequantize),
-            Self::Q3_K => each(src, dst, BlockQ3K::dequantize),
-            Self::Q4_K => each(src, dst, BlockQ4K::dequantize),
-            Self::Q5_K => each(src, dst, BlockQ5K::dequantize),
-            Self::Q6_K => each(src, dst, BlockQ6K::dequantize),
-            Self::IQ4_NL => each(src, dst, BlockIq4Nl::dequantize),
-            Self::IQ4_XS => each(src, dst, BlockIq4Xs::dequantize),
-        }
     }
 }
 

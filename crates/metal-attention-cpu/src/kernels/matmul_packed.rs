@@ -34,6 +34,19 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
         TensorType::IQ4_NL => with::<packed::Iq4Nl>,
         TensorType::IQ4_XS => with::<packed::Iq4Xs>,
         ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16) => unreachable!("{ty} is multiplied by floats"),
+        ty @ (TensorType::IQ3_S
+        | TensorType::IQ3_XXS
+        | TensorType::IQ2_S
+        | TensorType::IQ2_XS
+        | TensorType::IQ2_XXS
+        | TensorType::IQ1_M
+        | TensorType::IQ1_S
+        | TensorType::MXFP4
+        | TensorType::NVFP4
+        | TensorType::TQ2_0
+        | TensorType::TQ1_0
+        | TensorType::Q2_0
+        | TensorType::Q1_0) => unreachable!("{ty} is multiplied as it lies in the file"),
     };
     with(isa, matrix, x, part);
 }

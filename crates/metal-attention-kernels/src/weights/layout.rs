@@ -52,8 +52,26 @@ impl RowLayout {
             TensorType::Q5_K => vec![units, units / 4, 4 * blocks, blocks],
             TensorType::Q6_K => vec![units, units / 2, 4 * blocks, half_pairs],
             TensorType::IQ4_XS => vec![units, 2 * blocks, half_pairs],
+            TensorType::IQ3_S
+            | TensorType::IQ3_XXS
+            | TensorType::IQ2_S
+            | TensorType::IQ2_XS
+            | TensorType::IQ2_XXS
+            | TensorType::IQ1_M
+            | TensorType::IQ1_S
+            | TensorType::MXFP4
+            | TensorType::NVFP4
+            | TensorType::TQ2_0
+            | TensorType::TQ1_0
+            | TensorType::Q2_0
+            | TensorType::Q1_0 => vec![ty.row_bytes(n_in).div_ceil(4)],
         };
         Self { ty, n_in, sections }
+    }
+
+    /// Whether kernels read `ty`.
+    pub(super) fn is_known(ty: TensorType) -> bool {
+        ty.id() <= TensorType::Q6_K.id() || matches!(ty, TensorType::BF16 | TensorType::IQ4_NL | TensorType::IQ4_XS)
     }
 
     /// Bytes of a row over all sections.
@@ -140,6 +158,19 @@ impl RowLayout {
                 });
                 self.halves(row, 0, next());
             }
+            ty @ (TensorType::IQ3_S
+            | TensorType::IQ3_XXS
+            | TensorType::IQ2_S
+            | TensorType::IQ2_XS
+            | TensorType::IQ2_XXS
+            | TensorType::IQ1_M
+            | TensorType::IQ1_S
+            | TensorType::MXFP4
+            | TensorType::NVFP4
+            | TensorType::TQ2_0
+            | TensorType::TQ1_0
+            | TensorType::Q2_0
+            | TensorType::Q1_0) => unreachable!("{ty} is refused before"),
         }
     }
 

@@ -61,6 +61,19 @@ pub(crate) fn type_name(ty: TensorType) -> &'static str {
         TensorType::Q6_K => "q6_k",
         TensorType::IQ4_NL => "iq4_nl",
         TensorType::IQ4_XS => "iq4_xs",
+        TensorType::IQ3_S => "iq3_s",
+        TensorType::IQ3_XXS => "iq3_xxs",
+        TensorType::IQ2_S => "iq2_s",
+        TensorType::IQ2_XS => "iq2_xs",
+        TensorType::IQ2_XXS => "iq2_xxs",
+        TensorType::IQ1_M => "iq1_m",
+        TensorType::IQ1_S => "iq1_s",
+        TensorType::MXFP4 => "mxfp4",
+        TensorType::NVFP4 => "nvfp4",
+        TensorType::TQ2_0 => "tq2_0",
+        TensorType::TQ1_0 => "tq1_0",
+        TensorType::Q2_0 => "q2_0",
+        TensorType::Q1_0 => "q1_0",
     }
 }
 
@@ -194,6 +207,9 @@ impl Upload<'_> {
         n_rows: usize,
         row: &(dyn Fn(usize) -> &'t [u8] + Sync),
     ) -> Result<(), GpuError> {
+        if !RowLayout::is_known(ty) {
+            return Err(GpuError::UnsupportedType { what: self.what.to_owned(), ty });
+        }
         let layout = RowLayout::new(ty, self.n_in);
         // Buffers are whole vectors of four words.
         let max = self.arena.max_slice(self.gpu) & !15;

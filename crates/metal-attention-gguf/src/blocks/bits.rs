@@ -1,0 +1,108 @@
+//! One and two bits: one scale a block, and codes that stand for themselves less one.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Block, Half, block};
+use crate::TensorType;
+
+/// 1 bit: `x = d` or `x = -d`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ1_0 {
+    /// Scale.
+    pub d: Half,
+    /// Bit `i % 8` of byte `i / 8` is set where element `i` is `d`.
+    pub qs: [u8; 16],
+}
+block!(BlockQ1_0, Q1_0, 128 values in 18 bytes);
+
+impl BlockQ1_0 {
+    /// `x = (2 q - 1) * d`.
+    pub fn dequantize(&self, dst: &mut [f32; 128]) {
+        let d = self.d.to_f32();
+        for (i, x) in dst.iter_mut().enumerate() {
+            *x = if self.qs[i / 8] >> (i % 8) & 1 == 1 { d } else { -d };
+        }
+    }
+}
+
+/// 2 bits: `x = (q - 1) * d`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ2_0 {
+    /// Scale.
+    pub d: Half,
+    /// Bits `2 (i % 4)` and up of byte `i / 4` are `q` of element `i`.
+    pub qs: [u8; 16],
+}
+block!(BlockQ2_0, Q2_0, 64 values in 18 bytes);
+
+impl BlockQ2_0 {
+    /// `x = (q - 1) * d`.
+    pub fn dequantize(&self, dst: &mut [f32; 64]) {
+        let d = self.d.to_f32();
+        for (i, x) in dst.iter_mut().enumerate() {
+            *x = (i32::from(self.qs[i / 4] >> (2 * (i % 4)) & 3) - 1) as f32 * d;
+        }
+    }
+}
+
+/// 2 bits: `x = (q - 1) * d`, made for models whose weights are -1, 0 and 1.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockTq2_0 {
+    /// Two halves of 128 elements, 32 bytes each, laid out as in [`BlockQ2K::qs`](super::BlockQ2K::qs).
+    pub qs: [u8; 64],
+    /// Scale.
+    pub d: Half,
+}
+block!(BlockTq2_0, TQ2_0, 256 values in 66 bytes);
+
+impl BlockTq2_0 {
+    /// `x = (q - 1) * d`.
+    pub fn dequantize(&self, dst: &mut [f32; 256]) {
+        let d = self.d.to_f32();
+        for (i, x) in dst.iter_mut().enumerate() {
+            let q = self.qs[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4)) & 3;
+            *x = (i32::from(q) - 1) as f32 * d;
+        }
+    }
+}
+
+/// Ternary digits, five or four to a byte: `x = (q - 1) * d`.
+///
+/// A byte is a fraction of 256, rounded up, whose first five digits in base 3 are the codes: times `3^n` modulo 256
+/// it starts with digit `n`, which is the whole part of the rest times 3 / 256.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockTq1_0 {
+    /// Five digits each: digit `n` of byte `j` belongs to element `32 n + j` for `j` below 32, and to element
+    /// `160 + 16 n + j - 32` for the others.
+    pub qs: [u8; 48],
+    /// Four digits each: digit `n` of byte `j` belongs to element `240 + 4 n + j`.
+    pub qh: [u8; 4],
+    /// Scale.
+    pub d: Half,
+}
+block!(BlockTq1_0, TQ1_0, 256 values in 54 bytes);
+
+impl BlockTq1_0 {
+    /// The code, 0 to 2, of element `i` (below 256).
+    pub fn code(&self, i: usize) -> u8 {
+        let (byte, n) = match i {
+            0..160 => (self.qs[i % 32], i / 32),
+            160..240 => (self.qs[32 + i % 16], (i - 160) / 16),
+            _ => (self.qh[i % 4], (i - 240) / 4),
+        };
+        let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
+        ((u16::from(rest) * 3) >> 8) as u8
+    }
+
+    /// `x = (q - 1) * d`.
+    pub fn dequantize(&self, dst: &mut [f32; 256]) {
+        let d = self.d.to_f32();
+        for (i, x) in dst.iter_mut().enumerate() {
+            *x = (i32::from(self.code(i)) - 1) as f32 * d;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Block formats: the layout in memory and the exact dequantisation of each.
+//!
+//! All blocks have alignment 1 and no padding, so any whole number of blocks in a byte slice can
+//! be viewed with [`cast`]. Multi-byte fields are little-endian.
+//!
+//! Notation: `x[i]` is element `i` of the block, `q` its stored integer, `d` and `m` ("minimum")
+//! the scales. A "nibble plane" packs two elements per byte: the low nibbles first, then the high
+//! nibbles, so byte `j` of a 16-byte plane holds elements `j` and `j + 16`.
+//!
+//! The formats are those of ggml (`ggml-common.h`); the order of the floating-point operations is
+//! that of its reference code, so the results agree bit for bit.
+
+mod bits;
+mod floats;
+mod fp4;
+mod grids;
+mod iq1;
+mod iq2;
+mod iq3;
+mod iq4;
+mod k;
+mod legacy;
+mod random;
+
+use std::fmt;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::TensorType;
+
+pub use bits::{BlockQ1_0, BlockQ2_0, BlockTq1_0, BlockTq2_0};
+pub use floats::{BlockBf16, BlockF16, BlockF32};
+pub use fp4::{BlockMxfp4, BlockNvfp4, FP4_VALUES, e8m0_half, ue4m3_half};
+pub use grids::{Grid, even_signs};
+pub use iq1::{BlockIq1M, BlockIq1S, IQ1_DELTA};
+pub use iq2::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs};
+pub use iq3::{BlockIq3S, BlockIq3Xxs};
+pub use iq4::{BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
+pub use k::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, scale_min_k4};
+pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+pub use random::random_blocks;
+
+/// A block format: a plain struct over the bytes in the file.
+pub trait Block: Pod {
+    /// The type whose tensors consist of these blocks.
+    const TYPE: TensorType;
+}
+
+/// Views bytes as blocks, without copying.
+///
+/// # Panics
+/// When `bytes` is not a whole number of blocks.
+///
+/// ```
+/// use metal_attention_gguf::blocks::{cast, BlockQ8_0};
+/// let blocks: &[BlockQ8_0] = cast(&[0; 68]);
+/// assert_eq!(blocks.len(), 2);
+/// ```
+pub fn cast<B: Block>(bytes: &[u8]) -> &[B] {
+    const { assert!(align_of::<B>() == 1) };
+    assert!(bytes.len().is_multiple_of(size_of::<B>()), "{} bytes are not whole {} blocks", bytes.len(), B::TYPE);
+    bytemuck::cast_slice(bytes)
+}
+
+/// An IEEE half-precision number with alignment 1.
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Half(pub [u8; 2]);
+
+impl Half {
+    /// The exact value.
+    pub fn to_f32(self) -> f32 {
+        half::f16::from_le_bytes(self.0).to_f32()
+    }
+
+    /// The nearest half-precision number, ties to even.
+    pub fn from_f32(value: f32) -> Self {
+        Self(half::f16::from_f32(value).to_le_bytes())
+    }
+}
+
+impl fmt::Debug for Half {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.to_f32())
+    }
+}
+
+/// Implements [`Block`] and asserts the size that the format prescribes.
+macro_rules! block {
+    ($block:ident, $ty:ident, $len:literal values in $bytes:literal bytes) => {
+        const _: () = assert!(size_of::<$block>() == $bytes && align_of::<$block>() == 1);
+        const _: () = assert!(TensorType::$ty.block_len() == $len);
+        impl Block for $block {
+            const TYPE: TensorType = TensorType::$ty;
+        }
+    };
+}
+use block;
