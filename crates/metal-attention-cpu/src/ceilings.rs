@@ -34,6 +34,7 @@ impl CpuCeilings {
     }
 
     /// The same with kernels for `isa`, which need not be the best that this CPU has.
+    #[must_use]
     pub fn with_isa(self, isa: Isa) -> Self {
         Self { isa, ..self }
     }

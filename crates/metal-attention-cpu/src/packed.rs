@@ -122,9 +122,11 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q5_K => (5, q5_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
         TensorType::Q6_K => (6, q6_k, &[(192, 1, 16), (208, 2, 1)]),
         TensorType::IQ4_XS => (4, |b, i| nibble_halves(&b[8 + 16 * i..]), &[(2, 1, 6), (0, 2, 1)]),
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
-        // Read as they lie in the file.
-        TensorType::IQ3_S
+        // Floats, and what is read as it lies in the file.
+        TensorType::F32
+        | TensorType::F16
+        | TensorType::BF16
+        | TensorType::IQ3_S
         | TensorType::IQ3_XXS
         | TensorType::IQ2_S
         | TensorType::IQ2_XS

@@ -3,14 +3,13 @@
 use metal_attention_gguf::TensorType;
 
 use super::attention::AttentionShape;
-use super::matvec::{has_packed_codes, words_of_a_unit};
 use crate::arena::{Bind, Slice};
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::{ShaderFeatures, is_kept_as_words};
-use crate::weights::{GpuMatrix, type_name};
+use crate::weights::{GpuMatrix, type_info, type_name};
 
 /// Sizes of a model whose layers are all alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -301,7 +300,7 @@ impl Matrices {
 
     /// Most words that a lane fetches for a unit of matrix `i`.
     fn words_of_a_unit(&self, i: usize) -> usize {
-        self.types(i).map(words_of_a_unit).max().unwrap_or(1)
+        self.types(i).map(|ty| type_info(ty).words).max().unwrap_or(1)
     }
 }
 
@@ -380,7 +379,8 @@ impl Layout {
         // No more subgroups than one has lanes, which join what the subgroups found.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
         // Turning inputs into bytes takes a while, which small products do not make up for.
-        let integer = !ahead && features.integer_dot && (0..4).flat_map(|i| matrices.types(i)).all(has_packed_codes);
+        let integer =
+            !ahead && features.integer_dot && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).packed);
         let stride = matrices.stride();
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
