@@ -2,7 +2,6 @@
 
 use std::io::Write;
 
-use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass};
 use serde_json::json;
 
@@ -13,7 +12,7 @@ use crate::log_likelihood::LogLikelihood;
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
 use crate::text_input::TextArgs;
-use crate::token_ids;
+use crate::{chunks, token_ids};
 
 /// Context where `-c` is not given.
 const DEFAULT_N_CTX: usize = 512;
@@ -61,7 +60,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if n_ctx < 4 {
         return Err(CliError::Usage(format!("-c {n_ctx} leaves nothing to score: it must be at least 4")));
     }
-    let (ids, bos) = tokenize(&*args.model.tokenizer(&model)?, &args.text.read_or_stdin()?);
+    let (ids, bos) = chunks::tokenize(&*args.model.tokenizer(&model)?, &args.text.read_or_stdin()?);
     let needed = n_ctx.saturating_mul(2);
     if ids.len() < needed {
         return Err(CliError::Usage(format!(
@@ -108,13 +107,6 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         interrupt::end();
     }
     Ok(())
-}
-
-/// The ids of `text`, and the token to put first in every chunk where the model wants one.
-fn tokenize(tokenizer: &Tokenizer, text: &str) -> (Vec<u32>, Option<u32>) {
-    let encode = |text, add_special| tokenizer.encode(text, EncodeOptions { add_special, parse_special: false });
-    let bos = encode("", true).first().copied().filter(|&id| Some(id) == tokenizer.bos());
-    (bos.into_iter().chain(encode(text, false)).collect(), bos)
 }
 
 /// Evaluates a chunk from an empty context, `bos` in the place of its first token, and adds the scores of its second
