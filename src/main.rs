@@ -3,10 +3,12 @@
 mod chunks;
 mod cli_error;
 mod commands;
+mod divergence;
 mod download_progress;
 mod engine_args;
 mod interrupt;
 mod log_likelihood;
+mod logits_file;
 mod metadata_text;
 mod model_args;
 mod model_summary;

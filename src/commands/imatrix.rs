@@ -19,9 +19,6 @@ use crate::{chunks, token_ids, units};
 /// Context where `-c` is not given.
 const DEFAULT_N_CTX: usize = 512;
 
-/// Most bytes of logits that are in memory at once.
-const MAX_LOGITS_BYTES: usize = 64 << 20;
-
 const AFTER_HELP: &str = "\
 Errors in the columns of a matrix whose inputs are large count most: `quantize --imatrix` keeps these better. The file \
 holds the sum of squares of every column's input, as llama.cpp's does, and either program reads the other's. The text \
@@ -100,7 +97,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
     let pass = backend.pass();
     // Of tokens whose logits nobody wants the last layer's inputs are not all there.
-    let n_batch = (MAX_LOGITS_BYTES / (4 * model.spec().n_vocab)).clamp(1, options.n_ubatch);
+    let n_batch = chunks::n_scored(model.spec().n_vocab, options.n_ubatch);
     for (i, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         pass.reset();
         let id = |pos: usize| bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);

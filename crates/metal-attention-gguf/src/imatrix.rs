@@ -140,7 +140,9 @@ impl Imatrix {
             |name: &str, suffix, shape| TensorDecl { name: format!("{name}{suffix}"), shape, ty: TensorType::F32 };
         let declare = |(name, e): (&String, &Entry)| {
             let n = e.counts.len();
-            [tensor(name, SUMS, vec![e.sums.len() / n, n]), tensor(name, COUNTS, vec![1, n])]
+            // Dimensions of 1 at the end are left out, as in llama.cpp's files.
+            let shape = |n_in| if n == 1 { vec![n_in] } else { vec![n_in, n] };
+            [tensor(name, SUMS, shape(e.sums.len() / n)), tensor(name, COUNTS, shape(1))]
         };
         let tensors: Vec<_> = self.entries.iter().flat_map(declare).collect();
         let mut writer = GgufWriter::new(out, 3, &metadata, &tensors)?;
