@@ -1,11 +1,14 @@
 //! `metal-attention`: runs GGUF language models from the command line.
 
+mod chunks;
 mod cli_error;
 mod commands;
+mod divergence;
 mod download_progress;
 mod engine_args;
 mod interrupt;
 mod log_likelihood;
+mod logits_file;
 mod metadata_text;
 mod model_args;
 mod model_summary;
@@ -37,7 +40,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, info, kernels, list, logits, perplexity, pull, quantize,
+    bench, chat, compare, completions, detokenize, devices, imatrix, info, kernels, list, logits, perplexity, pull, quantize,
     rm, run, serve, synth, tokenize,
 };
 
@@ -100,6 +103,7 @@ enum Command {
     Rm(rm::Args),
     Synth(synth::Args),
     Quantize(quantize::Args),
+    Imatrix(imatrix::Args),
     Kernels(kernels::Args),
     Completions(completions::Args),
 }
@@ -137,6 +141,7 @@ impl Command {
             Self::Rm(args) => rm::run(args),
             Self::Synth(args) => synth::run(args),
             Self::Quantize(args) => quantize::run(args),
+            Self::Imatrix(args) => imatrix::run(args),
             Self::Kernels(args) => kernels::run(args),
             Self::Completions(args) => completions::run(args),
         }

@@ -37,6 +37,15 @@ impl TextArgs {
         }
     }
 
+    /// Where the text comes from: the name of the file, or what it is instead.
+    pub fn name(&self) -> String {
+        match &self.file {
+            Some(path) if path != Path::new("-") => path.display().to_string(),
+            _ if self.prompt.is_some() => "command line".into(),
+            _ => "stdin".into(),
+        }
+    }
+
     /// The text; from stdin where none was named.
     pub fn read_or_stdin(&self) -> Result<String, CliError> {
         self.read()?.map_or_else(read_stdin, Ok)

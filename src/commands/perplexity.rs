@@ -1,15 +1,18 @@
-//! `perplexity`: how well a model predicts a text.
+//! `perplexity`: how well a model predicts a text, and how far its predictions are from those of another.
 
 use std::io::Write;
+use std::path::PathBuf;
 
-use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
-use metal_attention::{BatchToken, Error, ForwardError, ForwardPass};
-use serde_json::json;
+use metal_attention::{ForwardPass, Model, ModelOptions};
+use serde_json::{Value, json};
 
+use crate::chunks;
 use crate::cli_error::CliError;
+use crate::divergence::{Divergence, log_softmax};
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::log_likelihood::LogLikelihood;
+use crate::logits_file::{LogitsReader, LogitsWriter};
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
 use crate::text_input::TextArgs;
@@ -18,17 +21,24 @@ use crate::token_ids;
 /// Context where `-c` is not given.
 const DEFAULT_N_CTX: usize = 512;
 
-/// Most bytes of logits that are in memory at once.
-const MAX_LOGITS_BYTES: usize = 64 << 20;
-
 const AFTER_HELP: &str = "\
 The text is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context, with the \
 token that begins a text in the first place where the model has one. The tokens of the second half of each chunk are \
 scored, as llama.cpp does, so the figures compare. stdout gets the estimate and its standard error after every chunk; \
 with --json one object at the end: perplexity, error, tokens (scored), n_ctx, chunks (the estimates after each).
 
-Example:
-  metal-attention perplexity -m model.gguf -f text.txt -c 512";
+How much a quantised model has lost shows in its predictions next to those of the model that it was made from: \
+--reference runs both. Where they do not fit into memory together, --kl-divergence-base keeps the predictions of the one, \
+and with --kl-divergence the other is compared with what was kept (llama.cpp reads and writes the same file). Then \
+stdout also gets the reference's perplexity, the Kullback-Leibler divergence by token in nats (mean, median and \
+percentiles), and how often both find the same token the likeliest; --json: reference_perplexity, ln_ratio, \
+kl_divergence, same_top (a share), rms_delta_p.
+
+Examples:
+  metal-attention perplexity -m model.gguf -f text.txt -c 512
+  metal-attention perplexity -m model-q4_k_m.gguf --reference model-f16.gguf -f text.txt
+  metal-attention perplexity -m model-f16.gguf -f text.txt --kl-divergence-base model.logits
+  metal-attention perplexity -m model-q4_k_m.gguf --kl-divergence-base model.logits --kl-divergence";
 
 /// Measure how well a model predicts a text
 #[derive(clap::Args)]
@@ -44,6 +54,18 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     chunks: Option<u64>,
 
+    /// Model to compare the predictions with, which has the same vocabulary
+    #[arg(long, value_name = "FILE", conflicts_with = "kl_divergence")]
+    reference: Option<PathBuf>,
+
+    /// Write the predictions to this file; with --kl-divergence read them from it, with the text
+    #[arg(long, aliases = ["save-all-logits"], value_name = "FILE")]
+    kl_divergence_base: Option<PathBuf>,
+
+    /// Compare the predictions with those of --kl-divergence-base
+    #[arg(long, requires = "kl_divergence_base")]
+    kl_divergence: bool,
+
     /// Write one JSON object
     #[arg(long)]
     json: bool,
@@ -56,53 +78,90 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
+    let reference = args.reference.as_ref().map(|path| Model::open_with(path, &ModelOptions::default())).transpose()?;
     let mut options = args.engine.options(&model);
-    let n_ctx = *options.n_ctx.get_or_insert(DEFAULT_N_CTX);
-    if n_ctx < 4 {
-        return Err(CliError::Usage(format!("-c {n_ctx} leaves nothing to score: it must be at least 4")));
-    }
-    let (ids, bos) = tokenize(&*args.model.tokenizer(&model)?, &args.text.read_or_stdin()?);
-    let needed = n_ctx.saturating_mul(2);
-    if ids.len() < needed {
-        return Err(CliError::Usage(format!(
-            "the text has {} tokens, but chunks of {n_ctx} need at least {needed}: give a longer text or a smaller -c",
-            ids.len(),
-        )));
-    }
-    token_ids::check(&ids, model.spec().n_vocab)?;
+    let tokenizer = args.model.tokenizer(&model)?;
+    let kept = args.kl_divergence_base.as_ref().filter(|_| args.kl_divergence);
+    let mut kept = kept.map(|path| LogitsReader::open(path)).transpose()?;
+    let (ids, bos, n_ctx) = if let Some(kept) = &mut kept {
+        (std::mem::take(&mut kept.ids), chunks::begin(&tokenizer), kept.n_ctx)
+    } else {
+        let n_ctx = options.n_ctx.unwrap_or(DEFAULT_N_CTX);
+        let (ids, bos) = chunks::tokenize(&tokenizer, &args.text.read_or_stdin()?);
+        chunks::check_length(ids.len(), n_ctx)?;
+        (ids, bos, n_ctx)
+    };
+    options.n_ctx = Some(n_ctx);
+    let n_vocab = model.spec().n_vocab;
+    token_ids::check(&ids, n_vocab)?;
+    same_vocabulary(n_vocab, kept.as_ref().map(|kept| kept.n_vocab))?;
+    same_vocabulary(n_vocab, reference.as_ref().map(|model| model.spec().n_vocab))?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
+    let mut reference_pass = reference.as_ref().map(|model| model.forward_pass(&options)).transpose()?;
     drop(loading);
     // The estimates so far are kept.
     let _asked = interrupt::ask();
 
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
-    let work_of_chunk = model.spec().n_layer() * n_ctx;
+    let write = args.kl_divergence_base.as_ref().filter(|_| !args.kl_divergence);
+    let mut keep = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
+    let work_of_chunk = model.spec().n_layer() * n_ctx * (1 + usize::from(reference.is_some()));
     let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
-    let mut total = LogLikelihood::default();
+    let mut passes: Vec<&mut dyn ForwardPass> = vec![&mut *pass];
+    passes.extend(reference_pass.iter_mut().map(|pass| &mut **pass as &mut dyn ForwardPass));
+    let compares = kept.is_some() || reference.is_some();
+    let (mut total, mut divergence) = (LogLikelihood::default(), Divergence::default());
     let mut estimates = Vec::new();
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
-        if !score(&mut *pass, chunk, bos, options.n_ubatch, &mut total)? {
+        let done = chunks::evaluate(&mut passes, chunk, bos, options.n_ubatch, |logits, next| {
+            total.add(&logits[0], next);
+            if let Some(keep) = &mut keep {
+                (0..next.len()).try_for_each(|i| keep.row(logits[0].row(i)))?;
+            }
+            if let Some(kept) = &mut kept {
+                let rows = kept.rows(next.len())?;
+                divergence.add(&logits[0], |i| rows.log_probabilities(i), next);
+            }
+            if let Some(reference) = logits.get(1) {
+                divergence.add(&logits[0], |i| log_softmax(reference.row(i)), next);
+            }
+            Ok(())
+        })?;
+        if !done {
             break;
         }
         estimates.push(total.perplexity());
         progress.set(estimates.len() as u64);
         if !args.json {
-            progress.suspend(|| print(&format!("{:>4}/{n_chunks}  {}\n", estimates.len(), estimate(&total))))?;
+            let mut line = format!("{:>4}/{n_chunks}  {}", estimates.len(), estimate(&total));
+            if compares {
+                line += &format!("  KL {:.6}, same top {:.3} %", divergence.mean(), 100.0 * divergence.same_top());
+            }
+            progress.suspend(|| print(&format!("{line}\n")))?;
         }
     }
     drop(progress);
+    if estimates.len() == n_chunks {
+        keep.map_or(Ok(()), LogitsWriter::finish)?;
+    }
     if args.json {
-        let result = json!({
+        let mut result = json!({
             "perplexity": total.perplexity(),
             "error": total.standard_error(),
             "tokens": total.count(),
             "n_ctx": n_ctx,
             "chunks": estimates,
         });
+        if let (true, Value::Object(result), Value::Object(more)) = (compares, &mut result, divergence.json()) {
+            result.extend(more);
+        }
         print(&format!("{result}\n"))?;
     } else if total.count() > 0 {
         print(&format!("perplexity {} over {} tokens\n", estimate(&total), total.count()))?;
+        if compares {
+            print(&divergence.lines())?;
+        }
     }
     if interrupt::requested() {
         interrupt::end();
@@ -110,45 +169,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The ids of `text`, and the token to put first in every chunk where the model wants one.
-fn tokenize(tokenizer: &Tokenizer, text: &str) -> (Vec<u32>, Option<u32>) {
-    let encode = |text, add_special| tokenizer.encode(text, EncodeOptions { add_special, parse_special: false });
-    let bos = encode("", true).first().copied().filter(|&id| Some(id) == tokenizer.bos());
-    (bos.into_iter().chain(encode(text, false)).collect(), bos)
-}
-
-/// Evaluates a chunk from an empty context, `bos` in the place of its first token, and adds the scores of its second
-/// half. False when Ctrl-C ended it.
-fn score(
-    pass: &mut dyn ForwardPass,
-    chunk: &[u32],
-    bos: Option<u32>,
-    n_ubatch: usize,
-    total: &mut LogLikelihood,
-) -> Result<bool, CliError> {
-    // The last token is only ever predicted, and the first half only read.
-    let (first, last) = (chunk.len() / 2, chunk.len() - 1);
-    let token = |pos: usize| {
-        let id = bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
-        BatchToken { id, seq: 0, pos, logits: pos >= first }
-    };
-    let n_read = n_ubatch.min(chunk.len());
-    let n_scored = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, n_read);
-    pass.reset();
-    let mut pos = 0;
-    while pos < last {
-        let end = if pos < first { first.min(pos + n_read) } else { last.min(pos + n_scored) };
-        let batch: Vec<_> = (pos..end).map(token).collect();
-        let logits = match pass.forward(&batch) {
-            Err(ForwardError::Cancelled) => return Ok(false),
-            logits => logits.map_err(Error::from)?,
-        };
-        if pos >= first {
-            total.add(&logits, &chunk[pos + 1..=end]);
-        }
-        pos = end;
+/// Refuses a reference whose predictions are of other tokens.
+fn same_vocabulary(n_vocab: usize, reference: Option<usize>) -> Result<(), CliError> {
+    match reference {
+        Some(n) if n != n_vocab => Err(CliError::Usage(format!(
+            "the reference has a vocabulary of {n} tokens and the model one of {n_vocab}: their predictions do not compare"
+        ))),
+        _ => Ok(()),
     }
-    Ok(true)
 }
 
 fn estimate(total: &LogLikelihood) -> String {

@@ -1,33 +1,41 @@
-//! `quantize`: the same model with its matrices in another type.
+//! `quantize`: the same model with its matrices in other types.
 
 use std::fs;
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::thread;
 
-use metal_attention::Error;
-use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
+use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, Tensor, TensorDecl, TensorType};
+use metal_attention::{Error, Recipe};
 
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
-use crate::tensor_types::{TensorTypes, TypeArgs};
+use crate::tensor_types::{self, TypeArgs};
 use crate::units;
 
-/// Elements that are converted at a time; a multiple of every block length.
+/// About how many elements are converted at a time by one thread.
 const CHUNK: usize = 1 << 16;
 
 const AFTER_HELP: &str = "\
-Types: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS.
+Recipes choose a type for each matrix, as llama.cpp's of the same name do: Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, \
+Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, Q2_K, Q2_K_S, IQ2_M, \
+IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ2_0, TQ1_0, Q2_0, Q1_0, MXFP4_MOE, F32, F16, BF16. Types for all matrices but the \
+head: Q5_K, Q4_K, Q3_K, MXFP4, NVFP4. See docs/gguf.md for what they cost and keep.
 
-Rows that are not whole blocks of a type get the nearest type that takes them. Norms and biases stay as they are. \
-Quantise from F32, F16 or BF16 where you can: what an earlier quantisation lost stays lost. With --verbose stderr \
-shows every tensor's type and error.
+Rows that are not whole blocks of a type get the nearest type that takes them. Norms, biases and routers stay as they \
+are. Quantise from F32, F16 or BF16 where you can: what an earlier quantisation lost stays lost. --imatrix makes \
+every recipe better that has less than 6 bits, and those below 3 bits need it. With --verbose stderr shows every \
+tensor's type and error.
 
-Example:
-  metal-attention quantize model-f16.gguf model-q4_0.gguf q4_0";
+Examples:
+  metal-attention quantize model-f16.gguf model-q4_k_m.gguf q4_k_m
+  metal-attention imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
+  metal-attention quantize model-f16.gguf model-iq2_m.gguf iq2_m --imatrix model.imatrix.gguf";
 
-/// Store a model's matrices in another type
+/// Store a model's matrices in other types
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
@@ -37,12 +45,20 @@ pub struct Args {
     /// GGUF file to write
     output: PathBuf,
 
-    /// Type of the matrices
-    #[arg(value_name = "TYPE")]
-    ty: TensorType,
+    /// Recipe for the types of the matrices, or one type
+    #[arg(value_name = "RECIPE", value_parser = tensor_types::recipe)]
+    recipe: &'static Recipe,
 
     #[command(flatten)]
     types: TypeArgs,
+
+    /// Importance of the matrices' columns, from imatrix or llama.cpp's llama-imatrix
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+
+    /// Threads that quantise [default: one for each core]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<NonZero<usize>>,
 
     /// Read the input into memory instead of mapping it
     #[arg(long)]
@@ -57,26 +73,32 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if file.tensors().is_empty() {
         return Err(CliError::Usage(format!("{} has no tensors to quantise", args.input.display())));
     }
-    let tied = file.tensor("output.weight").is_none();
-    let types = TensorTypes { base: args.ty, args: &args.types, tied };
+    let imatrix = args.imatrix.as_ref().map(Imatrix::open).transpose().map_err(Error::from)?;
     let mut metadata = file.metadata().clone();
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
     }
-    types.describe(&mut metadata);
-    let declare = |tensor: &Tensor| {
-        let ty = if is_matrix(tensor) { types.matrix(tensor.name(), tensor.row_len()) } else { tensor.ty() };
-        TensorDecl { ty, ..TensorDecl::from(tensor) }
-    };
-    let tensors: Vec<_> = file.tensors().iter().map(declare).collect();
+    let mut tensors: Vec<_> = file.tensors().iter().map(TensorDecl::from).collect();
+    args.types.apply(args.recipe, imatrix.is_some(), &mut metadata, &mut tensors);
+    let importance: Vec<_> = tensors.iter().map(|t| importance(t, imatrix.as_ref())).collect::<Result<_, _>>()?;
+    for ((from, to), importance) in file.tensors().iter().zip(&tensors).zip(&importance) {
+        if importance.is_none() && from.ty() != to.ty && args.recipe.needs_importance(&to.name, to.ty) {
+            return Err(needs_importance(args, imatrix.is_some(), to));
+        }
+    }
+    if let (Some(imatrix), Some(path)) = (&imatrix, &args.imatrix) {
+        describe_importance(imatrix, path, &mut metadata);
+    }
 
     // A half file does not stay.
     let _asked = interrupt::ask();
     let progress = Progress::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
+    let n_threads = args.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZero::get);
     let mut done = 0;
-    for (from, to) in file.tensors().iter().zip(&tensors) {
-        let rmse = convert(from, to.ty, &mut writer, |n| progress.set(done + n as u64))?;
+    for ((from, to), importance) in file.tensors().iter().zip(&tensors).zip(importance) {
+        let conversion = Conversion { from, to: to.ty, importance: importance.as_deref(), n_threads };
+        let rmse = conversion.run(&mut writer, |n| progress.set(done + n as u64))?;
         from.release_pages();
         done += from.n_elements() as u64;
         let (name, shape, ty) = (from.name(), from.shape(), from.ty());
@@ -99,9 +121,47 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Whether a tensor's numbers may be quantised: weights with rows, but no norms.
-fn is_matrix(tensor: &Tensor) -> bool {
-    tensor.shape().len() > 1 && tensor.name().ends_with(".weight") && !tensor.name().ends_with("norm.weight")
+/// The importance of the columns of `tensor`, `[n_matrices, n_in]`, where it is known.
+fn importance(tensor: &TensorDecl, imatrix: Option<&Imatrix>) -> Result<Option<Vec<f32>>, CliError> {
+    let Some(columns) = imatrix.and_then(|imatrix| imatrix.mean_squares(&tensor.name)) else { return Ok(None) };
+    let wanted = tensor.shape[0] * tensor.shape.get(2).copied().unwrap_or(1);
+    if columns.len() == wanted {
+        return Ok(Some(columns));
+    }
+    // Of the table of embeddings rows are looked up: what a head of other rows was multiplied by says nothing.
+    if tensor.name == "token_embd.weight" {
+        return Ok(None);
+    }
+    Err(CliError::Usage(format!(
+        "the importance file is of another model: {} has {} columns there and {wanted} here",
+        tensor.name,
+        columns.len(),
+    )))
+}
+
+fn needs_importance(args: &Args, given: bool, tensor: &TensorDecl) -> CliError {
+    let (input, recipe, name, ty) = (args.input.display(), args.recipe.name(), &tensor.name, tensor.ty);
+    let advice = if given {
+        "the importance file says nothing about it: make one of this model".to_owned()
+    } else {
+        format!("make a file with `metal-attention imatrix -m {input} -f TEXT -o FILE` and give it with --imatrix FILE")
+    };
+    CliError::Usage(format!(
+        "{recipe} stores {name} in {ty}, which is of no use without the importance of columns: {advice}"
+    ))
+}
+
+/// Writes down where the importance came from, under the keys that llama.cpp uses.
+fn describe_importance(imatrix: &Imatrix, path: &Path, metadata: &mut Metadata) {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    metadata.set("quantize.imatrix.file", path.display().to_string());
+    if let Some(dataset) = imatrix.datasets.first() {
+        metadata.set("quantize.imatrix.dataset", dataset.as_str());
+    }
+    metadata.set("quantize.imatrix.entries_count", count(imatrix.names().len()));
+    if imatrix.n_chunks > 0 {
+        metadata.set("quantize.imatrix.chunks_count", count(imatrix.n_chunks));
+    }
 }
 
 fn refuse_overwriting(args: &Args, file: &GgufFile) -> Result<(), CliError> {
@@ -115,41 +175,73 @@ fn refuse_overwriting(args: &Args, file: &GgufFile) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Writes `tensor` as `ty` and returns the root-mean-square difference. `progress` gets the elements done so far.
-fn convert(
-    tensor: &Tensor,
-    ty: TensorType,
-    writer: &mut GgufWriter<OutputFile>,
-    progress: impl Fn(usize),
-) -> Result<f64, CliError> {
-    let (mut values, mut back, mut blocks) = (vec![0.0; CHUNK], vec![0.0; CHUNK], Vec::new());
-    let mut sum_of_squares = 0.0;
-    let mut done = 0;
-    for source in tensor.bytes().chunks(tensor.ty().row_bytes(CHUNK)) {
-        if interrupt::requested() {
-            return Err(CliError::Interrupted);
+/// A tensor on its way to another type.
+struct Conversion<'a> {
+    from: &'a Tensor,
+    to: TensorType,
+    /// Importance of columns, `[n_matrices, row_len]`.
+    importance: Option<&'a [f32]>,
+    n_threads: usize,
+}
+
+impl Conversion<'_> {
+    /// Writes the tensor and returns the root-mean-square difference. `progress` gets the elements done so far.
+    fn run(&self, writer: &mut GgufWriter<OutputFile>, progress: impl Fn(usize)) -> Result<f64, CliError> {
+        let tensor = self.from;
+        // Whole rows of one matrix, so that all of a chunk has the same importance.
+        let n_rows = (CHUNK / tensor.row_len()).clamp(1, tensor.shape().get(1).copied().unwrap_or(1));
+        let row_bytes = tensor.ty().row_bytes(tensor.row_len());
+        let rows_of_matrix = tensor.shape().get(1).copied().unwrap_or(1);
+        let mut chunks = Vec::new();
+        for matrix in 0..tensor.n_rows() / rows_of_matrix {
+            chunks.extend((0..rows_of_matrix).step_by(n_rows).map(|row| (matrix, row)));
         }
-        let n = (tensor.n_elements() - done).min(CHUNK);
-        if ty == tensor.ty() {
-            // Copied first: whether the file is still there is found out here, not by the system while it writes.
-            blocks.clear();
-            blocks.extend_from_slice(source);
-            writer.write(&blocks).map_err(Error::from)?;
-        } else {
-            let (values, back) = (&mut values[..n], &mut back[..n]);
-            tensor.ty().dequantize(source, values);
-            if let Some(i) = values.iter().position(|v| !v.is_finite()) {
-                let (name, value) = (tensor.name(), values[i]);
-                return Err(CliError::General(format!("cannot quantise {name}: element {} is {value}", done + i)));
+        let mut sum_of_squares = 0.0;
+        let mut done = 0;
+        for part in chunks.chunks(self.n_threads) {
+            if interrupt::requested() {
+                return Err(CliError::Interrupted);
             }
-            blocks.clear();
-            ty.quantize(values, &mut blocks).map_err(Error::from)?;
-            writer.write(&blocks).map_err(Error::from)?;
-            ty.dequantize(&blocks, back);
-            sum_of_squares += values.iter().zip(back).map(|(a, b)| f64::from(*a - *b).powi(2)).sum::<f64>();
+            let source = |&(matrix, row): &(usize, usize)| {
+                let rows = n_rows.min(rows_of_matrix - row);
+                &tensor.bytes()[(matrix * rows_of_matrix + row) * row_bytes..][..rows * row_bytes]
+            };
+            let results: Vec<Result<_, CliError>> = thread::scope(|scope| {
+                let start = |chunk| {
+                    let (source, matrix) = (source(chunk), chunk.0);
+                    scope.spawn(move || self.convert(source, matrix))
+                };
+                let threads: Vec<_> = part.iter().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
+            });
+            for (result, chunk) in results.into_iter().zip(part) {
+                let (blocks, squares) = result?;
+                writer.write(&blocks).map_err(Error::from)?;
+                sum_of_squares += squares;
+                done += source(chunk).len() / row_bytes * tensor.row_len();
+            }
+            progress(done);
         }
-        done += n;
-        progress(done);
+        Ok((sum_of_squares / tensor.n_elements() as f64).sqrt())
     }
-    Ok((sum_of_squares / tensor.n_elements() as f64).sqrt())
+
+    /// The blocks of some rows, and the sum of squared differences.
+    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, f64), CliError> {
+        if self.to == self.from.ty() {
+            // Copied: whether the file is still there is found out here, not by the system while it writes.
+            return Ok((source.to_vec(), 0.0));
+        }
+        let row_len = self.from.row_len();
+        let n = source.len() / self.from.ty().row_bytes(row_len) * row_len;
+        let (mut values, mut back, mut blocks) = (vec![0.0; n], vec![0.0; n], Vec::new());
+        self.from.ty().dequantize(source, &mut values);
+        if let Some(value) = values.iter().find(|v| !v.is_finite()) {
+            return Err(CliError::General(format!("cannot quantise {}: an element is {value}", self.from.name())));
+        }
+        let importance = self.importance.map(|columns| &columns[matrix * row_len..][..row_len]);
+        self.to.quantize_rows(&values, importance, &mut blocks).map_err(Error::from)?;
+        self.to.dequantize(&blocks, &mut back);
+        let squares = values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        Ok((blocks, squares))
+    }
 }

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use metal_attention::Error;
 use metal_attention::gguf::{Array, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value};
+use metal_attention::{Error, Recipe};
 use metal_attention_model::{ModelShape, ModelSpec, TensorSpec};
 
 use crate::cli_error::CliError;
@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::random_weights::RandomWeights;
-use crate::tensor_types::{TensorTypes, TypeArgs};
+use crate::tensor_types::{self, TypeArgs};
 use crate::units;
 
 /// Elements that are made at a time; a multiple of every block length.
@@ -37,6 +37,7 @@ heads unless given. The vocabulary is that of the built-in model, or of --vocab,
 
 Examples:
   metal-attention synth smollm-135m --type q4_0 -o smollm.gguf
+  metal-attention synth llama-3.2-1b --type q4_k_m -o llama.gguf
   metal-attention synth custom --arch qwen3 --n-layer 8 --n-embd 1024 --n-head 16 --n-ff 3072 -o small.gguf";
 
 /// Write a GGUF file with random weights in the shape of a known model
@@ -51,9 +52,9 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// Type of the matrices
-    #[arg(long = "type", value_name = "TYPE", default_value = "Q4_0")]
-    ty: TensorType,
+    /// Type of the matrices, or recipe for their types, e.g. q4_k_m: see quantize --help
+    #[arg(long = "type", value_name = "TYPE", default_value = "Q4_0", value_parser = tensor_types::recipe)]
+    recipe: &'static Recipe,
 
     #[command(flatten)]
     types: TypeArgs,
@@ -117,16 +118,15 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
     let spec =
         ModelSpec::from_metadata(&metadata).map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
-    let types = TensorTypes { base: args.ty, args: &args.types, tied: shape.tied };
-    types.describe(&mut metadata);
 
     let specs = shape.tensors(&spec);
     let declare = |tensor: &TensorSpec| TensorDecl {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
-        ty: if tensor.is_matrix() { types.matrix(&tensor.name, tensor.shape[0]) } else { TensorType::F32 },
+        ty: TensorType::F32,
     };
-    let tensors: Vec<_> = specs.iter().map(declare).collect();
+    let mut tensors: Vec<_> = specs.iter().map(declare).collect();
+    args.types.apply(args.recipe, false, &mut metadata, &mut tensors);
 
     let total = tensors.iter().try_fold(0usize, |total, tensor| total.checked_add(n_elements(tensor)));
     let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());

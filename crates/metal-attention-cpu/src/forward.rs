@@ -11,6 +11,7 @@ use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, Product, embedding, matmul};
 use crate::kv_cache::{Element, SharedCache, StoreKeyValue, padded};
 use crate::layers::{PreparedLayer, PreparedLinear, PreparedWeights};
+use crate::observer::{MatrixInput, Observer};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
@@ -78,6 +79,8 @@ pub(crate) struct Run<'a> {
     pub(crate) s: &'a mut Scratch,
     /// Takes a lap after every kernel, where somebody asked for a profile.
     pub(crate) profiler: Option<&'a mut Profiler>,
+    /// Sees the input of every matrix, where somebody asked for it.
+    pub(crate) observer: Option<&'a mut Observer>,
 }
 
 impl Run<'_> {
@@ -172,6 +175,7 @@ impl Run<'_> {
         let (dim, n_q, n_kv) = (a.head_dim, a.n_head * a.head_dim, a.n_head_kv * a.head_dim);
         self.norm(&w.mixer_norm);
         self.lap("rmsnorm");
+        self.show(&[&w.q, &w.k, &w.v], Input::Normed);
         let s = &mut *self.s;
         resize(&mut s.q, n_tokens * n_q);
         resize(&mut s.k, n_tokens * n_kv);
@@ -332,6 +336,7 @@ impl Run<'_> {
         let FeedForward::Gated { n_ff, .. } = *spec else { unreachable!("set-up accepted gated feed-forward only") };
         self.norm(&w.feed_forward_norm);
         self.lap("rmsnorm");
+        self.show(&[&w.gate, &w.up], Input::Normed);
         let s = &mut *self.s;
         let n_tokens = s.x.len() / self.spec.n_embd;
         resize(&mut s.gate, n_tokens * n_ff);
@@ -361,9 +366,23 @@ impl Run<'_> {
         let head = &self.weights.output;
         self.norm(&self.weights.output_norm);
         self.lap("rmsnorm");
-        let mut products = [Product { matrix: head, y: logits, accumulate: false }];
+        self.show(&[head], Input::Normed);
+        let mut products = [Product { matrix: &head.weight, y: logits, accumulate: false }];
         matmul(self.pool, self.isa, &self.s.h, &mut self.s.q8, &mut products);
         self.lap("matmul_output");
+    }
+
+    /// Shows the observer what the matrices are multiplied by.
+    fn show(&mut self, linears: &[&PreparedLinear], input: Input) {
+        let Some(observer) = &mut self.observer else { return };
+        let x = match input {
+            Input::Normed => &self.s.h,
+            Input::Att => &self.s.att,
+            Input::Gate => &self.s.gate,
+        };
+        for linear in linears {
+            observer(MatrixInput { matrix: &linear.name, x, n_in: linear.weight.n_in() });
+        }
     }
 
     /// `h = RMSNorm(x) * weight`, row by row.
@@ -381,8 +400,10 @@ impl Run<'_> {
 
     /// `x += W input + b`, the way back into the residual stream.
     fn add_product(&mut self, linear: &PreparedLinear, input: Input) {
+        self.show(&[linear], input);
         let s = &mut *self.s;
         let x = match input {
+            Input::Normed => &s.h,
             Input::Att => &s.att,
             Input::Gate => &s.gate,
         };
@@ -394,9 +415,10 @@ impl Run<'_> {
     }
 }
 
-/// Which buffer goes back into the residual stream.
+/// Which buffer a matrix is multiplied by.
 #[derive(Clone, Copy)]
 enum Input {
+    Normed,
     Att,
     Gate,
 }

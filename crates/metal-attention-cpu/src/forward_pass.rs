@@ -13,6 +13,7 @@ use crate::error::CpuError;
 use crate::forward::{Run, Scratch};
 use crate::kv_cache::{CacheType, Element, LayerCache, padded};
 use crate::layers::PreparedWeights;
+use crate::observer::Observer;
 use crate::pool::ThreadPool;
 use crate::side_by_side::SideBySide;
 use crate::simd::Isa;
@@ -87,6 +88,7 @@ pub struct CpuForwardPass {
     n_ctx: usize,
     n_ubatch: usize,
     profiler: Option<Profiler>,
+    observer: Option<Observer>,
 }
 
 /// The KV cache of all layers.
@@ -139,6 +141,7 @@ impl CpuForwardPass {
             n_ctx: options.n_ctx,
             n_ubatch: options.n_ubatch,
             profiler: None,
+            observer: None,
             spec,
         })
     }
@@ -152,6 +155,11 @@ impl CpuForwardPass {
                 + self.side_by_side.as_ref().map_or(0, SideBySide::bytes)
                 + 4 * self.logits.capacity(),
         }
+    }
+
+    /// From now on `observer` sees the input of every matrix, and `None` nothing.
+    pub fn observe(&mut self, observer: Option<Observer>) {
+        self.observer = observer;
     }
 
     /// The instruction set in use.
@@ -195,9 +203,9 @@ fn forward<E: Element>(
     trace: Option<LayerTrace<'_>>,
 ) {
     let caches: Vec<_> = layers.iter_mut().map(LayerCache::shared).collect();
-    // Who watches the layers sees all tokens together.
+    // Who watches the layers, or their matrices, sees all tokens together.
     let done = match side_by_side {
-        Some(side_by_side) if trace.is_none() => side_by_side.forward(&mut run, &caches, tokens, logits),
+        Some(side_by_side) if trace.is_none() && run.observer.is_none() => side_by_side.forward(&mut run, &caches, tokens, logits),
         _ => false,
     };
     if !done {
@@ -291,6 +299,7 @@ impl ForwardPass for CpuForwardPass {
                 pages: &self.pages,
                 s: &mut self.scratch,
                 profiler: self.profiler.as_mut(),
+                observer: self.observer.as_mut(),
             };
             let trace: Option<LayerTrace<'_>> = match &mut trace {
                 Some(trace) => Some(&mut **trace),

@@ -9,6 +9,8 @@ use crate::pool::ThreadPool;
 
 /// `y = W x + b`.
 pub(crate) struct PreparedLinear {
+    /// The matrix's name in the file.
+    pub(crate) name: String,
     pub(crate) weight: Matrix,
     pub(crate) bias: Option<Vec<f32>>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct PreparedWeights {
     pub(crate) token_embd: Tensor,
     pub(crate) layers: Vec<PreparedLayer>,
     pub(crate) output_norm: Vec<f32>,
-    pub(crate) output: Matrix,
+    pub(crate) output: PreparedLinear,
     pub(crate) rope_freqs: Option<Vec<f32>>,
 }
 
@@ -48,7 +50,8 @@ impl PreparedWeights {
             if pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(matrix) }
         };
         let linear = |linear: &Linear| -> Result<_, CpuError> {
-            Ok(PreparedLinear { weight: matrix(&linear.weight)?, bias: linear.bias.clone() })
+            let name = linear.weight.name().to_owned();
+            Ok(PreparedLinear { name, weight: matrix(&linear.weight)?, bias: linear.bias.clone() })
         };
         let layer = |layer: &LayerWeights| -> Result<_, CpuError> {
             let (a, f) = (&layer.attention, &layer.feed_forward);
@@ -67,7 +70,7 @@ impl PreparedWeights {
             })
         };
         // The largest matrix first: while it is repacked, both copies of it are in memory.
-        let output = matrix(&weights.output)?;
+        let output = linear(&Linear { weight: weights.output.clone(), bias: None })?;
         Ok(Self {
             token_embd: weights.token_embd.clone(),
             layers: weights.layers.iter().map(layer).collect::<Result<_, _>>()?,
@@ -80,7 +83,7 @@ impl PreparedWeights {
     /// All matrices.
     fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let linears = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.out, &l.gate, &l.up, &l.down]);
-        linears.map(|linear| &linear.weight).chain([&self.output])
+        linears.chain([&self.output]).map(|linear| &linear.weight)
     }
 
     /// Bytes of all matrices, which a token goes through.

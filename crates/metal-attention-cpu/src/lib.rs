@@ -17,6 +17,7 @@ mod fp4;
 mod kernels;
 mod kv_cache;
 mod layers;
+mod observer;
 mod packed;
 mod pool;
 mod shared;
@@ -30,6 +31,7 @@ pub use cores::physical_cores;
 pub use error::CpuError;
 pub use forward_pass::{CpuForwardPass, CpuOptions, MemoryUse};
 pub use kv_cache::CacheType;
+pub use observer::{MatrixInput, Observer};
 pub use simd::Isa;
 
 /// Name of the instruction set that kernels use on this machine, e.g.

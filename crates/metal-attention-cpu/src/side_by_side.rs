@@ -61,7 +61,7 @@ impl SideBySide {
                 let tokens = &tokens[part];
                 let n = tokens.iter().filter(|t| t.logits).count() * run.spec.n_vocab;
                 let mine = logits.split_off_mut(..n).unwrap_or_default();
-                (Some((Run { pool: alone, s, profiler: None, ..*run }, tokens, mine)), None)
+                (Some((Run { pool: alone, s, profiler: None, observer: None, ..*run }, tokens, mine)), None)
             })
             .collect();
         let n = parts.len();

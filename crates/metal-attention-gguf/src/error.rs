@@ -353,6 +353,16 @@ pub enum GgufError {
         found: String,
     },
 
+    // ---- importance files ----------------------------------------------------------------
+    /// A file of importance that does not hold together.
+    #[error("importance of columns: {entry} {problem}")]
+    Imatrix {
+        /// The matrix, or what else was being read.
+        entry: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+
     // ---- metadata access -----------------------------------------------------------------
     /// A metadata value of another type than the caller needs.
     #[error("the metadata key `{key}` is of type {found}, expected {expected}")]
@@ -389,12 +399,6 @@ pub enum GgufError {
         ty: TensorType,
         /// The number of values.
         len: usize,
-    },
-    /// The type is read, not written.
-    #[error("cannot quantise to {ty}: files of this type are read, but not written; choose another type")]
-    NoQuantizer {
-        /// The target type.
-        ty: TensorType,
     },
 
     // ---- writing -------------------------------------------------------------------------
@@ -444,7 +448,6 @@ impl GgufError {
             Self::Io { .. } | Self::OutOfMemory { .. } | Self::Write { .. } => ErrorKind::Io,
             Self::UnknownTypeName { .. }
             | Self::NotWholeBlocks { .. }
-            | Self::NoQuantizer { .. }
             | Self::TooMuchData { .. }
             | Self::MissingData { .. } => ErrorKind::Usage,
             _ => ErrorKind::Model,

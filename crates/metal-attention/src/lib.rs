@@ -45,14 +45,14 @@ pub use generator::Generator;
 #[cfg(feature = "gpu")]
 pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
 pub use metal_attention_cpu::{
-    CacheType, CpuCeilings, CpuError, CpuForwardPass, physical_cores, simd_name as cpu_simd_name,
+    CacheType, CpuCeilings, CpuError, CpuForwardPass, MatrixInput, physical_cores, simd_name as cpu_simd_name,
 };
 pub use metal_attention_gguf as gguf;
 #[cfg(feature = "gpu")]
 pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, ModelSpec, PageUse,
-    Phase, Profile, ProfiledStep, TopK, Watch, Weights, highest,
+    Phase, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};

@@ -1,0 +1,133 @@
+//! The nearest point of a codebook, for the quantisers of the `IQ1`, `IQ2` and `IQ3` types.
+//!
+//! An element is rounded by itself first, to the nearest of the values it can have. Where these roundings together are
+//! a point of the codebook, no other is nearer, however elements are weighted. Where they are none, the few points that
+//! lie around that place are compared. Which these are is found out when a place is met for the first time.
+
+use std::array::from_fn;
+use std::sync::OnceLock;
+
+use crate::blocks::Grid;
+
+/// How many points are compared.
+const AROUND: usize = 16;
+
+/// A codebook of points of `W` elements, with what was found out about the places between.
+pub(crate) struct Codebook<const W: usize> {
+    /// The points, by code.
+    points: Vec<[f32; W]>,
+    /// What an element can be, from the smallest on.
+    values: Vec<f32>,
+    /// Half way between neighbouring values.
+    borders: Vec<f32>,
+    /// By place: the code there, or the codes around.
+    places: Vec<OnceLock<Near>>,
+}
+
+enum Near {
+    At(u16),
+    Around([u16; AROUND]),
+}
+
+impl<const W: usize> Codebook<W> {
+    pub(crate) fn new(grid: Grid) -> Self {
+        assert_eq!(grid.width(), W, "a codebook of other points");
+        let values: Vec<f32> = grid.values.iter().map(|&v| v.into()).collect();
+        let point = |code| from_fn(|k| grid.value(code, k).into());
+        Self {
+            points: (0..grid.entries.len()).map(point).collect(),
+            borders: values.windows(2).map(|v| f32::midpoint(v[0], v[1])).collect(),
+            places: (0..values.len().pow(W as u32)).map(|_| OnceLock::new()).collect(),
+            values,
+        }
+    }
+
+    /// The point of that code.
+    pub(crate) fn point(&self, code: u16) -> &[f32; W] {
+        &self.points[usize::from(code)]
+    }
+
+    /// The largest value of an element.
+    pub(crate) fn largest(&self) -> f32 {
+        self.values[self.values.len() - 1]
+    }
+
+    /// The code of the point nearest to `x`, where the square of each element's distance counts `w` times.
+    pub(crate) fn nearest(&self, x: &[f32; W], w: &[f32; W]) -> u16 {
+        let mut place = 0;
+        for &x in x.iter().rev() {
+            let rounded = self.borders.iter().filter(|&&border| x > border).count();
+            place = place * self.values.len() + rounded;
+        }
+        let codes = match self.places[place].get_or_init(|| self.near(place)) {
+            Near::At(code) => return *code,
+            Near::Around(codes) => codes,
+        };
+        let distance = |code: u16| -> f32 {
+            let point = self.point(code);
+            (0..W).map(|k| w[k] * (x[k] - point[k]) * (x[k] - point[k])).sum()
+        };
+        let mut best = (f32::INFINITY, codes[0]);
+        for &code in codes {
+            let distance = distance(code);
+            if distance < best.0 {
+                best = (distance, code);
+            }
+        }
+        best.1
+    }
+
+    fn near(&self, place: usize) -> Near {
+        let n = self.values.len();
+        let center: [f32; W] = from_fn(|k| self.values[place / n.pow(k as u32) % n]);
+        let distance = |point: &[f32; W]| -> f32 { (0..W).map(|k| (point[k] - center[k]).powi(2)).sum() };
+        let mut codes: Vec<(f32, u16)> = self.points.iter().zip(0..).map(|(p, code)| (distance(p), code)).collect();
+        codes.select_nth_unstable_by(AROUND - 1, |a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        match codes[..AROUND].iter().find(|(distance, _)| *distance == 0.0) {
+            Some(&(_, code)) => Near::At(code),
+            None => Near::Around(from_fn(|i| codes[i].1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All points compared.
+    fn exhaustive<const W: usize>(book: &Codebook<W>, x: &[f32; W], w: &[f32; W]) -> f32 {
+        let distance = |p: &[f32; W]| (0..W).map(|k| w[k] * (x[k] - p[k]).powi(2)).sum::<f32>();
+        book.points.iter().map(distance).fold(f32::INFINITY, f32::min)
+    }
+
+    fn compare<const W: usize>(grid: Grid, low: f32, high: f32) -> f64 {
+        let book = Codebook::<W>::new(grid);
+        let mut state = 7u64;
+        let mut uniform = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        let (mut found, mut best) = (0.0, 0.0);
+        for _ in 0..2000 {
+            let x = from_fn(|_| low + (high - low) * uniform());
+            let w = from_fn(|_| 0.5 + uniform());
+            let point = book.point(book.nearest(&x, &w));
+            found += f64::from((0..W).map(|k| w[k] * (x[k] - point[k]).powi(2)).sum::<f32>());
+            best += f64::from(exhaustive(&book, &x, &w));
+        }
+        found / best
+    }
+
+    #[test]
+    fn points_found_are_hardly_farther_than_the_nearest() {
+        let ratios = [
+            compare::<8>(Grid::IQ2_XXS, -4.0, 45.0),
+            compare::<8>(Grid::IQ2_XS, -4.0, 45.0),
+            compare::<8>(Grid::IQ2_S, -4.0, 45.0),
+            compare::<8>(Grid::IQ1, -1.2, 1.2),
+            compare::<4>(Grid::IQ3_XXS, -4.0, 64.0),
+            compare::<4>(Grid::IQ3_S, -1.0, 16.0),
+        ];
+        assert!(ratios.iter().all(|r| (0.9999..1.01).contains(r)), "{ratios:?}");
+    }
+}

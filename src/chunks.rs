@@ -1,0 +1,86 @@
+//! Texts cut into chunks of tokens and scored, as llama.cpp's tools do.
+
+use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
+use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Logits};
+
+use crate::cli_error::CliError;
+
+/// Most bytes of logits that are in memory at once.
+const MAX_LOGITS_BYTES: usize = 64 << 20;
+
+/// The ids of `text`, and the token to put first in every chunk where the model wants one.
+pub fn tokenize(tokenizer: &Tokenizer, text: &str) -> (Vec<u32>, Option<u32>) {
+    (begin(tokenizer).into_iter().chain(encode(tokenizer, text, false)).collect(), begin(tokenizer))
+}
+
+/// The token that begins a text, where the model has one.
+pub fn begin(tokenizer: &Tokenizer) -> Option<u32> {
+    encode(tokenizer, "", true).first().copied().filter(|&id| Some(id) == tokenizer.bos())
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str, add_special: bool) -> Vec<u32> {
+    tokenizer.encode(text, EncodeOptions { add_special, parse_special: false })
+}
+
+/// The first of the positions of a chunk of `n_ctx` tokens whose logits are scored; the last is `n_ctx - 2`.
+pub fn first_scored(n_ctx: usize) -> usize {
+    n_ctx / 2
+}
+
+/// The error for a text too short for chunks of `n_ctx`.
+pub fn check_length(n_tokens: usize, n_ctx: usize) -> Result<(), CliError> {
+    if n_ctx < 4 {
+        return Err(CliError::Usage(format!("-c {n_ctx} leaves nothing to score: it must be at least 4")));
+    }
+    let needed = n_ctx.saturating_mul(2);
+    if n_tokens < needed {
+        return Err(CliError::Usage(format!(
+            "the text has {n_tokens} tokens, but chunks of {n_ctx} need at least {needed}: give a longer text or a smaller -c"
+        )));
+    }
+    Ok(())
+}
+
+/// How many tokens whose logits are wanted go into a batch of at most `n_ubatch`.
+pub fn n_scored(n_vocab: usize, n_ubatch: usize) -> usize {
+    (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n_ubatch)
+}
+
+/// Evaluates a chunk from an empty context, `bos` in the place of its first token, by several models side by side. `visit`
+/// gets the logits of its second half, some rows at a time: those of each model, and the token that follows each row.
+/// False when Ctrl-C ended it.
+pub fn evaluate(
+    passes: &mut [&mut dyn ForwardPass],
+    chunk: &[u32],
+    bos: Option<u32>,
+    n_ubatch: usize,
+    mut visit: impl FnMut(&[Logits], &[u32]) -> Result<(), CliError>,
+) -> Result<bool, CliError> {
+    // The last token is only ever predicted, and the first half only read.
+    let (first, last) = (first_scored(chunk.len()), chunk.len() - 1);
+    let token = |pos: usize| {
+        let id = bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
+        BatchToken { id, seq: 0, pos, logits: pos >= first }
+    };
+    let n_read = n_ubatch.min(chunk.len());
+    let n_vocab = passes.iter().map(|pass| pass.spec().n_vocab).max().unwrap_or(1);
+    let n_scored = n_scored(n_vocab, n_read);
+    passes.iter_mut().for_each(|pass| pass.reset());
+    let mut pos = 0;
+    while pos < last {
+        let end = if pos < first { first.min(pos + n_read) } else { last.min(pos + n_scored) };
+        let batch: Vec<_> = (pos..end).map(token).collect();
+        let mut logits = Vec::new();
+        for pass in passes.iter_mut() {
+            match pass.forward(&batch) {
+                Err(ForwardError::Cancelled) => return Ok(false),
+                found => logits.push(found.map_err(Error::from)?),
+            }
+        }
+        if pos >= first {
+            visit(&logits, &chunk[pos + 1..=end])?;
+        }
+        pos = end;
+    }
+    Ok(true)
+}

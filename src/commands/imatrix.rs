@@ -1,0 +1,123 @@
+//! `imatrix`: how large the inputs of a model's matrices are over a text.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use metal_attention::gguf::Imatrix;
+use metal_attention::{Backend, BatchToken, Device, EngineOptions, Error, ForwardError};
+
+use crate::cli_error::CliError;
+use crate::engine_args::SetupArgs;
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::output_file::OutputFile;
+use crate::progress::Progress;
+use crate::text_input::TextArgs;
+use crate::{chunks, token_ids, units};
+
+/// Context where `-c` is not given.
+const DEFAULT_N_CTX: usize = 512;
+
+const AFTER_HELP: &str = "\
+Errors in the columns of a matrix whose inputs are large count most: `quantize --imatrix` keeps these better. The file \
+holds the sum of squares of every column's input, as llama.cpp's does, and either program reads the other's. The text \
+is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context on the CPU. Some \
+hundred chunks of text like that which the model will see are enough.
+
+Examples:
+  metal-attention imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
+  metal-attention imatrix -m model-f16.gguf -f more.txt --add model.imatrix.gguf -o both.imatrix.gguf
+  metal-attention quantize model-f16.gguf model-q4_k_m.gguf q4_k_m --imatrix both.imatrix.gguf";
+
+/// Measure which columns of a model's matrices matter
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    text: TextArgs,
+
+    /// Where to write the file
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Add what this file has, of the same model; may be given several times
+    #[arg(long, value_name = "FILE")]
+    add: Vec<PathBuf>,
+
+    /// Chunks to evaluate [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    chunks: Option<u64>,
+
+    /// The output head's input, too
+    #[arg(long)]
+    output_head: bool,
+
+    #[command(flatten)]
+    setup: SetupArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let loading = Progress::spinner("loading the model");
+    let mut total = Imatrix::default();
+    for path in &args.add {
+        total.merge(Imatrix::open(path).map_err(Error::from)?).map_err(Error::from)?;
+    }
+    let model = args.model.open()?;
+    let mut options = EngineOptions { device: Device::Cpu, ..args.setup.options(&model) };
+    let n_ctx = *options.n_ctx.get_or_insert(DEFAULT_N_CTX);
+    let (ids, bos) = chunks::tokenize(&*args.model.tokenizer(&model)?, &args.text.read_or_stdin()?);
+    if ids.len() < n_ctx {
+        return Err(CliError::Usage(format!(
+            "the text has {} tokens, but a chunk has {n_ctx}: give a longer text or a smaller -c",
+            ids.len(),
+        )));
+    }
+    token_ids::check(&ids, model.spec().n_vocab)?;
+    loading.weigh(model.gguf().tensor_bytes());
+    let mut backend = model.backend(&options)?;
+    drop(loading);
+    // A half file does not stay.
+    let _asked = interrupt::ask();
+
+    let found = Arc::new(Mutex::new(Imatrix::default()));
+    let Backend::Cpu(pass) = &mut backend else { unreachable!("the device is the CPU") };
+    let (writer, output_head) = (Arc::clone(&found), args.output_head);
+    pass.observe(Some(Box::new(move |input| {
+        if input.matrix.starts_with("blk.") || output_head {
+            let mut found = writer.lock().unwrap_or_else(PoisonError::into_inner);
+            found.add(input.matrix, 1, 0, input.n_in, input.x);
+        }
+    })));
+    let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
+    let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
+    let pass = backend.pass();
+    // Of tokens whose logits nobody wants the last layer's inputs are not all there.
+    let n_batch = chunks::n_scored(model.spec().n_vocab, options.n_ubatch);
+    for (i, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {
+        pass.reset();
+        let id = |pos: usize| bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
+        let tokens: Vec<_> = (0..n_ctx).map(|pos| BatchToken { id: id(pos), seq: 0, pos, logits: true }).collect();
+        for batch in tokens.chunks(n_batch) {
+            match pass.forward(batch) {
+                Err(ForwardError::Cancelled) => return Err(CliError::Interrupted),
+                logits => drop(logits.map_err(Error::from)?),
+            }
+        }
+        progress.set(i as u64 + 1);
+    }
+    drop(progress);
+    let mut found = std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner));
+    (found.n_chunks, found.chunk_size) = (n_chunks, n_ctx);
+    found.datasets.push(args.text.name());
+    found.merge(total).map_err(Error::from)?;
+    found.write(OutputFile::create(&args.output)?).map_err(Error::from)?.commit()?;
+    let (n, tokens) = (found.names().len(), units::count(n_chunks * n_ctx, "token"));
+    // Where stderr is closed the note is lost, and nothing else.
+    let _ = writeln!(io::stderr(), "wrote {}: inputs of {n} matrices over {tokens}", args.output.display());
+    Ok(())
+}
