@@ -39,32 +39,18 @@
 {% include "types/inputs.wgsl" %}
 {% endif %}
 
-{% if placed %}
-@group(0) @binding(9) var<storage, read> places: array<u32>; // of each part of each matrix of each layer: start, first row, form
-{% endif %}
-{{ matrix("qkv", qkv_forms, n_embd, qkv_parts) }}
-{{ matrix("out", out_forms, n_att, out_parts) }}
-{{ matrix("gate_up", gate_up_forms, n_embd, gate_up_parts) }}
-{{ matrix("down", down_forms, n_ff, down_parts) }}
-{# Goes to a matrix of another layer. #}
-{% macro place(p, layer) %}
-{% if placed %}
-{% for part in range(p.parts) %}
-{% set at = (p.index * n_parts + part) * 3 %}
-        {{ p.name }}_{{ part }}_at = places[({{ layer }}) * {{ 12 * n_parts }}u + {{ at }}u];
-{% if p.mixed %}
-        {{ p.name }}_{{ part }}_first = places[({{ layer }}) * {{ 12 * n_parts }}u + {{ at + 1 }}u];
-        {{ p.name }}_{{ part }}_form = places[({{ layer }}) * {{ 12 * n_parts }}u + {{ at + 2 }}u];
-{% endif %}
-{% endfor %}
-{% else %}
-        {{ p.name }}_0_at = {{ p.at }}u + ({{ layer }}) * {{ layer_words }}u;
-{% endif %}
-{% endmacro %}
-{% set qkv = {"name": "qkv", "index": 0, "at": qkv_at, "parts": qkv_parts, "mixed": " " in qkv_forms or qkv_parts > 1, "n_in": n_embd, "n_items": n_qkv, "rows": 1, "lanes": qkv_lanes, "unroll": qkv_unroll, "stretches": qkv_stretches} %}
-{% set out = {"name": "out", "index": 1, "at": out_at, "parts": out_parts, "mixed": " " in out_forms or out_parts > 1, "n_in": n_att, "n_items": n_embd, "rows": 1, "lanes": out_lanes, "unroll": out_unroll, "stretches": out_stretches} %}
-{% set gate_up = {"name": "gate_up", "index": 2, "at": gate_up_at, "parts": gate_up_parts, "mixed": " " in gate_up_forms or gate_up_parts > 1, "n_in": n_embd, "n_items": n_ff, "rows": 2, "lanes": gate_up_lanes, "unroll": gate_up_unroll, "stretches": gate_up_stretches} %}
-{% set down = {"name": "down", "index": 3, "at": down_at, "parts": down_parts, "mixed": " " in down_forms or down_parts > 1, "n_in": n_ff, "n_items": n_embd, "rows": 1, "lanes": down_lanes, "unroll": down_unroll, "stretches": down_stretches} %}
+var<private> qkv_at: u32; // where a layer's matrices start in w
+var<private> out_at: u32;
+var<private> gate_up_at: u32;
+var<private> down_at: u32;
+{{ matrix("qkv", qkv_type, n_embd, n_qkv) }}
+{{ matrix("out", out_type, n_att, n_embd) }}
+{{ matrix("gate_up", gate_up_type, n_embd, 2 * n_ff) }}
+{{ matrix("down", down_type, n_ff, n_embd) }}
+{% set qkv = {"name": "qkv", "n_in": n_embd, "n_items": n_qkv, "rows": 1, "lanes": qkv_lanes, "unroll": qkv_unroll, "stretches": qkv_stretches} %}
+{% set out = {"name": "out", "n_in": n_att, "n_items": n_embd, "rows": 1, "lanes": out_lanes, "unroll": out_unroll, "stretches": out_stretches} %}
+{% set gate_up = {"name": "gate_up", "n_in": n_embd, "n_items": n_ff, "rows": 2, "lanes": gate_up_lanes, "unroll": gate_up_unroll, "stretches": gate_up_stretches} %}
+{% set down = {"name": "down", "n_in": n_ff, "n_items": n_embd, "rows": 1, "lanes": down_lanes, "unroll": down_unroll, "stretches": down_stretches} %}
 {% set as_input = "input_bytes" if integer else "input_floats" %}
 {% set warps = threads // subgroup %}
 {# Attention: four lanes share a key; units of a key that a lane reads. #}
@@ -211,10 +197,9 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% for k in range((most + threads - 1) // threads) %}
         {
             let i = min(tid + {{ k * threads }}u, max(share({{ p.n_items }}u).y, 1u) * {{ p.rows * quads }}u - 1u);
-            let row = min(share({{ p.n_items }}u).x, {{ p.n_items - 1 }}u) * {{ p.rows }}u + i / {{ quads }}u;
-            let raw = {{ p.name }}_load8(row, i % {{ quads }}u * 4u);
-            let codes = {{ p.name }}_codes8(row, raw);
-            touched += {{ p.name }}_scale8(row, raw) * (codes.lo.x + codes.hi.w);
+            let raw = {{ p.name }}_load8(min(share({{ p.n_items }}u).x, {{ p.n_items - 1 }}u) * {{ p.rows }}u + i / {{ quads }}u, i % {{ quads }}u * 4u);
+            let codes = {{ p.name }}_codes8(raw);
+            touched += {{ p.name }}_scale8(raw) * (codes.lo.x + codes.hi.w);
         }
 {% endfor %}
 {% endmacro %}
@@ -259,10 +244,10 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
                     let second = {{ input }}[lane + {{ u * p.lanes + input_units }}u + at];
 {% for r in range(p.rows) %}
 {% if integer %}
-                    acc_{{ r }} += {{ p.name }}_dots8(item * {{ p.rows }}u + {{ r }}u, {{ p.name }}_raw_{{ r }}_{{ u }}, X8(first, second));
+                    acc_{{ r }} += {{ p.name }}_dots8({{ p.name }}_raw_{{ r }}_{{ u }}, X8(first, second));
 {% else %}
-                    let codes_{{ r }} = {{ p.name }}_codes8(item * {{ p.rows }}u + {{ r }}u, {{ p.name }}_raw_{{ r }}_{{ u }});
-                    acc_{{ r }} += {{ p.name }}_scale8(item * {{ p.rows }}u + {{ r }}u, {{ p.name }}_raw_{{ r }}_{{ u }})
+                    let codes_{{ r }} = {{ p.name }}_codes8({{ p.name }}_raw_{{ r }}_{{ u }});
+                    acc_{{ r }} += {{ p.name }}_scale8({{ p.name }}_raw_{{ r }}_{{ u }})
                         * (codes_{{ r }}.lo * bitcast<vec4<f32>>(first) + codes_{{ r }}.hi * bitcast<vec4<f32>>(second));
 {% endif %}
 {% endfor %}
@@ -417,7 +402,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     let splits = clamp((pos - seen + {{ split }}u) / {{ split }}u, 1u, {{ max_splits }}u);
     let split_len = (pos - seen + splits) / splits;
 
-{{ place(qkv, "0u") }}
+    qkv_at = {{ qkv_at }}u;
 {{ declare(qkv) }}
 {{ declare(out) }}
 {{ declare(gate_up) }}
@@ -426,13 +411,13 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     for (var layer = 0u; layer < {{ n_layer }}u; layer++) {
         let flow_at = this_half + layer * {{ layer_flow }}u;
         let params_at = layer * {{ layer_params }}u;
-{{ place(qkv, "layer") }}
+        qkv_at = {{ qkv_at }}u + layer * {{ layer_words }}u;
 {% if not ahead %}
 {{ begin(qkv) }}
 {% endif %}
-{{ place(out, "layer") }}
-{{ place(gate_up, "layer") }}
-{{ place(down, "layer") }}
+        out_at = {{ out_at }}u + layer * {{ layer_words }}u;
+        gate_up_at = {{ gate_up_at }}u + layer * {{ layer_words }}u;
+        down_at = {{ down_at }}u + layer * {{ layer_words }}u;
 
         // Queries, keys, values.
 {{ begin(out) if ahead }}
@@ -446,12 +431,12 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {{ touch(gate_up) }}
 {{ touch(down) }}
         if layer < {{ n_layer - 1 }}u {
-{{ place(qkv, "layer + 1u") }}
-{{ place(out, "layer + 1u") }}
+            qkv_at += {{ layer_words }}u;
+            out_at += {{ layer_words }}u;
 {{ touch(qkv) }}
 {{ touch(out) }}
-{{ place(qkv, "layer") }}
-{{ place(out, "layer") }}
+            qkv_at -= {{ layer_words }}u;
+            out_at -= {{ layer_words }}u;
         }
 {% endif %}
         for (var task = group; task < splits * N_HEAD; task += GROUPS) {
@@ -647,9 +632,9 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {{ begin(down) if not ahead }}
 {% if ahead %}
         if layer < {{ n_layer - 1 }}u {
-{{ place(qkv, "layer + 1u") }}
+            qkv_at += {{ layer_words }}u;
 {{ begin(qkv) }}
-{{ place(qkv, "layer") }}
+            qkv_at -= {{ layer_words }}u;
         }
 {% endif %}
 {{ product(down, "wide", wide_units, fill_gated(), down_bias_at if down_bias else 0,

@@ -1,7 +1,6 @@
 //! WGSL sources: templates in `shaders/`, filled in for a kernel's constants and
 //! a device's features.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::OnceLock;
 
@@ -17,8 +16,8 @@ pub enum Constant {
     Float(u32),
     /// A choice.
     Bool(bool),
-    /// A name, or several: a tensor type, a layout.
-    Name(Cow<'static, str>),
+    /// A name: a tensor type, a layout.
+    Name(&'static str),
 }
 
 impl From<u32> for Constant {
@@ -47,24 +46,18 @@ impl From<bool> for Constant {
 
 impl From<&'static str> for Constant {
     fn from(v: &'static str) -> Self {
-        Self::Name(v.into())
-    }
-}
-
-impl From<String> for Constant {
-    fn from(v: String) -> Self {
-        Self::Name(v.into())
+        Self::Name(v)
     }
 }
 
 impl Constant {
     fn value(&self) -> Value {
-        match self {
-            Self::Uint(v) => Value::from(*v),
+        match *self {
+            Self::Uint(v) => Value::from(v),
             // WGSL needs every digit, and an exponent or a point to take it for a float.
-            Self::Float(v) => Value::from(format!("{:e}f", f32::from_bits(*v))),
-            Self::Bool(v) => Value::from(*v),
-            Self::Name(v) => Value::from(v.as_ref()),
+            Self::Float(v) => Value::from(format!("{:e}f", f32::from_bits(v))),
+            Self::Bool(v) => Value::from(v),
+            Self::Name(v) => Value::from(v),
         }
     }
 }
@@ -114,7 +107,6 @@ shaders![
     "matmul_output.wgsl",
     "matmul_split.wgsl",
     "matmul_tiled.wgsl",
-    "matrix.wgsl",
     "matrix_loops.wgsl",
     "matvec.wgsl",
     "matvec_integer.wgsl",
@@ -191,48 +183,12 @@ fn templates() -> &'static Environment<'static> {
     })
 }
 
-/// What reads a matrix of a kernel that has several, all in one buffer `w`: `{prefix}_Raw8`, and for a row
-/// `{prefix}_load8`, `{prefix}_dots8`, `{prefix}_codes8` and `{prefix}_scale8`, as in `shaders/types/`.
-///
-/// Its parts differ from layer to layer. `forms`, as in `q4_k:3072 q4_k:2560 q6_k:512`, lists each type with each number of
-/// rows that some part of some layer has; a layer has up to `n_parts` parts, one below the other. Where part `p` starts in
-/// `w`, its first row and its form are in the variables `{prefix}_{p}_at`, `_first` and `_form`.
-fn matrix_functions(
-    state: &State,
-    prefix: &str,
-    forms: &str,
-    n_in: u32,
-    n_parts: usize,
-) -> Result<String, minijinja::Error> {
-    let integer = state.lookup("integer").is_some_and(|integer| integer.is_true());
-    let mut text = String::new();
-    let mut fields = Vec::new();
-    for (form, ty_and_rows) in forms.split(' ').enumerate() {
-        let (ty, n_rows) = ty_and_rows.split_once(':').expect("a form is TYPE:ROWS");
-        let n_rows: u32 = n_rows.parse().expect("rows are a number");
-        let template = state.env().get_template(&format!("types/{ty}.wgsl"))?;
-        let source = template.render(context! { n_in, n_rows, integer, scoped => true })?;
-        fields.push(raw_fields(&source));
-        text += &scoped(&source, &format!("{prefix}_form_{form}"));
-    }
-    let context = context! { prefix, fields, n_parts, integer };
-    Ok(text + &state.env().get_template("matrix.wgsl")?.render(context)?)
-}
-
-/// Whether what [`matrix_functions`] needs of a unit of type `ty` can be kept as words, which several forms share.
-pub(crate) fn is_kept_as_words(ty: &str) -> bool {
-    let template = templates().get_template(&format!("types/{ty}.wgsl")).expect("types have a file");
-    let source = template.render(context! { n_in => 256, n_rows => 1, integer => false, scoped => true });
-    !raw_fields(&source.expect("types render")).is_empty()
-}
-
-/// The fields of `Raw8` in a file of `shaders/types/`, all of which are words, as in `["q", "d"]`; none where they are not,
-/// or too many to lie in a `vec4`.
-fn raw_fields(source: &str) -> Vec<String> {
-    let fields = source.split_once("struct Raw8 {").and_then(|(_, rest)| rest.split_once('}')).map_or("", |(f, _)| f);
-    let fields: Option<Vec<_>> =
-        fields.split(',').map(|field| Some(field.trim().strip_suffix(": u32")?.to_owned())).collect();
-    fields.filter(|fields| fields.len() <= 4).unwrap_or_default()
+/// What a file of `shaders/types/` declares, for one of several matrices that a kernel reads from one buffer `w`: each
+/// name is preceded by `prefix`, and the matrix starts at `{prefix}_at` of `w`.
+fn matrix_functions(state: &State, prefix: &str, ty: &str, n_in: u32, n_rows: u32) -> Result<String, minijinja::Error> {
+    let template = state.env().get_template(&format!("types/{ty}.wgsl"))?;
+    let integer = state.lookup("integer");
+    Ok(scoped(&template.render(context! { n_in, n_rows, integer, scoped => true })?, prefix))
 }
 
 /// `source` with `prefix` before every name that it declares at module scope, and before the indices of `w`.

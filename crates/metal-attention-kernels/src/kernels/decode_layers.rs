@@ -8,7 +8,7 @@ use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
-use crate::shader::{ShaderFeatures, is_kept_as_words};
+use crate::shader::ShaderFeatures;
 use crate::weights::{GpuMatrix, type_info, type_name};
 
 /// Sizes of a model whose layers are all alike.
@@ -112,8 +112,9 @@ fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
 }
 
 /// All layers of one token, `x` from the embedding to the head, in one dispatch of `groups` workgroups that stay until
-/// the end and hand each other what they make. Layers may differ in the types of their matrices, and rows of a matrix in
-/// theirs. The inner error says why a model or a device does not suit.
+/// the end and hand each other what they make. `None` where the model or the device does not suit: layers that differ,
+/// matrices in several parts or buffers, sizes that are no multiples of 8, no subgroups of one known size, too little
+/// workgroup memory.
 ///
 /// All workgroups have to run at once. No API tells whether they will: run it once and look at
 /// [`LayersBuffers::state`].
@@ -123,48 +124,39 @@ pub fn decode_layers(
     groups: usize,
     layers: &[LayerMatrices<'_>],
     buffers: &LayersBuffers<'_>,
-) -> Result<Result<Dispatch, &'static str>, GpuError> {
-    let matrices = match Matrices::of(layers) {
-        Ok(matrices) => matrices,
-        Err(why) => return Ok(Err(why)),
-    };
-    let Some((keys, values, layer_cache)) = cache_layout(buffers.cache) else {
-        return Ok(Err("the KV cache is more than one buffer can hold"));
-    };
+) -> Result<Option<Dispatch>, GpuError> {
+    let Some(matrices) = Matrices::of(layers) else { return Ok(None) };
+    let Some((keys, values, layer_cache)) = cache_layout(buffers.cache) else { return Ok(None) };
     let a = &shape.attention;
     let sizes = [shape.n_embd, a.att_len(), shape.n_ff];
     let subgroup_size = gpu.features().subgroup_size as usize;
     let limits = gpu.wgpu().limits();
-    if !(4..=32).contains(&subgroup_size) {
-        return Ok(Err("the GPU's subgroups have no size from 4 to 32"));
-    }
-    let fits = |layer: &LayerMatrices<'_>| (0..4).all(|i| shape.fits(i, layer));
-    if !sizes.iter().all(|n| n.is_multiple_of(8)) || !a.head_dim.is_multiple_of(4) || !layers.iter().all(fits) {
-        return Ok(Err("widths are no multiples of 8, or of 4 for heads"));
-    }
-    if layers.len() != shape.n_layer || buffers.cache.len() != shape.n_layer {
-        return Ok(Err("layers and caches differ in number"));
+    let suits = (4..=32).contains(&subgroup_size)
+        && sizes.iter().all(|n| n.is_multiple_of(8))
+        && a.head_dim.is_multiple_of(4)
+        && layers.len() == shape.n_layer
+        && buffers.cache.len() == shape.n_layer
+        && (0..4).all(|i| layers.iter().all(|layer| shape.fits(i, layer)));
+    if !suits {
+        return Ok(None);
     }
     let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
     let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
     {
-        return Ok(Err("a workgroup has too little memory for the widths"));
+        return Ok(None);
     }
     a.check()?;
     let LayersBuffers { params, x, flow, state, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
-    let ends = layers
-        .iter()
-        .flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down])
-        .flat_map(|matrix| matrix.parts().iter().map(|part| part.buffer.offset() + part.bytes(matrix.n_in())));
+    // Each slice lies in its buffer; those of all layers are as far apart as those of the first two.
+    let ends = layers.iter().flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]).map(|matrix| {
+        let part = &matrix.parts()[0];
+        part.buffer.offset() + part.bytes(matrix.n_in())
+    });
     let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
-    let places = match matrices.stride() {
-        Some(_) => None,
-        None => Some(gpu.upload("where the layers' matrices lie", &matrices.places())?),
-    };
-    let mut bound: Vec<(&dyn Bind, Reach)> = vec![
+    let bound: [(&dyn Bind, Reach); 9] = [
         (weights, Reach::Fixed(ends.max().unwrap_or(0))),
         (params, Reach::floats(shape.n_layer * shape.params())),
         (x, Reach::floats(shape.n_embd)),
@@ -175,9 +167,8 @@ pub fn decode_layers(
         (values, cache),
         (batch, Reach::Batch),
     ];
-    bound.extend(places.iter().map(|places| (places as &dyn Bind, Reach::Fixed(places.size()))));
     let one = Extent::Fixed(1);
-    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
+    Ok(Some(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
 }
 
 /// Bytes of four elements of the cache.
@@ -196,111 +187,42 @@ fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&wgpu::Buffer, &wgpu::Buffe
     regular.then_some((keys.buffer(), values.buffer(), stride))
 }
 
-/// A type and a number of rows that some part of a matrix has in some layer.
-type Form = (TensorType, usize);
-
-/// Where a part of a matrix lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
-    /// Words before it in the buffer.
-    at: u32,
-    /// Its first row of the matrix.
-    first_row: u32,
-    /// Its place in [`Matrices::forms`].
-    form: u32,
-}
-
-/// Where the matrices of all layers lie in their buffer, and what they are made of.
-#[derive(Debug, Clone)]
+/// Where the matrices of all layers lie in their buffer.
+#[derive(Debug, Clone, Copy)]
 struct Matrices {
-    /// Of each of the four matrices, the forms that it has in any layer.
-    forms: [Vec<Form>; 4],
-    /// Of each layer and each matrix, its parts, one below the other.
-    layers: Vec<[Vec<Place>; 4]>,
+    types: [TensorType; 4],
+    /// Words before each matrix of the first layer.
+    at: [u32; 4],
+    /// Words from one layer to the next.
+    layer: u32,
 }
 
 impl Matrices {
-    /// What of a model does not suit, in words.
-    fn of(layers: &[LayerMatrices<'_>]) -> Result<Self, &'static str> {
-        let mut forms: [Vec<Form>; 4] = Default::default();
-        let mut buffer = None;
-        let mut places = Vec::new();
-        for layer in layers {
-            let mut of_layer: [Vec<Place>; 4] = Default::default();
-            let matrices = [layer.qkv, layer.out, layer.gate_up, layer.down];
-            for (matrix, (forms, places)) in matrices.iter().zip(forms.iter_mut().zip(&mut of_layer)) {
-                for part in matrix.parts() {
-                    if *buffer.get_or_insert(part.buffer.buffer()) != part.buffer.buffer() {
-                        return Err("the layers' weights are more than one buffer can hold");
-                    }
-                    if part.row_step != 1 {
-                        return Err("gate and up have different types");
-                    }
-                    let form = (part.ty, part.n_rows);
-                    let known = forms.iter().position(|known| *known == form);
-                    let form = known.unwrap_or_else(|| {
-                        forms.push(form);
-                        forms.len() - 1
-                    });
-                    let at = (part.buffer.offset() / 4) as u32;
-                    places.push(Place { at, first_row: part.first_row as u32, form: form as u32 });
-                }
-            }
-            places.push(of_layer);
-        }
-        let matrices = Self { forms, layers: places };
-        let as_words = |i: usize| matrices.forms[i].iter().all(|&(ty, _)| is_kept_as_words(type_name(ty)));
-        if !(0..4).all(|i| !matrices.is_mixed(i) || as_words(i)) {
-            return Err("a matrix is of floats in some layers or rows, of codes in others");
-        }
-        Ok(matrices)
-    }
-
-    /// Most parts that matrix `i` has in a layer.
-    fn n_parts(&self, i: usize) -> usize {
-        self.layers.iter().map(|layer| layer[i].len()).max().unwrap_or(1)
-    }
-
-    /// Whether layers, or rows of a layer, differ in matrix `i`.
-    fn is_mixed(&self, i: usize) -> bool {
-        self.forms[i].len() > 1 || self.n_parts(i) > 1
-    }
-
-    /// Words from one layer to the next, where layers that are all alike follow each other at equal distances.
-    fn stride(&self) -> Option<u32> {
-        let first = self.layers.first()?;
-        let stride = match self.layers.get(1) {
-            Some(layer) => layer[0][0].at.checked_sub(first[0][0].at)?,
+    fn of(layers: &[LayerMatrices<'_>]) -> Option<Self> {
+        let parts = |layer: &LayerMatrices<'_>| {
+            let all = [layer.qkv, layer.out, layer.gate_up, layer.down].map(|m| match m.parts() {
+                [part] if part.row_step == 1 => Some((part.ty, part.buffer.clone())),
+                _ => None,
+            });
+            all.iter().all(Option::is_some).then(|| all.map(|part| part.expect("checked")))
+        };
+        let first = parts(layers.first()?)?;
+        let words = |slice: &Slice| (slice.offset() / 4) as u32;
+        let at = first.each_ref().map(|(_, slice)| words(slice));
+        let layer = match layers.get(1) {
+            Some(layer) => words(&parts(layer)?[0].1).checked_sub(at[0])?,
             None => 0,
         };
-        let is_regular = |(layer, matrices): (usize, &[Vec<Place>; 4])| {
-            let at = |first: &Place| u64::from(first.at) + layer as u64 * u64::from(stride);
-            matrices.iter().zip(first).all(|(parts, first)| u64::from(parts[0].at) == at(&first[0]))
-        };
-        let regular = !(0..4).any(|i| self.is_mixed(i)) && self.layers.iter().enumerate().all(is_regular);
-        regular.then_some(stride)
-    }
-
-    /// What the kernel reads where there is no stride: of each layer, matrix and part the start, the first row and the form;
-    /// as many parts of each as any has.
-    fn places(&self) -> Vec<u32> {
-        const NO_ROW: Place = Place { at: 0, first_row: u32::MAX, form: 0 };
-        let n_parts = (0..4).map(|i| self.n_parts(i)).max().unwrap_or(1);
-        let padded = |parts: &Vec<Place>| {
-            parts.iter().copied().chain(std::iter::repeat(NO_ROW)).take(n_parts).collect::<Vec<_>>()
-        };
-        let places = self.layers.iter().flatten().flat_map(padded);
-        places.flat_map(|place| [place.at, place.first_row, place.form]).collect()
-    }
-
-    /// The types of matrix `i`.
-    fn types(&self, i: usize) -> impl Iterator<Item = TensorType> + '_ {
-        self.forms[i].iter().map(|&(ty, _)| ty)
-    }
-
-    /// Most words that a lane fetches for a unit of matrix `i`.
-    fn words_of_a_unit(&self, i: usize) -> usize {
-        self.types(i).map(|ty| type_info(ty).words).max().unwrap_or(1)
+        for (i, matrices) in layers.iter().enumerate() {
+            for ((ty, slice), (first, at)) in parts(matrices)?.iter().zip(first.iter().zip(at)) {
+                let same = *ty == first.0 && slice.buffer() == first.1.buffer();
+                if !same || words(slice) != at + i as u32 * layer {
+                    return None;
+                }
+            }
+        }
+        let types = first.map(|(ty, _)| ty);
+        Some(Self { types, at, layer })
     }
 }
 
@@ -316,11 +238,11 @@ struct Tile {
 }
 
 impl Tile {
-    fn new(n_in: usize, rows: usize, words: usize, subgroup_size: usize) -> Self {
+    fn new(n_in: usize, rows: usize, ty: TensorType, subgroup_size: usize) -> Self {
         let units = n_in / 8;
         let lanes = units.next_power_of_two().min(subgroup_size);
         let steps = units.div_ceil(lanes);
-        let most = (48 / (rows * words)).clamp(1, 8);
+        let most = (48 / (rows * type_info(ty).words)).clamp(1, 8);
         let stretches = steps.div_ceil(most);
         Self { lanes, unroll: steps.div_ceil(stretches), stretches }
     }
@@ -332,19 +254,11 @@ impl Tile {
 }
 
 /// The constants of each matrix.
-const NAMES: [[&str; 7]; 4] = [
-    ["qkv_forms", "qkv_parts", "qkv_at", "qkv_lanes", "qkv_unroll", "qkv_stretches", "qkv_bias"],
-    ["out_forms", "out_parts", "out_at", "out_lanes", "out_unroll", "out_stretches", "out_bias"],
-    [
-        "gate_up_forms",
-        "gate_up_parts",
-        "gate_up_at",
-        "gate_up_lanes",
-        "gate_up_unroll",
-        "gate_up_stretches",
-        "gate_up_bias",
-    ],
-    ["down_forms", "down_parts", "down_at", "down_lanes", "down_unroll", "down_stretches", "down_bias"],
+const NAMES: [[&str; 6]; 4] = [
+    ["qkv_type", "qkv_at", "qkv_lanes", "qkv_unroll", "qkv_stretches", "qkv_bias"],
+    ["out_type", "out_at", "out_lanes", "out_unroll", "out_stretches", "out_bias"],
+    ["gate_up_type", "gate_up_at", "gate_up_lanes", "gate_up_unroll", "gate_up_stretches", "gate_up_bias"],
+    ["down_type", "down_at", "down_lanes", "down_unroll", "down_stretches", "down_bias"],
 ];
 
 /// The kernel's constants.
@@ -369,19 +283,16 @@ impl Layout {
         let subgroup_size = features.subgroup_size as usize;
         let inputs = [shape.n_embd, a.att_len(), shape.n_embd, shape.n_ff];
         let rows = [1, 1, 2, 1];
-        let tiles: [Tile; 4] =
-            std::array::from_fn(|i| Tile::new(inputs[i], rows[i], matrices.words_of_a_unit(i), subgroup_size));
+        let tiles: [Tile; 4] = std::array::from_fn(|i| Tile::new(inputs[i], rows[i], matrices.types[i], subgroup_size));
         let h_units = tiles[0].units().max(tiles[2].units());
         let wide_units = tiles[1].units().max(tiles[3].units());
         let sizes = [a.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
-        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * matrices.words_of_a_unit(i)).sum();
+        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * type_info(matrices.types[i]).words).sum();
         let ahead = words / groups <= AHEAD;
         // No more subgroups than one has lanes, which join what the subgroups found.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
         // Turning inputs into bytes takes a while, which small products do not make up for.
-        let integer =
-            !ahead && features.integer_dot && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).packed);
-        let stride = matrices.stride();
+        let integer = !ahead && features.integer_dot && matrices.types.iter().all(|&ty| type_info(ty).packed);
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
             ("threads", threads.into()),
@@ -397,9 +308,7 @@ impl Layout {
             ("n_att", a.att_len().into()),
             ("n_ff", shape.n_ff.into()),
             ("norm_eps", shape.norm_eps.into()),
-            ("placed", stride.is_none().into()),
-            ("layer_words", stride.unwrap_or(0).into()),
-            ("n_parts", (0..4).map(|i| matrices.n_parts(i)).max().unwrap_or(1).into()),
+            ("layer_words", matrices.layer.into()),
             ("layer_units", (layer_units as usize).into()),
             ("split", SPLIT.into()),
             ("max_splits", max_splits(a, groups).into()),
@@ -409,15 +318,11 @@ impl Layout {
             ("h_units", h_units.into()),
             ("wide_units", wide_units.into()),
         ]);
-        for (i, [forms, parts, at, lanes, unroll, stretches, bias]) in NAMES.into_iter().enumerate() {
+        for (i, [ty, at, lanes, unroll, stretches, bias]) in NAMES.into_iter().enumerate() {
             let tile = tiles[i];
-            let names = matrices.forms[i].iter().map(|(ty, n_rows)| format!("{}:{n_rows}", type_name(*ty)));
-            // The key of a kernel does not depend on places that it reads.
-            let first = stride.map_or(0, |_| matrices.layers[0][i][0].at);
             key.constants.extend([
-                (forms, names.collect::<Vec<_>>().join(" ").into()),
-                (parts, matrices.n_parts(i).into()),
-                (at, first.into()),
+                (ty, type_name(matrices.types[i]).into()),
+                (at, matrices.at[i].into()),
                 (lanes, tile.lanes.into()),
                 (unroll, tile.unroll.into()),
                 (stretches, tile.stretches.into()),
@@ -448,11 +353,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         norm_eps: 1e-5,
         biases: [false; 4],
     };
-    let rows = [shape.attention.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
-    let forms = rows.map(|n_rows| vec![(TensorType::Q4_0, n_rows)]);
-    let place = |at| vec![Place { at, first_row: 0, form: 0 }];
-    let layers = (0..30).map(|i| [0, 100_000, 200_000, 500_000].map(|at| place(at + i * 1_000_000))).collect();
-    let matrices = Matrices { forms, layers };
+    let matrices = Matrices { types: [TensorType::Q4_0; 4], at: [0, 100_000, 200_000, 500_000], layer: 1_000_000 };
     let features = ShaderFeatures { subgroups: true, subgroup_size: 32, integer_dot: true, ..Default::default() };
     vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
 }
