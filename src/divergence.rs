@@ -176,7 +176,8 @@ fn compare(logits: &[f32], reference: &[f32], next: usize) -> Compared {
 
 /// The first of the largest.
 fn likeliest(row: &[f32]) -> usize {
-    let best = row.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, &x)| if x > best.1 { (i, x) } else { best });
+    let best =
+        row.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, &x)| if x > best.1 { (i, x) } else { best });
     best.0
 }
 

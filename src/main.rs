@@ -40,8 +40,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, imatrix, info, kernels, list, logits, perplexity, pull, quantize,
-    rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, imatrix, info, kernels, list, logits, perplexity, pull,
+    quantize, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\

@@ -28,8 +28,7 @@ pub struct TypeArgs {
 impl TypeArgs {
     /// Gives `tensors` the types they will have, and writes down in `metadata` what the file consists of.
     pub fn apply(&self, recipe: &Recipe, importance: bool, metadata: &mut Metadata, tensors: &mut [TensorDecl]) {
-        let choices =
-            TypeChoices { embedding: self.embd_type, head: self.output_type, pure: self.pure, importance };
+        let choices = TypeChoices { embedding: self.embd_type, head: self.output_type, pure: self.pure, importance };
         let types = recipe.types(metadata, tensors, &choices);
         for (tensor, ty) in tensors.iter_mut().zip(types) {
             tensor.ty = ty;

@@ -33,6 +33,12 @@ impl CpuCeilings {
         Ok(Self { pool, isa: Isa::best() })
     }
 
+    /// The same with kernels for `isa`, which need not be the best that this CPU has.
+    #[must_use]
+    pub fn with_isa(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
     /// The instruction set of the multiplications.
     pub fn isa(&self) -> Isa {
         self.isa

@@ -205,7 +205,9 @@ fn forward<E: Element>(
     let caches: Vec<_> = layers.iter_mut().map(LayerCache::shared).collect();
     // Who watches the layers, or their matrices, sees all tokens together.
     let done = match side_by_side {
-        Some(side_by_side) if trace.is_none() && run.observer.is_none() => side_by_side.forward(&mut run, &caches, tokens, logits),
+        Some(side_by_side) if trace.is_none() && run.observer.is_none() => {
+            side_by_side.forward(&mut run, &caches, tokens, logits)
+        }
         _ => false,
     };
     if !done {

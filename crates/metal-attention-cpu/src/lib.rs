@@ -8,10 +8,12 @@
 
 mod activations;
 mod ceilings;
+mod codebooks;
 mod cores;
 mod error;
 mod forward;
 mod forward_pass;
+mod fp4;
 mod kernels;
 mod kv_cache;
 mod layers;

@@ -5,7 +5,8 @@
 //! rows; a block holds, for 32 or 256 columns, first the codes and then the
 //! scales of all 16 rows, so that one vector load fetches the same 4 columns of
 //! every row. The bytes are those of the file in another order: a repacked
-//! matrix is as large as the original.
+//! matrix is as large as the original, or (`IQ3_S` and `TQ1_0`, which are unpacked,
+//! and some with a codebook) up to 22 % larger.
 //!
 //! Codes lie in bit planes per 32 columns. A vector of 64 bytes is 16 rows x 4
 //! columns; *step* `s` of 8 stands for columns `4s..4s + 4`:
@@ -16,14 +17,17 @@
 //!
 //! Every format reads as `w = scale * (code - OFFSET) + min`.
 
+use std::array::from_fn;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use memmap2::MmapMut;
-use metal_attention_gguf::blocks::IQ4_VALUES;
+use metal_attention_gguf::blocks::{BlockIq3S, BlockTq1_0, Grid, IQ4_VALUES, cast};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 use metal_attention_gguf::{Tensor, TensorType};
 
+use crate::codebooks;
+use crate::fp4;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{LANES, Simd};
@@ -51,8 +55,12 @@ impl PackedMatrix {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
         let layout = layout(ty);
         let n_panels = n_out.div_ceil(PANEL);
-        let panel_bytes = ty.row_bytes(n_in) * PANEL;
+        let block_bytes = layout.as_ref().map_or(ty.block_bytes(), |layout| layout.packed_bytes);
+        let panel_bytes = n_in / ty.block_len() * block_bytes * PANEL;
         let mut data = MmapMut::map_anon(n_panels.checked_mul(panel_bytes)?).ok()?;
+        // Pages of 2 MiB, of which the core knows more by heart. Where there are none the matrix is merely slower.
+        #[cfg(target_os = "linux")]
+        let _ = data.advise(memmap2::Advice::HugePage);
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
         pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {
@@ -91,17 +99,27 @@ struct Layout {
     block_len: usize,
     /// Bytes of one row's block in the file.
     row_bytes: usize,
+    /// Bytes of one row's block in the panel.
+    packed_bytes: usize,
     /// Bits of a code.
     bits: usize,
     /// Codes of columns `32 i..32 i + 32` of one row's block.
     codes: fn(&[u8], usize) -> Codes,
     /// What follows the codes: fields of the row's block as (offset, width, count), interleaved by lane.
     tail: &'static [(usize, usize, usize)],
+    /// What packs a block in the place of all this, where codes are more than bit planes.
+    other: Option<PackBlock>,
 }
 
-/// Whether there is a format for the codes of `ty`.
-pub(crate) fn has_codes(ty: TensorType) -> bool {
-    layout(ty).is_some()
+/// Packs one row's block, as the file has it, into its lane of a panel's block.
+pub(crate) type PackBlock = fn(&[u8], usize, &mut [u8]);
+
+impl Layout {
+    /// Of blocks that `pack` makes `packed_bytes` bytes of.
+    fn other(ty: TensorType, packed_bytes: usize, pack: PackBlock) -> Self {
+        let (block_len, row_bytes) = (ty.block_len(), ty.block_bytes());
+        Self { block_len, row_bytes, packed_bytes, bits: 0, codes: |_, _| [0; 32], tail: &[], other: Some(pack) }
+    }
 }
 
 fn layout(ty: TensorType) -> Option<Layout> {
@@ -112,7 +130,7 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q5_0 => (5, |b, _| q5(&b[2..]), &[(0, 2, 1)]),
         TensorType::Q5_1 => (5, |b, _| q5(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
         // Signed to offset 128.
-        TensorType::Q8_0 => (8, |b, _| std::array::from_fn(|l| b[2 + l] ^ 0x80), &[(0, 2, 1)]),
+        TensorType::Q8_0 => (8, |b, _| from_fn(|l| b[2 + l] ^ 0x80), &[(0, 2, 1)]),
         TensorType::Q2_K => (2, |b, i| two_bits(&b[16..80], i), &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
         TensorType::Q3_K => (3, q3_k, &[(96, 1, 12), (108, 2, 1)]),
         TensorType::Q4_K => (4, |b, i| four_bits(&b[16..144], i), &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
@@ -120,22 +138,31 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q6_K => (6, q6_k, &[(192, 1, 16), (208, 2, 1)]),
         TensorType::IQ4_XS => (4, |b, i| nibble_halves(&b[8 + 16 * i..]), &[(2, 1, 6), (0, 2, 1)]),
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
-        // Read as they lie in the file.
-        TensorType::IQ3_S
-        | TensorType::IQ3_XXS
-        | TensorType::IQ2_S
-        | TensorType::IQ2_XS
-        | TensorType::IQ2_XXS
-        | TensorType::IQ1_M
-        | TensorType::IQ1_S
-        | TensorType::MXFP4
-        | TensorType::NVFP4
-        | TensorType::TQ2_0
-        | TensorType::TQ1_0
-        | TensorType::Q2_0
-        | TensorType::Q1_0 => return None,
+        TensorType::TQ2_0 => (2, two_bits, &[(64, 2, 1)]),
+        TensorType::TQ1_0 => (2, |b, i| from_fn(|l| cast::<BlockTq1_0>(b)[0].code(32 * i + l)), &[(52, 2, 1)]),
+        TensorType::Q2_0 => (2, |b, i| from_fn(|l| b[2 + 8 * i + l / 4] >> (2 * (l % 4)) & 3), &[(0, 2, 1)]),
+        TensorType::Q1_0 => (1, |b, i| from_fn(|l| b[2 + 4 * i + l / 8] >> (l % 8) & 1), &[(0, 2, 1)]),
+        TensorType::IQ3_S => (4, iq3_s, &[(106, 1, 4), (0, 2, 1)]),
+        TensorType::MXFP4 => return Some(Layout::other(ty, 18, fp4::mxfp4)),
+        TensorType::NVFP4 => return Some(Layout::other(ty, 40, fp4::nvfp4)),
+        TensorType::IQ3_XXS => return Some(Layout::other(ty, 102, codebooks::iq3_xxs)),
+        TensorType::IQ2_S => return Some(Layout::other(ty, 82, codebooks::iq2_s)),
+        TensorType::IQ2_XS => return Some(Layout::other(ty, 78, codebooks::iq2_xs)),
+        TensorType::IQ2_XXS => return Some(Layout::other(ty, 70, codebooks::iq2_xxs)),
+        TensorType::IQ1_M => return Some(Layout::other(ty, 58, codebooks::iq1_m)),
+        TensorType::IQ1_S => return Some(Layout::other(ty, 50, codebooks::iq1_s)),
     };
-    Some(Layout { block_len: ty.block_len(), row_bytes: ty.block_bytes(), bits, codes, tail })
+    let fields: usize = tail.iter().map(|(_, width, count)| width * count).sum();
+    let packed_bytes = ty.block_len() / 8 * bits + fields;
+    Some(Layout {
+        block_len: ty.block_len(),
+        row_bytes: ty.block_bytes(),
+        packed_bytes,
+        bits,
+        codes,
+        tail,
+        other: None,
+    })
 }
 
 /// Packs one row of a panel of floats, `N` bytes each.
@@ -149,7 +176,11 @@ fn pack_floats<const N: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
 /// Packs one row of a panel of codes.
 fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
     let code_bytes = 4 * layout.bits * PANEL;
-    for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.row_bytes * PANEL)) {
+    for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.packed_bytes * PANEL)) {
+        if let Some(pack) = layout.other {
+            pack(src, lane, dst);
+            continue;
+        }
         let n_groups = layout.block_len / 32;
         let (code_part, tail_part) = dst.split_at_mut(n_groups * code_bytes);
         for (i, out) in code_part.chunks_exact_mut(code_bytes).enumerate() {
@@ -166,7 +197,7 @@ fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
 }
 
 /// Writes the codes of 32 columns into their lane of the bit planes.
-fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
+pub(crate) fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
     // Step s: 4 columns in a word.
     let mut steps = [0u32; 8];
     for (step, group) in steps.iter_mut().zip(codes.as_chunks::<4>().0) {
@@ -176,6 +207,7 @@ fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
     let (vectors, high) = out.split_at_mut(match bits {
         8 => 512,
         4..=6 => 256,
+        1 => 64,
         _ => 128,
     });
     match bits {
@@ -189,6 +221,7 @@ fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
             write_lane(vectors, lane, plane4(part(15, 0)));
             write_lane(high, lane, plane2(part(3, 4)));
         }
+        1 => write_lane(vectors, lane, plane1(part(1, 0))),
         2 => write_lane(vectors, lane, plane2(part(3, 0))),
         3 => {
             write_lane(vectors, lane, plane2(part(3, 0)));
@@ -205,11 +238,11 @@ fn write_lane<const N: usize>(out: &mut [u8], lane: usize, words: [u32; N]) {
 }
 
 fn plane4(s: [u32; 8]) -> [u32; 4] {
-    std::array::from_fn(|v| s[v] | s[v + 4] << 4)
+    from_fn(|v| s[v] | s[v + 4] << 4)
 }
 
 fn plane2(s: [u32; 8]) -> [u32; 2] {
-    std::array::from_fn(|v| s[4 * v] | s[4 * v + 1] << 2 | s[4 * v + 2] << 4 | s[4 * v + 3] << 6)
+    from_fn(|v| s[4 * v] | s[4 * v + 1] << 2 | s[4 * v + 2] << 4 | s[4 * v + 3] << 6)
 }
 
 fn plane1(s: [u32; 8]) -> [u32; 1] {
@@ -249,6 +282,17 @@ fn q6_k(b: &[u8], i: usize) -> Codes {
     joined(low, shifted(&b[128 + 32 * half..], 2 * quarter, 3), 4)
 }
 
+/// The values of an `IQ3_S` block, odd numbers from -15 to 15, as codes from 0.
+fn iq3_s(b: &[u8], i: usize) -> Codes {
+    let block = &cast::<BlockIq3S>(b)[0];
+    from_fn(|l| {
+        let at = 32 * i + l;
+        let size = Grid::IQ3_S.value(block.code(at / 4), at % 4);
+        let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -size } else { size };
+        ((value + 15) / 2) as u8
+    })
+}
+
 /// A packed format as the kernels read it.
 pub(crate) trait Format {
     /// Columns of a block.
@@ -257,7 +301,7 @@ pub(crate) trait Format {
     const SUB: usize;
     /// `OFFSET = 2^n`; `None` where it is 0.
     const OFFSET_LOG2: Option<u32>;
-    /// Bits of a code as [`codes`](Self::codes) gives it: up to 6, or 8.
+    /// Bits of a code as [`codes`](Self::codes) gives it: up to 8; with 7, codes are below 128.
     const BITS: u32;
     /// Whether `min` is not always 0.
     const HAS_MIN: bool;
@@ -311,7 +355,7 @@ pub(crate) type Unpacked = [[[u8; PANEL]; 8]; 2];
 
 /// Codes of a 4-bit plane.
 #[inline(always)]
-unsafe fn nibbles<S: Simd>(p: *const u8) -> [S::B; 8] {
+pub(crate) unsafe fn nibbles<S: Simd>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 4 vectors; the caller vouches for it.
     unsafe {
         let mask = S::b_splat(15);
@@ -411,7 +455,7 @@ unsafe fn whole_bytes<S: Simd>(p: *const u8) -> [S::B; 8] {
 }
 
 #[inline(always)]
-unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
+pub(crate) unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
     for i in 0..8 {
         // SAFETY: the caller vouches for the instruction set.
         a[i] = unsafe { S::b_or(a[i], b[i]) };
@@ -419,26 +463,26 @@ unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
     a
 }
 
-/// 4-bit codes to the values of `IQ4_NL` and `IQ4_XS`.
+/// Codes below 16 to what `table` has for them.
 #[inline(always)]
-unsafe fn iq4_values<S: Simd>(mut codes: [S::B; 8]) -> [S::B; 8] {
+pub(crate) unsafe fn looked_up<S: Simd>(table: &[u8; 16], mut codes: [S::B; 8]) -> [S::B; 8] {
     for i in 0..8 {
         // SAFETY: the caller vouches for the instruction set.
-        codes[i] = unsafe { S::b_lookup(&IQ4_CODES, codes[i]) };
+        codes[i] = unsafe { S::b_lookup(table, codes[i]) };
     }
     codes
 }
 
 /// `[f16; 16]` at byte `at`.
 #[inline(always)]
-unsafe fn halves<S: Simd>(block: *const u8, at: usize) -> S::F {
+pub(crate) unsafe fn halves<S: Simd>(block: *const u8, at: usize) -> S::F {
     // SAFETY: inside the block; the caller vouches for it.
     unsafe { S::f_load_f16(block.add(at).cast()) }
 }
 
 /// Byte `j` of every row of a tail field at `at`.
 #[inline(always)]
-unsafe fn bytes<S: Simd>(block: *const u8, at: usize, j: usize) -> S::I {
+pub(crate) unsafe fn bytes<S: Simd>(block: *const u8, at: usize, j: usize) -> S::I {
     // SAFETY: inside the block; the caller vouches for it.
     unsafe { S::i_load_u8(block.add(at + PANEL * j)) }
 }
@@ -513,6 +557,8 @@ macro_rules! format {
     };
 }
 
+pub(crate) use format;
+
 /// Values of the 16 codes of `IQ4_NL` and `IQ4_XS`, plus 128.
 const IQ4_CODES: [u8; 16] = {
     let mut codes = [0; 16];
@@ -540,7 +586,7 @@ format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), bits 8, has_min false;
     codes |b, _i| whole_bytes::<S>(b);
     block_scale_and_min |b| (halves::<S>(b, 512), S::f_splat(0.0)));
 format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), bits 8, has_min false; S;
-    codes |b, _i| iq4_values::<S>(nibbles::<S>(b));
+    codes |b, _i| looked_up::<S>(&IQ4_CODES, nibbles::<S>(b));
     block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0)));
 format!(Q2K: block 256, sub 16, bytes 84, offset None, bits 2, has_min true; S;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
@@ -583,7 +629,7 @@ codes |b, i| or::<S>(nibbles::<S>(b.add(384 * i)), pairs::<S, true>(b.add(384 * 
 block_scale_and_min |b| (halves::<S>(b, 3328), S::f_splat(0.0));
 scale_and_min |b, _u, j| (S::i_to_f(S::i_load_i8(b.add(3072 + PANEL * j).cast())), S::f_splat(0.0)));
 format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), bits 8, has_min false; S;
-codes |b, i| iq4_values::<S>(nibbles::<S>(b.add(256 * i)));
+codes |b, i| looked_up::<S>(&IQ4_CODES, nibbles::<S>(b.add(256 * i)));
 block_scale_and_min |b| (halves::<S>(b, 2144), S::f_splat(0.0));
 scale_and_min |b, _u, j| {
     // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
@@ -599,3 +645,28 @@ scale_and_min |b, _u, j| {
     let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
     (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))
 });
+
+/// Odd numbers from -15 to 15, plus 16.
+const IQ3_S_CODES: [u8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31];
+
+format!(Iq3S: block 256, sub 32, bytes 134, offset Some(4), bits 5, has_min false; S;
+codes |b, i| looked_up::<S>(&IQ3_S_CODES, nibbles::<S>(b.add(256 * i)));
+block_scale_and_min |b| (halves::<S>(b, 2112), S::f_splat(0.0));
+scale_and_min |b, _u, j| {
+    let both = bytes::<S>(b, 2048, j / 2);
+    let scale = S::i_and(if j.is_multiple_of(2) { both } else { S::i_shr::<4>(both) }, S::i_splat(15));
+    (S::i_to_f(S::i_add(S::i_shl::<1>(scale), S::i_splat(1))), S::f_splat(0.0))
+});
+format!(Tq: block 256, sub 32, bytes 66, offset Some(0), bits 2, has_min false; S;
+codes |b, i| pairs::<S, false>(b.add(128 * i));
+block_scale_and_min |b| (halves::<S>(b, 1024), S::f_splat(0.0));
+scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(0.0)));
+format!(Q2_0: block 64, sub 32, bytes 18, offset Some(0), bits 2, has_min false; S;
+codes |b, i| pairs::<S, false>(b.add(128 * i));
+block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0));
+scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(0.0)));
+// Codes are four times the bit: 4 q - 2 is twice the value.
+format!(Q1_0: block 128, sub 32, bytes 18, offset Some(1), bits 3, has_min false; S;
+codes |b, i| bits::<S, false>(b.add(64 * i));
+block_scale_and_min |b| (S::f_mul(halves::<S>(b, 256), S::f_splat(0.5)), S::f_splat(0.0));
+scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(0.0)));

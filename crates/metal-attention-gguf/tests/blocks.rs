@@ -62,9 +62,19 @@ fn every_code_and_every_scale_means_what_it_does_to_gguf_py() {
         let (_, expected) = SUMS.iter().find(|(other, _)| *other == ty).unwrap();
         let scales: &[usize] = match ty {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => unreachable!("floats have no scales"),
-            TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL | TensorType::IQ4_XS => &[0],
-            TensorType::IQ3_S | TensorType::IQ3_XXS | TensorType::IQ2_S | TensorType::IQ2_XS => &[0],
-            TensorType::IQ2_XXS | TensorType::IQ1_S | TensorType::Q2_0 | TensorType::Q1_0 => &[0],
+            TensorType::Q4_0
+            | TensorType::Q5_0
+            | TensorType::Q8_0
+            | TensorType::IQ4_NL
+            | TensorType::IQ4_XS
+            | TensorType::IQ3_S
+            | TensorType::IQ3_XXS
+            | TensorType::IQ2_S
+            | TensorType::IQ2_XS
+            | TensorType::IQ2_XXS
+            | TensorType::IQ1_S
+            | TensorType::Q2_0
+            | TensorType::Q1_0 => &[0],
             TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
             TensorType::Q2_K => &[80, 82],
             TensorType::Q3_K => &[108],
@@ -97,7 +107,7 @@ fn every_code_and_every_scale_means_what_it_does_to_gguf_py() {
     }
 }
 
-/// `n` bytes of SplitMix64, `n` a multiple of eight.
+/// `n` bytes of `SplitMix64`, `n` a multiple of eight.
 fn split_mix_64(seed: u64, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];
     for (i, bytes) in (1..).zip(bytes.as_chunks_mut::<8>().0) {

@@ -50,14 +50,6 @@ pub enum GpuError {
         /// The adapter's name.
         name: String,
     },
-    /// A tensor type that the kernels cannot read.
-    #[error("{what} is {ty}, which the GPU kernels do not read: run on the CPU with --device cpu")]
-    UnsupportedType {
-        /// The matrix.
-        what: String,
-        /// Its type.
-        ty: metal_attention_gguf::TensorType,
-    },
     /// No memory for a buffer, or for a step.
     #[error(
         "the GPU has no room for {what}{}: use a smaller context (-c) or a smaller model, or run on the CPU with --device \

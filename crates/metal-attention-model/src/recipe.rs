@@ -33,13 +33,13 @@
 //! more of the values. Layers that want more bits are the first and last eighth and every third between. The last row of
 //! the table are types, not recipes: llama.cpp takes the first three for `_M`.
 
-use metal_attention_gguf::{Metadata, TensorType, TensorDecl, Value};
+use metal_attention_gguf::{Metadata, TensorDecl, TensorType, Value};
 
-use TensorType::{
-    BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q2_K, Q3_K,
-    Q1_0, Q2_0, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
-};
 use Role::{Down, Gate, Key, Output, Query, Up, Value as Values};
+use TensorType::{
+    BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0,
+    Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
+};
 
 /// Which tensor of a file gets which type.
 #[derive(Debug)]

@@ -86,7 +86,8 @@ fn expected<'a>(line: &HashMap<&'a str, &'a str>, name: &str) -> &'a str {
     if role.ends_with("norm") || role == "rope_freqs" {
         return "F32";
     }
-    let types = line.iter().find(|(roles, _)| roles.split(',').any(|r| r == role)).map_or(line["*"], |(_, types)| types);
+    let types =
+        line.iter().find(|(roles, _)| roles.split(',').any(|r| r == role)).map_or(line["*"], |(_, types)| types);
     let mut types = types.split('+');
     let most = types.next().unwrap();
     let has = |layers: &str| {
@@ -132,7 +133,9 @@ fn names_that_are_types_give_all_matrices_that_type() {
         for (tensor, ty) in tensors.iter().zip(types) {
             let name = match tensor.name.as_str() {
                 "output.weight" => head.to_owned(),
-                other if other.contains("norm") || other.contains("gate_inp") || other.contains("freqs") => "F32".into(),
+                other if other.contains("norm") || other.contains("gate_inp") || other.contains("freqs") => {
+                    "F32".into()
+                }
                 _ => name.to_uppercase(),
             };
             assert_eq!(ty.name(), name, "{}", tensor.name);

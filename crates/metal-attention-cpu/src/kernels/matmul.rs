@@ -8,7 +8,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 use super::matmul_packed::run_packed;
 use super::matmul_plain::{run_dequantized, run_floats};
 use crate::activations::Q8Activations;
-use crate::packed::{PANEL, PackedMatrix, has_codes};
+use crate::packed::{PANEL, PackedMatrix};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, LANES, Simd};
@@ -25,12 +25,12 @@ pub(crate) enum Matrix {
 }
 
 impl Matrix {
-    /// Prepares `tensor`; `exact` keeps quantised types in place, as those are that have no packed format. `None` when
+    /// Prepares `tensor`; `exact` keeps quantised types in place. `None` when
     /// there is no memory for the repacked matrix.
     pub(crate) fn new(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> Option<Self> {
         match tensor.ty() {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => PackedMatrix::pack(pool, tensor).map(Self::Floats),
-            ty if exact || !has_codes(ty) => Some(Self::InPlace(tensor.clone())),
+            _ if exact => Some(Self::InPlace(tensor.clone())),
             _ => PackedMatrix::pack(pool, tensor).map(Self::Codes),
         }
     }

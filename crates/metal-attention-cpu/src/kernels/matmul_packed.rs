@@ -6,13 +6,15 @@ use metal_attention_gguf::TensorType;
 
 use super::matmul::Part;
 use crate::activations::{Q8Activations, Q8Row};
+use crate::codebooks;
+use crate::fp4;
 use crate::packed::{self, Format, PackedMatrix};
 use crate::simd::{Isa, Kernel, Simd, prefetch};
 
 /// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
 const ACTIVATIONS: usize = 256 << 10;
 /// Bytes from the weights being read to those being fetched.
-const PREFETCH: usize = 4096;
+const PREFETCH: usize = 8192;
 
 /// Computes a part of the product of a quantised matrix and `x`.
 pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
@@ -34,19 +36,18 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
         TensorType::IQ4_NL => with::<packed::Iq4Nl>,
         TensorType::IQ4_XS => with::<packed::Iq4Xs>,
         ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16) => unreachable!("{ty} is multiplied by floats"),
-        ty @ (TensorType::IQ3_S
-        | TensorType::IQ3_XXS
-        | TensorType::IQ2_S
-        | TensorType::IQ2_XS
-        | TensorType::IQ2_XXS
-        | TensorType::IQ1_M
-        | TensorType::IQ1_S
-        | TensorType::MXFP4
-        | TensorType::NVFP4
-        | TensorType::TQ2_0
-        | TensorType::TQ1_0
-        | TensorType::Q2_0
-        | TensorType::Q1_0) => unreachable!("{ty} is multiplied as it lies in the file"),
+        TensorType::IQ3_S => with::<packed::Iq3S>,
+        TensorType::IQ3_XXS => with::<codebooks::Iq3Xxs>,
+        TensorType::IQ2_S => with::<codebooks::Iq2S>,
+        TensorType::IQ2_XS => with::<codebooks::Iq2Xs>,
+        TensorType::IQ2_XXS => with::<codebooks::Iq2Xxs>,
+        TensorType::IQ1_M => with::<codebooks::Iq1M>,
+        TensorType::IQ1_S => with::<codebooks::Iq1S>,
+        TensorType::MXFP4 => with::<fp4::Mxfp4>,
+        TensorType::NVFP4 => with::<fp4::Nvfp4>,
+        TensorType::TQ2_0 | TensorType::TQ1_0 => with::<packed::Tq>,
+        TensorType::Q2_0 => with::<packed::Q2_0>,
+        TensorType::Q1_0 => with::<packed::Q1_0>,
     };
     with(isa, matrix, x, part);
 }
@@ -111,13 +112,9 @@ impl<F: Format> Packed<'_, F> {
             let mut y = [S::f_splat(0.0); T];
             for b in 0..n_blocks {
                 let block = bytes.as_ptr().add(b * F::BYTES);
-                if let Some(ahead) = ahead {
-                    for at in (0..F::BYTES).step_by(64) {
-                        prefetch(block.wrapping_add(ahead + at));
-                    }
-                }
                 let (block_scale, block_min) = F::block_scale_and_min::<S>(block);
                 if F::BLOCK == 32 {
+                    fetch::<F>(block, 0, ahead);
                     let codes = F::codes::<S>(block, 0);
                     let sums = dots::<S, F, T, 0, 8>(&codes, &rows, b);
                     for t in 0..T {
@@ -133,6 +130,7 @@ impl<F: Format> Packed<'_, F> {
                 let (mut sum, mut min_sum) = ([S::f_splat(0.0); T], [S::f_splat(0.0); T]);
                 let unpacked = F::unpack::<S>(block);
                 for i in 0..F::BLOCK / 32 {
+                    fetch::<F>(block, i, ahead);
                     let codes = F::codes::<S>(block, i);
                     let at = b * (F::BLOCK / 32) + i;
                     if F::SUB == 32 {
@@ -175,6 +173,18 @@ impl<F: Format> Packed<'_, F> {
     }
 }
 
+/// Has what lies `ahead` of the `i`-th part of a block fetched, as many bytes as columns `32 i..32 i + 32` have. Not the whole
+/// block at once: while as many lines are on their way as the core can wait for, it does nothing else.
+#[inline(always)]
+fn fetch<F: Format>(block: *const u8, i: usize, ahead: Option<usize>) {
+    let n = F::BLOCK / 32;
+    if let Some(ahead) = ahead {
+        for at in (F::BYTES * i / n..F::BYTES * (i + 1) / n).step_by(64) {
+            prefetch(block.wrapping_add(ahead + at));
+        }
+    }
+}
+
 /// Sum over steps `FROM..TO` of `(code - OFFSET) * a`, per row, with block `at`
 /// of each token's activations.
 #[inline(always)]
@@ -195,10 +205,13 @@ unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: 
             acc[t] = match F::OFFSET_LOG2 {
                 // `dot8` takes off the 128 itself.
                 Some(_) if F::BITS == 8 && !S::DOT8_UNSIGNED => acc[t],
+                Some(0) => sums,
+                Some(1) => S::i_shl::<1>(sums),
                 Some(2) => S::i_shl::<2>(sums),
                 Some(3) => S::i_shl::<3>(sums),
                 Some(4) => S::i_shl::<4>(sums),
                 Some(5) => S::i_shl::<5>(sums),
+                Some(6) => S::i_shl::<6>(sums),
                 Some(7) => S::i_shl::<7>(sums),
                 Some(_) => unreachable!("no format has another offset"),
                 None => acc[t],
@@ -206,6 +219,7 @@ unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: 
         }
         match F::BITS {
             8 => S::dots8::<T, FROM, TO>(acc, codes, &a),
+            7 => S::dots7::<T, FROM, TO, 1>(acc, codes, &a),
             6 => S::dots7::<T, FROM, TO, 2>(acc, codes, &a),
             5 => S::dots7::<T, FROM, TO, 4>(acc, codes, &a),
             _ => S::dots7::<T, FROM, TO, 8>(acc, codes, &a),

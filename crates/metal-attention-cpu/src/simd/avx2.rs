@@ -226,6 +226,14 @@ impl Simd for Avx2 {
             both!(i => _mm256_shuffle_epi8(table, index[i]))
         }
     }
+    #[inline(always)]
+    unsafe fn b_gather(table: *const u32, index: I) -> I {
+        unsafe { both!(i => _mm256_i32gather_epi32::<4>(table.cast(), index[i])) }
+    }
+    #[inline(always)]
+    unsafe fn b_from_i(a: I) -> I {
+        a
+    }
 
     #[inline(always)]
     unsafe fn dot7(acc: I, codes: I, a: *const i8) -> I {

@@ -167,6 +167,14 @@ impl Simd for Avx512 {
     unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B {
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), index) }
     }
+    #[inline(always)]
+    unsafe fn b_gather(table: *const u32, index: Self::I) -> Self::B {
+        unsafe { _mm512_i32gather_epi32::<4>(index, table.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn b_from_i(a: Self::I) -> Self::B {
+        a
+    }
 
     #[inline(always)]
     unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I {

@@ -97,6 +97,10 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn b_shr<const N: u32>(a: Self::B) -> Self::B;
     /// `table[index]` for every byte of `index`, each below 16.
     unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B;
+    /// `table[index]` for every lane of `index`, each inside the table: 4 bytes.
+    unsafe fn b_gather(table: *const u32, index: Self::I) -> Self::B;
+    /// The bytes of every lane.
+    unsafe fn b_from_i(a: Self::I) -> Self::B;
 
     /// `acc[lane] += sum over j of codes[4 lane + j] * a[j]` with unsigned
     /// codes below 128 and the 4 signed activations at `a`.

@@ -297,6 +297,22 @@ impl Simd for Neon {
         let table = unsafe { vld1q_u8(table.as_ptr()) };
         unsafe { each!(i => vqtbl1q_u8(table, index[i])) }
     }
+    #[inline(always)]
+    unsafe fn b_gather(table: *const u32, index: I) -> B {
+        let mut lanes = [0_i32; 16];
+        // SAFETY: 16 lanes; the indices lie in the table, the caller vouches for it.
+        unsafe {
+            for i in 0..4 {
+                vst1q_s32(lanes.as_mut_ptr().add(4 * i), index[i]);
+            }
+            let words = lanes.map(|lane| table.add(lane as usize).read());
+            each!(i => vreinterpretq_u8_u32(vld1q_u32(words.as_ptr().add(4 * i))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn b_from_i(a: I) -> B {
+        unsafe { each!(i => vreinterpretq_u8_s32(a[i])) }
+    }
 
     #[inline(always)]
     unsafe fn dot7(acc: I, codes: B, a: *const i8) -> I {

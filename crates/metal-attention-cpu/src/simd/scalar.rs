@@ -195,6 +195,16 @@ impl Simd for Scalar {
     unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B {
         index.map(|i| table[usize::from(i & 15)])
     }
+    #[inline(always)]
+    unsafe fn b_gather(table: *const u32, index: Self::I) -> Self::B {
+        // SAFETY: the indices lie in the table, the caller vouches for it.
+        let words = lanes(index, |i| unsafe { table.add(i as usize).read() });
+        unsafe { Self::b_from_i(words.map(|word| word as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn b_from_i(a: Self::I) -> Self::B {
+        std::array::from_fn(|k| a[k / 4].to_le_bytes()[k % 4])
+    }
 
     #[inline(always)]
     unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I {

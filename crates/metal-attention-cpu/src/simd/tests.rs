@@ -310,6 +310,24 @@ fn byte_operations() {
             let index = a.map(|v| v & 15);
             let want = index.map(|i| TABLE[usize::from(i)]);
             assert_eq!(bytes!(isa; index => S::b_lookup(&TABLE, index)), want, "{isa:?} lookup");
+
+            let words: [u32; 16] = std::array::from_fn(|i| 0x0102_0304 * (i as u32 + 1));
+            let got = on!(isa, S, |index: Bytes, words: [u32; 16]| -> Bytes {
+                let mut out = [0; 64];
+                let gathered = S::b_gather(words.as_ptr(), S::i_load_u8(index.as_ptr()));
+                out.as_mut_ptr().cast::<S::B>().write_unaligned(gathered);
+                out
+            });
+            let want: Bytes = std::array::from_fn(|k| words[usize::from(index[k / 4])].to_le_bytes()[k % 4]);
+            assert_eq!(got, want, "{isa:?} gather");
+            let got = on!(isa, S, |a: Bytes| -> Bytes {
+                let mut out = [0; 64];
+                let bytes = S::b_from_i(S::i_shl::<8>(S::i_load_u8(a.as_ptr())));
+                out.as_mut_ptr().cast::<S::B>().write_unaligned(bytes);
+                out
+            });
+            let want: Bytes = std::array::from_fn(|k| if k % 4 == 1 { a[k / 4] } else { 0 });
+            assert_eq!(got, want, "{isa:?} bytes of lanes");
         }
     }
 }

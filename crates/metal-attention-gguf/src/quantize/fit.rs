@@ -261,7 +261,9 @@ impl<const GROUPS: usize> Affine<GROUPS> {
         };
         let (scale, min) = (self.scales[g], self.mins[g]);
         let mut best = (error(scale, min), scale, min);
-        for (ds, dm) in [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)] {
+        for (ds, dm) in
+            [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)]
+        {
             let (scale, min) = (scale + ds, min + dm);
             if (0.0..=largest_scale).contains(&scale) && (0.0..=largest_scale).contains(&min) {
                 let error = error(scale, min);

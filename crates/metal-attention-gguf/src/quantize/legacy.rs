@@ -6,9 +6,7 @@
 use half::bf16;
 
 use super::fit::{best_scale, best_scale_min, extreme, inverse, round, weights};
-use crate::blocks::{
-    BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Half,
-};
+use crate::blocks::{BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Half};
 
 type Columns<'a> = Option<&'a [f32; 32]>;
 

@@ -15,6 +15,9 @@ fn by_turns(codes: vec2<u32>, offset: f32) -> W8 {
     return W8(vec4<f32>(e.x, o.x, e.y, o.y), vec4<f32>(e.z, o.z, e.w, o.w));
 }
 
+// The same of signed bytes.
+fn signed_by_turns(codes: vec2<u32>) -> W8 { return by_turns(codes ^ vec2(0x80808080u), 128.0); }
+
 // Eight fields of 4 bits as bytes, those of even elements and those of odd ones: GPUs convert bytes where they lie,
 // without shifting each to the bottom.
 fn nibbles(q: u32) -> vec2<u32> { return vec2(q, q >> 4u) & vec2(0x0f0f0f0fu); }

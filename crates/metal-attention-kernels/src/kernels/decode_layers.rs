@@ -3,14 +3,13 @@
 use metal_attention_gguf::TensorType;
 
 use super::attention::AttentionShape;
-use super::matvec::{has_packed_codes, words_of_a_unit};
 use crate::arena::{Bind, Slice};
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
-use crate::weights::{GpuMatrix, type_name};
+use crate::weights::{GpuMatrix, type_info, type_name};
 
 /// Sizes of a model whose layers are all alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -243,7 +242,7 @@ impl Tile {
         let units = n_in / 8;
         let lanes = units.next_power_of_two().min(subgroup_size);
         let steps = units.div_ceil(lanes);
-        let most = (48 / (rows * words_of_a_unit(ty))).clamp(1, 8);
+        let most = (48 / (rows * type_info(ty).words)).clamp(1, 8);
         let stretches = steps.div_ceil(most);
         Self { lanes, unroll: steps.div_ceil(stretches), stretches }
     }
@@ -288,12 +287,12 @@ impl Layout {
         let h_units = tiles[0].units().max(tiles[2].units());
         let wide_units = tiles[1].units().max(tiles[3].units());
         let sizes = [a.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
-        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * words_of_a_unit(matrices.types[i])).sum();
+        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * type_info(matrices.types[i]).words).sum();
         let ahead = words / groups <= AHEAD;
         // No more subgroups than one has lanes, which join what the subgroups found.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
         // Turning inputs into bytes takes a while, which small products do not make up for.
-        let integer = !ahead && features.integer_dot && matrices.types.iter().all(|&ty| has_packed_codes(ty));
+        let integer = !ahead && features.integer_dot && matrices.types.iter().all(|&ty| type_info(ty).packed);
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
             ("threads", threads.into()),

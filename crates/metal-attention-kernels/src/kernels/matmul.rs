@@ -10,7 +10,7 @@ use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::{Constant, ShaderFeatures};
-use crate::weights::{GpuMatrix, MatrixPart, type_name};
+use crate::weights::{GpuMatrix, MatrixPart, type_info, type_name};
 
 /// How a matrix product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn matmul_method(
         MatmulMethod::Cooperative(CooperativeTile { rows, tokens, depth, subgroups_rows, subgroups_tokens, stages })
     };
     // Weights of these types can be beyond the range of 16-bit floats.
-    let wide = matches!(ty, TensorType::F32 | TensorType::BF16);
+    let wide = type_info(ty).wide;
     match unit_bytes(features) {
         2 if !exact && !wide => match (n_tokens, n_out) {
             (0..=16, _) => tile(64, 16, 64, 4, 1, 2),

@@ -10,7 +10,7 @@ use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
-use crate::weights::{GpuMatrix, MatrixPart, type_name};
+use crate::weights::{GpuMatrix, MatrixPart, type_info, type_name};
 
 /// What a workgroup of [`split_matmul`] makes: `rows` rows for 16 tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +50,9 @@ impl SplitTile {
 /// fastest way: without 16-bit matrix units, with weights beyond the range of 16-bit floats, with rows that are no whole
 /// units, when `exact` asks for 32-bit floats, and for large matrices, which fill a GPU in plain tiles too.
 pub fn split_tile(features: ShaderFeatures, matrix: &GpuMatrix, n_tokens: usize, exact: bool) -> Option<SplitTile> {
-    let wide = |ty| matches!(ty, TensorType::F32 | TensorType::BF16);
     let suits = features.cooperative_f16 && (8..=128).contains(&features.subgroup_size);
-    if exact || !suits || !matrix.n_in().is_multiple_of(8) || matrix.parts().iter().any(|part| wide(part.ty)) {
+    if exact || !suits || !matrix.n_in().is_multiple_of(8) || matrix.parts().iter().any(|part| type_info(part.ty).wide)
+    {
         return None;
     }
     let few = n_tokens <= SIDE;
@@ -128,7 +128,7 @@ fn key(product: &Product, eps: Option<f32>, tile: SplitTile, shares: usize) -> P
 pub(crate) fn catalogue() -> Vec<PsoKey> {
     let tile = SplitTile { rows: 32, depth: 32, subgroups: 6 };
     let mut keys = Vec::new();
-    for &ty in TensorType::ALL.iter().filter(|&&ty| !matches!(ty, TensorType::F32 | TensorType::BF16)) {
+    for &ty in TensorType::ALL.iter().filter(|&&ty| !type_info(ty).wide) {
         let n_in = 576_usize.next_multiple_of(ty.block_len());
         for (n_out, output) in
             [(576, MatvecOutput::Store), (576, MatvecOutput::Accumulate), (3072, MatvecOutput::Gated)]

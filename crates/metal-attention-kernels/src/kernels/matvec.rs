@@ -8,7 +8,7 @@ use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
-use crate::weights::{GpuMatrix, MatrixPart, type_name};
+use crate::weights::{GpuMatrix, MatrixPart, type_info, type_name};
 
 /// Tokens that share a weight once it is read, in a batch of a few.
 pub const TOKEN_TILE: usize = 4;
@@ -243,22 +243,6 @@ impl Tile {
     }
 }
 
-/// Words that a lane fetches for a unit of 8 elements, scales included.
-pub(super) fn words_of_a_unit(ty: TensorType) -> usize {
-    match ty {
-        TensorType::F32 => 8,
-        TensorType::F16 | TensorType::BF16 | TensorType::Q3_K | TensorType::Q5_K | TensorType::Q6_K => 4,
-        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::IQ4_NL => 2,
-        _ => 3,
-    }
-}
-
-/// Whether codes of `ty` are bytes, as `types/packed.wgsl` wants them.
-pub(super) fn has_packed_codes(ty: TensorType) -> bool {
-    use TensorType as T;
-    !matches!(ty, T::F32 | T::F16 | T::BF16 | T::IQ4_NL | T::IQ4_XS)
-}
-
 /// Largest extent of a grid's axis.
 const MAX_GROUPS: usize = 65_535;
 
@@ -319,7 +303,7 @@ impl Product {
         if self.output == MatvecOutput::Gated {
             rows = rows.max(2);
         }
-        let words = words_of_a_unit(self.ty);
+        let words = type_info(self.ty).words;
         let registers = if self.token_tile == 1 { 40 } else { 16 };
         let most = (registers / (rows * words)).clamp(1, 9);
         let steps = units.div_ceil(lanes);
@@ -344,7 +328,7 @@ impl Product {
     fn suits_integers(&self, features: ShaderFeatures) -> bool {
         features.integer_dot
             && (4..=32).contains(&features.subgroup_size)
-            && has_packed_codes(self.ty)
+            && type_info(self.ty).packed
             && (self.output, self.bias, self.token_tile) == (MatvecOutput::Store, false, 1)
             && self.input != "silu"
             && self.n_rows * self.n_in >= INTEGER_WEIGHTS

@@ -12,13 +12,16 @@
 //! So one shift and one mask make four codes bytes of a word, those of the even elements or of the odd ones.
 //!
 //! Scales follow as the file has them, except that 6-bit ones are widened to bytes; halves go two to a word. Signed
-//! bytes are stored with their top bit flipped, so as unsigned numbers above 128. No bit is lost, and a part is at most 5 %
-//! larger than its rows in the file (short rows more: each is filled up to whole units, and its halves to whole words).
+//! bytes are stored with their top bit flipped, so as unsigned numbers above 128. `IQ3_S` and `TQ1_0` are looked up or
+//! divided at load, the other codebooks lie behind the rows. No bit is lost, and a part is at most 5 % larger than its rows
+//! in the file, 22 % for these two and 7 % for `IQ1_M` (short rows more: each is filled up to whole units, and its halves to whole words).
 //!
 //! `shaders/types/` reads these layouts, one file a type.
 
+use std::array::from_fn;
+
 use metal_attention_gguf::TensorType;
-use metal_attention_gguf::blocks::{BlockIq4Xs, BlockQ3K, cast, scale_min_k4};
+use metal_attention_gguf::blocks::{BlockIq1M, BlockIq3S, BlockIq4Xs, BlockQ3K, BlockTq1_0, Grid, cast, scale_min_k4};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 
 /// Elements of a unit.
@@ -31,6 +34,8 @@ pub(super) struct RowLayout {
     n_in: usize,
     /// Words of a row in each section.
     pub(super) sections: Vec<usize>,
+    /// What all rows share, behind the last section.
+    pub(super) table: Vec<u32>,
 }
 
 impl RowLayout {
@@ -52,31 +57,34 @@ impl RowLayout {
             TensorType::Q5_K => vec![units, units / 4, 4 * blocks, blocks],
             TensorType::Q6_K => vec![units, units / 2, 4 * blocks, half_pairs],
             TensorType::IQ4_XS => vec![units, 2 * blocks, half_pairs],
-            TensorType::IQ3_S
-            | TensorType::IQ3_XXS
-            | TensorType::IQ2_S
-            | TensorType::IQ2_XS
-            | TensorType::IQ2_XXS
-            | TensorType::IQ1_M
-            | TensorType::IQ1_S
-            | TensorType::MXFP4
-            | TensorType::NVFP4
-            | TensorType::TQ2_0
-            | TensorType::TQ1_0
-            | TensorType::Q2_0
-            | TensorType::Q1_0 => vec![ty.row_bytes(n_in).div_ceil(4)],
+            TensorType::IQ3_S => vec![units, blocks, half_pairs],
+            TensorType::IQ3_XXS => vec![units / 2, units / 4, half_pairs],
+            TensorType::IQ2_S => vec![units / 4, units / 4, 2 * blocks, 2 * blocks, half_pairs],
+            TensorType::IQ2_XS => vec![units / 2, 2 * blocks, half_pairs],
+            TensorType::IQ2_XXS => vec![units / 4, units / 4, half_pairs],
+            TensorType::IQ1_M => vec![units / 4, units / 8, 2 * blocks, half_pairs],
+            TensorType::IQ1_S => vec![units / 4, units / 8, half_pairs],
+            TensorType::MXFP4 => vec![units, blocks.div_ceil(4)],
+            TensorType::NVFP4 => vec![units, blocks],
+            TensorType::TQ2_0 | TensorType::TQ1_0 | TensorType::Q2_0 => vec![units / 2, half_pairs],
+            TensorType::Q1_0 => vec![units / 4, half_pairs],
         };
-        Self { ty, n_in, sections }
-    }
-
-    /// Whether kernels read `ty`.
-    pub(super) fn is_known(ty: TensorType) -> bool {
-        ty.id() <= TensorType::Q6_K.id() || matches!(ty, TensorType::BF16 | TensorType::IQ4_NL | TensorType::IQ4_XS)
+        Self { ty, n_in, sections, table: table(ty) }
     }
 
     /// Bytes of a row over all sections.
     pub(super) fn row_bytes(&self) -> u64 {
         4 * self.sections.iter().sum::<usize>() as u64
+    }
+
+    /// Bytes of the table.
+    pub(super) fn table_bytes(&self) -> u64 {
+        4 * self.table.len() as u64
+    }
+
+    /// Bytes of a part of `n_rows` rows.
+    pub(super) fn part_bytes(&self, n_rows: u64) -> u64 {
+        self.row_bytes().saturating_mul(n_rows).saturating_add(self.table_bytes())
     }
 
     /// Writes `row`, as the file has it, as row `to` of `sections`, which hold zeros there.
@@ -110,7 +118,7 @@ impl RowLayout {
                 for (i, block) in row.chunks_exact(34).enumerate() {
                     for (j, bytes) in block[2..].as_chunks::<UNIT>().0.iter().enumerate() {
                         for odd in [0, 1] {
-                            let word = u32::from_le_bytes(std::array::from_fn(|k| bytes[2 * k + odd]));
+                            let word = u32::from_le_bytes(from_fn(|k| bytes[2 * k + odd]));
                             codes[odd * units + 4 * i + j] = word ^ 0x8080_8080;
                         }
                     }
@@ -119,7 +127,7 @@ impl RowLayout {
             }
             TensorType::Q2_K => {
                 self.plane::<2>(row, |b, i| two_bits(&b[16..80], i), next());
-                self.bytes(row, next(), |b| std::array::from_fn::<_, 16, _>(|g| b[g]));
+                self.bytes(row, next(), |b| from_fn::<_, 16, _>(|g| b[g]));
                 self.words(row, 80, next());
             }
             TensorType::Q3_K => {
@@ -127,7 +135,7 @@ impl RowLayout {
                 self.plane::<1>(row, |b, i| shifted(&b[..32], i, 1), next());
                 self.bytes(row, next(), |b| {
                     let block = &cast::<BlockQ3K>(b)[0];
-                    std::array::from_fn::<_, 16, _>(|g| (block.scale(g) + 32) as u8)
+                    from_fn::<_, 16, _>(|g| (block.scale(g) + 32) as u8)
                 });
                 self.halves(row, 108, next());
             }
@@ -147,30 +155,83 @@ impl RowLayout {
                 let low = |b: &[u8], i: usize| shifted(&b[64 * (i / 4) + 32 * (i % 2)..], 4 * (i % 4 / 2), 15);
                 self.plane::<4>(row, low, next());
                 self.plane::<2>(row, |b, i| two_bits(&b[128..192], i), next());
-                self.bytes(row, next(), |b| std::array::from_fn::<_, 16, _>(|g| b[192 + g] ^ 0x80));
+                self.bytes(row, next(), |b| from_fn::<_, 16, _>(|g| b[192 + g] ^ 0x80));
                 self.halves(row, 208, next());
             }
             TensorType::IQ4_XS => {
                 self.plane::<4>(row, |b, i| nibble_halves(&b[8 + 16 * i..]), next());
                 self.bytes(row, next(), |b| {
                     let block = &cast::<BlockIq4Xs>(b)[0];
-                    std::array::from_fn::<_, 8, _>(|g| (block.scale(g) + 32) as u8)
+                    from_fn::<_, 8, _>(|g| (block.scale(g) + 32) as u8)
                 });
                 self.halves(row, 0, next());
             }
-            ty @ (TensorType::IQ3_S
-            | TensorType::IQ3_XXS
-            | TensorType::IQ2_S
-            | TensorType::IQ2_XS
-            | TensorType::IQ2_XXS
-            | TensorType::IQ1_M
-            | TensorType::IQ1_S
-            | TensorType::MXFP4
-            | TensorType::NVFP4
-            | TensorType::TQ2_0
-            | TensorType::TQ1_0
-            | TensorType::Q2_0
-            | TensorType::Q1_0) => unreachable!("{ty} is refused before"),
+            TensorType::IQ3_S => {
+                self.plane::<4>(row, |b, i| iq3_s(&cast::<BlockIq3S>(b)[0], i), next());
+                self.words(row, 106, next());
+                self.halves(row, 0, next());
+            }
+            TensorType::IQ3_XXS => {
+                self.bytes(row, next(), |b| from_fn::<_, 64, _>(|i| b[2 + i]));
+                self.bytes(row, next(), |b| from_fn::<_, 32, _>(|i| b[66 + i]));
+                self.halves(row, 0, next());
+            }
+            TensorType::IQ2_S => {
+                self.bytes(row, next(), |b| from_fn::<_, 32, _>(|i| b[2 + i]));
+                self.plane::<1>(row, |b, i| one_bits(&b[34 + 4 * i..]), next());
+                self.bytes(row, next(), |b| from_fn::<_, 8, _>(|i| b[66 + i]));
+                self.bytes(row, next(), |b| from_fn::<_, 8, _>(|i| b[74 + i]));
+                self.halves(row, 0, next());
+            }
+            TensorType::IQ2_XS => {
+                self.bytes(row, next(), |b| from_fn::<_, 64, _>(|i| b[2 + i]));
+                self.bytes(row, next(), |b| from_fn::<_, 8, _>(|i| b[66 + i]));
+                self.halves(row, 0, next());
+            }
+            TensorType::IQ2_XXS => {
+                self.bytes(row, next(), |b| from_fn::<_, 32, _>(|i| b[2 + 8 * (i / 4) + i % 4]));
+                self.bytes(row, next(), |b| from_fn::<_, 32, _>(|i| b[6 + 8 * (i / 4) + i % 4]));
+                self.halves(row, 0, next());
+            }
+            TensorType::IQ1_M => {
+                self.bytes(row, next(), |b| from_fn::<_, 32, _>(|i| b[i]));
+                self.bytes(row, next(), |b| from_fn::<_, 16, _>(|i| b[32 + i]));
+                self.bytes(row, next(), |b| from_fn::<_, 8, _>(|i| b[48 + i]));
+                self.halves_of(row, |b| cast::<BlockIq1M>(b)[0].d().0, next());
+            }
+            TensorType::IQ1_S => {
+                self.bytes(row, next(), |b| from_fn::<_, 32, _>(|i| b[2 + i]));
+                self.bytes(row, next(), |b| from_fn::<_, 16, _>(|i| b[34 + i]));
+                self.halves(row, 0, next());
+            }
+            TensorType::MXFP4 => {
+                self.plane::<4>(row, |b, _| nibble_halves(&b[1..]), next());
+                let scales = next();
+                for (i, block) in row.chunks_exact(17).enumerate() {
+                    scales[i / 4] |= u32::from(block[0]) << (8 * (i % 4));
+                }
+            }
+            TensorType::NVFP4 => {
+                self.plane::<4>(row, |b, i| nvfp4(&b[4 + 16 * i..]), next());
+                self.words(row, 0, next());
+            }
+            TensorType::TQ2_0 => {
+                self.plane::<2>(row, two_bits, next());
+                self.halves(row, 64, next());
+            }
+            TensorType::TQ1_0 => {
+                self.plane::<2>(row, |b, i| from_fn(|k| cast::<BlockTq1_0>(b)[0].code(32 * i + k)), next());
+                self.halves(row, 52, next());
+            }
+            TensorType::Q2_0 => {
+                let code = |b: &[u8], k: usize| b[2 + k / 4] >> (2 * (k % 4)) & 3;
+                self.plane::<2>(row, |b, i| from_fn(|k| code(b, 32 * i + k)), next());
+                self.halves(row, 0, next());
+            }
+            TensorType::Q1_0 => {
+                self.plane::<1>(row, |b, i| one_bits(&b[2 + 4 * i..]), next());
+                self.halves(row, 0, next());
+            }
         }
     }
 
@@ -184,7 +245,7 @@ impl RowLayout {
         for (block, out) in row.chunks_exact(self.ty.block_bytes()).zip(out.chunks_exact_mut(BITS * n)) {
             for (i, words) in out.as_chunks_mut::<BITS>().0.iter_mut().enumerate() {
                 let codes = codes(block, i);
-                *words = std::array::from_fn(|word| {
+                *words = from_fn(|word| {
                     let codes = codes[32 / BITS * word..].iter().take(32 / BITS).enumerate();
                     codes.fold(0, |w, (k, &code)| w | u32::from(code) << bit(k))
                 });
@@ -194,8 +255,13 @@ impl RowLayout {
 
     /// The half at byte `at` of each block, two to a word.
     fn halves(&self, row: &[u8], at: usize, out: &mut [u32]) {
+        self.halves_of(row, |block| [block[at], block[at + 1]], out);
+    }
+
+    /// The half that `half` finds in each block, two to a word.
+    fn halves_of(&self, row: &[u8], half: impl Fn(&[u8]) -> [u8; 2], out: &mut [u32]) {
         for (i, block) in row.chunks_exact(self.ty.block_bytes()).enumerate() {
-            out[i / 2] |= u32::from(u16::from_le_bytes([block[at], block[at + 1]])) << (16 * (i % 2));
+            out[i / 2] |= u32::from(u16::from_le_bytes(half(block))) << (16 * (i % 2));
         }
     }
 
@@ -228,7 +294,7 @@ fn pack_words(row: &[u8], n_in: usize, per_unit: usize, out: &mut [u32]) {
 
 /// 32 bits, the lowest of each byte first.
 fn one_bits(bytes: &[u8]) -> Codes {
-    std::array::from_fn(|k| bytes[k / 8] >> (k % 8) & 1)
+    from_fn(|k| bytes[k / 8] >> (k % 8) & 1)
 }
 
 /// Scale and minimum of each of the 8 groups of a `Q4_K` or `Q5_K` block.
@@ -240,4 +306,53 @@ fn scales_and_mins(block: &[u8]) -> [u8; 16] {
         *pair = [scale, min];
     }
     bytes
+}
+
+/// The table of a type: its codebook, as its file in `shaders/types/` reads it.
+fn table(ty: TensorType) -> Vec<u32> {
+    match ty {
+        TensorType::IQ3_XXS => points(Grid::IQ3_XXS),
+        TensorType::IQ2_S => places(Grid::IQ2_S),
+        TensorType::IQ2_XS => places(Grid::IQ2_XS),
+        TensorType::IQ2_XXS => places(Grid::IQ2_XXS),
+        TensorType::IQ1_M | TensorType::IQ1_S => places(Grid::IQ1),
+        // Looked up at load.
+        TensorType::IQ3_S => Vec::new(),
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => Vec::new(),
+        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q8_0 => Vec::new(),
+        TensorType::Q2_K | TensorType::Q3_K | TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K => Vec::new(),
+        TensorType::IQ4_NL | TensorType::IQ4_XS | TensorType::MXFP4 | TensorType::NVFP4 => Vec::new(),
+        TensorType::TQ2_0 | TensorType::TQ1_0 | TensorType::Q2_0 | TensorType::Q1_0 => Vec::new(),
+    }
+}
+
+/// Points of 8 elements: a 2-bit plane of places, in which a point is a unit.
+fn places(grid: Grid) -> Vec<u32> {
+    let bit = |code: usize, k: usize| 8 * (k / 2) + 4 * (code % 2) + 2 * (k % 2);
+    let mut words = vec![0; grid.entries.len() / 2];
+    for code in 0..grid.entries.len() {
+        words[code / 2] |= (0..8).fold(0, |word, k| word | (grid.place(code, k) as u32) << bit(code, k));
+    }
+    words
+}
+
+/// Points of 4 elements: the values, a byte each, even elements first.
+fn points(grid: Grid) -> Vec<u32> {
+    let point = |code| u32::from_le_bytes([0, 2, 1, 3].map(|k| grid.value(code, k) as u8));
+    (0..grid.entries.len()).map(point).collect()
+}
+
+/// Elements `32 i..32 i + 32` of an `IQ3_S` block: half of 15 more than the odd numbers that they are.
+fn iq3_s(block: &BlockIq3S, i: usize) -> Codes {
+    from_fn(|k| {
+        let at = 32 * i + k;
+        let value = Grid::IQ3_S.value(block.code(at / 4), at % 4);
+        let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -value } else { value };
+        ((value + 15) / 2) as u8
+    })
+}
+
+/// Two groups of 16 elements, each in 8 bytes: the low nibbles are its first half.
+fn nvfp4(qs: &[u8]) -> Codes {
+    from_fn(|k| qs[k / 16 * 8 + k % 8] >> (4 * (k / 8 % 2)) & 15)
 }

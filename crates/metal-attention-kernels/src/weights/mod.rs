@@ -1,6 +1,7 @@
 //! Matrices of a model in GPU memory, repacked for the kernels.
 
 mod layout;
+mod types;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -11,6 +12,7 @@ use crate::arena::{Arena, Slice};
 use crate::device::GpuDevice;
 use crate::error::GpuError;
 use layout::RowLayout;
+pub(crate) use types::{type_info, type_name};
 
 /// A matrix `W`, `[n_out, n_in]`, in one or more parts.
 #[derive(Debug, Clone)]
@@ -40,40 +42,6 @@ impl MatrixPart {
     /// Bytes that its rows, of `n_in` elements, take up.
     pub(crate) fn bytes(&self, n_in: usize) -> u64 {
         GpuMatrix::bytes_of(self.ty, n_in, self.n_rows)
-    }
-}
-
-/// The name of `ty` in names of kernels and of files in `shaders/types/`.
-pub(crate) fn type_name(ty: TensorType) -> &'static str {
-    match ty {
-        TensorType::F32 => "f32",
-        TensorType::F16 => "f16",
-        TensorType::BF16 => "bf16",
-        TensorType::Q4_0 => "q4_0",
-        TensorType::Q4_1 => "q4_1",
-        TensorType::Q5_0 => "q5_0",
-        TensorType::Q5_1 => "q5_1",
-        TensorType::Q8_0 => "q8_0",
-        TensorType::Q2_K => "q2_k",
-        TensorType::Q3_K => "q3_k",
-        TensorType::Q4_K => "q4_k",
-        TensorType::Q5_K => "q5_k",
-        TensorType::Q6_K => "q6_k",
-        TensorType::IQ4_NL => "iq4_nl",
-        TensorType::IQ4_XS => "iq4_xs",
-        TensorType::IQ3_S => "iq3_s",
-        TensorType::IQ3_XXS => "iq3_xxs",
-        TensorType::IQ2_S => "iq2_s",
-        TensorType::IQ2_XS => "iq2_xs",
-        TensorType::IQ2_XXS => "iq2_xxs",
-        TensorType::IQ1_M => "iq1_m",
-        TensorType::IQ1_S => "iq1_s",
-        TensorType::MXFP4 => "mxfp4",
-        TensorType::NVFP4 => "nvfp4",
-        TensorType::TQ2_0 => "tq2_0",
-        TensorType::TQ1_0 => "tq1_0",
-        TensorType::Q2_0 => "q2_0",
-        TensorType::Q1_0 => "q1_0",
     }
 }
 
@@ -115,7 +83,7 @@ impl GpuMatrix {
 
     /// Bytes that rows of `n_in` elements of `ty` take on the GPU.
     pub fn bytes_of(ty: TensorType, n_in: usize, n_rows: usize) -> u64 {
-        RowLayout::new(ty, n_in).row_bytes().saturating_mul(n_rows as u64)
+        RowLayout::new(ty, n_in).part_bytes(n_rows as u64)
     }
 
     /// As [`concat`](Self::concat), the matrix whose row `2 i` is row `i` of `gate` and whose row `2 i + 1` is row `i` of
@@ -207,24 +175,21 @@ impl Upload<'_> {
         n_rows: usize,
         row: &(dyn Fn(usize) -> &'t [u8] + Sync),
     ) -> Result<(), GpuError> {
-        if !RowLayout::is_known(ty) {
-            return Err(GpuError::UnsupportedType { what: self.what.to_owned(), ty });
-        }
         let layout = RowLayout::new(ty, self.n_in);
         // Buffers are whole vectors of four words.
         let max = self.arena.max_slice(self.gpu) & !15;
         // Kernels number rows with 32 bits.
         let last_row = (n_rows as u64).saturating_mul(row_step as u64).saturating_add(first_row as u64);
         // Pairs of rows stay together.
-        let max_rows = (max / layout.row_bytes()) & !1;
+        let max_rows = (max.saturating_sub(layout.table_bytes()) / layout.row_bytes()) & !1;
         if max_rows == 0 || last_row > u64::from(u32::MAX) {
-            let bytes = layout.row_bytes().saturating_mul(n_rows as u64);
+            let bytes = layout.part_bytes(n_rows as u64);
             return Err(GpuError::TooLarge { what: self.what.to_owned(), bytes, max });
         }
         let mut done = 0;
         while done < n_rows {
             let n = (n_rows - done).min(max_rows as usize);
-            let buffer = self.arena.take(self.gpu, self.what, layout.row_bytes() * n as u64)?;
+            let buffer = self.arena.take(self.gpu, self.what, layout.part_bytes(n as u64))?;
             self.fill(&layout, &buffer, n, &|i| row(done + i))?;
             self.parts.push(MatrixPart { ty, first_row: first_row + done * row_step, row_step, n_rows: n, buffer });
             done += n;
@@ -232,7 +197,7 @@ impl Upload<'_> {
         Ok(())
     }
 
-    /// Packs `n_rows` rows into `buffer`: every thread a few MiB at a time, which are on the GPU before the next.
+    /// Packs `n_rows` rows and the type's table into `buffer`: every thread a few MiB at a time, which are on the GPU before the next.
     fn fill<'t>(
         &self,
         layout: &RowLayout,
@@ -240,6 +205,10 @@ impl Upload<'_> {
         n_rows: usize,
         row: &(dyn Fn(usize) -> &'t [u8] + Sync),
     ) -> Result<(), GpuError> {
+        if !layout.table.is_empty() {
+            let at = buffer.offset() + layout.row_bytes() * n_rows as u64;
+            self.gpu.write_at(buffer.buffer(), at, &layout.table);
+        }
         let chunk_rows = (CHUNK_BYTES / layout.row_bytes()).max(1) as usize;
         let n_chunks = n_rows.div_ceil(chunk_rows);
         let n_threads = thread::available_parallelism().map_or(1, usize::from).min(16);

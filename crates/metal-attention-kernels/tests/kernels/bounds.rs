@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use crate::support::gpu;
+use metal_attention_gguf::TensorType;
 use metal_attention_kernels::kernels::{RmsNorm, residual_add, rmsnorm};
 use metal_attention_kernels::{BatchBuffer, GpuError, StepSize, catalogue, wgpu};
 use metal_attention_model::BatchToken;
@@ -21,10 +22,12 @@ fn every_shader_states_its_bounds() {
         assert!(files.contains(&folder.join(format!("{}.wgsl", key.file))), "{}: no file {}", key.name, key.file);
     }
     // A tensor type's file reads a matrix as the one says that all of them include.
-    for entry in std::fs::read_dir(folder.join("types")).expect("a folder") {
-        let text = text(&entry.unwrap().path());
-        assert!(!text.contains("fn codes8(") || text.contains("types/unit.wgsl"), "{text}");
+    for ty in TensorType::ALL {
+        let own = text(&folder.join(format!("types/{}.wgsl", ty.name().to_lowercase())));
+        let through_another = own.contains("types/two_bits.wgsl");
+        assert!(own.contains("types/unit.wgsl") || through_another, "{own}");
     }
+    assert!(text(&folder.join("types/two_bits.wgsl")).contains("types/unit.wgsl"));
     assert!(text(&folder.join("types/unit.wgsl")).contains("// Bounds: "));
 }
 

@@ -9,11 +9,19 @@ use metal_attention_kernels::{Arena, GpuError, GpuMatrix};
 fn a_matrix_is_about_as_large_as_in_the_file() {
     let Some(gpu) = gpu() else { return };
     for &ty in TensorType::ALL {
-        let n_in = if ty.block_len() == 256 { 768 } else { 576 };
-        let w = tensor(ty, n_in, 20, 1);
+        let n_in = if 576 % ty.block_len() == 0 { 576 } else { 768 };
+        // Rows enough that a codebook behind them counts for little.
+        let w = tensor(ty, n_in, 1000, 1);
         let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let ratio = matrix.bytes() as f64 / w.bytes().len() as f64;
-        assert!((1.0..1.05).contains(&ratio), "{ty}: {ratio:.3} of the file");
+        let most = match ty {
+            // Unpacked at load.
+            TensorType::IQ3_S | TensorType::TQ1_0 => 1.23,
+            // Scales of scales out of the bits between the scales.
+            TensorType::IQ1_M => 1.08,
+            _ => 1.05,
+        };
+        assert!((1.0..most).contains(&ratio), "{ty}: {ratio:.3} of the file");
     }
 }
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use metal_attention_gguf::TensorType;
 
-use super::packed::{PACKED, multiply, random_blocks};
+use super::packed::{multiply, packed_types, random_blocks};
 use crate::activations::Q8Activations;
 use crate::kernels::matmul::{Matrix, Product, embedding, matmul};
 use crate::simd::Isa;
@@ -65,7 +65,7 @@ fn float_matrices() {
 #[test]
 fn quantised_matrices_in_place() {
     let mut random = Random(2);
-    for (n_threads, ty) in (1..=4).cycle().zip(PACKED) {
+    for (n_threads, ty) in (1..=4).cycle().zip(packed_types()) {
         let pool = pool(n_threads);
         let (n_in, n_out) = (512, 33);
         let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));

@@ -1,6 +1,7 @@
 //! Random quantised tensors, in files in memory.
 
-use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
+use metal_attention_gguf::blocks::random_blocks;
+use metal_attention_gguf::{GgufError, GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 
 use super::random;
 
@@ -13,9 +14,7 @@ pub fn tensors(wanted: &[(TensorType, usize, usize)], seed: u64) -> Vec<Tensor> 
         .collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, &Metadata::new(), &decls).unwrap();
     for (i, &(ty, n_in, n_out)) in wanted.iter().enumerate() {
-        let mut bytes = Vec::new();
-        ty.quantize(&random(seed + 100 * i as u64, n_in * n_out), &mut bytes).unwrap();
-        writer.write(&bytes).unwrap();
+        writer.write(&quantized(ty, &random(seed + 100 * i as u64, n_in * n_out), 1.0)).unwrap();
     }
     GgufFile::from_bytes(&writer.finish().unwrap()).unwrap().tensors().to_vec()
 }
@@ -42,7 +41,15 @@ pub fn repeated(ty: TensorType, n_in: usize, n_out: usize, period: usize, seed: 
 /// One tensor of numbers in `-scale..scale`.
 pub fn scaled_tensor(ty: TensorType, n_in: usize, n_out: usize, seed: u64, scale: f32) -> Tensor {
     let values: Vec<f32> = random(seed, n_in * n_out).iter().map(|v| v * scale).collect();
+    from_rows(ty, n_in, n_out, std::iter::once(&quantized(ty, &values, scale)[..]))
+}
+
+/// `values` as blocks of `ty`, or random blocks that stay within `size` where nothing quantises to it.
+fn quantized(ty: TensorType, values: &[f32], size: f32) -> Vec<u8> {
     let mut bytes = Vec::new();
-    ty.quantize(&values, &mut bytes).unwrap();
-    from_rows(ty, n_in, n_out, std::iter::once(&bytes[..]))
+    match ty.quantize(values, &mut bytes) {
+        Ok(()) => bytes,
+        Err(GgufError::NoQuantizer { .. }) => random_blocks(ty, values.len(), values.len() as u64, size),
+        Err(e) => panic!("{ty}: {e}"),
+    }
 }

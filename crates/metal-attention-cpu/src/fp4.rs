@@ -1,0 +1,58 @@
+//! Packed formats of the 4-bit floats. Their scales are bfloat16, which holds those of the file exactly.
+
+use half::bf16;
+use metal_attention_gguf::blocks::{BlockMxfp4, BlockNvfp4, FP4_VALUES, cast, e8m0_half, ue4m3_half};
+use metal_attention_gguf::codes::nibble_halves;
+
+use crate::packed::{Format, PANEL, Unpacked, format, looked_up, nibbles, pack_codes};
+use crate::simd::Simd;
+
+/// Twice the values of the 16 codes, plus 16.
+const CODES: [u8; 16] = {
+    let mut codes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        codes[i] = (FP4_VALUES[i] + 16) as u8;
+        i += 1;
+    }
+    codes
+};
+
+/// Packs an `MXFP4` block: codes, scale.
+pub(crate) fn mxfp4(block: &[u8], lane: usize, out: &mut [u8]) {
+    let block = &cast::<BlockMxfp4>(block)[0];
+    pack_codes(4, &nibble_halves(&block.qs), lane, &mut out[..256]);
+    put_scale(e8m0_half(block.e), lane, &mut out[256..]);
+}
+
+/// Packs an `NVFP4` block: codes of two times 32 columns, four scales.
+pub(crate) fn nvfp4(block: &[u8], lane: usize, out: &mut [u8]) {
+    let block = &cast::<BlockNvfp4>(block)[0];
+    for (i, out) in out[..512].chunks_exact_mut(256).enumerate() {
+        // Two groups of 16, each in 8 bytes: the low nibbles are its first half.
+        let code = |l: usize| block.qs[16 * i + l / 16 * 8 + l % 8] >> (4 * (l / 8 % 2)) & 15;
+        pack_codes(4, &std::array::from_fn(code), lane, out);
+    }
+    for (j, &d) in block.d.iter().enumerate() {
+        put_scale(ue4m3_half(d), lane, &mut out[512 + 2 * PANEL * j..]);
+    }
+}
+
+fn put_scale(scale: f32, lane: usize, out: &mut [u8]) {
+    out[2 * lane..][..2].copy_from_slice(&bf16::from_f32(scale).to_le_bytes());
+}
+
+/// `[bf16; 16]` at byte `at`.
+#[inline(always)]
+unsafe fn scales<S: Simd>(block: *const u8, at: usize) -> S::F {
+    // SAFETY: inside the block; the caller vouches for it.
+    unsafe { S::f_load_bf16(block.add(at).cast()) }
+}
+
+format!(Mxfp4: block 32, sub 32, bytes 18, offset Some(4), bits 5, has_min false; S;
+    codes |b, _i| looked_up::<S>(&CODES, nibbles::<S>(b));
+    block_scale_and_min |b| (scales::<S>(b, 256), S::f_splat(0.0)));
+format!(Nvfp4: block 64, sub 16, bytes 40, offset Some(4), bits 5, has_min false; S;
+    codes |b, i| looked_up::<S>(&CODES, nibbles::<S>(b.add(256 * i)));
+    block_scale_and_min |_b| (S::f_splat(1.0), S::f_splat(0.0));
+    scale_and_min |b, _u, j| (scales::<S>(b, 512 + 2 * PANEL * j), S::f_splat(0.0)));

@@ -1,0 +1,2 @@
+{% set block_units = 8 %}
+{% include "types/two_bits.wgsl" %}

@@ -1,0 +1,2 @@
+{% set block_units = 32 %}
+{% include "types/two_bits.wgsl" %}
