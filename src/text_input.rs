@@ -31,7 +31,7 @@ impl TextArgs {
             return Ok(Some(text.clone()));
         }
         match &self.file {
-            Some(path) if path != Path::new("-") => read_text(&path.display().to_string(), File::open(path)).map(Some),
+            Some(path) if path != Path::new("-") => read_file(path).map(Some),
             None if self.stdin.is_none() => Ok(None),
             _ => read_stdin().map(Some),
         }
@@ -69,6 +69,11 @@ impl EncodingArgs {
     pub fn options(&self) -> EncodeOptions {
         EncodeOptions { add_special: !self.no_bos, parse_special: self.parse_special }
     }
+}
+
+/// All of a file.
+pub fn read_file(path: &Path) -> Result<String, CliError> {
+    read_text(&path.display().to_string(), File::open(path))
 }
 
 /// All of stdin.

@@ -12,14 +12,14 @@ use crate::blocks::Grid;
 /// How many points are compared.
 const AROUND: usize = 16;
 
-/// A codebook of points of `W` elements, with what was found out about the places between.
-pub(crate) struct Codebook<const W: usize> {
+/// A codebook of points of `W` elements that can have `B + 1` values, with what was found out about the places between.
+pub(crate) struct Codebook<const W: usize, const B: usize> {
     /// The points, by code.
     points: Vec<[f32; W]>,
     /// What an element can be, from the smallest on.
     values: Vec<f32>,
     /// Half way between neighbouring values.
-    borders: Vec<f32>,
+    borders: [f32; B],
     /// By place: the code there, or the codes around.
     places: Vec<OnceLock<Near>>,
 }
@@ -29,14 +29,14 @@ enum Near {
     Around([u16; AROUND]),
 }
 
-impl<const W: usize> Codebook<W> {
+impl<const W: usize, const B: usize> Codebook<W, B> {
     pub(crate) fn new(grid: Grid) -> Self {
-        assert_eq!(grid.width(), W, "a codebook of other points");
+        assert!(grid.width() == W && grid.values.len() == B + 1, "a codebook of other points");
         let values: Vec<f32> = grid.values.iter().map(|&v| v.into()).collect();
         let point = |code| from_fn(|k| grid.value(code, k).into());
         Self {
             points: (0..grid.entries.len()).map(point).collect(),
-            borders: values.windows(2).map(|v| f32::midpoint(v[0], v[1])).collect(),
+            borders: from_fn(|i| f32::midpoint(values[i], values[i + 1])),
             places: (0..values.len().pow(W as u32)).map(|_| OnceLock::new()).collect(),
             values,
         }
@@ -56,8 +56,8 @@ impl<const W: usize> Codebook<W> {
     pub(crate) fn nearest(&self, x: &[f32; W], w: &[f32; W]) -> u16 {
         let mut place = 0;
         for &x in x.iter().rev() {
-            let rounded = self.borders.iter().filter(|&&border| x > border).count();
-            place = place * self.values.len() + rounded;
+            let rounded = self.borders.iter().map(|&border| usize::from(x > border)).sum::<usize>();
+            place = place * (B + 1) + rounded;
         }
         let codes = match self.places[place].get_or_init(|| self.near(place)) {
             Near::At(code) => return *code,
@@ -78,7 +78,7 @@ impl<const W: usize> Codebook<W> {
     }
 
     fn near(&self, place: usize) -> Near {
-        let n = self.values.len();
+        let n = B + 1;
         let center: [f32; W] = from_fn(|k| self.values[place / n.pow(k as u32) % n]);
         let distance = |point: &[f32; W]| -> f32 { (0..W).map(|k| (point[k] - center[k]).powi(2)).sum() };
         let mut codes: Vec<(f32, u16)> = self.points.iter().zip(0..).map(|(p, code)| (distance(p), code)).collect();
@@ -95,13 +95,13 @@ mod tests {
     use super::*;
 
     /// All points compared.
-    fn exhaustive<const W: usize>(book: &Codebook<W>, x: &[f32; W], w: &[f32; W]) -> f32 {
+    fn exhaustive<const W: usize, const B: usize>(book: &Codebook<W, B>, x: &[f32; W], w: &[f32; W]) -> f32 {
         let distance = |p: &[f32; W]| (0..W).map(|k| w[k] * (x[k] - p[k]).powi(2)).sum::<f32>();
         book.points.iter().map(distance).fold(f32::INFINITY, f32::min)
     }
 
-    fn compare<const W: usize>(grid: Grid, low: f32, high: f32) -> f64 {
-        let book = Codebook::<W>::new(grid);
+    fn compare<const W: usize, const B: usize>(grid: Grid, low: f32, high: f32) -> f64 {
+        let book = Codebook::<W, B>::new(grid);
         let mut state = 7u64;
         let mut uniform = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -121,12 +121,12 @@ mod tests {
     #[test]
     fn points_found_are_hardly_farther_than_the_nearest() {
         let ratios = [
-            compare::<8>(Grid::IQ2_XXS, -4.0, 45.0),
-            compare::<8>(Grid::IQ2_XS, -4.0, 45.0),
-            compare::<8>(Grid::IQ2_S, -4.0, 45.0),
-            compare::<8>(Grid::IQ1, -1.2, 1.2),
-            compare::<4>(Grid::IQ3_XXS, -4.0, 64.0),
-            compare::<4>(Grid::IQ3_S, -1.0, 16.0),
+            compare::<8, 2>(Grid::IQ2_XXS, -4.0, 45.0),
+            compare::<8, 2>(Grid::IQ2_XS, -4.0, 45.0),
+            compare::<8, 2>(Grid::IQ2_S, -4.0, 45.0),
+            compare::<8, 2>(Grid::IQ1, -1.2, 1.2),
+            compare::<4, 7>(Grid::IQ3_XXS, -4.0, 64.0),
+            compare::<4, 7>(Grid::IQ3_S, -1.0, 16.0),
         ];
         assert!(ratios.iter().all(|r| (0.9999..1.01).contains(r)), "{ratios:?}");
     }

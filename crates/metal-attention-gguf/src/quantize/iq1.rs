@@ -10,10 +10,15 @@ use crate::blocks::{BlockIq1M, BlockIq1S, Grid, Half, IQ1_DELTA};
 
 type Columns<'a> = Option<&'a [f32; 256]>;
 
-static IQ1: LazyLock<Codebook<8>> = LazyLock::new(|| Codebook::new(Grid::IQ1));
+static IQ1: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ1));
 
 /// Extremes of a group are brought to these values when scales are tried.
 const FACTORS: [f32; 14] = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.95, 2.1, 2.3, 2.6];
+
+/// So much longer than least squares want it is the result. With so few bits points are far from what they stand for, and
+/// the nearest ones are shorter, all by about the same: a model predicts worse with too small products than with noise.
+/// Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this gives the smallest divergence from the model quantised.
+const LONGER: f32 = 1.1;
 
 /// Rounds of choosing the groups' scales and refitting the common factor.
 const ROUNDS: usize = 2;
@@ -60,7 +65,7 @@ fn fit(x: &[f32; 256], columns: Columns, group: usize, together: bool) -> Fit {
         let (found, _) = nearest(x, w, d.to_f32() * factor(scales[g]), together);
         points.copy_from_slice(&found[..group / 8]);
     }
-    Fit { d, scales: scales.map(|code| code as u8), points }
+    Fit { d: Half::from_f32(LONGER * d.to_f32()), scales: scales.map(|code| code as u8), points }
 }
 
 /// The scale with which points come closest to a group.

@@ -13,11 +13,11 @@ use crate::blocks::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, 
 
 type Columns<'a> = Option<&'a [f32; 256]>;
 
-static IQ2_XXS: LazyLock<Codebook<8>> = LazyLock::new(|| Codebook::new(Grid::IQ2_XXS));
-static IQ2_XS: LazyLock<Codebook<8>> = LazyLock::new(|| Codebook::new(Grid::IQ2_XS));
-static IQ2_S: LazyLock<Codebook<8>> = LazyLock::new(|| Codebook::new(Grid::IQ2_S));
-static IQ3_XXS: LazyLock<Codebook<4>> = LazyLock::new(|| Codebook::new(Grid::IQ3_XXS));
-static IQ3_S: LazyLock<Codebook<4>> = LazyLock::new(|| Codebook::new(Grid::IQ3_S));
+static IQ2_XXS: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ2_XXS));
+static IQ2_XS: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ2_XS));
+static IQ2_S: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ2_S));
+static IQ3_XXS: LazyLock<Codebook<4, 7>> = LazyLock::new(|| Codebook::new(Grid::IQ3_XXS));
+static IQ3_S: LazyLock<Codebook<4, 7>> = LazyLock::new(|| Codebook::new(Grid::IQ3_S));
 
 /// Extremes of a group are brought to so much of the largest value when scales are tried.
 const FACTORS: [f32; 14] = [0.76, 0.81, 0.86, 0.91, 0.95, 0.985, 1.02, 1.055, 1.09, 1.13, 1.18, 1.24, 1.32, 1.42];
@@ -26,8 +26,8 @@ const FACTORS: [f32; 14] = [0.76, 0.81, 0.86, 0.91, 0.95, 0.985, 1.02, 1.055, 1.
 const ROUNDS: usize = 2;
 
 /// What a type is, besides its codebook of points of `W` elements.
-struct Type<const W: usize> {
-    book: &'static Codebook<W>,
+struct Type<const W: usize, const B: usize> {
+    book: &'static Codebook<W, B>,
     /// Elements that share a scale.
     group: usize,
     /// Whether of 8 elements an even number is negative.
@@ -48,7 +48,7 @@ struct Fit {
     signs: [u8; 32],
 }
 
-impl<const W: usize> Type<W> {
+impl<const W: usize, const B: usize> Type<W, B> {
     fn fit(&self, x: &[f32; 256], columns: Columns) -> Fit {
         let w = weights(x, columns, |x, rms| 0.25 * rms * rms + x * x);
         let (magnitudes, signs) = self.split_signs(x, &w);

@@ -1,5 +1,7 @@
 //! `quantize`: the same model with its matrices in other types.
 
+mod report;
+
 use std::fs;
 use std::io::{self, Write};
 use std::num::NonZero;
@@ -9,6 +11,7 @@ use std::thread;
 use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, Tensor, TensorDecl, TensorType};
 use metal_attention::{Error, Recipe};
 
+use self::report::Report;
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::output_file::OutputFile;
@@ -32,6 +35,7 @@ tensor's type and error.
 
 Examples:
   metal-attention quantize model-f16.gguf model-q4_k_m.gguf q4_k_m
+  metal-attention quantize model-f16.gguf model-q4_k_m.gguf q4_k_m --report text.txt
   metal-attention imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
   metal-attention quantize model-f16.gguf model-iq2_m.gguf iq2_m --imatrix model.imatrix.gguf";
 
@@ -55,6 +59,10 @@ pub struct Args {
     /// Importance of the matrices' columns, from imatrix or llama.cpp's llama-imatrix
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
+
+    /// Show what every tensor has lost, and the perplexity of TEXT before and after
+    #[arg(long, value_name = "TEXT", num_args = 0..=1, default_missing_value = "")]
+    report: Option<PathBuf>,
 
     /// Threads that quantise [default: one for each core]
     #[arg(short, long, value_name = "N")]
@@ -95,17 +103,22 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let progress = Progress::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let n_threads = args.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZero::get);
+    let mut report = args.report.as_deref().map(Report::new);
     let mut done = 0;
     for ((from, to), importance) in file.tensors().iter().zip(&tensors).zip(importance) {
         let conversion = Conversion { from, to: to.ty, importance: importance.as_deref(), n_threads };
-        let rmse = conversion.run(&mut writer, |n| progress.set(done + n as u64))?;
+        let difference = conversion.run(&mut writer, |n| progress.set(done + n as u64))?;
         from.release_pages();
         done += from.n_elements() as u64;
         let (name, shape, ty) = (from.name(), from.shape(), from.ty());
         if ty == to.ty {
             tracing::info!("{name:<26} {shape:?} {ty}, unchanged");
         } else {
+            let rmse = difference.root_mean_square();
             tracing::info!("{name:<26} {shape:?} {ty} -> {}, root-mean-square error {rmse:.3e}", to.ty);
+        }
+        if let Some(report) = &mut report {
+            report.add(from, to, &difference);
         }
     }
     writer.finish().map_err(Error::from)?.commit()?;
@@ -116,8 +129,12 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         format!("{} ({:.2} bits per weight)", units::bytes(bytes), n_bits / done as f64)
     };
     let written = tensors.iter().map(|t| t.ty.row_bytes(t.shape.iter().product()) as u64).sum();
+    let sizes = [sizes(file.tensor_bytes()), sizes(written)];
+    if let Some(report) = report {
+        return report.print(&args.input, &args.output, sizes);
+    }
     // Where stderr is closed the note is lost, and nothing else.
-    let _ = writeln!(io::stderr(), "{} -> {}", sizes(file.tensor_bytes()), sizes(written));
+    let _ = writeln!(io::stderr(), "{} -> {}", sizes[0], sizes[1]);
     Ok(())
 }
 
@@ -175,6 +192,27 @@ fn refuse_overwriting(args: &Args, file: &GgufFile) -> Result<(), CliError> {
     Ok(())
 }
 
+/// How far a tensor's numbers are from what they were.
+#[derive(Default)]
+struct Difference {
+    n: usize,
+    /// Sum of the squares of the differences.
+    squares: f64,
+    /// Sum of the squares of the numbers.
+    of: f64,
+}
+
+impl Difference {
+    fn root_mean_square(&self) -> f64 {
+        (self.squares / self.n as f64).sqrt()
+    }
+
+    /// In relation to the numbers.
+    fn relative(&self) -> f64 {
+        if self.of == 0.0 { 0.0 } else { (self.squares / self.of).sqrt() }
+    }
+}
+
 /// A tensor on its way to another type.
 struct Conversion<'a> {
     from: &'a Tensor,
@@ -185,8 +223,8 @@ struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
-    /// Writes the tensor and returns the root-mean-square difference. `progress` gets the elements done so far.
-    fn run(&self, writer: &mut GgufWriter<OutputFile>, progress: impl Fn(usize)) -> Result<f64, CliError> {
+    /// Writes the tensor and returns what it has lost. `progress` gets the elements done so far.
+    fn run(&self, writer: &mut GgufWriter<OutputFile>, progress: impl Fn(usize)) -> Result<Difference, CliError> {
         let tensor = self.from;
         // Whole rows of one matrix, so that all of a chunk has the same importance.
         let n_rows = (CHUNK / tensor.row_len()).clamp(1, tensor.shape().get(1).copied().unwrap_or(1));
@@ -196,8 +234,7 @@ impl Conversion<'_> {
         for matrix in 0..tensor.n_rows() / rows_of_matrix {
             chunks.extend((0..rows_of_matrix).step_by(n_rows).map(|row| (matrix, row)));
         }
-        let mut sum_of_squares = 0.0;
-        let mut done = 0;
+        let mut total = Difference::default();
         for part in chunks.chunks(self.n_threads) {
             if interrupt::requested() {
                 return Err(CliError::Interrupted);
@@ -215,21 +252,22 @@ impl Conversion<'_> {
                 threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
             });
             for (result, chunk) in results.into_iter().zip(part) {
-                let (blocks, squares) = result?;
+                let (blocks, difference) = result?;
                 writer.write(&blocks).map_err(Error::from)?;
-                sum_of_squares += squares;
-                done += source(chunk).len() / row_bytes * tensor.row_len();
+                total.squares += difference.squares;
+                total.of += difference.of;
+                total.n += source(chunk).len() / row_bytes * tensor.row_len();
             }
-            progress(done);
+            progress(total.n);
         }
-        Ok((sum_of_squares / tensor.n_elements() as f64).sqrt())
+        Ok(total)
     }
 
-    /// The blocks of some rows, and the sum of squared differences.
-    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, f64), CliError> {
+    /// The blocks of some rows, and what they have lost.
+    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, Difference), CliError> {
         if self.to == self.from.ty() {
             // Copied: whether the file is still there is found out here, not by the system while it writes.
-            return Ok((source.to_vec(), 0.0));
+            return Ok((source.to_vec(), Difference::default()));
         }
         let row_len = self.from.row_len();
         let n = source.len() / self.from.ty().row_bytes(row_len) * row_len;
@@ -242,6 +280,7 @@ impl Conversion<'_> {
         self.to.quantize_rows(&values, importance, &mut blocks).map_err(Error::from)?;
         self.to.dequantize(&blocks, &mut back);
         let squares = values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-        Ok((blocks, squares))
+        let of = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+        Ok((blocks, Difference { n, squares, of }))
     }
 }
