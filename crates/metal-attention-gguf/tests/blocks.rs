@@ -2,7 +2,7 @@
 
 mod support;
 
-use metal_attention_gguf::{GgufError, GgufFile, TensorType, blocks};
+use metal_attention_gguf::{GgufFile, TensorType, blocks};
 
 #[test]
 fn dequantises_as_gguf_py_does_bit_for_bit() {

@@ -1,7 +1,7 @@
 //! Random quantised tensors, in files in memory.
 
 use metal_attention_gguf::blocks::random_blocks;
-use metal_attention_gguf::{GgufError, GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
+use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 
 use super::random;
 
