@@ -65,7 +65,9 @@ pub fn evaluate(
     let n_read = n_ubatch.min(chunk.len());
     let n_vocab = passes.iter().map(|pass| pass.spec().n_vocab).max().unwrap_or(1);
     let n_scored = n_scored(n_vocab, n_read);
-    passes.iter_mut().for_each(|pass| pass.reset());
+    for pass in passes.iter_mut() {
+        pass.reset();
+    }
     let mut pos = 0;
     while pos < last {
         let end = if pos < first { first.min(pos + n_read) } else { last.min(pos + n_scored) };

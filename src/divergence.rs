@@ -28,19 +28,19 @@ pub struct Divergence {
 #[derive(Default)]
 struct Sum {
     n: f64,
-    sum: f64,
+    total: f64,
     squares: f64,
 }
 
 impl Sum {
     fn add(&mut self, x: f64) {
         self.n += 1.0;
-        self.sum += x;
+        self.total += x;
         self.squares += x * x;
     }
 
     fn mean(&self) -> f64 {
-        self.sum / self.n
+        self.total / self.n
     }
 
     /// Standard error of the mean.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu::{gpu, start};
-use metal_attention::gguf::GgufFile;
+use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::GpuDevice;
 use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPass, GpuForwardPassOptions};
 use quants::quants;
@@ -223,6 +223,34 @@ fn quantised_types_give_the_same_logits() {
         let file = GgufFile::from_bytes(bytes).unwrap();
         assert!(compare(&gpu, name, &file, &options, &counts[counts.len() - 1..], 0, 4), "{name}");
     }
+}
+
+/// `file` with some layers' values and down projections in other types than the rest, as recipes such as `Q4_K_M` have it, and
+/// with one layer whose queries are in a third.
+fn mixed(file: &GgufFile) -> GgufFile {
+    let ty = |tensor: &Tensor| match tensor.name() {
+        name if tensor.shape().len() < 2 || !name.starts_with("blk.") => tensor.ty(),
+        "blk.1.attn_v.weight" | "blk.1.ffn_down.weight" => TensorType::Q8_0,
+        "blk.0.attn_q.weight" => TensorType::Q5_1,
+        _ => TensorType::Q4_0,
+    };
+    let decls: Vec<_> =
+        file.tensors().iter().map(|tensor| TensorDecl { ty: ty(tensor), ..TensorDecl::from(tensor) }).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, file.metadata(), &decls).unwrap();
+    for (tensor, decl) in file.tensors().iter().zip(&decls) {
+        let mut bytes = Vec::new();
+        decl.ty.quantize(&tensor.to_f32(), &mut bytes).unwrap();
+        writer.write(&bytes).unwrap();
+    }
+    GgufFile::from_bytes(&writer.finish().unwrap()).unwrap()
+}
+
+#[test]
+fn a_mix_of_types_gives_the_same_logits() {
+    let _alone = alone();
+    let Some(gpu) = gpu() else { return };
+    let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+    assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &group_counts(&gpu), 0, 10));
 }
 
 #[test]

@@ -136,7 +136,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         if !args.json {
             let mut line = format!("{:>4}/{n_chunks}  {}", estimates.len(), estimate(&total));
             if compares {
-                line += &format!("  KL {:.6}, same top {:.3} %", divergence.mean(), 100.0 * divergence.same_top());
+                let (mean, same) = (divergence.mean(), 100.0 * divergence.same_top());
+                line = format!("{line}  KL {mean:.6}, same top {same:.3} %");
             }
             progress.suspend(|| print(&format!("{line}\n")))?;
         }

@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// Type of the matrices, or recipe for their types, e.g. q4_k_m: see quantize --help
+    /// Type of the matrices, or recipe for their types, e.g. `q4_k_m`: see quantize --help
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_0", value_parser = tensor_types::recipe)]
     recipe: &'static Recipe,
 

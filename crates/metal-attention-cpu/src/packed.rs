@@ -289,7 +289,7 @@ fn iq3_s(b: &[u8], i: usize) -> Codes {
         let at = 32 * i + l;
         let size = Grid::IQ3_S.value(block.code(at / 4), at % 4);
         let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -size } else { size };
-        ((value + 15) / 2) as u8
+        i8::midpoint(value, 15) as u8
     })
 }
 

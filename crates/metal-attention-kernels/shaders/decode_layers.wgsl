@@ -39,18 +39,41 @@
 {% include "types/inputs.wgsl" %}
 {% endif %}
 
-var<private> qkv_at: u32; // where a layer's matrices start in w
-var<private> out_at: u32;
-var<private> gate_up_at: u32;
-var<private> down_at: u32;
-{{ matrix("qkv", qkv_type, n_embd, n_qkv) }}
-{{ matrix("out", out_type, n_att, n_embd) }}
-{{ matrix("gate_up", gate_up_type, n_embd, 2 * n_ff) }}
-{{ matrix("down", down_type, n_ff, n_embd) }}
-{% set qkv = {"name": "qkv", "n_in": n_embd, "n_items": n_qkv, "rows": 1, "lanes": qkv_lanes, "unroll": qkv_unroll, "stretches": qkv_stretches} %}
-{% set out = {"name": "out", "n_in": n_att, "n_items": n_embd, "rows": 1, "lanes": out_lanes, "unroll": out_unroll, "stretches": out_stretches} %}
-{% set gate_up = {"name": "gate_up", "n_in": n_embd, "n_items": n_ff, "rows": 2, "lanes": gate_up_lanes, "unroll": gate_up_unroll, "stretches": gate_up_stretches} %}
-{% set down = {"name": "down", "n_in": n_ff, "n_items": n_embd, "rows": 1, "lanes": down_lanes, "unroll": down_unroll, "stretches": down_stretches} %}
+{#
+  The four matrices. `variants` lists what layers have in a matrix's place, with a slash in between: parts, one below the
+  other, with a plus in between, each as type:first row:rows:lanes:unroll:stretches.
+#}
+{% set qkv = {"name": "qkv", "index": 0, "n_in": n_embd, "rows": 1, "variants": qkv_variants} %}
+{% set out = {"name": "out", "index": 1, "n_in": n_att, "rows": 1, "variants": out_variants} %}
+{% set gate_up = {"name": "gate_up", "index": 2, "n_in": n_embd, "rows": 2, "variants": gate_up_variants} %}
+{% set down = {"name": "down", "index": 3, "n_in": n_ff, "rows": 1, "variants": down_variants} %}
+{% for m in [qkv, out, gate_up, down] %}
+{% for variant in m.variants | split("/") %}
+{% set v = loop.index0 %}
+{% for part in variant | split("+") %}
+{% set name = m.name ~ "_" ~ v ~ "_" ~ loop.index0 %}
+{% set f = part | split(":") | list %}
+var<private> {{ name }}_at: u32; // where it starts in w
+{{ matrix(name, f[0], m.n_in, f[2] | int) }}
+{% endfor %}
+{% endfor %}
+{% endfor %}
+{% if placed %}
+@group(0) @binding(9) var<storage, read> places: array<u32>; // of each matrix of each layer: its variant, where its parts start
+{% endif %}
+{# Goes to a matrix of another layer. #}
+{% macro place(m, layer) %}
+{% if placed %}
+{% for variant in m.variants | split("/") %}
+{% set v = loop.index0 %}
+{% for part in variant | split("+") %}
+        {{ m.name }}_{{ v }}_{{ loop.index0 }}_at = places[({{ layer }}) * {{ 4 * (1 + n_parts) }}u + {{ m.index * (1 + n_parts) + 1 + loop.index0 }}u];
+{% endfor %}
+{% endfor %}
+{% else %}
+        {{ m.name }}_0_0_at = {{ [qkv_at, out_at, gate_up_at, down_at][m.index] }}u + ({{ layer }}) * {{ layer_words }}u;
+{% endif %}
+{% endmacro %}
 {% set as_input = "input_bytes" if integer else "input_floats" %}
 {% set warps = threads // subgroup %}
 {# Attention: four lanes share a key; units of a key that a lane reads. #}
@@ -172,11 +195,11 @@ fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
             }
 {% endfor %}
 {% endmacro %}
-{# The item of this lane in a round. #}
+{# The item of this lane in a round; items are counted from the first of the part. #}
 {% macro item_of(p, round) %}
 min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{ p.lanes }}u, max(share({{ p.n_items }}u).y, 1u) - 1u), {{ p.n_items - 1 }}u)
 {%- endmacro %}
-{% macro declare(p) %}
+{% macro declare_part(p) %}
 {% for r in range(p.rows) %}
 {% for u in range(p.unroll) %}
     var {{ p.name }}_raw_{{ r }}_{{ u }}: {{ p.name }}_Raw8;
@@ -184,14 +207,14 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% endfor %}
 {% endmacro %}
 {# Asks for the first units. #}
-{% macro begin(p) %}
+{% macro begin_part(p) %}
         {
             let item = {{ item_of(p, "0u") }};
 {{ load(p, "raw", "item", "0u") }}
         }
 {% endmacro %}
 {# Asks for weights of this workgroup that are wanted later, so that they come from a cache then. #}
-{% macro touch(p) %}
+{% macro touch_part(p) %}
 {% set quads = p.n_in // 32 %}
 {% set most = ((p.n_items + groups - 1) // groups) * p.rows * quads %}
 {% for k in range((most + threads - 1) // threads) %}
@@ -203,16 +226,19 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
         }
 {% endfor %}
 {% endmacro %}
-{% macro product(p, input, input_units, fill, bias_at, before, result) %}
+{% macro part_product(p, input, input_units, fill, bias_at, before, result) %}
 {% set teams = threads // p.lanes %}
 {% set rounds = ((p.n_items + groups - 1) // groups + teams - 1) // teams %}
 {% set steps = rounds * p.stretches %}
         {
             let lane = tid % {{ p.lanes }}u;
-            var item = {{ item_of(p, "0u") }};
+            var own = {{ item_of(p, "0u") }};
 {% macro load_before() %}
 {% for r in range(p.rows) %}
-            before_{{ r }} = {{ before }}{% if bias_at %} + params[params_at + {{ bias_at }}u + item * {{ p.rows }}u + {{ r }}u]{% endif %};
+            {
+                let item = own + {{ p.first }}u;
+                before_{{ r }} = {{ before }}{% if bias_at %} + params[params_at + {{ bias_at }}u + item * {{ p.rows }}u + {{ r }}u]{% endif %};
+            }
 {% endfor %}
 {% endmacro %}
 {% for r in range(p.rows) %}
@@ -269,10 +295,11 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% endfor %}
 {% endfor %}
                     if lane == 0u && step / {{ p.stretches }}u * {{ teams }}u + tid / {{ p.lanes }}u < share({{ p.n_items }}u).y {
+                        let item = own + {{ p.first }}u;
                         {{ result }}
                     }
 {% if rounds > 1 %}
-                    item = {{ item_of(p, "(step / %du + 1u)" | format(p.stretches)) }};
+                    own = {{ item_of(p, "(step / %du + 1u)" | format(p.stretches)) }};
 {{ load_before() }}
 {% endif %}
                 }
@@ -288,6 +315,62 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
         // A device need not run a workgroup's subgroups by turns: none may wait for what another has yet to publish.
         workgroupBarrier();
 {% endmacro %}
+
+{# For a matrix that is one part, of the same form in all layers. #}
+{% macro declare(m) %}
+{% set v = 0 %}
+{% set q = 0 %}
+{% set part = m.variants %}
+{% set f = part | split(":") | list %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{{ declare_part(p) }}
+{% endmacro %}
+{% macro begin(m) %}
+{% set v = 0 %}
+{% set q = 0 %}
+{% set part = m.variants %}
+{% set f = part | split(":") | list %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{{ begin_part(p) }}
+{% endmacro %}
+{% macro touch(m) %}
+{% set v = 0 %}
+{% set q = 0 %}
+{% set part = m.variants %}
+{% set f = part | split(":") | list %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{{ touch_part(p) }}
+{% endmacro %}
+{#
+  The product with a matrix: `fill` waits for its input, `filled` says what more is known once it is there. Where layers
+  differ in the matrix, the one of this layer is chosen out here: a load in a branch is waited for before the branch ends.
+#}
+{% macro product(m, input, input_units, fill, filled, bias_at, before, result) %}
+{% if mixed(m) == "no" %}
+{% set v = 0 %}
+{% set q = 0 %}
+{% set part = m.variants %}
+{% set f = part | split(":") | list %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{{ part_product(p, input, input_units, fill, bias_at, before, result) }}
+{% else %}
+        let {{ m.name }}_variant = places[layer * {{ 4 * (1 + n_parts) }}u + {{ m.index * (1 + n_parts) }}u];
+{% for variant in m.variants | split("/") %}
+{% set v = loop.index0 %}
+        if {{ m.name }}_variant == {{ v }}u {
+{% for part in variant | split("+") %}
+{% set q = loop.index0 %}
+{% set f = part | split(":") | list %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{{ declare_part(p) }}
+{{ begin_part(p) }}
+{{ part_product(p, input, input_units, fill if q == 0 else filled, bias_at, before, result) }}
+{% endfor %}
+        }
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% macro mixed(m) %}{{ "yes" if "/" in m.variants or "+" in m.variants else "no" }}{% endmacro %}
 
 {# Waits for x and puts norm(x), without the factor that is common to all, into h; the factor is `inverse`. #}
 {% macro fill_norm(norm_at, source) %}
@@ -313,8 +396,10 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
         sum_of_squares = subgroupAdd(sum_of_squares);
         if tid % {{ subgroup }}u == 0u { squares[tid / {{ subgroup }}u] = sum_of_squares; }
         workgroupBarrier();
-        sum_of_squares = {% for i in range(warps) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %};
-        let inverse = inverseSqrt(sum_of_squares / {{ n_embd }}.0 + {{ norm_eps }});
+{{ filled_norm() }}
+{% endmacro %}
+{% macro filled_norm() %}
+        let inverse = inverseSqrt(({% for i in range(warps) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %}) / {{ n_embd }}.0 + {{ norm_eps }});
 {% endmacro %}
 {% macro x_source() %}
                 if layer == 0u {
@@ -402,26 +487,32 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     let splits = clamp((pos - seen + {{ split }}u) / {{ split }}u, 1u, {{ max_splits }}u);
     let split_len = (pos - seen + splits) / splits;
 
-    qkv_at = {{ qkv_at }}u;
+{{ place(qkv, "0u") }}
+{% if mixed(qkv) == "no" %}
 {{ declare(qkv) }}
+{% endif %}
+{% if mixed(out) == "no" %}
 {{ declare(out) }}
+{% endif %}
+{% if mixed(gate_up) == "no" %}
 {{ declare(gate_up) }}
+{% endif %}
+{% if mixed(down) == "no" %}
 {{ declare(down) }}
+{% endif %}
 {{ begin(qkv) if ahead }}
     for (var layer = 0u; layer < {{ n_layer }}u; layer++) {
         let flow_at = this_half + layer * {{ layer_flow }}u;
         let params_at = layer * {{ layer_params }}u;
-        qkv_at = {{ qkv_at }}u + layer * {{ layer_words }}u;
-{% if not ahead %}
-{{ begin(qkv) }}
-{% endif %}
-        out_at = {{ out_at }}u + layer * {{ layer_words }}u;
-        gate_up_at = {{ gate_up_at }}u + layer * {{ layer_words }}u;
-        down_at = {{ down_at }}u + layer * {{ layer_words }}u;
+{{ place(qkv, "layer") }}
+{{ begin(qkv) if not ahead and mixed(qkv) == "no" }}
+{{ place(out, "layer") }}
+{{ place(gate_up, "layer") }}
+{{ place(down, "layer") }}
 
         // Queries, keys, values.
 {{ begin(out) if ahead }}
-{{ product(qkv, "h", h_units, fill_norm(0, x_source()), qkv_bias_at if qkv_bias else 0, "0.0",
+{{ product(qkv, "h", h_units, fill_norm(0, x_source()), filled_norm(), qkv_bias_at if qkv_bias else 0, "0.0",
     "publish(flow_at + item, sum_0 * inverse + before_0);") }}
 
         // Attention: a query head and a split of the context a workgroup.
@@ -431,12 +522,12 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {{ touch(gate_up) }}
 {{ touch(down) }}
         if layer < {{ n_layer - 1 }}u {
-            qkv_at += {{ layer_words }}u;
-            out_at += {{ layer_words }}u;
+{{ place(qkv, "layer + 1u") }}
+{{ place(out, "layer + 1u") }}
 {{ touch(qkv) }}
 {{ touch(out) }}
-            qkv_at -= {{ layer_words }}u;
-            out_at -= {{ layer_words }}u;
+{{ place(qkv, "layer") }}
+{{ place(out, "layer") }}
         }
 {% endif %}
         for (var task = group; task < splits * N_HEAD; task += GROUPS) {
@@ -618,26 +709,26 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 
         // x += W attention.
         let x_from = flow_at - {{ layer_flow - x_at }}u;
-{{ begin(out) if not ahead }}
+{{ begin(out) if not ahead and mixed(out) == "no" }}
 {{ begin(down) if ahead }}
-{{ product(out, "wide", wide_units, fill_att(), out_bias_at if out_bias else 0,
+{{ product(out, "wide", wide_units, fill_att(), "", out_bias_at if out_bias else 0,
     "x_before(layer, x_from, item)", "publish(flow_at + %du + place(item, %du), sum_0 + before_0);" | format(mid_at, n_embd // 4)) }}
 
         // gated = silu(gate) * up.
-{{ begin(gate_up) if not ahead }}
-{{ product(gate_up, "h", h_units, fill_norm(ffn_norm_at, mid_source()), gate_up_bias_at if gate_up_bias else 0, "0.0",
+{{ begin(gate_up) if not ahead and mixed(gate_up) == "no" }}
+{{ product(gate_up, "h", h_units, fill_norm(ffn_norm_at, mid_source()), filled_norm(), gate_up_bias_at if gate_up_bias else 0, "0.0",
     "publish(flow_at + %du + place(item, %du), silu(sum_0 * inverse + before_0) * (sum_1 * inverse + before_1));" | format(gated_at, n_ff // 4)) }}
 
         // x += W gated.
-{{ begin(down) if not ahead }}
+{{ begin(down) if not ahead and mixed(down) == "no" }}
 {% if ahead %}
         if layer < {{ n_layer - 1 }}u {
-            qkv_at += {{ layer_words }}u;
+{{ place(qkv, "layer + 1u") }}
 {{ begin(qkv) }}
-            qkv_at -= {{ layer_words }}u;
+{{ place(qkv, "layer") }}
         }
 {% endif %}
-{{ product(down, "wide", wide_units, fill_gated(), down_bias_at if down_bias else 0,
+{{ product(down, "wide", wide_units, fill_gated(), "", down_bias_at if down_bias else 0,
     "bitcast<f32>(look(flow_at + %du + place(item, %du)))" | format(mid_at, n_embd // 4),
     "if layer < %du { publish(flow_at + %du + place(item, %du), sum_0 + before_0); } else { x[item] = sum_0 + before_0; }" | format(n_layer - 1, x_at, n_embd // 4)) }}
     }

@@ -1,6 +1,7 @@
 //! WGSL sources: templates in `shaders/`, filled in for a kernel's constants and
 //! a device's features.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::OnceLock;
 
@@ -16,8 +17,8 @@ pub enum Constant {
     Float(u32),
     /// A choice.
     Bool(bool),
-    /// A name: a tensor type, a layout.
-    Name(&'static str),
+    /// A name, or several: a tensor type, a layout.
+    Name(Cow<'static, str>),
 }
 
 impl From<u32> for Constant {
@@ -46,18 +47,24 @@ impl From<bool> for Constant {
 
 impl From<&'static str> for Constant {
     fn from(v: &'static str) -> Self {
-        Self::Name(v)
+        Self::Name(v.into())
+    }
+}
+
+impl From<String> for Constant {
+    fn from(v: String) -> Self {
+        Self::Name(v.into())
     }
 }
 
 impl Constant {
     fn value(&self) -> Value {
-        match *self {
-            Self::Uint(v) => Value::from(v),
+        match self {
+            Self::Uint(v) => Value::from(*v),
             // WGSL needs every digit, and an exponent or a point to take it for a float.
-            Self::Float(v) => Value::from(format!("{:e}f", f32::from_bits(v))),
-            Self::Bool(v) => Value::from(v),
-            Self::Name(v) => Value::from(v),
+            Self::Float(v) => Value::from(format!("{:e}f", f32::from_bits(*v))),
+            Self::Bool(v) => Value::from(*v),
+            Self::Name(v) => Value::from(v.as_ref()),
         }
     }
 }

@@ -332,7 +332,6 @@ impl Recipe {
         if choices.pure || self.base.block_len() == 1 {
             return self.base;
         }
-        const AT_LEAST_8_BITS: [&str; 3] = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
         if model.arch == "glm5-next" && AT_LEAST_8_BITS.iter().any(|part| tensor.name.contains(part)) {
             return Q8_0;
         }
@@ -455,12 +454,6 @@ fn layer(name: &str) -> Option<usize> {
 }
 
 fn role(name: &str) -> Role {
-    if name == "output.weight" {
-        return Role::Head;
-    }
-    if matches!(name, "token_embd.weight" | "per_layer_token_embd.weight") {
-        return Role::Embedding;
-    }
     const ROLES: [(&str, Role); 9] = [
         ("attn_qkv.weight", Values),
         ("attn_kv_b.weight", Values),
@@ -472,6 +465,12 @@ fn role(name: &str) -> Role {
         ("ffn_gate", Gate),
         ("ffn_down", Down),
     ];
+    if name == "output.weight" {
+        return Role::Head;
+    }
+    if matches!(name, "token_embd.weight" | "per_layer_token_embd.weight") {
+        return Role::Embedding;
+    }
     ROLES.iter().find(|(part, _)| name.contains(part)).map_or(Role::Other, |&(_, role)| role)
 }
 
@@ -520,6 +519,9 @@ const KEPT: &[&str] = &[
     "mm.a.code_embd",
 ];
 
+/// In that architecture these have at least 8 bits.
+const AT_LEAST_8_BITS: [&str; 3] = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
+
 /// The same for one architecture.
 const KEPT_IN_GLM5_NEXT: &[&str] = &[
     "hc_",
@@ -543,12 +545,9 @@ fn is_quantized(tensor: &TensorDecl, arch: &str) -> bool {
     let name = tensor.name.as_str();
     let has_rows = tensor.shape.iter().skip(1).any(|&n| n > 1);
     let kept = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
-    has_rows
-        && name.ends_with("weight")
-        && !name.contains("_norm.weight")
-        && !matches!(name, "position_embd.weight" | "token_types.weight")
-        && !kept(KEPT)
-        && !(arch == "glm5-next" && kept(KEPT_IN_GLM5_NEXT))
+    let other = !matches!(name, "position_embd.weight" | "token_types.weight") && !name.contains("_norm.weight");
+    let kept = kept(KEPT) || (arch == "glm5-next" && kept(KEPT_IN_GLM5_NEXT));
+    has_rows && name.ends_with("weight") && other && !kept
 }
 
 /// `ty`, or the type that takes its place where rows are not whole blocks of it.

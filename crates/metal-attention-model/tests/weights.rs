@@ -103,3 +103,17 @@ fn optional_tensors_are_checked_and_used_when_they_are_there() {
     let llama3 = ModelShape { rope_factors: ModelShape::named("llama-3.2-1b").unwrap().rope_factors, ..shape("llama") };
     assert_eq!(load(&llama3, |_| {}).unwrap().rope_freqs.map(|f| f.len()), Some(3));
 }
+
+#[test]
+fn factors_of_whole_matrices_are_refused_unless_they_are_1() {
+    let factor = |name: &str| TensorDecl { name: name.to_owned(), shape: vec![1], ty: TensorType::F32 };
+    let name = "blk.0.ffn_up.scale";
+    let error = load(&shape("llama"), |tensors| tensors.push(factor(name))).unwrap_err();
+    assert!(
+        matches!(&error, ModelError::TensorValue { name: found, value, .. } if found == name && *value > 1.0),
+        "{error}"
+    );
+    // The second tensor is filled with 1; that of no matrix is nobody's business.
+    load(&shape("llama"), |tensors| tensors.insert(1, factor(name))).unwrap();
+    load(&shape("llama"), |tensors| tensors.push(factor("blk.0.ffn_up.input_scale"))).unwrap();
+}

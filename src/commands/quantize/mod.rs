@@ -131,7 +131,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let written = tensors.iter().map(|t| t.ty.row_bytes(t.shape.iter().product()) as u64).sum();
     let sizes = [sizes(file.tensor_bytes()), sizes(written)];
     if let Some(report) = report {
-        return report.print(&args.input, &args.output, sizes);
+        return report.print(&args.input, &args.output, &sizes);
     }
     // Where stderr is closed the note is lost, and nothing else.
     let _ = writeln!(io::stderr(), "{} -> {}", sizes[0], sizes[1]);

@@ -1,5 +1,6 @@
 //! `--report`: what a quantisation saves and what it costs.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -43,14 +44,16 @@ impl Report {
     }
 
     /// Writes the table, `sizes` (before and after), and how well both models predict the text.
-    pub fn print(&self, input: &Path, output: &Path, sizes: [String; 2]) -> Result<(), CliError> {
-        let widths: [usize; 6] = std::array::from_fn(|i| self.lines.iter().map(|line| line[i].len()).max().unwrap_or(0));
+    pub fn print(&self, input: &Path, output: &Path, sizes: &[String; 2]) -> Result<(), CliError> {
+        let widths: [usize; 6] =
+            std::array::from_fn(|i| self.lines.iter().map(|line| line[i].len()).max().unwrap_or(0));
         let mut text = String::new();
         for [name, shape, from, to, bits, error] in &self.lines {
             let [a, b, c, d, e, f] = widths;
-            text += &format!("{name:<a$}  {shape:<b$}  {from:<c$}  {to:<d$}  {bits:>e$}  {error:>f$}\n");
+            // A string takes whatever is written to it.
+            let _ = writeln!(text, "{name:<a$}  {shape:<b$}  {from:<c$}  {to:<d$}  {bits:>e$}  {error:>f$}");
         }
-        text += &format!("\nsize {} -> {}\n", sizes[0], sizes[1]);
+        let _ = writeln!(text, "\nsize {} -> {}", sizes[0], sizes[1]);
         text += &match &self.text {
             Some(path) => predictions(path, input, output)?,
             None => "perplexity: not measured; --report TEXT names a text to predict\n".into(),
@@ -90,9 +93,5 @@ fn predictions(text: &Path, before: &Path, after: &Path) -> Result<String, CliEr
     let n = one.count();
     let lines = divergence.lines();
     let divergence = lines.split_once('\n').map_or("", |(_, rest)| rest);
-    Ok(format!(
-        "perplexity {} -> {} ({change:+.2} %) over {n} tokens\n{divergence}",
-        estimate(&one),
-        estimate(&other)
-    ))
+    Ok(format!("perplexity {} -> {} ({change:+.2} %) over {n} tokens\n{divergence}", estimate(&one), estimate(&other)))
 }

@@ -101,7 +101,7 @@ fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4
         }
         (points, sums)
     });
-    let total = |sums: &[Sums; 4]| sums.iter().fold(Sums::default(), |a, b| a.plus(b));
+    let total = |sums: &[Sums; 4]| sums.iter().fold(Sums::default(), Sums::plus);
     if together {
         let [up, down] = both.map(|(points, sums)| (points, total(&sums)));
         return if down.1.error(scale) < up.1.error(scale) { down } else { up };

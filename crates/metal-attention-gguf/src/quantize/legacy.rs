@@ -10,14 +10,17 @@ use crate::blocks::{BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ5
 
 type Columns<'a> = Option<&'a [f32; 32]>;
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // as blocks of more
 pub(super) fn f32(&[x]: &[f32; 1]) -> BlockF32 {
     BlockF32 { x: x.to_le_bytes() }
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // as blocks of more
 pub(super) fn f16(&[x]: &[f32; 1]) -> BlockF16 {
     BlockF16 { x: Half::from_f32(x) }
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // as blocks of more
 pub(super) fn bf16(&[x]: &[f32; 1]) -> BlockBf16 {
     BlockBf16 { x: bf16::from_f32(x).to_le_bytes() }
 }

@@ -9,7 +9,7 @@ use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
-use crate::weights::{GpuMatrix, type_info, type_name};
+use crate::weights::{GpuMatrix, MatrixPart, type_info, type_name};
 
 /// Sizes of a model whose layers are all alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -112,9 +112,8 @@ fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
 }
 
 /// All layers of one token, `x` from the embedding to the head, in one dispatch of `groups` workgroups that stay until
-/// the end and hand each other what they make. `None` where the model or the device does not suit: layers that differ,
-/// matrices in several parts or buffers, sizes that are no multiples of 8, no subgroups of one known size, too little
-/// workgroup memory.
+/// the end and hand each other what they make. Layers may differ in the types of their matrices, and rows of a matrix in
+/// theirs. The inner error says why a model or a device does not suit.
 ///
 /// All workgroups have to run at once. No API tells whether they will: run it once and look at
 /// [`LayersBuffers::state`].
@@ -124,39 +123,48 @@ pub fn decode_layers(
     groups: usize,
     layers: &[LayerMatrices<'_>],
     buffers: &LayersBuffers<'_>,
-) -> Result<Option<Dispatch>, GpuError> {
-    let Some(matrices) = Matrices::of(layers) else { return Ok(None) };
-    let Some((keys, values, layer_cache)) = cache_layout(buffers.cache) else { return Ok(None) };
+) -> Result<Result<Dispatch, &'static str>, GpuError> {
+    let matrices = match Matrices::of(layers) {
+        Ok(matrices) => matrices,
+        Err(why) => return Ok(Err(why)),
+    };
+    let Some((keys, values, layer_cache)) = cache_layout(buffers.cache) else {
+        return Ok(Err("the KV cache is more than one buffer can hold"));
+    };
     let a = &shape.attention;
     let sizes = [shape.n_embd, a.att_len(), shape.n_ff];
     let subgroup_size = gpu.features().subgroup_size as usize;
     let limits = gpu.wgpu().limits();
-    let suits = (4..=32).contains(&subgroup_size)
-        && sizes.iter().all(|n| n.is_multiple_of(8))
-        && a.head_dim.is_multiple_of(4)
-        && layers.len() == shape.n_layer
-        && buffers.cache.len() == shape.n_layer
-        && (0..4).all(|i| layers.iter().all(|layer| shape.fits(i, layer)));
-    if !suits {
-        return Ok(None);
+    if !(4..=32).contains(&subgroup_size) {
+        return Ok(Err("the GPU's subgroups have no size from 4 to 32"));
+    }
+    let fits = |layer: &LayerMatrices<'_>| (0..4).all(|i| shape.fits(i, layer));
+    if !sizes.iter().all(|n| n.is_multiple_of(8)) || !a.head_dim.is_multiple_of(4) || !layers.iter().all(fits) {
+        return Ok(Err("widths are no multiples of 8, or of 4 for heads"));
+    }
+    if layers.len() != shape.n_layer || buffers.cache.len() != shape.n_layer {
+        return Ok(Err("layers and caches differ in number"));
     }
     let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
     let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
     {
-        return Ok(None);
+        return Ok(Err("a workgroup has too little memory for the widths"));
     }
     a.check()?;
     let LayersBuffers { params, x, flow, state, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
-    // Each slice lies in its buffer; those of all layers are as far apart as those of the first two.
-    let ends = layers.iter().flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]).map(|matrix| {
-        let part = &matrix.parts()[0];
-        part.buffer.offset() + part.bytes(matrix.n_in())
-    });
+    let ends = layers
+        .iter()
+        .flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down])
+        .flat_map(|matrix| matrix.parts().iter().map(|part| part.buffer.offset() + part.bytes(matrix.n_in())));
     let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
-    let bound: [(&dyn Bind, Reach); 9] = [
+    let places = match matrices.stride() {
+        Some(_) => None,
+        None => Some(gpu.upload("where the layers' matrices lie", &matrices.places())?),
+    };
+    let mut bound: Vec<(&dyn Bind, Reach)> = vec![
         (weights, Reach::Fixed(ends.max().unwrap_or(0))),
         (params, Reach::floats(shape.n_layer * shape.params())),
         (x, Reach::floats(shape.n_embd)),
@@ -167,8 +175,9 @@ pub fn decode_layers(
         (values, cache),
         (batch, Reach::Batch),
     ];
+    bound.extend(places.iter().map(|places| (places as &dyn Bind, Reach::Fixed(places.size()))));
     let one = Extent::Fixed(1);
-    Ok(Some(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
+    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
 }
 
 /// Bytes of four elements of the cache.
@@ -187,42 +196,98 @@ fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&wgpu::Buffer, &wgpu::Buffe
     regular.then_some((keys.buffer(), values.buffer(), stride))
 }
 
-/// Where the matrices of all layers lie in their buffer.
-#[derive(Debug, Clone, Copy)]
+/// A part of a matrix, without its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    ty: TensorType,
+    first_row: usize,
+    n_rows: usize,
+}
+
+/// Where a layer's matrix lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    /// Its number in [`Matrices::variants`].
+    variant: u32,
+    /// Words before each of its parts in the buffer.
+    at: Vec<u32>,
+}
+
+/// Where the matrices of all layers lie in their buffer, and what they are made of.
+#[derive(Debug, Clone)]
 struct Matrices {
-    types: [TensorType; 4],
-    /// Words before each matrix of the first layer.
-    at: [u32; 4],
-    /// Words from one layer to the next.
-    layer: u32,
+    /// Of each of the four matrices, the parts that it has in some layer or other.
+    variants: [Vec<Vec<Part>>; 4],
+    /// Of each layer the four matrices.
+    layers: Vec<[Place; 4]>,
 }
 
 impl Matrices {
-    fn of(layers: &[LayerMatrices<'_>]) -> Option<Self> {
-        let parts = |layer: &LayerMatrices<'_>| {
-            let all = [layer.qkv, layer.out, layer.gate_up, layer.down].map(|m| match m.parts() {
-                [part] if part.row_step == 1 => Some((part.ty, part.buffer.clone())),
-                _ => None,
+    /// What of a model does not suit, in words.
+    fn of(layers: &[LayerMatrices<'_>]) -> Result<Self, &'static str> {
+        let mut variants: [Vec<Vec<Part>>; 4] = Default::default();
+        let all = || layers.iter().map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]);
+        let mut parts = all().flatten().flat_map(GpuMatrix::parts);
+        let buffer = parts.next().map(|part| part.buffer.buffer());
+        if parts.any(|part| Some(part.buffer.buffer()) != buffer) {
+            return Err("the layers' weights are more than one buffer can hold");
+        }
+        if all().flatten().flat_map(GpuMatrix::parts).any(|part| part.row_step != 1) {
+            return Err("gate and up have different types");
+        }
+        let mut place = |i: usize, matrix: &GpuMatrix| {
+            let part = |part: &MatrixPart| Part { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
+            let parts: Vec<_> = matrix.parts().iter().map(part).collect();
+            let known = variants[i].iter().position(|known| *known == parts);
+            let variant = known.unwrap_or_else(|| {
+                variants[i].push(parts);
+                variants[i].len() - 1
             });
-            all.iter().all(Option::is_some).then(|| all.map(|part| part.expect("checked")))
+            let at = matrix.parts().iter().map(|part| (part.buffer.offset() / 4) as u32).collect();
+            Place { variant: variant as u32, at }
         };
-        let first = parts(layers.first()?)?;
-        let words = |slice: &Slice| (slice.offset() / 4) as u32;
-        let at = first.each_ref().map(|(_, slice)| words(slice));
-        let layer = match layers.get(1) {
-            Some(layer) => words(&parts(layer)?[0].1).checked_sub(at[0])?,
+        let layers = all().map(|[a, b, c, d]| [place(0, a), place(1, b), place(2, c), place(3, d)]).collect();
+        Ok(Self { variants, layers })
+    }
+
+    /// Most parts that a matrix has.
+    fn n_parts(&self) -> usize {
+        self.variants.iter().flatten().map(Vec::len).max().unwrap_or(1)
+    }
+
+    /// Whether layers, or rows of a layer, differ in their types.
+    fn is_mixed(&self) -> bool {
+        self.n_parts() > 1 || self.variants.iter().any(|variants| variants.len() > 1)
+    }
+
+    /// Words from one layer to the next, where layers are all alike and follow each other at equal distances.
+    fn stride(&self) -> Option<u32> {
+        let first = self.layers.first()?;
+        let stride = match self.layers.get(1) {
+            Some(layer) => layer[0].at[0].checked_sub(first[0].at[0])?,
             None => 0,
         };
-        for (i, matrices) in layers.iter().enumerate() {
-            for ((ty, slice), (first, at)) in parts(matrices)?.iter().zip(first.iter().zip(at)) {
-                let same = *ty == first.0 && slice.buffer() == first.1.buffer();
-                if !same || words(slice) != at + i as u32 * layer {
-                    return None;
-                }
-            }
-        }
-        let types = first.map(|(ty, _)| ty);
-        Some(Self { types, at, layer })
+        let is_regular = |(layer, places): (usize, &[Place; 4])| {
+            let at = |first: &Place| u64::from(first.at[0]) + layer as u64 * u64::from(stride);
+            places.iter().zip(first).all(|(place, first)| u64::from(place.at[0]) == at(first))
+        };
+        (!self.is_mixed() && self.layers.iter().enumerate().all(is_regular)).then_some(stride)
+    }
+
+    /// What the kernel reads where there is no stride: of each layer and matrix the variant and where its parts start, as many
+    /// of each as any has.
+    fn places(&self) -> Vec<u32> {
+        let n_parts = self.n_parts();
+        let words = |place: &Place| {
+            let at = place.at.iter().copied().chain(std::iter::repeat(0)).take(n_parts);
+            std::iter::once(place.variant).chain(at).collect::<Vec<_>>()
+        };
+        self.layers.iter().flatten().flat_map(words).collect()
+    }
+
+    /// The types of matrix `i`.
+    fn types(&self, i: usize) -> impl Iterator<Item = TensorType> + '_ {
+        self.variants[i].iter().flatten().map(|part| part.ty)
     }
 }
 
@@ -253,12 +318,12 @@ impl Tile {
     }
 }
 
-/// The constants of each matrix.
-const NAMES: [[&str; 6]; 4] = [
-    ["qkv_type", "qkv_at", "qkv_lanes", "qkv_unroll", "qkv_stretches", "qkv_bias"],
-    ["out_type", "out_at", "out_lanes", "out_unroll", "out_stretches", "out_bias"],
-    ["gate_up_type", "gate_up_at", "gate_up_lanes", "gate_up_unroll", "gate_up_stretches", "gate_up_bias"],
-    ["down_type", "down_at", "down_lanes", "down_unroll", "down_stretches", "down_bias"],
+/// The constants of each matrix: its variants, its place in the first layer, whether it has a bias.
+const NAMES: [[&str; 3]; 4] = [
+    ["qkv_variants", "qkv_at", "qkv_bias"],
+    ["out_variants", "out_at", "out_bias"],
+    ["gate_up_variants", "gate_up_at", "gate_up_bias"],
+    ["down_variants", "down_at", "down_bias"],
 ];
 
 /// The kernel's constants.
@@ -283,16 +348,21 @@ impl Layout {
         let subgroup_size = features.subgroup_size as usize;
         let inputs = [shape.n_embd, a.att_len(), shape.n_embd, shape.n_ff];
         let rows = [1, 1, 2, 1];
-        let tiles: [Tile; 4] = std::array::from_fn(|i| Tile::new(inputs[i], rows[i], matrices.types[i], subgroup_size));
-        let h_units = tiles[0].units().max(tiles[2].units());
-        let wide_units = tiles[1].units().max(tiles[3].units());
+        let tile = |i: usize, part: &Part| Tile::new(inputs[i], rows[i], part.ty, subgroup_size);
+        let units =
+            |i: usize| matrices.variants[i].iter().flatten().map(|part| tile(i, part).units()).max().unwrap_or(0);
+        let h_units = units(0).max(units(2));
+        let wide_units = units(1).max(units(3));
         let sizes = [a.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
-        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * type_info(matrices.types[i]).words).sum();
-        let ahead = words / groups <= AHEAD;
+        let widest = |i: usize| matrices.types(i).map(|ty| type_info(ty).words).max().unwrap_or(0);
+        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * widest(i)).sum();
+        let ahead = words / groups <= AHEAD && !matrices.is_mixed();
         // No more subgroups than one has lanes, which join what the subgroups found.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
         // Turning inputs into bytes takes a while, which small products do not make up for.
-        let integer = !ahead && features.integer_dot && matrices.types.iter().all(|&ty| type_info(ty).packed);
+        let integer =
+            !ahead && features.integer_dot && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).packed);
+        let stride = matrices.stride();
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
             ("threads", threads.into()),
@@ -308,7 +378,9 @@ impl Layout {
             ("n_att", a.att_len().into()),
             ("n_ff", shape.n_ff.into()),
             ("norm_eps", shape.norm_eps.into()),
-            ("layer_words", matrices.layer.into()),
+            ("placed", stride.is_none().into()),
+            ("layer_words", stride.unwrap_or(0).into()),
+            ("n_parts", matrices.n_parts().into()),
             ("layer_units", (layer_units as usize).into()),
             ("split", SPLIT.into()),
             ("max_splits", max_splits(a, groups).into()),
@@ -318,14 +390,18 @@ impl Layout {
             ("h_units", h_units.into()),
             ("wide_units", wide_units.into()),
         ]);
-        for (i, [ty, at, lanes, unroll, stretches, bias]) in NAMES.into_iter().enumerate() {
-            let tile = tiles[i];
+        let describe = |i: usize, part: &Part| {
+            let Tile { lanes, unroll, stretches } = tile(i, part);
+            format!("{}:{}:{}:{lanes}:{unroll}:{stretches}", type_name(part.ty), part.first_row, part.n_rows)
+        };
+        for (i, [variants, at, bias]) in NAMES.into_iter().enumerate() {
+            let parts = |parts: &Vec<Part>| parts.iter().map(|part| describe(i, part)).collect::<Vec<_>>().join("+");
+            let all: Vec<_> = matrices.variants[i].iter().map(parts).collect();
+            // The key of a kernel does not depend on places that it reads.
+            let first = stride.map_or(0, |_| matrices.layers[0][i].at[0]);
             key.constants.extend([
-                (ty, type_name(matrices.types[i]).into()),
-                (at, matrices.at[i].into()),
-                (lanes, tile.lanes.into()),
-                (unroll, tile.unroll.into()),
-                (stretches, tile.stretches.into()),
+                (variants, all.join("/").into()),
+                (at, first.into()),
                 (bias, shape.biases[i].into()),
             ]);
         }
@@ -353,7 +429,11 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         norm_eps: 1e-5,
         biases: [false; 4],
     };
-    let matrices = Matrices { types: [TensorType::Q4_0; 4], at: [0, 100_000, 200_000, 500_000], layer: 1_000_000 };
+    let rows = [shape.attention.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
+    let variants = rows.map(|n_rows| vec![vec![Part { ty: TensorType::Q4_0, first_row: 0, n_rows }]]);
+    let place = |at| Place { variant: 0, at: vec![at] };
+    let layers = (0..30).map(|i| [0, 100_000, 200_000, 500_000].map(|at| place(at + i * 1_000_000))).collect();
+    let matrices = Matrices { variants, layers };
     let features = ShaderFeatures { subgroups: true, subgroup_size: 32, integer_dot: true, ..Default::default() };
     vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
 }

@@ -47,7 +47,7 @@ impl RowLayout {
             TensorType::F32 => vec![8 * units],
             TensorType::F16 | TensorType::BF16 => vec![4 * units],
             TensorType::Q4_0 | TensorType::IQ4_NL => vec![units, half_pairs],
-            TensorType::Q4_1 => vec![units, blocks],
+            TensorType::Q4_1 | TensorType::NVFP4 => vec![units, blocks],
             TensorType::Q5_0 => vec![units, units / 4, half_pairs],
             TensorType::Q5_1 => vec![units, units / 4, blocks],
             TensorType::Q8_0 => vec![2 * units, half_pairs],
@@ -65,7 +65,6 @@ impl RowLayout {
             TensorType::IQ1_M => vec![units / 4, units / 8, 2 * blocks, half_pairs],
             TensorType::IQ1_S => vec![units / 4, units / 8, half_pairs],
             TensorType::MXFP4 => vec![units, blocks.div_ceil(4)],
-            TensorType::NVFP4 => vec![units, blocks],
             TensorType::TQ2_0 | TensorType::TQ1_0 | TensorType::Q2_0 => vec![units / 2, half_pairs],
             TensorType::Q1_0 => vec![units / 4, half_pairs],
         };
@@ -316,13 +315,29 @@ fn table(ty: TensorType) -> Vec<u32> {
         TensorType::IQ2_XS => places(Grid::IQ2_XS),
         TensorType::IQ2_XXS => places(Grid::IQ2_XXS),
         TensorType::IQ1_M | TensorType::IQ1_S => places(Grid::IQ1),
-        // Looked up at load.
-        TensorType::IQ3_S => Vec::new(),
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => Vec::new(),
-        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q8_0 => Vec::new(),
-        TensorType::Q2_K | TensorType::Q3_K | TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K => Vec::new(),
-        TensorType::IQ4_NL | TensorType::IQ4_XS | TensorType::MXFP4 | TensorType::NVFP4 => Vec::new(),
-        TensorType::TQ2_0 | TensorType::TQ1_0 | TensorType::Q2_0 | TensorType::Q1_0 => Vec::new(),
+        // IQ3_S is looked up at load; the others have none.
+        TensorType::IQ3_S
+        | TensorType::F32
+        | TensorType::F16
+        | TensorType::BF16
+        | TensorType::Q4_0
+        | TensorType::Q4_1
+        | TensorType::Q5_0
+        | TensorType::Q5_1
+        | TensorType::Q8_0
+        | TensorType::Q2_K
+        | TensorType::Q3_K
+        | TensorType::Q4_K
+        | TensorType::Q5_K
+        | TensorType::Q6_K
+        | TensorType::IQ4_NL
+        | TensorType::IQ4_XS
+        | TensorType::MXFP4
+        | TensorType::NVFP4
+        | TensorType::TQ2_0
+        | TensorType::TQ1_0
+        | TensorType::Q2_0
+        | TensorType::Q1_0 => Vec::new(),
     }
 }
 
@@ -348,7 +363,7 @@ fn iq3_s(block: &BlockIq3S, i: usize) -> Codes {
         let at = 32 * i + k;
         let value = Grid::IQ3_S.value(block.code(at / 4), at % 4);
         let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -value } else { value };
-        ((value + 15) / 2) as u8
+        i8::midpoint(value, 15) as u8
     })
 }
 

@@ -38,18 +38,23 @@ pub(super) fn groups_to_try(gpu: &GpuDevice) -> &'static [usize] {
 }
 
 impl LayersAtOnceBuilder<'_> {
-    /// The first of the numbers of workgroups with which the kernel runs to its end; `None` where there is none, or the
-    /// model does not suit the kernel.
-    pub(super) fn build(&self, groups_to_try: &[usize]) -> Result<Option<LayersAtOnce>, GpuError> {
+    /// The first of the numbers of workgroups with which the kernel runs to its end; otherwise why the model or the GPU does
+    /// not suit the kernel.
+    pub(super) fn build(&self, groups_to_try: &[usize]) -> Result<Result<LayersAtOnce, &'static str>, GpuError> {
         let alike = |i: usize| {
             self.shapes[i] == self.shapes[0]
                 && self.spec.layers[i].feed_forward == self.spec.layers[0].feed_forward
                 && self.rope[i] == self.rope[0]
         };
-        if groups_to_try.is_empty() || !(0..self.spec.n_layer()).all(alike) {
-            return Ok(None);
+        if groups_to_try.is_empty() {
+            return Ok(Err("this GPU is not known to run workgroups side by side"));
         }
-        let FeedForward::Gated { n_ff, .. } = self.spec.layers[0].feed_forward else { return Ok(None) };
+        if !(0..self.spec.n_layer()).all(alike) {
+            return Ok(Err("layers differ in more than the types of their matrices"));
+        }
+        let FeedForward::Gated { n_ff, .. } = self.spec.layers[0].feed_forward else {
+            return Ok(Err("the feed-forward is not gated"));
+        };
         let (params, biases) = layer_params(self.file_weights);
         let shape = LayersShape {
             attention: self.shapes[0],
@@ -79,15 +84,16 @@ impl LayersAtOnceBuilder<'_> {
                 cache: self.cache,
                 batch: self.batch.buffer(),
             };
-            let Some(dispatch) = kernels::decode_layers(self.gpu, &shape, groups, &matrices, &buffers)? else {
-                return Ok(None);
+            let dispatch = match kernels::decode_layers(self.gpu, &shape, groups, &matrices, &buffers)? {
+                Ok(dispatch) => dispatch,
+                Err(why) => return Ok(Err(why)),
             };
             let layers = LayersAtOnce { dispatch, state };
             if self.runs_through(&layers, groups)? {
-                return Ok(Some(layers));
+                return Ok(Ok(layers));
             }
         }
-        Ok(None)
+        Ok(Err("workgroups did not run side by side when that was tried"))
     }
 
     /// Whether all workgroups run side by side, tried on a token at position 0, on page 0.

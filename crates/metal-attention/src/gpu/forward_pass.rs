@@ -171,10 +171,17 @@ impl GpuForwardPass {
             batch: &batch_of_one,
         };
         let groups = options.layers_at_once.as_ref().map_or(groups_to_try(&gpu), std::slice::from_ref);
-        let at_once = at_once.build(if groups == [0] { &[] } else { groups })?.map(|layers| {
-            one.layers_at_once = Some(layers.dispatch);
-            layers.state
-        });
+        let at_once = match at_once.build(if groups == [0] { &[] } else { groups })? {
+            Ok(layers) => {
+                tracing::info!("a token goes through all layers in one dispatch");
+                one.layers_at_once = Some(layers.dispatch);
+                Some(layers.state)
+            }
+            Err(why) => {
+                tracing::info!("a token goes through the layers in many dispatches: {why}");
+                None
+            }
+        };
         gpu.pso().save();
         let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
         let memory = GpuMemory {
