@@ -81,6 +81,7 @@ fn help_shows_examples_and_exit_codes() {
         "rm",
         "synth",
         "quantize",
+        "imatrix",
         "completions",
     ] {
         assert!(text.contains(command), "{text}");

@@ -12,6 +12,9 @@ pub(super) const CANDIDATES: usize = 16;
 /// Rounds of choosing the groups' scales and refitting the common factor.
 const ROUNDS: usize = 2;
 
+/// Times that a group's scale and minimum are fitted to the codes that come of them.
+const REFITS: usize = 3;
+
 /// `1 / d`, or 0 for a block of zeros.
 pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
@@ -137,19 +140,20 @@ pub(super) fn whole_scales<const GROUPS: usize>(
     nearest: impl Fn(f32) -> f32,
 ) -> Symmetric<GROUPS> {
     let len = x.len() / GROUPS;
-    let mut d = Half::from_f32(extreme(&scales) / -largest);
-    let first = inverse(d.to_f32());
-    let mut codes = scales.map(|scale| round((scale * first).clamp(-largest, largest - 1.0)));
+    let error = |x: &[f32], w: &[f32], scale: f32| -> f32 {
+        let inverse = inverse(scale);
+        x.iter().zip(w).map(|(&x, w)| w * (x - scale * nearest(x * inverse)).powi(2)).sum()
+    };
+    let starts = common_factors(&scales, -largest).map(|d| (d, whole(scales, d, -largest, largest - 1.0)));
+    let start = least(starts.into_iter(), |(d, codes)| {
+        (0..GROUPS).map(|g| error(&x[g * len..][..len], &w[g * len..][..len], d.to_f32() * codes[g])).sum()
+    });
+    let Some((mut d, mut codes)) = start else { unreachable!("there are several") };
     for _ in 0..ROUNDS {
         let (mut xq, mut qq) = (0.0, 0.0);
         for (g, code) in codes.iter_mut().enumerate() {
             let (x, w) = (&x[g * len..][..len], &w[g * len..][..len]);
-            let error = |code: f32| -> f32 {
-                let scale = d.to_f32() * code;
-                let inverse = inverse(scale);
-                x.iter().zip(w).map(|(&x, w)| w * (x - scale * nearest(x * inverse)).powi(2)).sum()
-            };
-            *code = nearby(*code, -largest, largest - 1.0, error);
+            *code = nearby(*code, -largest, largest - 1.0, |code| error(x, w, d.to_f32() * code));
             let inverse = inverse(d.to_f32() * *code);
             for (&x, &w) in x.iter().zip(w) {
                 let q = *code * nearest(x * inverse);
@@ -162,6 +166,24 @@ pub(super) fn whole_scales<const GROUPS: usize>(
         }
     }
     Symmetric { d, scales: codes.map(|code| code as i32) }
+}
+
+/// Common factors of `values` with which the extreme one becomes `largest`, or up to three less: numbers that come from
+/// such blocks are found again with one of these.
+fn common_factors(values: &[f32], largest: f32) -> [Half; 4] {
+    let extreme = extreme(values);
+    [0.0, 1.0, 2.0, 3.0].map(|less| Half::from_f32(extreme / (largest - largest.signum() * less)))
+}
+
+/// `values` in whole numbers of `d`.
+fn whole<const N: usize>(values: [f32; N], d: Half, low: f32, high: f32) -> [f32; N] {
+    let inverse = inverse(d.to_f32());
+    values.map(|value| round((value * inverse).clamp(low, high)))
+}
+
+/// Of several the one with the smallest error.
+fn least<T>(of: impl Iterator<Item = T>, error: impl Fn(&T) -> f32) -> Option<T> {
+    of.map(|one| (error(&one), one)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
 /// Of `code` and its neighbours from `low` to `high` the one of the smallest error.
@@ -215,8 +237,25 @@ pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, must: boo
         (square + wxx, scale.max(0.0), min)
     };
     let fits = sums.into_iter().filter(|(_, wqq, _)| *wqq > 0.0).map(fit);
-    let best = fits.min_by(|a, b| a.0.total_cmp(&b.0));
-    best.map_or((0.0, -low), |(_, scale, min)| (scale, min))
+    let Some(mut best) = fits.min_by(|a, b| a.0.total_cmp(&b.0)) else { return (0.0, -low) };
+    // The codes of the refitted scale and minimum may be better ones.
+    for _ in 0..REFITS {
+        let (inverse, min) = (inverse(best.1), best.2);
+        let mut sums = (0.0, 0.0, 0.0);
+        for (&x, &weight) in x.iter().zip(weights) {
+            let q = round(((x + min) * inverse).clamp(0.0, largest));
+            sums.0 += weight * q;
+            sums.1 += weight * q * q;
+            sums.2 += weight * q * x;
+        }
+        let again = fit(sums);
+        // Also false where there is no solution, and a number is none.
+        if !(sums.1 > 0.0 && again.0 < best.0) {
+            break;
+        }
+        best = again;
+    }
+    (best.1, best.2)
 }
 
 /// Groups with whole-number scales and minimums: `x = d * scale * code - dmin * min`.
@@ -232,38 +271,43 @@ impl<const GROUPS: usize> Affine<GROUPS> {
     pub(super) fn new(x: &[f32], w: &[f32], largest: f32, largest_scale: f32) -> Self {
         let len = x.len() / GROUPS;
         let fits: [_; GROUPS] = from_fn(|g| best_scale_min(&x[g * len..][..len], &w[g * len..][..len], largest, true));
-        let quantize = |values: [f32; GROUPS]| {
-            let d = Half::from_f32(extreme(&values) / largest_scale);
-            let inverse = inverse(d.to_f32());
-            (d, values.map(|value| round((value * inverse).min(largest_scale))))
+        let (scales, mins) = (fits.map(|(scale, _)| scale), fits.map(|(_, min)| min));
+        let with = |d: Half, dmin: Half| Self {
+            d,
+            dmin,
+            scales: whole(scales, d, 0.0, largest_scale),
+            mins: whole(mins, dmin, 0.0, largest_scale),
         };
-        let (d, scales) = quantize(fits.map(|(scale, _)| scale));
-        let (dmin, mins) = quantize(fits.map(|(_, min)| min));
-        let mut fit = Self { d, dmin, scales, mins };
+        let error = |fit: &Self| (0..GROUPS).map(|g| fit.error(g, x, w, largest, fit.scales[g], fit.mins[g])).sum();
+        let (factors, min_factors) = (common_factors(&scales, largest_scale), common_factors(&mins, largest_scale));
+        let fit = least(factors.into_iter().map(|d| with(d, min_factors[0])), error);
+        let fit = fit.and_then(|fit| least(min_factors.into_iter().map(|dmin| with(fit.d, dmin)), error));
+        let Some(mut fit) = fit else { unreachable!("there are several") };
         for _ in 0..ROUNDS {
-            for g in 0..GROUPS {
-                let (x, w) = (&x[g * len..][..len], &w[g * len..][..len]);
-                fit.improve_group(g, x, w, largest, largest_scale);
-            }
+            (0..GROUPS).for_each(|g| fit.improve_group(g, x, w, largest, largest_scale));
             fit.refit(x, w, largest);
         }
         fit
     }
 
+    /// The squared error of group `g` with this scale and minimum.
+    fn error(&self, g: usize, x: &[f32], w: &[f32], largest: f32, scale: f32, min: f32) -> f32 {
+        let len = x.len() / GROUPS;
+        let (x, w) = (&x[g * len..][..len], &w[g * len..][..len]);
+        let (scale, min) = (self.d.to_f32() * scale, self.dmin.to_f32() * min);
+        let inverse = inverse(scale);
+        let code = |x: f32| round(((x + min) * inverse).clamp(0.0, largest));
+        x.iter().zip(w).map(|(&x, w)| w * (scale * code(x) - min - x).powi(2)).sum()
+    }
+
     /// Tries neighbours of a group's scale and minimum.
     fn improve_group(&mut self, g: usize, x: &[f32], w: &[f32], largest: f32, largest_scale: f32) {
-        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
-        let error = |scale: f32, min: f32| -> f32 {
-            let (scale, min) = (d * scale, dmin * min);
-            let inverse = inverse(scale);
-            let code = |x: f32| round(((x + min) * inverse).clamp(0.0, largest));
-            x.iter().zip(w).map(|(&x, w)| w * (scale * code(x) - min - x).powi(2)).sum()
-        };
+        const NEIGHBOURS: [(f32, f32); 8] =
+            [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)];
+        let error = |scale, min| self.error(g, x, w, largest, scale, min);
         let (scale, min) = (self.scales[g], self.mins[g]);
         let mut best = (error(scale, min), scale, min);
-        for (ds, dm) in
-            [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)]
-        {
+        for (ds, dm) in NEIGHBOURS {
             let (scale, min) = (scale + ds, min + dm);
             if (0.0..=largest_scale).contains(&scale) && (0.0..=largest_scale).contains(&min) {
                 let error = error(scale, min);

@@ -48,7 +48,7 @@ pub(super) fn nvfp4(x: &[f32; 64], columns: Option<&[f32; 64]>) -> BlockNvfp4 {
         let wanted = extreme(&groups[g]).abs() / 12.0;
         // Codes are in the order of their values; 126 is the largest.
         let obvious = (0..126).take_while(|&code| ue4m3_half(code) < wanted).count() as u8;
-        let scales = obvious.saturating_sub(4)..=(obvious + 2).min(126);
+        let scales = obvious.saturating_sub(4)..=(obvious + 8).min(126);
         best_scale(&groups[g], &w[16 * g..], scales.map(|code| (code, ue4m3_half(code))))
     });
     let q = |g: usize, i: usize| code(groups[g][i] * inverse(ue4m3_half(d[g])));
