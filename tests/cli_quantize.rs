@@ -93,13 +93,13 @@ fn importance_makes_what_counts_more_exact() {
     text(&dir, 40_000);
     stdout(run_in(&dir, &format!("imatrix -m {STORIES} -f @/text -c 128 -o @/i.gguf")));
     let divergence = |args: &str| {
-        stdout(run_in(&dir, &format!("quantize {STORIES} @/q.gguf q4_0 --pure{args}")));
+        stdout(run_in(&dir, &format!("quantize {STORIES} @/q.gguf q4_1 --pure{args}")));
         let compare = format!("perplexity -m @/q.gguf --reference {STORIES} -f @/text -c 128 --chunks 20 --json");
         let found: Value = serde_json::from_str(&stdout(run_in(&dir, &compare))).unwrap();
         found["kl_divergence"]["mean"].as_f64().unwrap()
     };
     let (without, with) = (divergence(""), divergence(" --imatrix @/i.gguf"));
-    assert!(with < 0.9 * without, "{with} with importance, {without} without");
+    assert!(with < 0.85 * without, "{with} with importance, {without} without");
 }
 
 #[test]

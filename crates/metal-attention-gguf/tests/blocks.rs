@@ -156,7 +156,8 @@ fn weights() -> Vec<f32> {
 #[test]
 fn quantisation_keeps_the_error_that_its_bits_allow() {
     // Root mean square error relative to the values', for the quantiser to stay below.
-    let limits = [0.0, 3e-4, 2e-3, 0.085, 0.08, 0.043, 0.039, 0.0055, 0.265, 0.152, 0.069, 0.0345, 0.0178, 0.077, 0.0765];
+    let limits =
+        [0.0, 3e-4, 2e-3, 0.085, 0.08, 0.043, 0.039, 0.0055, 0.265, 0.152, 0.069, 0.0345, 0.0178, 0.077, 0.0765];
     // Of the codebook types, 4-bit floats, and one and two bits.
     let more = [0.152, 0.203, 0.265, 0.32, 0.38, 0.51, 0.555, 0.113, 0.089, 0.79, 0.79, 0.71, 0.6];
     let x = weights();
