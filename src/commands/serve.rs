@@ -253,10 +253,12 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
 
 /// Ready at the first Ctrl-C or SIGTERM; the second ends the process.
 async fn shutdown(mut signals: Signals) {
-    signals.next().await;
-    // While the model loads there is nothing to shut down.
+    let is_ctrl_c = signals.next().await;
     if interrupt::is_left() {
         say("shutting down; again to end at once");
+    } else if is_ctrl_c {
+        // While the model loads there is nothing to shut down, and Ctrl-C ends the process as it does elsewhere.
+        interrupt::end();
     }
     tokio::spawn(async move {
         signals.next().await;
@@ -277,10 +279,11 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    async fn next(&mut self) {
+    /// Waits for one; whether it is Ctrl-C.
+    async fn next(&mut self) -> bool {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => true,
+            _ = self.terminate.recv() => false,
         }
     }
 }
@@ -295,8 +298,10 @@ impl Signals {
         ctrl_c().map(Self)
     }
 
-    async fn next(&mut self) {
+    /// Waits for one, which is Ctrl-C.
+    async fn next(&mut self) -> bool {
         self.0.recv().await;
+        true
     }
 }
 
