@@ -1,7 +1,10 @@
 //! Single kernels: `cargo bench --bench kernels`. On the CPU each is measured in a model of one layer that does next to
-//! nothing else; on a GPU, where there is one, by itself in a queue of many.
+//! nothing else; on a GPU, where there is one, by itself in a queue of many. `cargo bench --bench kernels -- types` prints a
+//! table of all types of weights instead.
 
 mod support;
+#[path = "kernels/types.rs"]
+mod types;
 
 use std::path::Path;
 
@@ -11,6 +14,9 @@ use metal_attention::{BatchToken, Device, EngineOptions, Model};
 const TYPES: [&str; 4] = ["q4_0", "q8_0", "q4_k", "q6_k"];
 
 fn main() {
+    if support::asked() && std::env::args().any(|arg| arg == "types") {
+        return types::table();
+    }
     let Some(mut criterion) = support::criterion() else { return };
     let folder = tempfile::tempdir().expect("there is room for temporary files");
     cpu_products(&mut criterion, folder.path());

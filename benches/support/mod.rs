@@ -6,10 +6,14 @@ use std::process::Command;
 use criterion::Criterion;
 use metal_attention::Model;
 
-/// Criterion with the flags of the command line. `None` unless `cargo bench` asks: `cargo test --benches` runs these
-/// programs, too, and should not take minutes.
+/// Whether `cargo bench` runs this program: `cargo test --benches` does, too, which should not take minutes.
+pub fn asked() -> bool {
+    std::env::args().any(|arg| arg == "--bench")
+}
+
+/// Criterion with the flags of the command line, when [`asked`].
 pub fn criterion() -> Option<Criterion> {
-    std::env::args().any(|arg| arg == "--bench").then(|| Criterion::default().sample_size(20).configure_from_args())
+    asked().then(|| Criterion::default().sample_size(20).configure_from_args())
 }
 
 /// The model that `metal-attention synth ARGS` writes into `folder`.

@@ -1,9 +1,8 @@
 //! Packed formats of the types with codebooks: a code is looked up in a table that the first-level cache holds.
 //!
-//! A panel's block has, for every 32 columns, a row of 16 bytes for each code of the rows (the lower 8 bits), and a 1-bit plane
+//! A panel's block has, for every 32 columns, 64 bytes (the lower 8 bits) for each four codes of the 16 rows, and a 1-bit plane
 //! of signs, where a type has them; then bytes with upper bits of codes and scales, each for all 16 rows, and the scale of
-//! scales. A step (4 columns) is a word of a table: the places of 4 elements in the list of values, which signs complete to an
-//! index of 16.
+//! scales. A point is found as the places of its elements in the list of values, which signs complete to an index of 16.
 
 use std::array::from_fn;
 
@@ -11,30 +10,14 @@ use metal_attention_gguf::blocks::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3Xxs, Grid, Half, cast, even_signs,
 };
 
-use crate::packed::{Format, PANEL, Unpacked, bytes, format, halves, pack_codes};
-use crate::simd::Simd;
+use crate::packed::{Format, PANEL, Unpacked, bytes, format, halves, odd_scale, odd_scales, pack_codes};
+use crate::simd::{Book, SIGN_BITS, Signs, Simd, UpperBit, place_of};
 
-/// Elements `4 half..4 half + 4` of each point of `grid`, as places.
-const fn places<const N: usize>(grid: Grid, half: usize) -> [u32; N] {
-    assert!(grid.entries.len() == N);
-    let mut words = [0; N];
-    let mut code = 0;
-    while code < N {
-        let mut k = 0;
-        while k < 4 {
-            words[code] |= (grid.place(code, 4 * half + k) as u32) << (8 * k);
-            k += 1;
-        }
-        code += 1;
-    }
-    words
-}
-
-static IQ3_XXS: [u32; 256] = places(Grid::IQ3_XXS, 0);
-static IQ2_S: [[u32; 1024]; 2] = [places(Grid::IQ2_S, 0), places(Grid::IQ2_S, 1)];
-static IQ2_XS: [[u32; 512]; 2] = [places(Grid::IQ2_XS, 0), places(Grid::IQ2_XS, 1)];
-static IQ2_XXS: [[u32; 256]; 2] = [places(Grid::IQ2_XXS, 0), places(Grid::IQ2_XXS, 1)];
-static IQ1: [[u32; 2048]; 2] = [places(Grid::IQ1, 0), places(Grid::IQ1, 1)];
+static IQ3_XXS: Book<256> = Book::new(Grid::IQ3_XXS, IQ3_VALUES);
+static IQ2_S: Book<1024> = Book::new(Grid::IQ2_S, IQ2_VALUES);
+static IQ2_XS: Book<512> = Book::new(Grid::IQ2_XS, IQ2_VALUES);
+static IQ2_XXS: Book<256> = Book::new(Grid::IQ2_XXS, IQ2_VALUES);
+static IQ1: Book<2048> = Book::new(Grid::IQ1, IQ1_VALUES);
 
 /// The values of a grid plus 64, then their negatives plus 64.
 const fn signed_values(grid: Grid) -> [u8; 16] {
@@ -50,8 +33,19 @@ const fn signed_values(grid: Grid) -> [u8; 16] {
 
 const IQ2_VALUES: [u8; 16] = signed_values(Grid::IQ2_S);
 const IQ3_VALUES: [u8; 16] = signed_values(Grid::IQ3_XXS);
-/// Eight times -1, 0 and 1, moved up by one, then down by one, plus 16.
-const IQ1_VALUES: [u8; 16] = [9, 17, 25, 0, 7, 15, 23, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// Eight times -1, 0 and 1, moved up by one, then (where other types have signs) down by one, plus 16.
+const IQ1_VALUES: [u8; 16] = [9, 17, 25, 0, 0, 0, 0, 0, 7, 15, 23, 0, 0, 0, 0, 0];
+
+/// Which step has each bit of a plane of signs, where points have 8 columns.
+const SIGN_STEPS: [usize; 8] = {
+    let mut steps = [0; 8];
+    let mut step = 0;
+    while step < 8 {
+        steps[step / 4 * 4 + SIGN_BITS[step % 4]] = step;
+        step += 1;
+    }
+    steps
+};
 
 // ---- packing -----------------------------------------------------------------------------
 
@@ -68,10 +62,16 @@ fn put<const N: usize>(
     for i in 0..8 {
         let indices = take(N * PANEL);
         for k in 0..N {
-            indices[PANEL * k + lane] = codes(N * i + k);
+            indices[64 * (k / 4) + place_of(lane, k % 4)] = codes(N * i + k);
         }
         if let Some(signs) = signs {
-            pack_codes(1, &from_fn(|l| signs(4 * i + l / 8) >> (l % 8) & 1), lane, take(4 * PANEL));
+            let sign = |l: usize| signs(4 * i + l / 8) >> (l % 8) & 1;
+            pack_codes(
+                1,
+                &from_fn(|l| if N == 4 { sign(4 * SIGN_STEPS[l / 4] + l % 4) } else { sign(l) }),
+                lane,
+                take(4 * PANEL),
+            );
         }
     }
     for &byte in tail {
@@ -118,74 +118,48 @@ pub(crate) fn iq2_s(block: &[u8], lane: usize, out: &mut [u8]) {
     put::<4>(|i| block.qs[i], Some(&|i| block.signs[i]), &tail, block.d, lane, out);
 }
 
-/// Packs an `IQ1_S` block; the tail is the numbers of the file: lower bytes, upper bytes.
+/// The upper bits of four codes, of 3 bits each: the lower two of each code, and the third ones.
+fn upper_of_four(upper: impl Fn(usize) -> u8) -> [u8; 2] {
+    let joined = |field: fn(u8) -> u8, width: usize| (0..4).fold(0, |byte, l| byte | field(upper(l)) << (width * l));
+    [joined(|bits| bits & 3, 2), joined(|bits| bits >> 2, 1)]
+}
+
+/// Packs an `IQ1_S` block; the tail is, for each 32 columns, the lower upper bits, then, for each, the third ones, the scale
+/// (bits 4 to 6) and which way the values are moved.
 pub(crate) fn iq1_s(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq1S>(block)[0];
-    let tail: [u8; 16] = from_fn(|i| block.qh[i % 8][i / 8]);
+    let tail: [u8; 16] = from_fn(|j| {
+        let h = u16::from_le_bytes(block.qh[j % 8]);
+        let upper = upper_of_four(|l| (h >> (3 * l) & 7) as u8);
+        if j < 8 { upper[0] } else { upper[1] | (h >> 12 << 4) as u8 }
+    });
     put::<4>(|i| block.qs[i], None, &tail, block.d, lane, out);
 }
 
-/// Packs an `IQ1_M` block; the tail is the nibbles of the file and 16 scales of 4 bits.
+/// Packs an `IQ1_M` block; the tail is, for each 32 columns, the lower upper bits and the third ones with, above them, which
+/// way the values of each code are moved; then 16 scales of 4 bits.
 pub(crate) fn iq1_m(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq1M>(block)[0];
+    let high: [u8; 16] = from_fn(|j| {
+        let nibble = |l: usize| block.qh[2 * (j / 2) + l / 2] >> (4 * (l % 2)) & 15;
+        let upper = upper_of_four(|l| nibble(l) & 7);
+        let moved = (0..4).fold(0, |byte, l| byte | nibble(l) >> 3 << (4 + l));
+        if j % 2 == 0 { upper[0] } else { upper[1] | moved }
+    });
     let scales: [u8; 8] = nibble_pairs(|g| block.scale(g));
-    let tail = [&block.qh[..], &scales].concat();
+    let tail = [&high[..], &scales].concat();
     put::<4>(|i| block.qs[i], None, &tail, block.d(), lane, out);
 }
 
 // ---- reading -----------------------------------------------------------------------------
 
-/// Signs of a 1-bit plane, each bit moved to bit 3.
+/// A plane of signs.
 #[inline(always)]
-unsafe fn signs<S: Simd>(p: *const u8) -> [S::B; 8] {
+unsafe fn signs<S: Simd>(p: *const u8) -> Signs<S::B> {
     // SAFETY: a plane is 1 vector; the caller vouches for it.
     unsafe {
-        let (v, mask) = (S::b_load(p), S::b_splat(8));
-        [
-            S::b_and(S::b_shl::<3>(v), mask),
-            S::b_and(S::b_shl::<2>(v), mask),
-            S::b_and(S::b_shl::<1>(v), mask),
-            S::b_and(v, mask),
-            S::b_and(S::b_shr::<1>(v), mask),
-            S::b_and(S::b_shr::<2>(v), mask),
-            S::b_and(S::b_shr::<3>(v), mask),
-            S::b_and(S::b_shr::<4>(v), mask),
-        ]
-    }
-}
-
-/// Codes of 32 columns from the lower bits of 4 codes at `p`, their upper bits, and a plane of what is added to the places in
-/// `tables`.
-#[inline(always)]
-unsafe fn points<S: Simd, const N: usize>(
-    p: *const u8,
-    upper: [S::I; 4],
-    tables: &[[u32; N]; 2],
-    more: [S::B; 8],
-    values: &[u8; 16],
-) -> [S::B; 8] {
-    let mut codes = more;
-    for l in 0..4 {
-        // SAFETY: 4 rows of 16 bytes; upper bits are cut off at the tables' length. The caller vouches for both.
-        unsafe {
-            let index = S::i_or(S::i_load_u8(p.add(PANEL * l)), upper[l]);
-            for half in 0..2 {
-                let places = S::b_gather(tables[half].as_ptr(), index);
-                codes[2 * l + half] = S::b_lookup(values, S::b_or(places, more[2 * l + half]));
-            }
-        }
-    }
-    codes
-}
-
-/// Nibble `j` of the bytes at `at`, times two and one more.
-#[inline(always)]
-unsafe fn odd_scale<S: Simd>(block: *const u8, at: usize, j: usize) -> S::F {
-    // SAFETY: inside the block; the caller vouches for it.
-    unsafe {
-        let both = bytes::<S>(block, at, j / 2);
-        let scale = S::i_and(if j.is_multiple_of(2) { both } else { S::i_shr::<4>(both) }, S::i_splat(15));
-        S::i_to_f(S::i_add(S::i_shl::<1>(scale), S::i_splat(1)))
+        let (both, mask) = (S::b_load(p), S::b_splat(15));
+        [S::b_and(both, mask), S::b_and(S::b_shr::<4>(both), mask)]
     }
 }
 
@@ -196,83 +170,88 @@ unsafe fn scaled<S: Simd>(block: *const u8, at: usize, factor: f32) -> (S::F, S:
     unsafe { (S::f_mul(halves::<S>(block, at), S::f_splat(factor)), S::f_splat(0.0)) }
 }
 
-/// What `IQ1` adds to places: 4 in every byte of the rows whose bit is set in bit 2 of `down`.
+/// Signs of codes of which `IQ1` moves all values down, all bits of them in every byte of a row: a row's bit 0 says so.
 #[inline(always)]
 unsafe fn moves<S: Simd>(down: S::I) -> S::B {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        let one = S::i_and(down, S::i_splat(4));
+        let one = S::i_and(down, S::i_splat(1));
         let two = S::i_or(one, S::i_shl::<8>(one));
-        S::b_from_i(S::i_or(two, S::i_shl::<16>(two)))
+        let bits = S::i_or(two, S::i_shl::<2>(two));
+        let bits = S::i_or(bits, S::i_shl::<1>(bits));
+        S::b_from_i(S::i_or(bits, S::i_shl::<16>(bits)))
     }
 }
 
-/// Upper bits of four codes: fields of `h`, moved to bit 8 and up.
-macro_rules! upper {
-    ($s:ident, $mask:literal; $($field:expr),*) => { [$($s::i_and($field, $s::i_splat($mask))),*] };
+/// Two upper bits of each of four codes in a byte of every row.
+#[inline(always)]
+fn two_upper(rows: *const u8) -> [UpperBit; 2] {
+    [UpperBit { rows, bits: [1, 4, 16, 64] }, UpperBit { rows, bits: [2, 8, 32, 128] }]
+}
+
+/// The upper bits of `IQ1`, see [`upper_of_four`].
+#[inline(always)]
+fn three_upper(two: *const u8, third: *const u8) -> [UpperBit; 3] {
+    let [low, high] = two_upper(two);
+    [low, high, UpperBit { rows: third, bits: [1, 2, 4, 8] }]
 }
 
 format!(Iq3Xxs: block 256, sub 32, bytes 102, offset Some(6), bits 7, has_min false; S;
 codes |b, i| {
     let b = b.add(192 * i);
-    let mut codes = signs::<S>(b.add(128));
-    for s in 0..8 {
-        let places = S::b_gather(IQ3_XXS.as_ptr(), S::i_load_u8(b.add(PANEL * s)));
-        codes[s] = S::b_lookup(&IQ3_VALUES, S::b_or(places, codes[s]));
-    }
-    codes
+    S::points4(&IQ3_XXS, b, S::b_load(b.add(128)))
 };
 block_scale_and_min |b| scaled::<S>(b, 1600, 0.25);
-scale_and_min |b, _u, j| (odd_scale::<S>(b, 1536, j), S::f_splat(0.0)));
+unpack |b| odd_scales::<S, 1>(b, 1536);
+scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));
 format!(Iq2Xxs: block 256, sub 32, bytes 70, offset Some(6), bits 7, has_min false; S;
 codes |b, i| {
     let b = b.add(128 * i);
-    points::<S, 256>(b, [S::i_splat(0); 4], &IQ2_XXS, signs::<S>(b.add(64)), &IQ2_VALUES)
+    S::points8(&IQ2_XXS, b, [], signs::<S>(b.add(64)))
 };
 block_scale_and_min |b| scaled::<S>(b, 1088, 0.125);
-scale_and_min |b, _u, j| (odd_scale::<S>(b, 1024, j), S::f_splat(0.0)));
+unpack |b| odd_scales::<S, 1>(b, 1024);
+scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));
 format!(Iq2Xs: block 256, sub 16, bytes 78, offset Some(6), bits 7, has_min false; S;
 codes |b, i| {
-    let both = bytes::<S>(b, 1024, i / 2);
-    let h = if i.is_multiple_of(2) { both } else { S::i_shr::<4>(both) };
-    let upper = upper!(S, 0x100; S::i_shl::<8>(h), S::i_shl::<7>(h), S::i_shl::<6>(h), S::i_shl::<5>(h));
+    let bits = if i.is_multiple_of(2) { [1, 2, 4, 8] } else { [16, 32, 64, 128] };
+    let upper = [UpperBit { rows: b.add(1024 + PANEL * (i / 2)), bits }];
     let b = b.add(128 * i);
-    points::<S, 512>(b, upper, &IQ2_XS, signs::<S>(b.add(64)), &IQ2_VALUES)
+    S::points8(&IQ2_XS, b, upper, signs::<S>(b.add(64)))
 };
 block_scale_and_min |b| scaled::<S>(b, 1216, 0.125);
-scale_and_min |b, _u, j| (odd_scale::<S>(b, 1088, j), S::f_splat(0.0)));
+unpack |b| odd_scales::<S, 2>(b, 1088);
+scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));
 format!(Iq2S: block 256, sub 16, bytes 82, offset Some(6), bits 7, has_min false; S;
 codes |b, i| {
-    let h = bytes::<S>(b, 1024, i);
-    let upper = upper!(S, 0x300; S::i_shl::<8>(h), S::i_shl::<6>(h), S::i_shl::<4>(h), S::i_shl::<2>(h));
+    let upper = two_upper(b.add(1024 + PANEL * i));
     let b = b.add(128 * i);
-    points::<S, 1024>(b, upper, &IQ2_S, signs::<S>(b.add(64)), &IQ2_VALUES)
+    S::points8(&IQ2_S, b, upper, signs::<S>(b.add(64)))
 };
 block_scale_and_min |b| scaled::<S>(b, 1280, 0.125);
-scale_and_min |b, _u, j| (odd_scale::<S>(b, 1152, j), S::f_splat(0.0)));
+unpack |b| odd_scales::<S, 2>(b, 1152);
+scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));
 format!(Iq1S: block 256, sub 32, bytes 50, offset Some(4), bits 5, has_min false; S;
 codes |b, i| {
-    let h = S::i_or(bytes::<S>(b, 512, i), S::i_shl::<8>(bytes::<S>(b, 512, 8 + i)));
-    let upper = upper!(S, 0x700; S::i_shl::<8>(h), S::i_shl::<5>(h), S::i_shl::<2>(h), S::i_shr::<1>(h));
-    points::<S, 2048>(b.add(64 * i), upper, &IQ1, [moves::<S>(S::i_shr::<13>(h)); 8], &IQ1_VALUES)
+    let upper = three_upper(b.add(512 + PANEL * i), b.add(640 + PANEL * i));
+    S::points8(&IQ1, b.add(64 * i), upper, [moves::<S>(S::i_shr::<7>(bytes::<S>(b, 640, i))); 2])
 };
 block_scale_and_min |b| scaled::<S>(b, 768, 0.125);
 scale_and_min |b, _u, j| {
-    let scale = S::i_and(S::i_shr::<4>(bytes::<S>(b, 512, 8 + j)), S::i_splat(7));
+    let scale = S::i_and(S::i_shr::<4>(bytes::<S>(b, 640, j)), S::i_splat(7));
     (S::i_to_f(S::i_add(S::i_shl::<1>(scale), S::i_splat(1))), S::f_splat(0.0))
 });
 format!(Iq1M: block 256, sub 16, bytes 58, offset Some(4), bits 5, has_min false; S;
 codes |b, i| {
-    let (h, k) = (bytes::<S>(b, 512, 2 * i), bytes::<S>(b, 512, 2 * i + 1));
-    let upper = upper!(S, 0x700; S::i_shl::<8>(h), S::i_shl::<4>(h), S::i_shl::<8>(k), S::i_shl::<4>(k));
-    let moves = [
-        moves::<S>(S::i_shr::<1>(h)),
-        moves::<S>(S::i_shr::<5>(h)),
-        moves::<S>(S::i_shr::<1>(k)),
-        moves::<S>(S::i_shr::<5>(k)),
-    ];
-    let more = [moves[0], moves[0], moves[1], moves[1], moves[2], moves[2], moves[3], moves[3]];
-    points::<S, 2048>(b.add(64 * i), upper, &IQ1, more, &IQ1_VALUES)
+    let rows = b.add(512 + 2 * PANEL * i);
+    let h = S::i_load_u8(rows.add(PANEL));
+    let (p, q) = (moves::<S>(S::i_shr::<4>(h)), moves::<S>(S::i_shr::<5>(h)));
+    let (r, s) = (moves::<S>(S::i_shr::<6>(h)), moves::<S>(S::i_shr::<7>(h)));
+    // Steps 0 and 1 of four belong to one code, steps 2 and 3 to the next.
+    let (first, second) = (S::b_splat(5), S::b_splat(10));
+    let signs = [S::b_or(S::b_and(p, first), S::b_and(q, second)), S::b_or(S::b_and(r, first), S::b_and(s, second))];
+    S::points8(&IQ1, b.add(64 * i), three_upper(rows, rows.add(PANEL)), signs)
 };
 block_scale_and_min |b| scaled::<S>(b, 896, 0.125);
-scale_and_min |b, _u, j| (odd_scale::<S>(b, 768, j), S::f_splat(0.0)));
+unpack |b| odd_scales::<S, 2>(b, 768);
+scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));

@@ -446,12 +446,19 @@ unsafe fn bits<S: Simd, const FIFTH: bool>(p: *const u8) -> [S::B; 8] {
 unsafe fn whole_bytes<S: Simd>(p: *const u8) -> [S::B; 8] {
     // SAFETY: 8 vectors; the caller vouches for them.
     unsafe {
-        let mut out = [S::b_load(p); 8];
+        let mut out = [S::b_for_dot8(S::b_load(p)); 8];
         for i in 1..8 {
-            out[i] = S::b_load(p.add(64 * i));
+            out[i] = S::b_for_dot8(S::b_load(p.add(64 * i)));
         }
         out
     }
+}
+
+/// Codes of 8 bits that stand for `IQ4_VALUES`.
+#[inline(always)]
+unsafe fn iq4_codes<S: Simd>(p: *const u8) -> [S::B; 8] {
+    // SAFETY: passed on to the caller.
+    unsafe { looked_up::<S>(if S::DOT8_UNSIGNED { &IQ4_CODES } else { &IQ4_SIGNED }, nibbles::<S>(p)) }
 }
 
 #[inline(always)]
@@ -505,6 +512,50 @@ unsafe fn six_bit_pairs<S: Simd>(block: *const u8, at: usize) -> Unpacked {
     }
     // SAFETY: written above.
     unsafe { out.assume_init() }
+}
+
+/// The 12 bytes at `at` that `Q3_K` packs sixteen 6-bit scales into: low nibbles in bytes 0 to 7, upper pairs of bits in bytes 8
+/// to 11.
+#[inline(always)]
+unsafe fn q3_k_scales<S: Simd>(block: *const u8, at: usize) -> Unpacked {
+    let mut out = MaybeUninit::<Unpacked>::uninit();
+    // SAFETY: inside the block, the caller vouches for it; four vectors of 64 bytes fill `out`.
+    unsafe {
+        let (a, b, c) = (S::b_load(block.add(at)), S::b_load(block.add(at + 64)), S::b_load(block.add(at + 128)));
+        let (low4, high2) = (S::b_splat(15), S::b_splat(0x30));
+        let out: *mut S::B = out.as_mut_ptr().cast();
+        out.write_unaligned(S::b_or(S::b_and(a, low4), S::b_and(S::b_shl::<4>(c), high2)));
+        out.add(1).write_unaligned(S::b_or(S::b_and(b, low4), S::b_and(S::b_shl::<2>(c), high2)));
+        out.add(2).write_unaligned(S::b_or(S::b_and(S::b_shr::<4>(a), low4), S::b_and(c, high2)));
+        out.add(3).write_unaligned(S::b_or(S::b_and(S::b_shr::<4>(b), low4), S::b_and(S::b_shr::<2>(c), high2)));
+    }
+    // SAFETY: written above.
+    unsafe { out.assume_init() }
+}
+
+/// `2 s + 1` for the scales `s` of 4 bits in `VECTORS` times 4 bytes at `at`: even ones first, see [`odd_scale`].
+#[inline(always)]
+pub(crate) unsafe fn odd_scales<S: Simd, const VECTORS: usize>(block: *const u8, at: usize) -> Unpacked {
+    let mut out = [[[0; PANEL]; 8]; 2];
+    // SAFETY: inside the block, the caller vouches for it; a half of `out` is two vectors.
+    unsafe {
+        let (mask, one) = (S::b_splat(30), S::b_splat(1));
+        for v in 0..VECTORS {
+            let both = S::b_load(block.add(at + 64 * v));
+            let even: *mut S::B = out[0].as_mut_ptr().cast();
+            even.add(v).write_unaligned(S::b_or(S::b_and(S::b_shl::<1>(both), mask), one));
+            let odd: *mut S::B = out[1].as_mut_ptr().cast();
+            odd.add(v).write_unaligned(S::b_or(S::b_and(S::b_shr::<3>(both), mask), one));
+        }
+    }
+    out
+}
+
+/// Scale `j` of [`odd_scales`].
+#[inline(always)]
+pub(crate) unsafe fn odd_scale<S: Simd>(unpacked: &Unpacked, j: usize) -> S::F {
+    // SAFETY: 16 bytes; the caller vouches for the instruction set.
+    unsafe { S::i_to_f(S::i_load_u8(unpacked[j % 2][j / 2].as_ptr())) }
 }
 
 /// Scale and min `j` of [`six_bit_pairs`].
@@ -586,7 +637,7 @@ format!(Q8_0: block 32, sub 32, bytes 34, offset Some(7), bits 8, has_min false;
     codes |b, _i| whole_bytes::<S>(b);
     block_scale_and_min |b| (halves::<S>(b, 512), S::f_splat(0.0)));
 format!(Iq4Nl: block 32, sub 32, bytes 18, offset Some(7), bits 8, has_min false; S;
-    codes |b, _i| looked_up::<S>(&IQ4_CODES, nibbles::<S>(b));
+    codes |b, _i| iq4_codes::<S>(b);
     block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0)));
 format!(Q2K: block 256, sub 16, bytes 84, offset None, bits 2, has_min true; S;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
@@ -598,22 +649,8 @@ scale_and_min |b, _u, j| {
 format!(Q3K: block 256, sub 16, bytes 110, offset Some(2), bits 3, has_min false; S;
 codes |b, i| or::<S>(pairs::<S, false>(b.add(192 * i)), bits::<S, false>(b.add(192 * i + 128)));
 block_scale_and_min |b| (halves::<S>(b, 1728), S::f_splat(0.0));
-scale_and_min |b, _u, j| {
-    // Sixteen 6-bit scales: low nibbles in bytes 0..8, upper pairs of bits in bytes 8..12.
-    let low = S::i_and(
-        if j < 8 { bytes::<S>(b, 1536, j) } else { S::i_shr::<4>(bytes::<S>(b, 1536, j - 8)) },
-        S::i_splat(15),
-    );
-    let upper = bytes::<S>(b, 1536, 8 + j % 4);
-    let upper = match j / 4 {
-        0 => upper,
-        1 => S::i_shr::<2>(upper),
-        2 => S::i_shr::<4>(upper),
-        _ => S::i_shr::<6>(upper),
-    };
-    let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
-    (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))
-});
+unpack |b| q3_k_scales::<S>(b, 1536);
+scale_and_min |_b, u, j| (S::i_to_f(S::i_add(S::i_load_u8(u[j / 8][j % 8].as_ptr()), S::i_splat(-32))), S::f_splat(0.0)));
 format!(Q4K: block 256, sub 32, bytes 144, offset None, bits 4, has_min true; S;
 codes |b, i| nibbles::<S>(b.add(256 * i));
 block_scale_and_min |b| (halves::<S>(b, 2240), negated::<S>(halves::<S>(b, 2272)));
@@ -629,7 +666,7 @@ codes |b, i| or::<S>(nibbles::<S>(b.add(384 * i)), pairs::<S, true>(b.add(384 * 
 block_scale_and_min |b| (halves::<S>(b, 3328), S::f_splat(0.0));
 scale_and_min |b, _u, j| (S::i_to_f(S::i_load_i8(b.add(3072 + PANEL * j).cast())), S::f_splat(0.0)));
 format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), bits 8, has_min false; S;
-codes |b, i| looked_up::<S>(&IQ4_CODES, nibbles::<S>(b.add(256 * i)));
+codes |b, i| iq4_codes::<S>(b.add(256 * i));
 block_scale_and_min |b| (halves::<S>(b, 2144), S::f_splat(0.0));
 scale_and_min |b, _u, j| {
     // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
@@ -646,17 +683,25 @@ scale_and_min |b, _u, j| {
     (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))
 });
 
+/// The same without the 128.
+const IQ4_SIGNED: [u8; 16] = {
+    let mut codes = IQ4_CODES;
+    let mut i = 0;
+    while i < 16 {
+        codes[i] ^= 0x80;
+        i += 1;
+    }
+    codes
+};
+
 /// Odd numbers from -15 to 15, plus 16.
 const IQ3_S_CODES: [u8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31];
 
 format!(Iq3S: block 256, sub 32, bytes 134, offset Some(4), bits 5, has_min false; S;
 codes |b, i| looked_up::<S>(&IQ3_S_CODES, nibbles::<S>(b.add(256 * i)));
 block_scale_and_min |b| (halves::<S>(b, 2112), S::f_splat(0.0));
-scale_and_min |b, _u, j| {
-    let both = bytes::<S>(b, 2048, j / 2);
-    let scale = S::i_and(if j.is_multiple_of(2) { both } else { S::i_shr::<4>(both) }, S::i_splat(15));
-    (S::i_to_f(S::i_add(S::i_shl::<1>(scale), S::i_splat(1))), S::f_splat(0.0))
-});
+unpack |b| odd_scales::<S, 1>(b, 2048);
+scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));
 format!(Tq: block 256, sub 32, bytes 66, offset Some(0), bits 2, has_min false; S;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
 block_scale_and_min |b| (halves::<S>(b, 1024), S::f_splat(0.0));

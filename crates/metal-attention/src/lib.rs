@@ -45,7 +45,8 @@ pub use generator::Generator;
 #[cfg(feature = "gpu")]
 pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
 pub use metal_attention_cpu::{
-    CacheType, CpuCeilings, CpuError, CpuForwardPass, MatrixInput, physical_cores, simd_name as cpu_simd_name,
+    CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
+    simd_name as cpu_simd_name,
 };
 pub use metal_attention_gguf as gguf;
 #[cfg(feature = "gpu")]

@@ -203,7 +203,7 @@ unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: 
             // Minus the sum of the activations, times the offset.
             let sums = S::i_splat(if TO - FROM == 8 { info.neg_sum } else { info.neg_half_sums[FROM / 4] });
             acc[t] = match F::OFFSET_LOG2 {
-                // `dot8` takes off the 128 itself.
+                // The codes are 128 less already.
                 Some(_) if F::BITS == 8 && !S::DOT8_UNSIGNED => acc[t],
                 Some(0) => sums,
                 Some(1) => S::i_shl::<1>(sums),

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Book, Signs, Simd, UpperBit, book, place_of};
 
 /// AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -27,6 +27,42 @@ macro_rules! both {
             },
         ]
     };
+}
+
+/// Four codes of each row, which have upper bits: the lower bytes, 4 rows of all codes at a time, put in order and joined with
+/// those. Without upper bits it is faster to read a byte at a time.
+///
+/// # Safety
+///
+/// As for [`Simd::points8`].
+#[inline(always)]
+unsafe fn indices<const U: usize>(codes: *const u8, upper: [UpperBit; U]) -> [[u16; 16]; 4] {
+    let mut indices = [[0_u16; 16]; 4];
+    // SAFETY: 64 bytes of codes and 16 of each upper bit, as the caller vouches.
+    unsafe {
+        let part = |i: usize| _mm_loadu_si128(codes.add(16 * i).cast());
+        let (a, b, c, d) = (part(0), part(1), part(2), part(3));
+        let (ab, cd) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
+        let low = [
+            _mm_unpacklo_epi64(ab, cd),
+            _mm_unpackhi_epi64(ab, cd),
+            _mm_unpacklo_epi64(ab_high, cd_high),
+            _mm_unpackhi_epi64(ab_high, cd_high),
+        ];
+        for k in 0..4 {
+            let mut high = _mm_setzero_si128();
+            for b in 0..U {
+                let bit = _mm_set1_epi8(upper[b].bits[k] as i8);
+                let set = _mm_cmpeq_epi8(_mm_and_si128(_mm_loadu_si128(upper[b].rows.cast()), bit), bit);
+                high = _mm_or_si128(high, _mm_and_si128(set, _mm_set1_epi8(1 << b)));
+            }
+            let out: *mut __m128i = indices[k].as_mut_ptr().cast();
+            out.write_unaligned(_mm_unpacklo_epi8(low[k], high));
+            out.add(1).write_unaligned(_mm_unpackhi_epi8(low[k], high));
+        }
+    }
+    indices
 }
 
 /// Nothing, but at this place in the program: without it the compiler goes through
@@ -220,6 +256,10 @@ impl Simd for Avx2 {
         unsafe { both!(i => _mm256_srl_epi32(a[i], _mm_cvtsi32_si128(N as i32))) }
     }
     #[inline(always)]
+    unsafe fn b_for_dot8(codes: I) -> I {
+        unsafe { both!(i => _mm256_xor_si256(codes[i], _mm256_set1_epi8(-128))) }
+    }
+    #[inline(always)]
     unsafe fn b_lookup(table: &[u8; 16], index: I) -> I {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
@@ -227,12 +267,52 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn b_gather(table: *const u32, index: I) -> I {
-        unsafe { both!(i => _mm256_i32gather_epi32::<4>(table.cast(), index[i])) }
-    }
-    #[inline(always)]
     unsafe fn b_from_i(a: I) -> I {
         a
+    }
+
+    #[inline(always)]
+    unsafe fn points8<const N: usize, const U: usize>(
+        book: &Book<N>,
+        codes: *const u8,
+        upper: [UpperBit; U],
+        signs: Signs<I>,
+    ) -> [I; 8] {
+        unsafe {
+            let mut steps = [[_mm256_setzero_si256(); 2]; 8];
+            let indices = if U > 0 { indices(codes, upper) } else { Default::default() };
+            for k in 0..4 {
+                let both_steps = both!(i => {
+                    // Rows in such an order that the halves of points come apart within 16 bytes.
+                    let code = |row| if U > 0 { indices[k][row] } else { u16::from(*codes.add(place_of(row, k))) };
+                    let point = |row: usize| book.point(code(8 * i + row)) as i64;
+                    let a = _mm256_castsi256_ps(_mm256_set_epi64x(point(5), point(4), point(1), point(0)));
+                    let b = _mm256_castsi256_ps(_mm256_set_epi64x(point(7), point(6), point(3), point(2)));
+                    [
+                        _mm256_castps_si256(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)),
+                        _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)),
+                    ]
+                });
+                steps[2 * k] = [both_steps[0][0], both_steps[1][0]];
+                steps[2 * k + 1] = [both_steps[0][1], both_steps[1][1]];
+            }
+            book::valued8::<Self>(&book.values, steps, signs)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: I) -> [I; 8] {
+        unsafe {
+            let mut places = [signs; 8];
+            for k in 0..8 {
+                let point = |row: usize| book.point(u16::from(*codes.add(64 * (k / 4) + place_of(row, k % 4)))) as i32;
+                places[k] = both!(i => _mm256_setr_epi32(
+                    point(8 * i), point(8 * i + 1), point(8 * i + 2), point(8 * i + 3),
+                    point(8 * i + 4), point(8 * i + 5), point(8 * i + 6), point(8 * i + 7),
+                ));
+            }
+            book::valued4::<Self>(&book.values, places, signs)
+        }
     }
 
     #[inline(always)]
@@ -249,10 +329,7 @@ impl Simd for Avx2 {
         unsafe {
             let a = _mm256_set1_epi32(a.cast::<i32>().read_unaligned());
             // |w| times a with w's sign: at most 2 * 128 * 127 = 32 512.
-            let pairs = both!(i => {
-                let w = _mm256_xor_si256(codes[i], _mm256_set1_epi8(-128));
-                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
-            });
+            let pairs = both!(i => _mm256_maddubs_epi16(_mm256_abs_epi8(codes[i]), _mm256_sign_epi8(a, codes[i])));
             Self::i_add(acc, both!(i => _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1))))
         }
     }

@@ -3,11 +3,110 @@
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Book, Signs, Simd, UpperBit, book};
 
 /// AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
+
+/// `table[index % 128]` for every byte of `index`, of the 128 bytes in `low` and `high`.
+///
+/// # Safety
+///
+/// The CPU must have AVX-512 VBMI, which [`Isa`](super::Isa) does not ask for.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn lookup128(low: __m512i, high: __m512i, index: __m512i) -> __m512i {
+    let mut found = index;
+    // SAFETY: one instruction, on registers; the caller vouches that the CPU has it.
+    unsafe {
+        std::arch::asm!(
+            "vpermi2b {}, {}, {}", inout(zmm_reg) found, in(zmm_reg) low, in(zmm_reg) high,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    found
+}
+
+/// `table[index % 64]` for every byte of `index`.
+///
+/// # Safety
+///
+/// As for [`lookup128`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn lookup64(table: __m512i, index: __m512i) -> __m512i {
+    let found: __m512i;
+    // SAFETY: one instruction, on registers; the caller vouches that the CPU has it.
+    unsafe {
+        std::arch::asm!(
+            "vpermb {}, {}, {}", out(zmm_reg) found, in(zmm_reg) index, in(zmm_reg) table,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    found
+}
+
+/// What `book` has for each of four codes of 16 rows: the lower 4 bits of a row's bytes are its columns 0 (and 4) to 3 (and 7).
+///
+/// # Safety
+///
+/// As for [`lookup128`] and [`Simd::points8`].
+#[inline(always)]
+unsafe fn look_up<const N: usize, const U: usize>(
+    book: &Book<N>,
+    codes: *const u8,
+    upper: [UpperBit; U],
+) -> [__m512i; 4] {
+    // SAFETY: passed on to the caller; lookups end with the table.
+    unsafe {
+        let index = _mm512_loadu_si512(codes.cast());
+        // The bits of the codes from the eighth on, as masks.
+        let mut bits = [_mm512_movepi8_mask(index); 4];
+        for b in 0..U {
+            let rows = _mm512_castsi128_si512(_mm_loadu_si128(upper[b].rows.cast()));
+            let rows =
+                _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), rows);
+            let [p, q, r, s] = upper[b].bits.map(|bit| i32::from_ne_bytes([bit; 4]));
+            bits[b + 1] = _mm512_test_epi8_mask(rows, _mm512_broadcast_i32x4(_mm_setr_epi32(p, q, r, s)));
+        }
+        let mut planes = [index; 2];
+        for p in 0..2 {
+            let table: *const __m512i = book.registers.planes[p].as_ptr().cast();
+            let mut found = [index; 16];
+            let mut n = N / 128;
+            for j in 0..n {
+                let (low, high) = (_mm512_loadu_si512(table.add(2 * j)), _mm512_loadu_si512(table.add(2 * j + 1)));
+                found[j] = lookup128(low, high, index);
+            }
+            let mut bit = 0;
+            while n > 1 {
+                n /= 2;
+                for j in 0..n {
+                    found[j] = _mm512_mask_blend_epi8(bits[bit], found[2 * j], found[2 * j + 1]);
+                }
+                bit += 1;
+            }
+            planes[p] = found[0];
+        }
+        let low = _mm512_unpacklo_epi8(planes[0], planes[1]);
+        let high = _mm512_unpackhi_epi8(planes[0], planes[1]);
+        let (low_more, high_more) = (_mm512_srli_epi16::<4>(low), _mm512_srli_epi16::<4>(high));
+        [
+            _mm512_unpacklo_epi16(low, low_more),
+            _mm512_unpackhi_epi16(low, low_more),
+            _mm512_unpacklo_epi16(high, high_more),
+            _mm512_unpackhi_epi16(high, high_more),
+        ]
+    }
+}
+
+/// `a` where `MASK`, applied to every byte, has a bit, `b` elsewhere.
+#[inline(always)]
+unsafe fn select<const MASK: i8>(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi8(MASK), a, b) }
+}
 
 // SAFETY of every block below: the CPU has the instruction set and pointers are
 // valid for one vector, as the trait asks.
@@ -164,16 +263,58 @@ impl Simd for Avx512 {
         unsafe { _mm512_srli_epi32::<N>(a) }
     }
     #[inline(always)]
+    unsafe fn b_for_dot8(codes: Self::B) -> Self::B {
+        codes
+    }
+    #[inline(always)]
     unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B {
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), index) }
     }
     #[inline(always)]
-    unsafe fn b_gather(table: *const u32, index: Self::I) -> Self::B {
-        unsafe { _mm512_i32gather_epi32::<4>(index, table.cast()) }
-    }
-    #[inline(always)]
     unsafe fn b_from_i(a: Self::I) -> Self::B {
         a
+    }
+    #[inline(always)]
+    unsafe fn points8<const N: usize, const U: usize>(
+        book: &Book<N>,
+        codes: *const u8,
+        upper: [UpperBit; U],
+        signs: Signs<Self::B>,
+    ) -> [Self::B; 8] {
+        if !is_x86_feature_detected!("avx512vbmi") {
+            return unsafe { book::points8::<Self, N, U>(book, codes, upper, signs) };
+        }
+        unsafe {
+            let points = look_up(book, codes, upper);
+            let mut out = [points[0]; 8];
+            for k in 0..4 {
+                // Places in bits 0 and 1, then those in bits 2 and 3, beside the signs of their steps.
+                let index = [select::<3>(points[k], signs[k / 2]), select::<12>(points[k], signs[k / 2])];
+                for half in 0..2 {
+                    out[2 * k + half] = Self::b_lookup(&book.registers.joined[2 * (k % 2) + half], index[half]);
+                }
+            }
+            out
+        }
+    }
+    #[inline(always)]
+    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
+        if !is_x86_feature_detected!("avx512vbmi") {
+            return unsafe { book::points4::<Self>(book, codes, signs) };
+        }
+        unsafe {
+            let [a, b, c, d] = look_up(book, codes, []);
+            let [e, f, g, h] = look_up(book, codes.add(64), []);
+            // Three signs at a time beside the places, in bits 3 to 5.
+            let (first, last) = (_mm512_slli_epi32::<3>(signs), _mm512_srli_epi32::<3>(signs));
+            let mut out = [a, b, c, d, e, f, g, h];
+            for step in 0..8 {
+                let signs = [first, signs, last][step / 3];
+                let table = _mm512_loadu_si512(book.registers.long[step % 3].as_ptr().cast());
+                out[step] = lookup64(table, select::<7>(out[step], signs));
+            }
+            out
+        }
     }
 
     #[inline(always)]

@@ -1,5 +1,7 @@
 //! The choice of an instruction set at run time.
 
+use std::sync::LazyLock;
+
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::{Kernel, scalar};
@@ -103,9 +105,16 @@ impl Isa {
         Set::ALL.iter().copied().filter(|set| set.detected()).map(Self).collect()
     }
 
-    /// The best instruction set that this CPU has.
+    /// The best instruction set that this CPU has or, to compare them, that which the environment variable
+    /// `METAL_ATTENTION_SIMD` names, where the CPU has it.
     pub fn best() -> Self {
-        Self::available().last().copied().unwrap_or(Self::SCALAR)
+        static BEST: LazyLock<Isa> = LazyLock::new(|| {
+            let asked = std::env::var("METAL_ATTENTION_SIMD").ok();
+            let available = Isa::available();
+            let named = available.iter().find(|isa| Some(isa.name()) == asked.as_deref());
+            *named.or(available.last()).unwrap_or(&Isa::SCALAR)
+        });
+        *BEST
     }
 
     /// Its name, as printed for people.

@@ -6,6 +6,7 @@
 //! [`Scalar`](scalar::Scalar) is the same kernel on plain arrays: the reference
 //! that the others are tested against.
 
+mod book;
 mod isa;
 mod math;
 pub(crate) mod scalar;
@@ -19,6 +20,7 @@ pub(crate) mod neon;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use book::{Book, SIGN_BITS, Signs, UpperBit, place_of};
 pub use isa::Isa;
 pub(crate) use math::{exp, sigmoid};
 
@@ -40,8 +42,8 @@ pub(crate) trait Simd: Copy + 'static {
     /// 16 groups of 4 bytes.
     type B: Copy;
 
-    /// Whether [`dot8`](Self::dot8) takes its codes as they are (0 to 255);
-    /// where not, it subtracts 128 from each first.
+    /// Whether [`dot8`](Self::dot8) takes codes as they are (0 to 255);
+    /// where not, 128 less, as signed bytes.
     const DOT8_UNSIGNED: bool;
     /// Tokens that a matrix product works on at once: as many as leave the
     /// accumulators in registers.
@@ -95,17 +97,36 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn b_shl<const N: u32>(a: Self::B) -> Self::B;
     /// Shifts 32-bit groups right; bits cross byte borders, so mask afterwards.
     unsafe fn b_shr<const N: u32>(a: Self::B) -> Self::B;
+    /// Codes from 0 to 255 as [`dot8`](Self::dot8) takes them, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
+    unsafe fn b_for_dot8(codes: Self::B) -> Self::B;
     /// `table[index]` for every byte of `index`, each below 16.
     unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B;
-    /// `table[index]` for every lane of `index`, each inside the table: 4 bytes.
-    unsafe fn b_gather(table: *const u32, index: Self::I) -> Self::B;
     /// The bytes of every lane.
     unsafe fn b_from_i(a: Self::I) -> Self::B;
+
+    /// The values that `book` has for four codes of each row: step `2 k` is columns 0 to 3 of code `k`, step `2 k + 1` columns 4
+    /// to 7. The codes lie as [`place_of`] says, with their bits beyond eight in `upper`, the lowest first.
+    #[inline(always)]
+    unsafe fn points8<const N: usize, const U: usize>(
+        book: &Book<N>,
+        codes: *const u8,
+        upper: [UpperBit; U],
+        signs: Signs<Self::B>,
+    ) -> [Self::B; 8] {
+        // SAFETY: passed on to the caller.
+        unsafe { book::points8::<Self, N, U>(book, codes, upper, signs) }
+    }
+    /// The same for points of 4 columns and eight codes of 8 bits, four after four: step `k` is code `k`, its signs bit `k`.
+    #[inline(always)]
+    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
+        // SAFETY: passed on to the caller.
+        unsafe { book::points4::<Self>(book, codes, signs) }
+    }
 
     /// `acc[lane] += sum over j of codes[4 lane + j] * a[j]` with unsigned
     /// codes below 128 and the 4 signed activations at `a`.
     unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
-    /// The same with codes up to 255, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
+    /// The same with codes of 8 bits, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
     unsafe fn dot8(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
 
     /// [`dot7`](Self::dot7) of steps `FROM..TO`, 4 activations each, for the

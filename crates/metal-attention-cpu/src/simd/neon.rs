@@ -293,21 +293,13 @@ impl Simd for Neon {
         unsafe { each!(i => vreinterpretq_u8_u32(vshlq_u32(vreinterpretq_u32_u8(a[i]), vdupq_n_s32(-(N as i32))))) }
     }
     #[inline(always)]
+    unsafe fn b_for_dot8(codes: B) -> B {
+        unsafe { each!(i => veorq_u8(codes[i], vdupq_n_u8(128))) }
+    }
+    #[inline(always)]
     unsafe fn b_lookup(table: &[u8; 16], index: B) -> B {
         let table = unsafe { vld1q_u8(table.as_ptr()) };
         unsafe { each!(i => vqtbl1q_u8(table, index[i])) }
-    }
-    #[inline(always)]
-    unsafe fn b_gather(table: *const u32, index: I) -> B {
-        let mut lanes = [0_i32; 16];
-        // SAFETY: 16 lanes; the indices lie in the table, the caller vouches for it.
-        unsafe {
-            for i in 0..4 {
-                vst1q_s32(lanes.as_mut_ptr().add(4 * i), index[i]);
-            }
-            let words = lanes.map(|lane| table.add(lane as usize).read());
-            each!(i => vreinterpretq_u8_u32(vld1q_u32(words.as_ptr().add(4 * i))))
-        }
     }
     #[inline(always)]
     unsafe fn b_from_i(a: I) -> B {
@@ -325,8 +317,7 @@ impl Simd for Neon {
     unsafe fn dot8(acc: I, codes: B, a: *const i8) -> I {
         unsafe {
             let a = activations(a);
-            // Flipping the top bit subtracts 128.
-            each!(i => sdot(acc[i], vreinterpretq_s8_u8(veorq_u8(codes[i], vdupq_n_u8(128))), a))
+            each!(i => sdot(acc[i], vreinterpretq_s8_u8(codes[i]), a))
         }
     }
 }

@@ -192,14 +192,12 @@ impl Simd for Scalar {
         groups(a, |g| g >> N)
     }
     #[inline(always)]
-    unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B {
-        index.map(|i| table[usize::from(i & 15)])
+    unsafe fn b_for_dot8(codes: Self::B) -> Self::B {
+        codes.map(|code| code ^ 128)
     }
     #[inline(always)]
-    unsafe fn b_gather(table: *const u32, index: Self::I) -> Self::B {
-        // SAFETY: the indices lie in the table, the caller vouches for it.
-        let words = lanes(index, |i| unsafe { table.add(i as usize).read() });
-        unsafe { Self::b_from_i(words.map(|word| word as i32)) }
+    unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B {
+        index.map(|i| table[usize::from(i & 15)])
     }
     #[inline(always)]
     unsafe fn b_from_i(a: Self::I) -> Self::B {
@@ -212,6 +210,6 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn dot8(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I {
-        dot(acc, codes, unsafe { a.cast::<[i8; 4]>().read_unaligned() }, 128)
+        dot(acc, codes.map(|code| code ^ 128), unsafe { a.cast::<[i8; 4]>().read_unaligned() }, 128)
     }
 }

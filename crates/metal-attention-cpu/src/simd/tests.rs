@@ -1,8 +1,9 @@
 //! Every operation of every instruction set against its definition.
 
 use half::{bf16, f16};
+use metal_attention_gguf::blocks::Grid;
 
-use super::{Isa, Kernel, LANES, Simd, exp, sigmoid};
+use super::{Book, Isa, Kernel, LANES, SIGN_BITS, Simd, UpperBit, exp, place_of, sigmoid};
 use crate::test_support::Random;
 
 type Floats = [f32; LANES];
@@ -271,12 +272,11 @@ macro_rules! bytes {
             for (j, out) in out.iter_mut().enumerate() {
                 let mut one = [0i8; 4];
                 one[j] = 1;
-                let offset = S::i_splat(if S::DOT8_UNSIGNED { 0 } else { 128 });
-                S::f_store(out.as_mut_ptr(), S::i_to_f(S::dot8(offset, v, one.as_ptr())));
+                S::f_store(out.as_mut_ptr(), S::i_to_f(S::dot8(S::i_splat(0), v, one.as_ptr())));
             }
             out
         });
-        let out: Bytes = std::array::from_fn(|i| sums[i % 4][i / 4] as u8);
+        let out: Bytes = std::array::from_fn(|i| sums[i % 4][i / 4] as i32 as u8);
         out
     }};
 }
@@ -311,15 +311,6 @@ fn byte_operations() {
             let want = index.map(|i| TABLE[usize::from(i)]);
             assert_eq!(bytes!(isa; index => S::b_lookup(&TABLE, index)), want, "{isa:?} lookup");
 
-            let words: [u32; 16] = std::array::from_fn(|i| 0x0102_0304 * (i as u32 + 1));
-            let got = on!(isa, S, |index: Bytes, words: [u32; 16]| -> Bytes {
-                let mut out = [0; 64];
-                let gathered = S::b_gather(words.as_ptr(), S::i_load_u8(index.as_ptr()));
-                out.as_mut_ptr().cast::<S::B>().write_unaligned(gathered);
-                out
-            });
-            let want: Bytes = std::array::from_fn(|k| words[usize::from(index[k / 4])].to_le_bytes()[k % 4]);
-            assert_eq!(got, want, "{isa:?} gather");
             let got = on!(isa, S, |a: Bytes| -> Bytes {
                 let mut out = [0; 64];
                 let bytes = S::b_from_i(S::i_shl::<8>(S::i_load_u8(a.as_ptr())));
@@ -328,6 +319,108 @@ fn byte_operations() {
             });
             let want: Bytes = std::array::from_fn(|k| if k % 4 == 1 { a[k / 4] } else { 0 });
             assert_eq!(got, want, "{isa:?} bytes of lanes");
+        }
+    }
+}
+
+/// Looks up points of 8 columns.
+struct Points<'a, const N: usize, const U: usize> {
+    book: &'a Book<N>,
+    codes: &'a Bytes,
+    upper: [UpperBit; U],
+    signs: &'a [Bytes; 2],
+    /// Of every step.
+    out: &'a mut [Bytes; 8],
+}
+
+impl<const N: usize, const U: usize> Kernel for Points<'_, N, U> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: codes and upper bits of 16 rows; the caller vouches for `S`.
+        unsafe {
+            let signs = [S::b_load(self.signs[0].as_ptr()), S::b_load(self.signs[1].as_ptr())];
+            let points = S::points8(self.book, self.codes.as_ptr(), self.upper, signs);
+            for step in 0..8 {
+                self.out[step].as_mut_ptr().cast::<S::B>().write_unaligned(points[step]);
+            }
+        }
+    }
+}
+
+/// Looks up points of 4 columns.
+struct ShortPoints<'a> {
+    book: &'a Book<256>,
+    codes: &'a [Bytes; 2],
+    signs: &'a Bytes,
+    /// Of every step.
+    out: &'a mut [Bytes; 8],
+}
+
+impl Kernel for ShortPoints<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: codes of 16 rows; the caller vouches for `S`.
+        unsafe {
+            let points = S::points4(self.book, self.codes.as_ptr().cast(), S::b_load(self.signs.as_ptr()));
+            for step in 0..8 {
+                self.out[step].as_mut_ptr().cast::<S::B>().write_unaligned(points[step]);
+            }
+        }
+    }
+}
+
+/// Distinct values, so that each place and sign is told from all others.
+const VALUES: [u8; 16] = [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 15, 25, 35];
+
+/// Every row, step and column of it.
+fn places() -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..LANES).flat_map(|row| (0..32).map(move |at| (row, at / 4, at % 4)))
+}
+
+/// Points of a codebook with `U` upper bits of codes, for random codes and signs, and every place of the upper bits.
+fn points_of<const N: usize, const U: usize>(grid: Grid) {
+    let book = Box::new(Book::<N>::new(grid, VALUES));
+    let mut random = Random(U as u64);
+    for isa in Isa::available() {
+        for round in 0..40 {
+            let (codes, rows) = (random_bytes(&mut random), [(); U].map(|()| random_bytes(&mut random)));
+            let signs = [(); 2].map(|()| random_bytes(&mut random).map(|byte| byte & 15));
+            let upper: [UpperBit; U] = std::array::from_fn(|b| UpperBit {
+                rows: rows[b].as_ptr(),
+                bits: std::array::from_fn(|k| 1 << ((round + 3 * k + b) % 8)),
+            });
+            let mut got = [[0; 64]; 8];
+            isa.run(Points { book: &*book, codes: &codes, upper, signs: &signs, out: &mut got });
+            for (row, step, column) in places() {
+                let set = |b: usize| usize::from(rows[b][row] & upper[b].bits[step / 2] != 0) << (8 + b);
+                let code = usize::from(codes[place_of(row, step / 2)]) | (0..U).map(set).sum::<usize>();
+                let sign = usize::from(signs[step / 4][4 * row + column] >> SIGN_BITS[step % 4] & 1);
+                let want = VALUES[grid.place(code, 4 * (step % 2) + column) + 8 * sign];
+                assert_eq!(got[step][4 * row + column], want, "{isa:?}, code {code}, step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn points_of_codebooks() {
+    points_of::<256, 0>(Grid::IQ2_XXS);
+    points_of::<512, 1>(Grid::IQ2_XS);
+    points_of::<1024, 2>(Grid::IQ2_S);
+    points_of::<2048, 3>(Grid::IQ1);
+    let book = Box::new(Book::<256>::new(Grid::IQ3_XXS, VALUES));
+    let mut random = Random(9);
+    for isa in Isa::available() {
+        for _ in 0..40 {
+            let (codes, signs) = ([(); 2].map(|()| random_bytes(&mut random)), random_bytes(&mut random));
+            let mut got = [[0; 64]; 8];
+            isa.run(ShortPoints { book: &book, codes: &codes, signs: &signs, out: &mut got });
+            for (row, step, column) in places() {
+                let sign = usize::from(signs[4 * row + column] >> step & 1);
+                let code = usize::from(codes[step / 4][place_of(row, step % 4)]);
+                let want = VALUES[Grid::IQ3_XXS.place(code, column) + 8 * sign];
+                assert_eq!(got[step][4 * row + column], want, "{isa:?}, code {code}, step {step}");
+            }
         }
     }
 }
@@ -353,7 +446,7 @@ fn dot_products() {
                 let (mut dot7, mut dot8) = ([0.0; LANES], [0.0; LANES]);
                 let (start, a) = (S::i_splat(START), activations.as_ptr());
                 S::f_store(dot7.as_mut_ptr(), S::i_to_f(S::dot7(start, S::b_load(seven.as_ptr()), a)));
-                S::f_store(dot8.as_mut_ptr(), S::i_to_f(S::dot8(start, S::b_load(eight.as_ptr()), a)));
+                S::f_store(dot8.as_mut_ptr(), S::i_to_f(S::dot8(start, S::b_for_dot8(S::b_load(eight.as_ptr())), a)));
                 [dot7, dot8, [if S::DOT8_UNSIGNED { 0.0 } else { 128.0 }; LANES]]
             });
             let want = |codes: Bytes, offset: i32| {
