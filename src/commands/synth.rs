@@ -1,7 +1,9 @@
 //! `synth`: a model file with random weights, to measure speed without a download.
 
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::path::PathBuf;
+use std::thread;
 
 use metal_attention::gguf::{Array, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value};
 use metal_attention::{Error, Recipe};
@@ -15,7 +17,7 @@ use crate::random_weights::RandomWeights;
 use crate::tensor_types::{self, TypeArgs};
 use crate::units;
 
-/// Elements that are made at a time; a multiple of every block length.
+/// Elements that a thread quantises at a time; a multiple of every block length.
 const CHUNK: usize = 1 << 16;
 
 /// Most tokens that a vocabulary is filled up with.
@@ -136,7 +138,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let progress = Progress::steps("writing random weights", total as u64);
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let mut done = 0;
-    let mut values = vec![0.0; CHUNK];
+    let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut values = vec![0.0; n_threads * CHUNK];
     for (i, tensor) in tensors.iter().enumerate() {
         if let ("rope_freqs.weight", Some(factors)) = (tensor.name.as_str(), shape.rope_factors) {
             let divisors = factors.divisors(2 * n_elements(tensor), shape.rope_freq_base);
@@ -150,7 +153,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             if interrupt::requested() {
                 return Err(CliError::Interrupted);
             }
-            let chunk = &mut values[..left.min(CHUNK)];
+            let n = left.min(values.len());
+            let chunk = &mut values[..n];
             random.fill(chunk, mean, std);
             write(&mut writer, tensor.ty, chunk)?;
             left -= chunk.len();
@@ -167,10 +171,22 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Quantises `values`, a part on each thread, and writes the blocks.
 fn write(writer: &mut GgufWriter<OutputFile>, ty: TensorType, values: &[f32]) -> Result<(), CliError> {
-    let mut blocks = Vec::new();
-    ty.quantize(values, &mut blocks).map_err(Error::from)?;
-    Ok(writer.write(&blocks).map_err(Error::from)?)
+    let parts: Vec<_> = thread::scope(|scope| {
+        let quantize = |part| {
+            scope.spawn(move || {
+                let mut blocks = Vec::new();
+                ty.quantize(part, &mut blocks).map(|()| blocks)
+            })
+        };
+        let threads: Vec<_> = values.chunks(CHUNK).map(quantize).collect();
+        threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
+    });
+    for blocks in parts {
+        writer.write(&blocks.map_err(Error::from)?).map_err(Error::from)?;
+    }
+    Ok(())
 }
 
 fn n_elements(tensor: &TensorDecl) -> usize {
