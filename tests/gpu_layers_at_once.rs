@@ -273,6 +273,7 @@ fn two_workgroups_hand_each_other_what_they_make() {
     if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
         let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
         assert!(compare(&gpu, "llama-mha", &llama(), &options, &[2], 7, 6));
+        assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &[2], 7, 6));
     }
 }
 

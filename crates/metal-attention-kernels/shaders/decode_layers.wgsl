@@ -41,13 +41,17 @@
 
 {#
   The four matrices. `variants` lists what layers have in a matrix's place, with a slash in between: parts, one below the
-  other, with a plus in between, each as type:first row:rows:lanes:unroll:stretches.
+  other, with a plus in between, each as type:first row:rows:lanes:unroll:stretches:first workgroup:workgroups. Each
+  workgroup works on one part.
 #}
 {% set qkv = {"name": "qkv", "index": 0, "n_in": n_embd, "rows": 1, "variants": qkv_variants} %}
 {% set out = {"name": "out", "index": 1, "n_in": n_att, "rows": 1, "variants": out_variants} %}
 {% set gate_up = {"name": "gate_up", "index": 2, "n_in": n_embd, "rows": 2, "variants": gate_up_variants} %}
 {% set down = {"name": "down", "index": 3, "n_in": n_ff, "rows": 1, "variants": down_variants} %}
 {% for m in [qkv, out, gate_up, down] %}
+{% if placed %}
+var<private> {{ m.name }}_variant: u32;
+{% endif %}
 {% for variant in m.variants | split("/") %}
 {% set v = loop.index0 %}
 {% for part in variant | split("+") %}
@@ -64,6 +68,7 @@ var<private> {{ name }}_at: u32; // where it starts in w
 {# Goes to a matrix of another layer. #}
 {% macro place(m, layer) %}
 {% if placed %}
+        {{ m.name }}_variant = places[({{ layer }}) * {{ 4 * (1 + n_parts) }}u + {{ m.index * (1 + n_parts) }}u];
 {% for variant in m.variants | split("/") %}
 {% set v = loop.index0 %}
 {% for part in variant | split("+") %}
@@ -188,16 +193,22 @@ fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
 {% macro load(p, to, item, stretch) %}
 {% for u in range(p.unroll) %}
             {
+{% if p.lanes * p.unroll * p.stretches == p.n_in // 8 %}
+                let unit = tid % {{ p.lanes }}u + {{ u * p.lanes }}u + {{ stretch }};
+{% else %}
                 let unit = min(tid % {{ p.lanes }}u + {{ u * p.lanes }}u + {{ stretch }}, {{ p.n_in // 8 - 1 }}u);
+{% endif %}
 {% for r in range(p.rows) %}
                 {{ p.name }}_{{ to }}_{{ r }}_{{ u }} = {{ p.name }}_load8({{ item }} * {{ p.rows }}u + {{ r }}u, unit);
 {% endfor %}
             }
 {% endfor %}
 {% endmacro %}
+{# Items of a part that this workgroup works on. #}
+{% macro share_of(p) %}share({{ p.n_items }}u, {{ p.from }}u, {{ p.groups }}u){% endmacro %}
 {# The item of this lane in a round; items are counted from the first of the part. #}
 {% macro item_of(p, round) %}
-min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{ p.lanes }}u, max(share({{ p.n_items }}u).y, 1u) - 1u), {{ p.n_items - 1 }}u)
+min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{ p.lanes }}u, max({{ share_of(p) }}.y, 1u) - 1u), {{ p.n_items - 1 }}u)
 {%- endmacro %}
 {% macro declare_part(p) %}
 {% for r in range(p.rows) %}
@@ -216,11 +227,11 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {# Asks for weights of this workgroup that are wanted later, so that they come from a cache then. #}
 {% macro touch_part(p) %}
 {% set quads = p.n_in // 32 %}
-{% set most = ((p.n_items + groups - 1) // groups) * p.rows * quads %}
+{% set most = ((p.n_items + p.groups - 1) // p.groups) * p.rows * quads %}
 {% for k in range((most + threads - 1) // threads) %}
         {
-            let i = min(tid + {{ k * threads }}u, max(share({{ p.n_items }}u).y, 1u) * {{ p.rows * quads }}u - 1u);
-            let raw = {{ p.name }}_load8(min(share({{ p.n_items }}u).x, {{ p.n_items - 1 }}u) * {{ p.rows }}u + i / {{ quads }}u, i % {{ quads }}u * 4u);
+            let i = min(tid + {{ k * threads }}u, max({{ share_of(p) }}.y, 1u) * {{ p.rows * quads }}u - 1u);
+            let raw = {{ p.name }}_load8(min({{ share_of(p) }}.x, {{ p.n_items - 1 }}u) * {{ p.rows }}u + i / {{ quads }}u, i % {{ quads }}u * 4u);
             let codes = {{ p.name }}_codes8(raw);
             touched += {{ p.name }}_scale8(raw) * (codes.lo.x + codes.hi.w);
         }
@@ -228,7 +239,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% endmacro %}
 {% macro part_product(p, input, input_units, fill, bias_at, before, result) %}
 {% set teams = threads // p.lanes %}
-{% set rounds = ((p.n_items + groups - 1) // groups + teams - 1) // teams %}
+{% set rounds = ((p.n_items + p.groups - 1) // p.groups + teams - 1) // teams %}
 {% set steps = rounds * p.stretches %}
         {
             let lane = tid % {{ p.lanes }}u;
@@ -294,7 +305,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
                     sum_{{ r }} += subgroupShuffleXor(sum_{{ r }}, {{ half }}u);
 {% endfor %}
 {% endfor %}
-                    if lane == 0u && step / {{ p.stretches }}u * {{ teams }}u + tid / {{ p.lanes }}u < share({{ p.n_items }}u).y {
+                    if lane == 0u && step / {{ p.stretches }}u * {{ teams }}u + tid / {{ p.lanes }}u < {{ share_of(p) }}.y {
                         let item = own + {{ p.first }}u;
                         {{ result }}
                     }
@@ -322,7 +333,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% set q = 0 %}
 {% set part = m.variants %}
 {% set f = part | split(":") | list %}
-{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int, "from": f[6] | int, "groups": f[7] | int} %}
 {{ declare_part(p) }}
 {% endmacro %}
 {% macro begin(m) %}
@@ -330,7 +341,7 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% set q = 0 %}
 {% set part = m.variants %}
 {% set f = part | split(":") | list %}
-{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int, "from": f[6] | int, "groups": f[7] | int} %}
 {{ begin_part(p) }}
 {% endmacro %}
 {% macro touch(m) %}
@@ -338,35 +349,34 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
 {% set q = 0 %}
 {% set part = m.variants %}
 {% set f = part | split(":") | list %}
-{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int, "from": f[6] | int, "groups": f[7] | int} %}
 {{ touch_part(p) }}
 {% endmacro %}
 {#
-  The product with a matrix: `fill` waits for its input, `filled` says what more is known once it is there. Where layers
-  differ in the matrix, the one of this layer is chosen out here: a load in a branch is waited for before the branch ends.
+  The product with a matrix: `fill` waits for its input. Where the matrix has several parts, or layers differ in it, the part
+  of this workgroup is chosen out here: a load in a branch is waited for before the branch ends.
 #}
-{% macro product(m, input, input_units, fill, filled, bias_at, before, result) %}
+{% macro product(m, input, input_units, fill, bias_at, before, result) %}
 {% if mixed(m) == "no" %}
 {% set v = 0 %}
 {% set q = 0 %}
 {% set part = m.variants %}
 {% set f = part | split(":") | list %}
-{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int, "from": f[6] | int, "groups": f[7] | int} %}
 {{ part_product(p, input, input_units, fill, bias_at, before, result) }}
 {% else %}
-        let {{ m.name }}_variant = places[layer * {{ 4 * (1 + n_parts) }}u + {{ m.index * (1 + n_parts) }}u];
 {% for variant in m.variants | split("/") %}
 {% set v = loop.index0 %}
-        if {{ m.name }}_variant == {{ v }}u {
 {% for part in variant | split("+") %}
 {% set q = loop.index0 %}
 {% set f = part | split(":") | list %}
-{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int} %}
+{% set p = {"name": m.name ~ "_" ~ v ~ "_" ~ q, "n_in": m.n_in, "rows": m.rows, "first": (f[1] | int) // m.rows, "n_items": (f[2] | int) // m.rows, "lanes": f[3] | int, "unroll": f[4] | int, "stretches": f[5] | int, "from": f[6] | int, "groups": f[7] | int} %}
+        if {{ m.name }}_variant == {{ v }}u && group >= {{ p.from }}u && group < {{ p.from + p.groups }}u {
 {{ declare_part(p) }}
 {{ begin_part(p) }}
-{{ part_product(p, input, input_units, fill if q == 0 else filled, bias_at, before, result) }}
-{% endfor %}
+{{ part_product(p, input, input_units, fill, bias_at, before, result) }}
         }
+{% endfor %}
 {% endfor %}
 {% endif %}
 {% endmacro %}
@@ -396,9 +406,6 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
         sum_of_squares = subgroupAdd(sum_of_squares);
         if tid % {{ subgroup }}u == 0u { squares[tid / {{ subgroup }}u] = sum_of_squares; }
         workgroupBarrier();
-{{ filled_norm() }}
-{% endmacro %}
-{% macro filled_norm() %}
         let inverse = inverseSqrt(({% for i in range(warps) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %}) / {{ n_embd }}.0 + {{ norm_eps }});
 {% endmacro %}
 {% macro x_source() %}
@@ -412,12 +419,32 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
                 v = arrived4(flow_at + {{ mid_at }}u + quad, {{ n_embd // 4 }}u);
 {% endmacro %}
 
-{# Waits for attention and joins its splits in `wide`. #}
-{% macro fill_att() %}
+{#
+  Puts a vector into `wide`, quad by quad, `source` making one. Where products are large this is a loop, since the code of a
+  layer is more than a core's cache for code holds.
+#}
+{% macro fill_wide(source) %}
+{% macro quad_of_wide() %}
+            var v = vec4<f32>();
+{{ source }}
+            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = {{ as_input }}(quad, v);
+{% endmacro %}
+{% if ahead %}
 {% for k in range((2 * wide_units + threads - 1) // threads) %}
         if tid + {{ k * threads }}u < {{ 2 * wide_units }}u {
             let quad = tid + {{ k * threads }}u;
-            var v = vec4<f32>();
+{{ quad_of_wide() }}
+        }
+{% endfor %}
+{% else %}
+        for (var quad = tid; quad < {{ 2 * wide_units }}u; quad += {{ threads }}u) {
+{{ quad_of_wide() }}
+        }
+{% endif %}
+        workgroupBarrier();
+{% endmacro %}
+{# Waits for attention and joins its splits. #}
+{% macro att_source() %}
             if quad < {{ n_att // 4 }}u {
                 let source = flow_at + {{ att_at }}u + quad;
                 if splits == 1u {
@@ -443,29 +470,18 @@ min(share({{ p.n_items }}u).x + min({{ round }} * {{ threads // p.lanes }}u + ti
                     v /= total;
                 }
             }
-            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = {{ as_input }}(quad, v);
-        }
-{% endfor %}
-        workgroupBarrier();
 {% endmacro %}
-{% macro fill_gated() %}
-{% for k in range((2 * wide_units + threads - 1) // threads) %}
-        if tid + {{ k * threads }}u < {{ 2 * wide_units }}u {
-            let quad = tid + {{ k * threads }}u;
-            var v = vec4<f32>();
+{% macro gated_source() %}
             if quad < {{ n_ff // 4 }}u { v = arrived4(flow_at + {{ gated_at }}u + quad, {{ n_ff // 4 }}u); }
-            wide[quad / 2u + quad % 2u * {{ wide_units }}u] = {{ as_input }}(quad, v);
-        }
-{% endfor %}
-        workgroupBarrier();
 {% endmacro %}
 
 // Rows of the cache between a head's first position and its position `pos`, where pages lie one after the other.
 fn place_in_order(pos: u32) -> u32 { return pos + pos / PAGE * ((N_HEAD_KV - 1u) * PAGE); }
 
-// The first of n items that a workgroup works on, and how many.
-fn share(n: u32) -> vec2<u32> {
-    return vec2(group * (n / GROUPS) + min(group, n % GROUPS), n / GROUPS + select(0u, 1u, group < n % GROUPS));
+// The first of n items that this workgroup works on, one of `groups` from workgroup `first` on, and how many.
+fn share(n: u32, first: u32, groups: u32) -> vec2<u32> {
+    let i = group - first;
+    return vec2(i * (n / groups) + min(i, n % groups), n / groups + select(0u, 1u, i < n % groups));
 }
 
 @compute @workgroup_size({{ threads }})
@@ -506,13 +522,16 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
         let params_at = layer * {{ layer_params }}u;
 {{ place(qkv, "layer") }}
 {{ begin(qkv) if not ahead and mixed(qkv) == "no" }}
+{% if ahead %}
+{# Weights of these are asked for before their phase. #}
 {{ place(out, "layer") }}
 {{ place(gate_up, "layer") }}
 {{ place(down, "layer") }}
+{% endif %}
 
         // Queries, keys, values.
 {{ begin(out) if ahead }}
-{{ product(qkv, "h", h_units, fill_norm(0, x_source()), filled_norm(), qkv_bias_at if qkv_bias else 0, "0.0",
+{{ product(qkv, "h", h_units, fill_norm(0, x_source()), qkv_bias_at if qkv_bias else 0, "0.0",
     "publish(flow_at + item, sum_0 * inverse + before_0);") }}
 
         // Attention: a query head and a split of the context a workgroup.
@@ -709,17 +728,20 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 
         // x += W attention.
         let x_from = flow_at - {{ layer_flow - x_at }}u;
+{{ place(out, "layer") if not ahead }}
 {{ begin(out) if not ahead and mixed(out) == "no" }}
 {{ begin(down) if ahead }}
-{{ product(out, "wide", wide_units, fill_att(), "", out_bias_at if out_bias else 0,
+{{ product(out, "wide", wide_units, fill_wide(att_source()), out_bias_at if out_bias else 0,
     "x_before(layer, x_from, item)", "publish(flow_at + %du + place(item, %du), sum_0 + before_0);" | format(mid_at, n_embd // 4)) }}
 
         // gated = silu(gate) * up.
+{{ place(gate_up, "layer") if not ahead }}
 {{ begin(gate_up) if not ahead and mixed(gate_up) == "no" }}
-{{ product(gate_up, "h", h_units, fill_norm(ffn_norm_at, mid_source()), filled_norm(), gate_up_bias_at if gate_up_bias else 0, "0.0",
+{{ product(gate_up, "h", h_units, fill_norm(ffn_norm_at, mid_source()), gate_up_bias_at if gate_up_bias else 0, "0.0",
     "publish(flow_at + %du + place(item, %du), silu(sum_0 * inverse + before_0) * (sum_1 * inverse + before_1));" | format(gated_at, n_ff // 4)) }}
 
         // x += W gated.
+{{ place(down, "layer") if not ahead }}
 {{ begin(down) if not ahead and mixed(down) == "no" }}
 {% if ahead %}
         if layer < {{ n_layer - 1 }}u {
@@ -728,7 +750,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {{ place(qkv, "layer") }}
         }
 {% endif %}
-{{ product(down, "wide", wide_units, fill_gated(), "", down_bias_at if down_bias else 0,
+{{ product(down, "wide", wide_units, fill_wide(gated_source()), down_bias_at if down_bias else 0,
     "bitcast<f32>(look(flow_at + %du + place(item, %du)))" | format(mid_at, n_embd // 4),
     "if layer < %du { publish(flow_at + %du + place(item, %du), sum_0 + before_0); } else { x[item] = sum_0 + before_0; }" | format(n_layer - 1, x_at, n_embd // 4)) }}
     }

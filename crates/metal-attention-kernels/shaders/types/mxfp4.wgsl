@@ -13,8 +13,7 @@ fn load8(row: u32, unit: u32) -> Raw8 {
 }
 {% include "types/fp4.wgsl" %}
 
-// 2^(e - 128); where that is too small for an exponent, a bit of the mantissa.
+// 2^(e - 128), codes being twice the values. Of 2^(e - 127) the smallest is no exponent but a bit of the mantissa.
 fn scale8(raw: Raw8) -> f32 {
-    let e = raw.e & 255u;
-    return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
+    return 0.5 * bitcast<f32>(max((raw.e << 23u) & 0x7f800000u, 0x00400000u));
 }

@@ -1,5 +1,7 @@
 //! All layers of one token in one dispatch.
 
+use std::ops::Range;
+
 use metal_attention_gguf::TensorType;
 
 use super::attention::AttentionShape;
@@ -93,6 +95,9 @@ const AHEAD: usize = 16 << 10;
 /// Most threads of a workgroup where weights are read ahead, and where they are not: so many then wait for them that
 /// memory is busy. Both measured on an H200.
 const THREADS: [usize; 2] = [256, 512];
+
+/// Most words that a lane asks for at once.
+const WORDS: usize = 40;
 
 /// Positions that a workgroup sees of a context that is not longer than [`MAX_SPLITS`] times as much.
 const SPLIT: usize = 128;
@@ -307,7 +312,7 @@ impl Tile {
         let units = n_in / 8;
         let lanes = units.next_power_of_two().min(subgroup_size);
         let steps = units.div_ceil(lanes);
-        let most = (48 / (rows * type_info(ty).words)).clamp(1, 8);
+        let most = (WORDS / (rows * type_info(ty).words)).clamp(1, 8);
         let stretches = steps.div_ceil(most);
         Self { lanes, unroll: steps.div_ceil(stretches), stretches }
     }
@@ -316,6 +321,27 @@ impl Tile {
     fn units(&self) -> usize {
         self.lanes * self.unroll * self.stretches
     }
+}
+
+/// Which of `groups` workgroups take each of `parts`, so that all take as short as can be; `time(part, n)` is what `n` of
+/// them take for a part. Where there are fewer workgroups than parts, all take all parts, one after the other.
+fn shared_out(groups: usize, parts: &[Part], time: impl Fn(&Part, usize) -> u64) -> Vec<Range<usize>> {
+    if groups < parts.len() {
+        return vec![0..groups; parts.len()];
+    }
+    let mut shares = vec![1; parts.len()];
+    for _ in parts.len()..groups {
+        let slowest = (0..parts.len()).max_by_key(|&i| time(&parts[i], shares[i]));
+        if let Some(slowest) = slowest {
+            shares[slowest] += 1;
+        }
+    }
+    let mut end = 0;
+    let range = |share| {
+        end += share;
+        end - share..end
+    };
+    shares.into_iter().map(range).collect()
 }
 
 /// The constants of each matrix: its variants, its place in the first layer, whether it has a bias.
@@ -390,12 +416,22 @@ impl Layout {
             ("h_units", h_units.into()),
             ("wide_units", wide_units.into()),
         ]);
-        let describe = |i: usize, part: &Part| {
+        let describe = |i: usize, part: &Part, workgroups: Range<usize>| {
             let Tile { lanes, unroll, stretches } = tile(i, part);
-            format!("{}:{}:{}:{lanes}:{unroll}:{stretches}", type_name(part.ty), part.first_row, part.n_rows)
+            let Range { start, end } = workgroups;
+            let Part { ty, first_row, n_rows } = *part;
+            format!("{}:{first_row}:{n_rows}:{lanes}:{unroll}:{stretches}:{start}:{}", type_name(ty), end - start)
         };
         for (i, [variants, at, bias]) in NAMES.into_iter().enumerate() {
-            let parts = |parts: &Vec<Part>| parts.iter().map(|part| describe(i, part)).collect::<Vec<_>>().join("+");
+            // Rounds of rows that a workgroup of `n` takes, by the bytes of a row.
+            let time = |part: &Part, n: usize| {
+                let rows_at_once = rows[i] * threads / tile(i, part).lanes;
+                part.n_rows.div_ceil(rows_at_once * n) as u64 * GpuMatrix::bytes_of(part.ty, inputs[i], 1)
+            };
+            let parts = |parts: &Vec<Part>| {
+                let described = parts.iter().zip(shared_out(groups, parts, time));
+                described.map(|(part, workgroups)| describe(i, part, workgroups)).collect::<Vec<_>>().join("+")
+            };
             let all: Vec<_> = matrices.variants[i].iter().map(parts).collect();
             // The key of a kernel does not depend on places that it reads.
             let first = stride.map_or(0, |_| matrices.layers[0][i].at[0]);

@@ -12,9 +12,10 @@
 //! So one shift and one mask make four codes bytes of a word, those of the even elements or of the odd ones.
 //!
 //! Scales follow as the file has them, except that 6-bit ones are widened to bytes; halves go two to a word. Signed
-//! bytes are stored with their top bit flipped, so as unsigned numbers above 128. `IQ3_S` and `TQ1_0` are looked up or
-//! divided at load, the other codebooks lie behind the rows. No bit is lost, and a part is at most 5 % larger than its rows
-//! in the file, 22 % for these two and 7 % for `IQ1_M` (short rows more: each is filled up to whole units, and its halves to whole words).
+//! bytes are stored with their top bit flipped, so as unsigned numbers above 128; 4-bit floats get other codes. `IQ3_S` and
+//! `TQ1_0` are looked up or divided at load, the other codebooks lie behind the rows. No bit is lost, and a part is at most
+//! 5 % larger than its rows in the file, 22 % for these two and 7 % for `IQ1_M` (short rows more: each is filled up to whole
+//! units, and its halves to whole words).
 //!
 //! `shaders/types/` reads these layouts, one file a type.
 
@@ -204,7 +205,7 @@ impl RowLayout {
                 self.halves(row, 0, next());
             }
             TensorType::MXFP4 => {
-                self.plane::<4>(row, |b, _| nibble_halves(&b[1..]), next());
+                self.plane::<4>(row, |b, _| fp4(nibble_halves(&b[1..])), next());
                 let scales = next();
                 for (i, block) in row.chunks_exact(17).enumerate() {
                     scales[i / 4] |= u32::from(block[0]) << (8 * (i % 4));
@@ -369,5 +370,12 @@ fn iq3_s(block: &BlockIq3S, i: usize) -> Codes {
 
 /// Two groups of 16 elements, each in 8 bytes: the low nibbles are its first half.
 fn nvfp4(qs: &[u8]) -> Codes {
-    from_fn(|k| qs[k / 16 * 8 + k % 8] >> (4 * (k / 8 % 2)) & 15)
+    fp4(from_fn(|k| qs[k / 16 * 8 + k % 8] >> (4 * (k / 8 % 2)) & 15))
+}
+
+/// 4-bit floats numbered anew, so that a few instructions make bytes of eight of them (`shaders/types/fp4.wgsl`): twice the
+/// value is the number less 14, plus 13 where two or three of these hold: bit 0 is set, bit 1 is not, bit 3 is not.
+fn fp4(codes: Codes) -> Codes {
+    const NUMBERS: [u8; 16] = [1, 15, 3, 4, 5, 7, 9, 13, 14, 0, 12, 11, 10, 8, 6, 2];
+    codes.map(|code| NUMBERS[usize::from(code)])
 }
