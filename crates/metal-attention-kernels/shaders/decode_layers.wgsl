@@ -17,10 +17,11 @@
 //
 // The pages of the sequence lie one after the other in the KV cache: only the first is looked up.
 // Bounds: what `decode_layers` in src/kernels binds has the sizes of its constants, matrices included. Items are cut
-// off at the last, units at the last of a row, quads at the width of the vector, each where it is read; positions are
-// compared with N_CTX, and in their pages, one after the other (`Plan::layers`), follow the first. `flow` and `params`
-// are indexed by layer, item and split, all below constants. Looking ends when `patience` is used up; other loops count
-// to constants, to the layers, or to the positions of a split.
+// off at the last, units at the last of a row where lanes reach past it, quads at the width of the vector, each where it
+// is read; positions are compared with N_CTX, and in their pages, one after the other (`Plan::layers`), follow the first.
+// A workgroup has a share of a part only if it is one of those that take the part. `flow` and `params` are indexed by
+// layer, item and split, all below constants. Looking ends when `patience` is used up; other loops count to constants, to
+// the layers, or to the positions of a split.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> params: array<f32>; // norms and biases of each layer
 @group(0) @binding(2) var<storage, read_write> x: array<f32>;
