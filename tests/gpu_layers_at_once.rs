@@ -254,6 +254,19 @@ fn a_mix_of_types_gives_the_same_logits() {
 }
 
 #[test]
+fn layers_in_several_buffers_give_the_same_logits() {
+    let _alone = alone();
+    let Some(gpu) = gpu() else { return };
+    let options = GpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
+    let counts = group_counts(&gpu);
+    assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
+    assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), &options, &counts[..1], 0, 5));
+    let pass = start(&gpu, &llama(), &GpuForwardPassOptions { layers_at_once: Some(1), ..options });
+    let dispatches = pass.dispatches(1);
+    assert_eq!(dispatches.iter().filter(|name| **name == "decode_layers").count(), 2, "{dispatches:?}");
+}
+
+#[test]
 fn long_contexts_and_several_sequences_give_the_same_logits() {
     let _alone = alone();
     let Some(gpu) = gpu() else { return };

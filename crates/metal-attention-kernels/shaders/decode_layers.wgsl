@@ -13,7 +13,7 @@
 //   5. x += W gated
 //
 // `flow` is there twice: a step uses one half and empties the other for the next step. All workgroups have to run at
-// once; where that cannot be, looking ends after {{ patience }} turns of {{ looks }} look(s) and `state[1]` tells.
+// once; where that cannot be, looking ends after {{ patience }} turns of {{ looks }} look(s) and `gave_up` tells.
 //
 // The pages of the sequence lie one after the other in the KV cache: only the first is looked up.
 // Bounds: what `decode_layers` in src/kernels binds has the sizes of its constants, matrices included. Items are cut
@@ -26,7 +26,7 @@
 @group(0) @binding(1) var<storage, read> params: array<f32>; // norms and biases of each layer
 @group(0) @binding(2) var<storage, read_write> x: array<f32>;
 @group(0) @binding(3) var<storage, read_write> flow: array<atomic<u32>>;
-@group(0) @binding(4) var<storage, read_write> state: array<atomic<u32>>; // workgroups that ended, whether one gave up
+@group(0) @binding(4) var<storage, read_write> ended: atomic<u32>; // workgroups that have
 {% set rope_binding = 5 %}
 {% include "rope.wgsl" %}
 {% include "kv_cache.wgsl" %}
@@ -34,6 +34,7 @@
 @group(0) @binding(7) var<storage, read_write> values: array<Unit>;
 {% set batch_binding = 8 %}
 {% include "batch.wgsl" %}
+@group(0) @binding(9) var<storage, read_write> gave_up: atomic<u32>; // whether a workgroup did
 {% include "types/numbers.wgsl" %}
 {% if integer %}
 
@@ -64,7 +65,7 @@ var<private> {{ name }}_at: u32; // where it starts in w
 {% endfor %}
 {% endfor %}
 {% if placed %}
-@group(0) @binding(9) var<storage, read> places: array<u32>; // of each matrix of each layer: its variant, where its parts start
+@group(0) @binding(10) var<storage, read> places: array<u32>; // of each matrix of each layer: its variant, where its parts start
 {% endif %}
 {# Goes to a matrix of another layer. #}
 {% macro place(m, layer) %}
@@ -492,7 +493,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     if pos >= N_CTX { return; }
     let first_page = page_of(token_seq(0u), 0u);
     // All workgroups of a step see the same half: the count moves on when the last of them has ended.
-    let this_half = (atomicLoad(&state[0]) / GROUPS % 2u) * FLOW;
+    let this_half = (atomicLoad(&ended) / GROUPS % 2u) * FLOW;
     for (var i = group * {{ threads }}u + tid; i < FLOW; i += {{ groups * threads }}u) {
         atomicStore(&flow[FLOW - this_half + i], 0u);
     }
@@ -724,7 +725,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 
 {% if ahead %}
         // Changes nothing; without it the compiler would drop the reads above.
-        if touched == 1.2345e30 { atomicOr(&state[1], 0u); }
+        if touched == 1.2345e30 { atomicOr(&gave_up, 0u); }
 {% endif %}
 
         // x += W attention.
@@ -756,9 +757,9 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     "if layer < %du { publish(flow_at + %du + place(item, %du), sum_0 + before_0); } else { x[item] = sum_0 + before_0; }" | format(n_layer - 1, x_at, n_embd // 4)) }}
     }
 
-    if patience == 0u { atomicStore(&state[1], 1u); }
+    if patience == 0u { atomicStore(&gave_up, 1u); }
     workgroupBarrier();
-    if tid == 0u { atomicAdd(&state[0], 1u); }
+    if tid == 0u { atomicAdd(&ended, 1u); }
 }
 
 // An element of the residual stream before a layer; only after all of it has arrived.

@@ -40,6 +40,11 @@ impl Slice {
         &self.buffer
     }
 
+    /// The `bytes` from where it begins, of this slice and those behind it.
+    pub(crate) fn with_those_behind(&self, bytes: u64) -> Self {
+        Self { bytes, ..self.clone() }
+    }
+
     /// Bytes of the buffer before it.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -84,6 +89,24 @@ impl Default for Arena {
     }
 }
 
+/// `pieces` in runs of at most `most` that are at most `limit` together; one that is larger is a run of its own.
+fn runs(pieces: &[u64], limit: u64, most: usize) -> Vec<&[u64]> {
+    let mut runs = Vec::new();
+    let mut left = pieces;
+    while !left.is_empty() {
+        let mut sum = 0_u64;
+        let fits = |&&n: &&u64| {
+            sum = sum.saturating_add(n);
+            sum <= limit
+        };
+        let n = left.iter().take_while(fits).count().clamp(1, most.max(1));
+        let (run, rest) = left.split_at(n);
+        runs.push(run);
+        left = rest;
+    }
+    runs
+}
+
 /// Where slices may begin: what every device allows.
 const ALIGNMENT: u64 = 256;
 
@@ -100,6 +123,15 @@ impl Arena {
             return Ok(Self::default());
         }
         Ok(Self { buffer: Some(gpu.buffer(what, bytes)?), ..Self::default() })
+    }
+
+    /// Arenas for `pieces`, each so many bytes (sums of [`padded`](Self::padded) sizes) that are to lie in one buffer, with the
+    /// number of pieces that each is for: as few as the device's largest binding allows, and of at most `most` pieces.
+    pub fn in_runs(gpu: &GpuDevice, what: &str, pieces: &[u64], most: usize) -> Result<Vec<(usize, Self)>, GpuError> {
+        runs(pieces, gpu.summary().max_binding, most)
+            .into_iter()
+            .map(|run| Ok((run.len(), Self::new(gpu, what, run.iter().fold(0, |sum: u64, &n| sum.saturating_add(n)))?)))
+            .collect()
     }
 
     /// The same, for slices of at most `bytes` bytes: matrices come in more parts then.
@@ -126,5 +158,23 @@ impl Arena {
             }
             _ => Ok(gpu.buffer(what, bytes)?.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_hold_as_many_pieces_as_fit() {
+        let lens =
+            |pieces: &[u64], limit, most| runs(pieces, limit, most).iter().map(|run| run.len()).collect::<Vec<_>>();
+        assert_eq!(lens(&[], 10, 9), Vec::<usize>::new());
+        assert_eq!(lens(&[3, 3, 3, 3], 12, 9), [4]);
+        assert_eq!(lens(&[3, 3, 3, 3], 11, 9), [3, 1]);
+        assert_eq!(lens(&[3, 3, 3, 3], 12, 3), [3, 1]);
+        assert_eq!(lens(&[5, 20, 5, 5], 10, 9), [1, 1, 2]);
+        assert_eq!(lens(&[u64::MAX, u64::MAX], 10, 9), [1, 1]);
+        assert_eq!(lens(&[1, 1], 10, 0), [1, 1]);
     }
 }

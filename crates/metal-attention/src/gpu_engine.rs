@@ -43,6 +43,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions 
         cache_type: options.cache_type,
         exact: options.exact,
         layers_at_once: None,
+        layers_in_a_buffer: usize::MAX,
     }
 }
 

@@ -1,4 +1,4 @@
-//! All layers of one token in one dispatch.
+//! All layers of one token, or those that one buffer holds, in one dispatch.
 
 use std::ops::Range;
 
@@ -75,12 +75,14 @@ pub struct LayerMatrices<'a> {
 pub struct LayersBuffers<'a> {
     /// F32 `[n_layer, params]`, see [`LayersShape::params`].
     pub params: &'a wgpu::Buffer,
-    /// F32 `[n_embd]`: the token's embedding, then the residual stream after the last layer.
+    /// F32 `[n_embd]`: the residual stream before the first layer, at first the token's embedding, then that after the last.
     pub x: &'a wgpu::Buffer,
     /// What workgroups hand to each other, [`LayersShape::flow_bytes`] long, zero at first.
     pub flow: &'a wgpu::Buffer,
-    /// Two words, zero at first: how many workgroups have ended, and whether one gave up waiting for another.
-    pub state: &'a wgpu::Buffer,
+    /// A word, zero at first: how many workgroups have ended.
+    pub ended: &'a wgpu::Buffer,
+    /// A word, zero at first: whether a workgroup gave up waiting for another. Dispatches for other layers may share it.
+    pub gave_up: &'a wgpu::Buffer,
     /// As [`AttentionBuffers::rope`](super::AttentionBuffers::rope), the same for all layers.
     pub rope: &'a wgpu::Buffer,
     /// Cached keys and values of each layer.
@@ -116,12 +118,13 @@ fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
     (groups / shape.n_head).clamp(2, MAX_SPLITS)
 }
 
-/// All layers of one token, `x` from the embedding to the head, in one dispatch of `groups` workgroups that stay until
-/// the end and hand each other what they make. Layers may differ in the types of their matrices, and rows of a matrix in
+/// Layers of one token, `x` before them to `x` after them, in one dispatch of `groups` workgroups that stay until
+/// the end and hand each other what they make. Weights of all of them have to lie in one buffer, and so have their keys and
+/// their values. Layers may differ in the types of their matrices, and rows of a matrix in
 /// theirs. The inner error says why a model or a device does not suit.
 ///
 /// All workgroups have to run at once. No API tells whether they will: run it once and look at
-/// [`LayersBuffers::state`].
+/// [`LayersBuffers::ended`] and [`LayersBuffers::gave_up`].
 pub fn decode_layers(
     gpu: &GpuDevice,
     shape: &LayersShape,
@@ -134,7 +137,7 @@ pub fn decode_layers(
         Err(why) => return Ok(Err(why)),
     };
     let Some((keys, values, layer_cache)) = cache_layout(buffers.cache) else {
-        return Ok(Err("the KV cache is more than one buffer can hold"));
+        return Ok(Err("the KV cache of layers is not in one buffer"));
     };
     let a = &shape.attention;
     let sizes = [shape.n_embd, a.att_len(), shape.n_ff];
@@ -158,13 +161,15 @@ pub fn decode_layers(
         return Ok(Err("a workgroup has too little memory for the widths"));
     }
     a.check()?;
-    let LayersBuffers { params, x, flow, state, rope, batch, .. } = *buffers;
+    let LayersBuffers { params, x, flow, ended, gave_up, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
     let ends = layers
         .iter()
         .flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down])
         .flat_map(|matrix| matrix.parts().iter().map(|part| part.buffer.offset() + part.bytes(matrix.n_in())));
     let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
+    let cached = layer_cache * (shape.n_layer as u64 - 1) + keys.size();
+    let (keys, values) = (keys.with_those_behind(cached), values.with_those_behind(cached));
     let places = match matrices.stride() {
         Some(_) => None,
         None => Some(gpu.upload("where the layers' matrices lie", &matrices.places())?),
@@ -174,11 +179,12 @@ pub fn decode_layers(
         (params, Reach::floats(shape.n_layer * shape.params())),
         (x, Reach::floats(shape.n_embd)),
         (flow, Reach::Fixed(shape.flow_bytes(groups))),
-        (state, Reach::floats(2)),
+        (ended, Reach::floats(1)),
         (rope, Reach::floats(a.n_ctx * a.n_rot)),
-        (keys, cache),
-        (values, cache),
+        (&keys, cache),
+        (&values, cache),
         (batch, Reach::Batch),
+        (gave_up, Reach::floats(1)),
     ];
     bound.extend(places.iter().map(|places| (places as &dyn Bind, Reach::Fixed(places.size()))));
     let one = Extent::Fixed(1);
@@ -190,15 +196,17 @@ fn unit_bytes(shape: &AttentionShape) -> u64 {
     4 * shape.cache.bytes() as u64
 }
 
-/// The buffers of all layers' keys and values, and the bytes from one layer to the next.
-fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&wgpu::Buffer, &wgpu::Buffer, u64)> {
+/// The first layer's keys and values, and the bytes from one layer to the next, where they lie in one buffer each at equal
+/// distances.
+fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&Slice, &Slice, u64)> {
     let (keys, values) = cache.first()?;
-    let stride = cache.get(1).map_or(0, |(k, _)| k.offset().wrapping_sub(keys.offset()));
+    let stride = cache.get(1).map_or(Some(0), |(k, _)| k.offset().checked_sub(keys.offset()))?;
     let regular = cache.iter().enumerate().all(|(i, (k, v))| {
-        let at = i as u64 * stride;
-        k.buffer() == keys.buffer() && v.buffer() == values.buffer() && (k.offset(), v.offset()) == (at, at)
+        let at = |first: &Slice| first.offset() + i as u64 * stride;
+        let lies = |slice: &Slice, first: &Slice| slice.buffer() == first.buffer() && slice.offset() == at(first);
+        lies(k, keys) && lies(v, values)
     });
-    regular.then_some((keys.buffer(), values.buffer(), stride))
+    regular.then_some((keys, values, stride))
 }
 
 /// A part of a matrix, without its place.
@@ -235,7 +243,7 @@ impl Matrices {
         let mut parts = all().flatten().flat_map(GpuMatrix::parts);
         let buffer = parts.next().map(|part| part.buffer.buffer());
         if parts.any(|part| Some(part.buffer.buffer()) != buffer) {
-            return Err("the layers' weights are more than one buffer can hold");
+            return Err("a layer's weights are more than one buffer can hold");
         }
         if all().flatten().flat_map(GpuMatrix::parts).any(|part| part.row_step != 1) {
             return Err("gate and up have different types");

@@ -1,4 +1,5 @@
-//! All layers of one token in one dispatch, on GPUs whose workgroups run side by side.
+//! All layers of one token in one dispatch, or in one for each buffer that their weights lie in, on GPUs whose workgroups run
+//! side by side.
 
 use metal_attention_kernels::kernels::{self, AttentionShape, LayerMatrices, LayersBuffers, LayersShape};
 use metal_attention_kernels::wgpu::{Buffer, ComputePassDescriptor};
@@ -7,12 +8,12 @@ use metal_attention_model::{BatchToken, FeedForward, ModelSpec, Weights};
 
 use super::weights::{GpuWeights, layer_params};
 
-/// The kernel that runs all layers, and what it needs besides the buffers of the other kernels.
+/// The kernels that run all layers, one after the other.
 #[derive(Debug)]
 pub(super) struct LayersAtOnce {
-    pub(super) dispatch: Dispatch,
-    /// Two words: workgroups that have ended, whether one gave up.
-    pub(super) state: Buffer,
+    pub(super) dispatches: Vec<Dispatch>,
+    /// A word: whether a workgroup gave up waiting for another.
+    pub(super) gave_up: Buffer,
 }
 
 /// What the kernel works on.
@@ -56,15 +57,14 @@ impl LayersAtOnceBuilder<'_> {
             return Ok(Err("the feed-forward is not gated"));
         };
         let (params, biases) = layer_params(self.file_weights);
-        let shape = LayersShape {
+        let shape = |n_layer| LayersShape {
             attention: self.shapes[0],
-            n_layer: self.spec.n_layer(),
+            n_layer,
             n_embd: self.spec.n_embd,
             n_ff,
             norm_eps: self.spec.norm_eps,
             biases,
         };
-        let params = self.gpu.upload("norms and biases", &params)?;
         let matrices = self.weights.layers.iter().map(|w| LayerMatrices {
             qkv: &w.qkv.weight,
             out: &w.out.weight,
@@ -72,40 +72,64 @@ impl LayersAtOnceBuilder<'_> {
             down: &w.down.weight,
         });
         let matrices: Vec<_> = matrices.collect();
+        // The layers whose weights lie in one buffer, and so do their keys and their values.
+        let buffers = |i: usize| {
+            let (keys, values) = &self.cache[i];
+            (matrices[i].qkv.parts()[0].buffer.buffer(), keys.buffer(), values.buffer())
+        };
+        let layers: Vec<_> = (0..matrices.len()).collect();
+        let runs: Vec<_> =
+            layers.chunk_by(|&a, &b| buffers(a) == buffers(b)).map(|run| run[0]..run[0] + run.len()).collect();
         for &groups in groups_to_try {
-            let flow = self.gpu.buffer("what workgroups hand to each other", shape.flow_bytes(groups))?;
-            let state = self.gpu.buffer("the state of the layers", 8)?;
-            let buffers = LayersBuffers {
-                params: &params,
-                x: self.x,
-                flow: &flow,
-                state: &state,
-                rope: &self.rope[0],
-                cache: self.cache,
-                batch: self.batch.buffer(),
-            };
-            let dispatch = match kernels::decode_layers(self.gpu, &shape, groups, &matrices, &buffers)? {
-                Ok(dispatch) => dispatch,
-                Err(why) => return Ok(Err(why)),
-            };
-            let layers = LayersAtOnce { dispatch, state };
-            if self.runs_through(&layers, groups)? {
+            let gave_up = self.gpu.buffer("whether a workgroup gave up", 4)?;
+            let (mut dispatches, mut all_ended) = (Vec::new(), Vec::new());
+            for run in &runs {
+                let shape = shape(run.len());
+                let flow = self.gpu.buffer("what workgroups hand to each other", shape.flow_bytes(groups))?;
+                let ended = self.gpu.buffer("the number of workgroups that have ended", 4)?;
+                let params = &params[run.start * shape.params()..run.end * shape.params()];
+                let params = self.gpu.upload("norms and biases", params)?;
+                let buffers = LayersBuffers {
+                    params: &params,
+                    x: self.x,
+                    flow: &flow,
+                    ended: &ended,
+                    gave_up: &gave_up,
+                    rope: &self.rope[0],
+                    cache: &self.cache[run.clone()],
+                    batch: self.batch.buffer(),
+                };
+                match kernels::decode_layers(self.gpu, &shape, groups, &matrices[run.clone()], &buffers)? {
+                    Ok(dispatch) => dispatches.push(dispatch),
+                    Err(why) => return Ok(Err(why)),
+                }
+                all_ended.push(ended);
+            }
+            let layers = LayersAtOnce { dispatches, gave_up };
+            if self.runs_through(&layers, &all_ended, groups)? {
                 return Ok(Ok(layers));
             }
         }
         Ok(Err("workgroups did not run side by side when that was tried"))
     }
 
-    /// Whether all workgroups run side by side, tried on a token at position 0, on page 0.
-    fn runs_through(&self, layers: &LayersAtOnce, groups: usize) -> Result<bool, GpuError> {
+    /// Whether all workgroups run side by side, tried on a token at position 0, on page 0; `ended`: for each dispatch how many
+    /// have ended.
+    fn runs_through(&self, layers: &LayersAtOnce, ended: &[Buffer], groups: usize) -> Result<bool, GpuError> {
         let token = BatchToken { id: 0, seq: 0, pos: 0, logits: false };
         self.batch.write_tokens(self.gpu, &[token]);
         let mut encoder = self.gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
-        layers.dispatch.record(self.gpu, &mut pass, StepSize { n_tokens: 1, n_wanted: 0, n_splits: 1 });
+        for dispatch in &layers.dispatches {
+            dispatch.record(self.gpu, &mut pass, StepSize { n_tokens: 1, n_wanted: 0, n_splits: 1 });
+        }
         drop(pass);
         self.gpu.submit(encoder);
-        let state: Vec<u32> = self.gpu.read(&layers.state, 2)?;
-        Ok(state == [groups as u32, 0])
+        for ended in ended {
+            if self.gpu.read::<u32>(ended, 1)? != [groups as u32] {
+                return Ok(false);
+            }
+        }
+        Ok(self.gpu.read::<u32>(&layers.gave_up, 1)? == [0])
     }
 }

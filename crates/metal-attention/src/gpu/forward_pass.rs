@@ -125,7 +125,7 @@ impl GpuForwardPass {
         let batch = batch_buffer(capacity.0)?;
         let cache = GpuKvCache::new(&gpu, &shapes, options)?;
         let before_weights = gpu.allocated_bytes();
-        let gpu_weights = GpuWeights::new(&gpu, weights)?;
+        let gpu_weights = GpuWeights::new(&gpu, weights, options.layers_in_a_buffer)?;
         let rope = rope_tables(&gpu, &spec, weights.rope_freqs.as_deref(), options.n_positions())?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let s = Activations::new(&gpu, &widths, &shapes, capacity, options.n_seq.min(FEW))?;
@@ -173,9 +173,10 @@ impl GpuForwardPass {
         let groups = options.layers_at_once.as_ref().map_or(groups_to_try(&gpu), std::slice::from_ref);
         let at_once = match at_once.build(if groups == [0] { &[] } else { groups })? {
             Ok(layers) => {
-                tracing::info!("a token goes through all layers in one dispatch");
-                one.layers_at_once = Some(layers.dispatch);
-                Some(layers.state)
+                let n = layers.dispatches.len();
+                tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
+                one.layers_at_once = Some(layers.dispatches);
+                Some(layers.gave_up)
             }
             Err(why) => {
                 tracing::info!("a token goes through the layers in many dispatches: {why}");
@@ -436,7 +437,7 @@ impl GpuForwardPass {
         if bytes > 0 {
             self.readback.copy(&mut encoder, &source, bytes);
             if let Some(state) = &self.at_once {
-                self.readback.copy_after(&mut encoder, state, 4..8, bytes);
+                self.readback.copy_after(&mut encoder, state, 0..4, bytes);
             }
         }
         if let (Some((buffer, readback)), Some(traced)) = (self.trace.as_mut(), traced) {

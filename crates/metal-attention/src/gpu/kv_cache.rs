@@ -29,12 +29,18 @@ impl GpuKvCache {
     ) -> Result<Self, GpuError> {
         let n_pages = options.n_pages();
         let sizes = || shapes.iter().map(|shape| shape.cache_bytes(n_pages));
-        let padded = sizes().map(Arena::padded).fold(0, u64::saturating_add);
-        let mut keys = Arena::new(gpu, "the KV cache", padded)?;
-        let mut values = Arena::new(gpu, "the KV cache", padded)?;
-        let layers = sizes()
-            .map(|bytes| Ok((keys.take(gpu, "the KV cache", bytes)?, values.take(gpu, "the KV cache", bytes)?)))
-            .collect::<Result<_, GpuError>>()?;
+        let slices = || -> Result<Vec<Slice>, GpuError> {
+            let padded: Vec<_> = sizes().map(Arena::padded).collect();
+            let mut sizes = sizes();
+            let mut slices = Vec::new();
+            for (n, mut arena) in Arena::in_runs(gpu, "the KV cache", &padded, options.layers_in_a_buffer)? {
+                for bytes in sizes.by_ref().take(n) {
+                    slices.push(arena.take(gpu, "the KV cache", bytes)?);
+                }
+            }
+            Ok(slices)
+        };
+        let layers = slices()?.into_iter().zip(slices()?).collect();
         Ok(Self {
             layers,
             pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),

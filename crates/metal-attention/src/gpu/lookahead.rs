@@ -103,7 +103,7 @@ impl GpuForwardPass {
         let mut encoder = self.record(self.step_of(batch, ahead, Output::Id), false);
         readback.copy(&mut encoder, &self.ids, bytes);
         if let Some(state) = &self.at_once {
-            readback.copy_after(&mut encoder, state, 4..8, bytes);
+            readback.copy_after(&mut encoder, state, 0..4, bytes);
         }
         readback.map(self.gpu.submit(encoder));
         self.lookahead.in_flight.push_back(readback);

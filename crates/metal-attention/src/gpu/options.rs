@@ -25,6 +25,9 @@ pub struct GpuForwardPassOptions {
     /// Workgroups of the kernel that runs all layers of a token in one dispatch, all of which the GPU has to run side
     /// by side; 0: the layers are dispatched kernel by kernel. `None`: what suits the GPU.
     pub layers_at_once: Option<usize>,
+    /// Most layers whose weights share a buffer, and with it that kernel. A buffer is at most as large as a binding, some 4 GiB,
+    /// whatever this says.
+    pub layers_in_a_buffer: usize,
 }
 
 impl Default for GpuForwardPassOptions {
@@ -37,6 +40,7 @@ impl Default for GpuForwardPassOptions {
             cache_type: CacheType::default(),
             exact: false,
             layers_at_once: None,
+            layers_in_a_buffer: usize::MAX,
         }
     }
 }

@@ -61,9 +61,9 @@ impl BatchKind {
 pub(super) struct Plan {
     pub(super) embedding: Vec<Dispatch>,
     pub(super) layers: Vec<Vec<Dispatch>>,
-    /// All layers in one, for a step that shows nothing of what lies between them, of a sequence whose pages lie one
+    /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies between them, of a sequence whose pages lie one
     /// after the other.
-    pub(super) layers_at_once: Option<Dispatch>,
+    pub(super) layers_at_once: Option<Vec<Dispatch>>,
     /// Logits of the tokens that want them.
     pub(super) head: Vec<Dispatch>,
     /// Their largest, which also becomes the next batch.
@@ -87,7 +87,7 @@ impl Plan {
     pub(super) fn layers(&self, size: StepSize, in_order: bool) -> impl Iterator<Item = &Dispatch> {
         let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0 && in_order);
         let one_by_one = if at_once.is_some() { &[] } else { self.layers.as_slice() };
-        at_once.into_iter().chain(one_by_one.iter().flatten())
+        at_once.into_iter().flatten().chain(one_by_one.iter().flatten())
     }
 
     /// Dispatches of all layers, one by one.

@@ -38,26 +38,24 @@ pub(super) struct GpuWeights {
 
 impl GpuWeights {
     /// Uploads every weight. A matrix is one or more buffers; the file's pages are released as they are read.
-    pub(super) fn new(gpu: &GpuDevice, weights: &Weights) -> Result<Self, GpuError> {
+    /// Layers whose matrices one binding reaches, at most `layers_in_a_buffer`, share a buffer.
+    pub(super) fn new(gpu: &GpuDevice, weights: &Weights, layers_in_a_buffer: usize) -> Result<Self, GpuError> {
         let tied = std::ptr::eq(weights.output.bytes(), weights.token_embd.bytes());
         let output = if tied {
             None
         } else {
             Some(GpuMatrix::concat(gpu, "the output head", &[&weights.output], &mut Arena::default())?)
         };
-        // One buffer for the matrices of all layers, so that one kernel can run through them.
-        let bytes = weights.layers.iter().map(layer_bytes).fold(0, u64::saturating_add);
-        let mut arena = Arena::new(gpu, "the layers' weights", bytes)?;
-        Ok(Self {
-            token_embd: GpuMatrix::concat(gpu, "the embedding table", &[&weights.token_embd], &mut Arena::default())?,
-            layers: weights
-                .layers
-                .iter()
-                .map(|layer| GpuLayer::new(gpu, layer, &mut arena))
-                .collect::<Result<_, _>>()?,
-            output_norm: gpu.upload("the output norm", &weights.output_norm)?,
-            output,
-        })
+        let token_embd = GpuMatrix::concat(gpu, "the embedding table", &[&weights.token_embd], &mut Arena::default())?;
+        // As few buffers for the matrices of all layers as can be: one kernel runs through those of a buffer.
+        let bytes: Vec<_> = weights.layers.iter().map(layer_bytes).collect();
+        let mut layers = Vec::new();
+        for (n, mut arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
+            for layer in &weights.layers[layers.len()..][..n] {
+                layers.push(GpuLayer::new(gpu, layer, &mut arena)?);
+            }
+        }
+        Ok(Self { token_embd, layers, output_norm: gpu.upload("the output norm", &weights.output_norm)?, output })
     }
 
     /// The output head.
