@@ -41,7 +41,6 @@ fn seconds(ceilings: &CpuCeilings, ty: TensorType) -> [f64; TOKENS.len()] {
     let mut writer = GgufWriter::new(Vec::new(), 3, &Metadata::new(), &[decl]).expect("a valid tensor");
     writer.write(&blocks::random_blocks(ty, SHAPE.iter().product(), 1, 1.0)).expect("as many bytes as declared");
     let file = GgufFile::from_bytes(&writer.finish().expect("all bytes are written")).expect("a valid file");
-    // Plain Rust takes so long that its least number of runs is enough.
     let seconds = ceilings.products(&[&file.tensors()[0]], &TOKENS, false, TIME).expect("the matrix fits");
     seconds.try_into().expect("as many as asked for")
 }

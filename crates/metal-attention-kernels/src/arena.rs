@@ -134,7 +134,7 @@ impl Arena {
             .collect()
     }
 
-    /// The same, for slices of at most `bytes` bytes: matrices come in more parts then.
+    /// This arena, for slices of at most `bytes` bytes: matrices come in more parts then.
     #[must_use]
     pub fn with_max_slice(self, bytes: u64) -> Self {
         Self { max_slice: bytes, ..self }

@@ -120,8 +120,8 @@ fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
 
 /// Layers of one token, `x` before them to `x` after them, in one dispatch of `groups` workgroups that stay until
 /// the end and hand each other what they make. Weights of all of them have to lie in one buffer, and so have their keys and
-/// their values. Layers may differ in the types of their matrices, and rows of a matrix in
-/// theirs. The inner error says why a model or a device does not suit.
+/// their values. Layers may differ in the types of their matrices, and rows of a matrix in theirs. The inner error says why a
+/// model or a device does not suit.
 ///
 /// All workgroups have to run at once. No API tells whether they will: run it once and look at
 /// [`LayersBuffers::ended`] and [`LayersBuffers::gave_up`].

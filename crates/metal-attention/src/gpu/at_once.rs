@@ -78,19 +78,20 @@ impl LayersAtOnceBuilder<'_> {
             (matrices[i].qkv.parts()[0].buffer.buffer(), keys.buffer(), values.buffer())
         };
         let layers: Vec<_> = (0..matrices.len()).collect();
-        let runs: Vec<_> =
-            layers.chunk_by(|&a, &b| buffers(a) == buffers(b)).map(|run| run[0]..run[0] + run.len()).collect();
+        let runs = layers.chunk_by(|&a, &b| buffers(a) == buffers(b)).map(|run| {
+            let (run, shape) = (run[0]..run[0] + run.len(), shape(run.len()));
+            let params = &params[run.start * shape.params()..run.end * shape.params()];
+            Ok((run, shape, self.gpu.upload("norms and biases", params)?))
+        });
+        let runs = runs.collect::<Result<Vec<_>, GpuError>>()?;
         for &groups in groups_to_try {
             let gave_up = self.gpu.buffer("whether a workgroup gave up", 4)?;
             let (mut dispatches, mut all_ended) = (Vec::new(), Vec::new());
-            for run in &runs {
-                let shape = shape(run.len());
+            for (run, shape, params) in &runs {
                 let flow = self.gpu.buffer("what workgroups hand to each other", shape.flow_bytes(groups))?;
                 let ended = self.gpu.buffer("the number of workgroups that have ended", 4)?;
-                let params = &params[run.start * shape.params()..run.end * shape.params()];
-                let params = self.gpu.upload("norms and biases", params)?;
                 let buffers = LayersBuffers {
-                    params: &params,
+                    params,
                     x: self.x,
                     flow: &flow,
                     ended: &ended,
@@ -99,7 +100,7 @@ impl LayersAtOnceBuilder<'_> {
                     cache: &self.cache[run.clone()],
                     batch: self.batch.buffer(),
                 };
-                match kernels::decode_layers(self.gpu, &shape, groups, &matrices[run.clone()], &buffers)? {
+                match kernels::decode_layers(self.gpu, shape, groups, &matrices[run.clone()], &buffers)? {
                     Ok(dispatch) => dispatches.push(dispatch),
                     Err(why) => return Ok(Err(why)),
                 }

@@ -81,7 +81,7 @@ pub struct GpuForwardPass {
     /// The last step of which nothing comes back, which nobody has waited for.
     unread: Option<SubmissionIndex>,
     trace: Option<(Buffer, Readback)>,
-    /// The state of the kernel that runs all layers of a token at once, where there is one.
+    /// Whether a workgroup gave up, in a word, where a kernel runs all layers of a token at once.
     pub(super) at_once: Option<Buffer>,
     logits: Vec<f32>,
     memory: GpuMemory,
@@ -436,8 +436,8 @@ impl GpuForwardPass {
         let bytes = u64::from(step.size.n_wanted) * row;
         if bytes > 0 {
             self.readback.copy(&mut encoder, &source, bytes);
-            if let Some(state) = &self.at_once {
-                self.readback.copy_after(&mut encoder, state, 0..4, bytes);
+            if let Some(gave_up) = &self.at_once {
+                self.readback.copy_after(&mut encoder, gave_up, 0..4, bytes);
             }
         }
         if let (Some((buffer, readback)), Some(traced)) = (self.trace.as_mut(), traced) {

@@ -102,8 +102,8 @@ impl GpuForwardPass {
         self.write_pages(batch);
         let mut encoder = self.record(self.step_of(batch, ahead, Output::Id), false);
         readback.copy(&mut encoder, &self.ids, bytes);
-        if let Some(state) = &self.at_once {
-            readback.copy_after(&mut encoder, state, 0..4, bytes);
+        if let Some(gave_up) = &self.at_once {
+            readback.copy_after(&mut encoder, gave_up, 0..4, bytes);
         }
         readback.map(self.gpu.submit(encoder));
         self.lookahead.in_flight.push_back(readback);

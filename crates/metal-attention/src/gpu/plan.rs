@@ -61,8 +61,8 @@ impl BatchKind {
 pub(super) struct Plan {
     pub(super) embedding: Vec<Dispatch>,
     pub(super) layers: Vec<Vec<Dispatch>>,
-    /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies between them, of a sequence whose pages lie one
-    /// after the other.
+    /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies
+    /// between them, of a sequence whose pages lie one after the other.
     pub(super) layers_at_once: Option<Vec<Dispatch>>,
     /// Logits of the tokens that want them.
     pub(super) head: Vec<Dispatch>,
