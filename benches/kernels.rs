@@ -115,7 +115,7 @@ mod gpu {
     use metal_attention::kernels::{
         Arena, BatchBuffer, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words,
     };
-    use metal_attention_model::{CacheType, PAGE, Rope, RopeLayout, RopeScaling};
+    use metal_attention_model::{CacheType, PAGE, Rope, RopeLayout};
 
     use super::{BenchmarkId, Criterion, Path, TYPES, Throughput, wanted, wide_model};
 
@@ -199,8 +199,7 @@ mod gpu {
             cache: CacheType::F16,
         };
         let n_most = if gpu.summary().is_software() { 64 } else { 512 };
-        let rope =
-            Rope { n_rot: shape.n_rot, layout: shape.rope_layout, freq_base: 10_000.0, scaling: RopeScaling::None };
+        let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
         let rope = gpu.upload("rope", &rope_table(&rope, None, shape.n_ctx))?;
         let qkv = gpu.buffer("qkv", (n_most * shape.qkv_len() * 4) as u64)?;
         let pages: Vec<u32> = (0..(shape.n_ctx / PAGE) as u32).collect();

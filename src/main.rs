@@ -5,6 +5,7 @@ mod cli_error;
 mod commands;
 mod divergence;
 mod download_progress;
+mod embed_texts;
 mod engine_args;
 mod interrupt;
 mod log_likelihood;
@@ -40,8 +41,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, imatrix, info, kernels, list, logits, perplexity, pull,
-    quantize, rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, embed, imatrix, info, kernels, list, logits, perplexity,
+    pull, quantize, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -94,6 +95,7 @@ enum Command {
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
     Logits(logits::Args),
+    Embed(embed::Args),
     Perplexity(perplexity::Args),
     Compare(compare::Args),
     Bench(bench::Args),
@@ -132,6 +134,7 @@ impl Command {
             Self::Tokenize(args) => tokenize::run(args),
             Self::Detokenize(args) => detokenize::run(args),
             Self::Logits(args) => logits::run(args),
+            Self::Embed(args) => embed::run(args),
             Self::Perplexity(args) => perplexity::run(args),
             Self::Compare(args) => compare::run(args),
             Self::Bench(args) => bench::run(args),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use metal_attention::gguf::{GgufFile, Metadata, StringArray, TensorType};
-use metal_attention_model::{FeedForward, Mixer, ModelSpec, RopeLayout, RopeScaling};
+use metal_attention_model::{FeedForward, Mask, Mixer, ModelSpec, Rope, RopeLayout, RopeScaling};
 use serde::Serialize;
 
 use crate::metadata_text::safe;
@@ -62,6 +62,8 @@ pub struct Sizes {
     n_head_kv: Option<usize>,
     head_dim: Option<usize>,
     n_ff: Option<usize>,
+    n_expert: Option<usize>,
+    n_expert_used: Option<usize>,
     n_vocab: Option<usize>,
     n_ctx_train: Option<usize>,
     sliding_window: Option<usize>,
@@ -72,30 +74,63 @@ pub struct Sizes {
     rope_freqs: Option<bool>,
 }
 
+/// The heads of a layer.
+struct Heads {
+    n_head: usize,
+    n_head_kv: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    rope: Option<Rope>,
+}
+
+impl Heads {
+    fn of(mixer: &Mixer) -> Self {
+        match mixer {
+            Mixer::Attention(a) => Self {
+                n_head: a.n_head,
+                n_head_kv: a.n_head_kv,
+                head_dim: a.head_dim,
+                window: match a.mask {
+                    Mask::Causal | Mask::Full => None,
+                    Mask::Window(n) | Mask::Chunk(n) => Some(n),
+                    Mask::Near(distance) => Some(2 * distance + 1),
+                },
+                rope: a.rope().copied(),
+            },
+            Mixer::LatentAttention(a) => {
+                Self { n_head: a.n_head, n_head_kv: 1, head_dim: a.head_dim(), window: None, rope: Some(a.rope) }
+            }
+        }
+    }
+}
+
 impl Sizes {
     /// Of a model that is understood; `rope_freqs`: whether the file has the tensor of that name.
     pub fn from_spec(spec: &ModelSpec, rope_freqs: bool) -> Self {
-        let attention = || {
-            spec.layers.iter().filter_map(|layer| {
-                let Mixer::Attention(a) = &layer.mixer else { return None };
-                Some(a)
+        let heads = || spec.layers.iter().map(|layer| Heads::of(&layer.mixer));
+        let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
+            FeedForward::Dense(dense) => dense.n_ff,
+            FeedForward::Experts(experts) => experts.expert.n_ff,
+        });
+        let experts = || {
+            spec.layers.iter().filter_map(|layer| match &layer.feed_forward {
+                FeedForward::Dense(_) => None,
+                FeedForward::Experts(experts) => Some(experts),
             })
         };
-        let n_ff = spec.layers.iter().filter_map(|layer| {
-            let FeedForward::Gated { n_ff, .. } = layer.feed_forward else { return None };
-            Some(n_ff)
-        });
-        let rope = attention().map(|a| a.rope).next();
+        let rope = heads().filter_map(|heads| heads.rope).next();
         Self {
             n_layer: Some(spec.n_layer()),
             n_embd: Some(spec.n_embd),
-            n_head: attention().map(|a| a.n_head).max(),
-            n_head_kv: attention().map(|a| a.n_head_kv).max(),
-            head_dim: attention().map(|a| a.head_dim).max(),
+            n_head: heads().map(|heads| heads.n_head).max(),
+            n_head_kv: heads().map(|heads| heads.n_head_kv).max(),
+            head_dim: heads().map(|heads| heads.head_dim).max(),
+            n_expert: experts().map(|experts| experts.n_expert).max(),
+            n_expert_used: experts().map(|experts| experts.n_used).max(),
             n_ff: n_ff.max(),
             n_vocab: Some(spec.n_vocab),
             n_ctx_train: Some(spec.n_ctx_train),
-            sliding_window: attention().filter_map(|a| a.window).max(),
+            sliding_window: heads().filter_map(|heads| heads.window).max(),
             rope_layout: rope.map(|rope| match rope.layout {
                 RopeLayout::Interleaved => "interleaved",
                 RopeLayout::Halves => "halves",
@@ -123,6 +158,8 @@ impl Sizes {
             n_head_kv: size("attention.head_count_kv"),
             head_dim: size("attention.key_length"),
             n_ff: size("feed_forward_length"),
+            n_expert: size("expert_count"),
+            n_expert_used: size("expert_used_count"),
             n_vocab: n_tokens.or_else(|| size("vocab_size")),
             n_ctx_train: size("context_length"),
             sliding_window: size("attention.sliding_window"),
@@ -143,6 +180,8 @@ impl Sizes {
             ("KV heads", self.n_head_kv),
             ("head length", self.head_dim),
             ("feed-forward", self.n_ff),
+            ("experts", self.n_expert),
+            ("experts used", self.n_expert_used),
             ("vocabulary", self.n_vocab),
             ("context", self.n_ctx_train),
             ("sliding window", self.sliding_window),

@@ -81,13 +81,13 @@ fn the_cpu_tells_of_every_kernel() {
         let expected: BTreeMap<String, usize> = [
             ("embedding", 1),
             ("rope_table", 1),
-            ("rmsnorm", 11),
+            ("norm", 11),
             ("matmul_qkv", 5),
             ("rope_kv_append", 5),
             ("attention", 5),
             ("matmul_attn_output", 5),
             ("matmul_gate_up", 5),
-            ("ffn_silu", 5),
+            ("ffn_activation", 5),
             ("matmul_down", 5),
             ("matmul_output", 1),
         ]

@@ -9,19 +9,19 @@
 //! each other.
 #![cfg(feature = "gpu")]
 
+#[path = "common/archives.rs"]
+mod archives;
 #[path = "common/gpu.rs"]
 mod gpu;
-#[path = "common/quants.rs"]
-mod quants;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use archives::quants;
 use gpu::{gpu, start};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::GpuDevice;
 use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPass, GpuForwardPassOptions};
-use quants::quants;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 

@@ -90,7 +90,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     pass.observe(Some(Box::new(move |input| {
         if input.matrix.starts_with("blk.") || output_head {
             let mut found = writer.lock().unwrap_or_else(PoisonError::into_inner);
-            found.add(input.matrix, 1, 0, input.n_in, input.x);
+            let (i, n) = input.part.unwrap_or((0, 1));
+            found.add(input.matrix, n, i, input.n_in, input.x);
         }
     })));
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);

@@ -19,7 +19,7 @@ const AFTER_HELP: &str = "\
 With --json stdout gets one object with the keys
   file, file_bytes, gguf_version, parts, architecture, name, runnable, problem (why it cannot be run, or null), \
   parameters, tensor_bytes, bits_per_weight, tensor_types (list of type, tensors, bytes), sizes (n_layer, n_embd, \
-  n_head, n_head_kv, head_dim, n_ff, n_vocab, n_ctx_train, sliding_window, rope_layout, rope_freq_base, \
+  n_head, n_head_kv, head_dim, n_ff, n_expert, n_expert_used, n_vocab, n_ctx_train, sliding_window, rope_layout, rope_freq_base, \
   rope_scaling, rope_freqs), tokenizer (model, pre, n_tokens, special_tokens, add_bos, add_eos, chat_template), memory (list of \
   n_ctx, weights_bytes, kv_cache_bytes, total_bytes; the KV cache in F16)
 and, where asked for, metadata and tensors. What a file does not say is null.
@@ -86,7 +86,7 @@ struct Info<'a> {
 impl<'a> Info<'a> {
     fn of(file: &'a GgufFile) -> Self {
         let metadata = file.metadata();
-        let spec = ModelSpec::from_metadata(metadata);
+        let spec = ModelSpec::from_gguf(file);
         let problem = match &spec {
             _ if file.tensors().is_empty() => Some("it has a vocabulary, but no weights".into()),
             Ok(spec) => unusable(file, spec),

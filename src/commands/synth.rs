@@ -197,7 +197,10 @@ fn n_elements(tensor: &TensorDecl) -> usize {
 fn distribution(tensor: &TensorDecl) -> (f32, f32) {
     match tensor.name.rsplit_once('.') {
         Some((_, "bias")) => (0.0, 0.02),
-        Some((role, _)) if role.ends_with("norm") => (1.0, 0.05),
+        // Factors: of norms, of layers and their parts.
+        Some((_, "scale")) => (1.0, 0.05),
+        Some((role, _)) if role.contains("norm") || role.ends_with("_scale") => (1.0, 0.05),
+        Some((role, _)) if role.contains("rope_factors") => (1.5, 0.1),
         _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),
     }
 }
@@ -207,17 +210,15 @@ fn shape_names() -> clap::builder::PossibleValuesParser {
 }
 
 fn architecture_names() -> clap::builder::PossibleValuesParser {
-    let mut names: Vec<_> = ModelShape::all().iter().map(|shape| shape.architecture).collect();
-    names.dedup();
-    names.into()
+    ModelShape::architectures().into()
 }
 
 /// The shape called `name` with `sizes` in place of its own. Where heads change and their length is not given, they
 /// share out `n_embd`; where query heads change and KV heads are not given, there are as many.
 fn shape(name: &str, sizes: &Sizes) -> ModelShape {
     let mut s = ModelShape::named(name).expect("clap accepts names of shapes only").clone();
-    if let Some(same) = ModelShape::all().iter().find(|shape| sizes.arch.as_deref() == Some(shape.architecture)) {
-        s.architecture = same.architecture;
+    if let Some(other) = sizes.arch.as_deref().filter(|arch| *arch != s.architecture).and_then(ModelShape::custom) {
+        (s.architecture, s.keys, s.biases) = (other.architecture, other.keys, other.biases);
     }
     let set = |size: &mut usize, given: Option<usize>| *size = given.unwrap_or(*size);
     set(&mut s.n_layer, sizes.n_layer);

@@ -158,7 +158,7 @@ impl CpuCeilings {
             best(time, || {
                 for matrix in &matrices {
                     let y = &mut y[..n * matrix.n_out()];
-                    let mut products = [Product { matrix, y, accumulate: false }];
+                    let mut products = [Product { matrix, rows: 0..n, y, accumulate: false }];
                     matmul(&self.pool, self.isa, &x[..n * matrix.n_in()], &mut q8, &mut products);
                 }
             })

@@ -4,14 +4,14 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec, PAGE,
-    PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, KvSource, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec,
+    PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
 };
 
 use crate::cores::physical_cores;
 use crate::error::CpuError;
-use crate::forward::{Run, Scratch};
-use crate::kv_cache::{CacheType, Element, LayerCache, padded};
+use crate::forward::{Run, Scratch, Wanted};
+use crate::kv_cache::{CacheType, Element, LayerCache, Places, SharedCache};
 use crate::layers::PreparedWeights;
 use crate::observer::Observer;
 use crate::pool::ThreadPool;
@@ -82,7 +82,8 @@ pub struct CpuForwardPass {
     pages: PageTable,
     scratch: Scratch,
     side_by_side: Option<SideBySide>,
-    logits: Vec<f32>,
+    /// What is wanted of the last batch: logits or states.
+    wanted: Vec<f32>,
     pool: ThreadPool,
     isa: Isa,
     n_ctx: usize,
@@ -91,16 +92,16 @@ pub struct CpuForwardPass {
     observer: Option<Observer>,
 }
 
-/// The KV cache of all layers.
+/// The KV cache of all layers; none of those that read another's.
 enum Cache {
-    F16(Vec<LayerCache<f16>>),
-    F32(Vec<LayerCache<f32>>),
+    F16(Vec<Option<LayerCache<f16>>>),
+    F32(Vec<Option<LayerCache<f32>>>),
 }
 
 impl CpuForwardPass {
     /// Sets up the model of `file`.
     pub fn from_gguf(file: &GgufFile, options: &CpuOptions) -> Result<Self, CpuError> {
-        let spec = ModelSpec::from_metadata(file.metadata())?;
+        let spec = ModelSpec::from_gguf(file)?;
         let weights = Weights::load(file, &spec)?;
         Self::new(spec, &weights, options)
     }
@@ -127,7 +128,7 @@ impl CpuForwardPass {
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.unwrap_or_else(Isa::best);
-        let weights = PreparedWeights::new(&pool, weights, options.exact)?;
+        let weights = PreparedWeights::new(&pool, &spec, weights, options.n_ctx, options.exact)?;
         let side_by_side = SideBySide::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
@@ -135,7 +136,7 @@ impl CpuForwardPass {
             pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
             scratch: Scratch::default(),
             side_by_side,
-            logits: Vec::new(),
+            wanted: Vec::new(),
             pool,
             isa,
             n_ctx: options.n_ctx,
@@ -153,7 +154,7 @@ impl CpuForwardPass {
             kv_cache: self.kv_cache_bytes(),
             scratch: self.scratch.bytes()
                 + self.side_by_side.as_ref().map_or(0, SideBySide::bytes)
-                + 4 * self.logits.capacity(),
+                + 4 * self.wanted.capacity(),
         }
     }
 
@@ -178,40 +179,129 @@ impl CpuForwardPass {
     }
 }
 
-fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<LayerCache<E>>, CpuError> {
-    let mut bytes = 0;
-    let layers: Option<Vec<_>> = spec
-        .layers
-        .iter()
-        .map(|layer| {
-            let Mixer::Attention(a) = &layer.mixer else { return None };
-            let per_page = (PAGE * a.n_head_kv * (a.head_dim + padded(a.head_dim)) * size_of::<E>()) as u64;
-            bytes = (n_pages as u64).saturating_mul(per_page).saturating_add(bytes);
-            LayerCache::new(n_pages, a.n_head_kv, a.head_dim)
-        })
-        .collect();
-    layers.ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })
+fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<Option<LayerCache<E>>>, CpuError> {
+    let mut bytes = 0u64;
+    let mut layers = Vec::with_capacity(spec.n_layer());
+    for layer in &spec.layers {
+        let Some(cached) = layer.mixer.cached() else {
+            layers.push(None);
+            continue;
+        };
+        let per_page = Places::page_bytes(cached, size_of::<E>()) as u64;
+        bytes = (n_pages as u64).saturating_mul(per_page).saturating_add(bytes);
+        let cache = LayerCache::new(n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
+        layers.push(Some(cache));
+    }
+    Ok(layers)
+}
+
+/// The cache that each layer reads: its own or another's.
+fn read_by_layers<'c, 'm, E>(spec: &ModelSpec, own: &'c [Option<SharedCache<'m, E>>]) -> Vec<&'c SharedCache<'m, E>> {
+    let source = |(i, mixer): (usize, &Mixer)| match mixer {
+        Mixer::Attention(a) => match a.kv {
+            KvSource::Own | KvSource::KeysAsValues => i,
+            KvSource::Layer(layer) => layer,
+        },
+        Mixer::LatentAttention(_) => i,
+    };
+    let layers = spec.layers.iter().map(|layer| &layer.mixer).enumerate();
+    layers.map(|layer| own[source(layer)].as_ref().expect("layers read a cache that its layer owns")).collect()
 }
 
 /// Evaluates `tokens`, side by side where that can be.
 fn forward<E: Element>(
-    layers: &mut [LayerCache<E>],
+    layers: &mut [Option<LayerCache<E>>],
     mut run: Run<'_>,
     side_by_side: &mut Option<SideBySide>,
     tokens: &[BatchToken],
-    logits: &mut [f32],
+    wanted: Wanted<'_>,
     trace: Option<LayerTrace<'_>>,
 ) {
-    let caches: Vec<_> = layers.iter_mut().map(LayerCache::shared).collect();
-    // Who watches the layers, or their matrices, sees all tokens together.
-    let done = match side_by_side {
-        Some(side_by_side) if trace.is_none() && run.observer.is_none() => {
-            side_by_side.forward(&mut run, &caches, tokens, logits)
+    let own: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerCache::shared)).collect();
+    let caches = read_by_layers(run.spec, &own);
+    match (side_by_side, wanted) {
+        // Who watches the layers, or their matrices, sees all tokens together.
+        (Some(side_by_side), Wanted::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
+            if !side_by_side.forward(&mut run, &caches, tokens, logits) {
+                run.forward(&caches, tokens, Wanted::Logits(logits), trace);
+            }
         }
-        _ => false,
-    };
-    if !done {
-        run.forward(&caches, tokens, logits, trace);
+        (_, wanted) => run.forward(&caches, tokens, wanted, trace),
+    }
+}
+
+/// What is to come back of the wanted tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Logits,
+    Hidden,
+}
+
+impl CpuForwardPass {
+    /// Evaluates `batch` into `wanted` and returns the length of what is there.
+    fn evaluate(
+        &mut self,
+        batch: &[BatchToken],
+        kind: Kind,
+        mut trace: Option<LayerTrace<'_>>,
+    ) -> Result<usize, ForwardError> {
+        let width = match kind {
+            Kind::Logits => self.spec.n_vocab,
+            Kind::Hidden => self.spec.n_embd,
+        };
+        let n_wanted = batch.iter().filter(|t| t.logits).count() * width;
+        if self.wanted.len() < n_wanted {
+            let more = n_wanted - self.wanted.len();
+            self.wanted
+                .try_reserve_exact(more)
+                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_wanted })?;
+            self.wanted.resize(n_wanted, 0.0);
+        }
+        self.pool.begin();
+        let past = |seq| if seq < self.pages.n_seq() { self.pages.n_past(seq) } else { 0 };
+        check_wanted(&self.spec, batch, &past, kind == Kind::Logits)?;
+        for copy in self.pages.append(batch, self.spec.n_vocab)? {
+            match &mut self.cache {
+                Cache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+                Cache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+            }
+        }
+        let mut done = 0;
+        for tokens in pieces(&self.spec, batch, self.n_ubatch) {
+            let n = tokens.iter().filter(|t| t.logits).count() * width;
+            let wanted = &mut self.wanted[done..done + n];
+            let wanted = match kind {
+                Kind::Logits => Wanted::Logits(wanted),
+                Kind::Hidden => Wanted::Hidden(wanted),
+            };
+            if let Some(profiler) = &mut self.profiler {
+                profiler.begin_step(Phase::of(batch), tokens.len());
+            }
+            let run = Run {
+                spec: &self.spec,
+                weights: &self.weights,
+                pool: &self.pool,
+                isa: self.isa,
+                pages: &self.pages,
+                s: &mut self.scratch,
+                profiler: self.profiler.as_mut(),
+                observer: self.observer.as_mut(),
+            };
+            let trace: Option<LayerTrace<'_>> = match &mut trace {
+                Some(trace) => Some(&mut **trace),
+                None => None,
+            };
+            match &mut self.cache {
+                Cache::F16(layers) => forward(layers, run, &mut self.side_by_side, tokens, wanted, trace),
+                Cache::F32(layers) => forward(layers, run, &mut self.side_by_side, tokens, wanted, trace),
+            }
+            if self.pool.is_cancelled() {
+                self.pages.retract(batch);
+                return Err(ForwardError::Cancelled);
+            }
+            done += n;
+        }
+        Ok(n_wanted)
     }
 }
 
@@ -250,8 +340,8 @@ impl ForwardPass for CpuForwardPass {
 
     fn kv_cache_bytes(&self) -> usize {
         match &self.cache {
-            Cache::F16(layers) => layers.iter().map(LayerCache::bytes).sum(),
-            Cache::F32(layers) => layers.iter().map(LayerCache::bytes).sum(),
+            Cache::F16(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
+            Cache::F32(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
         }
     }
 
@@ -268,55 +358,14 @@ impl ForwardPass for CpuForwardPass {
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
-        mut trace: Option<LayerTrace<'_>>,
+        trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        let n_vocab = self.spec.n_vocab;
-        let n_logits = batch.iter().filter(|t| t.logits).count() * n_vocab;
-        if self.logits.len() < n_logits {
-            let more = n_logits - self.logits.len();
-            self.logits
-                .try_reserve_exact(more)
-                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_logits })?;
-            self.logits.resize(n_logits, 0.0);
-        }
-        self.pool.begin();
-        for copy in self.pages.append(batch, n_vocab)? {
-            match &mut self.cache {
-                Cache::F16(layers) => layers.iter_mut().for_each(|layer| layer.copy(copy)),
-                Cache::F32(layers) => layers.iter_mut().for_each(|layer| layer.copy(copy)),
-            }
-        }
-        let mut done = 0;
-        for tokens in batch.chunks(self.n_ubatch) {
-            let n = tokens.iter().filter(|t| t.logits).count() * n_vocab;
-            let logits = &mut self.logits[done..done + n];
-            if let Some(profiler) = &mut self.profiler {
-                profiler.begin_step(Phase::of(batch), tokens.len());
-            }
-            let run = Run {
-                spec: &self.spec,
-                weights: &self.weights,
-                pool: &self.pool,
-                isa: self.isa,
-                pages: &self.pages,
-                s: &mut self.scratch,
-                profiler: self.profiler.as_mut(),
-                observer: self.observer.as_mut(),
-            };
-            let trace: Option<LayerTrace<'_>> = match &mut trace {
-                Some(trace) => Some(&mut **trace),
-                None => None,
-            };
-            match &mut self.cache {
-                Cache::F16(layers) => forward(layers, run, &mut self.side_by_side, tokens, logits, trace),
-                Cache::F32(layers) => forward(layers, run, &mut self.side_by_side, tokens, logits, trace),
-            }
-            if self.pool.is_cancelled() {
-                self.pages.retract(batch);
-                return Err(ForwardError::Cancelled);
-            }
-            done += n;
-        }
-        Ok(Logits::new(&self.logits[..n_logits], n_vocab))
+        let n = self.evaluate(batch, Kind::Logits, trace)?;
+        Ok(Logits::new(&self.wanted[..n], self.spec.n_vocab))
+    }
+
+    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+        let n = self.evaluate(batch, Kind::Hidden, None)?;
+        Ok(self.wanted[..n].to_vec())
     }
 }

@@ -2,13 +2,13 @@
 //! [`PageTable`](metal_attention_model::PageTable) names.
 //!
 //! Per layer, page and KV head:
-//! - keys in groups of 16 positions, `[PAGE / 16, head_dim, 16]`, so that one
+//! - keys in groups of 16 positions, `[PAGE / 16, key_dim, 16]`, so that one
 //!   vector holds one element of 16 keys and scores need no horizontal sums;
-//! - values as rows, `[PAGE, padded head_dim]`, padded to whole vectors.
+//! - values as rows, `[PAGE, padded value_dim]`, padded to whole vectors.
 
 use half::f16;
 pub use metal_attention_model::CacheType;
-use metal_attention_model::{PAGE, PageCopy};
+use metal_attention_model::{Cached, PAGE, PageCopy};
 
 use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd};
@@ -55,9 +55,9 @@ impl Element for f32 {
     }
 }
 
-/// Elements of a value row: `head_dim` rounded up to whole vectors.
-pub(crate) fn padded(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(LANES)
+/// Elements of a value row: `value_dim` rounded up to whole vectors.
+pub(crate) fn padded(value_dim: usize) -> usize {
+    value_dim.next_multiple_of(LANES)
 }
 
 /// Keys and values of one layer, all pages.
@@ -79,13 +79,14 @@ pub(crate) struct SharedCache<'a, E> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Places {
     n_head_kv: usize,
-    head_dim: usize,
+    key_dim: usize,
+    value_dim: usize,
 }
 
 impl<E: Element> LayerCache<E> {
     /// A zeroed cache. `None` when there is no memory for it.
-    pub(crate) fn new(n_pages: usize, n_head_kv: usize, head_dim: usize) -> Option<Self> {
-        let places = Places { n_head_kv, head_dim };
+    pub(crate) fn new(n_pages: usize, Cached { n_head_kv, key_dim, value_dim }: Cached) -> Option<Self> {
+        let places = Places { n_head_kv, key_dim, value_dim };
         Some(Self {
             keys: zeroed(n_pages.checked_mul(places.page_keys())?)?,
             values: zeroed(n_pages.checked_mul(places.page_values())?)?,
@@ -116,13 +117,13 @@ impl<E: Element> LayerCache<E> {
 
 /// Writes one key and one value into the cache.
 pub(crate) struct StoreKeyValue<'a, E> {
-    /// `[head_dim]`, rotated.
+    /// `[key_dim]`, rotated.
     key: &'a [f32],
-    /// `[head_dim]`
+    /// `[value_dim]`
     value: &'a [f32],
     /// Element 0 of the key; further elements follow at a distance of [`LANES`].
     key_out: *mut E,
-    /// The value's row, `[padded(head_dim)]`.
+    /// The value's row, `[padded(value_dim)]`.
     value_out: *mut E,
 }
 
@@ -141,7 +142,7 @@ impl<'a, E: Element> StoreKeyValue<'a, E> {
         value: &'a [f32],
     ) -> Self {
         let places = cache.places;
-        assert!(key.len() == places.head_dim && value.len() == places.head_dim, "a head's key and value");
+        assert!(key.len() == places.key_dim && value.len() == places.value_dim, "a head's key and value");
         Self {
             key,
             value,
@@ -157,15 +158,18 @@ impl<E: Element> Kernel for StoreKeyValue<'_, E> {
         // SAFETY: both places lie in the cache and are this kernel's own; vectors lie inside the slices, or in the padding
         // of the value's row, where zeros are.
         unsafe {
-            for (i, (key, value)) in self.key.chunks(LANES).zip(self.value.chunks(LANES)).enumerate() {
-                let (mut k, mut v) = ([0.0; LANES], [0.0; LANES]);
+            for (i, key) in self.key.chunks(LANES).enumerate() {
+                let mut k = [0.0; LANES];
                 k[..key.len()].copy_from_slice(key);
-                v[..value.len()].copy_from_slice(value);
                 let mut lanes = [E::default(); LANES];
                 E::store::<S>(lanes.as_mut_ptr(), S::f_load(k.as_ptr()));
                 for (lane, x) in lanes.into_iter().take(key.len()).enumerate() {
                     *self.key_out.add((i * LANES + lane) * LANES) = x;
                 }
+            }
+            for (i, value) in self.value.chunks(LANES).enumerate() {
+                let mut v = [0.0; LANES];
+                v[..value.len()].copy_from_slice(value);
                 E::store::<S>(self.value_out.add(i * LANES), S::f_load(v.as_ptr()));
             }
         }
@@ -173,30 +177,40 @@ impl<E: Element> Kernel for StoreKeyValue<'_, E> {
 }
 
 impl Places {
-    pub(crate) fn head_dim(&self) -> usize {
-        self.head_dim
+    pub(crate) fn key_dim(&self) -> usize {
+        self.key_dim
+    }
+
+    pub(crate) fn value_dim(&self) -> usize {
+        self.value_dim
     }
 
     /// Elements of a page's keys.
     pub(crate) fn page_keys(&self) -> usize {
-        self.n_head_kv * PAGE * self.head_dim
+        self.n_head_kv * PAGE * self.key_dim
     }
 
     /// Elements of a page's values.
     pub(crate) fn page_values(&self) -> usize {
-        self.n_head_kv * PAGE * padded(self.head_dim)
+        self.n_head_kv * PAGE * padded(self.value_dim)
+    }
+
+    /// Bytes of a page for elements of so many bytes.
+    pub(crate) fn page_bytes(cached: Cached, element: usize) -> usize {
+        let Cached { n_head_kv, key_dim, value_dim } = cached;
+        PAGE * n_head_kv * (key_dim + padded(value_dim)) * element
     }
 
     /// Index in `keys` of element 0 of the key at `pos`, which is in page `page`; further elements follow at a distance
     /// of [`LANES`].
     pub(crate) fn key_at(&self, page: u32, head: usize, pos: usize) -> usize {
         let row = head * PAGE + pos % PAGE / LANES * LANES;
-        page as usize * self.page_keys() + row * self.head_dim + pos % LANES
+        page as usize * self.page_keys() + row * self.key_dim + pos % LANES
     }
 
     /// Index in `values` of the value row at `pos`, which is in page `page`.
     pub(crate) fn value_at(&self, page: u32, head: usize, pos: usize) -> usize {
-        page as usize * self.page_values() + (head * PAGE + pos % PAGE) * padded(self.head_dim)
+        page as usize * self.page_values() + (head * PAGE + pos % PAGE) * padded(self.value_dim)
     }
 }
 

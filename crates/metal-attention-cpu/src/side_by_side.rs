@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use metal_attention_model::{BatchToken, Profiler};
 
-use crate::forward::{Run, Scratch};
+use crate::forward::{Run, Scratch, Wanted};
 use crate::kv_cache::{Element, SharedCache};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
@@ -47,7 +47,7 @@ impl SideBySide {
     pub(crate) fn forward<E: Element>(
         &mut self,
         run: &mut Run<'_>,
-        caches: &[SharedCache<'_, E>],
+        caches: &[&SharedCache<'_, E>],
         tokens: &[BatchToken],
         mut logits: &mut [f32],
     ) -> bool {
@@ -71,7 +71,7 @@ impl SideBySide {
             let (work, profiler) = unsafe { &mut shared.slice(i, 1)[0] };
             if let Some((run, tokens, logits)) = work.take() {
                 *profiler = clock.map(Profiler::part);
-                Run { profiler: profiler.as_mut(), ..run }.forward(caches, tokens, logits, None);
+                Run { profiler: profiler.as_mut(), ..run }.forward(caches, tokens, Wanted::Logits(logits), None);
             }
         });
         let profilers: Vec<_> = parts.into_iter().filter_map(|(_, profiler)| profiler).collect();

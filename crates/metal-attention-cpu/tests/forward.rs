@@ -434,9 +434,10 @@ fn traced_and_untraced_runs_agree() {
 fn head(file: &GgufFile, spec: &ModelSpec, x: &[f32]) -> Vec<f64> {
     let weights = Weights::load(file, spec).expect("a whole model");
     let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
-    let factor = 1.0 / (mean + f64::from(spec.norm_eps)).sqrt();
-    let h: Vec<_> = x.iter().zip(&weights.output_norm).map(|(&x, &w)| f64::from(x) * factor * f64::from(w)).collect();
-    let output = weights.output.to_f32();
+    let factor = 1.0 / (mean + f64::from(spec.output.norm.unwrap().eps)).sqrt();
+    let norm = &weights.output_norm.as_ref().unwrap().weight;
+    let h: Vec<_> = x.iter().zip(norm).map(|(&x, &w)| f64::from(x) * factor * f64::from(w)).collect();
+    let output = weights.output.as_ref().unwrap().weight.to_f32();
     output.chunks_exact(x.len()).map(|row| row.iter().zip(&h).map(|(&w, h)| f64::from(w) * h).sum()).collect()
 }
 

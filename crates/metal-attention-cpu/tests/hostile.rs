@@ -87,7 +87,11 @@ fn layers_with_other_numbers_of_heads_have_heads_as_long_as_the_first() {
         assert_eq!(spec, ModelSpec::from_metadata(&with).unwrap());
         for layer in &spec.layers {
             let Mixer::Attention(a) = &layer.mixer else { panic!("not attention") };
-            assert_eq!((a.head_dim, a.rope.n_rot), (32 / heads[0] as usize, 32 / heads[0] as usize), "{heads:?}");
+            assert_eq!(
+                (a.head_dim, a.rope().unwrap().n_rot),
+                (32 / heads[0] as usize, 32 / heads[0] as usize),
+                "{heads:?}"
+            );
         }
         // With divisors of the frequencies, of which there are as many for each layer.
         let tensors = spec.tensors();
@@ -127,12 +131,12 @@ fn divisors_of_frequencies_fit_every_layer_and_are_above_0() {
     let file = file(&metadata, &tensors, divisors);
     for layer in [0, 1] {
         let Mixer::Attention(a) = &mut spec.layers[layer].mixer else { panic!("not attention") };
-        a.rope.n_rot = 4;
+        a.rope_mut().unwrap().n_rot = 4;
         let error = Weights::load(&file, &spec).unwrap_err();
         let named = matches!(&error, ModelError::TensorShape { name, .. } if name == "rope_freqs.weight");
         assert!(named, "{error}");
         let Mixer::Attention(a) = &mut spec.layers[layer].mixer else { panic!("not attention") };
-        a.rope.n_rot = 8;
+        a.rope_mut().unwrap().n_rot = 8;
     }
 }
 

@@ -53,6 +53,13 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// The shape of a matrix.
+    pub(crate) fn matrix(row_len: usize, n_rows: usize) -> Self {
+        let mut dims = [1; MAX_DIMS];
+        (dims[0], dims[1]) = (row_len, n_rows);
+        Self { dims, n_dims: 2 }
+    }
+
     /// Checks what a tensor of type `ty` may look like, and returns its size in bytes, too.
     pub(crate) fn new(tensor: &str, shape: &[u64], ty: TensorType) -> Result<(Self, usize)> {
         if shape.is_empty() || shape.len() > MAX_DIMS {

@@ -1,6 +1,7 @@
 //! Tensors of an open file.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::TensorType;
@@ -67,7 +68,7 @@ impl Tensor {
         self.shape()[1..].iter().product()
     }
 
-    /// The raw bytes in the mapping; aligned to at least min(file alignment, 64).
+    /// The raw bytes in the mapping; of a whole tensor aligned to at least min(file alignment, 64).
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.start..self.start + self.len]
     }
@@ -80,6 +81,32 @@ impl Tensor {
         assert!(i < self.n_rows(), "row {i} of {} in `{}`", self.n_rows(), self.name);
         let bytes = self.ty.row_bytes(self.row_len());
         &self.bytes()[i * bytes..][..bytes]
+    }
+
+    /// Some of the rows as a matrix of its own, `[row_len, n]`, of the same name.
+    ///
+    /// # Panics
+    /// When there are no such rows.
+    pub fn rows(&self, rows: Range<usize>) -> Self {
+        assert!(rows.start < rows.end && rows.end <= self.n_rows(), "rows {rows:?} of {}", self.n_rows());
+        let bytes = self.ty.row_bytes(self.row_len());
+        Self {
+            shape: Shape::matrix(self.row_len(), rows.len()),
+            start: self.start + rows.start * bytes,
+            len: rows.len() * bytes,
+            ..self.clone()
+        }
+    }
+
+    /// A matrix `[row_len, n_rows]` of no file.
+    ///
+    /// # Panics
+    /// When `bytes` are not as many as such a matrix has, or a row is not whole blocks.
+    pub fn in_memory(name: &str, [row_len, n_rows]: [usize; 2], ty: TensorType, bytes: &[u8]) -> Self {
+        assert!(row_len.is_multiple_of(ty.block_len()), "rows of whole blocks");
+        assert_eq!(bytes.len(), n_rows * ty.row_bytes(row_len), "bytes of a matrix");
+        let (name, shape, storage) = (name.into(), Shape::matrix(row_len, n_rows), Arc::new(Storage::copy(bytes)));
+        Self { name, shape, ty, start: 0, len: bytes.len(), storage }
     }
 
     /// The numbers in place, `None` when the type is not F32.
@@ -97,7 +124,7 @@ impl Tensor {
         self.numbers(TensorType::BF16)
     }
 
-    /// The cast cannot fail: tensors start at multiples of at least 8 and hold whole numbers.
+    /// The cast cannot fail: tensors start at multiples of at least 8, rows at whole numbers, and all hold whole numbers.
     fn numbers<T: bytemuck::Pod>(&self, ty: TensorType) -> Option<&[T]> {
         (self.ty == ty).then(|| bytemuck::cast_slice(self.bytes()))
     }

@@ -82,6 +82,12 @@ pub enum GpuError {
         /// Bytes of the GPU's memory.
         available: u64,
     },
+    /// A model has a part for which there are no kernels.
+    #[error("the GPU cannot run {part} yet: run the model on the CPU with --device cpu")]
+    UnsupportedPart {
+        /// The part.
+        part: &'static str,
+    },
     /// A buffer is larger than one binding of a shader can be.
     #[error(
         "{what} would take {bytes} bytes in one buffer, and this GPU allows {max}: use a smaller context (-c) or a smaller \

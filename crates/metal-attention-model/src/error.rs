@@ -61,6 +61,19 @@ pub enum ForwardError {
         /// Positions of a page.
         page_len: usize,
     },
+    /// Logits of a model that has none.
+    #[error("the model has no output head: it makes embeddings of texts (`embed`, /v1/embeddings) and writes none")]
+    NoLogits,
+    /// A piece of a text to a model whose tokens see those after them.
+    #[error(
+        "every token of this model sees the whole text: sequence {seq} must be given in one batch from its start, and it holds {n_past} tokens"
+    )]
+    NotFromStart {
+        /// The sequence.
+        seq: usize,
+        /// Tokens it holds.
+        n_past: usize,
+    },
     /// More tokens to share than the sequence holds.
     #[error("sequence {seq} holds {n_past} tokens: its first {n} cannot be shared")]
     PrefixTooLong {
@@ -103,7 +116,7 @@ pub enum ModelError {
         /// The name in the file.
         architecture: String,
         /// The names that would work.
-        supported: &'static [&'static str],
+        supported: Vec<&'static str>,
     },
     /// A feature of a supported architecture that is not implemented.
     #[error("{key} = {value}: {why}")]

@@ -11,7 +11,7 @@ pub struct BatchToken {
     pub seq: usize,
     /// Position in the sequence: the number of tokens before it.
     pub pos: usize,
-    /// Whether the logits after this token are wanted.
+    /// Whether the logits after this token are wanted, or its state.
     pub logits: bool,
 }
 
@@ -117,6 +117,10 @@ pub trait ForwardPass: Send {
     fn forward(&mut self, batch: &[BatchToken]) -> Result<Logits<'_>, ForwardError> {
         self.forward_traced(batch, None)
     }
+
+    /// The states `[n_wanted, n_embd]`, row-major, after the last norm of the tokens whose `logits` are set: what embeddings
+    /// are made of.
+    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError>;
 
     /// Like [`forward`](Self::forward), but only the id of the largest logit of
     /// each token that asked comes back (the lowest id on ties, NaN skipped).
@@ -244,6 +248,45 @@ pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &
         }
     }
     Ok(())
+}
+
+/// Checks a batch against what the model's tokens see and give: texts come whole where a token sees those after it, and
+/// logits are asked only of a model that has them.
+pub fn check_wanted(
+    spec: &ModelSpec,
+    batch: &[BatchToken],
+    n_past: &dyn Fn(usize) -> usize,
+    logits: bool,
+) -> Result<(), ForwardError> {
+    if logits && spec.output.head.is_none() && batch.iter().any(|t| t.logits) {
+        return Err(ForwardError::NoLogits);
+    }
+    if !spec.is_causal() {
+        // A sequence that does not exist is refused with the rest of what makes a batch wrong.
+        let continued = batch.iter().map(|t| (t.seq, n_past(t.seq))).find(|(_, n)| *n > 0);
+        if let Some((seq, n_past)) = continued {
+            return Err(ForwardError::NotFromStart { seq, n_past });
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a batch into pieces of `n_ubatch` tokens at most; where a token sees those after it, into whole texts.
+pub fn pieces<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
+    if spec.is_causal() {
+        return batch.chunks(n_ubatch).collect();
+    }
+    let mut pieces = Vec::new();
+    let (mut start, mut end) = (0, 0);
+    for text in batch.chunk_by(|a, b| a.seq == b.seq) {
+        if end > start && end + text.len() - start > n_ubatch {
+            pieces.push(&batch[start..end]);
+            start = end;
+        }
+        end += text.len();
+    }
+    pieces.push(&batch[start..]);
+    pieces
 }
 
 #[cfg(test)]

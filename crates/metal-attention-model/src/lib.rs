@@ -4,9 +4,13 @@
 //! A model is data: a new architecture is a new way to fill in a [`ModelSpec`].
 //! Nobody outside this crate looks at an architecture's name.
 
+mod architectures;
+mod attention;
 mod cache_type;
 mod error;
+mod feed_forward;
 mod forward;
+mod keys;
 mod pages;
 mod profile;
 mod recipe;
@@ -18,16 +22,27 @@ mod top_k;
 mod watch;
 mod weights;
 
+pub use attention::{AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature};
 pub use cache_type::CacheType;
 pub use error::{ForwardError, ModelError};
-pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch};
+pub use feed_forward::{
+    Activation, Dense, Experts, FeedForward, OwnNorms, Router, RouterGroups, RouterScore, SharedExpert,
+};
+pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_wanted, pieces};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
-pub use rope::{Rope, RopeLayout, RopeScaling};
-pub use shapes::{ModelShape, RopeFactors};
-pub use spec::{Activation, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelSpec};
+pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
+pub use shapes::{Key, ModelShape, RopeStretch};
+pub use spec::{
+    Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output,
+    PerLayerEmbedding, Pooling, Residual, Streams,
+};
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
 pub use watch::Watch;
-pub use weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Linear, Weights};
+pub use weights::{
+    AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights, FeedForwardWeights, LatentAttentionWeights,
+    LayerStreams, LayerWeights, Linear, MixerWeights, NormWeights, PerLayerTables, PerLayerWeights, StreamsWeights,
+    Weights,
+};

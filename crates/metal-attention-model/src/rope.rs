@@ -32,9 +32,45 @@ pub enum RopeScaling {
         beta_slow: f32,
         /// Weight of the kept frequencies: 1 in the paper.
         ext_factor: f32,
-        /// Extra factor on the rotated vectors' length: 1 in the paper.
-        attn_factor: f32,
+        /// The rotated vectors' length is divided by `1 + 0.1 m ln(factor)` (DeepSeek, Ministral 3); what it is then is a
+        /// matter of the scores' scale.
+        log_multiplier: Option<f32>,
     },
+}
+
+/// Divisors of the frequencies, which lie in a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeFactors {
+    /// None, whatever the file has.
+    None,
+    /// Those of `rope_freqs`, where the file has it (Llama 3.1 and later, full layers of Gemma 4).
+    Tensor,
+    /// `rope_factors_long` where the context is longer than so many positions, otherwise `rope_factors_short` (Phi-3).
+    ByContext {
+        /// Context length of the training before the extension.
+        n_ctx_orig: usize,
+    },
+}
+
+impl RopeFactors {
+    /// The tensor, without `.weight`, for a context of `n_ctx` positions.
+    pub fn tensor(self, n_ctx: usize) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Tensor => Some("rope_freqs"),
+            Self::ByContext { n_ctx_orig } if n_ctx > n_ctx_orig => Some("rope_factors_long"),
+            Self::ByContext { .. } => Some("rope_factors_short"),
+        }
+    }
+
+    /// All tensors that may be asked for.
+    pub fn tensors(self) -> &'static [&'static str] {
+        match self {
+            Self::None => &[],
+            Self::Tensor => &["rope_freqs"],
+            Self::ByContext { .. } => &["rope_factors_long", "rope_factors_short"],
+        }
+    }
 }
 
 /// Rotary position embedding of one attention layer.
@@ -48,12 +84,21 @@ pub struct Rope {
     pub freq_base: f32,
     /// Context extension.
     pub scaling: RopeScaling,
+    /// Factor on the rotated vectors' length: 1 in the paper.
+    pub attn_factor: f32,
+    /// Divisors of the frequencies.
+    pub factors: RopeFactors,
 }
 
 impl Rope {
+    /// A rotation as in the paper.
+    pub fn new(n_rot: usize, layout: RopeLayout, freq_base: f32) -> Self {
+        Self { n_rot, layout, freq_base, scaling: RopeScaling::None, attn_factor: 1.0, factors: RopeFactors::None }
+    }
+
     /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the
     /// rotated vectors' length. `factors`, `[n_rot / 2]` when given, divides each
-    /// frequency (the `rope_freqs.weight` tensor of Llama 3.1 and later).
+    /// frequency (see [`RopeFactors`]).
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
         let base = f64::from(self.freq_base);
         let n_rot = self.n_rot as f64;
@@ -61,10 +106,11 @@ impl Rope {
             let factor = factors.map_or(1.0, |f| f64::from(f[i]));
             base.powf(-2.0 * i as f64 / n_rot) / factor
         });
+        let attn_factor = f64::from(self.attn_factor);
         match self.scaling {
-            RopeScaling::None => (plain.collect(), 1.0),
-            RopeScaling::Linear { factor } => (plain.map(|f| f / f64::from(factor)).collect(), 1.0),
-            RopeScaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, ext_factor, attn_factor } => {
+            RopeScaling::None => (plain.collect(), attn_factor),
+            RopeScaling::Linear { factor } => (plain.map(|f| f / f64::from(factor)).collect(), attn_factor),
+            RopeScaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, ext_factor, log_multiplier } => {
                 let factor = f64::from(factor);
                 // The pair whose frequency turns `rotations` times over the original context (section 3.2).
                 let pair_of = |rotations: f32| {
@@ -78,8 +124,10 @@ impl Rope {
                     let keep = (1.0 - ramp) * f64::from(ext_factor);
                     f * keep + f / factor * (1.0 - keep)
                 });
-                let length = if ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * factor.max(1.0).ln() };
-                (frequencies.collect(), f64::from(attn_factor) * length)
+                let grown = |multiplier: f64| 1.0 + 0.1 * multiplier * factor.max(1.0).ln();
+                let length = if ext_factor == 0.0 { 1.0 } else { grown(1.0) };
+                let length = length / log_multiplier.map_or(1.0, |m| grown(f64::from(m)));
+                (frequencies.collect(), attn_factor * length)
             }
         }
     }
@@ -90,7 +138,7 @@ mod tests {
     use super::*;
 
     fn rope(scaling: RopeScaling) -> Rope {
-        Rope { n_rot: 8, layout: RopeLayout::Halves, freq_base: 10_000.0, scaling }
+        Rope { scaling, ..Rope::new(8, RopeLayout::Halves, 10_000.0) }
     }
 
     #[test]
@@ -118,7 +166,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             ext_factor: 1.0,
-            attn_factor: 1.0,
+            log_multiplier: None,
         };
         let (f, length) = rope(yarn).frequencies(None);
         // pair_of(32) = 8 ln(64 / 64 pi) / (2 ln 10^4) < 0 and pair_of(1) = 1.008 rounds up to 2:

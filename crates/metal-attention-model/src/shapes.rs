@@ -3,7 +3,7 @@
 
 use metal_attention_gguf::Metadata;
 
-use crate::ModelSpec;
+use crate::{ModelSpec, architectures};
 
 /// The sizes that make a model; [`metadata`](Self::metadata) turns them into GGUF keys.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,11 +31,29 @@ pub struct ModelShape {
     /// Base of the RoPE frequencies.
     pub rope_freq_base: f32,
     /// Divisors of the RoPE frequencies, where the model has a `rope_freqs.weight` tensor.
-    pub rope_factors: Option<RopeFactors>,
+    pub rope_factors: Option<RopeStretch>,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
+    /// Whether files have the biases that they may have.
+    pub biases: bool,
+    /// What an architecture's files have besides, `{architecture}.{key}`; in place of the sizes above where they have that
+    /// key.
+    pub keys: &'static [(&'static str, Key)],
+}
+
+/// A value of metadata.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Key {
+    /// A whole number.
+    U(u32),
+    /// A float.
+    F(f32),
+    /// A flag.
+    B(bool),
+    /// A text.
+    S(&'static str),
 }
 
 /// How Llama 3.1 and later stretch low RoPE frequencies: those that turn less
@@ -43,7 +61,7 @@ pub struct ModelShape {
 /// `factor`, those that turn more than `high_freq_factor` times are kept, those
 /// between are blended (Llama 3 model card and reference code).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RopeFactors {
+pub struct RopeStretch {
     /// Largest divisor.
     pub factor: f32,
     /// Turns over `n_ctx_orig` below which a frequency is divided by `factor`.
@@ -54,7 +72,7 @@ pub struct RopeFactors {
     pub n_ctx_orig: usize,
 }
 
-impl RopeFactors {
+impl RopeStretch {
     /// The divisor of each pair's frequency, `[n_rot / 2]`.
     pub fn divisors(&self, n_rot: usize, freq_base: f32) -> Vec<f32> {
         let (low, high) = (f64::from(self.low_freq_factor), f64::from(self.high_freq_factor));
@@ -68,6 +86,8 @@ impl RopeFactors {
             .collect()
     }
 }
+
+use Key::{B, F, S, U};
 
 const LLAMA: ModelShape = ModelShape {
     name: "custom",
@@ -84,13 +104,20 @@ const LLAMA: ModelShape = ModelShape {
     rope_factors: None,
     norm_eps: 1e-5,
     tied: true,
+    biases: false,
+    keys: &[],
 };
 const LLAMA_3: ModelShape = ModelShape {
     n_vocab: 128_256,
     n_ctx_train: 131_072,
     rope_freq_base: 500_000.0,
-    rope_factors: Some(RopeFactors { factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, n_ctx_orig: 8192 }),
+    rope_factors: Some(RopeStretch { factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, n_ctx_orig: 8192 }),
     ..LLAMA
+};
+const LLAMA_3_1: ModelShape = ModelShape {
+    rope_factors: Some(RopeStretch { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, n_ctx_orig: 8192 }),
+    tied: false,
+    ..LLAMA_3
 };
 const QWEN_2: ModelShape = ModelShape {
     architecture: "qwen2",
@@ -101,6 +128,66 @@ const QWEN_2: ModelShape = ModelShape {
     ..LLAMA
 };
 const QWEN_3: ModelShape = ModelShape { architecture: "qwen3", head_dim: 128, n_ctx_train: 40_960, ..QWEN_2 };
+const GEMMA_3: ModelShape = ModelShape {
+    architecture: "gemma3",
+    head_dim: 256,
+    n_vocab: 262_144,
+    n_ctx_train: 131_072,
+    rope_freq_base: 1_000_000.0,
+    norm_eps: 1e-6,
+    keys: GEMMA_3_KEYS,
+    ..LLAMA
+};
+const GEMMA_3_KEYS: &[(&str, Key)] =
+    &[("attention.sliding_window", U(1024)), ("rope.scaling.type", S("linear")), ("rope.scaling.factor", F(8.0))];
+const BERT: ModelShape = ModelShape {
+    architecture: "bert",
+    n_vocab: 30_522,
+    n_ctx_train: 512,
+    norm_eps: 1e-12,
+    biases: true,
+    keys: &[("attention.causal", B(false)), ("pooling_type", U(2))],
+    ..LLAMA
+};
+const QWEN3_MOE_KEYS: &[(&str, Key)] =
+    &[("expert_count", U(128)), ("expert_used_count", U(8)), ("expert_feed_forward_length", U(768))];
+const GPT_OSS_KEYS: &[(&str, Key)] = &[
+    ("attention.sliding_window", U(128)),
+    ("rope.scaling.type", S("yarn")),
+    ("rope.scaling.factor", F(32.0)),
+    ("rope.scaling.original_context_length", U(4096)),
+    ("expert_count", U(32)),
+    ("expert_used_count", U(4)),
+    ("expert_feed_forward_length", U(2880)),
+];
+const GRANITE_KEYS: &[(&str, Key)] = &[
+    ("embedding_scale", F(12.0)),
+    ("residual_scale", F(0.22)),
+    ("attention.scale", F(0.015_625)),
+    ("logit_scale", F(6.0)),
+    ("expert_count", U(32)),
+    ("expert_used_count", U(8)),
+];
+const DEEPSEEK_LITE_KEYS: &[(&str, Key)] = &[
+    ("attention.head_count_kv", U(1)),
+    ("attention.key_length", U(576)),
+    ("attention.value_length", U(512)),
+    ("attention.key_length_mla", U(192)),
+    ("attention.value_length_mla", U(128)),
+    ("attention.kv_lora_rank", U(512)),
+    ("rope.dimension_count", U(64)),
+    ("rope.scaling.type", S("yarn")),
+    ("rope.scaling.factor", F(40.0)),
+    ("rope.scaling.original_context_length", U(4096)),
+    ("rope.scaling.yarn_log_multiplier", F(0.0707)),
+    ("leading_dense_block_count", U(1)),
+    ("expert_count", U(64)),
+    ("expert_used_count", U(6)),
+    ("expert_feed_forward_length", U(1408)),
+    ("expert_shared_count", U(2)),
+    ("expert_weights_scale", F(1.0)),
+    ("expert_gating_func", U(1)),
+];
 
 /// Every named shape, as in the models' published configurations; `custom` is a
 /// small starting point for sizes of one's own.
@@ -113,12 +200,81 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "tinyllama-1.1b", n_layer: 22, n_embd: 2048, n_head: 32, n_head_kv: 4, n_ff: 5632, n_vocab: 32_000, tied: false, ..LLAMA },
     ModelShape { name: "llama-2-7b", n_layer: 32, n_embd: 4096, n_head: 32, n_head_kv: 32, head_dim: 128, n_ff: 11_008, n_vocab: 32_000, n_ctx_train: 4096, tied: false, ..LLAMA },
     ModelShape { name: "mistral-7b", n_layer: 32, n_embd: 4096, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 14_336, n_vocab: 32_768, n_ctx_train: 32_768, rope_freq_base: 1_000_000.0, tied: false, ..LLAMA },
+    ModelShape { name: "mistral-small-24b", n_layer: 40, n_embd: 5120, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 32_768, n_vocab: 131_072, n_ctx_train: 32_768, rope_freq_base: 100_000_000.0, tied: false, ..LLAMA },
     ModelShape { name: "llama-3.2-1b", n_layer: 16, n_embd: 2048, n_head: 32, n_head_kv: 8, n_ff: 8192, ..LLAMA_3 },
     ModelShape { name: "llama-3.2-3b", n_layer: 28, n_embd: 3072, n_head: 24, n_head_kv: 8, head_dim: 128, n_ff: 8192, ..LLAMA_3 },
+    ModelShape { name: "llama-3.1-8b", n_layer: 32, n_embd: 4096, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 14_336, ..LLAMA_3_1 },
     ModelShape { name: "qwen2.5-0.5b", n_layer: 24, n_embd: 896, n_head: 14, n_head_kv: 2, n_ff: 4864, ..QWEN_2 },
     ModelShape { name: "qwen2.5-1.5b", n_layer: 28, n_embd: 1536, n_head: 12, n_head_kv: 2, head_dim: 128, n_ff: 8960, ..QWEN_2 },
     ModelShape { name: "qwen3-0.6b", n_layer: 28, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 3072, ..QWEN_3 },
     ModelShape { name: "qwen3-1.7b", n_layer: 28, n_embd: 2048, n_head: 16, n_head_kv: 8, n_ff: 6144, ..QWEN_3 },
+    ModelShape { name: "qwen3-4b", n_layer: 36, n_embd: 2560, n_head: 32, n_head_kv: 8, n_ff: 9728, ..QWEN_3 },
+    ModelShape { name: "qwen3-8b", n_layer: 36, n_embd: 4096, n_head: 32, n_head_kv: 8, n_ff: 12_288, tied: false, ..QWEN_3 },
+    ModelShape { name: "qwen3-30b-a3b", architecture: "qwen3moe", n_layer: 48, n_embd: 2048, n_head: 32, n_head_kv: 4, n_ff: 6144, tied: false, keys: QWEN3_MOE_KEYS, ..QWEN_3 },
+    ModelShape { name: "qwen3-embedding-0.6b", n_layer: 28, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 3072, n_vocab: 151_669, n_ctx_train: 32_768, keys: &[("pooling_type", U(3))], ..QWEN_3 },
+    ModelShape { name: "gemma-3-1b", n_layer: 26, n_embd: 1152, n_head: 4, n_head_kv: 1, n_ff: 6912, n_ctx_train: 32_768, keys: &[("attention.sliding_window", U(512))], ..GEMMA_3 },
+    ModelShape { name: "gemma-3-4b", n_layer: 34, n_embd: 2560, n_head: 8, n_head_kv: 4, n_ff: 10_240, n_vocab: 262_208, ..GEMMA_3 },
+    ModelShape { name: "gemma-3-27b", n_layer: 62, n_embd: 5376, n_head: 32, n_head_kv: 16, head_dim: 128, n_ff: 21_504, n_vocab: 262_208, ..GEMMA_3 },
+    ModelShape { name: "gpt-oss-20b", architecture: "gpt-oss", n_layer: 24, n_embd: 2880, n_head: 64, n_head_kv: 8, n_ff: 2880, n_vocab: 201_088, n_ctx_train: 131_072, rope_freq_base: 150_000.0, tied: false, biases: true, keys: GPT_OSS_KEYS, ..LLAMA },
+    ModelShape { name: "phi-4", architecture: "phi3", n_layer: 40, n_embd: 5120, n_head: 40, n_head_kv: 10, head_dim: 128, n_ff: 17_920, n_vocab: 100_352, n_ctx_train: 16_384, rope_freq_base: 250_000.0, tied: false, keys: &[("rope.scaling.original_context_length", U(16_384))], ..LLAMA },
+    ModelShape { name: "granite-3.1-1b-a400m", architecture: "granitemoe", n_layer: 24, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 512, n_vocab: 49_155, n_ctx_train: 131_072, rope_freq_base: 1_500_000.0, norm_eps: 1e-6, keys: GRANITE_KEYS, ..LLAMA },
+    ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
+    ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
+    ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
+    ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: false, keys: &[("attention.causal", B(false)), ("pooling_type", U(1))], ..BERT },
+];
+
+const WINDOW: (&str, Key) = ("attention.sliding_window", U(512));
+const EXPERTS: [(&str, Key); 3] =
+    [("expert_count", U(8)), ("expert_used_count", U(2)), ("expert_feed_forward_length", U(256))];
+const SHARED: (&str, Key) = ("expert_shared_count", U(1));
+const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type", U(1))];
+
+/// What the small shape `custom` has besides in each architecture whose files need more: keys, and whether there are biases.
+#[rustfmt::skip]
+static CUSTOM: &[(&str, &[(&str, Key)], bool)] = &[
+    ("bert", ENCODER, true),
+    ("cohere2", &[WINDOW, ("logit_scale", F(0.25))], false),
+    ("command-r", &[("logit_scale", F(0.25))], false),
+    ("deepseek2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], false),
+    ("dots1", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], false),
+    ("ernie4_5-moe", &EXPERTS, false),
+    ("falcon", &[], true),
+    ("gemma2", &[WINDOW], false),
+    ("gemma3", &[WINDOW], false),
+    ("gemma3n", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(2))], false),
+    ("gemma4", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(0))], false),
+    ("gemma-embedding", &[WINDOW, ("pooling_type", U(1)), ("dense_2_feat_out", U(512)), ("dense_3_feat_out", U(256))], false),
+    ("glm4moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], true),
+    ("gpt2", &[], true),
+    ("gpt-oss", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2]], true),
+    ("gptneox", &[], true),
+    ("granite", &GRANITE, false),
+    ("granitemoe", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], EXPERTS[0], EXPERTS[1]], false),
+    ("hunyuan-moe", &EXPERTS, false),
+    ("jina-bert-v2", ENCODER, true),
+    ("jina-bert-v3", ENCODER, true),
+    ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], false),
+    ("llama-embed", ENCODER, false),
+    ("mistral3", &[("attention.temperature_scale", F(0.1)), ("rope.scaling.original_context_length", U(512))], false),
+    ("modern-bert", &[WINDOW, ENCODER[0], ENCODER[1]], false),
+    ("nomic-bert", ENCODER, false),
+    ("nomic-bert-moe", &[ENCODER[0], ENCODER[1], EXPERTS[0], EXPERTS[1], ("moe_every_n_layers", U(2))], true),
+    ("olmoe", &EXPERTS, false),
+    ("phi2", &[], true),
+    ("phimoe", &EXPERTS, true),
+    ("qwen2moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_shared_feed_forward_length", U(256))], false),
+    ("qwen3moe", &EXPERTS, false),
+    ("qwen3vlmoe", &EXPERTS, false),
+    ("starcoder2", &[], true),
+    ("stablelm", &[], true),
+];
+
+const GRANITE: [(&str, Key); 4] = [
+    ("embedding_scale", F(12.0)),
+    ("residual_scale", F(0.22)),
+    ("attention.scale", F(0.015_625)),
+    ("logit_scale", F(6.0)),
 ];
 
 impl ModelShape {
@@ -130,6 +286,20 @@ impl ModelShape {
     /// The shape of that name.
     pub fn named(name: &str) -> Option<&'static Self> {
         NAMED.iter().find(|shape| shape.name == name)
+    }
+
+    /// The small shape in an architecture, that of `custom` with what its files need besides.
+    pub fn custom(architecture: &str) -> Option<Self> {
+        let architecture = architectures::names().find(|name| *name == architecture)?;
+        let own = CUSTOM.iter().find(|(name, ..)| *name == architecture);
+        let (keys, biases) = own.map_or((&[][..], false), |(_, keys, biases)| (*keys, *biases));
+        // Encoders have as many KV heads as heads, and families without a head tie nothing.
+        Some(Self { architecture, keys, biases, ..LLAMA })
+    }
+
+    /// The names of all architectures, sorted.
+    pub fn architectures() -> Vec<&'static str> {
+        architectures::names().collect()
     }
 
     /// GGUF metadata from which [`ModelSpec::from_metadata`] reads this shape
@@ -155,18 +325,30 @@ impl ModelShape {
             // Sizes beyond 32 bits are clamped to one that reading back refuses.
             m.set(key(name), u32::try_from(value).unwrap_or(u32::MAX));
         }
+        // Which of the two is read depends on the family's norms.
         m.set(key("attention.layer_norm_rms_epsilon"), self.norm_eps);
+        m.set(key("attention.layer_norm_epsilon"), self.norm_eps);
         m.set(key("rope.freq_base"), self.rope_freq_base);
+        for (name, value) in self.keys {
+            match *value {
+                U(n) => m.set(key(name), n),
+                F(x) => m.set(key(name), x),
+                B(flag) => m.set(key(name), flag),
+                S(text) => m.set(key(name), text),
+            }
+        }
         m
     }
 
     /// The tensors of a file of this shape, whose description `spec` was read
     /// from [`metadata`](Self::metadata): all required ones, `output.weight`
-    /// unless tied, and `rope_freqs.weight` where the shape has factors.
+    /// unless tied, `rope_freqs.weight` where the shape has factors, and biases where it has them.
     pub fn tensors(&self, spec: &ModelSpec) -> Vec<crate::TensorSpec> {
         let wanted = |tensor: &crate::TensorSpec| match tensor.name.as_str() {
             "output.weight" => !self.tied,
+            "output.bias" => false,
             "rope_freqs.weight" => self.rope_factors.is_some(),
+            name if name.ends_with(".bias") => tensor.required || self.biases,
             _ => tensor.required,
         };
         spec.tensors().into_iter().filter(wanted).collect()

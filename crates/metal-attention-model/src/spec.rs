@@ -1,13 +1,15 @@
-//! A model as data: its hyperparameters, layer by layer, read from GGUF metadata.
+//! A model as data: what it is made of, layer by layer.
+//!
+//! The vocabulary of parts is that of the published models; each family puts them together in a file of
+//! `architectures/`. Backends match every part exhaustively and say which they lack.
 
-use std::fmt::Display;
+use metal_attention_gguf::{GgufFile, Metadata};
 
-use metal_attention_gguf::Metadata;
-
-use crate::{ModelError, Rope, RopeLayout, RopeScaling};
-
-/// Architecture names that [`ModelSpec::from_metadata`] understands.
-const SUPPORTED: &[&str] = &["llama", "qwen2", "qwen3"];
+use crate::architectures;
+use crate::attention::{AttentionSpec, LatentAttentionSpec};
+use crate::feed_forward::FeedForward;
+use crate::keys::Keys;
+use crate::{ModelError, Rope};
 
 /// Everything about a model except its weights.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,183 +24,221 @@ pub struct ModelSpec {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Epsilon of every RMSNorm.
-    pub norm_eps: f32,
+    /// What a token becomes before the first layer.
+    pub embedding: Embedding,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// What comes of the last layer's state.
+    pub output: Output,
 }
 
-/// One layer: `x += mixer(norm(x)); x += feed_forward(norm(x))`.
+/// What a token becomes before the first layer: `norm(scale * table[id] + types[0] + positions[pos])`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedding {
+    /// Factor on the row of the table.
+    pub scale: f32,
+    /// Rows of the table of token types (BERT's sentences A and B), of which every token gets the first.
+    pub token_types: Option<usize>,
+    /// Rows of the table of learned positions.
+    pub positions: Option<usize>,
+    /// Norm of the sum.
+    pub norm: Option<Norm>,
+    /// A small embedding of the token for each layer (Gemma 3n and 4).
+    pub per_layer: Option<PerLayerEmbedding>,
+    /// Several residual streams side by side (Gemma 3n).
+    pub streams: Option<Streams>,
+}
+
+/// Embeddings that a layer adds to its result (Gemma 3n, Gemma 4).
+///
+/// The input of layer `i` is `(norm(n_embd^-1/2 W x) + n_embd_per_layer^1/2 table[id]) / 2^1/2`, elements
+/// `i * n_embd_per_layer..`, of the token's embedding `x`. After the layer
+/// `x += norm(proj(gelu(gate(x)) * input))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PerLayerEmbedding {
+    /// Elements of a layer's input.
+    pub width: usize,
+    /// Norm of each layer's part of the projected embedding.
+    pub proj_norm: Norm,
+    /// Norm of what a layer adds.
+    pub post_norm: Norm,
+}
+
+/// Alternating updates (AltUp, arXiv 2301.13310) with learned augmented residuals (LAuReL, arXiv 2411.07501), as Gemma 3n
+/// has them: each layer computes with one of several residual streams, predicts the others from it and corrects them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Streams {
+    /// Streams.
+    pub n: usize,
+    /// The one that layers compute with.
+    pub active: usize,
+    /// Rank of LAuReL's matrices.
+    pub laurel_rank: usize,
+    /// Norm of the router's input.
+    pub router_norm: Norm,
+    /// Norm of LAuReL's result.
+    pub laurel_norm: Norm,
+}
+
+/// A normalisation over rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Norm {
+    /// Tensor of its weight, after `blk.N.` where it belongs to a layer, without `.weight`.
+    pub tensor: &'static str,
+    /// Whether it has a weight.
+    pub weight: bool,
+    /// Whether it has a bias.
+    pub bias: bool,
+    /// What is computed.
+    pub kind: NormKind,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl Norm {
+    /// The same norm with another tensor.
+    pub(crate) fn named(self, tensor: &'static str) -> Self {
+        Self { tensor, ..self }
+    }
+}
+
+/// What a norm computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps) * weight` (arXiv 1910.07467).
+    Rms,
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` (arXiv 1607.06450); the bias may be missing.
+    Layer,
+}
+
+/// One layer: a mixer and a feed-forward, each with its norms, joined as [`Residual`] says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
+    /// Norm of the mixer's input.
+    pub mixer_norm: Option<Norm>,
     /// What moves information between tokens.
     pub mixer: Mixer,
+    /// Norm of the mixer's result.
+    pub mixer_post_norm: Option<Norm>,
+    /// Norm of the feed-forward's input.
+    pub feed_forward_norm: Option<Norm>,
     /// What works on each token alone.
     pub feed_forward: FeedForward,
+    /// Norm of the feed-forward's result.
+    pub feed_forward_post_norm: Option<Norm>,
+    /// How both join the residual stream.
+    pub residual: Residual,
+    /// Whether the layer's result is multiplied by a number of its own, `layer_output_scale`, where the file has it.
+    pub output_scale: bool,
+}
+
+/// How mixer and feed-forward join the residual stream `x`. `m` and `f` stand for them with the norms of their input and
+/// result.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Residual {
+    /// `x += scale m(x); x += scale f(x)`.
+    Sequential {
+        /// Factor on what is added.
+        scale: f32,
+    },
+    /// `x += m(x) + f(x)`; where the feed-forward has no norm of its own it takes the mixer's input.
+    Parallel,
+    /// `x = mixer(x + m(x)); x = feed_forward(x + f(x))`, norms of the sums (BERT).
+    PostNorm {
+        /// Norm after the mixer.
+        mixer: Norm,
+        /// Norm after the feed-forward.
+        feed_forward: Norm,
+    },
 }
 
 /// What moves information between tokens.
 #[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
 pub enum Mixer {
     /// Softmax attention over the KV cache.
     Attention(AttentionSpec),
+    /// Attention whose keys and values are compressed to one row a token (DeepSeek).
+    LatentAttention(LatentAttentionSpec),
 }
 
-/// Softmax attention with grouped queries (GQA, arXiv 2305.13245).
+/// What comes of the last layer's state.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub n_head: usize,
-    /// Key and value heads; divides `n_head`. Query head `h` reads KV head `h / (n_head / n_head_kv)`.
-    pub n_head_kv: usize,
-    /// Elements of a query, key or value head.
-    pub head_dim: usize,
-    /// Factor on the scores before the softmax: `1 / sqrt(head_dim)`.
+pub struct Output {
+    /// Norm of the state.
+    pub norm: Option<Norm>,
+    /// The logits; `None` for encoders that have none.
+    pub head: Option<Head>,
+    /// How the states of a text become its embedding, where the file says it.
+    pub pooling: Option<Pooling>,
+    /// Outputs of the matrices that the pooled state goes through, in order, without anything in between (EmbeddingGemma).
+    pub dense: Vec<DenseOutput>,
+    /// Whether a classifier's matrices are to be expected: `cls` and `cls.output` (rerankers).
+    pub classifier: Option<Classifier>,
+}
+
+/// Logits: `cap * tanh(scale * (W x + b) / cap)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Head {
+    /// Factor on the products.
     pub scale: f32,
-    /// Position embedding of queries and keys.
-    pub rope: Rope,
-    /// Sliding window: a token sees itself and the `window - 1` tokens before it. `None`: all before it.
-    pub window: Option<usize>,
-    /// RMSNorm over each query and key head before RoPE (Qwen 3).
-    pub qk_norm: bool,
-    /// Whether the file must have biases on Q, K and V (Qwen 2); others may have them.
-    pub qkv_bias: bool,
+    /// The cap, where there is one.
+    pub soft_cap: Option<f32>,
+    /// Whether files have a matrix for it beside the embedding table: `None` where they may.
+    pub tied: Option<bool>,
+    /// Whether the matrix may have a bias.
+    pub bias: bool,
 }
 
-/// What works on each token alone.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum FeedForward {
-    /// `down(activation(gate(x)) * up(x))` (arXiv 2002.05202).
-    Gated {
-        /// Width of gate and up.
-        n_ff: usize,
-        /// Activation of the gate.
-        activation: Activation,
-    },
-}
-
-/// Activation function of a feed-forward.
+/// A matrix that a pooled state goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Activation {
-    /// `x / (1 + exp(-x))` (arXiv 1702.03118).
-    Silu,
+pub struct DenseOutput {
+    /// Name of the tensor without `.weight`.
+    pub tensor: &'static str,
+    /// Width of its result.
+    pub n_out: usize,
+}
+
+/// A classifier over the pooled state: `cls.output(norm(activation(cls(x))))`, of which each part may be missing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Classifier {
+    /// What its results stand for; a reranker's is one, without a name.
+    pub labels: Vec<String>,
+    /// How the state it works on comes about.
+    pub pooling: Pooling,
+    /// Whether the activation is GELU, in place of tanh (ModernBERT).
+    pub gelu: bool,
+    /// Epsilon of the Layer norm.
+    pub norm_eps: f32,
+    /// Whether softmax goes over the results (Qwen 3).
+    pub softmax: bool,
+}
+
+/// How the states of a text's tokens become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    First,
+    /// That of the last token.
+    Last,
+    /// What the [`Classifier`] makes of a pooled state: scores.
+    Rank,
 }
 
 impl ModelSpec {
-    /// Reads the hyperparameters of a supported architecture.
+    /// Reads what the model of `file` is made of.
     ///
-    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key
-    /// that is missing, of the wrong type, or contradicts another is an error
-    /// that names it.
+    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, of the wrong type, or
+    /// contradicts another is an error that names it.
+    pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
+        architectures::read(&Keys::new(file.metadata(), Some(file))?)
+    }
+
+    /// Like [`from_gguf`](Self::from_gguf) without the tensors, whose presence decides of a part in some families: these are
+    /// taken to have what their files commonly have.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, ModelError> {
-        let architecture = metadata
-            .str("general.architecture")?
-            .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?
-            .to_owned();
-        let keys = Keys { metadata, architecture: &architecture };
-        let (layout, qkv_bias, qk_norm) = match architecture.as_str() {
-            "llama" => (RopeLayout::Interleaved, false, false),
-            "qwen2" => (RopeLayout::Halves, true, false),
-            "qwen3" => (RopeLayout::Halves, false, true),
-            _ => return Err(ModelError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
-        };
-        if let Some(n) = keys.opt_usize("expert_count")?.filter(|&n| n > 0) {
-            return Err(ModelError::UnsupportedFeature {
-                key: keys.key("expert_count"),
-                value: n.to_string(),
-                why: "mixture-of-experts layers are not supported",
-            });
-        }
-        let n_embd = keys.positive("embedding_length")?;
-        let n_layer = keys.positive("block_count")?;
-        // Far above any model; bounds what a broken file can make us allocate.
-        keys.check("block_count", n_layer, n_layer <= 4096, "at most 4096 layers are plausible")?;
-        let head_count =
-            keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let head_count_kv = keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
-        let n_ff =
-            keys.per_layer("feed_forward_length", n_layer)?.ok_or_else(|| keys.missing("feed_forward_length"))?;
-        let key_length = keys.opt_positive("attention.key_length")?;
-        let value_length = keys.opt_positive("attention.value_length")?;
-        let n_rot = keys.opt_positive("rope.dimension_count")?;
-        let freq_base = keys.opt_f32("rope.freq_base")?.unwrap_or(10_000.0);
-        keys.check("rope.freq_base", freq_base, freq_base.is_finite() && freq_base > 1.0, "must be a number above 1")?;
-        let n_ctx_train = keys.positive("context_length")?;
-        let scaling = keys.rope_scaling(n_ctx_train)?;
-        let norm_eps = keys
-            .opt_f32("attention.layer_norm_rms_epsilon")?
-            .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
-        keys.check(
-            "attention.layer_norm_rms_epsilon",
-            norm_eps,
-            norm_eps.is_finite() && norm_eps >= 0.0,
-            "must be at least 0",
-        )?;
-        let window = keys.opt_usize("attention.sliding_window")?.filter(|&w| w > 0);
-
-        for (n_head, n_head_kv) in head_count.iter().zip(&head_count_kv) {
-            let divides = n_head.is_multiple_of(*n_head_kv);
-            keys.check("attention.head_count_kv", n_head_kv, divides, "must divide attention.head_count")?;
-        }
-        // One length for all heads: that of the first layer's, where layers have different numbers of heads.
-        let head_dim = if let Some(n) = key_length {
-            n
-        } else {
-            let why = "must divide embedding_length where attention.key_length is not given";
-            keys.check("attention.head_count", head_count[0], n_embd.is_multiple_of(head_count[0]), why)?;
-            n_embd / head_count[0]
-        };
-        if let Some(v) = value_length {
-            keys.check("attention.value_length", v, v == head_dim, "value heads must be as long as key heads")?;
-        }
-        let n_rot = n_rot.unwrap_or(head_dim);
-        keys.check(
-            "rope.dimension_count",
-            n_rot,
-            n_rot <= head_dim && n_rot.is_multiple_of(2),
-            "must be even and at most the head's length",
-        )?;
-
-        let mut layers = Vec::with_capacity(n_layer);
-        for layer in 0..n_layer {
-            let (n_head, n_head_kv) = (head_count[layer], head_count_kv[layer]);
-            keys.check(
-                "attention.key_length",
-                head_dim,
-                n_head.checked_mul(head_dim).is_some_and(|n| n <= 1 << 28),
-                "heads this large are not plausible",
-            )?;
-            layers.push(LayerSpec {
-                mixer: Mixer::Attention(AttentionSpec {
-                    n_head,
-                    n_head_kv,
-                    head_dim,
-                    scale: 1.0 / (head_dim as f32).sqrt(),
-                    rope: Rope { n_rot, layout, freq_base, scaling },
-                    window,
-                    qk_norm,
-                    qkv_bias,
-                }),
-                feed_forward: FeedForward::Gated { n_ff: n_ff[layer], activation: Activation::Silu },
-            });
-        }
-        let n_vocab = match metadata.strings("tokenizer.ggml.tokens")? {
-            Some(tokens) => tokens.len(),
-            None => keys.positive("vocab_size")?,
-        };
-        keys.check("vocab_size", n_vocab, n_vocab > 0 && n_vocab <= 1 << 28, "the vocabulary must have tokens")?;
-        Ok(Self {
-            name: metadata.str("general.name")?.map(str::to_owned),
-            n_vocab,
-            n_ctx_train,
-            n_embd,
-            norm_eps,
-            layers,
-            architecture,
-        })
+        architectures::read(&Keys::new(metadata, None)?)
     }
 
     /// Number of layers.
@@ -206,116 +246,53 @@ impl ModelSpec {
         self.layers.len()
     }
 
+    /// Whether a token sees no token after it, in any layer: texts can be evaluated piece by piece.
+    pub fn is_causal(&self) -> bool {
+        self.layers.iter().all(|layer| match &layer.mixer {
+            Mixer::Attention(a) => a.mask.is_causal(),
+            Mixer::LatentAttention(_) => true,
+        })
+    }
+
     /// Elements that one token adds to the KV cache, over all layers, keys and values together.
     pub fn kv_elements_per_token(&self) -> usize {
         self.layers
             .iter()
-            .map(|layer| match &layer.mixer {
-                Mixer::Attention(a) => 2 * a.n_head_kv * a.head_dim,
-            })
+            .filter_map(|layer| layer.mixer.cached())
+            .map(|c| c.n_head_kv * (c.key_dim + c.value_dim))
             .sum()
     }
 }
 
-/// Metadata of one architecture: typed access to `{architecture}.{key}`.
-struct Keys<'a> {
-    metadata: &'a Metadata,
-    architecture: &'a str,
+/// What a layer keeps of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cached {
+    /// Heads.
+    pub n_head_kv: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
 }
 
-impl Keys<'_> {
-    fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture)
-    }
-
-    fn missing(&self, key: &str) -> ModelError {
-        ModelError::MissingKey { key: self.key(key) }
-    }
-
-    fn check(&self, key: &str, value: impl Display, ok: bool, why: &str) -> Result<(), ModelError> {
-        if ok {
-            return Ok(());
+impl Mixer {
+    /// The rotation of queries and keys, where there is one.
+    pub fn rope(&self) -> Option<&Rope> {
+        match self {
+            Self::Attention(a) => a.rope(),
+            Self::LatentAttention(a) => Some(&a.rope),
         }
-        Err(ModelError::InvalidValue { key: self.key(key), value: value.to_string(), why: why.to_owned() })
     }
 
-    fn opt_usize(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        Ok(self.metadata.usize(&self.key(key))?)
-    }
-
-    fn opt_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        Ok(self.metadata.f32(&self.key(key))?)
-    }
-
-    fn opt_positive(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        let value = self.opt_usize(key)?;
-        if let Some(n) = value {
-            self.check(key, n, n > 0 && n <= 1 << 28, "must be a plausible size above 0")?;
-        }
-        Ok(value)
-    }
-
-    fn positive(&self, key: &str) -> Result<usize, ModelError> {
-        self.opt_positive(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    /// A value that is one number for all layers, or an array with one per layer.
-    fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {
-        let full = self.key(key);
-        let values = match self.metadata.get(&full) {
-            None => return Ok(None),
-            Some(metal_attention_gguf::Value::Array(_)) => {
-                let values = self.metadata.u32s(&full)?.unwrap_or_default();
-                self.check(key, values.len(), values.len() == n_layer, "an array needs one value per layer")?;
-                values.iter().map(|&v| v as usize).collect()
+    /// What the layer adds to the KV cache for each token; `None` where it reads another layer's.
+    pub fn cached(&self) -> Option<Cached> {
+        match self {
+            Self::Attention(a) => {
+                a.owns_cache().then_some(Cached { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
             }
-            Some(_) => vec![self.positive(key)?; n_layer],
-        };
-        for &n in &values {
-            self.check(key, n, n > 0 && n <= 1 << 28, "must be a plausible size above 0")?;
-        }
-        Ok(Some(values))
-    }
-
-    fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, ModelError> {
-        let kind = self.metadata.str(&self.key("rope.scaling.type"))?;
-        let factor = match self.opt_f32("rope.scaling.factor")? {
-            Some(factor) => factor,
-            None => self.opt_f32("rope.scale_linear")?.unwrap_or(1.0),
-        };
-        // 0 stands for "not scaled" in files that carry the key without a use for it.
-        let factor = if factor == 0.0 { 1.0 } else { factor };
-        self.check("rope.scaling.factor", factor, factor.is_finite() && factor > 0.0, "must be above 0")?;
-        match kind {
-            Some("none") => Ok(RopeScaling::None),
-            None | Some("linear") if factor == 1.0 => Ok(RopeScaling::None),
-            None | Some("linear") => Ok(RopeScaling::Linear { factor }),
-            Some("yarn") => {
-                let positive = |key: &str, default: f32| {
-                    let value = self.opt_f32(key)?.unwrap_or(default);
-                    self.check(key, value, value.is_finite() && value > 0.0, "must be above 0").map(|()| value)
-                };
-                let ext_factor = self.opt_f32("rope.scaling.yarn_ext_factor")?.unwrap_or(1.0);
-                self.check(
-                    "rope.scaling.yarn_ext_factor",
-                    ext_factor,
-                    (0.0..=1.0).contains(&ext_factor),
-                    "must be 0 to 1",
-                )?;
-                Ok(RopeScaling::Yarn {
-                    factor,
-                    n_ctx_orig: self.opt_positive("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train),
-                    beta_fast: positive("rope.scaling.yarn_beta_fast", 32.0)?,
-                    beta_slow: positive("rope.scaling.yarn_beta_slow", 1.0)?,
-                    ext_factor,
-                    attn_factor: positive("rope.scaling.attn_factor", 1.0)?,
-                })
+            Self::LatentAttention(a) => {
+                Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.rope.n_rot, value_dim: a.kv_rank })
             }
-            Some(other) => Err(ModelError::UnsupportedFeature {
-                key: self.key("rope.scaling.type"),
-                value: other.to_owned(),
-                why: "supported are none, linear and yarn (and the rope_freqs.weight tensor of Llama 3)",
-            }),
         }
     }
 }

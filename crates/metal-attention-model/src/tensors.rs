@@ -1,24 +1,30 @@
-//! The tensors a model consists of, by GGUF name: one list that loading checks
-//! a file against and that a writer of new files follows.
+//! The tensors of a model by GGUF name and shape: where [`build`] gets weights from.
 
-use crate::weights::ROPE_FREQS;
-use crate::{FeedForward, LayerSpec, Mixer, ModelSpec};
+use std::convert::Infallible;
+use std::ops::Range;
+
+use half::f16;
+use metal_attention_gguf::{GgufFile, Tensor, TensorType};
+
+use crate::attention::LatentAttentionSpec;
+use crate::weights::{Linear, Weights, build};
+use crate::{ModelError, ModelSpec};
 
 /// A tensor that a model has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// GGUF name, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// GGUF order: row length first, then the number of rows.
+    /// GGUF order: row length first, then the number of rows; of experts' matrices their number last.
     pub shape: Vec<usize>,
     /// Whether a file without it is broken; others may be left out.
     pub required: bool,
 }
 
 impl TensorSpec {
-    /// Whether it is a matrix (which may be quantised) and not a vector (always F32).
+    /// Whether it is a matrix that may be quantised; vectors, and the biases of experts, are F32.
     pub fn is_matrix(&self) -> bool {
-        self.shape.len() > 1
+        self.shape.len() > 1 && !self.name.ends_with(".bias")
     }
 }
 
@@ -26,54 +32,417 @@ impl ModelSpec {
     /// Every tensor of the model in file order, optional ones included.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = List(Vec::new());
-        let n_embd = self.n_embd;
-        list.required("token_embd.weight", &[n_embd, self.n_vocab]);
-        list.optional("output.weight", &[n_embd, self.n_vocab]);
-        list.required("output_norm.weight", &[n_embd]);
-        // All layers have the same: `Weights::load` checks it.
-        if let Some(LayerSpec { mixer: Mixer::Attention(a), .. }) = self.layers.first() {
-            list.optional(ROPE_FREQS, &[a.rope.n_rot / 2]);
-        }
-        for (i, layer) in self.layers.iter().enumerate() {
-            let name = |role: &str| format!("blk.{i}.{role}");
-            let Mixer::Attention(a) = &layer.mixer;
-            let (n_q, n_kv) = (a.n_head * a.head_dim, a.n_head_kv * a.head_dim);
-            list.required(&name("attn_norm.weight"), &[n_embd]);
-            for (role, n_out) in [("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)] {
-                list.required(&name(&format!("{role}.weight")), &[n_embd, n_out]);
-                list.push(name(&format!("{role}.bias")), &[n_out], a.qkv_bias);
-            }
-            if a.qk_norm {
-                list.required(&name("attn_q_norm.weight"), &[a.head_dim]);
-                list.required(&name("attn_k_norm.weight"), &[a.head_dim]);
-            }
-            list.required(&name("attn_output.weight"), &[n_q, n_embd]);
-            list.optional(&name("attn_output.bias"), &[n_embd]);
-            let FeedForward::Gated { n_ff, .. } = layer.feed_forward;
-            list.required(&name("ffn_norm.weight"), &[n_embd]);
-            for (role, n_in, n_out) in
-                [("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff), ("ffn_down", n_ff, n_embd)]
-            {
-                list.required(&name(&format!("{role}.weight")), &[n_in, n_out]);
-                list.optional(&name(&format!("{role}.bias")), &[n_out]);
-            }
-        }
+        let Ok(_) = build(self, &mut list);
         list.0
     }
 }
 
+impl Weights {
+    /// Finds every tensor of `spec` in `file` and checks its shape. Matrices stay where they are in the file; vectors are
+    /// copied to F32.
+    pub fn load(file: &GgufFile, spec: &ModelSpec) -> Result<Self, ModelError> {
+        build(spec, &mut FileSource(file))
+    }
+}
+
+/// `[n_in, n_out]`.
+pub(crate) type Shape = [usize; 2];
+
+/// Whether a tensor must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// It must.
+    Required,
+    /// It may.
+    Optional,
+    /// It is not looked for.
+    None,
+}
+
+/// Where weights come from. Names are without `.weight` and `.bias`, where both belong to a matrix.
+pub(crate) trait Source {
+    /// A matrix with its bias.
+    type Linear: Clone;
+    /// Why a weight is not to be had.
+    type Error;
+
+    /// A matrix with its bias, where it is there.
+    fn linear(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        weight: Need,
+        bias: Need,
+    ) -> Result<Option<Self::Linear>, Self::Error>;
+
+    /// A matrix that must be there.
+    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Self::Linear, Self::Error>;
+
+    /// A matrix with any number of rows, where it is there.
+    fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Self::Linear>, Self::Error>;
+
+    /// A vector.
+    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
+
+    /// The weight of a norm: a vector, or as many rows as there are heads of it.
+    fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Self::Error>;
+
+    /// `n` ones, the weight of a norm without.
+    fn ones(&mut self, n: usize) -> Vec<f32>;
+
+    /// The first row of a matrix.
+    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, Self::Error>;
+
+    /// Divisors of frequencies, above 0, where they are there.
+    fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Self::Error>;
+
+    /// Matrices of one tensor, `[n_in, n_out, n]`, with rows of biases where asked for.
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Option<Need>)
+    -> Result<Vec<Self::Linear>, Self::Error>;
+
+    /// Matrices that share their input, of so many rows each: one below the other in the tensor `fused`, or each by its
+    /// name. `by_default`: which of the two the family's files have.
+    fn parts<const N: usize>(
+        &mut self,
+        prefix: &str,
+        fused: &str,
+        parts: [(&str, usize); N],
+        n_in: usize,
+        bias: Need,
+        by_default: bool,
+    ) -> Result<[Self::Linear; N], Self::Error>;
+
+    /// Gates and ups of experts, `[n_in, n_ff, n]` each, likewise in one tensor or in two.
+    #[expect(clippy::type_complexity)]
+    fn expert_pairs(
+        &mut self,
+        prefix: &str,
+        shape: [usize; 3],
+        by_default: bool,
+    ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
+
+    /// Latent attention's expansions of each head, to keys and to values.
+    #[expect(clippy::type_complexity)]
+    fn expansions(
+        &mut self,
+        prefix: &str,
+        a: &LatentAttentionSpec,
+    ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
+}
+
+/// Notes what it is asked for.
 struct List(Vec<TensorSpec>);
 
 impl List {
-    fn push(&mut self, name: String, shape: &[usize], required: bool) {
+    fn push(&mut self, name: String, shape: &[usize], need: Need) {
+        let required = match need {
+            Need::Required => true,
+            Need::Optional => false,
+            Need::None => return,
+        };
         self.0.push(TensorSpec { name, shape: shape.to_vec(), required });
     }
+}
 
-    fn required(&mut self, name: &str, shape: &[usize]) {
-        self.push(name.to_owned(), shape, true);
+impl Source for List {
+    type Linear = ();
+    type Error = Infallible;
+
+    fn linear(&mut self, name: &str, shape: Shape, weight: Need, bias: Need) -> Result<Option<()>, Infallible> {
+        self.push(format!("{name}.weight"), &shape, weight);
+        self.push(format!("{name}.bias"), &shape[1..], bias);
+        Ok(Some(()))
     }
 
-    fn optional(&mut self, name: &str, shape: &[usize]) {
-        self.push(name.to_owned(), shape, false);
+    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<(), Infallible> {
+        self.linear(name, shape, Need::Required, bias).map(|_| ())
+    }
+
+    fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<()>, Infallible> {
+        self.linear(name, [n_in, n_in], Need::Optional, Need::Optional)
+    }
+
+    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, Infallible> {
+        self.push(name.to_owned(), &[n], need);
+        Ok(None)
+    }
+
+    fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Infallible> {
+        match n_head {
+            Some(n_head) => self.push(name.to_owned(), &[n / n_head.max(1), n_head], Need::Required),
+            None => self.push(name.to_owned(), &[n], Need::Required),
+        }
+        Ok(Vec::new())
+    }
+
+    fn ones(&mut self, _n: usize) -> Vec<f32> {
+        Vec::new()
+    }
+
+    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, Infallible> {
+        self.push(name.to_owned(), &shape, Need::Required);
+        Ok(Vec::new())
+    }
+
+    fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Infallible> {
+        let name = format!("{name}.weight");
+        // Layers share them.
+        if !self.0.iter().rev().take(2).any(|tensor| tensor.name == name) {
+            self.push(name, &[n], Need::Optional);
+        }
+        Ok(None)
+    }
+
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Option<Need>) -> Result<Vec<()>, Infallible> {
+        self.push(format!("{name}.weight"), &shape, Need::Required);
+        self.push(format!("{name}.bias"), &shape[1..], bias.unwrap_or(Need::None));
+        Ok(vec![(); shape[2]])
+    }
+
+    fn parts<const N: usize>(
+        &mut self,
+        prefix: &str,
+        fused: &str,
+        parts: [(&str, usize); N],
+        n_in: usize,
+        bias: Need,
+        by_default: bool,
+    ) -> Result<[(); N], Infallible> {
+        if by_default {
+            let n_out = parts.iter().map(|(_, n)| n).sum();
+            self.required(&format!("{prefix}{fused}"), [n_in, n_out], bias)?;
+        } else {
+            for (name, n_out) in parts {
+                self.required(&format!("{prefix}{name}"), [n_in, n_out], bias)?;
+            }
+        }
+        Ok([(); N])
+    }
+
+    fn expert_pairs(
+        &mut self,
+        prefix: &str,
+        [n_in, n_ff, n]: [usize; 3],
+        by_default: bool,
+    ) -> Result<(Vec<()>, Vec<()>), Infallible> {
+        if by_default {
+            self.matrices(&format!("{prefix}ffn_gate_up_exps"), [n_in, 2 * n_ff, n], Some(Need::Optional))?;
+        } else {
+            self.matrices(&format!("{prefix}ffn_gate_exps"), [n_in, n_ff, n], Some(Need::Optional))?;
+            self.matrices(&format!("{prefix}ffn_up_exps"), [n_in, n_ff, n], Some(Need::Optional))?;
+        }
+        Ok((vec![(); n], vec![(); n]))
+    }
+
+    fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<()>, Vec<()>), Infallible> {
+        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], None)?;
+        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], None)?))
+    }
+}
+
+/// A file's tensors.
+struct FileSource<'f>(&'f GgufFile);
+
+impl FileSource<'_> {
+    /// The tensor of that name, of the shape it must have, but for trailing dimensions of 1.
+    fn find(&self, name: &str, shape: &[usize], need: Need) -> Result<Option<Tensor>, ModelError> {
+        let trimmed = |shape: &[usize]| {
+            let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
+            shape[..len].to_vec()
+        };
+        match (self.0.tensor(name), need) {
+            (_, Need::None) | (None, Need::Optional) => Ok(None),
+            (Some(tensor), _) if trimmed(tensor.shape()) == trimmed(shape) => Ok(Some(tensor.clone())),
+            (Some(tensor), _) => Err(ModelError::TensorShape {
+                name: name.to_owned(),
+                found: tensor.shape().to_vec(),
+                expected: shape.to_vec(),
+            }),
+            (None, Need::Required) => Err(ModelError::MissingTensor { name: name.to_owned(), shape: shape.to_vec() }),
+        }
+    }
+
+    fn matrix(&self, name: &str, shape: &[usize], need: Need) -> Result<Option<Tensor>, ModelError> {
+        check_scale(self.0, name)?;
+        self.find(&format!("{name}.weight"), shape, need)
+    }
+
+    fn must(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        let missing = || ModelError::MissingTensor { name: format!("{name}.weight"), shape: shape.to_vec() };
+        self.matrix(name, shape, Need::Required)?.ok_or_else(missing)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.tensor(&format!("{name}.weight")).is_some()
+    }
+
+    /// Rows of a matrix, and of its bias.
+    fn rows(tensor: &Tensor, bias: Option<&[f32]>, rows: Range<usize>) -> Linear {
+        Linear { weight: tensor.rows(rows.clone()), bias: bias.map(|bias| bias[rows].to_vec()) }
+    }
+}
+
+impl Source for FileSource<'_> {
+    type Linear = Linear;
+    type Error = ModelError;
+
+    fn linear(&mut self, name: &str, shape: Shape, weight: Need, bias: Need) -> Result<Option<Linear>, ModelError> {
+        let Some(weight) = self.matrix(name, &shape, weight)? else { return Ok(None) };
+        Ok(Some(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? }))
+    }
+
+    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Linear, ModelError> {
+        let weight = self.must(name, &shape)?;
+        Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? })
+    }
+
+    fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Linear>, ModelError> {
+        match self.0.tensor(&format!("{name}.weight")) {
+            Some(tensor) => {
+                let n_out = tensor.n_rows();
+                self.linear(name, [n_in, n_out], Need::Optional, Need::Optional)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.find(name, &[n], need)?.map(|tensor| tensor.to_f32()))
+    }
+
+    fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, ModelError> {
+        let shape = n_head.map_or(vec![n], |n_head| vec![n / n_head.max(1), n_head]);
+        Ok(self.find(name, &shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+    }
+
+    fn ones(&mut self, n: usize) -> Vec<f32> {
+        vec![1.0; n]
+    }
+
+    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.find(name, &shape, Need::Required)?;
+        Ok(tensor.map(|tensor| tensor.rows(0..1).to_f32()).unwrap_or_default())
+    }
+
+    fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let name = format!("{name}.weight");
+        let divisors = self.vector(&name, n, Need::Optional)?;
+        match divisors.iter().flatten().find(|d| !(d.is_finite() && **d > 0.0)) {
+            None => Ok(divisors),
+            Some(&value) => {
+                Err(ModelError::TensorValue { name, value, why: "frequencies are divided by it: it must be above 0" })
+            }
+        }
+    }
+
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Option<Need>) -> Result<Vec<Linear>, ModelError> {
+        let [n_in, n_out, n] = shape;
+        let tensor = self.must(name, &[n_in, n_out, n])?;
+        let bias = self.find(&format!("{name}.bias"), &[n_out, n], bias.unwrap_or(Need::None))?;
+        let bias = bias.map(|bias| bias.to_f32());
+        Ok((0..n).map(|i| Self::rows(&tensor, bias.as_deref(), i * n_out..(i + 1) * n_out)).collect())
+    }
+
+    fn parts<const N: usize>(
+        &mut self,
+        prefix: &str,
+        fused: &str,
+        parts: [(&str, usize); N],
+        n_in: usize,
+        bias: Need,
+        by_default: bool,
+    ) -> Result<[Linear; N], ModelError> {
+        let all = format!("{prefix}{fused}");
+        let (first, last) = (parts[0].0, parts[N - 1].0);
+        let n_out = parts.iter().map(|(_, n)| n).sum();
+        let in_one = if fused == last {
+            // One name for both: only the number of rows tells.
+            let rows = self.0.tensor(&format!("{all}.weight")).map(Tensor::n_rows);
+            !self.has(&format!("{prefix}{first}")) && (by_default || rows == Some(n_out))
+        } else {
+            self.has(&all) || (by_default && !self.has(&format!("{prefix}{first}")))
+        };
+        if !in_one {
+            let mut found = Vec::with_capacity(N);
+            for (name, n_out) in parts {
+                found.push(self.required(&format!("{prefix}{name}"), [n_in, n_out], bias)?);
+            }
+            let found: Result<[Linear; N], _> = found.try_into();
+            return Ok(found.expect("one for each part"));
+        }
+        let Linear { weight, bias } = self.required(&all, [n_in, n_out], bias)?;
+        let mut start = 0;
+        Ok(parts.map(|(_, n)| {
+            start += n;
+            Self::rows(&weight, bias.as_deref(), start - n..start)
+        }))
+    }
+
+    fn expert_pairs(
+        &mut self,
+        prefix: &str,
+        [n_in, n_ff, n]: [usize; 3],
+        by_default: bool,
+    ) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
+        let [fused, gate, up] =
+            ["ffn_gate_up_exps", "ffn_gate_exps", "ffn_up_exps"].map(|name| format!("{prefix}{name}"));
+        if !self.has(&fused) && (self.has(&gate) || !by_default) {
+            let bias = Some(Need::Optional);
+            return Ok((self.matrices(&gate, [n_in, n_ff, n], bias)?, self.matrices(&up, [n_in, n_ff, n], bias)?));
+        }
+        let both = self.matrices(&fused, [n_in, 2 * n_ff, n], Some(Need::Optional))?;
+        let half = |rows: Range<usize>| {
+            let half = |both: &Linear| Self::rows(&both.weight, both.bias.as_deref(), rows.clone());
+            both.iter().map(half).collect()
+        };
+        Ok((half(0..n_ff), half(n_ff..2 * n_ff)))
+    }
+
+    fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
+        let both = format!("{prefix}attn_kv_b");
+        if !self.has(&both) {
+            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], None)?;
+            let v_b = self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], None)?;
+            return Ok((k_b, v_b));
+        }
+        // Older files: of each head the keys' rows, then the values', over the compressed row.
+        let of_head = a.n_nope + a.value_dim;
+        let tensor = self.must(&both, &[a.kv_rank, a.n_head * of_head])?;
+        let keys = |head: usize| {
+            let keys = tensor.rows(head * of_head..head * of_head + a.n_nope);
+            Linear { weight: transposed(&keys), bias: None }
+        };
+        let values = |head: usize| Self::rows(&tensor, None, head * of_head + a.n_nope..(head + 1) * of_head);
+        Ok(((0..a.n_head).map(keys).collect(), (0..a.n_head).map(values).collect()))
+    }
+}
+
+/// The transposed matrix, in F16 where that holds as much.
+fn transposed(tensor: &Tensor) -> Tensor {
+    let (n_rows, n) = (tensor.n_rows(), tensor.row_len());
+    let values = tensor.to_f32();
+    let turned = (0..n).flat_map(|column| (0..n_rows).map(move |row| row * n + column)).map(|at| values[at]);
+    let (ty, bytes): (_, Vec<u8>) = match tensor.ty() {
+        TensorType::F32 | TensorType::BF16 => (TensorType::F32, turned.flat_map(f32::to_le_bytes).collect()),
+        _ => (TensorType::F16, turned.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()),
+    };
+    Tensor::in_memory(tensor.name(), [n_rows, n], ty, &bytes)
+}
+
+/// Refuses a factor of the whole matrix `name`, as files in `NVFP4` have them beside their matrices, where it is not 1.
+fn check_scale(file: &GgufFile, name: &str) -> Result<(), ModelError> {
+    // Two that are read for what they are.
+    if name.ends_with("ffn_down_exps") || name.ends_with("ffn_gate_inp") {
+        return Ok(());
+    }
+    let scale = file.tensor(&format!("{name}.scale"));
+    let other = scale.and_then(|scale| Some((scale, scale.to_f32().into_iter().find(|x| *x != 1.0)?)));
+    match other {
+        None => Ok(()),
+        Some((scale, value)) => Err(ModelError::TensorValue {
+            name: scale.name().to_owned(),
+            value,
+            why: "factors of whole matrices are not applied yet: use a file without them, in Q4_K_M for instance",
+        }),
     }
 }

@@ -1,7 +1,10 @@
 //! `Weights::load`: tensors that are missing or of another shape are named.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
-use metal_attention_model::{ModelError, ModelShape, ModelSpec, Weights};
+use metal_attention_model::{
+    AttentionWeights, DenseWeights, FeedForwardWeights, LayerWeights, MixerWeights, ModelError, ModelShape, ModelSpec,
+    NormWeights, Weights,
+};
 
 fn shape(architecture: &'static str) -> ModelShape {
     ModelShape {
@@ -34,19 +37,39 @@ fn load(shape: &ModelShape, edit: impl Fn(&mut Vec<TensorDecl>)) -> Result<Weigh
     Weights::load(&GgufFile::from_bytes(&writer.finish().unwrap()).unwrap(), &spec)
 }
 
+fn attention(layer: &LayerWeights) -> &AttentionWeights {
+    let MixerWeights::Attention(a) = &layer.mixer else { panic!("not attention") };
+    a
+}
+
+fn dense(layer: &LayerWeights) -> &DenseWeights {
+    let FeedForwardWeights::Dense(dense) = &layer.feed_forward else { panic!("not dense") };
+    dense
+}
+
+fn len(norm: Option<&NormWeights>) -> Option<usize> {
+    norm.map(|norm| norm.weight.len())
+}
+
 #[test]
 fn a_complete_file_loads() {
     for architecture in ["llama", "qwen2", "qwen3"] {
         for tied in [true, false] {
             let weights = load(&ModelShape { tied, ..shape(architecture) }, |_| {}).unwrap();
-            assert_eq!(weights.output.name() == "token_embd.weight", tied);
+            assert_eq!(weights.output.as_ref().unwrap().weight.name() == "token_embd.weight", tied);
             let layer = &weights.layers[1];
-            assert_eq!(layer.attention.q.weight.shape(), [16, 24]);
-            assert_eq!(layer.attention.k.weight.shape(), [16, 12]);
-            assert_eq!(layer.attention.v.bias.as_ref().map(Vec::len), (architecture == "qwen2").then_some(12));
-            assert_eq!(layer.attention.q_norm.as_ref().map(Vec::len), (architecture == "qwen3").then_some(6));
-            assert_eq!(layer.feed_forward.down.weight.shape(), [24, 16]);
-            assert_eq!((layer.feed_forward_norm.len(), weights.output_norm.len()), (16, 16));
+            let a = attention(layer);
+            let (k, v) = (a.k.as_ref().unwrap(), a.v.as_ref().unwrap());
+            assert_eq!((a.q.weight.shape(), k.weight.shape()), (&[16, 24][..], &[16, 12][..]));
+            assert_eq!(v.bias.as_ref().map(Vec::len), (architecture == "qwen2").then_some(12));
+            assert_eq!(len(a.q_norm.as_ref()), (architecture == "qwen3").then_some(6));
+            assert_eq!(dense(layer).down.weight.shape(), [24, 16]);
+            assert_eq!(
+                (len(layer.feed_forward_norm.as_ref()), len(weights.output_norm.as_ref())),
+                (Some(16), Some(16))
+            );
+            let names: Vec<_> = layer.linears().iter().map(|linear| linear.weight.name()).collect();
+            assert_eq!(names.len(), 7, "{names:?}");
         }
     }
 }
@@ -95,13 +118,13 @@ fn optional_tensors_are_checked_and_used_when_they_are_there() {
     };
     let weights = load(&shape("llama"), bias(vec![16])).unwrap();
     let n_tensors = 2 + 2 * 9;
-    assert_eq!(weights.layers[0].attention.out.bias, Some(vec![n_tensors as f32; 16]));
-    assert!(weights.layers[1].attention.out.bias.is_none());
+    assert_eq!(attention(&weights.layers[0]).out.bias, Some(vec![n_tensors as f32; 16]));
+    assert!(attention(&weights.layers[1]).out.bias.is_none());
     let error = load(&shape("llama"), bias(vec![8])).unwrap_err();
     assert!(error.to_string().contains("blk.0.attn_output.bias"), "{error}");
 
     let llama3 = ModelShape { rope_factors: ModelShape::named("llama-3.2-1b").unwrap().rope_factors, ..shape("llama") };
-    assert_eq!(load(&llama3, |_| {}).unwrap().rope_freqs.map(|f| f.len()), Some(3));
+    assert_eq!(load(&llama3, |_| {}).unwrap().rope_factors["rope_freqs"].len(), 3);
 }
 
 #[test]

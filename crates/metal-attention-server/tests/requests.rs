@@ -314,12 +314,13 @@ fn embeddings_are_the_mean_of_the_normed_states() {
     let mut want = vec![0f64; n_embd];
     let batch: Vec<_> =
         ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: false }).collect();
-    let eps = f64::from(pass.spec().norm_eps);
+    let eps = f64::from(pass.spec().output.norm.unwrap().eps);
+    let weight = &model.weights().output_norm.as_ref().unwrap().weight;
     let mut add = |layer: usize, states: &[f32]| {
         for state in states.chunks_exact(n_embd).filter(|_| layer == last) {
             let mean = state.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / n_embd as f64;
             for i in 0..n_embd {
-                want[i] += f64::from(state[i]) / (mean + eps).sqrt() * f64::from(model.weights().output_norm[i]);
+                want[i] += f64::from(state[i]) / (mean + eps).sqrt() * f64::from(weight[i]);
             }
         }
     };

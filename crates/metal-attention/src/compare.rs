@@ -251,6 +251,9 @@ mod tests {
             };
             self.pass.forward_traced(batch, Some(&mut change))
         }
+        fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+            self.pass.forward_hidden(batch)
+        }
     }
 
     #[test]

@@ -121,7 +121,12 @@ impl EngineOptions {
         use metal_attention_kernels::GpuError;
         match gpu_engine::auto(model, self, n_ctx) {
             Ok(pass) => return Ok(Backend::Gpu(pass)),
-            Err(why @ (GpuError::NoAdapter | GpuError::NoneSuits { .. } | GpuError::Option { .. })) => {
+            Err(
+                why @ (GpuError::NoAdapter
+                | GpuError::NoneSuits { .. }
+                | GpuError::Option { .. }
+                | GpuError::UnsupportedPart { .. }),
+            ) => {
                 tracing::info!("auto takes the CPU: {}", why.why_the_cpu());
             }
             Err(why @ GpuError::Cancelled) => return Err(why.into()),

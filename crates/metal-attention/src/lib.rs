@@ -23,6 +23,7 @@
 
 pub mod compare;
 mod device;
+mod embedding;
 mod engine;
 mod error;
 mod generation;
@@ -38,6 +39,7 @@ mod stop_strings;
 mod timings;
 
 pub use device::Device;
+pub use embedding::{Pooled, Pooler};
 pub use engine::{Backend, EngineOptions};
 pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
@@ -53,7 +55,7 @@ pub use metal_attention_gguf as gguf;
 pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, ModelSpec, PageUse,
-    Phase, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
+    Phase, Pooling, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};

@@ -62,7 +62,7 @@ impl Model {
 
     /// The model that an open file describes.
     pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
-        let spec = ModelSpec::from_metadata(gguf.metadata())?;
+        let spec = ModelSpec::from_gguf(&gguf)?;
         let weights = Weights::load(&gguf, &spec)?;
         Ok(Self {
             parts: Arc::new(Parts { gguf, spec, weights, options: options.clone(), tokenizer: OnceLock::new() }),

@@ -215,6 +215,9 @@ mod tests {
         ) -> Result<Logits<'_>, ForwardError> {
             self.0.forward_traced(batch, trace)
         }
+        fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+            self.0.forward_hidden(batch)
+        }
         fn max_top_k(&self) -> usize {
             self.1
         }

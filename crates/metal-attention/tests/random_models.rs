@@ -8,7 +8,7 @@ use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention::{BatchToken, CacheType, ForwardPass, ModelSpec};
 use metal_attention_cpu::{CpuForwardPass, CpuOptions, Isa};
-use metal_attention_model::{ModelShape, RopeFactors};
+use metal_attention_model::{ModelShape, RopeStretch};
 
 /// Types whose nearest blocks take long to find: they get random ones.
 const CODEBOOKS: [TensorType; 7] = [
@@ -81,7 +81,7 @@ impl Case {
         let n_head_kv = random.of(&[1, 2, 3]);
         let head_dim = random.of(&[2, 4, 8, 16, 20, 32, 64, 9]);
         let n_rot = if random.one_in(3) { 2 * (1 + random.below(head_dim / 2)) } else { head_dim & !1 };
-        let factors = RopeFactors { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, n_ctx_orig: 64 };
+        let factors = RopeStretch { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, n_ctx_orig: 64 };
         let shape = ModelShape {
             architecture,
             n_layer: 1 + random.below(3),

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use metal_attention::{EngineOptions, Model};
+use metal_attention_model::{FeedForward, FeedForwardWeights, Linear};
 use serde::Serialize;
 
 use self::ceilings::{BatchScaling, Ceilings, DeviceName};
@@ -153,12 +154,21 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
 }
 
-/// The matrices that every token is multiplied with: those of the layers, then the output head.
-fn matrices(model: &Model) -> impl Iterator<Item = &metal_attention::gguf::Tensor> {
-    let weights = model.weights();
-    let layers = weights.layers.iter().flat_map(|layer| {
-        let (a, f) = (&layer.attention, &layer.feed_forward);
-        [&a.q, &a.k, &a.v, &a.out, &f.gate, &f.up, &f.down].map(|linear| &linear.weight)
-    });
-    layers.chain([&weights.output])
+/// The matrices that every token is multiplied with, those of the layers, then the output head, and which share of it: of
+/// experts as many as a token goes to.
+fn matrices(model: &Model) -> Vec<(&metal_attention::gguf::Tensor, f64)> {
+    let mut all = Vec::new();
+    for (layer, w) in model.spec().layers.iter().zip(&model.weights().layers) {
+        let share = match &layer.feed_forward {
+            FeedForward::Dense(_) => 1.0,
+            FeedForward::Experts(e) => e.n_used as f64 / e.n_expert as f64,
+        };
+        let is_expert = |linear: &Linear| match &w.feed_forward {
+            FeedForwardWeights::Dense(_) => false,
+            FeedForwardWeights::Experts(e) => e.experts.iter().any(|expert| expert.has(linear)),
+        };
+        all.extend(w.linears().into_iter().map(|l| (&l.weight, if is_expert(l) { share } else { 1.0 })));
+    }
+    all.extend(model.weights().output.iter().map(|l| (&l.weight, 1.0)));
+    all
 }

@@ -1,4 +1,4 @@
-//! Causal attention of query tokens over the KV cache, with a running softmax
+//! Attention of query tokens over the KV cache, with a running softmax
 //! (Milakov and Gimelshein 2018, arXiv 1805.02867): no score matrix in memory.
 //!
 //! The context is cut into *splits* of [`SPLIT`] positions, each with a softmax
@@ -26,12 +26,15 @@ const AHEAD: usize = 2048;
 /// One query row: a head of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Query {
-    /// `[head_dim]`, rotated and scaled.
+    /// `[key_dim]`, rotated and scaled.
     pub(crate) q: *const f32,
     /// Cached positions it sees: `first..end`.
     pub(crate) first: usize,
     pub(crate) end: usize,
-    /// `[padded(head_dim)]`: sum of values weighted by `exp(score - max)`.
+    /// Its own position, and how much scores fall with each that lies between; 0: not at all.
+    pub(crate) pos: usize,
+    pub(crate) slope: f32,
+    /// `[padded(value_dim)]`: sum of values weighted by `exp(score - max)`.
     pub(crate) out: *mut f32,
     /// Largest score and sum of the weights: `[max, sum]`.
     pub(crate) max_sum: *mut [f32; 2],
@@ -40,9 +43,9 @@ pub(crate) struct Query {
 /// Query rows against one split of one KV head's cache.
 pub(crate) struct Attention<'a, E> {
     queries: &'a [Query],
-    /// The KV head's keys in page 0, `[PAGE / 16, head_dim, 16]`.
+    /// The KV head's keys in page 0, `[PAGE / 16, key_dim, 16]`.
     keys: *const E,
-    /// The KV head's values in page 0, `[PAGE, padded(head_dim)]`.
+    /// The KV head's values in page 0, `[PAGE, padded(value_dim)]`.
     values: *const E,
     /// The sequence's pages.
     pages: &'a [u32],
@@ -50,7 +53,10 @@ pub(crate) struct Attention<'a, E> {
     page_keys: usize,
     /// Elements from the values of a page to those of the next.
     page_values: usize,
-    head_dim: usize,
+    key_dim: usize,
+    value_dim: usize,
+    /// Scores become `cap * tanh(score / cap)`.
+    soft_cap: Option<f32>,
     /// First position of the split.
     start: usize,
 }
@@ -68,6 +74,7 @@ impl<'a, E: Element> Attention<'a, E> {
         head: usize,
         pages: &'a [u32],
         queries: &'a [Query],
+        soft_cap: Option<f32>,
         start: usize,
     ) -> Self {
         let places = cache.places;
@@ -78,7 +85,9 @@ impl<'a, E: Element> Attention<'a, E> {
             pages,
             page_keys: places.page_keys(),
             page_values: places.page_values(),
-            head_dim: places.head_dim(),
+            key_dim: places.key_dim(),
+            value_dim: places.value_dim(),
+            soft_cap,
             start,
         }
     }
@@ -115,7 +124,7 @@ impl<E: Element> Kernel for Attention<'_, E> {
 impl<E: Element> Attention<'_, E> {
     #[inline(always)]
     unsafe fn rows<S: Simd, const R: usize>(&self, queries: &[Query; R]) {
-        let dim = padded(self.head_dim);
+        let dim = padded(self.value_dim);
         let mut scores = [[0f32; CHUNK]; R];
         let mut max = [f32::NEG_INFINITY; R];
         let mut sum = [0f32; R];
@@ -141,6 +150,9 @@ impl<E: Element> Attention<'_, E> {
                 for r in 0..R {
                     let q = &queries[r];
                     let scores = &mut scores[r][..n];
+                    if self.soft_cap.is_some() || q.slope != 0.0 {
+                        self.bend::<S>(q, scores, chunk);
+                    }
                     // Positions outside first..end get no weight.
                     let low = q.first.saturating_sub(chunk).min(n);
                     let high = q.end.saturating_sub(chunk).min(n).max(low);
@@ -194,6 +206,28 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
+    /// Caps the scores of the positions from `start` on, and lets them fall with the distance.
+    #[inline(always)]
+    unsafe fn bend<S: Simd>(&self, q: &Query, scores: &mut [f32], start: usize) {
+        // SAFETY: scores are whole vectors.
+        unsafe {
+            if let Some(cap) = self.soft_cap {
+                let (one, cap, twice) = (S::f_splat(1.0), S::f_splat(cap), S::f_splat(2.0 / cap));
+                for scores in scores.chunks_exact_mut(LANES) {
+                    // cap tanh(x / cap), tanh(z) = (e^2z - 1) / (e^2z + 1)
+                    let e = exp::<S>(S::f_mul(S::f_load(scores.as_ptr()), twice));
+                    let tanh = S::f_div(S::f_sub(e, one), S::f_add(e, one));
+                    S::f_store(scores.as_mut_ptr(), S::f_mul(tanh, cap));
+                }
+            }
+            if q.slope != 0.0 {
+                for (i, score) in scores.iter_mut().enumerate() {
+                    *score -= q.slope * (start + i).abs_diff(q.pos) as f32;
+                }
+            }
+        }
+    }
+
     /// The `i`-th page of the sequence.
     #[inline(always)]
     unsafe fn page(&self, i: usize) -> Page<E> {
@@ -221,26 +255,26 @@ impl<E: Element> Attention<'_, E> {
     ) {
         // SAFETY: the groups of 16 lie in the page, which is whole groups.
         unsafe {
-            let keys = page.keys.add(at * self.head_dim);
-            let values = page.values.add(at * padded(self.head_dim));
-            let ahead = at * self.head_dim + AHEAD;
-            let ahead = match ahead.checked_sub(PAGE * self.head_dim) {
+            let keys = page.keys.add(at * self.key_dim);
+            let values = page.values.add(at * padded(self.value_dim));
+            let ahead = at * self.key_dim + AHEAD;
+            let ahead = match ahead.checked_sub(PAGE * self.key_dim) {
                 Some(ahead) => page.next_keys.wrapping_add(ahead),
                 None => page.keys.wrapping_add(ahead),
             };
             // Few queries wait for memory: fetch the next keys, and the values that these scores are for.
             let fetch = self.queries.len() <= FEW;
             let mut acc = [[S::f_splat(0.0); G]; R];
-            for d in 0..self.head_dim {
+            for d in 0..self.key_dim {
                 if fetch {
                     for g in 0..G {
-                        let at = (g * self.head_dim + d) * LANES;
+                        let at = (g * self.key_dim + d) * LANES;
                         prefetch(ahead.wrapping_add(at).cast());
                         prefetch(values.wrapping_add(at).cast());
                     }
                 }
                 for g in 0..G {
-                    let k = E::load::<S>(keys.add((g * self.head_dim + d) * LANES));
+                    let k = E::load::<S>(keys.add((g * self.key_dim + d) * LANES));
                     for r in 0..R {
                         acc[r][g] = S::f_fma(k, S::f_splat(*queries[r].q.add(d)), acc[r][g]);
                     }
@@ -264,7 +298,7 @@ impl<E: Element> Attention<'_, E> {
         n: usize,
         at: usize,
     ) {
-        let dim = padded(self.head_dim);
+        let dim = padded(self.value_dim);
         // SAFETY: positions lie in the cache, elements in a padded row.
         unsafe {
             let mut acc = [[S::f_splat(0.0); V]; R];
@@ -295,11 +329,11 @@ impl<E: Element> Attention<'_, E> {
     }
 }
 
-/// Joins the splits of one query row: `partial[s]` is split `s`'s weighted sum,
-/// `[n_splits, padded head_dim]`, and `max_sum[s]` its largest score and sum.
-/// Writes the attention's result to `out`, `[head_dim]`.
-pub(crate) fn merge(partial: &[f32], max_sum: &[[f32; 2]], out: &mut [f32]) {
-    if let [[_, sum]] = max_sum {
+/// Joins the splits of one query row: `partial[s]` is split `s`'s weighted sum, `[n_splits, padded value_dim]`, and
+/// `max_sum[s]` its largest score and sum; `sink` is a score that has no value. Writes the attention's result to `out`,
+/// `[value_dim]`.
+pub(crate) fn merge(partial: &[f32], max_sum: &[[f32; 2]], sink: Option<f32>, out: &mut [f32]) {
+    if let ([[_, sum]], None) = (max_sum, sink) {
         let factor = 1.0 / sum;
         for (o, p) in out.iter_mut().zip(partial) {
             *o = factor * p;
@@ -307,9 +341,10 @@ pub(crate) fn merge(partial: &[f32], max_sum: &[[f32; 2]], out: &mut [f32]) {
         return;
     }
     let dim = padded(out.len());
-    let max = max_sum.iter().fold(f32::NEG_INFINITY, |a, m| a.max(m[0]));
+    let max = max_sum.iter().fold(sink.unwrap_or(f32::NEG_INFINITY), |a, m| a.max(m[0]));
     let factors = max_sum.iter().map(|m| (m[0] - max).exp());
     let sum: f32 = factors.clone().zip(max_sum).map(|(f, m)| f * m[1]).sum();
+    let sum = sum + sink.map_or(0.0, |sink| (sink - max).exp());
     out.fill(0.0);
     for (factor, partial) in factors.zip(partial.chunks_exact(dim)) {
         let factor = factor / sum;

@@ -1,7 +1,6 @@
-//! Kernels that work on one token's row at a time: RMSNorm, RoPE, the gated
-//! activation.
+//! Kernels that work on one token's row at a time: norms, RoPE, activations.
 
-use metal_attention_model::RopeLayout;
+use metal_attention_model::{Activation, RopeLayout};
 
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
@@ -40,40 +39,210 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// `gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i]`.
-pub(crate) struct FfnSilu<'a> {
-    pub(crate) gate: &'a mut [f32],
-    pub(crate) up: &'a [f32],
+/// `out[i] = (x[i] - mean(x)) / sqrt(variance(x) + eps) * weight[i] + bias[i]` (arXiv 1607.06450).
+pub(crate) struct LayerNorm<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) eps: f32,
+    pub(crate) out: &'a mut [f32],
 }
 
-impl Kernel for FfnSilu<'_> {
+impl Kernel for LayerNorm<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (gate, up) = (self.gate, self.up);
-        assert_eq!(gate.len(), up.len(), "rows of one length");
-        let whole = gate.len() / LANES * LANES;
+        let Self { x, weight, bias, eps, out } = self;
+        assert!(x.len() == out.len() && weight.len() == out.len(), "rows of one length");
+        assert!(bias.is_none_or(|bias| bias.len() == out.len()), "a bias of that length");
+        let whole = x.len() / LANES * LANES;
         // SAFETY: vectors lie inside the slices.
         unsafe {
+            let mut sum = S::f_splat(0.0);
             for i in (0..whole).step_by(LANES) {
-                let g = gate.as_mut_ptr().add(i);
-                S::f_store(g, silu_times::<S>(S::f_load(g), S::f_load(up.as_ptr().add(i))));
+                sum = S::f_add(sum, S::f_load(x.as_ptr().add(i)));
             }
-            let rest = gate.len() - whole;
-            if rest > 0 {
-                let (mut g, mut u) = ([0f32; LANES], [0f32; LANES]);
-                g[..rest].copy_from_slice(&gate[whole..]);
-                u[..rest].copy_from_slice(&up[whole..]);
-                S::f_store(g.as_mut_ptr(), silu_times::<S>(S::f_load(g.as_ptr()), S::f_load(u.as_ptr())));
-                gate[whole..].copy_from_slice(&g[..rest]);
+            let mean = (S::f_sum(sum) + x[whole..].iter().sum::<f32>()) / x.len() as f32;
+            let means = S::f_splat(mean);
+            let mut squares = S::f_splat(0.0);
+            for i in (0..whole).step_by(LANES) {
+                let v = S::f_sub(S::f_load(x.as_ptr().add(i)), means);
+                squares = S::f_fma(v, v, squares);
+            }
+            let squares = S::f_sum(squares) + x[whole..].iter().map(|v| (v - mean) * (v - mean)).sum::<f32>();
+            let factor = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+            let factors = S::f_splat(factor);
+            for i in (0..whole).step_by(LANES) {
+                let v = S::f_mul(S::f_sub(S::f_load(x.as_ptr().add(i)), means), factors);
+                let v = S::f_mul(v, S::f_load(weight.as_ptr().add(i)));
+                let v = match bias {
+                    Some(bias) => S::f_add(v, S::f_load(bias.as_ptr().add(i))),
+                    None => v,
+                };
+                S::f_store(out.as_mut_ptr().add(i), v);
+            }
+            for i in whole..x.len() {
+                out[i] = (x[i] - mean) * factor * weight[i] + bias.map_or(0.0, |bias| bias[i]);
             }
         }
     }
 }
 
+/// `gate[i] = activation(gate[i]) * up[i]`, or without `up` where there is none.
+pub(crate) struct Activate<'a> {
+    pub(crate) activation: Activation,
+    pub(crate) gate: &'a mut [f32],
+    pub(crate) up: Option<&'a [f32]>,
+}
+
+impl Kernel for Activate<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { activation, gate, up } = self;
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            match activation {
+                Activation::Silu => elementwise::<S, Silu>(gate, up, Silu),
+                Activation::Gelu => elementwise::<S, Gelu>(gate, up, Gelu { cutoff: f32::NEG_INFINITY }),
+                Activation::ReluSquared => elementwise::<S, ReluSquared>(gate, up, ReluSquared),
+                Activation::ClampedSwiglu { limit } => {
+                    elementwise::<S, ClampedSwiglu>(gate, up, ClampedSwiglu { limit })
+                }
+                Activation::SparseGelu { n_std } => {
+                    let cutoff = cutoff(gate, n_std);
+                    elementwise::<S, Gelu>(gate, up, Gelu { cutoff });
+                }
+            }
+        }
+    }
+}
+
+/// The mean of a row and `n_std` standard deviations, of a sample.
+fn cutoff(row: &[f32], n_std: f32) -> f32 {
+    let n = row.len() as f64;
+    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let squares = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+    (mean + f64::from(n_std) * (squares / (n - 1.0).max(1.0)).sqrt()) as f32
+}
+
+/// An activation of one vector of the gate, and one of up.
+trait Elementwise: Copy {
+    /// # Safety
+    ///
+    /// The CPU has the instruction set.
+    unsafe fn of<S: Simd>(self, gate: S::F, up: Option<S::F>) -> S::F;
+}
+
 #[inline(always)]
-unsafe fn silu_times<S: Simd>(g: S::F, u: S::F) -> S::F {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe { S::f_mul(S::f_mul(g, sigmoid::<S>(g)), u) }
+unsafe fn elementwise<S: Simd, A: Elementwise>(gate: &mut [f32], up: Option<&[f32]>, activation: A) {
+    assert!(up.is_none_or(|up| up.len() == gate.len()), "rows of one length");
+    let whole = gate.len() / LANES * LANES;
+    // SAFETY: vectors lie inside the slices.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            let g = gate.as_mut_ptr().add(i);
+            let u = match up {
+                Some(up) => Some(S::f_load(up.as_ptr().add(i))),
+                None => None,
+            };
+            S::f_store(g, activation.of::<S>(S::f_load(g), u));
+        }
+        let rest = gate.len() - whole;
+        if rest > 0 {
+            let (mut g, mut u) = ([0f32; LANES], [0f32; LANES]);
+            g[..rest].copy_from_slice(&gate[whole..]);
+            let up = match up {
+                Some(up) => {
+                    u[..rest].copy_from_slice(&up[whole..]);
+                    Some(S::f_load(u.as_ptr()))
+                }
+                None => None,
+            };
+            S::f_store(g.as_mut_ptr(), activation.of::<S>(S::f_load(g.as_ptr()), up));
+            gate[whole..].copy_from_slice(&g[..rest]);
+        }
+    }
+}
+
+/// `a * up`, or `a` alone.
+#[inline(always)]
+unsafe fn times<S: Simd>(a: S::F, up: Option<S::F>) -> S::F {
+    match up {
+        // SAFETY: the caller vouches for the instruction set.
+        Some(up) => unsafe { S::f_mul(a, up) },
+        None => a,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Elementwise for Silu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, g: S::F, up: Option<S::F>) -> S::F {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { times::<S>(S::f_mul(g, sigmoid::<S>(g)), up) }
+    }
+}
+
+/// GELU of what is above the cutoff.
+#[derive(Clone, Copy)]
+struct Gelu {
+    cutoff: f32,
+}
+
+impl Elementwise for Gelu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, g: S::F, up: Option<S::F>) -> S::F {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let g = if self.cutoff > f32::NEG_INFINITY {
+                S::f_max(S::f_sub(g, S::f_splat(self.cutoff)), S::f_splat(0.0))
+            } else {
+                g
+            };
+            // x / 2 (1 + tanh(z)) = x sigmoid(2 z)
+            let cubed = S::f_mul(S::f_mul(g, g), g);
+            let z = S::f_fma(cubed, S::f_splat(0.044_715), g);
+            let twice = S::f_mul(z, S::f_splat(2.0 * (2.0 / std::f32::consts::PI).sqrt()));
+            times::<S>(S::f_mul(g, sigmoid::<S>(twice)), up)
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ReluSquared;
+
+impl Elementwise for ReluSquared {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, g: S::F, up: Option<S::F>) -> S::F {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let g = S::f_max(g, S::f_splat(0.0));
+            times::<S>(S::f_mul(g, g), up)
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ClampedSwiglu {
+    limit: f32,
+}
+
+impl Elementwise for ClampedSwiglu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, g: S::F, up: Option<S::F>) -> S::F {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let (limit, one) = (S::f_splat(self.limit), S::f_splat(1.0));
+            let g = S::f_min(g, limit);
+            let a = S::f_mul(g, sigmoid::<S>(S::f_mul(g, S::f_splat(1.702))));
+            let up = match up {
+                Some(up) => Some(S::f_add(one, S::f_max(S::f_min(up, limit), S::f_splat(-self.limit)))),
+                None => None,
+            };
+            times::<S>(a, up)
+        }
+    }
 }
 
 /// Rotates one head in place: each pair by the angle whose cosine and sine are

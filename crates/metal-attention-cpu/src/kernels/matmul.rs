@@ -75,6 +75,8 @@ impl Matrix {
 /// the same product.
 pub(crate) struct Part<'a> {
     panels: Range<usize>,
+    /// The row of the input that is the product's first.
+    first_row: usize,
     n_tokens: usize,
     n_out: usize,
     y: &'a SharedMut<'a, f32>,
@@ -86,14 +88,20 @@ impl<'a> Part<'a> {
     ///
     /// # Safety
     ///
-    /// `y` is `[n_tokens, n_out]`, the panels lie in it, and no other part that is at work has any of them.
+    /// `y` is `[rows.len(), n_out]`, the panels lie in it, and no other part that is at work has any of them.
     unsafe fn new(
         panels: Range<usize>,
-        [n_tokens, n_out]: [usize; 2],
+        rows: &Range<usize>,
+        n_out: usize,
         y: &'a SharedMut<'a, f32>,
         accumulate: bool,
     ) -> Self {
-        Self { panels, n_tokens, n_out, y, accumulate }
+        Self { panels, first_row: rows.start, n_tokens: rows.len(), n_out, y, accumulate }
+    }
+
+    /// The row of the input that is the product's first.
+    pub(crate) fn first_row(&self) -> usize {
+        self.first_row
     }
 
     pub(crate) fn panels(&self) -> Range<usize> {
@@ -134,10 +142,12 @@ impl<'a> Part<'a> {
     }
 }
 
-/// One product of several that share their activations.
+/// One product of several in one parallel region.
 pub(crate) struct Product<'a> {
     pub(crate) matrix: &'a Matrix,
-    /// `[n_tokens, n_out]`
+    /// The rows of the input that are multiplied.
+    pub(crate) rows: Range<usize>,
+    /// `[rows.len(), n_out]`
     pub(crate) y: &'a mut [f32],
     /// Whether the product is added to `y` or replaces it.
     pub(crate) accumulate: bool,
@@ -149,12 +159,12 @@ pub(crate) const MIN_WORK: usize = 1 << 16;
 /// Multiplications of a chunk at most, where a panel has no more: milliseconds, after which cancelled work ends.
 const MAX_WORK: usize = 1 << 28;
 
-/// Computes all `products` with the rows of `x`, `[n_tokens, n_in]`, in one
-/// parallel region. Where a matrix is packed the rows are brought to 8 bits
-/// first, in `q8`.
+/// Computes all `products` with their rows of `x`, `[n_rows, n_in]`, in one parallel region. Where a matrix is packed the rows
+/// are brought to 8 bits first, in `q8`.
 pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [Product<'_>]) {
     struct Task<'a> {
         matrix: &'a Matrix,
+        rows: Range<usize>,
         y: SharedMut<'a, f32>,
         accumulate: bool,
         first_panel: usize,
@@ -164,16 +174,18 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
     }
     let q8 = &*q8;
     let n_panels: usize = products.iter().map(|p| p.matrix.n_out().div_ceil(PANEL)).sum();
-    let n_tokens = products.first().map_or(0, |p| p.y.len() / p.matrix.n_out());
+    let most_rows = products.iter().map(|p| p.rows.len()).max().unwrap_or(0);
+    let n_in = products.first().map_or(0, |p| p.matrix.n_in());
     let mut first_panel = 0;
     let tasks: Vec<_> = products
         .iter_mut()
         .map(|p| {
-            let (n_in, n_out) = (p.matrix.n_in(), p.matrix.n_out());
-            assert_eq!(p.y.len(), n_tokens * n_out, "an output row for every token");
-            assert_eq!(x.len(), n_tokens * n_in, "an input row for every token");
+            let n_out = p.matrix.n_out();
+            assert_eq!(p.y.len(), p.rows.len() * n_out, "an output row for every input row");
+            assert!(p.matrix.n_in() == n_in && p.rows.end * n_in <= x.len(), "rows of the input");
             assert!(!p.matrix.reads_q8() || q8.n_in() == n_in, "products share their input");
-            let task = Task { matrix: p.matrix, y: SharedMut::new(p.y), accumulate: p.accumulate, first_panel };
+            let (rows, accumulate) = (p.rows.clone(), p.accumulate);
+            let task = Task { matrix: p.matrix, rows, y: SharedMut::new(p.y), accumulate, first_panel };
             first_panel += n_out.div_ceil(PANEL);
             task
         })
@@ -181,20 +193,22 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
     // Several chunks a thread, so that a thread that was interrupted is not waited for long; none so small that
     // handing it out takes longer than computing it.
     let n_chunks = if pool.n_threads() == 1 { 1 } else { 6 * pool.n_threads() };
-    let panel_work = (PANEL * x.len()).max(1);
+    let panel_work = (PANEL * n_in * most_rows).max(1);
     let chunk = n_panels.div_ceil(n_chunks).max(MIN_WORK / panel_work).min(MAX_WORK / panel_work).max(1);
     pool.for_each(n_panels.div_ceil(chunk), &|i| {
         let chunk = i * chunk..((i + 1) * chunk).min(n_panels);
-        for task in &tasks {
+        // The tasks lie in order: the first whose panels reach into the chunk, and those after it.
+        let first = tasks.partition_point(|task| task.first_panel <= chunk.start).saturating_sub(1);
+        for task in &tasks[first..] {
             let end = task.first_panel + task.matrix.n_out().div_ceil(PANEL);
             let panels = chunk.start.max(task.first_panel)..chunk.end.min(end);
             if panels.is_empty() {
-                continue;
+                break;
             }
             let panels = panels.start - task.first_panel..panels.end - task.first_panel;
-            let shape = [n_tokens, task.matrix.n_out()];
             // SAFETY: `y` has this shape, as was checked above; each chunk of panels is taken by one thread.
-            let part = unsafe { Part::new(panels, shape, &task.y, task.accumulate) };
+            let part = unsafe { Part::new(panels, &task.rows, task.matrix.n_out(), &task.y, task.accumulate) };
+            let x = &x[task.rows.start * n_in..task.rows.end * n_in];
             match task.matrix {
                 Matrix::Codes(matrix) => run_packed(isa, matrix, q8, &part),
                 Matrix::Floats(matrix) => run_floats(isa, matrix, x, &part),

@@ -106,7 +106,7 @@ impl<F: Format> Packed<'_, F> {
         let ahead = first.then_some(if T == 1 { PREFETCH } else { bytes.len() });
         let n_blocks = self.matrix.n_in / F::BLOCK;
         debug_assert_eq!(bytes.len(), n_blocks * F::BYTES);
-        let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(token + t));
+        let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.part.first_row() + token + t));
         // SAFETY: blocks lie inside the panel, activation blocks inside their rows of n_in elements.
         unsafe {
             let mut y = [S::f_splat(0.0); T];

@@ -8,7 +8,7 @@ use metal_attention_kernels::kernels::{
 use metal_attention_kernels::{GpuDevice, StepSize, wgpu};
 use metal_attention_model::CacheType::{self, F16, F32};
 use metal_attention_model::RopeLayout::{Halves, Interleaved};
-use metal_attention_model::{BatchToken, Rope, RopeScaling};
+use metal_attention_model::{BatchToken, Rope};
 
 /// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
 /// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a
@@ -65,8 +65,7 @@ fn token(seq: usize, pos: usize) -> BatchToken {
 
 impl<'a> Pair<'a> {
     fn new(gpu: &'a GpuDevice, shape: AttentionShape, n_seq: usize) -> Self {
-        let rope =
-            Rope { n_rot: shape.n_rot, layout: shape.rope_layout, freq_base: 10_000.0, scaling: RopeScaling::None };
+        let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
         // Rows that nobody wrote must not be used: NaN.

@@ -14,7 +14,7 @@ const N_CTX: usize = 1024;
 const TOLERANCE: f64 = 1e-13;
 
 fn table(n_rot: usize, layout: RopeLayout) -> Vec<f32> {
-    rope_table(&Rope { n_rot, layout, freq_base: 10_000.0, scaling: RopeScaling::None }, None, N_CTX)
+    rope_table(&Rope::new(n_rot, layout, 10_000.0), None, N_CTX)
 }
 
 /// Tokens of two sequences, at far and near positions in no order.
@@ -121,8 +121,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
 
 #[test]
 fn the_table_holds_angles_scaled_as_the_model_asks() {
-    let rope =
-        Rope { n_rot: 4, layout: RopeLayout::Halves, freq_base: 100.0, scaling: RopeScaling::Linear { factor: 2.0 } };
+    let rope = Rope { scaling: RopeScaling::Linear { factor: 2.0 }, ..Rope::new(4, RopeLayout::Halves, 100.0) };
     // Frequencies 1 and 100^(-1/2), halved by the scaling, the second once more by its factor of 5.
     let table = rope_table(&rope, Some(&[1.0, 5.0]), 7);
     assert_eq!(table.len(), 7 * 4);

@@ -1,6 +1,6 @@
 //! Embeddings: a chunk of a text between the steps of the others.
 
-use metal_attention::{BatchToken, ForwardError};
+use metal_attention::{BatchToken, ForwardError, Pooled};
 
 use super::engine::Engine;
 use super::queue::EmbeddingRequest;
@@ -13,8 +13,8 @@ pub(super) struct EmbeddingRun {
     number: u64,
     /// Its sequence.
     pub seq: usize,
-    /// Sum of the normed states so far, `[n_embd]`.
-    sum: Vec<f64>,
+    /// What its states give so far.
+    pooled: Pooled,
 }
 
 impl EmbeddingRun {
@@ -41,29 +41,27 @@ impl EmbeddingRun {
 impl Engine<'_> {
     /// Begins an embedding in a sequence of its own.
     pub(super) fn begin_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
-        let sum = vec![0.0; self.pass.spec().n_embd];
+        let pooled = self.pooler.begin();
         self.n_begun += 1;
-        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, sum });
+        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, pooled });
     }
 
     /// Evaluates the next chunk of the embedding whose turn it is.
     pub(super) fn embed(&mut self) {
         let most = self.pace.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
-        let Self { pass, model, embeddings, .. } = self;
+        let Self { pass, pooler, embeddings, .. } = self;
         let Some(run) = embeddings.front_mut() else { return };
         let start = pass.n_past(run.seq);
-        let token = |(i, &id): (usize, &u32)| BatchToken { id, seq: run.seq, pos: start + i, logits: false };
-        let rest = &run.request.ids[start..];
-        let batch: Vec<_> = rest.iter().take(most).enumerate().map(token).collect();
-        let (n_embd, last) = (pass.spec().n_embd, pass.spec().n_layer() - 1);
-        let (weight, eps) = (&model.weights().output_norm, f64::from(pass.spec().norm_eps));
-        let sum = &mut run.sum;
-        let mut add = |layer: usize, states: &[f32]| {
-            if layer == last {
-                states.chunks_exact(n_embd).for_each(|state| add_normed(state, weight, eps, sum));
-            }
+        let n_tokens = run.n_tokens();
+        let token = |(i, &id): (usize, &u32)| {
+            let pos = start + i;
+            BatchToken { id, seq: run.seq, pos, logits: pooler.needs(pos, n_tokens) }
         };
-        let evaluated = pass.forward_traced(&batch, Some(&mut add)).map(|_| ());
+        let rest = &run.request.ids[start..];
+        // Where a token sees those after it a text is one piece.
+        let most = if pass.spec().is_causal() { most } else { rest.len() };
+        let batch: Vec<_> = rest.iter().take(most).enumerate().map(token).collect();
+        let evaluated = pass.forward_hidden(&batch).map(|states| run.pooled.add(&states));
         let is_done = pass.n_past(run.seq) == run.n_tokens();
         self.embeddings.rotate_left(1);
         let at = self.embeddings.len() - 1;
@@ -93,7 +91,7 @@ impl Engine<'_> {
         let Some(run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
         self.count(|metrics| metrics.requests.embeddings += 1);
-        let _ = run.request.answer.send(Ok(unit(&run.sum)));
+        let _ = run.request.answer.send(Ok(self.pooler.finish(run.pooled)));
     }
 
     /// Gives the `i`-th embedding up.
@@ -110,19 +108,4 @@ impl Engine<'_> {
         self.evict(run.seq);
         self.shared.queue().embeddings.put_back(run.client(), 0, run.request);
     }
-}
-
-/// Adds RMSNorm(`state`) times `weight` to `sum`.
-fn add_normed(state: &[f32], weight: &[f32], eps: f64, sum: &mut [f64]) {
-    let mean = state.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / state.len() as f64;
-    let factor = 1.0 / (mean + eps).sqrt();
-    for ((sum, &x), &w) in sum.iter_mut().zip(state).zip(weight) {
-        *sum += f64::from(x) * factor * f64::from(w);
-    }
-}
-
-/// `sum` divided by its length; zeros stay zeros.
-fn unit(sum: &[f64]) -> Vec<f32> {
-    let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
-    sum.iter().map(|x| if length > 0.0 { (x / length) as f32 } else { 0.0 }).collect()
 }

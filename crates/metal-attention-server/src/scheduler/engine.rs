@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{ForwardPass, Model};
+use metal_attention::{ForwardPass, Model, Pooler};
 
 use super::embedding::EmbeddingRun;
 use super::pace::Pace;
@@ -27,7 +27,7 @@ pub(super) struct Running<'t> {
 /// The forward pass and everything that runs on it.
 pub(super) struct Engine<'t> {
     pub pass: Box<dyn ForwardPass>,
-    pub model: Arc<Model>,
+    pub pooler: Pooler,
     pub tokenizer: &'t Tokenizer,
     pub shared: Arc<Shared>,
     pub options: SchedulerOptions,
@@ -51,7 +51,7 @@ pub(super) struct Engine<'t> {
 impl<'t> Engine<'t> {
     pub fn new(
         pass: Box<dyn ForwardPass>,
-        model: Arc<Model>,
+        model: &Model,
         tokenizer: &'t Tokenizer,
         shared: Arc<Shared>,
         options: SchedulerOptions,
@@ -59,7 +59,7 @@ impl<'t> Engine<'t> {
         Self {
             slots: Slots::new(pass.n_seq()),
             pass,
-            model,
+            pooler: Pooler::new(model, None),
             tokenizer,
             shared,
             pace: Pace::new(options.n_batch),

@@ -141,7 +141,7 @@ impl Scheduler {
         let run = move || {
             let told = told;
             let _end = EndQueue(Arc::clone(&shared));
-            let mut engine = Engine::new(pass, model, &tokenizer, Arc::clone(&shared), options);
+            let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| engine.run())) {
                 let why = panic_message(&*panic);
                 tracing::error!("the engine met a defect and has ended: {why}");

@@ -118,6 +118,21 @@ impl Wrapped {
     }
 }
 
+impl Wrapped {
+    /// Notes the batch, and waits or fails as it was told.
+    fn enter(&self, batch: &[BatchToken]) -> Result<(), ForwardError> {
+        drop(self.gate.lock().unwrap());
+        self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
+        let counted = |n: usize| n.checked_sub(1);
+        let left = self.panic_in.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
+        assert!(left != Ok(1), "a defect in the forward pass");
+        if self.fail.swap(false, Ordering::Relaxed) {
+            return Err(ForwardError::Device { why: "the device is gone".into() });
+        }
+        Ok(())
+    }
+}
+
 impl ForwardPass for Wrapped {
     fn spec(&self) -> &ModelSpec {
         self.pass.spec()
@@ -151,15 +166,12 @@ impl ForwardPass for Wrapped {
         batch: &[BatchToken],
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        drop(self.gate.lock().unwrap());
-        self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
-        let counted = |n: usize| n.checked_sub(1);
-        let left = self.panic_in.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
-        assert!(left != Ok(1), "a defect in the forward pass");
-        if self.fail.swap(false, Ordering::Relaxed) {
-            return Err(ForwardError::Device { why: "the device is gone".into() });
-        }
+        self.enter(batch)?;
         self.pass.forward_traced(batch, trace)
+    }
+    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+        self.enter(batch)?;
+        self.pass.forward_hidden(batch)
     }
     fn max_top_k(&self) -> usize {
         self.max_top_k

@@ -5,7 +5,9 @@ use metal_attention_kernels::kernels::{
 };
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{GpuDevice, GpuError};
-use metal_attention_model::{FeedForward, Mixer, ModelSpec};
+use metal_attention_model::ModelSpec;
+
+use super::parts::PlainLayer;
 
 /// Widest rows of a model's activations.
 #[derive(Debug, Clone, Copy)]
@@ -20,14 +22,12 @@ pub(super) struct Widths {
 }
 
 impl Widths {
-    pub(super) fn new(spec: &ModelSpec) -> Self {
+    pub(super) fn new(spec: &ModelSpec, layers: &[PlainLayer]) -> Self {
         let mut widths = Self { n_embd: spec.n_embd, qkv: 0, att: 0, n_ff: 0, n_vocab: spec.n_vocab };
-        for layer in &spec.layers {
-            let Mixer::Attention(a) = &layer.mixer else { continue };
-            let FeedForward::Gated { n_ff, .. } = layer.feed_forward else { continue };
-            widths.qkv = widths.qkv.max((a.n_head + 2 * a.n_head_kv) * a.head_dim);
-            widths.att = widths.att.max(a.n_head * a.head_dim);
-            widths.n_ff = widths.n_ff.max(n_ff);
+        for layer in layers {
+            widths.qkv = widths.qkv.max((layer.n_head + 2 * layer.n_head_kv) * layer.head_dim);
+            widths.att = widths.att.max(layer.n_head * layer.head_dim);
+            widths.n_ff = widths.n_ff.max(layer.n_ff);
         }
         widths
     }

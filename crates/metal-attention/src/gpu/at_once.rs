@@ -4,7 +4,9 @@
 use metal_attention_kernels::kernels::{self, AttentionShape, LayerMatrices, LayersBuffers, LayersShape};
 use metal_attention_kernels::wgpu::{Buffer, ComputePassDescriptor};
 use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, StepSize};
-use metal_attention_model::{BatchToken, FeedForward, ModelSpec, Weights};
+use metal_attention_model::{BatchToken, ModelSpec, Weights};
+
+use super::parts::PlainLayer;
 
 use super::weights::{GpuWeights, layer_params};
 
@@ -20,6 +22,7 @@ pub(super) struct LayersAtOnce {
 pub(super) struct LayersAtOnceBuilder<'a> {
     pub(super) gpu: &'a GpuDevice,
     pub(super) spec: &'a ModelSpec,
+    pub(super) layers: &'a [PlainLayer],
     pub(super) file_weights: &'a Weights,
     pub(super) weights: &'a GpuWeights,
     pub(super) shapes: &'a [AttentionShape],
@@ -43,9 +46,7 @@ impl LayersAtOnceBuilder<'_> {
     /// not suit the kernel.
     pub(super) fn build(&self, groups_to_try: &[usize]) -> Result<Result<LayersAtOnce, &'static str>, GpuError> {
         let alike = |i: usize| {
-            self.shapes[i] == self.shapes[0]
-                && self.spec.layers[i].feed_forward == self.spec.layers[0].feed_forward
-                && self.rope[i] == self.rope[0]
+            self.layers[i] == self.layers[0] && self.shapes[i] == self.shapes[0] && self.rope[i] == self.rope[0]
         };
         if groups_to_try.is_empty() {
             return Ok(Err("this GPU is not known to run workgroups side by side"));
@@ -53,16 +54,14 @@ impl LayersAtOnceBuilder<'_> {
         if !(0..self.spec.n_layer()).all(alike) {
             return Ok(Err("layers differ in more than the types of their matrices"));
         }
-        let FeedForward::Gated { n_ff, .. } = self.spec.layers[0].feed_forward else {
-            return Ok(Err("the feed-forward is not gated"));
-        };
+        let (n_ff, norm_eps) = (self.layers[0].n_ff, self.layers[0].norm_eps);
         let (params, biases) = layer_params(self.file_weights);
         let shape = |n_layer| LayersShape {
             attention: self.shapes[0],
             n_layer,
             n_embd: self.spec.n_embd,
             n_ff,
-            norm_eps: self.spec.norm_eps,
+            norm_eps,
             biases,
         };
         let matrices = self.weights.layers.iter().map(|w| LayerMatrices {

@@ -6,8 +6,8 @@ use metal_attention_kernels::kernels::{self, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec,
-    PageUse, Phase, Profile, Profiler, TopK, Weights, highest,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MAX_SEQUENCES, ModelSpec, PageUse, Phase,
+    Profile, Profiler, TopK, Weights, highest,
 };
 
 use super::activations::{Activations, Widths};
@@ -15,6 +15,7 @@ use super::at_once::{LayersAtOnceBuilder, groups_to_try};
 use super::kv_cache::GpuKvCache;
 use super::lookahead::{Lookahead, is_decode};
 use super::options::{GpuForwardPassOptions, GpuMemory, attention_shapes, distinct_ropes};
+use super::parts::{PlainLayer, plain_layers};
 use super::plan::{BatchKind, FEW, Plan, PlanBuilder};
 use super::profile;
 use super::weights::GpuWeights;
@@ -106,6 +107,7 @@ impl GpuForwardPass {
         if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
             return Err(GpuError::Option { option, max });
         }
+        let layers = plain_layers(&spec).map_err(|part| GpuError::UnsupportedPart { part })?;
         let needed = GpuMemory::needed(&spec, weights, options, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
             return Err(GpuError::ModelTooLarge {
@@ -114,9 +116,9 @@ impl GpuForwardPass {
                 available,
             });
         }
-        let shapes = attention_shapes(&spec, options);
+        let shapes = attention_shapes(&layers, options);
         let before = gpu.allocated_bytes();
-        let widths = Widths::new(&spec);
+        let widths = Widths::new(&spec, &layers);
         let capacity = Activations::capacity(gpu.summary().max_binding, &widths, options.n_ubatch());
         // First, as these are what too many sequences or a context too long make too large.
         let batch_buffer =
@@ -126,7 +128,7 @@ impl GpuForwardPass {
         let cache = GpuKvCache::new(&gpu, &shapes, options)?;
         let before_weights = gpu.allocated_bytes();
         let gpu_weights = GpuWeights::new(&gpu, weights, options.layers_in_a_buffer)?;
-        let rope = rope_tables(&gpu, &spec, weights.rope_freqs.as_deref(), options.n_positions())?;
+        let rope = rope_tables(&gpu, &layers, weights, options)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let s = Activations::new(&gpu, &widths, &shapes, capacity, options.n_seq.min(FEW))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
@@ -137,6 +139,7 @@ impl GpuForwardPass {
                 let builder = PlanBuilder {
                     gpu: &gpu,
                     spec: &spec,
+                    norm_eps: layers.first().map_or(0.0, |layer| layer.norm_eps),
                     weights: &gpu_weights,
                     s: &s,
                     cache: &cache,
@@ -162,6 +165,7 @@ impl GpuForwardPass {
         let at_once = LayersAtOnceBuilder {
             gpu: &gpu,
             spec: &spec,
+            layers: &layers,
             file_weights: weights,
             weights: &gpu_weights,
             shapes: &shapes,
@@ -479,19 +483,19 @@ fn reserve_trace(
 /// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table.
 fn rope_tables(
     gpu: &GpuDevice,
-    spec: &ModelSpec,
-    factors: Option<&[f32]>,
-    n_ctx: usize,
+    layers: &[PlainLayer],
+    weights: &Weights,
+    options: &GpuForwardPassOptions,
 ) -> Result<Vec<Buffer>, GpuError> {
-    let made = distinct_ropes(spec)
+    let made = distinct_ropes(layers)
         .into_iter()
-        .map(|rope| Ok((rope, gpu.upload("the RoPE table", &kernels::rope_table(&rope, factors, n_ctx))?)))
+        .map(|rope| {
+            let factors = weights.rope_factors(&rope, options.n_ctx);
+            Ok((rope, gpu.upload("the RoPE table", &kernels::rope_table(&rope, factors, options.n_positions()))?))
+        })
         .collect::<Result<Vec<_>, GpuError>>()?;
-    let table = |layer: &LayerSpec| {
-        let Mixer::Attention(a) = &layer.mixer else { return None };
-        made.iter().find(|(rope, _)| *rope == a.rope).map(|(_, buffer)| buffer.clone())
-    };
-    Ok(spec.layers.iter().filter_map(table).collect())
+    let table = |layer: &PlainLayer| made.iter().find(|(rope, _)| *rope == layer.rope).map(|(_, b)| b.clone());
+    Ok(layers.iter().filter_map(table).collect())
 }
 
 impl ForwardPass for GpuForwardPass {
@@ -553,6 +557,10 @@ impl ForwardPass for GpuForwardPass {
         self.logits = logits;
         outcome?;
         Ok(Logits::new(&self.logits, self.spec.n_vocab))
+    }
+
+    fn forward_hidden(&mut self, _batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+        Err(ForwardError::Device { why: "the GPU makes no embeddings yet: use --device cpu".into() })
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {

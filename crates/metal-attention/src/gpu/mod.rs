@@ -6,6 +6,7 @@ mod forward_pass;
 mod kv_cache;
 mod lookahead;
 mod options;
+mod parts;
 mod plan;
 mod profile;
 mod weights;

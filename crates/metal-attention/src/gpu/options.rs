@@ -1,10 +1,12 @@
 //! How a model is set up on a GPU, and the memory that takes.
 
 use metal_attention_kernels::kernels::AttentionShape;
-use metal_attention_model::{CacheType, FeedForward, LayerSpec, Mixer, ModelSpec, PAGE, PageTable, Rope, Weights};
+use metal_attention_model::{CacheType, ModelSpec, PAGE, PageTable, Rope, Weights};
 
 use super::activations::{Activations, Widths};
 use super::kv_cache::copy_bytes;
+use super::parts::{PlainLayer, plain_layers};
+use super::weights::own_head;
 
 /// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,18 +79,17 @@ pub struct GpuMemory {
 impl GpuMemory {
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
     pub fn needed(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions, max_binding: u64) -> Self {
-        let mut tensors = vec![&weights.token_embd];
-        if !std::ptr::eq(weights.output.bytes(), weights.token_embd.bytes()) {
-            tensors.push(&weights.output);
-        }
+        let mut tensors = vec![&weights.token_embd.weight];
+        tensors.extend(own_head(weights));
         for layer in &weights.layers {
-            let (a, f) = (&layer.attention, &layer.feed_forward);
-            tensors.extend([&a.q, &a.k, &a.v, &a.out, &f.gate, &f.up, &f.down].map(|l| &l.weight));
+            tensors.extend(layer.linears().into_iter().map(|linear| &linear.weight));
         }
-        let widths = Widths::new(spec);
+        // A model that this backend lacks a part for is refused with the part's name.
+        let layers = plain_layers(spec).unwrap_or_default();
+        let widths = Widths::new(spec, &layers);
         let capacity = Activations::capacity(max_binding, &widths, options.n_ubatch());
-        let rope = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
-        let shapes = attention_shapes(spec, options);
+        let rope = distinct_ropes(&layers).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
+        let shapes = attention_shapes(&layers, options);
         let kv_cache =
             shapes.iter().map(|s| s.cache_bytes(options.n_pages()).saturating_mul(2)).fold(0, u64::saturating_add);
         Self {
@@ -108,33 +109,28 @@ impl GpuMemory {
 }
 
 /// The shape of each layer's attention.
-pub(super) fn attention_shapes(spec: &ModelSpec, options: &GpuForwardPassOptions) -> Vec<AttentionShape> {
-    let shape = |layer: &LayerSpec| {
-        let Mixer::Attention(a) = &layer.mixer else { return None };
-        let FeedForward::Gated { .. } = layer.feed_forward else { return None };
-        Some(AttentionShape {
-            n_head: a.n_head,
-            n_head_kv: a.n_head_kv,
-            head_dim: a.head_dim,
-            scale: a.scale,
-            window: a.window,
-            n_ctx: options.n_positions(),
-            n_rot: a.rope.n_rot,
-            rope_layout: a.rope.layout,
-            qk_norm_eps: a.qk_norm.then_some(spec.norm_eps),
-            cache: options.cache_type,
-        })
+pub(super) fn attention_shapes(layers: &[PlainLayer], options: &GpuForwardPassOptions) -> Vec<AttentionShape> {
+    let shape = |layer: &PlainLayer| AttentionShape {
+        n_head: layer.n_head,
+        n_head_kv: layer.n_head_kv,
+        head_dim: layer.head_dim,
+        scale: layer.scale,
+        window: layer.window,
+        n_ctx: options.n_positions(),
+        n_rot: layer.rope.n_rot,
+        rope_layout: layer.rope.layout,
+        qk_norm_eps: layer.qk_norm_eps,
+        cache: options.cache_type,
     };
-    spec.layers.iter().filter_map(shape).collect()
+    layers.iter().map(shape).collect()
 }
 
 /// The RoPE of each layer, without repetitions.
-pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Rope> {
+pub(super) fn distinct_ropes(layers: &[PlainLayer]) -> Vec<Rope> {
     let mut ropes = Vec::new();
-    for layer in &spec.layers {
-        let Mixer::Attention(a) = &layer.mixer else { continue };
-        if !ropes.contains(&a.rope) {
-            ropes.push(a.rope);
+    for layer in layers {
+        if !ropes.contains(&layer.rope) {
+            ropes.push(layer.rope);
         }
     }
     ropes

@@ -111,6 +111,7 @@ impl Plan {
 pub(super) struct PlanBuilder<'a> {
     pub(super) gpu: &'a GpuDevice,
     pub(super) spec: &'a ModelSpec,
+    pub(super) norm_eps: f32,
     pub(super) weights: &'a GpuWeights,
     pub(super) s: &'a Activations,
     pub(super) cache: &'a GpuKvCache,
@@ -249,7 +250,7 @@ impl PlanBuilder<'_> {
 
     /// The product of `norm(x)`. Most kernels reckon the norm on the way; one of its own would cost a whole dispatch more.
     fn norm_and_product(&self, d: &mut Vec<Dispatch>, weight: &Buffer, product: Product<'_>) -> Result<(), GpuError> {
-        let eps = self.spec.norm_eps;
+        let eps = self.norm_eps;
         if !matches!(
             self.method(product.linear.0),
             Method::Tiles { on_units: false } | Method::TokenByToken(TOKEN_TILE)

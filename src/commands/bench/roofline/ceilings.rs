@@ -194,15 +194,13 @@ fn gpu(
 
 /// The largest matrix of the first layer, and its like in the others.
 fn largest_of_layers(model: &Model) -> Vec<&Tensor> {
-    let of_layer = |i: usize| {
-        let layer = &model.weights().layers[i];
-        let (a, f) = (&layer.attention, &layer.feed_forward);
-        [&a.q, &a.k, &a.v, &a.out, &f.gate, &f.up, &f.down].map(|linear| &linear.weight)
-    };
-    let sizes = of_layer(0).map(|tensor| tensor.bytes().len());
-    let largest = (0..sizes.len()).rev().max_by_key(|&i| sizes[i]).unwrap_or(0);
-    let n = (MATRIX_BYTES / sizes[largest].max(1)).clamp(1, model.spec().n_layer());
-    (0..n).map(|i| of_layer(i)[largest]).collect()
+    let of_layer = |i: usize| model.weights().layers[i].linears().into_iter().map(|linear| &linear.weight);
+    // The first of several.
+    let first: Vec<_> = of_layer(0).collect();
+    let Some(largest) = first.iter().rev().max_by_key(|tensor| tensor.bytes().len()) else { return Vec::new() };
+    let n = (MATRIX_BYTES / largest.bytes().len().max(1)).clamp(1, model.spec().n_layer());
+    let like = |tensor: &&Tensor| tensor.shape() == largest.shape();
+    (0..n).filter_map(|i| of_layer(i).find(like)).collect()
 }
 
 impl BatchScaling {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use metal_attention::gguf::{Tensor, TensorType};
 use metal_attention::{Backend, CacheType, EngineOptions, Error, ForwardError, Model};
-use metal_attention_model::Mixer;
+use metal_attention_model::{Mask, Mixer};
 use serde::Serialize;
 
 use super::ceilings::Ceilings;
@@ -74,8 +74,8 @@ impl ModelSize {
     pub fn of(model: &Model, file: String) -> Self {
         Self {
             file,
-            matrix_bytes: matrices(model).map(|m| m.bytes().len() as u64).sum(),
-            matrix_elements: matrices(model).map(|m| m.n_elements() as u64).sum(),
+            matrix_bytes: matrices(model).iter().map(|(m, share)| scaled(m.bytes().len(), *share)).sum(),
+            matrix_elements: matrices(model).iter().map(|(m, share)| scaled(m.n_elements(), *share)).sum(),
         }
     }
 }
@@ -84,13 +84,15 @@ impl Work {
     /// Of `n_tokens` tokens after `n_past` others, in micro-batches of `n_ubatch`; the logits of the last are wanted.
     fn of(model: &Model, options: &EngineOptions, n_past: usize, n_tokens: usize, n_ubatch: usize) -> Self {
         let steps = n_tokens.div_ceil(n_ubatch) as u64;
-        let output = &model.weights().output;
+        let output = model.weights().output.as_ref().map(|linear| &linear.weight);
         let mut work = Self { bytes: 0, matrix_multiplications: 0, f32_multiplications: 0, launches: 0 };
-        for matrix in matrices(model) {
-            let is_output = std::ptr::eq(matrix, output);
+        for (matrix, share) in matrices(model) {
+            let is_output = output.is_some_and(|output| std::ptr::eq(matrix, output));
             let (reads, tokens) = if is_output { (1, 1) } else { (steps, n_tokens as u64) };
-            work.bytes += reads * matrix.bytes().len() as u64;
-            let multiplications = tokens * matrix.n_elements() as u64;
+            // Many tokens go to all experts between them.
+            let read = (share * n_tokens.min(n_ubatch) as f64).min(1.0);
+            work.bytes += reads * scaled(matrix.bytes().len(), read);
+            let multiplications = tokens * scaled(matrix.n_elements(), share);
             if options.exact || !is_fast(matrix) {
                 work.f32_multiplications += multiplications;
             } else {
@@ -100,14 +102,22 @@ impl Work {
         let element = if options.cache_type == CacheType::F16 { 2 } else { 4 };
         work.bytes += (model.spec().kv_elements_per_token() * element * n_past) as u64;
         for layer in &model.spec().layers {
-            let Mixer::Attention(a) = &layer.mixer else { continue };
-            let seen = |pos: usize| (pos + 1).min(a.window.unwrap_or(usize::MAX)) as u64;
-            let pairs: u64 = (n_past..n_past + n_tokens).map(seen).sum();
             // A product with the key and one with the value.
-            work.f32_multiplications += 2 * pairs * (a.n_head * a.head_dim) as u64;
+            let (mask, elements) = match &layer.mixer {
+                Mixer::Attention(a) => (a.mask, 2 * a.n_head * a.head_dim),
+                Mixer::LatentAttention(a) => (Mask::Causal, a.n_head * (2 * a.kv_rank + a.rope.n_rot)),
+            };
+            let end = n_past + n_tokens;
+            let pairs: usize = (n_past..end).map(|pos| mask.seen(pos, end).len()).sum();
+            work.f32_multiplications += (pairs * elements) as u64;
         }
         work
     }
+}
+
+/// A share of a number.
+fn scaled(n: usize, share: f64) -> u64 {
+    (n as f64 * share).round() as u64
 }
 
 /// Whether a matrix can be multiplied in fewer than 32 bits.

@@ -1,6 +1,6 @@
-use metal_attention_model::RopeLayout;
+use metal_attention_model::{Activation, RopeLayout};
 
-use crate::kernels::elementwise::{FfnSilu, RmsNorm, rope_apply};
+use crate::kernels::elementwise::{Activate, LayerNorm, RmsNorm, rope_apply};
 use crate::simd::Isa;
 use crate::test_support::Random;
 
@@ -37,19 +37,88 @@ fn a_norm_of_zeros_is_zero() {
 }
 
 #[test]
-fn gated_silu() {
-    let mut random = Random(2);
+fn layer_norm() {
+    let mut random = Random(5);
     for isa in Isa::available() {
-        for n in LENGTHS {
+        for n in LENGTHS.into_iter().filter(|&n| n > 1) {
+            for (limit, offset) in [(1e-3, 0.0), (1.0, 3.0), (300.0, -100.0)] {
+                let mut x = random.floats(n, limit);
+                x.iter_mut().for_each(|x| *x += offset);
+                let (weight, bias) = (random.floats(n, 2.0), random.floats(n, 1.0));
+                let eps = 1e-5;
+                let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
+                let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n as f64;
+                for bias in [None, Some(bias.as_slice())] {
+                    let mut out = vec![f32::NAN; n];
+                    isa.run(LayerNorm { x: &x, weight: &weight, bias, eps, out: &mut out });
+                    for i in 0..n {
+                        let normed = (f64::from(x[i]) - mean) / (variance + f64::from(eps)).sqrt();
+                        let want = normed * f64::from(weight[i]) + bias.map_or(0.0, |bias| f64::from(bias[i]));
+                        let error = (f64::from(out[i]) - want).abs();
+                        assert!(error <= 2e-6 * want.abs() + 2e-6, "{isa:?} {n} [{i}]: {} {want}", out[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An activation of a row in float64, with the row's mean and standard deviation where it asks for them.
+fn activation(activation: Activation, row: &[f32], i: usize) -> f64 {
+    let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+    let x = f64::from(row[i]);
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => gelu(x),
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::ClampedSwiglu { limit } => {
+            let x = x.min(f64::from(limit));
+            x / (1.0 + (-1.702 * x).exp())
+        }
+        Activation::SparseGelu { n_std } => {
+            let n = row.len() as f64;
+            let mean = row.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+            let variance = row.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+            gelu((x - mean - f64::from(n_std) * variance.sqrt()).max(0.0))
+        }
+    }
+}
+
+#[test]
+fn activations_with_and_without_a_gate() {
+    let mut random = Random(2);
+    let all = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::ReluSquared,
+        Activation::ClampedSwiglu { limit: 7.0 },
+        Activation::SparseGelu { n_std: 1.644_853_6 },
+    ];
+    for isa in Isa::available() {
+        for (kind, n) in all.iter().flat_map(|&kind| LENGTHS.map(|n| (kind, n))) {
             for limit in [0.1, 8.0, 200.0] {
-                let (before, up) = (random.floats(n, limit), random.floats(n, 3.0));
-                let mut gate = before.clone();
-                isa.run(FfnSilu { gate: &mut gate, up: &up });
-                for i in 0..n {
-                    let (g, u) = (f64::from(before[i]), f64::from(up[i]));
-                    let want = g / (1.0 + (-g).exp()) * u;
-                    let error = (f64::from(gate[i]) - want).abs();
-                    assert!(error <= 1e-6 * want.abs() + 1e-35, "{isa:?} {n} [{i}] silu({g}) {u}: {} {want}", gate[i]);
+                let (before, up) = (random.floats(n, limit), random.floats(n, 12.0));
+                for up in [None, Some(up.as_slice())] {
+                    let mut gate = before.clone();
+                    isa.run(Activate { activation: kind, gate: &mut gate, up });
+                    for i in 0..n {
+                        let times = match (kind, up) {
+                            (_, None) => 1.0,
+                            (Activation::ClampedSwiglu { limit }, Some(up)) => {
+                                1.0 + f64::from(up[i].clamp(-limit, limit))
+                            }
+                            (_, Some(up)) => f64::from(up[i]),
+                        };
+                        let want = activation(kind, &before, i) * times;
+                        let error = (f64::from(gate[i]) - want).abs();
+                        // What is left after a cutoff is a difference of larger numbers.
+                        let size = match kind {
+                            Activation::SparseGelu { .. } => limit,
+                            _ => before[i].abs(),
+                        };
+                        let limit = 2e-6 * want.abs() + 5e-7 * f64::from(size) * times.abs() + 1e-35;
+                        assert!(error <= limit, "{isa:?} {kind:?} {n} [{i}] of {}: {} {want}", before[i], gate[i]);
+                    }
                 }
             }
         }

@@ -29,7 +29,8 @@ pub(super) fn multiply(
 ) -> Vec<f32> {
     let mut q8 = Q8Activations::default();
     let mut y = start.to_vec();
-    matmul(pool, isa, x, &mut q8, &mut [Product { matrix, y: &mut y, accumulate }]);
+    let rows = 0..x.len() / matrix.n_in();
+    matmul(pool, isa, x, &mut q8, &mut [Product { matrix, rows, y: &mut y, accumulate }]);
     y
 }
 

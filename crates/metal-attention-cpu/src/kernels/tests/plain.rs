@@ -103,7 +103,7 @@ fn several_products_share_a_region() {
                     .iter()
                     .zip(&mut results)
                     .enumerate()
-                    .map(|(i, (matrix, y))| Product { matrix, y, accumulate: i % 2 == 0 })
+                    .map(|(i, (matrix, y))| Product { matrix, rows: 0..n_tokens, y, accumulate: i % 2 == 0 })
                     .collect();
                 matmul(&pool, isa, &x, &mut q8, &mut products);
                 for (i, (matrix, y)) in matrices.iter().zip(&results).enumerate() {

@@ -1,0 +1,272 @@
+//! Attention: queries, keys and values of all tokens, the KV cache, weighted values.
+
+use metal_attention_model::{
+    AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm,
+};
+
+use super::{Input, MIN_ELEMENTS, Run, add_bias, normalize_row, resize};
+use crate::kernels::attention::{self, Attention, Query, SPLIT};
+use crate::kernels::elementwise::{RmsNorm, rope_apply};
+use crate::kernels::matmul::{MIN_WORK, Product, matmul};
+use crate::kv_cache::{Element, SharedCache, StoreKeyValue, padded};
+use crate::layers::PreparedLinear;
+use crate::shared::SharedMut;
+use crate::simd::Isa;
+
+/// What the kernel needs to know of attention, latent or not.
+pub(super) struct Attended<'a> {
+    pub(super) n_head: usize,
+    pub(super) n_head_kv: usize,
+    pub(super) key_dim: usize,
+    pub(super) value_dim: usize,
+    pub(super) mask: Mask,
+    pub(super) soft_cap: Option<f32>,
+    /// How much each head's scores fall with the distance, `[n_head]`.
+    pub(super) slopes: Vec<f32>,
+    pub(super) sinks: Option<&'a [f32]>,
+}
+
+impl<'a> Attended<'a> {
+    pub(super) fn of(a: &AttentionSpec, w: &'a AttentionWeights<PreparedLinear>) -> Self {
+        let slopes = match a.positions {
+            Positions::None | Positions::Rope(_) => Vec::new(),
+            Positions::Alibi { max_bias } => (0..a.n_head).map(|h| slope(h, a.n_head, max_bias)).collect(),
+        };
+        Self {
+            n_head: a.n_head,
+            n_head_kv: a.n_head_kv,
+            key_dim: a.head_dim,
+            value_dim: a.head_dim,
+            mask: a.mask,
+            soft_cap: a.soft_cap,
+            slopes,
+            sinks: w.sinks.as_deref(),
+        }
+    }
+}
+
+/// The slope of head `h` of `n`: a geometric series, of which every second of a finer one goes between where `n` is no power
+/// of two (`ALiBi`, arXiv 2108.12409, appendix).
+fn slope(h: usize, n: usize, max_bias: f32) -> f32 {
+    let power = (usize::BITS - 1 - n.leading_zeros()) as i32;
+    let whole = 1usize << power;
+    let (base, exponent) = if h < whole {
+        ((-max_bias / whole as f32).exp2(), h + 1)
+    } else {
+        ((-max_bias / 2.0 / whole as f32).exp2(), 2 * (h - whole) + 1)
+    };
+    base.powi(exponent as i32)
+}
+
+impl Run<'_> {
+    /// Q, K and V of all tokens; K and V go to the cache where the layer has its own.
+    pub(super) fn project_and_cache<E: Element>(
+        &mut self,
+        layer: usize,
+        a: &AttentionSpec,
+        w: &AttentionWeights<PreparedLinear>,
+        cache: &SharedCache<'_, E>,
+        tokens: &[BatchToken],
+    ) {
+        let n_tokens = tokens.len();
+        let (dim, n_q) = (a.head_dim, a.n_head * a.head_dim);
+        let n_kv = if a.owns_cache() { a.n_head_kv * dim } else { 0 };
+        let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
+        self.show(&linears, Input::Normed);
+        let s = &mut *self.s;
+        resize(&mut s.q, n_tokens * n_q);
+        resize(&mut s.k, n_tokens * n_kv);
+        resize(&mut s.v, n_tokens * n_kv);
+        let mut products = vec![Product { matrix: &w.q.weight, rows: 0..n_tokens, y: &mut s.q, accumulate: false }];
+        for (linear, y) in [(&w.k, &mut s.k), (&w.v, &mut s.v)] {
+            if let Some(linear) = linear {
+                products.push(Product { matrix: &linear.weight, rows: 0..n_tokens, y, accumulate: false });
+            }
+        }
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        self.lap("matmul_qkv");
+
+        let s = &mut *self.s;
+        let (isa, pages) = (self.isa, self.pages);
+        let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
+        let turns = self.weights.rotation_of[layer].map(|i| &s.turns[i]);
+        self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_ELEMENTS, n_tokens, &|t| {
+            // SAFETY: each token owns its rows.
+            let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
+            add_bias(q, &w.q);
+            if let Some(linear) = &w.k {
+                add_bias(k, linear);
+            }
+            match (&w.v, a.kv) {
+                (Some(linear), _) => add_bias(v, linear),
+                (None, KvSource::KeysAsValues) => v.copy_from_slice(k),
+                (None, KvSource::Own | KvSource::Layer(_)) => {}
+            }
+            if let Some(clamp) = a.clamp_qkv {
+                [&mut *q, &mut *k, &mut *v].into_iter().flatten().for_each(|x| *x = x.clamp(-clamp, clamp));
+            }
+            for (row, weights) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+                let norm = a.qk_norm.as_ref().zip(weights.as_ref());
+                if let Some((norm, weights)) = norm.filter(|(norm, _)| !norm.after_rope) {
+                    normalize_heads(isa, norm, weights, dim, row);
+                }
+                if let (Positions::Rope(rope), Some(turns)) = (&a.positions, turns) {
+                    let half = rope.n_rot / 2;
+                    let (cos, sin) = (&turns.cos[t * half..][..half], &turns.sin[t * half..][..half]);
+                    for head in row.chunks_exact_mut(dim) {
+                        rope_apply(rope.layout, head, cos, sin);
+                    }
+                }
+                if let Some((norm, weights)) = norm.filter(|(norm, _)| norm.after_rope) {
+                    normalize_heads(isa, norm, weights, dim, row);
+                }
+            }
+            if let Some(eps) = a.value_norm {
+                let ones = vec![1.0; dim];
+                for head in v.chunks_exact_mut(dim) {
+                    let x = head.to_vec();
+                    isa.run(RmsNorm { x: &x, weight: &ones, eps, out: head });
+                }
+            }
+            let BatchToken { seq, pos, .. } = tokens[t];
+            let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(pos));
+            for x in q {
+                *x *= scale;
+            }
+            if a.owns_cache() {
+                let page = pages.page(seq, pos);
+                for h in 0..a.n_head_kv {
+                    let (key, value) = (&k[h * dim..][..dim], &v[h * dim..][..dim]);
+                    // SAFETY: each token owns its lane of the keys and its row of the values.
+                    isa.run(unsafe { StoreKeyValue::new(cache, page, h, pos, key, value) });
+                }
+            }
+        });
+        self.lap("rope_kv_append");
+    }
+
+    /// Attention of all tokens' queries over the cache.
+    pub(super) fn attend<E: Element>(&mut self, a: &Attended<'_>, cache: &SharedCache<'_, E>, tokens: &[BatchToken]) {
+        /// Tokens of one task at most: enough to reuse keys and values from L1.
+        const TILE: usize = 8;
+        /// Floats of split results held at once.
+        const PARTIAL: usize = 1 << 20;
+        /// Some neighbouring tokens of one sequence, and the splits that these see.
+        #[derive(Clone, Copy)]
+        struct Tile {
+            first_token: usize,
+            n_tokens: usize,
+            first_split: usize,
+            n_splits: usize,
+        }
+        /// A tile, KV head and split. The tile's results for the head are at `base`, rows of `n_splits` parts.
+        struct Task {
+            tile: Tile,
+            head: usize,
+            split: usize,
+            base: usize,
+        }
+
+        let (key_dim, dim, group, pages) = (a.key_dim, a.value_dim, a.n_head / a.n_head_kv, self.pages);
+        let len = padded(dim);
+        let s = &mut *self.s;
+        resize(&mut s.att, tokens.len() * a.n_head * dim);
+        let seen = |t: &BatchToken| a.mask.seen(t.pos, pages.n_past(t.seq));
+        let mut tiles = Vec::new();
+        let mut start = 0;
+        for run in tokens.chunk_by(|t, u| t.seq == u.seq) {
+            for tile in run.chunks(TILE) {
+                let first = tile.iter().map(|t| seen(t).start).min().unwrap_or(0) / SPLIT;
+                let last = tile.iter().map(|t| seen(t).end.max(1) - 1).max().unwrap_or(0) / SPLIT;
+                let n_splits = last - first + 1;
+                tiles.push(Tile { first_token: start, n_tokens: tile.len(), first_split: first, n_splits });
+                start += tile.len();
+            }
+        }
+        let work = tokens.iter().map(|t| seen(t).len()).sum::<usize>() * a.n_head * dim;
+        let widest = tiles.iter().map(|t| t.n_tokens * t.n_splits).max().unwrap_or(0) * group * a.n_head_kv * len;
+        let tiles_at_once = (PARTIAL / widest.max(1)).max(1);
+        for tiles in tiles.chunks(tiles_at_once) {
+            let mut tasks = Vec::new();
+            let mut base = 0;
+            for &tile in tiles {
+                for head in 0..a.n_head_kv {
+                    tasks.extend((0..tile.n_splits).map(|split| Task { tile, head, split, base }));
+                    base += tile.n_tokens * group * tile.n_splits;
+                }
+            }
+            resize(&mut s.partial, base * len);
+            s.max_sum.resize(base, [0.0; 2]);
+            let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
+            let att = SharedMut::new(&mut s.att);
+            let join = |&Task { tile: Tile { first_token, n_tokens, n_splits, .. }, head, base, .. }: &Task| {
+                for row in 0..n_tokens * group {
+                    let (t, h) = (first_token + row / group, head * group + row % group);
+                    let at = base + row * n_splits;
+                    let sink = a.sinks.map(|sinks| sinks[h]);
+                    // SAFETY: each (token, head) is joined once, after all of its splits.
+                    unsafe {
+                        let out = att.slice((t * a.n_head + h) * dim, dim);
+                        let partial = partial.slice(at * len, n_splits * len);
+                        attention::merge(partial, max_sum.slice(at, n_splits), sink, out);
+                    }
+                }
+            };
+            let (q, isa) = (&s.q, self.isa);
+            let attend = |i: usize| {
+                let Task { tile: Tile { first_token, n_tokens, first_split, n_splits }, head, split, base } = tasks[i];
+                let queries: Vec<Query> = (0..n_tokens * group)
+                    .map(|row| {
+                        let (t, h) = (first_token + row / group, head * group + row % group);
+                        let at = base + row * n_splits + split;
+                        let seen = seen(&tokens[t]);
+                        Query {
+                            q: q[(t * a.n_head + h) * key_dim..][..key_dim].as_ptr(),
+                            first: seen.start,
+                            end: seen.end,
+                            pos: tokens[t].pos,
+                            slope: a.slopes.get(h).copied().unwrap_or(0.0),
+                            out: partial.at(at * len),
+                            max_sum: max_sum.at(at),
+                        }
+                    })
+                    .collect();
+                let (seq, start) = (tokens[first_token].seq, (first_split + split) * SPLIT);
+                // SAFETY: the queries' results are this task's own; the cache holds every position below `end`.
+                isa.run(unsafe { Attention::new(cache, head, pages.pages(seq), &queries, a.soft_cap, start) });
+                if n_splits == 1 {
+                    join(&tasks[i]);
+                }
+            };
+            self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
+            let heads: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
+            self.pool.for_each_if(tokens.len() > 1, heads.len(), &|i| join(heads[i]));
+        }
+        self.lap("attention");
+    }
+}
+
+/// Normalises a row of queries or keys, heads of `dim`.
+fn normalize_heads(isa: Isa, norm: &QkNorm, weights: &NormWeights, dim: usize, row: &mut [f32]) {
+    let QkNorm { kind, eps, over, after_rope: _ } = *norm;
+    match over {
+        NormOver::Row => {
+            let x = row.to_vec();
+            normalize_row(isa, kind, eps, weights, &x, row);
+        }
+        NormOver::Head | NormOver::Unweighted => {
+            for head in row.chunks_exact_mut(dim) {
+                let x = head.to_vec();
+                normalize_row(isa, kind, eps, weights, &x, head);
+            }
+        }
+        NormOver::EachHead => {
+            for (h, head) in row.chunks_exact_mut(dim).enumerate() {
+                let part = |all: &[f32]| all[h * dim..][..dim].to_vec();
+                let own = NormWeights { weight: part(&weights.weight), bias: weights.bias.as_deref().map(part) };
+                let x = head.to_vec();
+                normalize_row(isa, kind, eps, &own, &x, head);
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Feed-forwards that are the same for all tokens.
+
+use metal_attention_model::{Dense, DenseWeights, FeedForward, FeedForwardWeights};
+
+use super::{Input, MIN_ELEMENTS, Run, add_bias, resize};
+use crate::kernels::elementwise::Activate;
+use crate::kernels::matmul::{Product, matmul};
+use crate::layers::PreparedLinear;
+use crate::shared::SharedMut;
+
+impl Run<'_> {
+    /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was.
+    pub(super) fn feed_forward(&mut self, spec: &FeedForward, w: &FeedForwardWeights<PreparedLinear>, to_stream: bool) {
+        match (spec, w) {
+            (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_stream),
+            (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_stream),
+            (FeedForward::Dense(_), FeedForwardWeights::Experts(_))
+            | (FeedForward::Experts(_), FeedForwardWeights::Dense(_)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        }
+    }
+
+    /// `down(activation(gate(h)) * up(h))`.
+    pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_stream: bool) {
+        let n_ff = dense.n_ff;
+        // Without a gate the activation is that of up, which takes its place.
+        let first = w.gate.as_ref().unwrap_or(&w.up);
+        let second = w.gate.as_ref().map(|_| &w.up);
+        match second {
+            Some(up) => self.show(&[first, up], Input::Normed),
+            None => self.show(&[first], Input::Normed),
+        }
+        let s = &mut *self.s;
+        let n_tokens = s.x.len() / self.spec.n_embd;
+        resize(&mut s.gate, n_tokens * n_ff);
+        let mut products =
+            vec![Product { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate, accumulate: false }];
+        if let Some(up) = second {
+            resize(&mut s.up, n_tokens * n_ff);
+            products.push(Product { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
+        }
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        self.lap("matmul_gate_up");
+        let s = &mut *self.s;
+        let (isa, activation) = (self.isa, dense.activation);
+        let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
+        self.pool.for_each_if(n_tokens * n_ff >= MIN_ELEMENTS, n_tokens, &|t| {
+            // SAFETY: each token owns its rows.
+            let gate = unsafe { gate.slice(t * n_ff, n_ff) };
+            add_bias(gate, first);
+            let up = second.map(|linear| {
+                // SAFETY: as above.
+                let up = unsafe { up.slice(t * n_ff, n_ff) };
+                add_bias(up, linear);
+                &*up
+            });
+            isa.run(Activate { activation, gate, up });
+        });
+        self.lap("ffn_activation");
+        self.product(&w.down, Input::Gate, to_stream);
+        self.lap("matmul_down");
+    }
+}

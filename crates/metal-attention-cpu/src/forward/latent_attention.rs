@@ -1,0 +1,175 @@
+//! Multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1). The cache holds one compressed row a token,
+//! which is key and value of all heads; the keys' expansion is taken into the query, that of the values follows attention.
+
+use metal_attention_model::{BatchToken, LatentAttentionSpec, LatentAttentionWeights, Mask, Norm, NormKind};
+
+use super::attention::Attended;
+use super::{Input, Run, normalize, normalize_row, resize};
+use crate::kernels::elementwise::rope_apply;
+use crate::kernels::matmul::{Product, matmul};
+use crate::kv_cache::{Element, SharedCache, StoreKeyValue};
+use crate::layers::PreparedLinear;
+use crate::observer::MatrixInput;
+
+/// Activations of latent attention.
+#[derive(Default)]
+pub(super) struct LatentScratch {
+    /// Compressed queries, `[n_tokens, q_rank]`, before and after their norm.
+    q_a: Vec<f32>,
+    q_a_normed: Vec<f32>,
+    /// Queries, `[n_tokens, n_head, n_nope + n_rot]`.
+    q: Vec<f32>,
+    /// Of each head the part of the queries that is not rotated, or attention's result, `[n_head, n_tokens, ..]`.
+    by_head: Vec<f32>,
+    /// What a head's matrix makes of it, `[n_head, n_tokens, ..]`.
+    expanded: Vec<f32>,
+}
+
+impl LatentScratch {
+    pub(super) fn bytes(&self) -> usize {
+        let all = [&self.q_a, &self.q_a_normed, &self.q, &self.by_head, &self.expanded];
+        all.iter().map(|v| 4 * v.capacity()).sum()
+    }
+}
+
+impl Run<'_> {
+    /// Queries of all tokens, to `q`, over compressed rows; these go to the cache.
+    pub(super) fn compress_and_cache<E: Element>(
+        &mut self,
+        layer: usize,
+        a: &LatentAttentionSpec,
+        w: &LatentAttentionWeights<PreparedLinear>,
+        cache: &SharedCache<'_, E>,
+        tokens: &[BatchToken],
+    ) {
+        let n_tokens = tokens.len();
+        let (n_head, n_nope, n_rot, rank) = (a.n_head, a.n_nope, a.rope.n_rot, a.kv_rank);
+        let (head_dim, key_dim) = (a.head_dim(), rank + n_rot);
+        let all = || 0..n_tokens;
+        let first = w.q_a.as_ref().map_or(&w.q, |(linear, _)| linear);
+        self.show(&[first, &w.kv_a], Input::Normed);
+        let s = &mut *self.s;
+        resize(&mut s.latent.q, n_tokens * n_head * head_dim);
+        resize(&mut s.k, n_tokens * key_dim);
+        let y = match a.q_rank {
+            Some(q_rank) => {
+                resize(&mut s.latent.q_a, n_tokens * q_rank);
+                &mut s.latent.q_a
+            }
+            None => &mut s.latent.q,
+        };
+        let mut products = [
+            Product { matrix: &first.weight, rows: all(), y, accumulate: false },
+            Product { matrix: &w.kv_a.weight, rows: all(), y: &mut s.k, accumulate: false },
+        ];
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        if let Some((_, weights)) = &w.q_a {
+            let norm = Norm { tensor: "attn_q_a_norm", weight: true, bias: false, kind: NormKind::Rms, eps: a.eps };
+            resize(&mut s.latent.q_a_normed, s.latent.q_a.len());
+            normalize(self.pool, self.isa, (&norm, weights), &s.latent.q_a, &mut s.latent.q_a_normed);
+            if let Some(observer) = &mut self.observer {
+                let (x, n_in) = (&s.latent.q_a_normed, weights.weight.len());
+                observer(MatrixInput { matrix: &w.q.name, part: None, x, n_in });
+            }
+            let mut products = [Product { matrix: &w.q.weight, rows: all(), y: &mut s.latent.q, accumulate: false }];
+            matmul(self.pool, self.isa, &s.latent.q_a_normed, &mut s.q8, &mut products);
+        }
+        self.lap("matmul_qkv");
+
+        // Of each head the part that is not rotated, all tokens of a head together.
+        let s = &mut *self.s;
+        resize(&mut s.latent.by_head, n_head * n_tokens * n_nope);
+        for (h, rows) in s.latent.by_head.chunks_exact_mut(n_tokens * n_nope).enumerate() {
+            for (t, row) in rows.chunks_exact_mut(n_nope).enumerate() {
+                row.copy_from_slice(&s.latent.q[(t * n_head + h) * head_dim..][..n_nope]);
+            }
+        }
+        self.by_heads(&w.k_b, n_tokens, rank);
+        let s = &mut *self.s;
+        resize(&mut s.q, n_tokens * n_head * key_dim);
+        let turns = &s.turns[self.weights.rotation_of[layer].expect("latent attention has a rotation")];
+        let half = n_rot / 2;
+        for (t, token) in tokens.iter().enumerate() {
+            let (cos, sin) = (&turns.cos[t * half..][..half], &turns.sin[t * half..][..half]);
+            let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(token.pos));
+            for h in 0..n_head {
+                let q = &mut s.q[(t * n_head + h) * key_dim..][..key_dim];
+                q[..rank].copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * rank..][..rank]);
+                q[rank..].copy_from_slice(&s.latent.q[(t * n_head + h) * head_dim + n_nope..][..n_rot]);
+                rope_apply(a.rope.layout, &mut q[rank..], cos, sin);
+                q.iter_mut().for_each(|x| *x *= scale);
+            }
+            let k = &mut s.k[t * key_dim..][..key_dim];
+            let compressed = k[..rank].to_vec();
+            normalize_row(self.isa, NormKind::Rms, a.eps, &w.kv_a_norm, &compressed, &mut k[..rank]);
+            rope_apply(a.rope.layout, &mut k[rank..], cos, sin);
+            let page = self.pages.page(token.seq, token.pos);
+            // SAFETY: each token has its own lane of the keys and its row of the values.
+            self.isa.run(unsafe { StoreKeyValue::new(cache, page, 0, token.pos, k, &k[..rank]) });
+        }
+        self.lap("rope_kv_append");
+    }
+
+    /// Attention of all tokens' queries over the compressed rows, to `att` as `[n_tokens, n_head, value_dim]`.
+    pub(super) fn attend_latent<E: Element>(
+        &mut self,
+        a: &LatentAttentionSpec,
+        w: &LatentAttentionWeights<PreparedLinear>,
+        cache: &SharedCache<'_, E>,
+        tokens: &[BatchToken],
+    ) {
+        let (n_head, rank, n_tokens) = (a.n_head, a.kv_rank, tokens.len());
+        let attended = Attended {
+            n_head,
+            n_head_kv: 1,
+            key_dim: rank + a.rope.n_rot,
+            value_dim: rank,
+            mask: Mask::Causal,
+            soft_cap: None,
+            slopes: Vec::new(),
+            sinks: None,
+        };
+        self.attend(&attended, cache, tokens);
+        let s = &mut *self.s;
+        resize(&mut s.latent.by_head, n_head * n_tokens * rank);
+        for (h, rows) in s.latent.by_head.chunks_exact_mut(n_tokens * rank).enumerate() {
+            for (t, row) in rows.chunks_exact_mut(rank).enumerate() {
+                row.copy_from_slice(&s.att[(t * n_head + h) * rank..][..rank]);
+            }
+        }
+        self.by_heads(&w.v_b, n_tokens, a.value_dim);
+        let s = &mut *self.s;
+        resize(&mut s.att, n_tokens * n_head * a.value_dim);
+        for (t, row) in s.att.chunks_exact_mut(n_head * a.value_dim).enumerate() {
+            for (h, value) in row.chunks_exact_mut(a.value_dim).enumerate() {
+                value.copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * a.value_dim..][..a.value_dim]);
+            }
+        }
+        self.lap("matmul_values");
+    }
+
+    /// The product of each head's rows and its own matrix.
+    fn by_heads(&mut self, matrices: &[PreparedLinear], n_tokens: usize, n_out: usize) {
+        let s = &mut *self.s;
+        resize(&mut s.latent.expanded, matrices.len() * n_tokens * n_out);
+        if let Some(observer) = &mut self.observer {
+            for (h, linear) in matrices.iter().enumerate() {
+                let n_in = linear.weight.n_in();
+                let x = &s.latent.by_head[h * n_tokens * n_in..][..n_tokens * n_in];
+                observer(MatrixInput { matrix: &linear.name, part: Some((h, matrices.len())), x, n_in });
+            }
+        }
+        let rows = s.latent.expanded.chunks_exact_mut(n_tokens * n_out);
+        let mut products: Vec<_> = matrices
+            .iter()
+            .zip(rows)
+            .enumerate()
+            .map(|(h, (linear, y))| {
+                let rows = h * n_tokens..(h + 1) * n_tokens;
+                Product { matrix: &linear.weight, rows, y, accumulate: false }
+            })
+            .collect();
+        matmul(self.pool, self.isa, &s.latent.by_head, &mut s.q8, &mut products);
+        self.lap("matmul_heads");
+    }
+}

@@ -1,0 +1,202 @@
+//! Several residual streams of which each layer computes with one (AltUp, arXiv 2301.13310), and learned residuals of low rank
+//! beside attention (LAuReL, arXiv 2411.07501), as Gemma 3n has them.
+
+use metal_attention_model::{LayerStreams, LayerWeights, Norm, Streams};
+
+use super::{Run, normalize, normalize_row, resize};
+use crate::kernels::matmul::{Product, matmul};
+use crate::layers::PreparedLinear;
+
+/// Activations of several streams.
+#[derive(Default)]
+pub(super) struct StreamScratch {
+    /// Each stream, `[n_tokens, n_embd]`; while a layer computes, what it predicts of them.
+    streams: Vec<Vec<f32>>,
+    /// LAuReL's result, `[n_tokens, n_embd]`.
+    laurel: Vec<f32>,
+    small: Vec<f32>,
+    coefficients: Vec<f32>,
+}
+
+impl StreamScratch {
+    pub(super) fn bytes(&self) -> usize {
+        let all = self.streams.iter().chain([&self.laurel, &self.small, &self.coefficients]);
+        all.map(|v| 4 * v.capacity()).sum()
+    }
+
+    /// The buffers with a row for each token, of `n` streams.
+    pub(super) fn rows(&mut self, n: usize) -> impl Iterator<Item = &mut Vec<f32>> {
+        let laurel = (n > 0).then_some(&mut self.laurel);
+        self.streams.iter_mut().take(n).chain(laurel)
+    }
+}
+
+impl Run<'_> {
+    /// Before the first layer: the other streams are projections of the embedding, as long as it.
+    pub(super) fn spread_over_streams(&mut self) {
+        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &self.weights.streams) else { return };
+        let n_embd = self.spec.n_embd;
+        let s = &mut *self.s;
+        let rows = 0..s.x.len() / n_embd;
+        s.streams.streams.resize_with(spec.n, Vec::new);
+        s.streams.streams[0].clone_from(&s.x);
+        for (stream, linear) in s.streams.streams[1..].iter_mut().zip(&w.proj) {
+            resize(stream, s.x.len());
+            let mut products = [Product { matrix: &linear.weight, rows: rows.clone(), y: stream, accumulate: false }];
+            matmul(self.pool, self.isa, &s.x, &mut s.q8, &mut products);
+            for (row, x) in stream.chunks_exact_mut(n_embd).zip(s.x.chunks_exact(n_embd)) {
+                stretch(row, length(x));
+            }
+        }
+        self.lap("streams");
+    }
+
+    /// A layer's prediction of every stream; `x` becomes that of the active one.
+    pub(super) fn begin_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
+        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
+        let n = spec.n;
+        let n_tokens = self.s.x.len() / self.spec.n_embd;
+        self.s.x.clone_from(&self.s.streams.streams[spec.active]);
+        self.modalities(&spec, w, n_tokens);
+        let s = &mut *self.s;
+        resize(&mut s.streams.coefficients, n_tokens * n * n);
+        let (matrix, y) = (&w.predict.weight, &mut s.streams.coefficients);
+        let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
+        let n_embd = self.spec.n_embd;
+        let mut old = vec![0.0; n];
+        for t in 0..n_tokens {
+            let coefficients = &s.streams.coefficients[t * n * n..][..n * n];
+            for e in t * n_embd..(t + 1) * n_embd {
+                for (old, stream) in old.iter_mut().zip(&s.streams.streams) {
+                    *old = stream[e];
+                }
+                for (stream, row) in s.streams.streams.iter_mut().zip(coefficients.chunks_exact(n)) {
+                    stream[e] += row.iter().zip(&old).map(|(c, x)| c * x).sum::<f32>();
+                }
+            }
+        }
+        s.x.clone_from(&s.streams.streams[spec.active]);
+        self.lap("streams");
+    }
+
+    /// `laurel = h + norm(r(l(h)))`.
+    pub(super) fn laurel(&mut self, w: &LayerWeights<PreparedLinear>) {
+        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
+        let n_embd = self.spec.n_embd;
+        let s = &mut *self.s;
+        let rows = 0..s.h.len() / n_embd;
+        resize(&mut s.streams.small, rows.len() * spec.laurel_rank);
+        resize(&mut s.streams.laurel, s.h.len());
+        let (matrix, y) = (&w.laurel_l.weight, &mut s.streams.small);
+        matmul(
+            self.pool,
+            self.isa,
+            &s.h,
+            &mut s.q8,
+            &mut [Product { matrix, rows: rows.clone(), y, accumulate: false }],
+        );
+        let (matrix, y) = (&w.laurel_r.weight, &mut s.streams.laurel);
+        let mut products = [Product { matrix, rows, y, accumulate: false }];
+        matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
+        let Norm { kind, eps, .. } = spec.laurel_norm;
+        for (row, h) in s.streams.laurel.chunks_exact_mut(n_embd).zip(s.h.chunks_exact(n_embd)) {
+            let x = row.to_vec();
+            normalize_row(self.isa, kind, eps, &w.laurel_norm, &x, row);
+            super::add(row, h);
+        }
+        self.lap("laurel");
+    }
+
+    /// `x = (x + laurel) / sqrt(2)`, after attention.
+    pub(super) fn add_laurel(&mut self) {
+        if self.spec.embedding.streams.is_none() {
+            return;
+        }
+        let s = &mut *self.s;
+        for (x, laurel) in s.x.iter_mut().zip(&s.streams.laurel) {
+            *x = (*x + laurel) * std::f32::consts::FRAC_1_SQRT_2;
+        }
+    }
+
+    /// Every stream is corrected by what the layer made of the active one; `x` becomes that.
+    pub(super) fn correct_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
+        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
+        let (n, n_embd) = (spec.n, self.spec.n_embd);
+        let n_tokens = self.s.x.len() / n_embd;
+        self.modalities(&spec, w, n_tokens);
+        let s = &mut *self.s;
+        resize(&mut s.streams.coefficients, n_tokens * n);
+        let (matrix, y) = (&w.correct.weight, &mut s.streams.coefficients);
+        let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
+        for t in 0..n_tokens {
+            let coefficients = &s.streams.coefficients[t * n..][..n];
+            for e in t * n_embd..(t + 1) * n_embd {
+                let innovation = s.x[e] - s.streams.streams[spec.active][e];
+                for (stream, c) in s.streams.streams.iter_mut().zip(coefficients) {
+                    stream[e] += innovation * (c + 1.0);
+                }
+            }
+        }
+        s.x.clone_from(&s.streams.streams[spec.active]);
+        self.lap("streams");
+    }
+
+    /// All streams but the active one get `result`.
+    pub(super) fn add_to_idle_streams(&mut self) {
+        let Some(spec) = self.spec.embedding.streams else { return };
+        let s = &mut *self.s;
+        for (_, stream) in s.streams.streams.iter_mut().enumerate().filter(|(i, _)| *i != spec.active) {
+            super::add(stream, &s.result);
+        }
+    }
+
+    /// After the last layer: `x` becomes the mean of all streams, projected back to the active one's length.
+    pub(super) fn join_streams(&mut self) {
+        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &self.weights.streams) else { return };
+        let n_embd = self.spec.n_embd;
+        let s = &mut *self.s;
+        s.x.clone_from(&s.streams.streams[spec.active]);
+        let rows = 0..s.x.len() / n_embd;
+        let mut sum = s.x.clone();
+        resize(&mut s.h, s.x.len());
+        for (stream, linear) in s.streams.streams[1..].iter().zip(&w.unembd_proj) {
+            let mut products = [Product { matrix: &linear.weight, rows: rows.clone(), y: &mut s.h, accumulate: false }];
+            matmul(self.pool, self.isa, stream, &mut s.q8, &mut products);
+            for (row, x) in s.h.chunks_exact_mut(n_embd).zip(s.x.chunks_exact(n_embd)) {
+                stretch(row, length(x));
+            }
+            super::add(&mut sum, &s.h);
+        }
+        s.x = sum;
+        let n = 1.0 / spec.n as f32;
+        s.x.iter_mut().for_each(|x| *x *= n);
+        self.lap("streams");
+    }
+
+    /// `small = tanh(router(norm(x) / n_embd))`, `[n_tokens, n]`.
+    fn modalities(&mut self, spec: &Streams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
+        let s = &mut *self.s;
+        resize(&mut s.h, s.x.len());
+        normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.h);
+        let factor = 1.0 / self.spec.n_embd as f32;
+        s.h.iter_mut().for_each(|x| *x *= factor);
+        resize(&mut s.streams.small, n_tokens * spec.n);
+        let (matrix, y) = (&w.router.weight, &mut s.streams.small);
+        let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        s.streams.small.iter_mut().for_each(|x| *x = x.tanh());
+    }
+}
+
+/// The length of a row, as the root of its squares' sum.
+fn length(row: &[f32]) -> f32 {
+    row.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+/// Brings a row to that length.
+fn stretch(row: &mut [f32], to: f32) {
+    let factor = to / length(row);
+    row.iter_mut().for_each(|x| *x *= factor);
+}

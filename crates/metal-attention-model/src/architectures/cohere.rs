@@ -1,0 +1,45 @@
+//! Command R, Command A, Aya: attention and feed-forward side by side from one Layer norm without bias.
+
+use super::decoder::decoder;
+use crate::attention::{Mask, NormOver, Positions, QkNorm};
+use crate::keys::Keys;
+use crate::spec::{NormKind, Residual};
+use crate::{Head, ModelError, ModelSpec, RopeLayout};
+
+/// Command R and R+, of which the latter, with its 64 layers, normalises each head of queries and keys.
+pub(super) fn command_r(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = parallel(k, k.positive_f32("logit_scale", 1.0)?)?;
+    if m.n_layer() >= 64 {
+        let eps = k.norm(NormKind::Layer)?.eps;
+        for (_, a) in m.attention_mut() {
+            a.qk_norm = Some(QkNorm { kind: NormKind::Layer, eps, over: NormOver::EachHead, after_rope: false });
+        }
+    }
+    Ok(m)
+}
+
+/// Command R7B and A: windows in three of four layers; the fourth knows no positions.
+pub(super) fn cohere2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let scale = k.opt_f32("logit_scale")?.ok_or_else(|| k.missing("logit_scale"))?;
+    let mut m = parallel(k, scale)?;
+    let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
+    let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
+    for (i, a) in m.attention_mut() {
+        if windowed[i] {
+            a.mask = Mask::Window(window);
+        } else {
+            a.positions = Positions::None;
+        }
+    }
+    Ok(m)
+}
+
+fn parallel(k: &Keys<'_>, logit_scale: f32) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
+    for layer in &mut m.layers {
+        (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
+    }
+    m.set_norm_biases(false);
+    m.output.head = m.output.head.map(|head| Head { scale: logit_scale, tied: Some(true), ..head });
+    Ok(m)
+}

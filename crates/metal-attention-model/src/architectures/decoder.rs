@@ -1,0 +1,251 @@
+//! What most decoders have in common: the starting point of a family's file.
+
+use crate::attention::{AttentionSpec, KvSource, Mask, Positions};
+use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
+use crate::keys::Keys;
+use crate::spec::{
+    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, Pooling, Residual,
+};
+use crate::{ModelError, RopeFactors, RopeLayout};
+
+/// A Llama-like decoder with this family's norms and rotation: norms before attention and feed-forward, a gated feed-forward
+/// with SiLU, one head over the last state.
+pub(super) fn decoder(k: &Keys<'_>, norm: NormKind, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+    let n_embd = k.positive("embedding_length")?;
+    let n_layer = k.n_layer()?;
+    let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
+    let head_count_kv = k.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
+    for (n_head, n_head_kv) in head_count.iter().zip(&head_count_kv) {
+        let divides = n_head.is_multiple_of(*n_head_kv);
+        k.check("attention.head_count_kv", n_head_kv, divides, "must divide attention.head_count")?;
+    }
+    // One length for all heads: that of the first layer's, where layers have different numbers of heads.
+    let head_dim = if let Some(n) = k.opt_positive("attention.key_length")? {
+        n
+    } else {
+        let why = "must divide embedding_length where attention.key_length is not given";
+        k.check("attention.head_count", head_count[0], n_embd.is_multiple_of(head_count[0]), why)?;
+        n_embd / head_count[0]
+    };
+    if let Some(v) = k.opt_positive("attention.value_length")? {
+        k.check("attention.value_length", v, v == head_dim, "value heads must be as long as key heads")?;
+    }
+    let rope = k.rope(layout, head_dim)?;
+    let attention = |(&n_head, &n_head_kv): (&usize, &usize)| {
+        check_heads(k, n_head, head_dim)?;
+        Ok(Mixer::Attention(AttentionSpec {
+            n_head,
+            n_head_kv,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            mask: Mask::Causal,
+            positions: Positions::Rope(rope),
+            soft_cap: None,
+            sinks: false,
+            qk_norm: None,
+            value_norm: None,
+            clamp_qkv: None,
+            kv: KvSource::Own,
+            temperature: None,
+            qkv_bias: false,
+            fused_qkv: false,
+        }))
+    };
+    let mixers: Vec<_> = head_count.iter().zip(&head_count_kv).map(attention).collect::<Result<_, ModelError>>()?;
+    around(k, norm, mixers)
+}
+
+/// The rest of such a decoder around these mixers, one a layer.
+pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
+    let n_ff = k.per_layer("feed_forward_length", mixers.len())?.ok_or_else(|| k.missing("feed_forward_length"))?;
+    let norm = k.norm(norm)?;
+    let layer = |(mixer, n_ff)| LayerSpec {
+        mixer_norm: Some(norm),
+        mixer,
+        mixer_post_norm: None,
+        feed_forward_norm: Some(norm.named("ffn_norm")),
+        feed_forward: FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false }),
+        feed_forward_post_norm: None,
+        residual: Residual::Sequential { scale: 1.0 },
+        output_scale: false,
+    };
+    Ok(ModelSpec {
+        name: k.name()?,
+        n_vocab: k.n_vocab()?,
+        n_ctx_train: k.positive("context_length")?,
+        n_embd: k.positive("embedding_length")?,
+        embedding: Embedding {
+            scale: 1.0,
+            token_types: None,
+            positions: None,
+            norm: None,
+            per_layer: None,
+            streams: None,
+        },
+        layers: mixers.into_iter().zip(n_ff).map(layer).collect(),
+        output: Output {
+            norm: Some(norm.named("output_norm")),
+            head: Some(Head { scale: 1.0, soft_cap: None, tied: None, bias: false }),
+            pooling: k.pooling()?,
+            dense: Vec::new(),
+            classifier: None,
+        },
+        architecture: k.architecture().to_owned(),
+    })
+}
+
+/// Refuses heads that together are larger than any model's.
+pub(super) fn check_heads(k: &Keys<'_>, n_head: usize, head_dim: usize) -> Result<(), ModelError> {
+    let plausible = n_head.checked_mul(head_dim).is_some_and(|n| n <= 1 << 28);
+    k.check("attention.key_length", head_dim, plausible, "heads this large are not plausible")
+}
+
+impl ModelSpec {
+    /// The attention of every layer, with its number; layers with another mixer are left out.
+    pub(super) fn attention_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionSpec)> {
+        self.layers.iter_mut().enumerate().filter_map(|(i, layer)| match &mut layer.mixer {
+            Mixer::Attention(a) => Some((i, a)),
+            Mixer::LatentAttention(_) => None,
+        })
+    }
+
+    /// The dense feed-forward of every layer that has one.
+    pub(super) fn dense_mut(&mut self) -> impl Iterator<Item = &mut Dense> {
+        self.layers.iter_mut().filter_map(|layer| match &mut layer.feed_forward {
+            FeedForward::Dense(dense) => Some(dense),
+            FeedForward::Experts(_) => None,
+        })
+    }
+
+    /// Where the rotation of a layer is changed.
+    pub(super) fn rope_mut(&mut self) -> impl Iterator<Item = &mut crate::Rope> {
+        self.attention_mut().filter_map(|(_, a)| a.rope_mut())
+    }
+
+    /// Whether the norms before mixers and feed-forwards, of the embedding and of the output have a bias.
+    pub(super) fn set_norm_biases(&mut self, bias: bool) {
+        let layers = self.layers.iter_mut().flat_map(|layer| [&mut layer.mixer_norm, &mut layer.feed_forward_norm]);
+        for norm in layers.chain([&mut self.embedding.norm, &mut self.output.norm]).flatten() {
+            norm.bias = bias;
+        }
+    }
+
+    /// Every layer with norms of the results too, named as Gemma's.
+    pub(super) fn add_post_norms(&mut self, norm: Norm) {
+        for layer in &mut self.layers {
+            layer.mixer_post_norm = Some(norm.named("post_attention_norm"));
+            layer.feed_forward_post_norm = Some(norm.named("post_ffw_norm"));
+        }
+    }
+
+    /// Norms of the results only (OLMo 2, EXAONE 4).
+    pub(super) fn only_post_norms(&mut self, norm: Norm) {
+        self.add_post_norms(norm);
+        for layer in &mut self.layers {
+            (layer.mixer_norm, layer.feed_forward_norm) = (None, None);
+        }
+    }
+
+    /// Layers as `windowed` says see a window, and turn by `rope_base` without an extension of the context where it is given.
+    pub(super) fn set_windows(&mut self, windowed: &[bool], mask: Mask, rope: Option<WindowRope>) {
+        for (_, a) in self.attention_mut().filter(|(i, _)| windowed[*i]) {
+            a.mask = mask;
+            if let (Positions::Rope(r), Some(WindowRope { freq_base })) = (&mut a.positions, rope) {
+                r.freq_base = freq_base;
+                r.scaling = crate::RopeScaling::None;
+                r.factors = RopeFactors::None;
+            }
+        }
+    }
+
+    /// Layers from `first_sparse` on get these experts.
+    pub(super) fn set_experts(&mut self, first_sparse: usize, experts: &Experts) {
+        for layer in self.layers.iter_mut().skip(first_sparse) {
+            layer.feed_forward = FeedForward::Experts(Box::new(experts.clone()));
+        }
+    }
+}
+
+/// The classifier of rerankers, where the file has one; `pooling`: how the family's pool a text, where no key says it.
+pub(super) fn classifier(k: &Keys<'_>, pooling: Pooling, norm_eps: f32) -> Result<Option<Classifier>, ModelError> {
+    let is_ranker = k.pooling()? == Some(Pooling::Rank);
+    if !["cls.weight", "cls.output.weight"].iter().any(|name| k.has_tensor(name, is_ranker)) {
+        return Ok(None);
+    }
+    let pooling = k.pooling_by("classifier.pooling_type")?.filter(|&p| p != Pooling::Rank).unwrap_or(pooling);
+    let labels = k.strings("classifier.output_labels")?;
+    Ok(Some(Classifier { labels, pooling, gelu: false, norm_eps, softmax: false }))
+}
+
+/// The rotation of layers with a window, where it is another.
+#[derive(Clone, Copy)]
+pub(super) struct WindowRope {
+    pub(super) freq_base: f32,
+}
+
+/// How a family's experts are when its files do not say otherwise.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertDefaults {
+    pub(super) score: RouterScore,
+    pub(super) renormalize: bool,
+}
+
+/// The experts that the file describes; an error where it has none. `n_ff`: an expert's width where no key says it.
+pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Result<Experts, ModelError> {
+    let n_expert = k.n_expert()?.ok_or_else(|| k.missing("expert_count"))?;
+    let n_used = k.positive("expert_used_count")?;
+    k.check("expert_used_count", n_used, n_used <= n_expert, "must be at most expert_count")?;
+    let n_ff = match k.per_layer("expert_feed_forward_length", k.n_layer()?) {
+        Ok(Some(widths)) => {
+            let alike = widths.iter().all(|n| *n == widths[0]);
+            k.check("expert_feed_forward_length", widths[0], alike, "layers must have experts of one width")?;
+            widths[0]
+        }
+        Ok(None) => n_ff,
+        // Files carry a 0 where the width is that of `feed_forward_length`.
+        Err(_) if k.opt_usize("expert_feed_forward_length").ok().flatten() == Some(0) => n_ff,
+        Err(e) => return Err(e),
+    };
+    let score = match k.opt_usize("expert_gating_func")? {
+        None | Some(0) => defaults.score,
+        Some(1) => RouterScore::Softmax,
+        Some(2) => RouterScore::Sigmoid,
+        Some(3) => RouterScore::SoftmaxOfChosen,
+        Some(other) => {
+            let why = "the gating functions are 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)";
+            return Err(k.unsupported("expert_gating_func", other, why));
+        }
+    };
+    let groups = match (k.opt_usize("expert_group_count")?, k.opt_usize("expert_group_used_count")?) {
+        (Some(n), used) if n > 1 => {
+            let n_used = used.unwrap_or(n);
+            k.check("expert_group_count", n, n_expert.is_multiple_of(n), "must divide expert_count")?;
+            k.check("expert_group_used_count", n_used, n_used > 0 && n_used <= n, "must be 1 to expert_group_count")?;
+            let enough = n_used * (n_expert / n) >= k.positive("expert_used_count")?;
+            k.check("expert_group_used_count", n_used, enough, "the groups must hold expert_used_count experts")?;
+            Some(RouterGroups { n, n_used })
+        }
+        _ => None,
+    };
+    Ok(Experts {
+        n_expert,
+        n_used,
+        expert: Dense { n_ff, gated: true, activation: Activation::Silu, fused: false },
+        router: Router {
+            score,
+            choice_bias: false,
+            renormalize: k.opt_bool("expert_weights_norm")?.unwrap_or(defaults.renormalize),
+            scale: k.positive_f32("expert_weights_scale", 1.0)?,
+            groups,
+            weight_input: false,
+        },
+        own_norms: None,
+        shared: None,
+    })
+}
+
+/// A feed-forward of `n_ff` beside the experts.
+pub(super) fn shared_expert(n_ff: usize, gated: bool) -> SharedExpert {
+    let dense = Dense { n_ff, gated: true, activation: Activation::Silu, fused: false };
+    SharedExpert { dense, gated, plain_names: false }
+}

@@ -1,0 +1,82 @@
+//! DeepSeek V2, V3, R1 and those that are built like them (Kimi K2, GigaChat 3); dots.llm1.
+
+use super::decoder::{ExpertDefaults, around, check_heads, decoder, experts, shared_expert};
+use crate::attention::{LatentAttentionSpec, NormOver, QkNorm, Temperature};
+use crate::feed_forward::{Experts, RouterScore};
+use crate::keys::Keys;
+use crate::spec::{Mixer, NormKind};
+use crate::{ModelError, ModelSpec, RopeLayout, RopeScaling};
+
+/// DeepSeek V2 and V3: latent attention; experts beside shared ones after some dense layers.
+pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = k.norm(NormKind::Rms)?.eps;
+    let kv_rank = k.positive("attention.kv_lora_rank")?;
+    // Files from before the query took the key's expansion in name the heads' own sizes by the plain keys.
+    let (head_dim, value_dim) = match k.opt_positive("attention.key_length_mla")? {
+        Some(n) => (n, k.positive("attention.value_length_mla")?),
+        None => (k.positive("attention.key_length")?, k.positive("attention.value_length")?),
+    };
+    let n_rot = k.positive("rope.dimension_count")?;
+    k.check("attention.key_length", head_dim, head_dim > n_rot, "must be larger than rope.dimension_count")?;
+    let (mut rope, mut length) = (k.rope(RopeLayout::Interleaved, head_dim)?, 1.0);
+    if let RopeScaling::Yarn { factor, log_multiplier, .. } = &mut rope.scaling {
+        // Of the vectors' length the scores' scale takes care (DeepSeek's `mscale`). The key is the multiplier times 0.1.
+        let grown = |m: f32| 1.0 + 0.1 * m * factor.max(1.0).ln();
+        length = match *log_multiplier {
+            Some(m) => grown(m / 0.1),
+            None => grown(1.0),
+        };
+        if log_multiplier.is_some() {
+            *log_multiplier = Some(1.0);
+        }
+    }
+    let q_rank = k.opt_usize("attention.q_lora_rank")?.filter(|&n| n > 0);
+    let q_rank = q_rank.filter(|_| !k.has_tensor("blk.0.attn_q.weight", false));
+    let temperature = match k.opt_f32("attention.temperature_scale")?.filter(|&s| s != 0.0) {
+        Some(scale) => Some(Temperature { scale, length: k.positive("attention.temperature_length")?, offset: 0 }),
+        None => None,
+    };
+    let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
+    let latent = |n_head| {
+        check_heads(k, n_head, head_dim.max(value_dim).max(kv_rank + n_rot))?;
+        Ok(Mixer::LatentAttention(LatentAttentionSpec {
+            n_head,
+            q_rank,
+            kv_rank,
+            n_nope: head_dim - n_rot,
+            value_dim,
+            rope,
+            scale: length * length / (head_dim as f32).sqrt(),
+            eps,
+            temperature,
+        }))
+    };
+    let mixers = n_head.into_iter().map(latent).collect::<Result<_, ModelError>>()?;
+    let mut m = around(k, NormKind::Rms, mixers)?;
+    let e = shared_experts(k, RouterScore::Softmax)?;
+    m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
+    Ok(m)
+}
+
+/// dots.llm1: DeepSeek's experts with plain attention and norms of queries and keys.
+pub(super) fn dots1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    let eps = k.norm(NormKind::Rms)?.eps;
+    for (_, a) in m.attention_mut() {
+        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
+    }
+    let e = shared_experts(k, RouterScore::Softmax)?;
+    m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
+    Ok(m)
+}
+
+fn shared_experts(k: &Keys<'_>, score: RouterScore) -> Result<Experts, ModelError> {
+    let mut e = experts(k, ExpertDefaults { score, renormalize: false }, 0)?;
+    e.router.choice_bias = true;
+    let n_shared = k.opt_usize("expert_shared_count")?.unwrap_or(0);
+    if n_shared > 0 {
+        k.positive("expert_shared_count")?;
+        e.shared = Some(shared_expert(e.expert.n_ff.saturating_mul(n_shared), false));
+    }
+    Ok(e)
+}

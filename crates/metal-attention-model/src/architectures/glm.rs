@@ -1,0 +1,43 @@
+//! GLM 4, 4.5, 4.6.
+
+use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
+use crate::attention::{NormOver, QkNorm};
+use crate::feed_forward::RouterScore;
+use crate::keys::Keys;
+use crate::spec::NormKind;
+use crate::{ModelError, ModelSpec, RopeLayout};
+
+/// GLM 4 (0414), Z1: norms of the results too, half of each head rotated, gate and up in one matrix.
+pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    m.add_post_norms(k.norm(NormKind::Rms)?);
+    m.dense_mut().for_each(|dense| dense.fused = true);
+    Ok(m)
+}
+
+/// GLM 4.5, 4.6: experts chosen by sigmoid and a bias beside one for all tokens, after some dense layers. What lies behind
+/// the last layer predicts further tokens and is left out.
+pub(super) fn glm4moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    let norm = k.norm(NormKind::Rms)?;
+    for layer in &mut m.layers {
+        layer.feed_forward_norm = Some(norm.named("post_attention_norm"));
+    }
+    // GLM 4.5 Air has none.
+    if k.has_tensor("blk.0.attn_q_norm.weight", true) {
+        for (_, a) in m.attention_mut() {
+            let (kind, eps) = (NormKind::Rms, norm.eps);
+            a.qk_norm = Some(QkNorm { kind, eps, over: NormOver::Head, after_rope: false });
+        }
+    }
+    let defaults = ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false };
+    let mut e = experts(k, defaults, 0)?;
+    e.router.choice_bias = true;
+    let n_shared = k.opt_usize("expert_shared_count")?.unwrap_or(0);
+    if n_shared > 0 {
+        k.positive("expert_shared_count")?;
+        e.shared = Some(shared_expert(e.expert.n_ff.saturating_mul(n_shared), false));
+    }
+    m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
+    Ok(m)
+}

@@ -1,0 +1,41 @@
+//! Granite 3 and 4 without recurrent layers, and MiniCPM: Llama with factors on embeddings, sums, scores and logits.
+
+use super::decoder::shared_expert;
+use super::llama;
+use crate::feed_forward::FeedForward;
+use crate::keys::Keys;
+use crate::spec::Residual;
+use crate::{Head, ModelError, ModelSpec};
+
+/// Granite, dense and with experts.
+pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = llama::neighbours(k)?;
+    let divisor = k.positive_f32("logit_scale", 0.0).map_err(|_| k.missing("logit_scale"))?;
+    scale(&mut m, k.positive_f32("embedding_scale", 1.0)?, k.positive_f32("residual_scale", 1.0)?, 1.0 / divisor);
+    if let Some(scale) = k.opt_f32("attention.scale")?.filter(|&scale| scale != 0.0) {
+        m.attention_mut().for_each(|(_, a)| a.scale = scale);
+    }
+    if let Some(n_ff) = k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0) {
+        for layer in &mut m.layers {
+            if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+                experts.shared = Some(shared_expert(n_ff, false));
+            }
+        }
+    }
+    Ok(m)
+}
+
+/// MiniCPM: the same with factors that its older files leave out.
+pub(super) fn minicpm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = llama::neighbours(k)?;
+    let residual = k.positive_f32("residual_scale", 1.4 / (m.n_layer() as f32).sqrt())?;
+    let divisor = k.positive_f32("logit_scale", 256.0 / m.n_embd as f32)?;
+    scale(&mut m, k.positive_f32("embedding_scale", 12.0)?, residual, 1.0 / divisor);
+    Ok(m)
+}
+
+fn scale(m: &mut ModelSpec, embedding: f32, residual: f32, logits: f32) {
+    m.embedding.scale = embedding;
+    m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sequential { scale: residual });
+    m.output.head = m.output.head.map(|head| Head { scale: logits, ..head });
+}

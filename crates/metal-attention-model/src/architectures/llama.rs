@@ -1,0 +1,128 @@
+//! Llama and those that are built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Hunyuan, Seed-OSS.
+
+use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
+use crate::attention::{Mask, NormOver, Positions, QkNorm, Temperature};
+use crate::feed_forward::{FeedForward, RouterScore};
+use crate::keys::Keys;
+use crate::spec::NormKind;
+use crate::{ModelError, ModelSpec, RopeLayout};
+
+const SOFTMAX: ExpertDefaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
+
+/// Llama, InternLM 2, ERNIE 4.5: neighbours are rotated together; Mixtral's experts where the file has some; windows of
+/// Mistral 7B v0.1.
+pub(super) fn neighbours(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    if k.n_expert()?.is_some() {
+        let n_ff = k.positive("feed_forward_length")?;
+        m.set_experts(0, &experts(k, SOFTMAX, n_ff)?);
+    }
+    if let Some(window) = k.window()? {
+        m.attention_mut().for_each(|(_, a)| a.mask = Mask::Window(window));
+    }
+    Ok(m)
+}
+
+/// ERNIE 4.5 with experts in each so-many-th layer, after some dense ones.
+pub(super) fn ernie_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
+    e.router.choice_bias = true;
+    if let Some(n_ff) = k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0) {
+        e.shared = Some(shared_expert(n_ff, false));
+    }
+    let step = k.opt_positive("interleave_moe_layer_step")?.unwrap_or(1);
+    let first = k.opt_usize("leading_dense_block_count")?.unwrap_or(0);
+    for (i, layer) in m.layers.iter_mut().enumerate() {
+        if i >= first && (i + 1).is_multiple_of(step) {
+            layer.feed_forward = FeedForward::Experts(Box::new(e.clone()));
+        }
+    }
+    Ok(m)
+}
+
+/// Llama-embed: no causal mask.
+pub(super) fn embed(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = neighbours(k)?;
+    if !k.opt_bool("attention.causal")?.unwrap_or(false) {
+        m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);
+    }
+    Ok(m)
+}
+
+/// SmolLM 3: each fourth layer knows no positions.
+pub(super) fn smollm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    for (_, a) in m.attention_mut().filter(|(i, _)| (i + 1).is_multiple_of(4)) {
+        a.positions = Positions::None;
+    }
+    Ok(m)
+}
+
+/// Hunyuan, dense and with experts: queries and keys are normalised after the rotation.
+pub(super) fn hunyuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    let eps = k.norm(NormKind::Rms)?.eps;
+    for (_, a) in m.attention_mut() {
+        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
+    }
+    if k.n_expert()?.is_some() {
+        let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
+        let n_ff = match k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0) {
+            Some(n_ff) => n_ff,
+            None => k.positive("feed_forward_length")?,
+        };
+        e.shared = Some(shared_expert(n_ff, false));
+        m.set_experts(0, &e);
+    }
+    Ok(m)
+}
+
+/// Seed-OSS: biases of queries, keys and values; the norm before the feed-forward has another name.
+pub(super) fn seed_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
+    for layer in &mut m.layers {
+        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.named("post_attention_norm"));
+    }
+    Ok(m)
+}
+
+/// Llama 4: three of four layers see chunks, the fourth all, without rotation and with queries that grow; experts in each
+/// so-many-th layer, weighted at their input, beside one that all tokens go through.
+pub(super) fn llama4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    const CHUNK: usize = 8192;
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    let chunked = k.opt_usize("attention.sliding_window")? != Some(0);
+    let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
+    let eps = k.norm(NormKind::Rms)?.eps;
+    // Maverick, with its 128 experts, does without this norm.
+    let qk_norm = k.n_expert()? != Some(128);
+    for (i, a) in m.attention_mut() {
+        if !chunked || windowed[i] {
+            if qk_norm {
+                let norm = QkNorm { kind: NormKind::Rms, eps, over: NormOver::Unweighted, after_rope: true };
+                a.qk_norm = Some(norm);
+            }
+            if chunked {
+                a.mask = Mask::Chunk(CHUNK);
+            }
+        } else {
+            a.positions = Positions::None;
+            a.temperature = Some(Temperature { scale: 0.1, length: CHUNK, offset: 1 });
+        }
+    }
+    if k.n_expert()?.is_some() {
+        let mut e = experts(k, ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false }, 0)?;
+        e.router.score = RouterScore::Sigmoid;
+        e.router.weight_input = true;
+        e.shared = Some(shared_expert(e.expert.n_ff, false));
+        let step = k.positive("interleave_moe_layer_step")?;
+        for (i, layer) in m.layers.iter_mut().enumerate() {
+            if (i + 1).is_multiple_of(step) {
+                layer.feed_forward = FeedForward::Experts(Box::new(e.clone()));
+            }
+        }
+    }
+    Ok(m)
+}

@@ -1,0 +1,56 @@
+//! OLMo, 1 to 3.
+
+use super::decoder::{ExpertDefaults, WindowRope, decoder, experts};
+use crate::attention::{Mask, NormOver, QkNorm};
+use crate::feed_forward::RouterScore;
+use crate::keys::Keys;
+use crate::spec::NormKind;
+use crate::{ModelError, ModelSpec, RopeLayout};
+
+/// OLMo: norms without weights, queries, keys and values cut off.
+pub(super) fn olmo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
+    let clamp = k.soft_cap("attention.clamp_kqv")?;
+    m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);
+    for layer in &mut m.layers {
+        for norm in [&mut layer.mixer_norm, &mut layer.feed_forward_norm].into_iter().flatten() {
+            norm.weight = false;
+        }
+    }
+    m.output.norm.iter_mut().for_each(|norm| norm.weight = false);
+    Ok(m)
+}
+
+/// OLMo 2 and 3: norms of the results only, of queries and keys over all heads; 3 has windows in three of four layers,
+/// without an extension of the context.
+pub(super) fn olmo2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.only_post_norms(k.norm(NormKind::Rms)?);
+    norm_rows(k, &mut m)?;
+    if let Some(window) = k.window()? {
+        let freq_base = match k.freq_base("rope.freq_base_swa")? {
+            Some(base) => base,
+            None => k.freq_base("rope.freq_base")?.unwrap_or(10_000.0),
+        };
+        let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
+        m.set_windows(&windowed, Mask::Window(window), Some(WindowRope { freq_base }));
+    }
+    Ok(m)
+}
+
+/// OLMo with experts, whose weights stay as softmax gives them.
+pub(super) fn olmoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    norm_rows(k, &mut m)?;
+    let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
+    m.set_experts(0, &experts(k, defaults, k.positive("feed_forward_length")?)?);
+    Ok(m)
+}
+
+fn norm_rows(k: &Keys<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
+    let eps = k.norm(NormKind::Rms)?.eps;
+    for (_, a) in m.attention_mut() {
+        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Row, after_rope: false });
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Qwen 2 and 3, with and without experts; of the models that see, the part that reads text. (Sections of the rotation are
+//! for pictures: with equal positions they are the plain one.)
+
+use super::decoder::{ExpertDefaults, classifier, decoder, experts, shared_expert};
+use crate::attention::{NormOver, QkNorm};
+use crate::feed_forward::RouterScore;
+use crate::keys::Keys;
+use crate::spec::{Classifier, NormKind};
+use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
+
+/// Qwen 2, 2.5, 2-VL: biases of queries, keys and values.
+pub(super) fn qwen2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
+    Ok(m)
+}
+
+/// Qwen 1.5 and 2 with experts, beside one that all tokens go through by a gate.
+pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    let n_ff = k.positive("feed_forward_length")?;
+    let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
+    let mut e = experts(k, defaults, n_ff / k.positive("expert_used_count")?)?;
+    let shared = k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0).unwrap_or(n_ff);
+    e.shared = Some(shared_expert(shared, true));
+    m.set_experts(0, &e);
+    Ok(m)
+}
+
+/// Qwen 3, 3-VL: each head of queries and keys is normalised.
+pub(super) fn qwen3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    let eps = k.norm(NormKind::Rms)?.eps;
+    for (_, a) in m.attention_mut() {
+        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
+    }
+    m.output.classifier = classifier(k, Pooling::Last, eps)?.map(|c| Classifier { softmax: true, ..c });
+    Ok(m)
+}
+
+/// Qwen 3 with experts.
+pub(super) fn qwen3moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = qwen3(k)?;
+    let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
+    let n_ff = k.positive("feed_forward_length")? / k.positive("expert_used_count")?;
+    m.set_experts(0, &experts(k, defaults, n_ff)?);
+    Ok(m)
+}

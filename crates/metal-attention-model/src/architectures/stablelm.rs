@@ -1,0 +1,25 @@
+//! StableLM: Layer norms, a part of each head rotated.
+
+use super::decoder::decoder;
+use crate::attention::{NormOver, QkNorm};
+use crate::keys::Keys;
+use crate::spec::{NormKind, Residual};
+use crate::{ModelError, ModelSpec, RopeLayout};
+
+/// StableLM 2 and 3B; 12B, which has no second norm, runs attention and feed-forward side by side and normalises each head
+/// of queries and keys.
+pub(super) fn stablelm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
+    let eps = k.norm(NormKind::Layer)?.eps;
+    for i in 0..m.n_layer() {
+        if !k.has_tensor(&format!("blk.{i}.ffn_norm.weight"), true) {
+            (m.layers[i].residual, m.layers[i].feed_forward_norm) = (Residual::Parallel, None);
+        }
+    }
+    if k.has_tensor("blk.0.attn_q_norm.weight", false) {
+        for (_, a) in m.attention_mut() {
+            a.qk_norm = Some(QkNorm { kind: NormKind::Layer, eps, over: NormOver::EachHead, after_rope: false });
+        }
+    }
+    Ok(m)
+}

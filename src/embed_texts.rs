@@ -1,0 +1,39 @@
+//! Texts through an encoder, or another model's states, as many at once as the forward pass has room for.
+
+use metal_attention::{Error, ForwardError, ForwardPass, Pooler};
+
+use crate::cli_error::CliError;
+use crate::progress::Progress;
+
+/// Evaluates `texts`, each of one token at least, and hands over what `pooler` makes of each, in order.
+pub fn embed_texts(
+    pass: &mut dyn ForwardPass,
+    pooler: &Pooler,
+    texts: &[Vec<u32>],
+    mut done: impl FnMut(usize, Vec<f32>) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let n_embd = pass.spec().n_embd;
+    let n_tokens = texts.iter().map(|text| text.len() as u64).sum();
+    let progress = Progress::steps("embedding", n_tokens).watched(pass.spec().n_layer());
+    let (mut next, mut evaluated) = (0, 0);
+    while next < texts.len() {
+        let some = &texts[next..texts.len().min(next + pass.n_seq())];
+        pass.reset();
+        let batches: Vec<_> = some.iter().enumerate().map(|(seq, ids)| pooler.batch(ids, seq)).collect();
+        let states = match pass.forward_hidden(&batches.concat()) {
+            Err(ForwardError::Cancelled) => return Err(CliError::Interrupted),
+            states => states.map_err(Error::from)?,
+        };
+        let mut states = states.as_slice();
+        for (i, batch) in batches.iter().enumerate() {
+            let n = batch.iter().filter(|token| token.logits).count();
+            let mut pooled = pooler.begin();
+            pooled.add(states.split_off(..n * n_embd).unwrap_or_default());
+            done(next + i, pooler.finish(pooled))?;
+            evaluated += batch.len() as u64;
+        }
+        next += some.len();
+        progress.set(evaluated);
+    }
+    Ok(())
+}

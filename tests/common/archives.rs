@@ -1,0 +1,63 @@
+//! Models that lie in archives: one small model in each quantised type, and one of each architecture.
+
+// Each test file that takes this in uses a part of it.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Files by their names.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+/// The models of `quants.json`, as `Q4_K.gguf`, but for that in F16, whose file is as large as four others. Three lie in the
+/// folder `quants` for tests that open files, the others in an archive beside it.
+pub fn quants() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let mut files: Files = std::fs::read_dir(reference().join("quants"))
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry"))
+            .map(|entry| (entry.file_name().into_string().expect("a plain name"), std::fs::read(entry.path()).unwrap()))
+            .collect();
+        files.extend(archive("quants.tar.xz"));
+        assert_eq!(files.len(), 12, "{:?}", files.keys());
+        files
+    })
+}
+
+/// The models of `more-architectures.json`, as `gemma3.gguf`.
+pub fn more_architectures() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| archive("more-architectures.tar.xz"))
+}
+
+fn reference() -> PathBuf {
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|root| root.join("tests/data/reference"));
+    folders.find(|folder| folder.exists()).expect("the repository's tests/data/reference")
+}
+
+fn archive(name: &str) -> Files {
+    let archive = std::fs::read(reference().join(name)).expect("an archive of reference models");
+    let mut tar = Vec::new();
+    lzma_rs::xz_decompress(&mut archive.as_slice(), &mut tar).expect("a sound archive");
+    members(&tar)
+}
+
+/// Names, without folders, and contents of the files in a tar archive.
+fn members(tar: &[u8]) -> Files {
+    const BLOCK: usize = 512;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches(['\0', ' ']).to_owned();
+    let mut found = Files::new();
+    let mut rest = tar;
+    // An archive ends with blocks of zeros.
+    while let Some((header, after)) = rest.split_first_chunk::<BLOCK>().filter(|(header, _)| header[0] != 0) {
+        let size = usize::from_str_radix(&text(&header[124..136]), 8).expect("an octal size");
+        let name = text(&header[..100]);
+        if let Some(name) = name.rsplit('/').next().filter(|name| !name.is_empty()) {
+            found.insert(name.to_owned(), after[..size].to_vec());
+        }
+        rest = &after[size.next_multiple_of(BLOCK)..];
+    }
+    found
+}
