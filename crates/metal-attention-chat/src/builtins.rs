@@ -129,8 +129,9 @@ fn is_divisible_by(value: &Value, other: &Value) -> bool {
     matches!((f64::try_from(value.clone()), f64::try_from(other.clone())), (Ok(a), Ok(b)) if a % b == 0.0)
 }
 
+/// As in Python, where nothing is in `None` because it cannot be asked.
 fn is_iterable(value: &Value) -> bool {
-    value.kind() == ValueKind::String || value.try_iter().is_ok()
+    value.kind() == ValueKind::String || (!value.is_none() && value.try_iter().is_ok())
 }
 
 /// A function that is charged for before it runs, and gives what other values may hold.

@@ -184,8 +184,8 @@ mod tests {
             ("{{ 'a-b-c'.partition('-') }}{{ 'a-b-c'.rpartition('-') }}", "('a', '-', 'b-c')('a-b', '-', 'c')"),
             ("{{ 'a-b-c'.rsplit('-', 1) }}{{ 'a-b'.rsplit('-') }}", "['a-b', 'c']['a', 'b']"),
             (
-                "{{ 'x' is sequence }} {{ 'x' is iterable }} {{ {} is sequence }} {{ 1 is iterable }}",
-                "True True True False",
+                "{{ 'x' is sequence }} {{ 'x' is iterable }} {{ {} is sequence }} {{ 1 is iterable }} {{ none is iterable }}",
+                "True True True False False",
             ),
             (
                 "{{ {'b': 1.0, 'a': none}|tojson }} {{ [true]|tojson(indent=2) }}",
