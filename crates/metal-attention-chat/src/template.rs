@@ -10,8 +10,8 @@ use serde_json::{Map, Value as Json, json};
 use crate::environment::NOW;
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
-use crate::tool_calls::{describes_tools, in_plain_words};
-use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
+use crate::tool_calls::{Telling, in_plain_words};
+use crate::{Message, Prompt, ReasoningMarkers, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
 /// What errors call the templates.
 const DEFAULT: &str = "chat template";
@@ -154,15 +154,26 @@ impl ChatTemplate {
         ToolFormat::of_template(self.source_for_tools())
     }
 
-    /// Whether the answer to a prompt of this template begins with thoughts, which end with `</think>`.
-    pub fn begins_with_thoughts(&self, prompt: &str) -> bool {
-        self.thinks() && prompt.trim_end().ends_with("<think>")
+    /// The texts between which the model thinks; `None`: it is not known to, or does so in messages of their own
+    /// ([`ToolFormat::Harmony`]).
+    pub fn reasoning(&self) -> Option<ReasoningMarkers> {
+        let of_model = || ReasoningMarkers::of_model(&self.source, self.tokenizer.as_deref());
+        if self.tool_format() == ToolFormat::Harmony { None } else { of_model() }
+    }
+
+    /// The texts around the thoughts that the answer to a prompt of this template begins with: the prompt has what begins
+    /// them.
+    pub fn reasoning_begun(&self, prompt: &str) -> Option<ReasoningMarkers> {
+        self.reasoning().filter(|markers| markers.begun_in(prompt))
     }
 
     /// A parser for the model's answer to `prompt`, which this template has rendered with `tools`.
     pub fn answer_parser(&self, prompt: &str, tools: &[Tool]) -> ToolCallParser {
         let parser = ToolCallParser::new(self.tool_format(), tools);
-        if self.thinks() { parser.thinking(self.begins_with_thoughts(prompt)) } else { parser }
+        match self.reasoning() {
+            Some(markers) => parser.thinking(markers, markers.begun_in(prompt)),
+            None => parser,
+        }
     }
 
     /// The text of the template that conversations with tools go through.
@@ -170,24 +181,27 @@ impl ChatTemplate {
         self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
 
-    /// Whether the template knows thoughts.
-    fn thinks(&self) -> bool {
-        self.source.contains("</think>")
-    }
-
     /// The text of a conversation. Tools that the template does not know are described in plain words.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let about_tools = |m: &Message| m.role == Role::Tool || !m.tool_calls.is_empty();
-        let has_tools = !request.tools.is_empty() || request.messages.iter().any(about_tools);
-        if has_tools && !describes_tools(self.source_for_tools()) {
-            let messages = in_plain_words(request.messages, request.tools);
-            return self.render_known(&RenderRequest { messages: &messages, tools: &[], ..*request });
+        let with_calls = request.messages.iter().any(|m| !m.tool_calls.is_empty());
+        let with_results = request.messages.iter().any(|m| m.role == Role::Tool);
+        let telling = Telling::of_template(self.source_for_tools());
+        let is_known = match telling {
+            Telling::All => true,
+            Telling::AllButCalls => !with_calls,
+            Telling::SystemField | Telling::Nothing => request.tools.is_empty() && !with_calls && !with_results,
+        };
+        if is_known {
+            return self.render_known(request, None);
         }
-        self.render_known(request)
+        let (messages, system_tools) = in_plain_words(telling, request.messages, request.tools);
+        let tools = if telling == Telling::AllButCalls { request.tools } else { &[] };
+        self.render_known(&RenderRequest { messages: &messages, tools, ..*request }, system_tools.as_deref())
     }
 
-    /// The text of a conversation that has nothing the template does not know.
-    fn render_known(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
+    /// The text of a conversation that has nothing the template does not know; `system_tools`: the tools, for the first
+    /// message.
+    fn render_known(&self, request: &RenderRequest<'_>, system_tools: Option<&str>) -> Result<Prompt, TemplateError> {
         let mut taken = PrivateUse::default();
         taken.add(&self.source);
         for message in request.messages {
@@ -195,12 +209,16 @@ impl ChatTemplate {
             message.tool_calls.iter().for_each(|call| taken.add_value(&arguments(call)));
         }
         request.tools.iter().for_each(|tool| taken.add_value(tool.as_value()));
+        taken.add(system_tools.unwrap_or_default());
         for (name, value) in request.variables.into_iter().flatten() {
             taken.add(name);
             taken.add_value(value);
         }
         let marker = Marker::new(self.tokenizer.as_deref(), &taken);
-        let context = self.context(request, &marker);
+        let mut context = self.context(request, &marker);
+        if let (Some(tools), Some(first)) = (system_tools, context.get_mut("messages").and_then(|m| m.get_mut(0))) {
+            first["tools"] = marker.mark(tools).into();
+        }
         let tool_use = self.tool_use.as_ref().filter(|_| !request.tools.is_empty());
         let program = tool_use.map_or(&self.program, |(program, _)| program);
         Ok(marker.prompt(&program.run(&context)?))
@@ -237,8 +255,14 @@ impl ChatTemplate {
             content => content.as_deref(),
         };
         fields.insert("content".into(), content.map(|text| marker.mark(text)).into());
+        // The template of gpt-oss has another name for it, and wants no text beside it where there are calls.
+        let has_text = message.content.as_ref().is_some_and(|text| !text.is_empty());
+        let thinking = &message.reasoning_content;
+        let thinking = if message.tool_calls.is_empty() || !has_text { thinking } else { &None };
+        let thinking = if self.source.contains("message.thinking") { thinking } else { &None };
         for (name, text) in [
             ("reasoning_content", &message.reasoning_content),
+            ("thinking", thinking),
             ("tool_call_id", &message.tool_call_id),
             ("name", &message.name),
         ] {

@@ -1,6 +1,6 @@
 //! Answers as models write them, taken apart however they are cut into pieces.
 
-use metal_attention_chat::{AnswerEvent, Message, Tool, ToolCallParser, ToolFormat};
+use metal_attention_chat::{AnswerEvent, Message, ReasoningMarkers, Tool, ToolCallParser, ToolFormat};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -75,7 +75,7 @@ const CASES: &[Case] = &[
 ];
 
 fn parse(format: ToolFormat, pieces: &[&str], tools: &[Tool]) -> (Message, Vec<AnswerEvent>) {
-    let mut parser = ToolCallParser::new(format, tools).thinking(false);
+    let mut parser = ToolCallParser::new(format, tools).thinking(ReasoningMarkers::THINK, false);
     let mut events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     events.extend(parser.finish());
     (Message::from_events(events.clone()), events)
@@ -128,7 +128,7 @@ fn without_tools_nothing_is_a_call() {
 
 #[test]
 fn thoughts_may_begin_in_the_prompt() {
-    let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]).thinking(true);
+    let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]).thinking(ReasoningMarkers::THINK, true);
     let mut events = parser.push("\nFirst, ");
     assert_eq!(events, [AnswerEvent::Reasoning("First,".into())]);
     events.extend(parser.push("then.\n</th"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
-use metal_attention_chat::{AnswerEvent, Message, Tool, ToolCallParser, ToolFormat};
+use metal_attention_chat::{AnswerEvent, Message, ReasoningMarkers, Tool, ToolCallParser, ToolFormat};
 use serde_json::json;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
@@ -33,7 +33,7 @@ fn accepts(lark: &str, text: &str) -> bool {
 
 /// The calls that a parser finds, as `name arguments`.
 fn calls(format: ToolFormat, text: &str) -> Vec<String> {
-    let mut parser = ToolCallParser::new(format, &tools()).thinking(text.contains("</think>"));
+    let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, text.contains("</think>"));
     let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
     let message = Message::from_events(events);
     assert_eq!(message.content, None, "{text}");
@@ -59,19 +59,19 @@ fn forced_calls_are_read_as_such() {
         ),
         (ToolFormat::Json, arguments.clone(), format!("{arguments}\n{now}")),
     ] {
-        let single = format.grammar(&tools(), false, false, None);
+        let single = format.grammar(&tools(), false, None, None);
         assert!(accepts(&single, &one), "{format:?}: {one}");
         assert!(!accepts(&single, &two), "{format:?}: {two}");
         assert!(!accepts(&single, &one.replace("Bern", "Rome")) && !accepts(&single, "Hello"));
         assert_eq!(calls(format, &one), [format!("get_weather {bern}")]);
-        let several = format.grammar(&tools(), true, false, None);
+        let several = format.grammar(&tools(), true, None, None);
         assert!(accepts(&several, &one) && accepts(&several, &two), "{format:?}: {two}");
         assert_eq!(calls(format, &two), [format!("get_weather {bern}"), "say \"now\" {}".into()]);
-        let thinking = format.grammar(&tools(), false, true, None);
+        let thinking = format.grammar(&tools(), false, Some(ReasoningMarkers::THINK), None);
         let thought = format!("So {{ and \"}} so.\n</think>\n\n{one}");
         assert!(accepts(&thinking, &thought) && !accepts(&thinking, &one), "{format:?}: {thought}");
         assert_eq!(calls(format, &thought), [format!("get_weather {bern}")]);
-        let named = format.grammar(&tools()[1..], false, false, None);
+        let named = format.grammar(&tools()[1..], false, None, None);
         assert!(!accepts(&named, &one), "{format:?}: {one}");
     }
 }

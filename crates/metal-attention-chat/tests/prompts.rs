@@ -186,7 +186,7 @@ fn calls_without_a_text_suit_every_template() {
         ),
         ("{% for m in messages %}{{ m.content + '.' }}{% endfor %}", "x.."),
     ] {
-        let template = ChatTemplate::new(&format!("{{# knows tools #}}{source}")).unwrap();
+        let template = ChatTemplate::new(&format!("{{# knows tools and tool_calls #}}{source}")).unwrap();
         let prompt = template.render(&RenderRequest { messages: &messages, ..Default::default() }).unwrap();
         assert_eq!(prompt.text, expected, "{source}");
     }

@@ -56,7 +56,7 @@ impl Grammars {
             Tool::try_from(json).map_err(|e| e.to_string())
         };
         let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
-        let thinking = template.begins_with_thoughts(prompt);
+        let thinking = template.reasoning_begun(prompt);
         let grammar = template.tool_format().grammar(&tools, parallel, thinking, Some(&self.tokenizer));
         self.constraint(TopLevelGrammar::from_lark(grammar))
     }
