@@ -49,7 +49,7 @@ fn all_filters() -> Vec<Builtin> {
         f(&["items"], prices::items, Value::from_function(filters::items)),
         f(&["join"], prices::joined, Value::from_function(filters::join)),
         f(&["last"], prices::last, Value::from_function(filters::last)),
-        f(&["length", "count"], prices::last, Value::from_function(filters::length)),
+        f(&["length", "count"], prices::last, Value::from_function(length)),
         f(&["lines"], prices::lines, Value::from_function(filters::lines)),
         f(&["list"], prices::items, Value::from_function(filters::list)),
         f(&["lower"], prices::changed_text, Value::from_function(filters::lower)),
@@ -115,6 +115,11 @@ fn all_tests() -> Vec<Builtin> {
         t(&["sequence"], prices::free, Value::from_function(is_sequence)),
         t(&["iterable"], prices::free, Value::from_function(is_iterable)),
     ]
+}
+
+/// As in Python, where what is not there has no items.
+fn length(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(0.into()) } else { filters::length(value).map(Value::from) }
 }
 
 fn is_sequence(value: &Value) -> bool {

@@ -196,6 +196,11 @@ mod tests {
                 "{\"b\":[1,2]} \"\\u00e9\"",
             ),
             (
+                "{{ no | upper }}{{ no | lower }}{{ no | title }}{{ no | capitalize }}{{ no | trim }}.{{ no | length }} \
+                 {{ no | replace('a', 'b') }}{{ no | string }}{{ no | list }}{{ no | join }}{{ none | upper }}{{ 1.5 | trim }}",
+                ".0 []NONE1.5",
+            ),
+            (
                 "{{ none }} {{ true }} {{ {'a': 'b\\'c', 'd': [1.5]} }} {{ missing }}",
                 "None True {'a': \"b'c\", 'd': [1.5]} ",
             ),

@@ -14,7 +14,7 @@ pub struct ReasoningMarkers {
 }
 
 impl ReasoningMarkers {
-    /// `<think>` and `</think>`: Qwen, DeepSeek, GLM, `SmolLM` and most others.
+    /// `<think>` and `</think>`: Qwen, `DeepSeek`, GLM, `SmolLM` and most others.
     pub const THINK: Self = Self { start: "<think>", end: "</think>", answer: None };
 
     /// Those that models are known to write; of two that fit the first one holds.

@@ -200,8 +200,24 @@ impl ChatTemplate {
     }
 
     /// The text of a conversation that has nothing the template does not know; `system_tools`: the tools, for the first
-    /// message.
+    /// message. Some templates fail on tools without a description or parameters: then these are empty.
     fn render_known(&self, request: &RenderRequest<'_>, system_tools: Option<&str>) -> Result<Prompt, TemplateError> {
+        let result = self.render_as_it_is(request, system_tools);
+        let completed: Vec<_> = request.tools.iter().map(Tool::completed).collect();
+        if !matches!(result, Err(TemplateError::Render { .. })) || completed.iter().all(Option::is_none) {
+            return result;
+        }
+        let tools =
+            request.tools.iter().zip(completed).map(|(tool, completed)| completed.unwrap_or_else(|| tool.clone()));
+        let tools: Vec<_> = tools.collect();
+        self.render_as_it_is(&RenderRequest { tools: &tools, ..*request }, system_tools)
+    }
+
+    fn render_as_it_is(
+        &self,
+        request: &RenderRequest<'_>,
+        system_tools: Option<&str>,
+    ) -> Result<Prompt, TemplateError> {
         let mut taken = PrivateUse::default();
         taken.add(&self.source);
         for message in request.messages {

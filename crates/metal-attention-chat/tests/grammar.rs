@@ -75,3 +75,148 @@ fn forced_calls_are_read_as_such() {
         assert!(!accepts(&named, &one), "{format:?}: {one}");
     }
 }
+
+/// The same for formats with more around a call, and arguments of every kind.
+#[test]
+fn forced_calls_of_other_formats_are_read_as_such() {
+    let trip = json!({"type": "function", "function": {"name": "trip", "parameters": {
+        "type": "object", "required": ["city", "days"], "properties": {
+            "city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}, "note": {"type": "string"},
+            "mode": {"type": "string", "enum": ["rail", "road"]}, "via": {"type": "array", "items": {"type": "string"}},
+            "seat": {"type": "object", "properties": {"window": {"type": "boolean"}, "row": {"type": "integer"}}}, "any": {},
+        }, "$defs": {"city": {"type": "string", "enum": ["Bern", "Basel"]}}}}});
+    let now = json!({"type": "function", "function": {"name": "now"}});
+    let tools = [trip, now].map(|tool| Tool::try_from(tool).unwrap());
+    let bern = r#"{"city": "Bern", "days": 2}"#;
+    let all = r#"{"city": "Bern", "days": 2, "note": "a <b>, c", "mode": "rail", "via": ["x"], "seat": {"row": 3}, "any": null}"#;
+    let json_call = |tool: &str, key: &str| format!("{{\"name\": \"{tool}\", \"{key}\": ");
+    let command = |tool: &str, arguments: &str| {
+        format!("{{\"tool_call_id\": \"0\", \"tool_name\": \"{tool}\", \"parameters\": {arguments}}}")
+    };
+    let tags = |open: &str, close: &str, n: &str, end: &str, arguments: &[(&str, &str)], tool: &str| {
+        let argument = |(key, value): &(&str, &str)| format!("<parameter={key}>{n}{value}{n}</parameter>\n");
+        let arguments: String = arguments.iter().map(argument).collect();
+        format!("{open}\n<function={tool}>\n{arguments}</function>{end}{close}")
+    };
+    let keys = |arguments: &[(&str, &str)], tool: &str| {
+        let argument =
+            |(key, value): &(&str, &str)| format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n");
+        let arguments: String = arguments.iter().map(argument).collect();
+        format!("<tool_call>{tool}\n{arguments}</tool_call>")
+    };
+    let plain = [("city", "\"Bern\""), ("days", "2")];
+    let plain_all = [
+        ("city", "\"Bern\""),
+        ("days", "2"),
+        ("note", "a <b>, c"),
+        ("mode", "rail"),
+        ("via", "[\"x\"]"),
+        ("seat", "{\"row\": 3}"),
+        ("any", "null"),
+    ];
+    let coder =
+        |arguments: &[(&str, &str)], tool: &str| tags("<tool_call>", "</tool_call>", "\n", "\n", arguments, tool);
+    let seed = |arguments: &[(&str, &str)], tool: &str| {
+        tags("<seed:tool_call>", "</seed:tool_call>", "", "\n", arguments, tool)
+    };
+    let gemma = |arguments: &str, tool: &str| format!("<|tool_call>call:{tool}{{{arguments}}}<tool_call|>");
+    let gemma_bern = gemma("city:<|\"|>Bern<|\"|>,days:2", "trip");
+    let deepseek = |calls: &str| format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>");
+    let v3 = |arguments: &str, tool: &str| {
+        format!("<｜tool▁call▁begin｜>{tool}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>")
+    };
+    let r1 = |arguments: &str, tool: &str| {
+        format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{tool}\n```json\n{arguments}\n```<｜tool▁call▁end｜>")
+    };
+    let harmony = |arguments: &str, tool: &str| {
+        format!("<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{arguments}")
+    };
+    let (listed, listed_now) = (json_call("trip", "arguments"), json_call("now", "arguments"));
+    for (format, one, with_all, two) in [
+        (
+            ToolFormat::TaggedList,
+            format!("<|tool_call|>[{listed}{bern}}}]"),
+            format!("<|tool_call|>[{listed}{all}}}]"),
+            format!("<|tool_call|>[{listed}{bern}}}, {listed_now}{{}}}}]"),
+        ),
+        (
+            ToolFormat::CommandR,
+            format!("<|START_ACTION|>[{}]<|END_ACTION|>", command("trip", bern)),
+            format!("<|START_ACTION|>[{}]<|END_ACTION|>", command("trip", all)),
+            format!("<|START_ACTION|>[{}, {}]<|END_ACTION|>", command("trip", bern), command("now", "{}")),
+        ),
+        (
+            ToolFormat::FunctionTags,
+            coder(&plain, "trip"),
+            coder(&plain_all, "trip"),
+            format!("{}\n{}", coder(&plain, "trip"), coder(&[], "now")),
+        ),
+        (
+            ToolFormat::Seed,
+            seed(&plain, "trip"),
+            seed(&plain_all, "trip"),
+            format!("{}\n{}", seed(&plain, "trip"), seed(&[], "now")),
+        ),
+        (
+            ToolFormat::Glm,
+            keys(&plain, "trip"),
+            keys(&plain_all, "trip"),
+            format!("{}\n{}", keys(&plain, "trip"), keys(&[], "now")),
+        ),
+        (
+            ToolFormat::Gemma,
+            gemma_bern.clone(),
+            gemma(
+                "city:<|\"|>Bern<|\"|>,days:2,note:<|\"|>a <b>, c<|\"|>,mode:<|\"|>rail<|\"|>,via:[<|\"|>x<|\"|>],seat:{row:3},any:null",
+                "trip",
+            ),
+            gemma_bern.clone() + &gemma("", "now"),
+        ),
+        (
+            ToolFormat::DeepSeek,
+            deepseek(&v3(bern, "trip")),
+            deepseek(&v3(all, "trip")),
+            deepseek(&(v3(bern, "trip") + &v3("{}", "now"))),
+        ),
+        (
+            ToolFormat::DeepSeekR1,
+            deepseek(&r1(bern, "trip")),
+            deepseek(&r1(all, "trip")),
+            deepseek(&(r1(bern, "trip") + "\n" + &r1("{}", "now"))),
+        ),
+        // A call ends the answer.
+        (ToolFormat::Harmony, harmony(bern, "trip"), harmony(all, "trip"), String::new()),
+    ] {
+        let read = |text: &str| {
+            let parser = ToolCallParser::new(format, &tools);
+            let mut parser = match text.find("</think>") {
+                Some(_) => parser.thinking(ReasoningMarkers::THINK, true),
+                None => parser,
+            };
+            let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
+            let message = Message::from_events(events);
+            assert_eq!(message.content, None, "{text}");
+            let call = |c: &metal_attention_chat::ToolCall| format!("{} {}", c.function.name, c.function.arguments);
+            message.tool_calls.iter().map(call).collect::<Vec<_>>()
+        };
+        let single = format.grammar(&tools, false, None, None);
+        assert!(accepts(&single, &one), "{format:?}: {one}\n{single}");
+        assert!(accepts(&single, &with_all), "{format:?}: {with_all}\n{single}");
+        assert!(!accepts(&single, &one.replace("Bern", "Rome")) && !accepts(&single, "Hello"), "{format:?}");
+        assert!(!accepts(&single, &with_all.replace("rail", "ship")), "{format:?}");
+        assert_eq!(read(&one), [format!("trip {bern}")]);
+        assert_eq!(read(&with_all), [format!("trip {all}")]);
+        if !two.is_empty() {
+            assert!(!accepts(&single, &two), "{format:?}: {two}");
+            let several = format.grammar(&tools, true, None, None);
+            assert!(accepts(&several, &one) && accepts(&several, &two), "{format:?}: {two}");
+            assert_eq!(read(&two), [format!("trip {bern}"), "now {}".into()]);
+            let thinking = format.grammar(&tools, false, Some(ReasoningMarkers::THINK), None);
+            let thought = format!("So {{ and \"}} so.\n</think>\n\n{one}");
+            assert!(accepts(&thinking, &thought) && !accepts(&thinking, &one), "{format:?}: {thought}");
+            assert_eq!(read(&thought), [format!("trip {bern}")]);
+        }
+    }
+    let thought = format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{}", harmony(bern, "trip"));
+    assert!(accepts(&ToolFormat::Harmony.grammar(&tools, true, None, None), &thought));
+}

@@ -40,6 +40,14 @@ enum State {
     NoCall,
 }
 
+/// Whether what was read is in quotes.
+enum Quoted {
+    No,
+    /// The end is still to come.
+    Open,
+    Text(String),
+}
+
 impl CallGemma {
     /// A call that begins with `call:`.
     pub fn new() -> Self {
@@ -100,14 +108,18 @@ impl CallGemma {
     }
 
     fn in_key(&mut self, c: char) -> State {
-        self.text.push(c);
-        if let Some(text) = self.quoted() {
-            // Quotes around a key are no part of it; the colon follows.
-            match text {
-                Some(key) => self.text = key,
-                None => return State::Key,
-            }
+        if self.text.is_empty() && c.is_whitespace() {
             return State::Key;
+        }
+        self.text.push(c);
+        match self.quoted() {
+            Quoted::No => {}
+            Quoted::Open => return State::Key,
+            // The colon follows.
+            Quoted::Text(key) => {
+                self.text = key;
+                return State::Key;
+            }
         }
         match c {
             ':' => {
@@ -118,20 +130,21 @@ impl CallGemma {
                 self.text.clear();
                 State::Value
             }
-            '}' if self.text.trim() == "}" => self.leave(Open::Object),
+            '}' if self.text.len() == 1 => self.leave(Open::Object),
             _ => State::Key,
         }
     }
 
     fn in_value(&mut self, c: char) -> State {
         self.text.push(c);
-        if let Some(text) = self.quoted() {
-            if let Some(text) = text {
+        match self.quoted() {
+            Quoted::No => {}
+            Quoted::Open => return State::Value,
+            Quoted::Text(text) => {
                 self.item(&json!(text).to_string());
                 self.text.clear();
                 return State::Next;
             }
-            return State::Value;
         }
         let first = self.text.trim_start().len() == c.len_utf8();
         match c {
@@ -155,18 +168,21 @@ impl CallGemma {
         }
     }
 
-    /// Where the text begins with a quote: the text in it once it is complete.
-    fn quoted(&self) -> Option<Option<String>> {
+    /// The text in quotes, where what was read is one.
+    fn quoted(&self) -> Quoted {
         let text = &*self.text;
         if let Some(rest) = text.strip_prefix(GEMMA_QUOTE) {
-            return Some(rest.strip_suffix(GEMMA_QUOTE).map(str::to_owned));
+            return rest.strip_suffix(GEMMA_QUOTE).map_or(Quoted::Open, |text| Quoted::Text(text.to_owned()));
         }
         if GEMMA_QUOTE.starts_with(text) {
-            return Some(None);
+            return Quoted::Open;
         }
-        let rest = text.strip_prefix('"')?;
-        let inside = rest.strip_suffix('"').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
-        Some(inside.map(|inside| serde_json::from_str(text).unwrap_or_else(|_| inside.to_owned())))
+        // As in JSON, which it is not taught to write.
+        let Some(rest) = text.strip_prefix('"') else { return Quoted::No };
+        match rest.strip_suffix('"').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0) {
+            Some(inside) => Quoted::Text(serde_json::from_str(text).unwrap_or_else(|_| inside.to_owned())),
+            None => Quoted::Open,
+        }
     }
 
     fn next(&mut self, c: char) -> State {

@@ -210,10 +210,10 @@ impl CallJson {
     }
 
     fn arguments(&mut self, text: &str) {
-        if !self.has_name {
-            self.early += text;
-        } else {
+        if self.has_name {
             add_arguments(&mut self.parts, text);
+        } else {
+            self.early += text;
         }
     }
 }

@@ -63,8 +63,7 @@ impl ToolFormat {
         let names = (0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
         let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
         rules.push(match self {
-            Self::Hermes => format!("call: {open} \"\\n\" ({names}) \"\\n\" {close}"),
-            Self::FunctionTags => format!("call: {open} \"\\n\" ({names}) \"\\n\" {close}"),
+            Self::Hermes | Self::FunctionTags => format!("call: {open} \"\\n\" ({names}) \"\\n\" {close}"),
             Self::Glm => format!("call: {open} ({names}) {close}"),
             Self::Seed => {
                 format!("call: {} \"\\n\" ({names}) \"\\n\" {}", mark("<seed:tool_call>"), mark("</seed:tool_call>"))
@@ -84,47 +83,44 @@ impl ToolFormat {
         for (i, tool) in tools.iter().enumerate() {
             let any = json!({"type": "object"});
             let schema = tool.parameters().unwrap_or(&any);
-            let call = match self.style(&marks) {
-                Some(style) => {
-                    let (before, after) = match self {
-                        Self::Glm => (format!("{}\n", tool.name()), String::new()),
-                        Self::Gemma => (format!("call:{}{{", tool.name()), "}".into()),
-                        _ => (format!("<function={}>\n", tool.name()), "</function>".into()),
-                    };
-                    let mut arguments = Arguments::new(i, schema, style, &marks);
-                    let expression = arguments.expression();
-                    rules.append(&mut arguments.rules);
-                    [literal(&before), expression, literal(&after)].join(" ")
-                }
-                None => {
-                    rules.push(format!("arguments_{i}: %json {schema}"));
-                    self.json_call(tool.name(), &format!("arguments_{i}"), &marks)
-                }
+            let call = if let Some(notation) = self.notation(tool.name(), &marks) {
+                let mut arguments = Arguments::new(i, schema, notation.style, &marks);
+                let expression = arguments.expression();
+                rules.append(&mut arguments.rules);
+                [literal(&notation.before), expression, literal(notation.after)].join(" ")
+            } else {
+                rules.push(format!("arguments_{i}: %json {schema}"));
+                self.json_call(tool.name(), &format!("arguments_{i}"), &marks)
             };
             rules.push(format!("call_{i}: {call}"));
         }
         rules.join("\n") + "\n"
     }
 
-    /// How arguments are written that are no JSON object.
-    fn style(self, marks: &Marks<'_>) -> Option<Style> {
+    /// How a call of the function `name` is written whose arguments are no JSON object.
+    fn notation(self, name: &str, marks: &Marks<'_>) -> Option<Notation> {
+        let function = |end_of_key: &str, end| Notation {
+            before: format!("<function={name}>\n"),
+            style: Style::Tags { key: (literal("<parameter="), literal(end_of_key)), value: String::new(), end },
+            after: "</function>",
+        };
         match self {
-            Self::FunctionTags => Some(Style::Tags {
-                key: (literal("<parameter="), literal(">\n")),
-                value: String::new(),
-                end: "\n</parameter>\n",
+            Self::FunctionTags => Some(function(">\n", "\n</parameter>\n")),
+            Self::Seed => Some(function(">", "</parameter>\n")),
+            Self::Glm => Some(Notation {
+                before: format!("{name}\n"),
+                style: Style::Tags {
+                    key: (marks.mark("<arg_key>"), marks.mark("</arg_key>")),
+                    value: format!("\"\\n\" {}", marks.mark("<arg_value>")),
+                    end: "</arg_value>",
+                },
+                after: "",
             }),
-            Self::Seed => Some(Style::Tags {
-                key: (literal("<parameter="), literal(">")),
-                value: String::new(),
-                end: "</parameter>\n",
+            Self::Gemma => Some(Notation {
+                before: format!("call:{name}{{"),
+                style: Style::Gemma { quote: GEMMA_QUOTE },
+                after: "}",
             }),
-            Self::Glm => Some(Style::Tags {
-                key: (marks.mark("<arg_key>"), marks.mark("</arg_key>")),
-                value: format!("\"\\n\" {}", marks.mark("<arg_value>")),
-                end: "</arg_value>",
-            }),
-            Self::Gemma => Some(Style::Gemma { quote: GEMMA_QUOTE }),
             Self::Hermes
             | Self::Llama3
             | Self::MistralList
@@ -174,6 +170,13 @@ impl ToolFormat {
             | Self::Json => object("{\"name\"", "arguments"),
         }
     }
+}
+
+/// A call whose arguments are no JSON object.
+struct Notation {
+    before: String,
+    style: Style,
+    after: &'static str,
 }
 
 /// A text of a grammar; nothing where it is empty.

@@ -106,8 +106,8 @@ impl<'a> Arguments<'a> {
             if is_required { required.push(member) } else { optional.push(member) }
         }
         if !required.is_empty() {
-            let others: String = optional.iter().map(|member| format!(" (\",\" {member})?")).collect();
-            return required.join(" \",\" ") + &others;
+            let others = optional.iter().map(|member| format!("(\",\" {member})?"));
+            return [required.join(" \",\" ")].into_iter().chain(others).collect::<Vec<_>>().join(" ");
         }
         // Any of them, the first one without a comma: from the last one on.
         let (mut from_here, mut rest) = (String::new(), String::new());

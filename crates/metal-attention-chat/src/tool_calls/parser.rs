@@ -90,10 +90,8 @@ enum State {
 impl ToolCallParser {
     /// A parser for answers of a model that writes calls of `tools` in `format`.
     pub fn new(format: ToolFormat, tools: &[Tool]) -> Self {
-        let state = match format {
-            ToolFormat::Harmony => State::Header,
-            _ => State::Start { drop_space: false },
-        };
+        let in_messages = format == ToolFormat::Harmony;
+        let state = if in_messages { State::Header } else { State::Start { drop_space: false } };
         Self {
             format,
             syntax: format.syntax(),
