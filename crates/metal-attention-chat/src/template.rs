@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::environment::NOW;
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
-use crate::tool_calls::{Telling, in_plain_words};
+use crate::tool_calls::{Telling, Tools, in_plain_words};
 use crate::{Message, Prompt, ReasoningMarkers, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
 /// What errors call the templates.
@@ -183,25 +183,19 @@ impl ChatTemplate {
 
     /// The text of a conversation. Tools that the template does not know are described in plain words.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let with_calls = request.messages.iter().any(|m| !m.tool_calls.is_empty());
-        let with_results = request.messages.iter().any(|m| m.role == Role::Tool);
         let telling = Telling::of_template(self.source_for_tools());
-        let is_known = match telling {
-            Telling::All => true,
-            Telling::AllButCalls => !with_calls,
-            Telling::SystemField | Telling::Nothing => request.tools.is_empty() && !with_calls && !with_results,
-        };
-        if is_known {
+        if telling.suffices(request.messages, request.tools) {
             return self.render_known(request, None);
         }
-        let (messages, system_tools) = in_plain_words(telling, request.messages, request.tools);
-        let tools = if telling == Telling::AllButCalls { request.tools } else { &[] };
-        self.render_known(&RenderRequest { messages: &messages, tools, ..*request }, system_tools.as_deref())
+        let messages = in_plain_words(telling, request.messages, request.tools);
+        let tools = if telling.tools == Tools::Variable { request.tools } else { &[] };
+        let in_message = telling.in_system_message(request.tools).filter(|_| !request.tools.is_empty());
+        self.render_known(&RenderRequest { messages: &messages, tools, ..*request }, in_message.as_ref())
     }
 
     /// The text of a conversation that has nothing the template does not know; `system_tools`: the tools, for the first
     /// message. Some templates fail on tools without a description or parameters: then these are empty.
-    fn render_known(&self, request: &RenderRequest<'_>, system_tools: Option<&str>) -> Result<Prompt, TemplateError> {
+    fn render_known(&self, request: &RenderRequest<'_>, system_tools: Option<&Json>) -> Result<Prompt, TemplateError> {
         let result = self.render_as_it_is(request, system_tools);
         let completed: Vec<_> = request.tools.iter().map(Tool::completed).collect();
         if !matches!(result, Err(TemplateError::Render { .. })) || completed.iter().all(Option::is_none) {
@@ -216,7 +210,7 @@ impl ChatTemplate {
     fn render_as_it_is(
         &self,
         request: &RenderRequest<'_>,
-        system_tools: Option<&str>,
+        system_tools: Option<&Json>,
     ) -> Result<Prompt, TemplateError> {
         let mut taken = PrivateUse::default();
         taken.add(&self.source);
@@ -225,7 +219,9 @@ impl ChatTemplate {
             message.tool_calls.iter().for_each(|call| taken.add_value(&arguments(call)));
         }
         request.tools.iter().for_each(|tool| taken.add_value(tool.as_value()));
-        taken.add(system_tools.unwrap_or_default());
+        if let Some(tools) = system_tools {
+            taken.add_value(tools);
+        }
         for (name, value) in request.variables.into_iter().flatten() {
             taken.add(name);
             taken.add_value(value);
@@ -233,7 +229,7 @@ impl ChatTemplate {
         let marker = Marker::new(self.tokenizer.as_deref(), &taken);
         let mut context = self.context(request, &marker);
         if let (Some(tools), Some(first)) = (system_tools, context.get_mut("messages").and_then(|m| m.get_mut(0))) {
-            first["tools"] = marker.mark(tools).into();
+            first["tools"] = marker.mark_value(tools);
         }
         let tool_use = self.tool_use.as_ref().filter(|_| !request.tools.is_empty());
         let program = tool_use.map_or(&self.program, |(program, _)| program);
@@ -265,7 +261,9 @@ impl ChatTemplate {
             role => role,
         };
         let mut fields = Map::new();
-        fields.insert("role".into(), role.name().into());
+        let telling = Telling::of_template(self.source_for_tools());
+        let role_name = if role == Role::Tool { telling.role_of_results() } else { role.name() };
+        fields.insert("role".into(), role_name.into());
         let content = match &message.content {
             None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
             content => content.as_deref(),
@@ -280,7 +278,7 @@ impl ChatTemplate {
             ("reasoning_content", &message.reasoning_content),
             ("thinking", thinking),
             ("tool_call_id", &message.tool_call_id),
-            ("name", &message.name),
+            (if role == Role::Assistant { telling.field_of_name() } else { "name" }, &message.name),
         ] {
             if let Some(text) = text {
                 fields.insert(name.into(), marker.mark(text).into());

@@ -73,6 +73,9 @@ const CASES: &[Case] = &[
     (ToolFormat::MistralArgs, "[TOOL_CALLS]add{\"a\": 1}", None, None, &["add {\"a\": 1}"]),
     (ToolFormat::MistralList, "[TOOL_CALLS] nothing", None, Some("[TOOL_CALLS] nothing"), &[]),
     (ToolFormat::Json, "\n {\"name\": \"add\", \"arguments\": {\"a\": 1}}\n", None, None, &["add {\"a\": 1}"]),
+    (ToolFormat::Glm4, "\nadd \n{\"a\": 1}", None, None, &["add {\"a\": 1}"]),
+    (ToolFormat::Glm4, "add up\n{\"a\": 1}", None, Some("add up\n{\"a\": 1}"), &[]),
+    (ToolFormat::Glm4, "ad", None, Some("ad"), &[]),
     (ToolFormat::Json, "  Two\n spaces ", None, Some("  Two\n spaces "), &[]),
 ];
 
@@ -414,6 +417,7 @@ fn answers_that_are_cut_short_are_the_same_however_they_come() {
 const FORMATS: &[ToolFormat] = &[
     ToolFormat::Hermes,
     ToolFormat::Glm,
+    ToolFormat::Glm4,
     ToolFormat::FunctionTags,
     ToolFormat::Seed,
     ToolFormat::Llama3,

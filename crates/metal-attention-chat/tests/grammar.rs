@@ -185,6 +185,7 @@ fn forced_calls_of_other_formats_are_read_as_such() {
             deepseek(&(r1(bern, "trip") + "\n" + &r1("{}", "now"))),
         ),
         // A call ends the answer.
+        (ToolFormat::Glm4, format!("trip\n{bern}"), format!("trip\n{all}"), String::new()),
         (ToolFormat::Harmony, harmony(bern, "trip"), harmony(all, "trip"), String::new()),
     ] {
         let read = |text: &str| {

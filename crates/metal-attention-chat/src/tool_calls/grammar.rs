@@ -45,6 +45,7 @@ impl ToolFormat {
             }
             // A call ends the answer.
             Self::Harmony => "analysis? call".into(),
+            Self::Glm4 => "call".into(),
         };
         let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
         let mut rules = vec![format!("start: {thoughts}{calls}")];
@@ -78,6 +79,7 @@ impl ToolFormat {
             | Self::TaggedList
             | Self::CommandR
             | Self::Harmony
+            | Self::Glm4
             | Self::Json => format!("call: {names}"),
         });
         for (i, tool) in tools.iter().enumerate() {
@@ -130,6 +132,7 @@ impl ToolFormat {
             | Self::TaggedList
             | Self::CommandR
             | Self::Harmony
+            | Self::Glm4
             | Self::Json => None,
         }
     }
@@ -145,6 +148,7 @@ impl ToolFormat {
             Self::MistralArgs => {
                 format!("{} {} {} {arguments}", mark("[TOOL_CALLS]"), literal(name), mark(ARGS))
             }
+            Self::Glm4 => format!("{} {arguments}", literal(&format!("{name}\n"))),
             Self::DeepSeek => format!("{} {} {arguments}", literal(name), mark(DEEPSEEK_SEPARATOR)),
             Self::DeepSeekR1 => {
                 let before = literal(&format!("{name}\n```json\n"));

@@ -12,13 +12,14 @@ mod grammar;
 mod grammar_values;
 mod harmony;
 mod held_back;
+mod names;
 mod parser;
 mod plain;
 mod python_call;
 mod syntax;
 
 pub use parser::ToolCallParser;
-pub(crate) use plain::{Telling, in_plain_words};
+pub(crate) use plain::{Telling, Tools, in_plain_words};
 
 use crate::{Message, ToolCall};
 
@@ -29,6 +30,8 @@ pub enum ToolFormat {
     Hermes,
     /// `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`: GLM from 4.5 on.
     Glm,
+    /// The name, a line break and the arguments as JSON, and nothing else: GLM 4.
+    Glm4,
     /// `<tool_call><function=name><parameter=key>...</parameter></function></tool_call>`: Qwen3-Coder.
     FunctionTags,
     /// The same in `<seed:tool_call>`: Seed-OSS.
@@ -76,6 +79,8 @@ impl ToolFormat {
             Self::TaggedList
         } else if has("<arg_key>") {
             Self::Glm
+        } else if plain::calls_are_metadata(source) {
+            Self::Glm4
         } else if has("<function=") && has("<parameter=") {
             Self::FunctionTags
         } else if has("<tool_call>") {

@@ -12,8 +12,9 @@ use super::call_json::CallJson;
 use super::call_tags::{CallTags, Signatures, Tags};
 use super::harmony::{self, Channel, Header};
 use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
+use super::names::{Named, name_in, named_call};
 use super::python_call::python_call;
-use super::syntax::{ARGS, CALL_ID, DEEPSEEK_SEPARATOR, FUNCTION, PYTHON_TAG, Syntax};
+use super::syntax::{FUNCTION, PYTHON_TAG, Syntax};
 use super::{AnswerEvent, ToolFormat};
 use crate::{ReasoningMarkers, Tool};
 
@@ -133,9 +134,10 @@ impl ToolCallParser {
         }
     }
 
-    fn is_marker(&self, text: &str) -> bool {
+    /// Whether `token` is one of the marks, or a part of one.
+    fn is_marker(&self, token: &str) -> bool {
         let reasoning = self.reasoning.iter().flat_map(ReasoningMarkers::texts);
-        self.syntax.markers().chain(reasoning).any(|marker| marker == text)
+        self.syntax.markers().chain(reasoning).any(|marker| marker.contains(token))
     }
 
     /// Takes the next piece of the answer.
@@ -254,6 +256,17 @@ impl ToolCallParser {
             self.enter_call(Call::Json(CallJson::new()), "", false);
             return true;
         }
+        if self.format == ToolFormat::Glm4 {
+            match named_call(rest, &self.names) {
+                Named::Open if !at_end => return false,
+                Named::Open | Named::No => {}
+                Named::Call(name, at) => {
+                    let raw: String = self.pending.drain(..blank + at).collect();
+                    self.enter_call(Call::Json(CallJson::arguments_of(name)), &raw, true);
+                    return true;
+                }
+            }
+        }
         self.state = State::Text;
         true
     }
@@ -366,6 +379,7 @@ impl ToolCallParser {
             | ToolFormat::TaggedList
             | ToolFormat::CommandR
             | ToolFormat::Harmony
+            | ToolFormat::Glm4
             | ToolFormat::Json => return self.no_call(events),
         };
         self.enter_call(call, &raw, true);
@@ -536,16 +550,6 @@ impl ToolCallParser {
         events.push(AnswerEvent::CallStart { index, id: call_id(), name });
         index
     }
-}
-
-/// The function in what stands between the announcement of a call and its arguments: `name`, `name[CALL_ID]id[ARGS]`,
-/// or `function`, a separator, the name and the beginning of a code block.
-fn name_in(header: &str) -> &str {
-    let (before, after) = header.split_once(DEEPSEEK_SEPARATOR).unwrap_or((header, ""));
-    let after = after.trim().trim_end_matches("```json").trim_end();
-    let name = if after.is_empty() { before } else { after.lines().next().unwrap_or_default() };
-    let name = name.trim().strip_suffix(ARGS).unwrap_or(name);
-    name.split(CALL_ID).next().unwrap_or_default().trim()
 }
 
 /// Nine letters and digits, which is what Mistral's templates want to see.

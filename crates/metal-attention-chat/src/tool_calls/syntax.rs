@@ -86,7 +86,7 @@ impl ToolFormat {
                     }
                 }
             }
-            Self::Json => const { &Syntax { bare: true, ..NONE } },
+            Self::Json | Self::Glm4 => const { &Syntax { bare: true, ..NONE } },
         }
     }
 }
