@@ -12,7 +12,6 @@ const USER_DEFINED: i32 = 4;
 
 /// A token for each byte, and these.
 fn tokenizer(special: &[&str], kind: i32) -> Arc<Tokenizer> {
-    let mut metadata = Metadata::new();
     let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 0x100..;
     let bytes = (0..=255)
