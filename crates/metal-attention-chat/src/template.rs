@@ -240,7 +240,8 @@ impl ChatTemplate {
     fn context(&self, request: &RenderRequest<'_>, marker: &Marker<'_>) -> Map<String, Json> {
         let mut context = self.tokens.clone();
         let tools: Vec<_> = request.tools.iter().map(|tool| marker.mark_value(tool.as_value())).collect();
-        context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, marker)).collect());
+        let fields = Fields::of(self.source_for_tools());
+        context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, fields, marker)).collect());
         context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.into() });
         context.insert("documents".into(), Json::Null);
         context.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
@@ -255,14 +256,13 @@ impl ChatTemplate {
     }
 
     /// A message as templates expect it: arguments of calls are objects, and what is not there is missing.
-    fn message(&self, message: &Message, marker: &Marker<'_>) -> Json {
+    fn message(&self, message: &Message, names: Fields, marker: &Marker<'_>) -> Json {
         let role = match message.role {
             Role::Developer if !self.source.contains("developer") => Role::System,
             role => role,
         };
         let mut fields = Map::new();
-        let telling = Telling::of_template(self.source_for_tools());
-        let role_name = if role == Role::Tool { telling.role_of_results() } else { role.name() };
+        let role_name = if role == Role::Tool { names.telling.role_of_results() } else { role.name() };
         fields.insert("role".into(), role_name.into());
         let content = match &message.content {
             None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
@@ -273,12 +273,12 @@ impl ChatTemplate {
         let has_text = message.content.as_ref().is_some_and(|text| !text.is_empty());
         let thinking = &message.reasoning_content;
         let thinking = if message.tool_calls.is_empty() || !has_text { thinking } else { &None };
-        let thinking = if self.source.contains("message.thinking") { thinking } else { &None };
+        let thinking = if names.has_thinking { thinking } else { &None };
         for (name, text) in [
             ("reasoning_content", &message.reasoning_content),
             ("thinking", thinking),
             ("tool_call_id", &message.tool_call_id),
-            (if role == Role::Assistant { telling.field_of_name() } else { "name" }, &message.name),
+            (if role == Role::Assistant { names.telling.field_of_name() } else { "name" }, &message.name),
         ] {
             if let Some(text) = text {
                 fields.insert(name.into(), marker.mark(text).into());
@@ -302,6 +302,21 @@ impl ChatTemplate {
             Err(_) => Ok(false),
             Ok(prompt) => Ok(!prompt.text.contains("None")),
         }
+    }
+}
+
+/// What a template calls the fields of a message.
+#[derive(Debug, Clone, Copy)]
+struct Fields {
+    telling: Telling,
+    /// Thoughts are in `thinking`.
+    has_thinking: bool,
+}
+
+impl Fields {
+    /// Those that the template of this text knows.
+    fn of(source: &str) -> Self {
+        Self { telling: Telling::of_template(source), has_thinking: source.contains("message.thinking") }
     }
 }
 

@@ -221,3 +221,16 @@ fn forced_calls_of_other_formats_are_read_as_such() {
     let thought = format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{}", harmony(bern, "trip"));
     assert!(accepts(&ToolFormat::Harmony.grammar(&tools, true, None, None), &thought));
 }
+
+/// JSON as the text of an answer comes after thoughts, and in its channel.
+#[test]
+fn forced_json_comes_after_thoughts() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    assert_eq!(ToolFormat::Hermes.json_grammar(&schema, None, None), None);
+    let thinking = ToolFormat::Hermes.json_grammar(&schema, Some(ReasoningMarkers::THINK), None).unwrap();
+    assert!(accepts(&thinking, "So {.</think>\n\n{\"a\": 1}") && !accepts(&thinking, "{\"a\": 1}"));
+    let harmony = ToolFormat::Harmony.json_grammar(&schema, None, None).unwrap();
+    let answer = "<|channel|>final<|message|>{\"a\": 1}";
+    assert!(accepts(&harmony, answer) && !accepts(&harmony, "{\"a\": 1}"));
+    assert!(accepts(&harmony, &format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{answer}")));
+}

@@ -47,20 +47,7 @@ impl ToolFormat {
             Self::Harmony => "analysis? call".into(),
             Self::Glm4 => "call".into(),
         };
-        let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
-        let mut rules = vec![format!("start: {thoughts}{calls}")];
-        if let Some(markers) = thinking {
-            rules.push(marks.text_up_to("thoughts", markers.end));
-            rules.push("SPACE: /[ \\n]{0,4}/".into());
-        }
-        let (channel, message) = (mark("<|channel|>"), mark("<|message|>"));
-        if self == Self::Harmony {
-            rules.push(format!(
-                "analysis: {channel} \"analysis\" {message} thought {} \"assistant\"",
-                mark("<|start|>")
-            ));
-            rules.push(marks.text_up_to("thought", "<|end|>"));
-        }
+        let mut rules = self.beginning(&calls, thinking, &marks);
         let names = (0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
         let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
         rules.push(match self {
@@ -97,6 +84,44 @@ impl ToolFormat {
             rules.push(format!("call_{i}: {call}"));
         }
         rules.join("\n") + "\n"
+    }
+
+    /// A grammar of the answers whose text is JSON that follows `schema`, in the Lark of llguidance; `None` where nothing
+    /// comes before that text.
+    pub fn json_grammar(
+        self,
+        schema: &Value,
+        thinking: Option<ReasoningMarkers>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<String> {
+        let marks = Marks { tokenizer };
+        let text = match (self, thinking) {
+            (Self::Harmony, _) => {
+                format!("analysis? {} \"final\" {} json", marks.mark("<|channel|>"), marks.mark("<|message|>"))
+            }
+            (_, Some(_)) => "json".into(),
+            (_, None) => return None,
+        };
+        let mut rules = self.beginning(&text, thinking, &marks);
+        rules.push(format!("json: %json {schema}"));
+        Some(rules.join("\n") + "\n")
+    }
+
+    /// The first rules: thoughts, where there are some, and `rest`.
+    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &Marks<'_>) -> Vec<String> {
+        let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
+        let mut rules = vec![format!("start: {thoughts}{rest}")];
+        if let Some(markers) = thinking {
+            rules.push(marks.text_up_to("thoughts", markers.end));
+            rules.push("SPACE: /[ \\n]{0,4}/".into());
+        }
+        if self == Self::Harmony {
+            let (channel, message) = (marks.mark("<|channel|>"), marks.mark("<|message|>"));
+            let next = marks.mark("<|start|>");
+            rules.push(format!("analysis: {channel} \"analysis\" {message} thought {next} \"assistant\""));
+            rules.push(marks.text_up_to("thought", "<|end|>"));
+        }
+        rules
     }
 
     /// How a call of the function `name` is written whose arguments are no JSON object.

@@ -29,15 +29,26 @@ impl Grammars {
         Self { tokenizer: Arc::clone(tokenizer), factory: OnceLock::new() }
     }
 
-    /// Any JSON object.
-    pub fn json_object(&self) -> Result<Grammar, String> {
-        self.json_schema(&json!({"type": "object"}), Some(false))
+    /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
+    pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, String> {
+        self.json_schema(template, prompt, &json!({"type": "object"}), Some(false))
     }
 
-    /// JSON that follows `schema`, with open objects only where `strict` is false. An error says what about the schema
-    /// cannot be followed.
-    pub fn json_schema(&self, schema: &Value, strict: Option<bool>) -> Result<Grammar, String> {
-        self.constraint(TopLevelGrammar::from_json_schema(prepared(schema, strict)?))
+    /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
+    /// only where `strict` is false. An error says what about the schema cannot be followed.
+    pub fn json_schema(
+        &self,
+        template: &ChatTemplate,
+        prompt: &str,
+        schema: &Value,
+        strict: Option<bool>,
+    ) -> Result<Grammar, String> {
+        let schema = prepared(schema, strict)?;
+        let thinking = template.reasoning_begun(prompt);
+        self.constraint(match template.tool_format().json_grammar(&schema, thinking, Some(&self.tokenizer)) {
+            Some(grammar) => TopLevelGrammar::from_lark(grammar),
+            None => TopLevelGrammar::from_json_schema(schema),
+        })
     }
 
     /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
@@ -174,7 +185,9 @@ mod tests {
 
     /// Whether a text follows a schema to its end.
     fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
-        let mut constraint = grammars.json_schema(schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
+        let template = ChatTemplate::fallback(Arc::clone(&grammars.tokenizer));
+        let mut constraint =
+            grammars.json_schema(&template, "", schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
         let tokenizer = &grammars.tokenizer;
         let allowed = |constraint: &mut Grammar| {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
