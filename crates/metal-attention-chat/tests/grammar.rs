@@ -82,7 +82,7 @@ fn forced_calls_of_other_formats_are_read_as_such() {
     let trip = json!({"type": "function", "function": {"name": "trip", "parameters": {
         "type": "object", "required": ["city", "days"], "properties": {
             "city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}, "note": {"type": "string"},
-            "mode": {"type": "string", "enum": ["rail", "road"]}, "via": {"type": "array", "items": {"type": "string"}},
+            "mode": {"type": "string", "enum": ["rail", "road", ""]}, "via": {"type": "array", "items": {"type": "string"}},
             "seat": {"type": "object", "properties": {"window": {"type": "boolean"}, "row": {"type": "integer"}}}, "any": {},
         }, "$defs": {"city": {"type": "string", "enum": ["Bern", "Basel"]}}}}});
     let now = json!({"type": "function", "function": {"name": "now"}});
@@ -233,4 +233,27 @@ fn forced_json_comes_after_thoughts() {
     let answer = "<|channel|>final<|message|>{\"a\": 1}";
     assert!(accepts(&harmony, answer) && !accepts(&harmony, "{\"a\": 1}"));
     assert!(accepts(&harmony, &format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{answer}")));
+}
+
+/// Schemas that are large, or refer to themselves many times over, make no grammar that is out of proportion.
+#[test]
+fn grammars_of_hostile_schemas_are_small() {
+    let many = |schema: serde_json::Value| -> serde_json::Value {
+        (0..2000).map(|i| (format!("p{i}"), schema.clone())).collect::<serde_json::Map<_, _>>().into()
+    };
+    let itself = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"},
+        "c": {"$ref": "#/$defs/n"}, "d": {"$ref": "#/$defs/n"}, "e": {"type": "array", "items": {"$ref": "#/$defs/n"}}}});
+    let loops =
+        json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"$ref": "#/$defs/n"}}});
+    let nodes = json!({"type": "object", "properties": many(json!({"$ref": "#/$defs/n"})), "$defs": {"n": itself}});
+    let large = json!({"type": "object", "properties": many(json!({"$ref": "#/$defs/n"})),
+        "$defs": {"n": {"enum": ["x".repeat(100_000)]}}});
+    for schema in [loops, nodes, large] {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+        let tools = [Tool::try_from(tool).unwrap()];
+        for format in [ToolFormat::FunctionTags, ToolFormat::Seed, ToolFormat::Glm, ToolFormat::Gemma] {
+            let grammar = format.grammar(&tools, true, None, None);
+            assert!(grammar.len() < 8 << 20, "{format:?}: {}", grammar.len());
+        }
+    }
 }

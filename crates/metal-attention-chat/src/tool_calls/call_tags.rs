@@ -1,5 +1,6 @@
 //! A call whose arguments are in tags, read as it comes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::de::IgnoredAny;
@@ -45,7 +46,7 @@ impl Tags {
 
 /// What is to know about functions to tell texts from other arguments.
 #[derive(Debug, Default)]
-pub(super) struct Signatures(Vec<(String, Vec<(String, Kind)>)>);
+pub(super) struct Signatures(HashMap<String, HashMap<String, Kind>>);
 
 /// What an argument is, by its schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,9 +69,8 @@ impl Signatures {
     }
 
     fn kind(&self, function: &str, key: &str) -> Kind {
-        let parameters = self.0.iter().find(|(name, _)| name == function).map(|(_, parameters)| parameters);
-        let kind = parameters.and_then(|parameters| parameters.iter().find(|(name, _)| name == key));
-        kind.map_or(Kind::Unknown, |(_, kind)| *kind)
+        let kind = self.0.get(function).and_then(|parameters| parameters.get(key));
+        kind.copied().unwrap_or(Kind::Unknown)
     }
 }
 

@@ -4,7 +4,7 @@ use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::ToolFormat;
-use super::grammar_values::{Arguments, Style};
+use super::grammar_values::{Arguments, MAX_EFFORT, Style};
 use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE};
 use crate::{ReasoningMarkers, Tool};
 
@@ -69,12 +69,14 @@ impl ToolFormat {
             | Self::Glm4
             | Self::Json => format!("call: {names}"),
         });
+        let mut effort = MAX_EFFORT;
         for (i, tool) in tools.iter().enumerate() {
             let any = json!({"type": "object"});
             let schema = tool.parameters().unwrap_or(&any);
             let call = if let Some(notation) = self.notation(tool.name(), &marks) {
-                let mut arguments = Arguments::new(i, schema, notation.style, &marks);
+                let mut arguments = Arguments::new(i, schema, notation.style, &marks, effort);
                 let expression = arguments.expression();
+                effort = arguments.effort;
                 rules.append(&mut arguments.rules);
                 [literal(&notation.before), expression, literal(notation.after)].join(" ")
             } else {

@@ -1,6 +1,6 @@
 //! The language of arguments that are not written as a JSON object.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::grammar::{Marks, literal};
 
@@ -26,6 +26,10 @@ pub(super) enum Style {
 /// How deep values are followed in their schemas; deeper ones are any values.
 const MAX_DEPTH: usize = 8;
 
+/// Bytes of schemas in a grammar, and what as much work makes: schemas refer to others, and these to themselves. What is
+/// beyond is any JSON.
+pub(super) const MAX_EFFORT: usize = 1 << 20;
+
 /// Makes the rules for the arguments of a function.
 pub(super) struct Arguments<'a> {
     /// The function's number, for the names of rules.
@@ -37,11 +41,23 @@ pub(super) struct Arguments<'a> {
     pub rules: Vec<String>,
     n_rules: usize,
     any: bool,
+    /// Bytes of the schema of all arguments.
+    size: usize,
+    /// What is left of [`MAX_EFFORT`].
+    pub effort: usize,
 }
 
 impl<'a> Arguments<'a> {
-    pub fn new(function: usize, schema: &'a Value, style: Style, marks: &'a Marks<'a>) -> Self {
-        Self { function, schema, style, marks, rules: Vec::new(), n_rules: 0, any: false }
+    pub fn new(function: usize, schema: &'a Value, style: Style, marks: &'a Marks<'a>, effort: usize) -> Self {
+        let size = schema.to_string().len();
+        Self { function, schema, style, marks, rules: Vec::new(), n_rules: 0, any: false, size, effort }
+    }
+
+    /// Whether there is effort left for something of so many bytes.
+    fn affords(&mut self, bytes: usize) -> bool {
+        let left = self.effort.checked_sub(bytes);
+        self.effort = left.unwrap_or(0);
+        left.is_some()
     }
 
     /// All arguments that the schema names: those that it requires, then others.
@@ -74,8 +90,10 @@ impl<'a> Arguments<'a> {
     fn tagged(&mut self, schema: &Value, end: &str) -> String {
         let marks = self.marks;
         match texts(schema) {
-            Texts::Any => self.rule(|name| marks.text_up_to(name, end)),
-            Texts::OneOf(texts) => format!("({}) {}", alternatives(&texts), marks.mark(end)),
+            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+                format!("({}) {}", alternatives(&texts), marks.mark(end))
+            }
+            Texts::Any | Texts::OneOf(_) => self.rule(|name| marks.text_up_to(name, end)),
             Texts::None => {
                 let schema = self.with_definitions(schema);
                 let json = self.rule(|name| format!("{name}: %json {schema}"));
@@ -84,25 +102,29 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// `schema` with what the schema of all arguments defines.
-    fn with_definitions(&self, schema: &Value) -> Value {
-        let mut schema = match schema {
-            Value::Object(schema) => schema.clone(),
-            _ => Map::new(),
-        };
+    /// `schema` with what it may refer to in the schema of all arguments, as a text; any value where that is too much.
+    fn with_definitions(&mut self, schema: &Value) -> String {
+        let text = schema.to_string();
+        let refers = text.contains("\"$ref\"");
+        let Value::Object(schema) = schema else { return text };
+        if !self.affords(text.len() + if refers { self.size } else { 0 }) {
+            return "{}".into();
+        }
+        let mut schema = schema.clone();
         for key in ["$defs", "definitions", "x-guidance"] {
-            if let Some(definitions) = self.schema.get(key) {
-                schema.entry(key).or_insert_with(|| definitions.clone());
+            if let Some(value) = self.schema.get(key).filter(|_| refers || key == "x-guidance") {
+                schema.entry(key).or_insert_with(|| value.clone());
             }
         }
-        schema.into()
+        Value::from(schema).to_string()
     }
 
     /// The members of an object, without its braces.
     fn members(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
         let (mut required, mut optional) = (Vec::new(), Vec::new());
         for (name, schema, is_required) in properties(schema) {
-            let member = format!("{} {}", literal(&format!("{name}:")), self.gemma(schema, quote, depth));
+            let value = self.gemma(schema, quote, depth);
+            let member = self.rule(|rule| format!("{rule}: {} {value}", literal(&format!("{name}:"))));
             if is_required { required.push(member) } else { optional.push(member) }
         }
         if !required.is_empty() {
@@ -123,22 +145,27 @@ impl<'a> Arguments<'a> {
     fn gemma(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
         let (marks, mark) = (self.marks, self.marks.mark(quote));
         let root = self.schema;
+        if !self.affords(256) {
+            return self.any_value(quote);
+        }
         let schema = match schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?))
         {
             Some(schema) => schema,
             None => schema,
         };
         match texts(schema) {
-            Texts::Any => {
+            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+                return format!("{mark} ({}) {mark}", alternatives(&texts));
+            }
+            Texts::Any | Texts::OneOf(_) => {
                 let text = self.rule(|name| marks.text_up_to(name, quote));
                 return format!("{mark} {text}");
             }
-            Texts::OneOf(texts) => return format!("{mark} ({}) {mark}", alternatives(&texts)),
             Texts::None => {}
         }
         match schema.get("type").and_then(Value::as_str) {
             Some("integer" | "number" | "boolean" | "null") => {
-                let schema = schema.clone();
+                let schema = self.with_definitions(schema);
                 self.rule(|name| format!("{name}: %json {schema}"))
             }
             Some("array") if depth < MAX_DEPTH => {
@@ -183,28 +210,34 @@ fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
 }
 
 /// What a schema says of texts.
-enum Texts {
+enum Texts<'a> {
     /// Any text.
     Any,
     /// One of these.
-    OneOf(Vec<String>),
+    OneOf(Vec<&'a str>),
     /// It is not for texts alone.
     None,
 }
 
-fn texts(schema: &Value) -> Texts {
+fn texts(schema: &Value) -> Texts<'_> {
     let kind = schema.get("type").and_then(Value::as_str);
-    let values = schema.get("enum").and_then(Value::as_array).cloned();
-    let values = values.or_else(|| schema.get("const").map(|value| vec![value.clone()]));
-    let texts = |values: &[Value]| values.iter().map(|v| v.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>();
-    match (kind, values.as_deref().map(texts)) {
-        (Some("string") | None, Some(Some(texts))) if !texts.is_empty() => Texts::OneOf(texts),
+    let values = match (schema.get("enum"), schema.get("const")) {
+        (Some(Value::Array(values)), _) => Some(values.as_slice()),
+        (_, Some(value)) => Some(std::slice::from_ref(value)),
+        (_, None) => None,
+    };
+    let texts = values.and_then(|values| values.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+    match (kind, texts) {
+        (Some("string") | None, Some(texts)) if !texts.is_empty() => Texts::OneOf(texts),
         (Some("string"), _) => Texts::Any,
         (Some(_) | None, _) => Texts::None,
     }
 }
 
-fn alternatives(texts: &[String]) -> String {
-    let quoted = |text: &String| Value::from(text.as_str()).to_string();
-    texts.iter().map(quoted).collect::<Vec<_>>().join(" | ")
+fn alternatives(texts: &[&str]) -> String {
+    texts.iter().map(|text| Value::from(*text).to_string()).collect::<Vec<_>>().join(" | ")
+}
+
+fn length(texts: &[&str]) -> usize {
+    texts.iter().map(|text| text.len() + 4).sum()
 }
