@@ -17,14 +17,14 @@ impl ReasoningMarkers {
     /// `<think>` and `</think>`: Qwen, `DeepSeek`, GLM, `SmolLM` and most others.
     pub const THINK: Self = Self { start: "<think>", end: "</think>", answer: None };
 
+    const COMMAND: Self = Self { start: "<|START_THINKING|>", end: "<|END_THINKING|>", answer: None };
+
     /// Those that models are known to write; of two that fit the first one holds.
-    const KNOWN: [Self; 6] = [
+    const KNOWN: [Self; 8] = [
         // Command R.
-        Self {
-            start: "<|START_THINKING|>",
-            end: "<|END_THINKING|>",
-            answer: Some(("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
-        },
+        Self { answer: Some(("<|START_RESPONSE|>", "<|END_RESPONSE|>")), ..Self::COMMAND },
+        Self { answer: Some(("<|START_TEXT|>", "<|END_TEXT|>")), ..Self::COMMAND },
+        Self::COMMAND,
         // Magistral, Ministral.
         Self { start: "[THINK]", end: "[/THINK]", answer: None },
         // Seed-OSS.

@@ -295,9 +295,15 @@ impl ChatTemplate {
     /// write "None". One that goes beyond a limit with these two messages does so with any.
     fn takes_null_content(&self) -> Result<bool, TemplateError> {
         let call = ToolCall::new("call00000", "name", "{}");
-        let messages =
-            [Message::user("text"), Message { content: None, tool_calls: vec![call], ..Message::assistant("") }];
-        match self.render(&RenderRequest { messages: &messages, ..Default::default() }) {
+        let result = Message { tool_call_id: Some(call.id.clone()), ..Message::new(Role::Tool, "text") };
+        let call = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
+        let messages = [Message::user("text"), call, result];
+        // Some look only at a message that is not the last one. What they refuse then has other reasons.
+        let request = RenderRequest { messages: &messages, ..Default::default() };
+        if let Err(TemplateError::Render { .. }) = self.render(&request) {
+            return Ok(false);
+        }
+        match self.render(&RenderRequest { messages: &messages[..2], ..Default::default() }) {
             Err(error @ TemplateError::Limit { .. }) => Err(error),
             Err(_) => Ok(false),
             Ok(prompt) => Ok(!prompt.text.contains("None")),

@@ -247,6 +247,7 @@ mod tests {
     /// A vocabulary of the 256 bytes and of control tokens.
     fn vocabulary(control: &[&str]) -> Arc<Tokenizer> {
         use metal_attention::gguf::{Metadata, StringArray};
+        use metal_attention::tokenizer::TokenizerOptions;
         let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let mut others = 0x100..;
         let bytes = (0..=255)
@@ -261,7 +262,7 @@ mod tests {
         metadata.set("tokenizer.ggml.token_type", types);
         metadata.set("tokenizer.ggml.merges", StringArray::default());
         metadata.set("tokenizer.ggml.eos_token_id", tokens.len() as u32 - 1);
-        Arc::new(Tokenizer::from_metadata(&metadata, &Default::default()).unwrap())
+        Arc::new(Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap())
     }
 
     /// What stands around calls and thoughts is a token where the vocabulary has one, and the answer ends after it.
