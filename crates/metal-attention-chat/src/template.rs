@@ -298,15 +298,16 @@ impl ChatTemplate {
         let result = Message { tool_call_id: Some(call.id.clone()), ..Message::new(Role::Tool, "text") };
         let call = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
         let messages = [Message::user("text"), call, result];
-        // Some look only at a message that is not the last one. What they refuse then has other reasons.
-        let request = RenderRequest { messages: &messages, ..Default::default() };
-        if let Err(TemplateError::Render { .. }) = self.render(&request) {
-            return Ok(false);
-        }
-        match self.render(&RenderRequest { messages: &messages[..2], ..Default::default() }) {
+        let request = RenderRequest { messages: &messages[..2], ..Default::default() };
+        match self.render(&request) {
             Err(error @ TemplateError::Limit { .. }) => Err(error),
             Err(_) => Ok(false),
-            Ok(prompt) => Ok(!prompt.text.contains("None")),
+            Ok(prompt) if prompt.text.contains("None") => Ok(false),
+            // Some look only at a message that is not the last one. What they refuse then has other reasons.
+            Ok(_) => {
+                let result = self.render(&RenderRequest { messages: &messages, ..request });
+                Ok(!matches!(result, Err(TemplateError::Render { .. })))
+            }
         }
     }
 }
