@@ -49,7 +49,7 @@ fn all_filters() -> Vec<Builtin> {
         f(&["items"], prices::items, Value::from_function(filters::items)),
         f(&["join"], prices::joined, Value::from_function(filters::join)),
         f(&["last"], prices::last, Value::from_function(filters::last)),
-        f(&["length", "count"], prices::last, Value::from_function(filters::length)),
+        f(&["length", "count"], prices::last, Value::from_function(length)),
         f(&["lines"], prices::lines, Value::from_function(filters::lines)),
         f(&["list"], prices::items, Value::from_function(filters::list)),
         f(&["lower"], prices::changed_text, Value::from_function(filters::lower)),
@@ -117,6 +117,11 @@ fn all_tests() -> Vec<Builtin> {
     ]
 }
 
+/// As in Python, where what is not there has no items.
+fn length(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(0.into()) } else { filters::length(value).map(Value::from) }
+}
+
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }
@@ -129,8 +134,9 @@ fn is_divisible_by(value: &Value, other: &Value) -> bool {
     matches!((f64::try_from(value.clone()), f64::try_from(other.clone())), (Ok(a), Ok(b)) if a % b == 0.0)
 }
 
+/// As in Python, where nothing is in `None` because it cannot be asked.
 fn is_iterable(value: &Value) -> bool {
-    value.kind() == ValueKind::String || value.try_iter().is_ok()
+    value.kind() == ValueKind::String || (!value.is_none() && value.try_iter().is_ok())
 }
 
 /// A function that is charged for before it runs, and gives what other values may hold.

@@ -184,8 +184,8 @@ mod tests {
             ("{{ 'a-b-c'.partition('-') }}{{ 'a-b-c'.rpartition('-') }}", "('a', '-', 'b-c')('a-b', '-', 'c')"),
             ("{{ 'a-b-c'.rsplit('-', 1) }}{{ 'a-b'.rsplit('-') }}", "['a-b', 'c']['a', 'b']"),
             (
-                "{{ 'x' is sequence }} {{ 'x' is iterable }} {{ {} is sequence }} {{ 1 is iterable }}",
-                "True True True False",
+                "{{ 'x' is sequence }} {{ 'x' is iterable }} {{ {} is sequence }} {{ 1 is iterable }} {{ none is iterable }}",
+                "True True True False False",
             ),
             (
                 "{{ {'b': 1.0, 'a': none}|tojson }} {{ [true]|tojson(indent=2) }}",
@@ -194,6 +194,11 @@ mod tests {
             (
                 "{{ {'b': [1, 2]}|tojson(separators=(',', ':')) }} {{ 'é'|tojson(ensure_ascii=true) }}",
                 "{\"b\":[1,2]} \"\\u00e9\"",
+            ),
+            (
+                "{{ no | upper }}{{ no | lower }}{{ no | title }}{{ no | capitalize }}{{ no | trim }}.{{ no | length }} \
+                 {{ no | replace('a', 'b') }}{{ no | string }}{{ no | list }}{{ no | join }}{{ none | upper }}{{ 1.5 | trim }}",
+                ".0 []NONE1.5",
             ),
             (
                 "{{ none }} {{ true }} {{ {'a': 'b\\'c', 'd': [1.5]} }} {{ missing }}",

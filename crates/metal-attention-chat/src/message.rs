@@ -1,7 +1,7 @@
 //! Messages and tools, in the JSON shape of the `OpenAI` API.
 
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Who says a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -140,6 +140,16 @@ impl Tool {
         self.0["function"].get("parameters").filter(|schema| !schema.is_null())
     }
 
+    /// The tool with an empty description and no parameters where it has none; `None` where there is nothing to add.
+    pub(crate) fn completed(&self) -> Option<Self> {
+        let mut tool = self.0.clone();
+        let function = tool["function"].as_object_mut()?;
+        let n_fields = function.len();
+        function.entry("description").or_insert_with(|| "".into());
+        function.entry("parameters").or_insert_with(|| json!({"type": "object", "properties": {}}));
+        (function.len() > n_fields).then_some(Self(tool))
+    }
+
     /// The whole object.
     pub fn as_value(&self) -> &Value {
         &self.0
@@ -222,7 +232,6 @@ fn text_or_object<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn messages_are_those_of_the_api() {

@@ -23,7 +23,7 @@ pub(crate) const ITERATED: &str = "[?]";
 /// Charges for a value whose items become arguments.
 pub(crate) const SPREAD: &str = "*[?]";
 
-/// Attributes of a namespace, which are gone through whenever it is a condition. In published templates: 4.
+/// Attributes of a namespace, which are gone through whenever it is a condition. In published templates: 10.
 pub(crate) const MAX_ATTRIBUTES: usize = 64;
 
 /// Adds the operators, and what writes values to the output.

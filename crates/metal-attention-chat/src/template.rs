@@ -10,8 +10,8 @@ use serde_json::{Map, Value as Json, json};
 use crate::environment::NOW;
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
-use crate::tool_calls::{describes_tools, in_plain_words};
-use crate::{Message, Prompt, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
+use crate::tool_calls::{Telling, Tools, in_plain_words};
+use crate::{Message, Prompt, ReasoningMarkers, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
 /// What errors call the templates.
 const DEFAULT: &str = "chat template";
@@ -154,15 +154,26 @@ impl ChatTemplate {
         ToolFormat::of_template(self.source_for_tools())
     }
 
-    /// Whether the answer to a prompt of this template begins with thoughts, which end with `</think>`.
-    pub fn begins_with_thoughts(&self, prompt: &str) -> bool {
-        self.thinks() && prompt.trim_end().ends_with("<think>")
+    /// The texts between which the model thinks; `None`: it is not known to, or does so in messages of their own
+    /// ([`ToolFormat::Harmony`]).
+    pub fn reasoning(&self) -> Option<ReasoningMarkers> {
+        let of_model = || ReasoningMarkers::of_model(&self.source, self.tokenizer.as_deref());
+        if self.tool_format() == ToolFormat::Harmony { None } else { of_model() }
+    }
+
+    /// The texts around the thoughts that the answer to a prompt of this template begins with: the prompt has what begins
+    /// them.
+    pub fn reasoning_begun(&self, prompt: &str) -> Option<ReasoningMarkers> {
+        self.reasoning().filter(|markers| markers.begun_in(prompt))
     }
 
     /// A parser for the model's answer to `prompt`, which this template has rendered with `tools`.
     pub fn answer_parser(&self, prompt: &str, tools: &[Tool]) -> ToolCallParser {
         let parser = ToolCallParser::new(self.tool_format(), tools);
-        if self.thinks() { parser.thinking(self.begins_with_thoughts(prompt)) } else { parser }
+        match self.reasoning() {
+            Some(markers) => parser.thinking(markers, markers.begun_in(prompt)),
+            None => parser,
+        }
     }
 
     /// The text of the template that conversations with tools go through.
@@ -170,24 +181,37 @@ impl ChatTemplate {
         self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
 
-    /// Whether the template knows thoughts.
-    fn thinks(&self) -> bool {
-        self.source.contains("</think>")
-    }
-
     /// The text of a conversation. Tools that the template does not know are described in plain words.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let about_tools = |m: &Message| m.role == Role::Tool || !m.tool_calls.is_empty();
-        let has_tools = !request.tools.is_empty() || request.messages.iter().any(about_tools);
-        if has_tools && !describes_tools(self.source_for_tools()) {
-            let messages = in_plain_words(request.messages, request.tools);
-            return self.render_known(&RenderRequest { messages: &messages, tools: &[], ..*request });
+        let telling = Telling::of_template(self.source_for_tools());
+        if telling.suffices(request.messages, request.tools) {
+            return self.render_known(request, None);
         }
-        self.render_known(request)
+        let messages = in_plain_words(telling, request.messages, request.tools);
+        let tools = if telling.tools == Tools::Variable { request.tools } else { &[] };
+        let in_message = telling.in_system_message(request.tools).filter(|_| !request.tools.is_empty());
+        self.render_known(&RenderRequest { messages: &messages, tools, ..*request }, in_message.as_ref())
     }
 
-    /// The text of a conversation that has nothing the template does not know.
-    fn render_known(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
+    /// The text of a conversation that has nothing the template does not know; `system_tools`: the tools, for the first
+    /// message. Some templates fail on tools without a description or parameters: then these are empty.
+    fn render_known(&self, request: &RenderRequest<'_>, system_tools: Option<&Json>) -> Result<Prompt, TemplateError> {
+        let result = self.render_as_it_is(request, system_tools);
+        let completed: Vec<_> = request.tools.iter().map(Tool::completed).collect();
+        if !matches!(result, Err(TemplateError::Render { .. })) || completed.iter().all(Option::is_none) {
+            return result;
+        }
+        let tools =
+            request.tools.iter().zip(completed).map(|(tool, completed)| completed.unwrap_or_else(|| tool.clone()));
+        let tools: Vec<_> = tools.collect();
+        self.render_as_it_is(&RenderRequest { tools: &tools, ..*request }, system_tools)
+    }
+
+    fn render_as_it_is(
+        &self,
+        request: &RenderRequest<'_>,
+        system_tools: Option<&Json>,
+    ) -> Result<Prompt, TemplateError> {
         let mut taken = PrivateUse::default();
         taken.add(&self.source);
         for message in request.messages {
@@ -195,12 +219,18 @@ impl ChatTemplate {
             message.tool_calls.iter().for_each(|call| taken.add_value(&arguments(call)));
         }
         request.tools.iter().for_each(|tool| taken.add_value(tool.as_value()));
+        if let Some(tools) = system_tools {
+            taken.add_value(tools);
+        }
         for (name, value) in request.variables.into_iter().flatten() {
             taken.add(name);
             taken.add_value(value);
         }
         let marker = Marker::new(self.tokenizer.as_deref(), &taken);
-        let context = self.context(request, &marker);
+        let mut context = self.context(request, &marker);
+        if let (Some(tools), Some(first)) = (system_tools, context.get_mut("messages").and_then(|m| m.get_mut(0))) {
+            first["tools"] = marker.mark_value(tools);
+        }
         let tool_use = self.tool_use.as_ref().filter(|_| !request.tools.is_empty());
         let program = tool_use.map_or(&self.program, |(program, _)| program);
         Ok(marker.prompt(&program.run(&context)?))
@@ -210,7 +240,8 @@ impl ChatTemplate {
     fn context(&self, request: &RenderRequest<'_>, marker: &Marker<'_>) -> Map<String, Json> {
         let mut context = self.tokens.clone();
         let tools: Vec<_> = request.tools.iter().map(|tool| marker.mark_value(tool.as_value())).collect();
-        context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, marker)).collect());
+        let fields = Fields::of(self.source_for_tools());
+        context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, fields, marker)).collect());
         context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.into() });
         context.insert("documents".into(), Json::Null);
         context.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
@@ -225,22 +256,29 @@ impl ChatTemplate {
     }
 
     /// A message as templates expect it: arguments of calls are objects, and what is not there is missing.
-    fn message(&self, message: &Message, marker: &Marker<'_>) -> Json {
+    fn message(&self, message: &Message, names: Fields, marker: &Marker<'_>) -> Json {
         let role = match message.role {
             Role::Developer if !self.source.contains("developer") => Role::System,
             role => role,
         };
         let mut fields = Map::new();
-        fields.insert("role".into(), role.name().into());
+        let role_name = if role == Role::Tool { names.telling.role_of_results() } else { role.name() };
+        fields.insert("role".into(), role_name.into());
         let content = match &message.content {
             None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
             content => content.as_deref(),
         };
         fields.insert("content".into(), content.map(|text| marker.mark(text)).into());
+        // The template of gpt-oss has another name for it, and wants no text beside it where there are calls.
+        let has_text = message.content.as_ref().is_some_and(|text| !text.is_empty());
+        let thinking = &message.reasoning_content;
+        let thinking = if message.tool_calls.is_empty() || !has_text { thinking } else { &None };
+        let thinking = if names.has_thinking { thinking } else { &None };
         for (name, text) in [
             ("reasoning_content", &message.reasoning_content),
+            ("thinking", thinking),
             ("tool_call_id", &message.tool_call_id),
-            ("name", &message.name),
+            (if role == Role::Assistant { names.telling.field_of_name() } else { "name" }, &message.name),
         ] {
             if let Some(text) = text {
                 fields.insert(name.into(), marker.mark(text).into());
@@ -257,13 +295,35 @@ impl ChatTemplate {
     /// write "None". One that goes beyond a limit with these two messages does so with any.
     fn takes_null_content(&self) -> Result<bool, TemplateError> {
         let call = ToolCall::new("call00000", "name", "{}");
-        let messages =
-            [Message::user("text"), Message { content: None, tool_calls: vec![call], ..Message::assistant("") }];
-        match self.render(&RenderRequest { messages: &messages, ..Default::default() }) {
+        let result = Message { tool_call_id: Some(call.id.clone()), ..Message::new(Role::Tool, "text") };
+        let call = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
+        let messages = [Message::user("text"), call, result];
+        let request = RenderRequest { messages: &messages[..2], ..Default::default() };
+        match self.render(&request) {
             Err(error @ TemplateError::Limit { .. }) => Err(error),
             Err(_) => Ok(false),
-            Ok(prompt) => Ok(!prompt.text.contains("None")),
+            Ok(prompt) if prompt.text.contains("None") => Ok(false),
+            // Some look only at a message that is not the last one. What they refuse then has other reasons.
+            Ok(_) => {
+                let result = self.render(&RenderRequest { messages: &messages, ..request });
+                Ok(!matches!(result, Err(TemplateError::Render { .. })))
+            }
         }
+    }
+}
+
+/// What a template calls the fields of a message.
+#[derive(Debug, Clone, Copy)]
+struct Fields {
+    telling: Telling,
+    /// Thoughts are in `thinking`.
+    has_thinking: bool,
+}
+
+impl Fields {
+    /// Those that the template of this text knows.
+    fn of(source: &str) -> Self {
+        Self { telling: Telling::of_template(source), has_thinking: source.contains("message.thinking") }
     }
 }
 

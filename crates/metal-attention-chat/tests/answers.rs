@@ -1,6 +1,8 @@
 //! Answers as models write them, taken apart however they are cut into pieces.
 
-use metal_attention_chat::{AnswerEvent, Message, Tool, ToolCallParser, ToolFormat};
+use metal_attention_chat::{
+    AnswerEvent, ChatTemplate, Message, ReasoningMarkers, RenderRequest, Tool, ToolCallParser, ToolFormat,
+};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -71,11 +73,14 @@ const CASES: &[Case] = &[
     (ToolFormat::MistralArgs, "[TOOL_CALLS]add{\"a\": 1}", None, None, &["add {\"a\": 1}"]),
     (ToolFormat::MistralList, "[TOOL_CALLS] nothing", None, Some("[TOOL_CALLS] nothing"), &[]),
     (ToolFormat::Json, "\n {\"name\": \"add\", \"arguments\": {\"a\": 1}}\n", None, None, &["add {\"a\": 1}"]),
+    (ToolFormat::Glm4, "\nadd \n{\"a\": 1}", None, None, &["add {\"a\": 1}"]),
+    (ToolFormat::Glm4, "add up\n{\"a\": 1}", None, Some("add up\n{\"a\": 1}"), &[]),
+    (ToolFormat::Glm4, "ad", None, Some("ad"), &[]),
     (ToolFormat::Json, "  Two\n spaces ", None, Some("  Two\n spaces "), &[]),
 ];
 
 fn parse(format: ToolFormat, pieces: &[&str], tools: &[Tool]) -> (Message, Vec<AnswerEvent>) {
-    let mut parser = ToolCallParser::new(format, tools).thinking(false);
+    let mut parser = ToolCallParser::new(format, tools).thinking(ReasoningMarkers::THINK, false);
     let mut events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     events.extend(parser.finish());
     (Message::from_events(events.clone()), events)
@@ -128,7 +133,7 @@ fn without_tools_nothing_is_a_call() {
 
 #[test]
 fn thoughts_may_begin_in_the_prompt() {
-    let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]).thinking(true);
+    let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]).thinking(ReasoningMarkers::THINK, true);
     let mut events = parser.push("\nFirst, ");
     assert_eq!(events, [AnswerEvent::Reasoning("First,".into())]);
     events.extend(parser.push("then.\n</th"));
@@ -137,6 +142,425 @@ fn thoughts_may_begin_in_the_prompt() {
     assert_eq!((message.reasoning_content.as_deref(), message.text()), (Some("First, then."), "Yes."));
     let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]);
     assert_eq!(parser.push("<think>"), [AnswerEvent::Content("<think>".into())]);
+}
+
+/// What is in the answers of published models, by their templates: the template, whether the prompt ends in thoughts
+/// (which some have to be asked for), the answer, and thoughts, text and calls as above.
+type Published =
+    (&'static str, bool, &'static str, Option<&'static str>, Option<&'static str>, &'static [&'static str]);
+
+const PUBLISHED: &[Published] = &[
+    // Thoughts that the prompt begins, or the answer.
+    ("qwen3", false, "<think>\nTwo.\n</think>\n\nYes.", Some("Two."), Some("Yes."), &[]),
+    ("smollm3", false, "<think>\nTwo.\n</think>\nYes.", Some("Two."), Some("Yes."), &[]),
+    (
+        "smollm3",
+        false,
+        "<think>Two.</think>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}",
+        Some("Two."),
+        None,
+        &["add {\"a\": 1}"],
+    ),
+    ("deepseek-r1-distill", true, "Two.\n</think>\n\nYes.", Some("Two."), Some("Yes."), &[]),
+    ("deepseek-v3.1", true, "Two.</think>Yes.", Some("Two."), Some("Yes."), &[]),
+    ("glm-4.6", false, "\n<think>Two.</think>\nYes.", Some("Two."), Some("Yes."), &[]),
+    ("seed-oss", false, "<seed:think>Two.</seed:think>Yes.", Some("Two."), Some("Yes."), &[]),
+    ("granite-3.3", false, "<think>Two.</think>\n<response>Yes.</response>", Some("Two."), Some("Yes."), &[]),
+    ("granite-3.3", false, "<response>\nYes.\n</response>\n", None, Some("Yes."), &[]),
+    ("granite-3.3", false, "A </response> tag.", None, Some("A </response> tag."), &[]),
+    ("gemma-3", false, "Yes.\n", None, Some("Yes.\n"), &[]),
+    ("gemma-3", false, "{\"name\": \"add\", \"arguments\": {\"a\": 1}}", None, None, &["add {\"a\": 1}"]),
+    // Mistral.
+    (
+        "ministral-3-reasoning",
+        false,
+        "[THINK]Two.[/THINK]Well.[TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{}",
+        Some("Two."),
+        Some("Well."),
+        &["add {\"a\": 1}", "get_weather {}"],
+    ),
+    (
+        "mistral-nemo",
+        false,
+        "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": [1]}, \"id\": \"abcdefghi\"}, {\"name\": \"get_weather\", \"arguments\": {}}]",
+        None,
+        None,
+        &["add {\"a\": [1]}", "get_weather {}"],
+    ),
+    // gpt-oss.
+    (
+        "gpt-oss",
+        false,
+        "<|channel|>analysis<|message|>Two.<|end|><|start|>assistant<|channel|>final<|message|> Yes.\n<|return|>",
+        Some("Two."),
+        Some(" Yes.\n"),
+        &[],
+    ),
+    (
+        "gpt-oss",
+        false,
+        "<|channel|>analysis<|message|>Two.<|end|><|start|>assistant<|channel|>analysis<|message|>Three.<|end|>\
+         <|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>\
+         <|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a\": \"<|end|>\"}<|call|>",
+        Some("Two.\nThree."),
+        Some("Let me see."),
+        &["add {\"a\": \"<|end|>\"}"],
+    ),
+    (
+        "gpt-oss",
+        false,
+        " to=functions.get_weather<|channel|>commentary json<|message|>{\"city\": \"Bern\"}",
+        None,
+        None,
+        &["get_weather {\"city\": \"Bern\"}"],
+    ),
+    ("gpt-oss", false, "<|channel|>final <|constrain|>json<|message|>{\"a\": 1}", None, Some("{\"a\": 1}"), &[]),
+    ("gpt-oss", false, "<|channel|>analysis<|message|>Unfinished <|e", Some("Unfinished <|e"), None, &[]),
+    ("gpt-oss", false, "No <|header|> at all", None, Some("No <|header|> at all"), &[]),
+    // GLM.
+    (
+        "glm-4.6",
+        false,
+        "\n<think></think>\nWell.\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>12</arg_value>\n<arg_key>s</arg_key>\n\
+         <arg_value>12 < 13\n</arg_value>\n</tool_call>\n<tool_call>get_weather\n</tool_call>",
+        None,
+        Some("Well."),
+        &["add {\"a\": 12, \"s\": \"12 < 13\\n\"}", "get_weather {}"],
+    ),
+    (
+        "glm-4.6",
+        false,
+        "<tool_call>add<arg_key>s</arg_key><arg_value>12</arg_value></tool_call>Done.",
+        None,
+        Some("Done."),
+        &["add {\"s\": \"12\"}"],
+    ),
+    ("glm-4.6", false, "<tool_call>never mind", None, Some("<tool_call>never mind"), &[]),
+    // Qwen3-Coder and Seed-OSS.
+    (
+        "qwen3-coder",
+        false,
+        "Well.\n<tool_call>\n<function=add>\n<parameter=s>\nif a < b:\n  12\n</parameter>\n<parameter=flag>\nTrue\n</parameter>\n\
+         <parameter=list>\n[1, {\"b\": null}]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n</function>\n</tool_call>",
+        None,
+        Some("Well."),
+        &["add {\"s\": \"if a < b:\\n  12\", \"flag\": true, \"list\": [1, {\"b\": null}]}", "get_weather {}"],
+    ),
+    (
+        "qwen3-coder",
+        false,
+        "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        None,
+        None,
+        &["add {\"a\": 1}"],
+    ),
+    (
+        "seed-oss",
+        false,
+        "<seed:think>Two.</seed:think>\n<seed:tool_call>\n<function=add>\n<parameter=s>12</parameter>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>",
+        Some("Two."),
+        None,
+        &["add {\"s\": \"12\", \"a\": \"x\"}"],
+    ),
+    // DeepSeek.
+    (
+        "deepseek-v3.1",
+        false,
+        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>\
+         <｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        None,
+        Some("Well."),
+        &["add {\"a\": 1}", "get_weather {}"],
+    ),
+    (
+        "deepseek-r1-distill",
+        true,
+        "Two.</think>\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n\
+         <｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Some("Two."),
+        None,
+        &["add {\"a\": 1}", "get_weather {}"],
+    ),
+    // Granite, Phi 4 mini, Command R.
+    (
+        "granite-3.3",
+        false,
+        "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"get_weather\", \"arguments\": {}}]",
+        None,
+        None,
+        &["add {\"a\": 1}", "get_weather {}"],
+    ),
+    (
+        "granite-4.0",
+        false,
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+        None,
+        None,
+        &["add {\"a\": 1}"],
+    ),
+    (
+        "phi-4-mini",
+        false,
+        "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]<|/tool_call|>",
+        None,
+        None,
+        &["add {\"a\": 1}"],
+    ),
+    (
+        "command-r7b-tool-use",
+        false,
+        "<|START_THINKING|>Two.<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"add\", \"parameters\": {\"a\": 1}},\n    \
+         {\"tool_call_id\": \"1\", \"tool_name\": \"get_weather\", \"parameters\": {}}\n]<|END_ACTION|>",
+        Some("Two."),
+        None,
+        &["add {\"a\": 1}", "get_weather {}"],
+    ),
+    (
+        "command-r7b-tool-use",
+        false,
+        "<|START_THINKING|>Two.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        Some("Two."),
+        Some("Yes."),
+        &[],
+    ),
+    // Gemma 4.
+    (
+        "gemma-4",
+        false,
+        "<|channel>thought\nTwo.\n<channel|>Well.<|tool_call>call:add{a:1.5,flag:true,list:[<|\"|>x, \"y\"<|\"|>,{b:null}],s:<|\"|>é}<|\"|>}<tool_call|>\
+         <|tool_call>call:get_weather{}<tool_call|>",
+        Some("Two."),
+        Some("Well."),
+        &[
+            "add {\"a\": 1.5, \"flag\": true, \"list\": [\"x, \\\"y\\\"\", {\"b\": null}], \"s\": \"é}\"}",
+            "get_weather {}",
+        ],
+    ),
+    ("gemma-4", false, "<|tool_call>call me", None, Some("<|tool_call>call me"), &[]),
+    // Phi 4 and others that are told of tools in plain words.
+    ("phi-4", false, "{\"name\": \"add\", \"arguments\": {\"a\": 1}}", None, None, &["add {\"a\": 1}"]),
+    ("phi-3.5", false, " Yes.", None, Some(" Yes."), &[]),
+];
+
+fn template(name: &str) -> ChatTemplate {
+    let path = format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+    ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// What is in an answer: thoughts, text, and calls as `name arguments`.
+fn parts(message: &Message) -> (Option<String>, Option<String>, Vec<String>) {
+    let call = |c: &metal_attention_chat::ToolCall| format!("{} {}", c.function.name, c.function.arguments);
+    (message.reasoning_content.clone(), message.content.clone(), message.tool_calls.iter().map(call).collect())
+}
+
+/// Whole, letter by letter, and in any two pieces.
+#[test]
+fn answers_of_published_models_are_taken_apart_however_they_are_cut() {
+    let string = json!({"type": "string"});
+    let add = json!({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
+        "a": {}, "s": string, "flag": {"type": "boolean"}, "list": {"type": "array"}}}}});
+    let weather = json!({"type": "function", "function": {"name": "get_weather"}});
+    let tools = [add, weather].map(|tool| Tool::try_from(tool).unwrap());
+    for &(name, begun, answer, reasoning, content, calls) in PUBLISHED {
+        let template = template(name);
+        let variables = json!({"enable_thinking": true});
+        let request = RenderRequest {
+            messages: &[Message::user("Hi")],
+            tools: &tools,
+            add_generation_prompt: true,
+            variables: variables.as_object().filter(|_| begun),
+            ..Default::default()
+        };
+        let prompt = template.render(&request).unwrap();
+        assert_eq!(template.reasoning_begun(&prompt.text).is_some(), begun, "{name}: {}", prompt.text);
+        let expected = (
+            reasoning.map(str::to_owned),
+            content.map(str::to_owned).or_else(|| calls.is_empty().then(String::new)),
+            calls.iter().map(|call| (*call).to_owned()).collect::<Vec<_>>(),
+        );
+        let read = |pieces: &[&str]| {
+            let mut parser = template.answer_parser(&prompt.text, &tools);
+            let events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+            let message = Message::from_events(events.into_iter().chain(parser.finish()));
+            assert_eq!(parts(&message), expected, "{name}: {pieces:?}");
+            let is_object = |text: &str| serde_json::from_str::<serde_json::Map<_, serde_json::Value>>(text).is_ok();
+            assert!(message.tool_calls.iter().all(|call| is_object(&call.function.arguments)), "{name}: {pieces:?}");
+        };
+        read(&[answer]);
+        let letters: Vec<String> = answer.chars().map(String::from).collect();
+        read(&letters.iter().map(String::as_str).collect::<Vec<_>>());
+        for (at, _) in answer.char_indices() {
+            read(&[&answer[..at], &answer[at..]]);
+        }
+    }
+}
+
+/// A model may stop anywhere: what there is then does not depend on how it came.
+#[test]
+fn answers_that_are_cut_short_are_the_same_however_they_come() {
+    for &(name, begun, answer, ..) in PUBLISHED {
+        let template = template(name);
+        let prompt = if begun { "<think>" } else { "" };
+        for (end, _) in answer.char_indices() {
+            let read = |pieces: &[&str]| {
+                let mut parser = template.answer_parser(prompt, &tools());
+                let events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+                parts(&Message::from_events(events.into_iter().chain(parser.finish())))
+            };
+            let letters: Vec<String> = answer[..end].chars().map(String::from).collect();
+            let letters: Vec<_> = letters.iter().map(String::as_str).collect();
+            assert_eq!(read(&letters), read(&[&answer[..end]]), "{name}: {}", &answer[..end]);
+        }
+    }
+}
+
+const FORMATS: &[ToolFormat] = &[
+    ToolFormat::Hermes,
+    ToolFormat::Glm,
+    ToolFormat::Glm4,
+    ToolFormat::FunctionTags,
+    ToolFormat::Seed,
+    ToolFormat::Llama3,
+    ToolFormat::MistralList,
+    ToolFormat::MistralArgs,
+    ToolFormat::DeepSeek,
+    ToolFormat::DeepSeekR1,
+    ToolFormat::TaggedList,
+    ToolFormat::CommandR,
+    ToolFormat::Gemma,
+    ToolFormat::Harmony,
+    ToolFormat::Json,
+];
+
+const MARKERS: [ReasoningMarkers; 2] = [
+    ReasoningMarkers::THINK,
+    ReasoningMarkers { start: "[THINK]", end: "[/THINK]", answer: Some(("<response>", "</response>")) },
+];
+
+/// What answers are put together from, marks and their beginnings above all.
+const PIECES: &[&str] = &[
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|python_tag|>",
+    "{\"name\": \"add\"",
+    ", \"arguments\": {",
+    "}",
+    "[",
+    "]",
+    "\\",
+    "\"",
+    ", ",
+    "é",
+    "{",
+    ":",
+    "x",
+    " ",
+    "\n",
+    "<",
+    "<|",
+    "add",
+    "add\n",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<function=",
+    "<parameter=",
+    ">",
+    "</parameter>",
+    "</function>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "```json",
+    "```",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|tool_call>",
+    "call:add{",
+    "call:",
+    "<|\"|>",
+    "a:",
+    "<tool_call|>",
+    "<|channel|>",
+    "analysis",
+    "final",
+    "commentary to=functions.add",
+    "<|message|>",
+    "<|end|>",
+    "<|start|>",
+    "assistant",
+    "<|call|>",
+    "to=",
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "<response>",
+    "</response>",
+    "                                                                                                                ",
+];
+
+fn parse_as(
+    format: ToolFormat,
+    markers: ReasoningMarkers,
+    pieces: &[&str],
+    tools: &[Tool],
+) -> (Option<String>, Option<String>, Vec<String>) {
+    let parser = ToolCallParser::new(format, tools);
+    let mut parser = if format == ToolFormat::Harmony { parser } else { parser.thinking(markers, false) };
+    let events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    parts(&Message::from_events(events.into_iter().chain(parser.finish())))
+}
+
+/// What a model writes for ever costs no more for each piece the longer it gets.
+#[test]
+fn endless_answers_take_time_in_proportion() {
+    for &format in FORMATS {
+        for (opening, endless) in [
+            ("", " "),
+            ("x", "\n"),
+            ("<think>", " "),
+            ("<think>x", "\n"),
+            ("<tool_call>", "a"),
+            ("<tool_call>", " "),
+            ("<tool_call><function=", "a"),
+            ("<tool_call><function=add><parameter=s>", "\\\""),
+            ("<tool_call>{\"name\": \"add\", \"arguments\": ", "["),
+            ("[TOOL_CALLS]", "a"),
+            ("[TOOL_CALLS]", "["),
+            ("<|tool_call>call:add{a:", "["),
+            ("<|tool_call>call:add{a:\"", "\\\""),
+            ("<|tool_call>call:add{", " "),
+            ("<|channel|>", "a"),
+            ("", "<|start|>"),
+            ("<|channel|>final<|message|>", "<"),
+            ("<|python_tag|>", " "),
+            ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        ] {
+            let mut parser = ToolCallParser::new(format, &tools());
+            if format != ToolFormat::Harmony {
+                parser = parser.thinking(ReasoningMarkers::THINK, false);
+            }
+            let begun = std::time::Instant::now();
+            parser.push(opening);
+            let piece = endless.repeat(16);
+            for _ in 0..20_000 {
+                parser.push(&piece);
+            }
+            parser.finish();
+            assert!(begun.elapsed().as_secs() < 10, "{format:?}: {opening}{endless}");
+        }
+    }
 }
 
 proptest! {
@@ -151,19 +575,26 @@ proptest! {
         check(&CASES[case], &pieces);
     }
 
-    /// Whatever a model writes, nothing goes wrong, and text without marks is not changed.
+    /// Whatever a model writes, nothing goes wrong, it is the same however it is cut, and without tools and thoughts text
+    /// is not changed.
     #[test]
     fn any_text_is_taken(
-        format in prop::sample::select(vec![
-            ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::MistralList, ToolFormat::MistralArgs, ToolFormat::Json,
-        ]),
-        pieces in prop::collection::vec(
-            "<tool_call>|</tool_call>|\\[TOOL_CALLS\\]|\\[ARGS\\]|<\\|python_tag\\|>|\\{\"name\": ?\"add\"|, ?\"arguments\": ?\\{|\\}|[\\[\\]\\\\\", é{:x]{0,3}",
-            0..12,
-        ),
+        format in prop::sample::select(FORMATS),
+        markers in prop::sample::select(&MARKERS[..]),
+        pieces in prop::collection::vec(prop::sample::select(PIECES), 0..14),
     ) {
-        let pieces: Vec<_> = pieces.iter().map(String::as_str).collect();
-        parse(format, &pieces, &tools());
-        prop_assert_eq!(parse(format, &pieces, &[]).0, Message::assistant(pieces.concat()));
+        let answer = pieces.concat();
+        let letters: Vec<String> = answer.chars().map(String::from).collect();
+        let letters: Vec<_> = letters.iter().map(String::as_str).collect();
+        let read = |pieces: &[&str]| parse_as(format, markers, pieces, &tools());
+        let whole = read(&[&answer]);
+        prop_assert_eq!(&read(&pieces), &whole);
+        prop_assert_eq!(&read(&letters), &whole);
+        if format != ToolFormat::Harmony {
+            let mut parser = ToolCallParser::new(format, &[]);
+            let events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+            let message = Message::from_events(events.into_iter().chain(parser.finish()));
+            prop_assert_eq!(message, Message::assistant(answer));
+        }
     }
 }

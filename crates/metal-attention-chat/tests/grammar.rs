@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
-use metal_attention_chat::{AnswerEvent, Message, Tool, ToolCallParser, ToolFormat};
+use metal_attention_chat::{AnswerEvent, Message, ReasoningMarkers, Tool, ToolCallParser, ToolFormat};
 use serde_json::json;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
@@ -33,7 +33,7 @@ fn accepts(lark: &str, text: &str) -> bool {
 
 /// The calls that a parser finds, as `name arguments`.
 fn calls(format: ToolFormat, text: &str) -> Vec<String> {
-    let mut parser = ToolCallParser::new(format, &tools()).thinking(text.contains("</think>"));
+    let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, text.contains("</think>"));
     let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
     let message = Message::from_events(events);
     assert_eq!(message.content, None, "{text}");
@@ -59,19 +59,201 @@ fn forced_calls_are_read_as_such() {
         ),
         (ToolFormat::Json, arguments.clone(), format!("{arguments}\n{now}")),
     ] {
-        let single = format.grammar(&tools(), false, false, None);
+        let single = format.grammar(&tools(), false, None, None);
         assert!(accepts(&single, &one), "{format:?}: {one}");
         assert!(!accepts(&single, &two), "{format:?}: {two}");
         assert!(!accepts(&single, &one.replace("Bern", "Rome")) && !accepts(&single, "Hello"));
         assert_eq!(calls(format, &one), [format!("get_weather {bern}")]);
-        let several = format.grammar(&tools(), true, false, None);
+        let several = format.grammar(&tools(), true, None, None);
         assert!(accepts(&several, &one) && accepts(&several, &two), "{format:?}: {two}");
         assert_eq!(calls(format, &two), [format!("get_weather {bern}"), "say \"now\" {}".into()]);
-        let thinking = format.grammar(&tools(), false, true, None);
+        let thinking = format.grammar(&tools(), false, Some(ReasoningMarkers::THINK), None);
         let thought = format!("So {{ and \"}} so.\n</think>\n\n{one}");
         assert!(accepts(&thinking, &thought) && !accepts(&thinking, &one), "{format:?}: {thought}");
         assert_eq!(calls(format, &thought), [format!("get_weather {bern}")]);
-        let named = format.grammar(&tools()[1..], false, false, None);
+        let named = format.grammar(&tools()[1..], false, None, None);
         assert!(!accepts(&named, &one), "{format:?}: {one}");
+    }
+}
+
+/// The same for formats with more around a call, and arguments of every kind.
+#[test]
+fn forced_calls_of_other_formats_are_read_as_such() {
+    let trip = json!({"type": "function", "function": {"name": "trip", "parameters": {
+        "type": "object", "required": ["city", "days"], "properties": {
+            "city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}, "note": {"type": "string"},
+            "mode": {"type": "string", "enum": ["rail", "road", ""]}, "via": {"type": "array", "items": {"type": "string"}},
+            "seat": {"type": "object", "properties": {"window": {"type": "boolean"}, "row": {"type": "integer"}}}, "any": {},
+        }, "$defs": {"city": {"type": "string", "enum": ["Bern", "Basel"]}}}}});
+    let now = json!({"type": "function", "function": {"name": "now"}});
+    let tools = [trip, now].map(|tool| Tool::try_from(tool).unwrap());
+    let bern = r#"{"city": "Bern", "days": 2}"#;
+    let all = r#"{"city": "Bern", "days": 2, "note": "a <b>, c", "mode": "rail", "via": ["x"], "seat": {"row": 3}, "any": null}"#;
+    let json_call = |tool: &str, key: &str| format!("{{\"name\": \"{tool}\", \"{key}\": ");
+    let command = |tool: &str, arguments: &str| {
+        format!("{{\"tool_call_id\": \"0\", \"tool_name\": \"{tool}\", \"parameters\": {arguments}}}")
+    };
+    let tags = |open: &str, close: &str, n: &str, end: &str, arguments: &[(&str, &str)], tool: &str| {
+        let argument = |(key, value): &(&str, &str)| format!("<parameter={key}>{n}{value}{n}</parameter>\n");
+        let arguments: String = arguments.iter().map(argument).collect();
+        format!("{open}\n<function={tool}>\n{arguments}</function>{end}{close}")
+    };
+    let keys = |arguments: &[(&str, &str)], tool: &str| {
+        let argument =
+            |(key, value): &(&str, &str)| format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n");
+        let arguments: String = arguments.iter().map(argument).collect();
+        format!("<tool_call>{tool}\n{arguments}</tool_call>")
+    };
+    let plain = [("city", "\"Bern\""), ("days", "2")];
+    let plain_all = [
+        ("city", "\"Bern\""),
+        ("days", "2"),
+        ("note", "a <b>, c"),
+        ("mode", "rail"),
+        ("via", "[\"x\"]"),
+        ("seat", "{\"row\": 3}"),
+        ("any", "null"),
+    ];
+    let coder =
+        |arguments: &[(&str, &str)], tool: &str| tags("<tool_call>", "</tool_call>", "\n", "\n", arguments, tool);
+    let seed = |arguments: &[(&str, &str)], tool: &str| {
+        tags("<seed:tool_call>", "</seed:tool_call>", "", "\n", arguments, tool)
+    };
+    let gemma = |arguments: &str, tool: &str| format!("<|tool_call>call:{tool}{{{arguments}}}<tool_call|>");
+    let gemma_bern = gemma("city:<|\"|>Bern<|\"|>,days:2", "trip");
+    let deepseek = |calls: &str| format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>");
+    let v3 = |arguments: &str, tool: &str| {
+        format!("<｜tool▁call▁begin｜>{tool}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>")
+    };
+    let r1 = |arguments: &str, tool: &str| {
+        format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{tool}\n```json\n{arguments}\n```<｜tool▁call▁end｜>")
+    };
+    let harmony = |arguments: &str, tool: &str| {
+        format!("<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{arguments}")
+    };
+    let (listed, listed_now) = (json_call("trip", "arguments"), json_call("now", "arguments"));
+    for (format, one, with_all, two) in [
+        (
+            ToolFormat::TaggedList,
+            format!("<|tool_call|>[{listed}{bern}}}]"),
+            format!("<|tool_call|>[{listed}{all}}}]"),
+            format!("<|tool_call|>[{listed}{bern}}}, {listed_now}{{}}}}]"),
+        ),
+        (
+            ToolFormat::CommandR,
+            format!("<|START_ACTION|>[{}]<|END_ACTION|>", command("trip", bern)),
+            format!("<|START_ACTION|>[{}]<|END_ACTION|>", command("trip", all)),
+            format!("<|START_ACTION|>[{}, {}]<|END_ACTION|>", command("trip", bern), command("now", "{}")),
+        ),
+        (
+            ToolFormat::FunctionTags,
+            coder(&plain, "trip"),
+            coder(&plain_all, "trip"),
+            format!("{}\n{}", coder(&plain, "trip"), coder(&[], "now")),
+        ),
+        (
+            ToolFormat::Seed,
+            seed(&plain, "trip"),
+            seed(&plain_all, "trip"),
+            format!("{}\n{}", seed(&plain, "trip"), seed(&[], "now")),
+        ),
+        (
+            ToolFormat::Glm,
+            keys(&plain, "trip"),
+            keys(&plain_all, "trip"),
+            format!("{}\n{}", keys(&plain, "trip"), keys(&[], "now")),
+        ),
+        (
+            ToolFormat::Gemma,
+            gemma_bern.clone(),
+            gemma(
+                "city:<|\"|>Bern<|\"|>,days:2,note:<|\"|>a <b>, c<|\"|>,mode:<|\"|>rail<|\"|>,via:[<|\"|>x<|\"|>],seat:{row:3},any:null",
+                "trip",
+            ),
+            gemma_bern.clone() + &gemma("", "now"),
+        ),
+        (
+            ToolFormat::DeepSeek,
+            deepseek(&v3(bern, "trip")),
+            deepseek(&v3(all, "trip")),
+            deepseek(&(v3(bern, "trip") + &v3("{}", "now"))),
+        ),
+        (
+            ToolFormat::DeepSeekR1,
+            deepseek(&r1(bern, "trip")),
+            deepseek(&r1(all, "trip")),
+            deepseek(&(r1(bern, "trip") + "\n" + &r1("{}", "now"))),
+        ),
+        // A call ends the answer.
+        (ToolFormat::Glm4, format!("trip\n{bern}"), format!("trip\n{all}"), String::new()),
+        (ToolFormat::Harmony, harmony(bern, "trip"), harmony(all, "trip"), String::new()),
+    ] {
+        let read = |text: &str| {
+            let parser = ToolCallParser::new(format, &tools);
+            let mut parser = match text.find("</think>") {
+                Some(_) => parser.thinking(ReasoningMarkers::THINK, true),
+                None => parser,
+            };
+            let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
+            let message = Message::from_events(events);
+            assert_eq!(message.content, None, "{text}");
+            let call = |c: &metal_attention_chat::ToolCall| format!("{} {}", c.function.name, c.function.arguments);
+            message.tool_calls.iter().map(call).collect::<Vec<_>>()
+        };
+        let single = format.grammar(&tools, false, None, None);
+        assert!(accepts(&single, &one), "{format:?}: {one}\n{single}");
+        assert!(accepts(&single, &with_all), "{format:?}: {with_all}\n{single}");
+        assert!(!accepts(&single, &one.replace("Bern", "Rome")) && !accepts(&single, "Hello"), "{format:?}");
+        assert!(!accepts(&single, &with_all.replace("rail", "ship")), "{format:?}");
+        assert_eq!(read(&one), [format!("trip {bern}")]);
+        assert_eq!(read(&with_all), [format!("trip {all}")]);
+        if !two.is_empty() {
+            assert!(!accepts(&single, &two), "{format:?}: {two}");
+            let several = format.grammar(&tools, true, None, None);
+            assert!(accepts(&several, &one) && accepts(&several, &two), "{format:?}: {two}");
+            assert_eq!(read(&two), [format!("trip {bern}"), "now {}".into()]);
+            let thinking = format.grammar(&tools, false, Some(ReasoningMarkers::THINK), None);
+            let thought = format!("So {{ and \"}} so.\n</think>\n\n{one}");
+            assert!(accepts(&thinking, &thought) && !accepts(&thinking, &one), "{format:?}: {thought}");
+            assert_eq!(read(&thought), [format!("trip {bern}")]);
+        }
+    }
+    let thought = format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{}", harmony(bern, "trip"));
+    assert!(accepts(&ToolFormat::Harmony.grammar(&tools, true, None, None), &thought));
+}
+
+/// JSON as the text of an answer comes after thoughts, and in its channel.
+#[test]
+fn forced_json_comes_after_thoughts() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    assert_eq!(ToolFormat::Hermes.json_grammar(&schema, None, None), None);
+    let thinking = ToolFormat::Hermes.json_grammar(&schema, Some(ReasoningMarkers::THINK), None).unwrap();
+    assert!(accepts(&thinking, "So {.</think>\n\n{\"a\": 1}") && !accepts(&thinking, "{\"a\": 1}"));
+    let harmony = ToolFormat::Harmony.json_grammar(&schema, None, None).unwrap();
+    let answer = "<|channel|>final<|message|>{\"a\": 1}";
+    assert!(accepts(&harmony, answer) && !accepts(&harmony, "{\"a\": 1}"));
+    assert!(accepts(&harmony, &format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{answer}")));
+}
+
+/// Schemas that are large, or refer to themselves many times over, make no grammar that is out of proportion.
+#[test]
+fn grammars_of_hostile_schemas_are_small() {
+    let many = |schema: serde_json::Value| -> serde_json::Value {
+        (0..2000).map(|i| (format!("p{i}"), schema.clone())).collect::<serde_json::Map<_, _>>().into()
+    };
+    let itself = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"},
+        "c": {"$ref": "#/$defs/n"}, "d": {"$ref": "#/$defs/n"}, "e": {"type": "array", "items": {"$ref": "#/$defs/n"}}}});
+    let loops =
+        json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"$ref": "#/$defs/n"}}});
+    let nodes = json!({"type": "object", "properties": many(json!({"$ref": "#/$defs/n"})), "$defs": {"n": itself}});
+    let large = json!({"type": "object", "properties": many(json!({"$ref": "#/$defs/n"})),
+        "$defs": {"n": {"enum": ["x".repeat(100_000)]}}});
+    for schema in [loops, nodes, large] {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+        let tools = [Tool::try_from(tool).unwrap()];
+        for format in [ToolFormat::FunctionTags, ToolFormat::Seed, ToolFormat::Glm, ToolFormat::Gemma] {
+            let grammar = format.grammar(&tools, true, None, None);
+            assert!(grammar.len() < 8 << 20, "{format:?}: {}", grammar.len());
+        }
     }
 }

@@ -185,8 +185,12 @@ fn calls_without_a_text_suit_every_template() {
             "x.none.",
         ),
         ("{% for m in messages %}{{ m.content + '.' }}{% endfor %}", "x.."),
+        (
+            "{% for m in messages %}{{ m.content if loop.last else m.content.strip() }}{{ m.content is none }}.{% endfor %}",
+            "xFalse.False.",
+        ),
     ] {
-        let template = ChatTemplate::new(&format!("{{# knows tools #}}{source}")).unwrap();
+        let template = ChatTemplate::new(&format!("{{# knows tools and tool_calls #}}{source}")).unwrap();
         let prompt = template.render(&RenderRequest { messages: &messages, ..Default::default() }).unwrap();
         assert_eq!(prompt.text, expected, "{source}");
     }

@@ -25,7 +25,7 @@ fn template(name: &str) -> ChatTemplate {
     let path = format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
     let template = ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
     let tokens: Map<String, Value> = data("templates");
-    let tokens = tokens[name].as_object().unwrap().iter();
+    let tokens = tokens[name].as_object().unwrap().iter().filter(|(name, _)| *name != "conversations");
     tokens.fold(template, |template, (name, text)| template.with_token(name, text.as_str().unwrap()))
 }
 
@@ -38,7 +38,7 @@ fn templates_give_what_they_give_in_python() {
     let (mut texts, mut refused, mut failed, mut in_plain_words) = (0, 0, 0, 0);
     for (name, expected) in &expected {
         let template = template(name);
-        for (title, conversation) in &conversations {
+        for (title, conversation) in conversations.iter().filter(|(title, _)| expected.get(title).is_some()) {
             let conversation = Conversation::deserialize(conversation).unwrap();
             let result = template.render(&RenderRequest {
                 messages: &conversation.messages,
@@ -48,10 +48,21 @@ fn templates_give_what_they_give_in_python() {
                 now: Some(UNIX_EPOCH + Duration::from_secs(1_721_995_200)),
             });
             let with_tools = !conversation.tools.is_empty();
-            if with_tools && !template.source().contains("tools") {
+            let with_calls = conversation.messages.iter().any(|message| !message.tool_calls.is_empty());
+            let knows = |word: &str| template.source().contains(word);
+            if with_calls && knows("tools") && !knows("tool_calls") && name != "phi-4-mini" {
+                // The template would leave the calls out; they are text then.
+                let text = result.unwrap().text;
+                assert!(text.contains("{\"name\": \"get_weather\"") || name == "python", "{name}, {title}: {text}");
+                in_plain_words += 1;
+                continue;
+            }
+            if with_tools && (!knows("tools") || name == "phi-4-mini") {
                 // The messages tell of the tools then.
-                let told = |prompt: Prompt| prompt.text.contains("You can call these functions");
-                assert!(result.is_err() || result.is_ok_and(told), "{name}, {title}");
+                let told = |prompt: &Prompt| {
+                    prompt.text.contains("You can call these functions") || prompt.text.contains("<|tool|>[{")
+                };
+                assert!(result.is_err() || result.as_ref().is_ok_and(told), "{name}, {title}: {result:?}");
                 in_plain_words += 1;
                 continue;
             }
@@ -71,5 +82,5 @@ fn templates_give_what_they_give_in_python() {
             }
         }
     }
-    assert_eq!((texts, refused, failed, in_plain_words), (208, 17, 12, 35));
+    assert_eq!((texts, refused, failed, in_plain_words), (287, 20, 12, 55));
 }

@@ -2,25 +2,7 @@
 
 use serde_json::Value;
 
-/// What was found in a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum CallPart {
-    /// The function.
-    Name(String),
-    /// More text of the arguments; it comes after the name only.
-    Arguments(String),
-}
-
-/// How far a call is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// More has to come.
-    Open,
-    /// The object is complete.
-    Done,
-    /// This is no call.
-    NoCall,
-}
+use super::call::{CallPart, Progress, add_arguments};
 
 /// Reads `{"name": ..., "arguments": {...}}`, whose keys may come in any order and have other names that models use.
 #[derive(Debug)]
@@ -34,8 +16,8 @@ pub(super) struct CallJson {
     /// Arguments that came before the name.
     early: String,
     parts: Vec<CallPart>,
-    /// The object is the arguments alone: the name is known.
-    bare: bool,
+    /// The object is the arguments of this function alone.
+    arguments_of: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +67,7 @@ impl JsonText {
     }
 }
 
-const NAMES: [&str; 2] = ["name", "function"];
+const NAMES: [&str; 3] = ["name", "function", "tool_name"];
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
 impl CallJson {
@@ -99,14 +81,13 @@ impl CallJson {
             has_arguments: false,
             early: String::new(),
             parts: Vec::new(),
-            bare: false,
+            arguments_of: None,
         }
     }
 
     /// The arguments of the function `name`, which begin with the next `{`.
     pub fn arguments_of(name: String) -> Self {
-        let parts = vec![CallPart::Name(name)];
-        Self { state: State::Value, key: ARGUMENTS[0].into(), has_name: true, bare: true, parts, ..Self::new() }
+        Self { state: State::Value, key: ARGUMENTS[0].into(), arguments_of: Some(name), ..Self::new() }
     }
 
     /// What was found since [`take_parts`](Self::take_parts).
@@ -117,11 +98,6 @@ impl CallJson {
     /// What was found since the last call of this.
     pub fn take_parts(&mut self) -> Vec<CallPart> {
         std::mem::take(&mut self.parts)
-    }
-
-    /// Whether the function is known.
-    pub fn has_name(&self) -> bool {
-        self.has_name
     }
 
     /// Takes the next character.
@@ -154,8 +130,11 @@ impl CallJson {
             (State::Key, '}') => self.end(),
             (State::Colon, ':') => State::Value,
             (State::Value, _) => {
-                if self.bare && c != '{' {
-                    return State::NoCall;
+                if let Some(name) = &self.arguments_of {
+                    if c != '{' {
+                        return State::NoCall;
+                    }
+                    self.name(name.clone());
                 }
                 self.value = JsonText::default();
                 self.in_value(c)
@@ -181,7 +160,7 @@ impl CallJson {
 
     fn end_of_value(&mut self) -> State {
         let text = std::mem::take(&mut self.value.so_far);
-        if self.bare {
+        if self.arguments_of.is_some() {
             return State::Done;
         }
         let Ok(value) = serde_json::from_str::<Value>(&text) else { return State::NoCall };
@@ -231,12 +210,10 @@ impl CallJson {
     }
 
     fn arguments(&mut self, text: &str) {
-        if !self.has_name {
-            self.early += text;
-        } else if let Some(CallPart::Arguments(last)) = self.parts.last_mut() {
-            *last += text;
+        if self.has_name {
+            add_arguments(&mut self.parts, text);
         } else {
-            self.parts.push(CallPart::Arguments(text.to_owned()));
+            self.early += text;
         }
     }
 }
@@ -273,6 +250,7 @@ mod tests {
             (r#"{"function": "f", "parameters": {"x": null} , "id": "abc"}"#, r#"{"x": null}"#),
             (r#"{"type":"function","function":{"name":"f","arguments":{"a":1}}}"#, r#"{"a":1}"#),
             (r#"{"name": "f", "arguments": "{\"a\": 1}"}"#, r#"{"a": 1}"#),
+            (r#"{"tool_call_id": "0", "tool_name": "f", "parameters": {}}"#, "{}"),
             (r#"{"name": "f"}"#, "{}"),
             (r#"{"name": "f", "arguments": null}"#, "{}"),
         ] {

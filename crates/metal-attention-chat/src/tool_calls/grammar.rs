@@ -1,65 +1,242 @@
 //! The language of answers that must call a tool.
 
 use metal_attention_tokenizer::Tokenizer;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::ToolFormat;
-use crate::Tool;
+use super::grammar_values::{Arguments, MAX_EFFORT, Style};
+use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE};
+use crate::{ReasoningMarkers, Tool};
 
 impl ToolFormat {
     /// A grammar of the answers that call one of `tools` (which must not be empty), or with `parallel` one or more of
-    /// them, in the Lark of llguidance. The arguments follow the tools' JSON schemas.
+    /// them, in the Lark of llguidance. The arguments follow the tools' JSON schemas; where they are not written as JSON,
+    /// their types and enumerations.
     ///
-    /// `thinking`: the answer begins with thoughts, which end with `</think>`. `tokenizer` tells which of the texts
-    /// around calls are control tokens.
-    pub fn grammar(self, tools: &[Tool], parallel: bool, thinking: bool, tokenizer: Option<&Tokenizer>) -> String {
-        let marker = |text: &str| marker(text, tokenizer);
-        let thoughts = if thinking { "thoughts SPACE " } else { "" };
-        let more = |separator: &str| if parallel { format!(" ({separator}call)*") } else { String::new() };
-        let calls = match self {
-            Self::Hermes | Self::Json => format!("call{}", more("\"\\n\" ")),
-            Self::Llama3 => format!("call{}", more("\"; \" ")),
-            Self::MistralArgs => format!("call{}", more("")),
-            Self::MistralList => format!("{} \"[\" call{} \"]\"", marker("[TOOL_CALLS]"), more("\", \" ")),
+    /// `thinking`: the answer begins with thoughts, and what ends them. `tokenizer` tells which of the texts around calls
+    /// are control tokens.
+    pub fn grammar(
+        self,
+        tools: &[Tool],
+        parallel: bool,
+        thinking: Option<ReasoningMarkers>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> String {
+        let marks = Marks { tokenizer };
+        let mark = |text: &str| marks.mark(text);
+        let list = |separator: &str| {
+            let more = if parallel { format!(" ({separator}call)*") } else { String::new() };
+            format!("call{more}")
         };
-        let mut rules = vec![format!("start: {thoughts}{calls}")];
-        if thinking {
-            rules.push(match marker(END_OF_THINKING) {
-                text if text.starts_with('"') => format!("thoughts[suffix={text}]: /(?s:.*)/"),
-                token => format!("thoughts: /(?s:.*)/ {token}"),
-            });
-            rules.push("SPACE: /[ \\n]{0,4}/".into());
-        }
-        let names = (0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
-        rules.push(match self {
-            Self::Hermes => {
-                format!("call: {} \"\\n\" ({names}) \"\\n\" {}", marker("<tool_call>"), marker("</tool_call>"))
+        let calls = match self {
+            Self::Hermes | Self::FunctionTags | Self::Seed | Self::Glm | Self::Json => list("\"\\n\" "),
+            Self::Llama3 => list("\"; \" "),
+            Self::MistralArgs | Self::Gemma => list(""),
+            Self::MistralList => format!("{} \"[\" {} \"]\"", mark("[TOOL_CALLS]"), list("\", \" ")),
+            Self::TaggedList => format!("{} \"[\" {} \"]\"", mark("<|tool_call|>"), list("\", \" ")),
+            Self::CommandR => {
+                format!("{} \"[\" {} \"]\" {}", mark("<|START_ACTION|>"), list("\", \" "), mark("<|END_ACTION|>"))
             }
-            _ => format!("call: {names}"),
+            Self::DeepSeek => {
+                format!("{} {} {}", mark("<｜tool▁calls▁begin｜>"), list(""), mark("<｜tool▁calls▁end｜>"))
+            }
+            Self::DeepSeekR1 => {
+                format!("{} {} {}", mark("<｜tool▁calls▁begin｜>"), list("\"\\n\" "), mark("<｜tool▁calls▁end｜>"))
+            }
+            // A call ends the answer.
+            Self::Harmony => "analysis? call".into(),
+            Self::Glm4 => "call".into(),
+        };
+        let mut rules = self.beginning(&calls, thinking, &marks);
+        let names = (0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
+        let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
+        rules.push(match self {
+            Self::Hermes | Self::FunctionTags => format!("call: {open} \"\\n\" ({names}) \"\\n\" {close}"),
+            Self::Glm => format!("call: {open} ({names}) {close}"),
+            Self::Seed => {
+                format!("call: {} \"\\n\" ({names}) \"\\n\" {}", mark("<seed:tool_call>"), mark("</seed:tool_call>"))
+            }
+            Self::Gemma => format!("call: {} ({names}) {}", mark("<|tool_call>"), mark("<tool_call|>")),
+            Self::DeepSeek | Self::DeepSeekR1 => {
+                format!("call: {} ({names}) {}", mark("<｜tool▁call▁begin｜>"), mark("<｜tool▁call▁end｜>"))
+            }
+            Self::Llama3
+            | Self::MistralList
+            | Self::MistralArgs
+            | Self::TaggedList
+            | Self::CommandR
+            | Self::Harmony
+            | Self::Glm4
+            | Self::Json => format!("call: {names}"),
         });
+        let mut effort = MAX_EFFORT;
         for (i, tool) in tools.iter().enumerate() {
-            let name = json!(tool.name());
-            let object = |key: &str| {
-                let open = json!(format!("{{\"name\": {name}, \"{key}\": "));
-                format!("{open} arguments_{i} \"}}\"")
-            };
-            let call = match self {
-                Self::MistralArgs => format!("{} {name} {} arguments_{i}", marker("[TOOL_CALLS]"), marker("[ARGS]")),
-                Self::Llama3 => object("parameters"),
-                Self::Hermes | Self::MistralList | Self::Json => object("arguments"),
-            };
             let any = json!({"type": "object"});
             let schema = tool.parameters().unwrap_or(&any);
-            rules.extend([format!("call_{i}: {call}"), format!("arguments_{i}: %json {schema}")]);
+            let call = if let Some(notation) = self.notation(tool.name(), &marks) {
+                let mut arguments = Arguments::new(i, schema, notation.style, &marks, effort);
+                let expression = arguments.expression();
+                effort = arguments.effort;
+                rules.append(&mut arguments.rules);
+                [literal(&notation.before), expression, literal(notation.after)].join(" ")
+            } else {
+                rules.push(format!("arguments_{i}: %json {schema}"));
+                self.json_call(tool.name(), &format!("arguments_{i}"), &marks)
+            };
+            rules.push(format!("call_{i}: {call}"));
         }
         rules.join("\n") + "\n"
     }
+
+    /// A grammar of the answers whose text is JSON that follows `schema`, in the Lark of llguidance; `None` where nothing
+    /// comes before that text.
+    pub fn json_grammar(
+        self,
+        schema: &Value,
+        thinking: Option<ReasoningMarkers>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<String> {
+        let marks = Marks { tokenizer };
+        let text = match (self, thinking) {
+            (Self::Harmony, _) => {
+                format!("analysis? {} \"final\" {} json", marks.mark("<|channel|>"), marks.mark("<|message|>"))
+            }
+            (_, Some(_)) => "json".into(),
+            (_, None) => return None,
+        };
+        let mut rules = self.beginning(&text, thinking, &marks);
+        rules.push(format!("json: %json {schema}"));
+        Some(rules.join("\n") + "\n")
+    }
+
+    /// The first rules: thoughts, where there are some, and `rest`.
+    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &Marks<'_>) -> Vec<String> {
+        let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
+        let mut rules = vec![format!("start: {thoughts}{rest}")];
+        if let Some(markers) = thinking {
+            rules.push(marks.text_up_to("thoughts", markers.end));
+            rules.push("SPACE: /[ \\n]{0,4}/".into());
+        }
+        if self == Self::Harmony {
+            let (channel, message) = (marks.mark("<|channel|>"), marks.mark("<|message|>"));
+            let next = marks.mark("<|start|>");
+            rules.push(format!("analysis: {channel} \"analysis\" {message} thought {next} \"assistant\""));
+            rules.push(marks.text_up_to("thought", "<|end|>"));
+        }
+        rules
+    }
+
+    /// How a call of the function `name` is written whose arguments are no JSON object.
+    fn notation(self, name: &str, marks: &Marks<'_>) -> Option<Notation> {
+        let function = |end_of_key: &str, end| Notation {
+            before: format!("<function={name}>\n"),
+            style: Style::Tags { key: (literal("<parameter="), literal(end_of_key)), value: String::new(), end },
+            after: "</function>",
+        };
+        match self {
+            Self::FunctionTags => Some(function(">\n", "\n</parameter>\n")),
+            Self::Seed => Some(function(">", "</parameter>\n")),
+            Self::Glm => Some(Notation {
+                before: format!("{name}\n"),
+                style: Style::Tags {
+                    key: (marks.mark("<arg_key>"), marks.mark("</arg_key>")),
+                    value: format!("\"\\n\" {}", marks.mark("<arg_value>")),
+                    end: "</arg_value>",
+                },
+                after: "",
+            }),
+            Self::Gemma => Some(Notation {
+                before: format!("call:{name}{{"),
+                style: Style::Gemma { quote: GEMMA_QUOTE },
+                after: "}",
+            }),
+            Self::Hermes
+            | Self::Llama3
+            | Self::MistralList
+            | Self::MistralArgs
+            | Self::DeepSeek
+            | Self::DeepSeekR1
+            | Self::TaggedList
+            | Self::CommandR
+            | Self::Harmony
+            | Self::Glm4
+            | Self::Json => None,
+        }
+    }
+
+    /// A call of the function `name` whose arguments are the JSON object of the rule `arguments`.
+    fn json_call(self, name: &str, arguments: &str, marks: &Marks<'_>) -> String {
+        let mark = |text: &str| marks.mark(text);
+        let object = |open: &str, key: &str| {
+            let open = literal(&format!("{open}: {}, \"{key}\": ", json!(name)));
+            format!("{open} {arguments} \"}}\"")
+        };
+        match self {
+            Self::MistralArgs => {
+                format!("{} {} {} {arguments}", mark("[TOOL_CALLS]"), literal(name), mark(ARGS))
+            }
+            Self::Glm4 => format!("{} {arguments}", literal(&format!("{name}\n"))),
+            Self::DeepSeek => format!("{} {} {arguments}", literal(name), mark(DEEPSEEK_SEPARATOR)),
+            Self::DeepSeekR1 => {
+                let before = literal(&format!("{name}\n```json\n"));
+                format!("\"function\" {} {before} {arguments} \"\\n```\"", mark(DEEPSEEK_SEPARATOR))
+            }
+            Self::Harmony => {
+                let to = literal(&format!("commentary to=functions.{name} "));
+                let (channel, constrain, message) = (mark("<|channel|>"), mark("<|constrain|>"), mark("<|message|>"));
+                format!("{channel} {to} {constrain} \"json\" {message} {arguments}")
+            }
+            Self::CommandR => {
+                let call = object("\", \"tool_name\"", "parameters");
+                format!("{} /[0-9]/ {call}", literal("{\"tool_call_id\": \""))
+            }
+            Self::Llama3 => object("{\"name\"", "parameters"),
+            Self::Hermes
+            | Self::FunctionTags
+            | Self::Seed
+            | Self::Glm
+            | Self::Gemma
+            | Self::MistralList
+            | Self::TaggedList
+            | Self::Json => object("{\"name\"", "arguments"),
+        }
+    }
 }
 
-const END_OF_THINKING: &str = "</think>";
+/// A call whose arguments are no JSON object.
+struct Notation {
+    before: String,
+    style: Style,
+    after: &'static str,
+}
 
-/// A token by its number where `text` is a control token, else the text.
-fn marker(text: &str, tokenizer: Option<&Tokenizer>) -> String {
-    let id = tokenizer.and_then(|tokenizer| tokenizer.token_id(text).filter(|&id| tokenizer.is_control(id)));
-    id.map_or_else(|| json!(text).to_string(), |id| format!("<[{id}]>"))
+/// A text of a grammar; nothing where it is empty.
+pub(super) fn literal(text: &str) -> String {
+    if text.is_empty() { String::new() } else { Value::from(text).to_string() }
+}
+
+/// Tells which texts are tokens.
+pub(super) struct Marks<'t> {
+    tokenizer: Option<&'t Tokenizer>,
+}
+
+impl Marks<'_> {
+    /// A token by its number where `text` is a control token, else the text.
+    pub fn mark(&self, text: &str) -> String {
+        self.token(text).unwrap_or_else(|| literal(text))
+    }
+
+    fn token(&self, text: &str) -> Option<String> {
+        let tokenizer = self.tokenizer?;
+        let id = tokenizer.token_id(text).filter(|&id| tokenizer.is_control(id))?;
+        Some(format!("<[{id}]>"))
+    }
+
+    /// The rule `name`: any text up to `end`, and that.
+    pub fn text_up_to(&self, name: &str, end: &str) -> String {
+        match self.token(end) {
+            None => format!("{name}[suffix={}]: /(?s:.*)/", literal(end)),
+            Some(token) => format!("{name}: /(?s:.*)/ {token}"),
+        }
+    }
 }

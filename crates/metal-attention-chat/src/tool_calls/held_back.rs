@@ -8,6 +8,25 @@ pub(super) fn held_back(text: &str, strings: &[&str]) -> usize {
     (from..text.len()).find(starts).map_or(0, |at| text.len() - at)
 }
 
+/// The earliest of `strings` in `text`, and where.
+pub(super) fn first_of(text: &str, strings: &[&'static str]) -> Option<(usize, &'static str)> {
+    strings.iter().filter_map(|string| Some((text.find(string)?, *string))).min_by_key(|found| found.0)
+}
+
+/// White space beside a mark belongs to it, up to so many characters.
+pub(super) const MAX_BLANK: usize = 256;
+
+/// Where the white space at the end of `text` begins, the last [`MAX_BLANK`] characters of it.
+pub(super) fn blank_end(text: &str) -> usize {
+    let last = text.char_indices().rev().take(MAX_BLANK);
+    last.take_while(|(_, c)| c.is_whitespace()).last().map_or(text.len(), |(at, _)| at)
+}
+
+/// The bytes of white space that `text` begins with.
+pub(super) fn leading_blank(text: &str) -> usize {
+    text.len() - text.trim_start().len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::held_back;

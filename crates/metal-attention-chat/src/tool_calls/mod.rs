@@ -4,29 +4,57 @@
 //! [`ToolCallParser`] takes an answer apart as it comes, and [`ToolFormat::grammar`] is the language of answers that
 //! must call a tool.
 
+mod call;
+mod call_gemma;
 mod call_json;
+mod call_tags;
 mod grammar;
+mod grammar_values;
+mod harmony;
 mod held_back;
+mod names;
 mod parser;
 mod plain;
 mod python_call;
+mod syntax;
 
 pub use parser::ToolCallParser;
-pub(crate) use plain::{describes_tools, in_plain_words};
+pub(crate) use plain::{Telling, Tools, in_plain_words};
 
 use crate::{Message, ToolCall};
 
 /// How a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
-    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen.
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, Granite 4, `SmolLM3`.
     Hermes,
+    /// `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`: GLM from 4.5 on.
+    Glm,
+    /// The name, a line break and the arguments as JSON, and nothing else: GLM 4.
+    Glm4,
+    /// `<tool_call><function=name><parameter=key>...</parameter></function></tool_call>`: Qwen3-Coder.
+    FunctionTags,
+    /// The same in `<seed:tool_call>`: Seed-OSS.
+    Seed,
     /// `{"name": ..., "parameters": {...}}` and nothing else, perhaps after `<|python_tag|>`: Llama 3.
     Llama3,
     /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`: Mistral.
     MistralList,
     /// `[TOOL_CALLS]name[ARGS]{...}`: Mistral, from Small 3.2 on.
     MistralArgs,
+    /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`: `DeepSeek` V3.1.
+    DeepSeek,
+    /// The same with `function<｜tool▁sep｜>name` and the arguments in a block of code: `DeepSeek` R1 and V3.
+    DeepSeekR1,
+    /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini, which has `<|/tool_call|>` at the end.
+    TaggedList,
+    /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>`: Command R7B, Command A.
+    CommandR,
+    /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
+    Gemma,
+    /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}`, one of the messages that such an
+    /// answer is made of: gpt-oss.
+    Harmony,
     /// `{"name": ..., "arguments": {...}}` and nothing else: models that were told so in plain words.
     Json,
 }
@@ -34,35 +62,36 @@ pub enum ToolFormat {
 impl ToolFormat {
     /// The format that a chat template writes.
     pub fn of_template(source: &str) -> Self {
-        if source.contains("[TOOL_CALLS]") {
-            if source.contains("[ARGS]") { Self::MistralArgs } else { Self::MistralList }
-        } else if source.contains("<tool_call>") {
+        let has = |text: &str| source.contains(text);
+        if has("[TOOL_CALLS]") {
+            if has("[ARGS]") { Self::MistralArgs } else { Self::MistralList }
+        } else if has("<|channel|>") && has("<|message|>") {
+            Self::Harmony
+        } else if has("<|tool_call>") {
+            Self::Gemma
+        } else if has("<｜tool▁calls▁begin｜>") {
+            if has("```json") { Self::DeepSeekR1 } else { Self::DeepSeek }
+        } else if has("<|START_ACTION|>") {
+            Self::CommandR
+        } else if has("<seed:tool_call>") {
+            Self::Seed
+        } else if has("<|tool_call|>") || has("<|/tool|>") {
+            Self::TaggedList
+        } else if has("<arg_key>") {
+            Self::Glm
+        } else if plain::calls_are_metadata(source) {
+            Self::Glm4
+        } else if has("<function=") && has("<parameter=") {
+            Self::FunctionTags
+        } else if has("<tool_call>") {
             Self::Hermes
-        } else if source.contains("<|python_tag|>") || (source.contains("ipython") && source.contains("\"parameters\""))
-        {
+        } else if has("<|python_tag|>") || (has("ipython") && has("\"parameters\"")) {
             Self::Llama3
         } else {
             Self::Json
         }
     }
-
-    /// The text that begins a call within other text; `None` where a call is all of the answer.
-    pub(crate) fn opening(self) -> Option<&'static str> {
-        match self {
-            Self::Hermes => Some("<tool_call>"),
-            Self::Llama3 => Some(PYTHON_TAG),
-            Self::MistralList | Self::MistralArgs => Some("[TOOL_CALLS]"),
-            Self::Json => None,
-        }
-    }
 }
-
-/// Begins code in answers of Llama 3, and sometimes a JSON call.
-const PYTHON_TAG: &str = "<|python_tag|>";
-
-/// Control tokens that are part of calls. They write nothing as text, so they are put in by their spelling.
-const MARKERS: [&str; 7] =
-    ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", PYTHON_TAG, "<tool_call>", "</tool_call>", "</think>"];
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,6 +162,19 @@ mod tests {
             ("mistral-v3", ToolFormat::MistralList),
             ("mistral-nemo", ToolFormat::MistralList),
             ("mistral-small-3.2", ToolFormat::MistralArgs),
+            ("qwen3-coder", ToolFormat::FunctionTags),
+            ("seed-oss", ToolFormat::Seed),
+            ("glm-4.6", ToolFormat::Glm),
+            ("deepseek-v3.1", ToolFormat::DeepSeek),
+            ("deepseek-r1-distill", ToolFormat::DeepSeekR1),
+            ("granite-3.3", ToolFormat::TaggedList),
+            ("granite-4.0", ToolFormat::Hermes),
+            ("phi-4-mini", ToolFormat::TaggedList),
+            ("command-r7b-tool-use", ToolFormat::CommandR),
+            ("ministral-3-reasoning", ToolFormat::MistralArgs),
+            ("gemma-4", ToolFormat::Gemma),
+            ("gpt-oss", ToolFormat::Harmony),
+            ("smollm3", ToolFormat::Json),
             ("gemma-2", ToolFormat::Json),
             ("phi-4", ToolFormat::Json),
             ("smollm2", ToolFormat::Json),

@@ -2,20 +2,24 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
 
 use metal_attention_tokenizer::Tokenizer;
 
-use super::call_json::{CallJson, CallPart, Progress};
-use super::held_back::held_back;
+use super::call::{Call, CallPart, Progress};
+use super::call_gemma::CallGemma;
+use super::call_json::CallJson;
+use super::call_tags::{CallTags, Signatures, Tags};
+use super::harmony::{self, Channel, Header};
+use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
+use super::names::{Named, name_in, named_call};
 use super::python_call::python_call;
-use super::{AnswerEvent, MARKERS, PYTHON_TAG, ToolFormat};
-use crate::Tool;
+use super::syntax::{FUNCTION, PYTHON_TAG, Syntax};
+use super::{AnswerEvent, ToolFormat};
+use crate::{ReasoningMarkers, Tool};
 
-const THINK: &str = "<think>";
-const END_OF_THINKING: &str = "</think>";
-const END_OF_CALL: &str = "</tool_call>";
-const ARGS: &str = "[ARGS]";
-const CALL_ID: &str = "[CALL_ID]";
+/// Bytes of what announces a call or a message, such as its name: what is longer is text.
+pub(super) const MAX_HEADER: usize = 1024;
 
 /// Parts an answer into thoughts, text and tool calls while the model writes it.
 ///
@@ -38,47 +42,77 @@ const CALL_ID: &str = "[CALL_ID]";
 #[derive(Debug)]
 pub struct ToolCallParser {
     format: ToolFormat,
+    syntax: &'static Syntax,
     /// The functions there are; none: nothing is a call.
     names: Vec<String>,
+    signatures: Arc<Signatures>,
     /// The model may think before it answers.
-    thinks: bool,
+    reasoning: Option<ReasoningMarkers>,
     state: State,
     /// Text that is not handed out yet.
     pending: String,
+    /// What begins the answer was there, and what ends it is still to come.
+    in_answer: bool,
+    /// The calls stand in a JSON list.
+    in_list: bool,
+    /// There were thoughts, and text, in messages before this one.
+    had: Had,
     n_calls: usize,
+}
+
+#[derive(Debug, Default)]
+struct Had {
+    thoughts: bool,
+    text: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Between `<think>` and `</think>`; whether there was text yet.
+    /// Between the marks of thoughts; whether there was text yet.
     Thinking { begun: bool },
     /// Before the first character of text that is not blank; blanks may be dropped.
     Start { drop_space: bool },
     /// In the text for the user.
     Text,
-    /// After `[TOOL_CALLS]`.
-    Mistral,
+    /// After what announces a call. `raw` is that.
+    Opened { raw: String },
     /// After `<|python_tag|>`.
     Python,
     /// In a call. `raw` is its text so far, with what announced it; where nothing did, the function must be known.
-    Call { call: CallJson, raw: String, announced: bool, started: bool },
+    Call { call: Call, raw: String, announced: bool, started: bool },
     /// After a call.
     AfterCall,
+    /// Before the header of a message.
+    Header,
+    /// In a message that is thoughts or text; whether there was text yet.
+    Message { thoughts: bool, begun: bool },
 }
 
 impl ToolCallParser {
     /// A parser for answers of a model that writes calls of `tools` in `format`.
     pub fn new(format: ToolFormat, tools: &[Tool]) -> Self {
-        let names = tools.iter().map(|tool| tool.name().to_owned()).collect();
-        let state = State::Start { drop_space: false };
-        Self { format, names, thinks: false, state, pending: String::new(), n_calls: 0 }
+        let in_messages = format == ToolFormat::Harmony;
+        let state = if in_messages { State::Header } else { State::Start { drop_space: false } };
+        Self {
+            format,
+            syntax: format.syntax(),
+            names: tools.iter().map(|tool| tool.name().to_owned()).collect(),
+            signatures: Arc::new(Signatures::of(tools)),
+            reasoning: None,
+            state,
+            pending: String::new(),
+            in_answer: false,
+            in_list: false,
+            had: Had::default(),
+            n_calls: 0,
+        }
     }
 
-    /// Looks for thoughts between `<think>` and `</think>` at the beginning of the answer. `begun`: the prompt ended
-    /// with `<think>`, so that the answer begins with thoughts.
+    /// Looks for thoughts between `markers` at the beginning of the answer. `begun`: the prompt ended with what begins
+    /// them, so that the answer goes on with thoughts.
     #[must_use]
-    pub fn thinking(mut self, begun: bool) -> Self {
-        self.thinks = true;
+    pub fn thinking(mut self, markers: ReasoningMarkers, begun: bool) -> Self {
+        self.reasoning = Some(markers);
         if begun {
             self.state = State::Thinking { begun: false };
         }
@@ -90,13 +124,20 @@ impl ToolCallParser {
         self.n_calls
     }
 
-    /// Takes the next token with the text that it adds. Control tokens that belong to calls add none, but count here.
+    /// Takes the next token with the text that it adds. Control tokens that belong to calls and thoughts add none, but
+    /// count here.
     pub fn push_token(&mut self, tokenizer: &Tokenizer, id: u32, text: &str) -> Vec<AnswerEvent> {
-        let marker = tokenizer.token_text(id).filter(|text| tokenizer.is_control(id) && MARKERS.contains(text));
+        let marker = tokenizer.token_text(id).filter(|text| tokenizer.is_control(id) && self.is_marker(text));
         match marker {
             Some(marker) => self.push(&format!("{text}{marker}")),
             None => self.push(text),
         }
+    }
+
+    /// Whether `token` is one of the marks, or a part of one.
+    fn is_marker(&self, token: &str) -> bool {
+        let reasoning = self.reasoning.iter().flat_map(ReasoningMarkers::texts);
+        self.syntax.markers().chain(reasoning).any(|marker| marker.contains(token))
     }
 
     /// Takes the next piece of the answer.
@@ -114,9 +155,10 @@ impl ToolCallParser {
         let rest = std::mem::take(&mut self.pending);
         match std::mem::replace(&mut self.state, State::Text) {
             State::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
-            State::Start { drop_space: true } | State::AfterCall => {}
+            // Where something is left of a header, the message has not begun.
+            State::Start { drop_space: true } | State::AfterCall | State::Header => {}
             State::Start { drop_space: false } | State::Text => content(&mut events, &rest),
-            State::Mistral => content(&mut events, &format!("[TOOL_CALLS]{rest}")),
+            State::Opened { raw } => content(&mut events, &(raw + &rest)),
             State::Python => {
                 let (name, arguments) = python_call(&rest);
                 let index = self.start_call(&mut events, name);
@@ -125,6 +167,7 @@ impl ToolCallParser {
             }
             State::Call { started: true, .. } => events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 }),
             State::Call { raw, .. } => content(&mut events, &raw),
+            State::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
         }
         events
     }
@@ -133,119 +176,222 @@ impl ToolCallParser {
     fn step(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
         match &mut self.state {
             State::Thinking { begun } => {
-                if !*begun {
-                    let blank = self.pending.len() - self.pending.trim_start().len();
-                    self.pending.drain(..blank);
-                    *begun = !self.pending.is_empty();
-                }
-                if let Some(at) = self.pending.find(END_OF_THINKING) {
-                    thoughts(events, self.pending[..at].trim_end());
-                    self.pending.drain(..at + END_OF_THINKING.len());
-                    self.state = State::Start { drop_space: true };
-                    return true;
-                }
-                let safe = self.pending.len() - held_back(&self.pending, &[END_OF_THINKING]);
-                thoughts(events, &take_text(&mut self.pending, safe));
-                false
+                let begun = *begun;
+                self.thinking_on(events, begun)
             }
             State::Start { drop_space } => {
                 let drop_space = *drop_space;
                 self.begin(drop_space, at_end)
             }
             State::Text => self.text(events, at_end),
-            State::Mistral => self.mistral(),
+            State::Opened { .. } => self.opened(events, at_end),
             State::Python => {
-                if self.pending.trim_start().starts_with('{') {
-                    self.enter_call(CallJson::new(), PYTHON_TAG, true);
+                self.pending.drain(..leading_blank(&self.pending));
+                if self.pending.starts_with('{') {
+                    self.enter_call(Call::Json(CallJson::new()), PYTHON_TAG, true);
                     return true;
                 }
                 false
             }
             State::Call { .. } => self.call(events),
             State::AfterCall => self.after_call(at_end),
+            State::Header => self.header(events),
+            State::Message { thoughts, begun } => {
+                let (thoughts, begun) = (*thoughts, *begun);
+                self.message(events, thoughts, begun)
+            }
         }
+    }
+
+    /// Thoughts, up to what ends them.
+    fn thinking_on(&mut self, events: &mut Vec<AnswerEvent>, mut begun: bool) -> bool {
+        let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
+        if !begun {
+            self.pending.drain(..leading_blank(&self.pending));
+            begun = !self.pending.is_empty();
+            self.state = State::Thinking { begun };
+        }
+        if let Some(at) = self.pending.find(end) {
+            thoughts(events, &self.pending[..blank_end(&self.pending[..at])]);
+            self.pending.drain(..at + end.len());
+            self.state = State::Start { drop_space: true };
+            return true;
+        }
+        let safe = self.pending.len() - held_back(&self.pending, &[end]);
+        thoughts(events, &take_text(&mut self.pending, safe));
+        false
     }
 
     /// What the answer, or what follows thoughts and calls, begins with.
     fn begin(&mut self, drop_space: bool, at_end: bool) -> bool {
-        let blank = self.pending.len() - self.pending.trim_start().len();
+        if drop_space {
+            self.pending.drain(..leading_blank(&self.pending));
+        }
+        let blank = leading_blank(&self.pending);
+        if self.pending[..blank].chars().count() > MAX_BLANK {
+            // So much white space is text.
+            self.state = State::Text;
+            return true;
+        }
         let rest = &self.pending[blank..];
         if rest.is_empty() {
             return false;
         }
-        let may_think = self.thinks && self.n_calls == 0 && !drop_space;
-        if may_think && rest.starts_with(THINK) {
-            self.pending.drain(..blank + THINK.len());
-            self.state = State::Thinking { begun: false };
+        if let Some(markers) = self.reasoning.filter(|_| self.n_calls == 0 && !self.in_answer) {
+            let thoughts = Some(markers.start).filter(|_| !drop_space);
+            let answer = markers.answer.map(|(start, _)| start);
+            if let Some(start) = [thoughts, answer].into_iter().flatten().find(|start| rest.starts_with(start)) {
+                self.pending.drain(..blank + start.len());
+                self.in_answer = thoughts != Some(start);
+                self.state =
+                    if self.in_answer { State::Start { drop_space: true } } else { State::Thinking { begun: false } };
+                return true;
+            }
+            if !at_end && [thoughts, answer].into_iter().flatten().any(|start| start.starts_with(rest)) {
+                return false;
+            }
+        }
+        if !self.names.is_empty() && self.syntax.bare && rest.starts_with('{') {
+            self.pending.drain(..blank);
+            self.enter_call(Call::Json(CallJson::new()), "", false);
             return true;
         }
-        if may_think && THINK.starts_with(rest) && !at_end {
-            return false;
-        }
-        if !self.names.is_empty() && self.calls_are_all() && rest.starts_with('{') {
-            self.pending.drain(..blank);
-            self.enter_call(CallJson::new(), "", false);
-            return true;
-        }
-        if drop_space {
-            self.pending.drain(..blank);
+        if self.format == ToolFormat::Glm4 {
+            match named_call(rest, &self.names) {
+                Named::Open if !at_end => return false,
+                Named::Open | Named::No => {}
+                Named::Call(name, at) => {
+                    let raw: String = self.pending.drain(..blank + at).collect();
+                    self.enter_call(Call::Json(CallJson::arguments_of(name)), &raw, true);
+                    return true;
+                }
+            }
         }
         self.state = State::Text;
         true
     }
 
-    /// Text for the user, up to a call.
+    /// Text for the user, up to a call or to what ends it.
     fn text(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
-        let Some(opening) = self.format.opening().filter(|_| !self.names.is_empty()) else {
+        let end = self.reasoning.and_then(|markers| markers.answer).filter(|_| self.in_answer).map(|(_, end)| end);
+        let openings = if self.names.is_empty() { &[] } else { self.syntax.openings };
+        let stops: Vec<&'static str> = openings.iter().copied().chain(end).collect();
+        if stops.is_empty() {
             content(events, &std::mem::take(&mut self.pending));
             return false;
-        };
-        if let Some(at) = self.pending.find(opening) {
-            content(events, self.pending[..at].trim_end());
-            self.pending.drain(..at + opening.len());
-            self.open_call(opening);
+        }
+        if let Some((at, stop)) = first_of(&self.pending, &stops) {
+            content(events, &self.pending[..blank_end(&self.pending[..at])]);
+            self.pending.drain(..at + stop.len());
+            if Some(stop) == end {
+                self.in_answer = false;
+                self.state = State::Start { drop_space: true };
+            } else {
+                self.open_call(stop);
+            }
             return true;
         }
         if !at_end {
-            let safe = self.pending.len() - held_back(&self.pending, &[opening]);
+            let safe = self.pending.len() - held_back(&self.pending, &stops);
             content(events, &take_text(&mut self.pending, safe));
         }
         false
     }
 
     fn open_call(&mut self, opening: &'static str) {
-        match self.format {
-            ToolFormat::MistralList | ToolFormat::MistralArgs => self.state = State::Mistral,
-            ToolFormat::Llama3 => self.state = State::Python,
-            ToolFormat::Hermes | ToolFormat::Json => self.enter_call(CallJson::new(), opening, true),
+        match opening {
+            PYTHON_TAG => self.state = State::Python,
+            FUNCTION => self.enter_call(self.tags(Tags::Function), FUNCTION, true),
+            _ => self.state = State::Opened { raw: opening.to_owned() },
         }
     }
 
-    fn enter_call(&mut self, call: CallJson, opening: &str, announced: bool) {
-        self.state = State::Call { call, raw: opening.to_owned(), announced, started: false };
+    fn tags(&self, tags: Tags) -> Call {
+        Call::Tags(CallTags::new(tags, Arc::clone(&self.signatures)))
     }
 
-    /// After `[TOOL_CALLS]`: a list, an object, or a name with arguments.
-    fn mistral(&mut self) -> bool {
-        let text = self.pending.trim_start();
-        let opening = "[TOOL_CALLS]";
-        if text.starts_with('{') {
-            self.enter_call(CallJson::new(), opening, true);
+    fn enter_call(&mut self, call: Call, raw: &str, announced: bool) {
+        self.state = State::Call { call, raw: raw.to_owned(), announced, started: false };
+    }
+
+    /// After what announces a call: a list, an object, a name with arguments, or what else the format has.
+    fn opened(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
+        let State::Opened { raw } = &mut self.state else { return false };
+        let blank = leading_blank(&self.pending);
+        raw.extend(self.pending.drain(..blank));
+        let Some(first) = self.pending.chars().next() else { return false };
+        let openings = self.syntax.openings;
+        if let Some(opening) = openings.iter().find(|opening| self.pending.starts_with(**opening)) {
+            self.pending.drain(..opening.len());
+            if *opening == FUNCTION {
+                let raw = std::mem::take(raw) + FUNCTION;
+                self.enter_call(self.tags(Tags::Function), &raw, true);
+            } else {
+                *raw += opening;
+            }
             return true;
         }
-        if text.starts_with('[') {
-            let at = self.pending.len() - text.len();
-            self.pending.drain(..=at);
-            self.enter_call(CallJson::new(), &format!("{opening}["), true);
-            return true;
+        if !at_end && openings.iter().any(|opening| opening.starts_with(&self.pending)) {
+            return false;
         }
-        let Some(brace) = self.pending.find('{') else { return false };
-        let header = self.pending[..brace].trim();
-        let header = header.strip_suffix(ARGS).unwrap_or(header);
-        let name = header.split(CALL_ID).next().unwrap_or_default().trim().to_owned();
-        let raw = format!("{opening}{}", &self.pending[..brace]);
-        self.pending.drain(..brace);
-        self.enter_call(CallJson::arguments_of(name), &raw, true);
+        match first {
+            '{' => {
+                let raw = std::mem::take(raw);
+                self.enter_call(Call::Json(CallJson::new()), &raw, true);
+                true
+            }
+            '[' => {
+                raw.push('[');
+                self.pending.drain(..1);
+                self.in_list = true;
+                true
+            }
+            _ => self.named(events),
+        }
+    }
+
+    /// After what announces a call that does not begin with JSON.
+    fn named(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
+        let tags = self.tags(Tags::Keys);
+        let State::Opened { raw } = &mut self.state else { return false };
+        let (call, raw) = match self.format {
+            ToolFormat::Glm => (tags, std::mem::take(raw)),
+            ToolFormat::Gemma => (Call::Gemma(CallGemma::new()), std::mem::take(raw)),
+            ToolFormat::MistralList | ToolFormat::MistralArgs | ToolFormat::DeepSeek | ToolFormat::DeepSeekR1 => {
+                let brace = self.pending.find('{');
+                if brace.is_none() && self.pending.len() <= MAX_HEADER {
+                    return false;
+                }
+                match brace.filter(|at| *at <= MAX_HEADER).map(|at| (at, name_in(&self.pending[..at]))) {
+                    Some((at, name)) if !name.is_empty() => {
+                        let call = Call::Json(CallJson::arguments_of(name.to_owned()));
+                        let raw = std::mem::take(raw) + &self.pending[..at];
+                        self.pending.drain(..at);
+                        (call, raw)
+                    }
+                    _ => return self.no_call(events),
+                }
+            }
+            ToolFormat::Hermes
+            | ToolFormat::Llama3
+            | ToolFormat::FunctionTags
+            | ToolFormat::Seed
+            | ToolFormat::TaggedList
+            | ToolFormat::CommandR
+            | ToolFormat::Harmony
+            | ToolFormat::Glm4
+            | ToolFormat::Json => return self.no_call(events),
+        };
+        self.enter_call(call, &raw, true);
+        true
+    }
+
+    /// What announced a call did not: it is text.
+    fn no_call(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
+        if let State::Opened { raw } = std::mem::replace(&mut self.state, State::Text) {
+            content(events, &raw);
+        }
+        self.in_list = false;
         true
     }
 
@@ -257,10 +403,9 @@ impl ToolCallParser {
         let mut ended = None;
         for (at, c) in pending.char_indices() {
             raw.push(c);
-            let had_name = call.has_name();
             let progress = call.push(c);
             let unknown = |part: &CallPart| matches!(part, CallPart::Name(name) if !self.names.contains(name));
-            if !announced && !had_name && call.has_name() && call.parts().iter().any(unknown) {
+            if !announced && !started && call.parts().first().is_some_and(unknown) {
                 ended = Some((at + c.len_utf8(), Progress::NoCall));
                 break;
             }
@@ -271,9 +416,16 @@ impl ToolCallParser {
         }
         let failed = matches!(ended, Some((_, Progress::NoCall)));
         let (parts, raw) = (call.take_parts(), if failed { std::mem::take(raw) } else { String::new() });
-        if failed && !started {
-            content(events, &raw);
-            self.state = State::Text;
+        let called = |part: &CallPart| matches!(part, CallPart::Name(name) if announced || self.names.contains(name));
+        if failed && !started && !parts.iter().any(called) {
+            self.in_list = false;
+            if self.format == ToolFormat::Harmony {
+                self.state = State::Message { thoughts: false, begun: false };
+                self.message_text(events, &raw, false, false);
+            } else {
+                content(events, &raw);
+                self.state = State::Text;
+            }
         } else {
             for part in parts {
                 match part {
@@ -305,41 +457,91 @@ impl ToolCallParser {
 
     /// What ends a call, and the next one.
     fn after_call(&mut self, at_end: bool) -> bool {
-        let skipped =
-            |c: char| c.is_whitespace() || (self.format != ToolFormat::Hermes && matches!(c, ',' | ';' | ']'));
+        let Syntax { openings, closings, bare, .. } = *self.syntax;
+        let (in_list, separated) = (self.in_list, self.in_list || bare);
+        let skipped = |c: char| c.is_whitespace() || (separated && matches!(c, ',' | ';')) || (in_list && c == ']');
         let blank = self.pending.len() - self.pending.trim_start_matches(skipped).len();
+        self.in_list &= !self.pending[..blank].contains(']');
         self.pending.drain(..blank);
         if self.pending.is_empty() {
             return false;
         }
-        let markers: &[&'static str] = match self.format {
-            ToolFormat::Hermes => &[END_OF_CALL],
-            ToolFormat::MistralList | ToolFormat::MistralArgs => &["[TOOL_CALLS]"],
-            ToolFormat::Llama3 => &[PYTHON_TAG],
-            ToolFormat::Json => &[],
-        };
-        if let Some(&marker) = markers.iter().find(|&&marker| self.pending.starts_with(marker)) {
-            self.pending.drain(..marker.len());
-            match self.format {
-                ToolFormat::Hermes => self.state = State::Start { drop_space: true },
-                _ => self.open_call(marker),
-            }
-            return true;
-        }
-        if !at_end && markers.iter().any(|marker| marker.starts_with(&self.pending)) {
+        if let Some(closing) = closings.iter().find(|closing| self.pending.starts_with(**closing)) {
+            self.pending.drain(..closing.len());
+            self.in_list = false;
+        } else if let Some(opening) = openings.iter().find(|opening| self.pending.starts_with(**opening)) {
+            self.pending.drain(..opening.len());
+            self.in_list = false;
+            self.open_call(opening);
+        } else if !at_end && closings.iter().chain(openings).any(|marker| marker.starts_with(&self.pending)) {
             return false;
-        }
-        if self.format != ToolFormat::Hermes && self.pending.starts_with('{') {
-            self.enter_call(CallJson::new(), "", !self.calls_are_all());
+        } else if self.format == ToolFormat::Harmony {
+            self.state = State::Header;
+        } else if (self.in_list || bare) && self.pending.starts_with('{') {
+            self.enter_call(Call::Json(CallJson::new()), "", !bare);
         } else {
+            self.in_list = false;
             self.state = State::Text;
         }
         true
     }
 
-    /// Whether calls come without anything that announces them.
-    fn calls_are_all(&self) -> bool {
-        matches!(self.format, ToolFormat::Llama3 | ToolFormat::Json)
+    /// The header of a message, which says what it is.
+    fn header(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
+        let message = |thoughts| State::Message { thoughts, begun: false };
+        match harmony::header(&self.pending, MAX_HEADER) {
+            Header::Open => return false,
+            Header::None => {
+                // What looks like a header's beginning is text then.
+                let beginning = harmony::BEGINNINGS.iter().find(|beginning| self.pending.starts_with(**beginning));
+                let text: String = self.pending.drain(..beginning.map_or(0, |text| text.len())).collect();
+                self.state = message(false);
+                self.message_text(events, &text, false, false);
+            }
+            Header::Of(channel, length) => {
+                let raw: String = self.pending.drain(..length).collect();
+                match channel {
+                    Channel::Call(name) if !self.names.is_empty() => {
+                        self.enter_call(Call::Json(CallJson::arguments_of(name)), &raw, true);
+                    }
+                    Channel::Analysis => self.state = message(true),
+                    Channel::Final | Channel::Call(_) => self.state = message(false),
+                }
+            }
+        }
+        true
+    }
+
+    /// A message, up to its end.
+    fn message(&mut self, events: &mut Vec<AnswerEvent>, thoughts: bool, begun: bool) -> bool {
+        let stops = harmony::ENDS.iter().chain(&harmony::BEGINNINGS).copied().collect::<Vec<_>>();
+        if let Some((at, stop)) = first_of(&self.pending, &stops) {
+            let text: String = self.pending.drain(..at).collect();
+            self.message_text(events, &text, thoughts, begun);
+            if harmony::ENDS.contains(&stop) {
+                self.pending.drain(..stop.len());
+            }
+            self.state = State::Header;
+            return true;
+        }
+        let safe = self.pending.len() - held_back(&self.pending, &stops);
+        let text: String = self.pending.drain(..safe).collect();
+        self.message_text(events, &text, thoughts, begun);
+        false
+    }
+
+    /// Hands out text of a message; a line break parts it from the message before.
+    fn message_text(&mut self, events: &mut Vec<AnswerEvent>, text: &str, in_thoughts: bool, begun: bool) {
+        if text.is_empty() {
+            return;
+        }
+        if let State::Message { begun, .. } = &mut self.state {
+            *begun = true;
+        }
+        let had = if in_thoughts { &mut self.had.thoughts } else { &mut self.had.text };
+        let parted = std::mem::replace(had, true) && !begun;
+        let text = if parted { format!("\n{text}") } else { text.to_owned() };
+        if in_thoughts { thoughts(events, &text) } else { content(events, &text) }
     }
 
     fn start_call(&mut self, events: &mut Vec<AnswerEvent>, name: String) -> usize {
@@ -365,7 +567,7 @@ fn call_id() -> String {
 
 /// The first `n` bytes of `pending`, less white space at their end, which may turn out to stand before a call.
 fn take_text(pending: &mut String, n: usize) -> String {
-    let n = pending[..n].trim_end().len();
+    let n = blank_end(&pending[..n]);
     pending.drain(..n).collect()
 }
 

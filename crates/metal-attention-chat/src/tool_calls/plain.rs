@@ -1,25 +1,142 @@
-//! Tools for models whose chat template knows none: told in plain words.
+//! Tools for models whose chat template does not know all about them: the rest is told in plain words.
 
-use crate::{Message, Role, Tool};
+use serde_json::Value;
 
-/// Whether a chat template tells the model of tools.
-pub(crate) fn describes_tools(source: &str) -> bool {
-    source.contains("tools")
+use crate::{Message, Role, Tool, ToolCall};
+
+/// What a chat template tells the model of tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Telling {
+    pub tools: Tools,
+    calls: Calls,
+    results: Results,
 }
 
-/// The conversation without tools: the first message describes them, calls are text, and what they gave comes from the
-/// user.
-pub(crate) fn in_plain_words(messages: &[Message], tools: &[Tool]) -> Vec<Message> {
+/// Where a template looks for the tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tools {
+    /// In the variable `tools`.
+    Variable,
+    /// In a field of the system message, as a text: Phi 4 mini.
+    SystemText,
+    /// There, as a list: GLM 4.
+    SystemList,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// Where a template looks for calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    /// In the field `tool_calls`.
+    Field,
+    /// In messages of their own, with the function's name as `metadata`: GLM 4.
+    Metadata,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// What a template makes of what calls gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Results {
+    /// It knows the role `tool`, or any.
+    Tool,
+    /// It knows the role `observation`: GLM 4.
+    Observation,
+    /// Nothing.
+    Nothing,
+}
+
+impl Telling {
+    /// What the template of this text tells.
+    pub fn of_template(source: &str) -> Self {
+        let has = |text: &str| source.contains(text);
+        let metadata = calls_are_metadata(source);
+        let tools = match (has("tools"), has("['tools']") && !has("tool_calls")) {
+            (false, _) => Tools::Nowhere,
+            (true, false) => Tools::Variable,
+            (true, true) if has("for tool in tools") => Tools::SystemList,
+            (true, true) => Tools::SystemText,
+        };
+        let calls = match tools {
+            _ if metadata => Calls::Metadata,
+            Tools::Variable if has("tool_calls") => Calls::Field,
+            Tools::Variable | Tools::SystemText | Tools::SystemList | Tools::Nowhere => Calls::Nowhere,
+        };
+        let results = match tools {
+            _ if metadata => Results::Observation,
+            Tools::Variable => Results::Tool,
+            Tools::SystemText | Tools::SystemList | Tools::Nowhere => Results::Nothing,
+        };
+        Self { tools, calls, results }
+    }
+
+    /// Whether the template knows all that a conversation has.
+    pub fn suffices(self, messages: &[Message], tools: &[Tool]) -> bool {
+        (self.tools == Tools::Variable || tools.is_empty())
+            && (self.calls == Calls::Field || messages.iter().all(|message| message.tool_calls.is_empty()))
+            && (self.results == Results::Tool || messages.iter().all(|message| message.role != Role::Tool))
+    }
+
+    /// The name that the template has for the role of what calls gave.
+    pub fn role_of_results(self) -> &'static str {
+        match self.results {
+            Results::Tool | Results::Nothing => Role::Tool.name(),
+            Results::Observation => "observation",
+        }
+    }
+
+    /// The field that the name in an assistant's message goes to.
+    pub fn field_of_name(self) -> &'static str {
+        match self.calls {
+            Calls::Metadata => "metadata",
+            Calls::Field | Calls::Nowhere => "name",
+        }
+    }
+
+    /// The tools as they belong into a field of the system message.
+    pub fn in_system_message(self, tools: &[Tool]) -> Option<Value> {
+        match self.tools {
+            Tools::SystemText => Some(format!("[{}]", functions(tools).join(", ")).into()),
+            Tools::SystemList => Some(tools.iter().map(|tool| tool.as_value().clone()).collect()),
+            Tools::Variable | Tools::Nowhere => None,
+        }
+    }
+}
+
+/// Whether a call is a message of its own, whose text is the arguments.
+pub(super) fn calls_are_metadata(source: &str) -> bool {
+    source.contains("metadata") && (source.contains("observation") || source.contains("[gMASK]"))
+}
+
+/// The conversation for a template that tells no more than `telling`. What it does not know is told in plain words: the
+/// first message describes the tools, calls are text, and what they gave comes from the user.
+pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[Tool]) -> Vec<Message> {
     let mut plain: Vec<Message> = Vec::new();
     for message in messages {
         let mut message = message.clone();
-        for call in std::mem::take(&mut message.tool_calls) {
-            let name = serde_json::Value::from(call.function.name);
+        let mut calls = match telling.calls {
+            Calls::Field => Vec::new(),
+            Calls::Metadata | Calls::Nowhere => std::mem::take(&mut message.tool_calls),
+        };
+        if telling.calls == Calls::Metadata && !calls.is_empty() {
+            if !message.text().is_empty() {
+                plain.push(message);
+            }
+            let call = |call: ToolCall| Message {
+                name: Some(call.function.name),
+                ..Message::assistant(call.function.arguments)
+            };
+            plain.extend(calls.drain(..).map(call));
+            continue;
+        }
+        for call in calls {
+            let name = Value::from(call.function.name);
             let call = format!("{{\"name\": {name}, \"arguments\": {}}}", call.function.arguments);
             let text = message.content.get_or_insert_default();
             *text = if text.is_empty() { call } else { format!("{text}\n{call}") };
         }
-        if message.role == Role::Tool {
+        if message.role == Role::Tool && telling.results == Results::Nothing {
             message = Message::user(format!("The function answers: {}", message.text()));
             // Two answers in a row are one message: roles have to alternate.
             if let Some(last) = plain.last_mut().filter(|last| last.role == Role::User) {
@@ -29,25 +146,40 @@ pub(crate) fn in_plain_words(messages: &[Message], tools: &[Tool]) -> Vec<Messag
         }
         plain.push(message);
     }
-    if let (Some(first), false) = (plain.first_mut(), tools.is_empty()) {
-        first.content = Some(format!("{}\n\n{}", instructions(tools), first.text()));
+    if tools.is_empty() {
+        return plain;
+    }
+    match telling.tools {
+        Tools::Variable => {}
+        Tools::SystemText | Tools::SystemList => {
+            if plain.first().is_none_or(|first| !matches!(first.role, Role::System | Role::Developer)) {
+                plain.insert(0, Message::system(""));
+            }
+        }
+        Tools::Nowhere => {
+            if let Some(first) = plain.first_mut() {
+                first.content = Some(format!("{}\n\n{}", instructions(tools), first.text()));
+            }
+        }
     }
     plain
 }
 
+fn functions(tools: &[Tool]) -> Vec<String> {
+    tools.iter().map(|tool| tool.as_value()["function"].to_string()).collect()
+}
+
 fn instructions(tools: &[Tool]) -> String {
-    let tools: Vec<_> = tools.iter().map(|tool| tool.as_value()["function"].to_string()).collect();
     format!(
         "You can call these functions:\n{}\n\nTo call one, answer with a JSON object and nothing else: \
          {{\"name\": the function's name, \"arguments\": an object with its arguments}}",
-        tools.join("\n")
+        functions(tools).join("\n")
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ToolCall;
 
     #[test]
     fn tools_calls_and_answers_become_text() {
@@ -59,7 +191,8 @@ mod tests {
         };
         let answer = |text| Message::new(Role::Tool, text);
         let messages = [Message::user("Hi"), call, answer("one"), answer("two")];
-        let plain = in_plain_words(&messages, &[Tool::try_from(tool).unwrap()]);
+        let tools = [Tool::try_from(tool).unwrap()];
+        let plain = in_plain_words(Telling::of_template(""), &messages, &tools);
         assert!(plain[0].text().starts_with("You can call these functions:\n{\"name\":\"f\"}\n\nTo call one"));
         assert!(plain[0].text().ends_with("\n\nHi"));
         assert_eq!(
@@ -67,5 +200,38 @@ mod tests {
             Message::assistant("{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n{\"name\": \"f\", \"arguments\": {}}")
         );
         assert_eq!(plain[2..], [Message::user("The function answers: one\nThe function answers: two")]);
+    }
+
+    #[test]
+    fn what_a_template_knows_is_left_to_it() {
+        let tool = serde_json::json!({"type": "function", "function": {"name": "f"}});
+        let tools = [Tool::try_from(tool).unwrap()];
+        let call = Message { tool_calls: vec![ToolCall::new("1", "f", "{}")], ..Message::assistant("Well.") };
+        let messages = [Message::user("Hi"), call, Message::new(Role::Tool, "one")];
+        let told = |source: &str| {
+            let telling = Telling::of_template(source);
+            let plain = in_plain_words(telling, &messages, &tools);
+            let texts: Vec<_> = plain.iter().map(|m| format!("{} {}", m.role.name(), m.text())).collect();
+            (
+                telling.suffices(&messages, &tools),
+                texts,
+                telling.in_system_message(&tools).map(|tools| tools.to_string()),
+            )
+        };
+        let (user, called) = ("user Hi".to_owned(), "assistant Well.\n{\"name\": \"f\", \"arguments\": {}}".to_owned());
+        let result = "tool one".to_owned();
+        let (suffices, texts, _) = told("tools tool_calls");
+        assert_eq!((suffices, texts), (true, vec![user.clone(), "assistant Well.".into(), result.clone()]));
+        assert_eq!(told("tools"), (false, vec![user.clone(), called.clone(), result.clone()], None));
+        let answers = "user The function answers: one".to_owned();
+        let system = "system ".to_owned();
+        let field = "\"[{\\\"name\\\":\\\"f\\\"}]\"".to_owned();
+        assert_eq!(told("message['tools']"), (false, vec![system.clone(), user.clone(), called, answers], Some(field)));
+        let apart = vec![system, user, "assistant Well.".into(), "assistant {}".into(), result];
+        let field = "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]".to_owned();
+        assert_eq!(
+            told("[gMASK]{% set tools = item['tools'] %}{% for tool in tools %}{{ item['metadata'] }}"),
+            (false, apart, Some(field))
+        );
     }
 }

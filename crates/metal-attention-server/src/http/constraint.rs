@@ -29,15 +29,26 @@ impl Grammars {
         Self { tokenizer: Arc::clone(tokenizer), factory: OnceLock::new() }
     }
 
-    /// Any JSON object.
-    pub fn json_object(&self) -> Result<Grammar, String> {
-        self.json_schema(&json!({"type": "object"}), Some(false))
+    /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
+    pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, String> {
+        self.json_schema(template, prompt, &json!({"type": "object"}), Some(false))
     }
 
-    /// JSON that follows `schema`, with open objects only where `strict` is false. An error says what about the schema
-    /// cannot be followed.
-    pub fn json_schema(&self, schema: &Value, strict: Option<bool>) -> Result<Grammar, String> {
-        self.constraint(TopLevelGrammar::from_json_schema(prepared(schema, strict)?))
+    /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
+    /// only where `strict` is false. An error says what about the schema cannot be followed.
+    pub fn json_schema(
+        &self,
+        template: &ChatTemplate,
+        prompt: &str,
+        schema: &Value,
+        strict: Option<bool>,
+    ) -> Result<Grammar, String> {
+        let schema = prepared(schema, strict)?;
+        let thinking = template.reasoning_begun(prompt);
+        self.constraint(match template.tool_format().json_grammar(&schema, thinking, Some(&self.tokenizer)) {
+            Some(grammar) => TopLevelGrammar::from_lark(grammar),
+            None => TopLevelGrammar::from_json_schema(schema),
+        })
     }
 
     /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
@@ -56,7 +67,7 @@ impl Grammars {
             Tool::try_from(json).map_err(|e| e.to_string())
         };
         let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
-        let thinking = template.begins_with_thoughts(prompt);
+        let thinking = template.reasoning_begun(prompt);
         let grammar = template.tool_format().grammar(&tools, parallel, thinking, Some(&self.tokenizer));
         self.constraint(TopLevelGrammar::from_lark(grammar))
     }
@@ -174,7 +185,9 @@ mod tests {
 
     /// Whether a text follows a schema to its end.
     fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
-        let mut constraint = grammars.json_schema(schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
+        let template = ChatTemplate::fallback(Arc::clone(&grammars.tokenizer));
+        let mut constraint =
+            grammars.json_schema(&template, "", schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
         let tokenizer = &grammars.tokenizer;
         let allowed = |constraint: &mut Grammar| {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
@@ -229,5 +242,100 @@ mod tests {
         let any = json!({"type": "object"});
         assert!(follows(&grammars, &any, None, r#"{"z":1}"#) && !follows(&grammars, &any, Some(true), r#"{"z":1}"#));
         assert!(follows(&grammars, &any, Some(true), "{}"));
+    }
+
+    /// A vocabulary of the 256 bytes and of control tokens.
+    fn vocabulary(control: &[&str]) -> Arc<Tokenizer> {
+        use metal_attention::gguf::{Metadata, StringArray};
+        use metal_attention::tokenizer::TokenizerOptions;
+        let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let mut others = 0x100..;
+        let bytes = (0..=255)
+            .map(|byte| if plain(byte) { char::from(byte) } else { char::from_u32(others.next().unwrap()).unwrap() });
+        let control = control.iter().chain(&["</s>"]).map(|text| (*text).to_owned());
+        let tokens: Vec<String> = bytes.map(String::from).chain(control).collect();
+        let types: Vec<i32> = (0..tokens.len()).map(|i| if i < 256 { 1 } else { 3 }).collect();
+        let mut metadata = Metadata::new();
+        metadata.set("tokenizer.ggml.model", "gpt2");
+        metadata.set("tokenizer.ggml.pre", "gpt-2");
+        metadata.set("tokenizer.ggml.tokens", tokens.iter().map(String::as_str).collect::<StringArray>());
+        metadata.set("tokenizer.ggml.token_type", types);
+        metadata.set("tokenizer.ggml.merges", StringArray::default());
+        metadata.set("tokenizer.ggml.eos_token_id", tokens.len() as u32 - 1);
+        Arc::new(Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap())
+    }
+
+    /// What stands around calls and thoughts is a token where the vocabulary has one, and the answer ends after it.
+    #[test]
+    fn forced_calls_are_written_with_control_tokens() {
+        use metal_attention::tokenizer::EncodeOptions;
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+            "properties": {"s": {"type": "string"}}, "required": ["s"]}}});
+        let tools = [Tool::try_from(tool).unwrap()];
+        for (source, control, answer) in [
+            (
+                "<arg_key> </think>",
+                &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"][..],
+                "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a <b\n</arg_value>\n</tool_call>",
+            ),
+            (
+                "<|tool_call>",
+                &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+                "<|tool_call>call:f{s:<|\"|>a <b<|\"|>}<tool_call|>",
+            ),
+            (
+                "<|channel|><|message|>",
+                &["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"],
+                "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.f \
+                 <|constrain|>json<|message|>{\"s\":\"a <b\"}",
+            ),
+            (
+                "<|START_ACTION|> <|START_RESPONSE|> <|END_THINKING|>",
+                &["<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"],
+                "So.<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \
+                 \"parameters\": {\"s\":\"a <b\"}}]<|END_ACTION|>",
+            ),
+            (
+                "[TOOL_CALLS][ARGS][/THINK]",
+                &["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"],
+                "So.[/THINK][TOOL_CALLS]f[ARGS]{\"s\":\"a <b\"}",
+            ),
+            (
+                "<｜tool▁calls▁begin｜> </think>",
+                &[
+                    "<｜tool▁calls▁begin｜>",
+                    "<｜tool▁call▁begin｜>",
+                    "<｜tool▁sep｜>",
+                    "<｜tool▁call▁end｜>",
+                    "<｜tool▁calls▁end｜>",
+                ],
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"s\":\"a <b\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            ),
+        ] {
+            let tokenizer = vocabulary(control);
+            let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
+            let prompt = if answer.starts_with("So.") { template.reasoning().unwrap().start } else { "" };
+            let mut constraint = Grammars::new(&tokenizer).calls(&template, prompt, &tools, false).unwrap();
+            let ids = tokenizer.encode(answer, EncodeOptions { add_special: false, parse_special: true });
+            let mut parser = template.answer_parser(prompt, &tools);
+            let mut events = Vec::new();
+            for &id in &ids {
+                let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
+                constraint.allowed(&mut mask).unwrap();
+                let text = tokenizer.token_text(id).unwrap();
+                assert!(mask[id as usize / 32] & (1 << (id % 32)) != 0, "{source}: {text}");
+                constraint.accept(id).unwrap();
+                events.extend(parser.push_token(&tokenizer, id, &tokenizer.decode(&[id], false)));
+            }
+            let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
+            let end = tokenizer.eos().unwrap();
+            let may_end = |mask: &[u32]| mask[end as usize / 32] & (1 << (end % 32)) != 0;
+            assert!(constraint.is_complete() || (constraint.allowed(&mut mask).is_ok() && may_end(&mask)), "{source}");
+            events.extend(parser.finish());
+            let message = metal_attention_chat::Message::from_events(events);
+            let arguments: Value = serde_json::from_str(&message.tool_calls[0].function.arguments).unwrap();
+            assert!(arguments["s"].as_str().unwrap().starts_with("a <b"), "{source}: {arguments}");
+            assert_eq!(message.content, None, "{source}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use metal_attention_chat::{RenderRequest, ToolCallParser, ToolFormat};
+use metal_attention_chat::RenderRequest;
 use serde_json::Value;
 
 use super::answer::{Out, Texts, stream};
@@ -71,6 +71,8 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     let ids = prompt.encode(&model.tokenizer).into();
     let stop = shared.stop(model.template.stop_strings());
     let grammar = grammar(model, own, calls, &prompt.text)?;
+    // An answer in a form of its own has no calls.
+    let tools = if matches!(own.response_format, None | Some(ResponseFormat::Text)) { calls.tools() } else { &[] };
     let mut events = Vec::new();
     let mut replies = Vec::new();
     for choice in 0..n {
@@ -80,11 +82,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         request.logprobs = logprobs;
         request.constraint = grammar.clone().map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         events.push(model.scheduler.submit(request)?);
-        replies.push(match &own.response_format {
-            None | Some(ResponseFormat::Text) => model.template.answer_parser(&prompt.text, calls.tools()),
-            // All of it is the answer.
-            Some(_) => ToolCallParser::new(ToolFormat::Json, &[]),
-        });
+        replies.push(model.template.answer_parser(&prompt.text, tools));
     }
     let writer = ChatWriter {
         id: ids::unique("chatcmpl-"),
@@ -105,15 +103,23 @@ fn grammar(model: &Loaded, request: &ChatFields, calls: Calls<'_>, prompt: &str)
             ("tools", model.grammars.calls(&model.template, prompt, tools, parallel))
         }
         (_, None | Some(ResponseFormat::Text)) => return Ok(None),
-        (_, Some(ResponseFormat::JsonObject { schema: None })) => ("response_format", model.grammars.json_object()),
-        (_, Some(ResponseFormat::JsonObject { schema: Some(schema) })) => {
-            ("response_format.schema", model.grammars.json_schema(&Value::Object(schema.clone()), None))
+        (_, Some(ResponseFormat::JsonObject { schema: None })) => {
+            ("response_format", model.grammars.json_object(&model.template, prompt))
         }
+        (_, Some(ResponseFormat::JsonObject { schema: Some(schema) })) => (
+            "response_format.schema",
+            model.grammars.json_schema(&model.template, prompt, &Value::Object(schema.clone()), None),
+        ),
         (_, Some(ResponseFormat::JsonSchema { json_schema })) => (
             "response_format.json_schema.schema",
             match &json_schema.schema {
-                Some(schema) => model.grammars.json_schema(&Value::Object(schema.clone()), json_schema.strict),
-                None => model.grammars.json_object(),
+                Some(schema) => model.grammars.json_schema(
+                    &model.template,
+                    prompt,
+                    &Value::Object(schema.clone()),
+                    json_schema.strict,
+                ),
+                None => model.grammars.json_object(&model.template, prompt),
             },
         ),
     };

@@ -1,0 +1,90 @@
+//! What a model thinks before it answers, by the texts around it.
+
+use metal_attention_tokenizer::Tokenizer;
+
+/// The texts between which a model thinks, and those around its answer where there are some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReasoningMarkers {
+    /// Begins the thoughts.
+    pub start: &'static str,
+    /// Ends them.
+    pub end: &'static str,
+    /// Begins the answer and ends it: neither is part of it.
+    pub answer: Option<(&'static str, &'static str)>,
+}
+
+impl ReasoningMarkers {
+    /// `<think>` and `</think>`: Qwen, `DeepSeek`, GLM, `SmolLM` and most others.
+    pub const THINK: Self = Self { start: "<think>", end: "</think>", answer: None };
+
+    const COMMAND: Self = Self { start: "<|START_THINKING|>", end: "<|END_THINKING|>", answer: None };
+
+    /// Those that models are known to write; of two that fit the first one holds.
+    const KNOWN: [Self; 8] = [
+        // Command R.
+        Self { answer: Some(("<|START_RESPONSE|>", "<|END_RESPONSE|>")), ..Self::COMMAND },
+        Self { answer: Some(("<|START_TEXT|>", "<|END_TEXT|>")), ..Self::COMMAND },
+        Self::COMMAND,
+        // Magistral, Ministral.
+        Self { start: "[THINK]", end: "[/THINK]", answer: None },
+        // Seed-OSS.
+        Self { start: "<seed:think>", end: "</seed:think>", answer: None },
+        // Gemma 4.
+        Self { start: "<|channel>thought", end: "<channel|>", answer: None },
+        // Granite 3.
+        Self { answer: Some(("<response>", "</response>")), ..Self::THINK },
+        Self::THINK,
+    ];
+
+    /// Those that a chat template writes, or else those that are tokens of the vocabulary; `None` for a model that is
+    /// not known to think.
+    pub fn of_model(template: &str, tokenizer: Option<&Tokenizer>) -> Option<Self> {
+        let written = |marker: &str| template.contains(marker);
+        let token = |marker: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(marker).is_some());
+        // Templates that cut thoughts out may name their end alone.
+        let in_template = |m: &&Self| written(m.end) && m.answer.is_none_or(|(start, _)| written(start));
+        let in_vocabulary = |m: &&Self| m.texts().all(token);
+        Self::KNOWN.iter().find(in_template).or_else(|| Self::KNOWN.iter().find(in_vocabulary)).copied()
+    }
+
+    /// Whether `prompt` ends with the beginning of thoughts, so that the answer goes on with them.
+    pub fn begun_in(self, prompt: &str) -> bool {
+        prompt.trim_end().ends_with(self.start)
+    }
+
+    /// All the texts.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &'static str> {
+        let answer = self.answer.into_iter().flat_map(|(start, end)| [start, end]);
+        [self.start, self.end].into_iter().chain(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_markers_are_those_of_the_template() {
+        let path = |name: &str| format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+        for (name, start) in [
+            ("qwen3", Some("<think>")),
+            ("smollm3", Some("<think>")),
+            ("deepseek-r1-distill", Some("<think>")),
+            ("deepseek-v3.1", Some("<think>")),
+            ("glm-4.6", Some("<think>")),
+            ("granite-3.3", Some("<think>")),
+            ("ministral-3-reasoning", Some("[THINK]")),
+            ("command-r7b-tool-use", Some("<|START_THINKING|>")),
+            ("seed-oss", Some("<seed:think>")),
+            ("gemma-4", Some("<|channel>thought")),
+            ("gpt-oss", None),
+            ("qwen3-coder", None),
+            ("granite-4.0", None),
+            ("mistral-nemo", None),
+            ("llama-3.1", None),
+        ] {
+            let source = std::fs::read_to_string(path(name)).unwrap();
+            assert_eq!(ReasoningMarkers::of_model(&source, None).map(|m| m.start), start, "{name}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A call as Gemma writes it, read as it comes: `call:name{key:<|"|>text<|"|>,other:[1,true,{a:null}]}`.
+
+use serde::de::IgnoredAny;
+use serde_json::json;
+
+use super::call::{CallPart, Progress, add_arguments};
+use super::parser::MAX_HEADER;
+use super::syntax::GEMMA_QUOTE;
+
+const CALL: &str = "call:";
+
+/// Reads a call and writes its arguments as JSON.
+#[derive(Debug)]
+pub(super) struct CallGemma {
+    state: State,
+    /// What was read of the part that the state tells.
+    text: String,
+    /// What is open, the innermost last.
+    open: Vec<Open>,
+    /// A comma comes before what is next, unless that is the end.
+    comma: bool,
+    parts: Vec<CallPart>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Open {
+    Object,
+    List,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Name,
+    Key,
+    /// A key or a scalar, bare or in quotes.
+    Value,
+    /// After a value.
+    Next,
+    Done,
+    NoCall,
+}
+
+/// Whether what was read is in quotes.
+enum Quoted {
+    No,
+    /// The end is still to come.
+    Open,
+    Text(String),
+}
+
+impl CallGemma {
+    /// A call that begins with `call:`.
+    pub fn new() -> Self {
+        Self { state: State::Name, text: String::new(), open: Vec::new(), comma: false, parts: Vec::new() }
+    }
+
+    pub fn parts(&self) -> &[CallPart] {
+        &self.parts
+    }
+
+    pub fn take_parts(&mut self) -> Vec<CallPart> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Takes the next character.
+    pub fn push(&mut self, c: char) -> Progress {
+        self.state = match self.state {
+            State::Name => self.in_name(c),
+            State::Key => self.in_key(c),
+            State::Value => self.in_value(c),
+            State::Next => self.next(c),
+            state @ (State::Done | State::NoCall) => state,
+        };
+        match self.state {
+            State::Done => Progress::Done,
+            State::NoCall => Progress::NoCall,
+            State::Name | State::Key | State::Value | State::Next => Progress::Open,
+        }
+    }
+
+    fn in_name(&mut self, c: char) -> State {
+        self.text.push(c);
+        let text = self.text.trim_start();
+        let begins = CALL.starts_with(text) || text.starts_with(CALL);
+        if !begins || self.text.len() > MAX_HEADER {
+            return State::NoCall;
+        }
+        let Some(name) = text.strip_prefix(CALL).and_then(|text| text.strip_suffix('{')) else { return State::Name };
+        let name = name.trim().to_owned();
+        if name.is_empty() {
+            return State::NoCall;
+        }
+        self.parts.push(CallPart::Name(name));
+        self.enter(Open::Object)
+    }
+
+    fn enter(&mut self, open: Open) -> State {
+        self.text.clear();
+        self.open.push(open);
+        self.item(match open {
+            Open::Object => "{",
+            Open::List => "[",
+        });
+        match open {
+            Open::Object => State::Key,
+            Open::List => State::Value,
+        }
+    }
+
+    fn in_key(&mut self, c: char) -> State {
+        if self.text.is_empty() && c.is_whitespace() {
+            return State::Key;
+        }
+        self.text.push(c);
+        match self.quoted() {
+            Quoted::No => {}
+            Quoted::Open => return State::Key,
+            // The colon follows.
+            Quoted::Text(key) => {
+                self.text = key;
+                return State::Key;
+            }
+        }
+        match c {
+            ':' => {
+                self.text.pop();
+                let key = json!(self.text.trim()).to_string();
+                self.item(&key);
+                self.write(": ");
+                self.text.clear();
+                State::Value
+            }
+            '}' if self.text.len() == 1 => self.leave(Open::Object),
+            _ => State::Key,
+        }
+    }
+
+    fn in_value(&mut self, c: char) -> State {
+        self.text.push(c);
+        match self.quoted() {
+            Quoted::No => {}
+            Quoted::Open => return State::Value,
+            Quoted::Text(text) => {
+                self.item(&json!(text).to_string());
+                self.text.clear();
+                return State::Next;
+            }
+        }
+        let first = self.text.trim_start().len() == c.len_utf8();
+        match c {
+            '{' if first => self.enter(Open::Object),
+            '[' if first => self.enter(Open::List),
+            ',' | '}' | ']' => {
+                self.text.pop();
+                // Nothing stands in an empty list and after its last comma.
+                if !(first && c == ']') {
+                    let scalar = as_json(self.text.trim());
+                    self.item(&scalar);
+                }
+                self.text.clear();
+                self.next(c)
+            }
+            c if c.is_whitespace() && self.text.trim_start().is_empty() => {
+                self.text.clear();
+                State::Value
+            }
+            _ => State::Value,
+        }
+    }
+
+    /// The text in quotes, where what was read is one.
+    fn quoted(&self) -> Quoted {
+        let text = &*self.text;
+        if let Some(rest) = text.strip_prefix(GEMMA_QUOTE) {
+            return rest.strip_suffix(GEMMA_QUOTE).map_or(Quoted::Open, |text| Quoted::Text(text.to_owned()));
+        }
+        if GEMMA_QUOTE.starts_with(text) {
+            return Quoted::Open;
+        }
+        // As in JSON, which it is not taught to write.
+        let Some(rest) = text.strip_prefix('"') else { return Quoted::No };
+        match rest.strip_suffix('"').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0) {
+            Some(inside) => Quoted::Text(serde_json::from_str(text).unwrap_or_else(|_| inside.to_owned())),
+            None => Quoted::Open,
+        }
+    }
+
+    fn next(&mut self, c: char) -> State {
+        match (c, self.open.last()) {
+            (',', Some(open)) => {
+                self.comma = true;
+                match open {
+                    Open::Object => State::Key,
+                    Open::List => State::Value,
+                }
+            }
+            ('}', _) => self.leave(Open::Object),
+            (']', _) => self.leave(Open::List),
+            (c, _) if c.is_whitespace() => State::Next,
+            _ => State::NoCall,
+        }
+    }
+
+    fn leave(&mut self, open: Open) -> State {
+        if self.open.pop() != Some(open) {
+            return State::NoCall;
+        }
+        self.text.clear();
+        self.comma = false;
+        self.write(match open {
+            Open::Object => "}",
+            Open::List => "]",
+        });
+        if self.open.is_empty() { State::Done } else { State::Next }
+    }
+
+    /// A key, a scalar, or the beginning of an object or a list.
+    fn item(&mut self, json: &str) {
+        if std::mem::take(&mut self.comma) {
+            self.write(", ");
+        }
+        self.write(json);
+    }
+
+    fn write(&mut self, json: &str) {
+        add_arguments(&mut self.parts, json);
+    }
+}
+
+/// A scalar as JSON: what is none is a text.
+fn as_json(text: &str) -> String {
+    match serde_json::from_str::<IgnoredAny>(text) {
+        Ok(_) => text.to_owned(),
+        Err(_) => json!(text).to_string(),
+    }
+}

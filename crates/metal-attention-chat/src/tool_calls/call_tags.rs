@@ -1,0 +1,258 @@
+//! A call whose arguments are in tags, read as it comes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::call::{CallPart, Progress, add_arguments};
+use super::parser::MAX_HEADER;
+use crate::Tool;
+
+/// How the tags are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tags {
+    /// `name>`, then `<parameter=key>value</parameter>` and so on up to `</function>`; a line break at either end of a
+    /// value is no part of it.
+    Function,
+    /// `name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` and so on up to `</tool_call>`.
+    Keys,
+}
+
+impl Tags {
+    /// The tag that begins a parameter, and those that end a call.
+    fn in_gap(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Function => ("<parameter=", &["</function>"]),
+            Self::Keys => ("<arg_key>", &["</tool_call>"]),
+        }
+    }
+
+    fn end_of_key(self) -> &'static str {
+        match self {
+            Self::Function => ">",
+            Self::Keys => "</arg_key>",
+        }
+    }
+
+    fn end_of_value(self) -> &'static str {
+        match self {
+            Self::Function => "</parameter>",
+            Self::Keys => "</arg_value>",
+        }
+    }
+}
+
+/// What is to know about functions to tell texts from other arguments.
+#[derive(Debug, Default)]
+pub(super) struct Signatures(HashMap<String, HashMap<String, Kind>>);
+
+/// What an argument is, by its schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A text, whatever it looks like.
+    Text,
+    /// JSON.
+    Json,
+    /// JSON, or a text where it is none.
+    Unknown,
+}
+
+impl Signatures {
+    pub fn of(tools: &[Tool]) -> Self {
+        let parameters = |tool: &Tool| {
+            let properties = tool.parameters().and_then(|schema| schema["properties"].as_object());
+            properties.into_iter().flatten().map(|(key, schema)| (key.clone(), kind(schema))).collect()
+        };
+        Self(tools.iter().map(|tool| (tool.name().to_owned(), parameters(tool))).collect())
+    }
+
+    fn kind(&self, function: &str, key: &str) -> Kind {
+        let kind = self.0.get(function).and_then(|parameters| parameters.get(key));
+        kind.copied().unwrap_or(Kind::Unknown)
+    }
+}
+
+fn kind(schema: &Value) -> Kind {
+    match (&schema["type"], &schema["enum"]) {
+        (Value::String(kind), _) if kind == "string" => Kind::Text,
+        (Value::String(_), _) => Kind::Json,
+        (_, Value::Array(values)) if values.iter().all(Value::is_string) => Kind::Text,
+        _ => Kind::Unknown,
+    }
+}
+
+/// Reads a call whose arguments are in tags.
+#[derive(Debug)]
+pub(super) struct CallTags {
+    tags: Tags,
+    state: State,
+    /// What was read of the part that the state tells.
+    text: String,
+    name: String,
+    key: String,
+    n_arguments: usize,
+    signatures: Arc<Signatures>,
+    parts: Vec<CallPart>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Name,
+    /// Before a parameter or the end.
+    Gap,
+    Key,
+    /// Between a key and its value.
+    BeforeValue,
+    Value,
+    Done,
+    NoCall,
+}
+
+impl CallTags {
+    /// A call that goes on with the function's name.
+    pub fn new(tags: Tags, signatures: Arc<Signatures>) -> Self {
+        let (text, name, key) = (String::new(), String::new(), String::new());
+        Self { tags, state: State::Name, text, name, key, n_arguments: 0, signatures, parts: Vec::new() }
+    }
+
+    pub fn parts(&self) -> &[CallPart] {
+        &self.parts
+    }
+
+    pub fn take_parts(&mut self) -> Vec<CallPart> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Takes the next character.
+    pub fn push(&mut self, c: char) -> Progress {
+        self.text.push(c);
+        self.state = match self.state {
+            State::Name => self.in_name(),
+            State::Gap => self.in_gap(),
+            State::Key => self.in_key(),
+            State::BeforeValue => self.before_value(),
+            State::Value => self.in_value(),
+            state @ (State::Done | State::NoCall) => state,
+        };
+        match self.state {
+            State::Done => Progress::Done,
+            State::NoCall => Progress::NoCall,
+            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value => Progress::Open,
+        }
+    }
+
+    fn in_name(&mut self) -> State {
+        let text = self.text.trim_start();
+        let (name, next) = match self.tags {
+            Tags::Function => match text.strip_suffix('>') {
+                Some(name) => (name, State::Gap),
+                None if text.contains(['<', '\n']) => return State::NoCall,
+                None => ("", State::Name),
+            },
+            Tags::Keys => match (text.strip_suffix("<arg_key>"), text.strip_suffix("</tool_call>")) {
+                (Some(name), _) => (name, State::Key),
+                (None, Some(name)) => (name, State::Done),
+                // Nothing but a tag comes after the name.
+                (None, None) => {
+                    let end = text.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(text.len());
+                    let rest = text[end..].trim_start();
+                    if !"<arg_key>".starts_with(rest) && !"</tool_call>".starts_with(rest) {
+                        return State::NoCall;
+                    }
+                    ("", State::Name)
+                }
+            },
+        };
+        if next == State::Name {
+            return if self.text.len() > MAX_HEADER { State::NoCall } else { State::Name };
+        }
+        let name = name.trim();
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return State::NoCall;
+        }
+        name.clone_into(&mut self.name);
+        self.parts.push(CallPart::Name(self.name.clone()));
+        self.text.clear();
+        if next == State::Done { self.end() } else { next }
+    }
+
+    fn in_gap(&mut self) -> State {
+        let (parameter, ends) = self.tags.in_gap();
+        let tag = self.text.trim_start();
+        if tag.is_empty() {
+            self.text.clear();
+            State::Gap
+        } else if tag == parameter {
+            self.text.clear();
+            State::Key
+        } else if !ends.contains(&tag) && (parameter.starts_with(tag) || ends.iter().any(|end| end.starts_with(tag))) {
+            State::Gap
+        } else {
+            self.end()
+        }
+    }
+
+    fn in_key(&mut self) -> State {
+        let Some(key) = self.text.strip_suffix(self.tags.end_of_key()) else { return State::Key };
+        self.key = key.trim().to_owned();
+        self.text.clear();
+        match self.tags {
+            Tags::Function => State::Value,
+            Tags::Keys => State::BeforeValue,
+        }
+    }
+
+    fn before_value(&mut self) -> State {
+        let tag = self.text.trim_start();
+        let open = "<arg_value>";
+        if tag.is_empty() || tag == open {
+            let next = if tag.is_empty() { State::BeforeValue } else { State::Value };
+            self.text.clear();
+            next
+        } else if open.starts_with(tag) {
+            State::BeforeValue
+        } else {
+            self.end()
+        }
+    }
+
+    fn in_value(&mut self) -> State {
+        let Some(value) = self.text.strip_suffix(self.tags.end_of_value()) else { return State::Value };
+        let value = match self.tags {
+            Tags::Function => {
+                let value = value.strip_prefix('\n').unwrap_or(value);
+                value.strip_suffix('\n').unwrap_or(value)
+            }
+            Tags::Keys => value,
+        };
+        let value = as_json(value, self.signatures.kind(&self.name, &self.key));
+        let before = if self.n_arguments == 0 { "{" } else { ", " };
+        add_arguments(&mut self.parts, &format!("{before}{}: {value}", json!(self.key)));
+        self.n_arguments += 1;
+        self.text.clear();
+        State::Gap
+    }
+
+    fn end(&mut self) -> State {
+        add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
+        State::Done
+    }
+}
+
+/// A value as JSON.
+fn as_json(text: &str, kind: Kind) -> String {
+    let trimmed = text.trim();
+    match (kind, trimmed) {
+        (Kind::Text, _) => json!(text).to_string(),
+        // As Python writes them.
+        (Kind::Json, "True") => "true".into(),
+        (Kind::Json, "False") => "false".into(),
+        (Kind::Json, "None") => "null".into(),
+        (Kind::Json | Kind::Unknown, _) => match serde_json::from_str::<IgnoredAny>(trimmed) {
+            Ok(_) => trimmed.to_owned(),
+            Err(_) => json!(text).to_string(),
+        },
+    }
+}

@@ -1,0 +1,243 @@
+//! The language of arguments that are not written as a JSON object.
+
+use serde_json::{Value, json};
+
+use super::grammar::{Marks, literal};
+
+/// How arguments are written.
+#[derive(Debug, Clone)]
+pub(super) enum Style {
+    /// Each key and each value in tags of its own; a text stands there as it is.
+    Tags {
+        /// Around a key.
+        key: (String, String),
+        /// Begins a value.
+        value: String,
+        /// Ends a value.
+        end: &'static str,
+    },
+    /// As in JSON, but with bare keys and other quotes.
+    Gemma {
+        /// Around a text.
+        quote: &'static str,
+    },
+}
+
+/// How deep values are followed in their schemas; deeper ones are any values.
+const MAX_DEPTH: usize = 8;
+
+/// Bytes of schemas in a grammar, and what as much work makes: schemas refer to others, and these to themselves. What is
+/// beyond is any JSON.
+pub(super) const MAX_EFFORT: usize = 1 << 20;
+
+/// Makes the rules for the arguments of a function.
+pub(super) struct Arguments<'a> {
+    /// The function's number, for the names of rules.
+    function: usize,
+    schema: &'a Value,
+    style: Style,
+    marks: &'a Marks<'a>,
+    /// What was made so far.
+    pub rules: Vec<String>,
+    n_rules: usize,
+    any: bool,
+    /// Bytes of the schema of all arguments.
+    size: usize,
+    /// What is left of [`MAX_EFFORT`].
+    pub effort: usize,
+}
+
+impl<'a> Arguments<'a> {
+    pub fn new(function: usize, schema: &'a Value, style: Style, marks: &'a Marks<'a>, effort: usize) -> Self {
+        let size = schema.to_string().len();
+        Self { function, schema, style, marks, rules: Vec::new(), n_rules: 0, any: false, size, effort }
+    }
+
+    /// Whether there is effort left for something of so many bytes.
+    fn affords(&mut self, bytes: usize) -> bool {
+        let left = self.effort.checked_sub(bytes);
+        self.effort = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// All arguments that the schema names: those that it requires, then others.
+    pub fn expression(&mut self) -> String {
+        let schema = self.schema;
+        match self.style.clone() {
+            Style::Tags { key, value, end } => {
+                let mut all = Vec::new();
+                for (name, schema, required) in properties(schema) {
+                    let line = if end.ends_with('\n') { "" } else { " \"\\n\"" };
+                    let text = self.tagged(schema, end);
+                    let argument = format!("{} {} {} {value} {text}{line}", key.0, literal(name), key.1);
+                    all.push(if required { argument } else { format!("({argument})?") });
+                }
+                all.join(" ")
+            }
+            Style::Gemma { quote } => self.members(schema, quote, 0),
+        }
+    }
+
+    /// Adds the rule `make` gives for its name. Returns the name.
+    fn rule(&mut self, make: impl FnOnce(&str) -> String) -> String {
+        let name = format!("value_{}_{}", self.function, self.n_rules);
+        self.n_rules += 1;
+        self.rules.push(make(&name));
+        name
+    }
+
+    /// A value and the tag that ends it.
+    fn tagged(&mut self, schema: &Value, end: &str) -> String {
+        let marks = self.marks;
+        match texts(schema) {
+            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+                format!("({}) {}", alternatives(&texts), marks.mark(end))
+            }
+            Texts::Any | Texts::OneOf(_) => self.rule(|name| marks.text_up_to(name, end)),
+            Texts::None => {
+                let schema = self.with_definitions(schema);
+                let json = self.rule(|name| format!("{name}: %json {schema}"));
+                format!("{json} {}", marks.mark(end))
+            }
+        }
+    }
+
+    /// `schema` with what it may refer to in the schema of all arguments, as a text; any value where that is too much.
+    fn with_definitions(&mut self, schema: &Value) -> String {
+        let text = schema.to_string();
+        let refers = text.contains("\"$ref\"");
+        let Value::Object(schema) = schema else { return text };
+        if !self.affords(text.len() + if refers { self.size } else { 0 }) {
+            return "{}".into();
+        }
+        let mut schema = schema.clone();
+        for key in ["$defs", "definitions", "x-guidance"] {
+            if let Some(value) = self.schema.get(key).filter(|_| refers || key == "x-guidance") {
+                schema.entry(key).or_insert_with(|| value.clone());
+            }
+        }
+        Value::from(schema).to_string()
+    }
+
+    /// The members of an object, without its braces.
+    fn members(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
+        let (mut required, mut optional) = (Vec::new(), Vec::new());
+        for (name, schema, is_required) in properties(schema) {
+            let value = self.gemma(schema, quote, depth);
+            let member = self.rule(|rule| format!("{rule}: {} {value}", literal(&format!("{name}:"))));
+            if is_required { required.push(member) } else { optional.push(member) }
+        }
+        if !required.is_empty() {
+            let others = optional.iter().map(|member| format!("(\",\" {member})?"));
+            return [required.join(" \",\" ")].into_iter().chain(others).collect::<Vec<_>>().join(" ");
+        }
+        // Any of them, the first one without a comma: from the last one on.
+        let (mut from_here, mut rest) = (String::new(), String::new());
+        for member in optional.iter().rev() {
+            let others = if from_here.is_empty() { String::new() } else { format!(" | {from_here}") };
+            let (first, tail) = (format!("{member} {rest}{others}"), format!("(\",\" {member})? {rest}"));
+            from_here = self.rule(|name| format!("{name}: {first}"));
+            rest = self.rule(|name| format!("{name}: {tail}"));
+        }
+        if from_here.is_empty() { from_here } else { format!("({from_here})?") }
+    }
+
+    fn gemma(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
+        let (marks, mark) = (self.marks, self.marks.mark(quote));
+        let root = self.schema;
+        if !self.affords(256) {
+            return self.any_value(quote);
+        }
+        let schema = match schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?))
+        {
+            Some(schema) => schema,
+            None => schema,
+        };
+        match texts(schema) {
+            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+                return format!("{mark} ({}) {mark}", alternatives(&texts));
+            }
+            Texts::Any | Texts::OneOf(_) => {
+                let text = self.rule(|name| marks.text_up_to(name, quote));
+                return format!("{mark} {text}");
+            }
+            Texts::None => {}
+        }
+        match schema.get("type").and_then(Value::as_str) {
+            Some("integer" | "number" | "boolean" | "null") => {
+                let schema = self.with_definitions(schema);
+                self.rule(|name| format!("{name}: %json {schema}"))
+            }
+            Some("array") if depth < MAX_DEPTH => {
+                let item = self.gemma(schema.get("items").unwrap_or(&Value::Null), quote, depth + 1);
+                format!("\"[\" ({item} (\",\" {item})*)? \"]\"")
+            }
+            Some("object") if depth < MAX_DEPTH && schema.get("properties").is_some() => {
+                let members = self.members(schema, quote, depth + 1);
+                format!("\"{{\" {members} \"}}\"")
+            }
+            Some(_) | None => self.any_value(quote),
+        }
+    }
+
+    /// Whatever value there is.
+    fn any_value(&mut self, quote: &str) -> String {
+        let function = self.function;
+        let any = format!("any_{function}");
+        if !std::mem::replace(&mut self.any, true) {
+            let scalar = json!({"type": ["number", "boolean", "null"]});
+            let mark = self.marks.mark(quote);
+            self.rules.push(self.marks.text_up_to(&format!("{any}_text"), quote));
+            self.rules.push(format!("{any}_scalar: %json {scalar}"));
+            self.rules.push(format!(
+                "{any}: {mark} {any}_text | {any}_scalar | \"[\" ({any} (\",\" {any})*)? \"]\" \
+                 | \"{{\" ({any}_member (\",\" {any}_member)*)? \"}}\""
+            ));
+            self.rules.push(format!("{any}_member: /[a-zA-Z_][a-zA-Z0-9_]*/ \":\" {any}"));
+        }
+        any
+    }
+}
+
+/// The properties of an object's schema: name, schema, and whether there must be one; those first.
+fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
+    let required = schema.get("required").and_then(Value::as_array);
+    let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|other| other == name));
+    let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+    let mut properties: Vec<_> = properties.map(|(name, schema)| (&**name, schema, is_required(name))).collect();
+    properties.sort_by_key(|(_, _, required)| !required);
+    properties
+}
+
+/// What a schema says of texts.
+enum Texts<'a> {
+    /// Any text.
+    Any,
+    /// One of these.
+    OneOf(Vec<&'a str>),
+    /// It is not for texts alone.
+    None,
+}
+
+fn texts(schema: &Value) -> Texts<'_> {
+    let kind = schema.get("type").and_then(Value::as_str);
+    let values = match (schema.get("enum"), schema.get("const")) {
+        (Some(Value::Array(values)), _) => Some(values.as_slice()),
+        (_, Some(value)) => Some(std::slice::from_ref(value)),
+        (_, None) => None,
+    };
+    let texts = values.and_then(|values| values.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+    match (kind, texts) {
+        (Some("string") | None, Some(texts)) if !texts.is_empty() => Texts::OneOf(texts),
+        (Some("string"), _) => Texts::Any,
+        (Some(_) | None, _) => Texts::None,
+    }
+}
+
+fn alternatives(texts: &[&str]) -> String {
+    texts.iter().map(|text| Value::from(*text).to_string()).collect::<Vec<_>>().join(" | ")
+}
+
+fn length(texts: &[&str]) -> usize {
+    texts.iter().map(|text| text.len() + 4).sum()
+}

@@ -1,0 +1,63 @@
+//! Names of functions in front of their arguments.
+
+use super::held_back::MAX_BLANK;
+use super::syntax::{ARGS, CALL_ID, DEEPSEEK_SEPARATOR};
+
+/// The function in what stands between the announcement of a call and its arguments: `name`, `name[CALL_ID]id[ARGS]`,
+/// or `function`, a separator, the name and the beginning of a code block.
+pub(super) fn name_in(header: &str) -> &str {
+    let (before, after) = header.split_once(DEEPSEEK_SEPARATOR).unwrap_or((header, ""));
+    let after = after.trim().trim_end_matches("```json").trim_end();
+    let name = if after.is_empty() { before } else { after.lines().next().unwrap_or_default() };
+    let name = name.trim().strip_suffix(ARGS).unwrap_or(name);
+    name.split(CALL_ID).next().unwrap_or_default().trim()
+}
+
+/// What a text begins with that may be a function's name, a line break and an object.
+pub(super) enum Named {
+    /// More has to come.
+    Open,
+    /// They are: the name, and where the object begins.
+    Call(String, usize),
+    /// Something else.
+    No,
+}
+
+/// Whether `text` begins with one of `names`, a line break and an object.
+pub(super) fn named_call(text: &str, names: &[String]) -> Named {
+    for name in names {
+        if name.starts_with(text) {
+            return Named::Open;
+        }
+        let Some(after) = text.strip_prefix(name.as_str()) else { continue };
+        let arguments = after.trim_start();
+        let blank = &after[..after.len() - arguments.len()];
+        if arguments.is_empty() && blank.len() <= MAX_BLANK {
+            return Named::Open;
+        }
+        if blank.contains('\n') && blank.len() <= MAX_BLANK && arguments.starts_with('{') {
+            return Named::Call(name.clone(), text.len() - arguments.len());
+        }
+    }
+    Named::No
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_in;
+
+    #[test]
+    fn names_stand_in_headers() {
+        for header in [
+            "add",
+            " add[ARGS]",
+            "add[CALL_ID]abcdefghi[ARGS]",
+            "add<｜tool▁sep｜>",
+            "function<｜tool▁sep｜>add\n```json\n",
+            "function<｜tool▁sep｜>add\n",
+        ] {
+            assert_eq!(name_in(header), "add", "{header}");
+        }
+        assert_eq!(name_in("\n"), "");
+    }
+}
