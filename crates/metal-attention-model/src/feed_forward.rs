@@ -56,6 +56,8 @@ pub struct Experts {
     pub n_used: usize,
     /// Each of them.
     pub expert: Dense,
+    /// Whether router and experts have biases (gpt-oss).
+    pub biases: bool,
     /// How they are chosen.
     pub router: Router,
     /// Norms of their own beside those of the layer (Gemma 4): the experts' input is then the residual stream.

@@ -288,6 +288,11 @@ impl<'a> Keys<'a> {
         Ok(self.metadata.str("general.name")?.map(str::to_owned))
     }
 
+    /// An array of whole numbers; none where it is missing.
+    pub(crate) fn opt_numbers(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+        Ok(self.metadata.u32s(&self.key(key))?.unwrap_or_default())
+    }
+
     pub(crate) fn strings(&self, key: &str) -> Result<Vec<String>, ModelError> {
         let strings = self.metadata.strings(&self.key(key))?;
         Ok(strings.map(|all| all.iter().map(str::to_owned).collect()).unwrap_or_default())

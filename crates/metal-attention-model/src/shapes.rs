@@ -54,6 +54,8 @@ pub enum Key {
     B(bool),
     /// A text.
     S(&'static str),
+    /// Whole numbers.
+    L(&'static [u32]),
 }
 
 /// How Llama 3.1 and later stretch low RoPE frequencies: those that turn less
@@ -87,7 +89,7 @@ impl RopeStretch {
     }
 }
 
-use Key::{B, F, S, U};
+use Key::{B, F, L, S, U};
 
 const LLAMA: ModelShape = ModelShape {
     name: "custom",
@@ -146,7 +148,7 @@ const BERT: ModelShape = ModelShape {
     n_ctx_train: 512,
     norm_eps: 1e-12,
     biases: true,
-    keys: &[("attention.causal", B(false)), ("pooling_type", U(2))],
+    keys: &[("attention.causal", B(false)), ("pooling_type", U(2)), TOKEN_TYPES],
     ..LLAMA
 };
 const QWEN3_MOE_KEYS: &[(&str, Key)] =
@@ -221,14 +223,16 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
     ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
     ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
-    ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: false, keys: &[("attention.causal", B(false)), ("pooling_type", U(1))], ..BERT },
+    ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: false, keys: ENCODER, ..BERT },
 ];
 
 const WINDOW: (&str, Key) = ("attention.sliding_window", U(512));
 const EXPERTS: [(&str, Key); 3] =
     [("expert_count", U(8)), ("expert_used_count", U(2)), ("expert_feed_forward_length", U(256))];
 const SHARED: (&str, Key) = ("expert_shared_count", U(1));
-const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type", U(1))];
+const TOKEN_TYPES: (&str, Key) = ("tokenizer.ggml.token_type_count", U(2));
+const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type", U(1)), TOKEN_TYPES];
+const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
 /// What the small shape `custom` has besides in each architecture whose files need more: keys, and whether there are biases.
 #[rustfmt::skip]
@@ -237,9 +241,8 @@ static CUSTOM: &[(&str, &[(&str, Key)], bool)] = &[
     ("cohere2", &[WINDOW, ("logit_scale", F(0.25))], false),
     ("command-r", &[("logit_scale", F(0.25))], false),
     ("deepseek2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], false),
-    ("dots1", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], false),
-    ("ernie4_5-moe", &EXPERTS, false),
-    ("falcon", &[], true),
+    ("dots1", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], false),
+    ("ernie4_5-moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(1)), ("leading_dense_block_count", U(1))], false),
     ("gemma2", &[WINDOW], false),
     ("gemma3", &[WINDOW], false),
     ("gemma3n", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(2))], false),
@@ -248,10 +251,10 @@ static CUSTOM: &[(&str, &[(&str, Key)], bool)] = &[
     ("glm4moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], true),
     ("gpt2", &[], true),
     ("gpt-oss", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2]], true),
-    ("gptneox", &[], true),
+    ("gptneox", &[("use_parallel_residual", B(true))], true),
     ("granite", &GRANITE, false),
     ("granitemoe", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], EXPERTS[0], EXPERTS[1]], false),
-    ("hunyuan-moe", &EXPERTS, false),
+    ("hunyuan-moe", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768))], false),
     ("jina-bert-v2", ENCODER, true),
     ("jina-bert-v3", ENCODER, true),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], false),
@@ -259,13 +262,15 @@ static CUSTOM: &[(&str, &[(&str, Key)], bool)] = &[
     ("mistral3", &[("attention.temperature_scale", F(0.1)), ("rope.scaling.original_context_length", U(512))], false),
     ("modern-bert", &[WINDOW, ENCODER[0], ENCODER[1]], false),
     ("nomic-bert", ENCODER, false),
-    ("nomic-bert-moe", &[ENCODER[0], ENCODER[1], EXPERTS[0], EXPERTS[1], ("moe_every_n_layers", U(2))], true),
-    ("olmoe", &EXPERTS, false),
+    ("nomic-bert-moe", &[ENCODER[0], ENCODER[1], TOKEN_TYPES, EXPERTS[0], EXPERTS[1], ("moe_every_n_layers", U(2))], true),
+    ("olmoe", &[EXPERTS[0], EXPERTS[1]], false),
     ("phi2", &[], true),
-    ("phimoe", &EXPERTS, true),
+    ("phimoe", &[EXPERTS[0], EXPERTS[1]], true),
     ("qwen2moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_shared_feed_forward_length", U(256))], false),
+    ("qwen2vl", &[SECTIONS], false),
     ("qwen3moe", &EXPERTS, false),
-    ("qwen3vlmoe", &EXPERTS, false),
+    ("qwen3vl", &[SECTIONS], false),
+    ("qwen3vlmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SECTIONS], false),
     ("starcoder2", &[], true),
     ("stablelm", &[], true),
 ];
@@ -330,11 +335,14 @@ impl ModelShape {
         m.set(key("attention.layer_norm_epsilon"), self.norm_eps);
         m.set(key("rope.freq_base"), self.rope_freq_base);
         for (name, value) in self.keys {
+            // The tokenizer's keys are those of all architectures.
+            let key = |name: &str| if name.starts_with("tokenizer.") { name.to_owned() } else { key(name) };
             match *value {
                 U(n) => m.set(key(name), n),
                 F(x) => m.set(key(name), x),
                 B(flag) => m.set(key(name), flag),
                 S(text) => m.set(key(name), text),
+                L(numbers) => m.set(key(name), numbers.to_vec()),
             }
         }
         m
@@ -345,8 +353,8 @@ impl ModelShape {
     /// unless tied, `rope_freqs.weight` where the shape has factors, and biases where it has them.
     pub fn tensors(&self, spec: &ModelSpec) -> Vec<crate::TensorSpec> {
         let wanted = |tensor: &crate::TensorSpec| match tensor.name.as_str() {
-            "output.weight" => !self.tied,
-            "output.bias" => false,
+            "output.weight" => !self.tied || spec.output.head.is_some_and(|head| head.tied == Some(false)),
+            "output.bias" => self.biases,
             "rope_freqs.weight" => self.rope_factors.is_some(),
             name if name.ends_with(".bias") => tensor.required || self.biases,
             _ => tensor.required,

@@ -97,8 +97,7 @@ pub(crate) trait Source {
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// Matrices of one tensor, `[n_in, n_out, n]`, with rows of biases where asked for.
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Option<Need>)
-    -> Result<Vec<Self::Linear>, Self::Error>;
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<Self::Linear>, Self::Error>;
 
     /// Matrices that share their input, of so many rows each: one below the other in the tensor `fused`, or each by its
     /// name. `by_default`: which of the two the family's files have.
@@ -118,6 +117,7 @@ pub(crate) trait Source {
         &mut self,
         prefix: &str,
         shape: [usize; 3],
+        bias: Need,
         by_default: bool,
     ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
 
@@ -193,9 +193,9 @@ impl Source for List {
         Ok(None)
     }
 
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Option<Need>) -> Result<Vec<()>, Infallible> {
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<()>, Infallible> {
         self.push(format!("{name}.weight"), &shape, Need::Required);
-        self.push(format!("{name}.bias"), &shape[1..], bias.unwrap_or(Need::None));
+        self.push(format!("{name}.bias"), &shape[1..], bias);
         Ok(vec![(); shape[2]])
     }
 
@@ -223,20 +223,21 @@ impl Source for List {
         &mut self,
         prefix: &str,
         [n_in, n_ff, n]: [usize; 3],
+        bias: Need,
         by_default: bool,
     ) -> Result<(Vec<()>, Vec<()>), Infallible> {
         if by_default {
-            self.matrices(&format!("{prefix}ffn_gate_up_exps"), [n_in, 2 * n_ff, n], Some(Need::Optional))?;
+            self.matrices(&format!("{prefix}ffn_gate_up_exps"), [n_in, 2 * n_ff, n], bias)?;
         } else {
-            self.matrices(&format!("{prefix}ffn_gate_exps"), [n_in, n_ff, n], Some(Need::Optional))?;
-            self.matrices(&format!("{prefix}ffn_up_exps"), [n_in, n_ff, n], Some(Need::Optional))?;
+            self.matrices(&format!("{prefix}ffn_gate_exps"), [n_in, n_ff, n], bias)?;
+            self.matrices(&format!("{prefix}ffn_up_exps"), [n_in, n_ff, n], bias)?;
         }
         Ok((vec![(); n], vec![(); n]))
     }
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<()>, Vec<()>), Infallible> {
-        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], None)?;
-        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], None)?))
+        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
+        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?))
     }
 }
 
@@ -335,10 +336,10 @@ impl Source for FileSource<'_> {
         }
     }
 
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Option<Need>) -> Result<Vec<Linear>, ModelError> {
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<Linear>, ModelError> {
         let [n_in, n_out, n] = shape;
         let tensor = self.must(name, &[n_in, n_out, n])?;
-        let bias = self.find(&format!("{name}.bias"), &[n_out, n], bias.unwrap_or(Need::None))?;
+        let bias = self.find(&format!("{name}.bias"), &[n_out, n], bias)?;
         let bias = bias.map(|bias| bias.to_f32());
         Ok((0..n).map(|i| Self::rows(&tensor, bias.as_deref(), i * n_out..(i + 1) * n_out)).collect())
     }
@@ -382,15 +383,15 @@ impl Source for FileSource<'_> {
         &mut self,
         prefix: &str,
         [n_in, n_ff, n]: [usize; 3],
+        bias: Need,
         by_default: bool,
     ) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let [fused, gate, up] =
             ["ffn_gate_up_exps", "ffn_gate_exps", "ffn_up_exps"].map(|name| format!("{prefix}{name}"));
         if !self.has(&fused) && (self.has(&gate) || !by_default) {
-            let bias = Some(Need::Optional);
             return Ok((self.matrices(&gate, [n_in, n_ff, n], bias)?, self.matrices(&up, [n_in, n_ff, n], bias)?));
         }
-        let both = self.matrices(&fused, [n_in, 2 * n_ff, n], Some(Need::Optional))?;
+        let both = self.matrices(&fused, [n_in, 2 * n_ff, n], bias)?;
         let half = |rows: Range<usize>| {
             let half = |both: &Linear| Self::rows(&both.weight, both.bias.as_deref(), rows.clone());
             both.iter().map(half).collect()
@@ -401,8 +402,8 @@ impl Source for FileSource<'_> {
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let both = format!("{prefix}attn_kv_b");
         if !self.has(&both) {
-            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], None)?;
-            let v_b = self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], None)?;
+            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
+            let v_b = self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?;
             return Ok((k_b, v_b));
         }
         // Older files: of each head the keys' rows, then the values', over the compressed row.

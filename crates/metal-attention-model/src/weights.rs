@@ -379,8 +379,8 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
     };
     let streams = match streams {
         Some(s) => Some(StreamsWeights {
-            proj: b.source.matrices("altup_proj", [n_embd, n_embd, s.n - 1], None)?,
-            unembd_proj: b.source.matrices("altup_unembd_proj", [n_embd, n_embd, s.n - 1], None)?,
+            proj: b.source.matrices("altup_proj", [n_embd, n_embd, s.n - 1], Need::None)?,
+            unembd_proj: b.source.matrices("altup_unembd_proj", [n_embd, n_embd, s.n - 1], Need::None)?,
         }),
         None => None,
     };
@@ -619,7 +619,8 @@ impl<S: Source> Builder<'_, S> {
     }
 
     fn experts(&mut self, e: &Experts, p: &str, n_embd: usize) -> Result<ExpertsWeights<S::Linear>, S::Error> {
-        let router = self.linear(&format!("{p}ffn_gate_inp"), [n_embd, e.n_expert])?;
+        let bias = if e.biases { Need::Required } else { Need::None };
+        let router = self.source.required(&format!("{p}ffn_gate_inp"), [n_embd, e.n_expert], bias)?;
         let router_scale = match e.own_norms {
             Some(_) => Some(self.required_vector(&format!("{p}ffn_gate_inp.scale"), n_embd)?),
             None => None,
@@ -630,13 +631,13 @@ impl<S: Source> Builder<'_, S> {
         };
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
         let (gates, ups) = if e.expert.gated {
-            let (gates, ups) = self.source.expert_pairs(p, [n_embd, n_ff, n], e.expert.fused)?;
+            let (gates, ups) = self.source.expert_pairs(p, [n_embd, n_ff, n], bias, e.expert.fused)?;
             (gates.into_iter().map(Some).collect(), ups)
         } else {
             let none: Vec<Option<S::Linear>> = (0..n).map(|_| None).collect();
-            (none, self.source.matrices(&format!("{p}ffn_up_exps"), [n_embd, n_ff, n], Some(Need::Optional))?)
+            (none, self.source.matrices(&format!("{p}ffn_up_exps"), [n_embd, n_ff, n], bias)?)
         };
-        let downs = self.source.matrices(&format!("{p}ffn_down_exps"), [n_ff, n_embd, n], Some(Need::Optional))?;
+        let downs = self.source.matrices(&format!("{p}ffn_down_exps"), [n_ff, n_embd, n], bias)?;
         let parts = gates.into_iter().zip(ups).zip(downs);
         let experts = parts.map(|((gate, up), down)| DenseWeights { gate, up, down }).collect();
         let expert_scale = self.source.vector(&format!("{p}ffn_down_exps.scale"), n, Need::Optional)?;

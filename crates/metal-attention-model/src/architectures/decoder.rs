@@ -122,6 +122,11 @@ impl ModelSpec {
         self.attention_mut().filter_map(|(_, a)| a.rope_mut())
     }
 
+    /// Files of the family always have a matrix for the output head.
+    pub(super) fn set_own_head(&mut self) {
+        self.output.head = self.output.head.map(|head| Head { tied: Some(false), ..head });
+    }
+
     /// Whether the norms before mixers and feed-forwards, of the embedding and of the output have a bias.
     pub(super) fn set_norm_biases(&mut self, bias: bool) {
         let layers = self.layers.iter_mut().flat_map(|layer| [&mut layer.mixer_norm, &mut layer.feed_forward_norm]);
@@ -231,6 +236,7 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
         n_expert,
         n_used,
         expert: Dense { n_ff, gated: true, activation: Activation::Silu, fused: false },
+        biases: false,
         router: Router {
             score,
             choice_bias: false,

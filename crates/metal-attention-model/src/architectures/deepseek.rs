@@ -67,6 +67,7 @@ pub(super) fn dots1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     }
     let e = shared_experts(k, RouterScore::Softmax)?;
     m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
+    m.set_own_head();
     Ok(m)
 }
 

@@ -9,7 +9,10 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// GLM 4 (0414), Z1: norms of the results too, half of each head rotated, gate and up in one matrix.
 pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    // GLM 4.1V, which has sections for pictures, pairs halves.
+    let sections = k.opt_numbers("rope.dimension_sections")?.iter().any(|&n| n > 0);
+    let layout = if sections { RopeLayout::Halves } else { RopeLayout::Interleaved };
+    let mut m = decoder(k, NormKind::Rms, layout)?;
     m.add_post_norms(k.norm(NormKind::Rms)?);
     m.dense_mut().for_each(|dense| dense.fused = true);
     Ok(m)

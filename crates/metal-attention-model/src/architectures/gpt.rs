@@ -28,6 +28,7 @@ pub(super) fn gpt2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 /// GPT-NeoX, Pythia: attention and feed-forward side by side, each with its norm, unless the file says otherwise.
 pub(super) fn gptneox(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
+    m.set_own_head();
     if k.opt_bool("use_parallel_residual")?.unwrap_or(true) {
         m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Parallel);
     }

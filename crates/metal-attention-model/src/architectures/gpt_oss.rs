@@ -18,6 +18,7 @@ pub(super) fn gpt_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     m.set_windows(&windowed, Mask::Window(window), None);
     let defaults = ExpertDefaults { score: RouterScore::SoftmaxOfChosen, renormalize: false };
     let mut e = experts(k, defaults, k.positive("feed_forward_length")?)?;
+    e.biases = true;
     e.expert.activation = Activation::ClampedSwiglu { limit: 7.0 };
     m.set_experts(0, &e);
     Ok(m)

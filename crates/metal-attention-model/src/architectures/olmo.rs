@@ -9,7 +9,7 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// OLMo: norms without weights, queries, keys and values cut off.
 pub(super) fn olmo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
+    let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
     let clamp = k.soft_cap("attention.clamp_kqv")?;
     m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);
     for layer in &mut m.layers {
@@ -26,6 +26,7 @@ pub(super) fn olmo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn olmo2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.only_post_norms(k.norm(NormKind::Rms)?);
+    m.set_own_head();
     norm_rows(k, &mut m)?;
     if let Some(window) = k.window()? {
         let freq_base = match k.freq_base("rope.freq_base_swa")? {
@@ -44,6 +45,7 @@ pub(super) fn olmoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     norm_rows(k, &mut m)?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
     m.set_experts(0, &experts(k, defaults, k.positive("feed_forward_length")?)?);
+    m.set_own_head();
     Ok(m)
 }
 

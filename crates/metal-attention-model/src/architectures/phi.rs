@@ -15,7 +15,7 @@ pub(super) fn phi2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     for layer in &mut m.layers {
         (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
     }
-    m.output.head = m.output.head.map(|head| Head { bias: true, ..head });
+    m.output.head = m.output.head.map(|head| Head { bias: true, tied: Some(false), ..head });
     Ok(m)
 }
 
@@ -36,7 +36,7 @@ pub(super) fn phimoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     m.set_experts(0, &experts(k, defaults, k.positive("feed_forward_length")?)?);
     factors_by_context(k, &mut m)?;
     m.set_norm_biases(true);
-    m.output.head = m.output.head.map(|head| Head { bias: true, ..head });
+    m.output.head = m.output.head.map(|head| Head { bias: true, tied: Some(false), ..head });
     Ok(m)
 }
 

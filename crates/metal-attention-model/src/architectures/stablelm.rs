@@ -11,6 +11,7 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 pub(super) fn stablelm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Layer)?.eps;
+    m.set_own_head();
     for i in 0..m.n_layer() {
         if !k.has_tensor(&format!("blk.{i}.ffn_norm.weight"), true) {
             (m.layers[i].residual, m.layers[i].feed_forward_norm) = (Residual::Parallel, None);
