@@ -303,6 +303,52 @@ const KEYS: &[&str] = &[
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_ext_factor",
     "rope.scaling.attn_factor",
+    "rope.scaling.yarn_log_multiplier",
+    "rope.freq_base_swa",
+    "rope.dimension_count_swa",
+    "rope.dimension_sections",
+    "attention.layer_norm_epsilon",
+    "attention.sliding_window_pattern",
+    "attention.causal",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.temperature_scale",
+    "attention.temperature_length",
+    "attention.shared_kv_layers",
+    "attention.key_length_swa",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "attention.kv_lora_rank",
+    "attention.q_lora_rank",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "embedding_length_per_layer_input",
+    "altup.num_inputs",
+    "altup.active_idx",
+    "laurel.rank",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_shared_count",
+    "expert_gating_func",
+    "expert_weights_scale",
+    "expert_weights_norm",
+    "expert_group_count",
+    "expert_group_used_count",
+    "leading_dense_block_count",
+    "interleave_moe_layer_step",
+    "moe_every_n_layers",
+    "nextn_predict_layers",
+    "pooling_type",
+    "classifier.pooling_type",
+    "classifier.output_labels",
+    "dense_2_feat_out",
+    "dense_3_feat_out",
+    "hidden_activation",
+    "use_parallel_residual",
 ];
 
 proptest! {
@@ -311,10 +357,11 @@ proptest! {
     /// Whatever the metadata say, there is a spec whose numbers can be used, or an error; never a panic.
     #[test]
     fn hostile_metadata_never_panics(
-        architecture in prop_oneof![Just("llama"), Just("qwen2"), Just("qwen3")],
+        architecture in prop::sample::select(ModelShape::architectures()),
         changes in prop::collection::vec((0..KEYS.len(), prop::option::weighted(0.9, any_value())), 1..5),
     ) {
-        let mut m = metadata(architecture);
+        let shape = ModelShape::custom(architecture).unwrap();
+        let mut m = ModelShape { n_layer: 3, n_head_kv: 4, ..shape }.metadata();
         for (key, value) in changes {
             let key = format!("{architecture}.{}", KEYS[key]);
             match value {
@@ -327,9 +374,10 @@ proptest! {
             for t in s.tensors() {
                 prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
             }
-            let a = attention(&s, 0);
-            let rope = rope(&s, 0);
-            prop_assert!(a.n_head.is_multiple_of(a.n_head_kv) && rope.n_rot.is_multiple_of(2) && rope.n_rot <= a.head_dim);
+            let Mixer::Attention(a) = &s.layers[0].mixer else { return Ok(()) };
+            prop_assert!(a.n_head.is_multiple_of(a.n_head_kv));
+            let Some(rope) = a.rope() else { return Ok(()) };
+            prop_assert!(rope.n_rot.is_multiple_of(2) && rope.n_rot <= a.head_dim);
             if rope.n_rot <= 1 << 16 {
                 prop_assert_eq!(rope.frequencies(None).0.len(), rope.n_rot / 2);
             }
