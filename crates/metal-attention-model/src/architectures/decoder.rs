@@ -211,6 +211,7 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
         Err(_) if k.opt_usize("expert_feed_forward_length").ok().flatten() == Some(0) => n_ff,
         Err(e) => return Err(e),
     };
+    k.check("expert_feed_forward_length", n_ff, n_ff > 0, "experts need a width")?;
     let score = match k.opt_usize("expert_gating_func")? {
         None | Some(0) => defaults.score,
         Some(1) => RouterScore::Softmax,
