@@ -118,7 +118,7 @@ impl Sizes {
                 FeedForward::Experts(experts) => Some(experts),
             })
         };
-        let rope = heads().filter_map(|heads| heads.rope).next();
+        let rope = heads().find_map(|heads| heads.rope);
         Self {
             n_layer: Some(spec.n_layer()),
             n_embd: Some(spec.n_embd),

@@ -187,9 +187,12 @@ fn table(names: &[String], embeddings: &[Vec<f32>]) -> String {
     }
     for (i, (name, a)) in names.iter().zip(embeddings).enumerate() {
         let cosine = |b: &Vec<f32>| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-        let row: String = embeddings.iter().map(|b| format!("{:>8.4}", cosine(b))).collect();
+        let _ = write!(text, "{:>3} ", i + 1);
+        for b in embeddings {
+            let _ = write!(text, "{:>8.4}", cosine(b));
+        }
         let name: String = crate::metadata_text::safe(name).chars().take(40).collect();
-        let _ = writeln!(text, "{:>3} {row}  {name}", i + 1);
+        let _ = writeln!(text, "  {name}");
     }
     text
 }

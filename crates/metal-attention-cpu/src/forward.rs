@@ -197,7 +197,7 @@ impl Run<'_> {
         for (token, row) in tokens.iter().zip(self.s.x.chunks_exact_mut(n_embd)) {
             embedding(&weights.token_embd, token.id as usize, row);
             if spec.embedding.scale != 1.0 {
-                row.iter_mut().for_each(|x| *x *= spec.embedding.scale);
+                scale_by(row, spec.embedding.scale);
             }
             if let Some(token_type) = &weights.token_type {
                 add(row, token_type);
@@ -283,7 +283,7 @@ impl Run<'_> {
         }
         self.add_own_embedding(i, w);
         if w.output_scale != 1.0 {
-            self.s.x.iter_mut().for_each(|x| *x *= w.output_scale);
+            scale_by(&mut self.s.x, w.output_scale);
         }
     }
 
@@ -319,10 +319,12 @@ impl Run<'_> {
                 for row in logits.chunks_exact_mut(self.spec.n_vocab) {
                     add_bias(row, linear);
                     if head.scale != 1.0 {
-                        row.iter_mut().for_each(|x| *x *= head.scale);
+                        scale_by(row, head.scale);
                     }
                     if let Some(cap) = head.soft_cap {
-                        row.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+                        for x in row.iter_mut() {
+                            *x = cap * (*x / cap).tanh();
+                        }
                     }
                 }
                 self.lap("matmul_output");
@@ -442,6 +444,12 @@ fn add_bias(row: &mut [f32], linear: &PreparedLinear) {
 fn add(row: &mut [f32], more: &[f32]) {
     for (x, b) in row.iter_mut().zip(more) {
         *x += b;
+    }
+}
+
+fn scale_by(row: &mut [f32], factor: f32) {
+    for x in row {
+        *x *= factor;
     }
 }
 

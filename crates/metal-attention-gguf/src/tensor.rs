@@ -87,6 +87,7 @@ impl Tensor {
     ///
     /// # Panics
     /// When there are no such rows.
+    #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Self {
         assert!(rows.start < rows.end && rows.end <= self.n_rows(), "rows {rows:?} of {}", self.n_rows());
         let bytes = self.ty.row_bytes(self.row_len());

@@ -106,7 +106,7 @@ pub enum Positions {
     None,
     /// Queries and keys are rotated.
     Rope(Rope),
-    /// Scores fall with the distance (`ALiBi`, arXiv 2108.12409).
+    /// Scores fall with the distance (ALiBi, arXiv 2108.12409).
     Alibi {
         /// Exponent of the slopes: head `h` of `n`, a power of two, falls by `2^(-max_bias (h + 1) / n)`.
         max_bias: f32,
@@ -169,7 +169,7 @@ impl Temperature {
     }
 }
 
-/// Multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1), with the key's expansion taken into the
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with the key's expansion taken into the
 /// query: `c = norm(W_kva x)` is all that is cached, beside one rotated key for all heads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentAttentionSpec {
@@ -187,7 +187,7 @@ pub struct LatentAttentionSpec {
     pub rope: Rope,
     /// Factor on the scores before the softmax.
     pub scale: f32,
-    /// Epsilon of the RMSNorms of compressed queries and of `c`.
+    /// Epsilon of the RMSNorm of compressed queries, and of that of `c`.
     pub eps: f32,
     /// Queries grow with their position.
     pub temperature: Option<Temperature>,

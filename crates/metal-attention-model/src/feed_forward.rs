@@ -95,7 +95,7 @@ pub struct SharedExpert {
 pub struct Router {
     /// What becomes of the router's products.
     pub score: RouterScore,
-    /// Whether `exp_probs_b` is added to the scores for the choice (`DeepSeek-V3`); the weights stay as they are. `None`:
+    /// Whether `exp_probs_b` is added to the scores for the choice (DeepSeek-V3); the weights stay as they are. `None`:
     /// where the file has it.
     pub choice_bias: bool,
     /// Whether the weights of the chosen are divided by their sum.
@@ -168,7 +168,9 @@ impl Router {
         if self.renormalize {
             // As large at least as the smallest number of 16 bits.
             let sum = weights.iter().sum::<f32>().max(6.103_515_6e-5);
-            weights.iter_mut().for_each(|w| *w /= sum);
+            for w in &mut weights {
+                *w /= sum;
+            }
         }
         chosen.into_iter().zip(weights.into_iter().map(|w| w * self.scale)).collect()
     }

@@ -234,9 +234,11 @@ const TOKEN_TYPES: (&str, Key) = ("tokenizer.ggml.token_type_count", U(2));
 const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type", U(1)), TOKEN_TYPES];
 const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
+type Keys = &'static [(&'static str, Key)];
+
 /// What the small shape `custom` has besides in each architecture whose files need more: keys, and whether there are biases.
 #[rustfmt::skip]
-static CUSTOM: &[(&str, &[(&str, Key)], bool)] = &[
+static CUSTOM: &[(&str, Keys, bool)] = &[
     ("bert", ENCODER, true),
     ("cohere2", &[WINDOW, ("logit_scale", F(0.25))], false),
     ("command-r", &[("logit_scale", F(0.25))], false),
@@ -298,8 +300,7 @@ impl ModelShape {
         let architecture = architectures::names().find(|name| *name == architecture)?;
         let own = CUSTOM.iter().find(|(name, ..)| *name == architecture);
         let (keys, biases) = own.map_or((&[][..], false), |(_, keys, biases)| (*keys, *biases));
-        // Encoders have as many KV heads as heads, and families without a head tie nothing.
-        Some(Self { architecture, keys, biases, ..LLAMA })
+        Some(Self { architecture, biases, keys, ..LLAMA })
     }
 
     /// The names of all architectures, sorted.
@@ -356,7 +357,7 @@ impl ModelShape {
             "output.weight" => !self.tied || spec.output.head.is_some_and(|head| head.tied == Some(false)),
             "output.bias" => self.biases,
             "rope_freqs.weight" => self.rope_factors.is_some(),
-            name if name.ends_with(".bias") => tensor.required || self.biases,
+            _ if tensor.is_bias() => tensor.required || self.biases,
             _ => tensor.required,
         };
         spec.tensors().into_iter().filter(wanted).collect()

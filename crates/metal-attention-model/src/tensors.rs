@@ -24,7 +24,12 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Whether it is a matrix that may be quantised; vectors, and the biases of experts, are F32.
     pub fn is_matrix(&self) -> bool {
-        self.shape.len() > 1 && !self.name.ends_with(".bias")
+        self.shape.len() > 1 && !self.is_bias()
+    }
+
+    /// Whether it is added to what a matrix gives.
+    pub fn is_bias(&self) -> bool {
+        self.name.rsplit('.').next() == Some("bias")
     }
 }
 

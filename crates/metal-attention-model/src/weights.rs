@@ -350,13 +350,11 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
     let token_embd = b.matrix("token_embd", [n_embd, spec.n_vocab])?;
     let head = match output.head {
         None => None,
-        Some(head) => Some(match head.tied {
-            Some(true) => None,
-            Some(false) | None => {
-                let bias = if head.bias { Need::Optional } else { Need::None };
-                b.source.linear("output", [n_embd, spec.n_vocab], Need::Optional, bias)?
-            }
-        }),
+        Some(head) if head.tied == Some(true) => Some(None),
+        Some(head) => {
+            let bias = if head.bias { Need::Optional } else { Need::None };
+            Some(b.source.linear("output", [n_embd, spec.n_vocab], Need::Optional, bias)?)
+        }
     };
     let output_norm = b.norm(output.norm, "", n_embd)?;
     let token_type = match token_types {
@@ -401,12 +399,13 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
     let classifier = match &output.classifier {
         Some(c) => Some(ClassifierWeights {
             dense: b.source.any_rows("cls", n_embd)?,
-            norm: match b.source.vector("cls.norm.weight", n_embd, Need::Optional)? {
-                Some(weight) => Some(NormWeights { weight, bias: None }),
-                None => None,
+            norm: {
+                let weight = b.source.vector("cls.norm.weight", n_embd, Need::Optional)?;
+                weight.map(|weight| NormWeights { weight, bias: None })
             },
-            out: match c.labels.len().max(1) {
-                n => b.source.linear("cls.output", [n_embd, n], Need::Optional, Need::Optional)?,
+            out: {
+                let shape = [n_embd, c.labels.len().max(1)];
+                b.source.linear("cls.output", shape, Need::Optional, Need::Optional)?
             },
         }),
         None => None,
@@ -510,10 +509,8 @@ impl<S: Source> Builder<'_, S> {
             }),
             None => None,
         };
-        let output_scale = match output_scale {
-            true => self.source.vector(&format!("{p}layer_output_scale.weight"), 1, Need::Optional)?,
-            false => None,
-        };
+        let need = if *output_scale { Need::Optional } else { Need::None };
+        let output_scale = self.source.vector(&format!("{p}layer_output_scale.weight"), 1, need)?;
         Ok(LayerWeights {
             mixer_norm,
             mixer,
@@ -568,10 +565,8 @@ impl<S: Source> Builder<'_, S> {
             Some(qk) => Some(norm(self, "attn_k_norm", a.n_head_kv, qk)?),
             None => None,
         };
-        let sinks = match a.sinks {
-            true => Some(self.required_vector(&format!("{p}attn_sinks.weight"), a.n_head)?),
-            false => None,
-        };
+        let sinks = if a.sinks { Need::Required } else { Need::None };
+        let sinks = self.source.vector(&format!("{p}attn_sinks.weight"), a.n_head, sinks)?;
         let out = self.linear(&format!("{p}attn_output"), [n_q, n_embd])?;
         Ok(AttentionWeights { q, k, v, out, q_norm, k_norm, sinks })
     }
@@ -625,10 +620,8 @@ impl<S: Source> Builder<'_, S> {
             Some(_) => Some(self.required_vector(&format!("{p}ffn_gate_inp.scale"), n_embd)?),
             None => None,
         };
-        let choice_bias = match e.router.choice_bias {
-            true => self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, Need::Optional)?,
-            false => None,
-        };
+        let choice_bias = if e.router.choice_bias { Need::Optional } else { Need::None };
+        let choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, choice_bias)?;
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
         let (gates, ups) = if e.expert.gated {
             let (gates, ups) = self.source.expert_pairs(p, [n_embd, n_ff, n], bias, e.expert.fused)?;

@@ -111,15 +111,18 @@ impl Pooler {
 
     /// The embedding, of length 1 (zeros stay zeros); of a reranker its scores, one for each label.
     pub fn finish(&self, pooled: Pooled) -> Vec<f32> {
-        let n = pooled.n.max(1) as f64;
-        let mut x: Vec<f32> = pooled.sum.iter().map(|sum| (sum / n) as f32).collect();
+        let Pooled { sum, n } = pooled;
+        let n = n.max(1) as f64;
+        let mut x: Vec<f32> = sum.into_iter().map(|sum| (sum / n) as f32).collect();
         for step in &self.steps {
             step.apply(&mut x);
         }
         if !self.is_score {
             let length = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
             if length > 0.0 {
-                x.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+                for x in &mut x {
+                    *x = (f64::from(*x) / length) as f32;
+                }
             }
         }
         x
@@ -156,9 +159,9 @@ impl Step {
             }
             Self::Softmax => {
                 let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                x.iter_mut().for_each(|x| *x = (*x - max).exp());
-                let sum: f32 = x.iter().sum();
-                x.iter_mut().for_each(|x| *x /= sum);
+                let powers: Vec<f32> = x.iter().map(|x| (x - max).exp()).collect();
+                let sum: f32 = powers.iter().sum();
+                *x = powers.into_iter().map(|p| p / sum).collect();
             }
         }
     }

@@ -46,7 +46,7 @@ impl<'a> Attended<'a> {
 }
 
 /// The slope of head `h` of `n`: a geometric series, of which every second of a finer one goes between where `n` is no power
-/// of two (`ALiBi`, arXiv 2108.12409, appendix).
+/// of two (ALiBi, arXiv 2108.12409, appendix).
 fn slope(h: usize, n: usize, max_bias: f32) -> f32 {
     let power = (usize::BITS - 1 - n.leading_zeros()) as i32;
     let whole = 1usize << power;
@@ -106,7 +106,7 @@ impl Run<'_> {
                 [&mut *q, &mut *k, &mut *v].into_iter().flatten().for_each(|x| *x = x.clamp(-clamp, clamp));
             }
             for (row, weights) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
-                let norm = a.qk_norm.as_ref().zip(weights.as_ref());
+                let norm = a.qk_norm.zip(weights.as_ref());
                 if let Some((norm, weights)) = norm.filter(|(norm, _)| !norm.after_rope) {
                     normalize_heads(isa, norm, weights, dim, row);
                 }
@@ -247,8 +247,8 @@ impl Run<'_> {
 }
 
 /// Normalises a row of queries or keys, heads of `dim`.
-fn normalize_heads(isa: Isa, norm: &QkNorm, weights: &NormWeights, dim: usize, row: &mut [f32]) {
-    let QkNorm { kind, eps, over, after_rope: _ } = *norm;
+fn normalize_heads(isa: Isa, norm: QkNorm, weights: &NormWeights, dim: usize, row: &mut [f32]) {
+    let QkNorm { kind, eps, over, after_rope: _ } = norm;
     match over {
         NormOver::Row => {
             let x = row.to_vec();

@@ -3,7 +3,7 @@
 
 use metal_attention_model::{Experts, ExpertsWeights, Norm};
 
-use super::{MIN_ELEMENTS, Run, add, add_bias, normalize, normalize_row, resize};
+use super::{MIN_ELEMENTS, Run, add, add_bias, normalize, normalize_row, resize, scale_by};
 use crate::kernels::elementwise::{Activate, RmsNorm};
 use crate::kernels::matmul::{Product, matmul};
 use crate::layers::PreparedLinear;
@@ -78,10 +78,10 @@ impl Run<'_> {
     fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Visit> {
         let n_embd = self.spec.n_embd;
         let s = &mut *self.s;
-        if let (Some(own), Some(scale)) = (&e.own_norms, &w.router_scale) {
+        if let (Some(own), Some(factors)) = (&e.own_norms, &w.router_scale) {
             // rms(x) / sqrt(n_embd) * scale
             let factor = 1.0 / (n_embd as f32).sqrt();
-            let weight: Vec<f32> = scale.iter().map(|s| s * factor).collect();
+            let weight: Vec<f32> = factors.iter().map(|s| s * factor).collect();
             resize(&mut s.experts.input, s.x.len());
             for (x, out) in s.x.chunks_exact(n_embd).zip(s.experts.input.chunks_exact_mut(n_embd)) {
                 self.isa.run(RmsNorm { x, weight: &weight, eps: own.router_eps, out });
@@ -126,7 +126,7 @@ impl Run<'_> {
             for (visit, row) in visits.iter().zip(s.experts.sorted.chunks_exact_mut(n_embd)) {
                 row.copy_from_slice(&input[visit.token * n_embd..][..n_embd]);
                 if e.router.weight_input {
-                    row.iter_mut().for_each(|x| *x *= visit.weight);
+                    scale_by(row, visit.weight);
                 }
             }
         }
@@ -230,7 +230,7 @@ impl Run<'_> {
             for (h, row) in s.h.chunks_exact(n_embd).zip(s.result.chunks_exact_mut(n_embd)) {
                 let dot: f32 = h.iter().zip(gate).map(|(h, g)| h * g).sum();
                 let factor = 1.0 / (1.0 + (-dot).exp());
-                row.iter_mut().for_each(|x| *x *= factor);
+                scale_by(row, factor);
             }
         }
         if let (Some(own), Some([_, _, shared])) = (&e.own_norms, &w.own_norms) {

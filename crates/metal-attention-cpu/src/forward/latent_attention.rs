@@ -1,4 +1,4 @@
-//! Multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1). The cache holds one compressed row a token,
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). The cache holds one compressed row a token,
 //! which is key and value of all heads; the keys' expansion is taken into the query, that of the values follows attention.
 
 use metal_attention_model::{BatchToken, LatentAttentionSpec, LatentAttentionWeights, Mask, Norm, NormKind};
@@ -97,7 +97,7 @@ impl Run<'_> {
                 q[..rank].copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * rank..][..rank]);
                 q[rank..].copy_from_slice(&s.latent.q[(t * n_head + h) * head_dim + n_nope..][..n_rot]);
                 rope_apply(a.rope.layout, &mut q[rank..], cos, sin);
-                q.iter_mut().for_each(|x| *x *= scale);
+                super::scale_by(q, scale);
             }
             let k = &mut s.k[t * key_dim..][..key_dim];
             let compressed = k[..rank].to_vec();

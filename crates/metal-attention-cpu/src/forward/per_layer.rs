@@ -21,7 +21,7 @@ impl Run<'_> {
         let mut products = [Product { matrix: &w.model_proj.weight, rows, y: &mut s.result, accumulate: false }];
         matmul(self.pool, self.isa, &s.x, &mut s.q8, &mut products);
         let factor = 1.0 / (n_embd as f32).sqrt();
-        s.result.iter_mut().for_each(|x| *x *= factor);
+        super::scale_by(&mut s.result, factor);
         normalize(self.pool, self.isa, (&proj_norm, &w.proj_norm), &s.result, &mut s.per_layer);
         let (scale, half) = ((width as f32).sqrt(), std::f32::consts::FRAC_1_SQRT_2);
         let mut row = vec![0.0; n_layer * width];

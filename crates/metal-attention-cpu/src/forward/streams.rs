@@ -171,7 +171,7 @@ impl Run<'_> {
         }
         s.x = sum;
         let n = 1.0 / spec.n as f32;
-        s.x.iter_mut().for_each(|x| *x *= n);
+        super::scale_by(&mut s.x, n);
         self.lap("streams");
     }
 
@@ -181,7 +181,7 @@ impl Run<'_> {
         resize(&mut s.h, s.x.len());
         normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.h);
         let factor = 1.0 / self.spec.n_embd as f32;
-        s.h.iter_mut().for_each(|x| *x *= factor);
+        super::scale_by(&mut s.h, factor);
         resize(&mut s.streams.small, n_tokens * spec.n);
         let (matrix, y) = (&w.router.weight, &mut s.streams.small);
         let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
@@ -197,6 +197,5 @@ fn length(row: &[f32]) -> f32 {
 
 /// Brings a row to that length.
 fn stretch(row: &mut [f32], to: f32) {
-    let factor = to / length(row);
-    row.iter_mut().for_each(|x| *x *= factor);
+    super::scale_by(row, to / length(row));
 }

@@ -105,7 +105,7 @@ impl Kernel for Activate<'_> {
                 Activation::Gelu => elementwise::<S, Gelu>(gate, up, Gelu { cutoff: f32::NEG_INFINITY }),
                 Activation::ReluSquared => elementwise::<S, ReluSquared>(gate, up, ReluSquared),
                 Activation::ClampedSwiglu { limit } => {
-                    elementwise::<S, ClampedSwiglu>(gate, up, ClampedSwiglu { limit })
+                    elementwise::<S, ClampedSwiglu>(gate, up, ClampedSwiglu { limit });
                 }
                 Activation::SparseGelu { n_std } => {
                     let cutoff = cutoff(gate, n_std);
@@ -133,6 +133,7 @@ trait Elementwise: Copy {
 }
 
 #[inline(always)]
+#[expect(clippy::manual_map, reason = "a closure that is not inlined runs without the instruction set")]
 unsafe fn elementwise<S: Simd, A: Elementwise>(gate: &mut [f32], up: Option<&[f32]>, activation: A) {
     assert!(up.is_none_or(|up| up.len() == gate.len()), "rows of one length");
     let whole = gate.len() / LANES * LANES;
@@ -230,6 +231,7 @@ struct ClampedSwiglu {
 
 impl Elementwise for ClampedSwiglu {
     #[inline(always)]
+    #[expect(clippy::manual_map, reason = "a closure that is not inlined runs without the instruction set")]
     unsafe fn of<S: Simd>(self, g: S::F, up: Option<S::F>) -> S::F {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {

@@ -1,4 +1,4 @@
-//! DeepSeek V2, V3, R1 and those that are built like them (Kimi K2, GigaChat 3); dots.llm1.
+//! DeepSeek V2, V3, R1 and those that are built like them (Kimi K2, GigaChat 3); `dots.llm1`.
 
 use super::decoder::{ExpertDefaults, around, check_heads, decoder, experts, shared_expert};
 use crate::attention::{LatentAttentionSpec, NormOver, QkNorm, Temperature};
@@ -58,7 +58,7 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// dots.llm1: DeepSeek's experts with plain attention and norms of queries and keys.
+/// `dots.llm1`: DeepSeek's experts with plain attention and norms of queries and keys.
 pub(super) fn dots1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;

@@ -1,4 +1,4 @@
-//! GPT-2, GPT-NeoX, Falcon, StarCoder 2: Layer norms with biases and a feed-forward without a gate.
+//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder 2: Layer norms with biases and a feed-forward without a gate.
 
 use super::decoder::decoder;
 use crate::attention::Positions;
@@ -25,7 +25,7 @@ pub(super) fn gpt2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// GPT-NeoX, Pythia: attention and feed-forward side by side, each with its norm, unless the file says otherwise.
+/// `GPT-NeoX`, Pythia: attention and feed-forward side by side, each with its norm, unless the file says otherwise.
 pub(super) fn gptneox(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_own_head();

@@ -43,7 +43,9 @@ fn layer_norm() {
         for n in LENGTHS.into_iter().filter(|&n| n > 1) {
             for (limit, offset) in [(1e-3, 0.0), (1.0, 3.0), (300.0, -100.0)] {
                 let mut x = random.floats(n, limit);
-                x.iter_mut().for_each(|x| *x += offset);
+                for x in &mut x {
+                    *x += offset;
+                }
                 let (weight, bias) = (random.floats(n, 2.0), random.floats(n, 1.0));
                 let eps = 1e-5;
                 let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
