@@ -26,9 +26,12 @@ enable f16;
 {% set y_binding = 3 %}
 {% set batch_binding = 4 %}
 {% set bias_binding = 5 %}
+{% set experts = rows == "experts" %}
+{% if not experts %}
 {% include "batch.wgsl" %}
+{% endif %}
 {% include "types/" ~ type ~ ".wgsl" %}
-{% include "matmul_output.wgsl" %}
+{% include "experts_output.wgsl" if experts else "matmul_output.wgsl" %}
 
 // The tiles, [row][input] and [token][input]. 16 bytes lie between rows, so that a matrix unit reads 16 bytes of each of
 // eight rows without bank conflicts.
@@ -74,7 +77,12 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
     let first_row = {{ tile_rows }}u * group.x;
-    let first_token = {{ tile_tokens }}u * group.y;
+{% if experts %}
+    let taken = tiles[group.y];
+    if taken.y == taken.z { return; }
+    tile = taken;
+{% endif %}
+    let first_token = {{ "taken.y" if experts else "%du * group.y"|format(tile_tokens) }};
     let n = n_results();
     // The part of the tile that is this subgroup's.
     let my_row = subgroup % {{ subgroups_rows }}u * {{ side * along_rows }}u;
@@ -87,13 +95,13 @@ fn main(
 {% for i in range(units) %}
     let w_row{{ i }} = (tid + {{ i * threads }}u) / {{ depth // 8 }}u;
     let w_unit{{ i }} = (tid + {{ i * threads }}u) % {{ depth // 8 }}u;
-    let w_from{{ i }} = min(first_row + w_row{{ i }}, {{ n_rows - 1 }}u);
+    let w_from{{ i }} = part_row(first_row + w_row{{ i }});
     let w_to{{ i }} = w_row{{ i }} * PITCH + w_unit{{ i }} * {{ 8 // elements }}u;
 {% endfor %}
 {% for i in range(vectors) %}
     let x_row{{ i }} = (tid + {{ i * threads }}u) / {{ depth // 4 }}u;
     let x_vector{{ i }} = (tid + {{ i * threads }}u) % {{ depth // 4 }}u;
-    let x_from{{ i }} = min(first_token + x_row{{ i }}, max(n, 1u) - 1u) * {{ padded // 4 }}u + x_vector{{ i }};
+    let x_from{{ i }} = {{ "input_row(first_token + x_row%d)"|format(i) if experts else "min(first_token + x_row%d, max(n, 1u) - 1u)"|format(i) }} * {{ padded // 4 }}u + x_vector{{ i }};
     let x_to{{ i }} = x_row{{ i }} * PITCH + x_vector{{ i }} * {{ 4 // elements }}u;
 {% endfor %}
 {% macro fetch(stage, step) %}
@@ -180,7 +188,7 @@ fn main(
         let at = my_results + token * RESULT_PITCH + row;
         let v = vec4(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
         let to = first_row + my_row + {{ j * side }}u + row;
-        if t < n { put4(t, to, v * scales[t], n{{ ", before4(t, to)" if output == "accumulate" }}); }
+        if t < n { put4(t, to, v * scales[{{ "input_row(t)" if experts else "t" }}], n{{ ", before4(t, to)" if output == "accumulate" }}); }
     }
     workgroupBarrier();
 {% endfor %}

@@ -18,8 +18,10 @@ enable f16;
 @group(0) @binding(0) var<storage, read> x: array<{{ input }}>;
 @group(0) @binding(1) var<storage, read_write> padded: array<vec4<{{ scalar }}>>;
 @group(0) @binding(2) var<storage, read_write> scales: array<f32>;
+{% if rows != "visits" %}
 {% set batch_binding = 3 %}
 {% include "batch.wgsl" %}
+{% endif %}
 {% if norm %}
 @group(0) @binding(4) var<storage, read> norm_weight: array<{{ input }}>;
 {% endif %}
@@ -43,10 +45,17 @@ fn {{ array }}_vector(row: u32, i: u32) -> vec4<f32> {
 
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
-{% if rows == "wanted" %}
+{% if rows == "visits" %}
+    // Of a token at one of its experts.
+    let result = group.x * {{ n_used }}u + group.y;
+    let row = result * N;
+{% elif rows == "wanted" %}
     let row = wanted(group.x) * N;
 {% else %}
     let row = min(group.x, {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }} - 1u) * N;
+{% endif %}
+{% if rows != "visits" %}
+    let result = group.x;
 {% endif %}
     var largest = 0.0;
     var squares = 0.0;
@@ -72,8 +81,8 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if norm %}
     scale *= inverseSqrt(workgroup_sum(squares, tid) / f32(N) + {{ eps }});
 {% endif %}
-    if tid == 0u { scales[group.x] = scale; }
+    if tid == 0u { scales[result] = scale; }
 {% for i in range(vectors) %}
-    if tid + {{ i * threads }}u < {{ padded // 4 }}u { padded[group.x * {{ padded // 4 }}u + tid + {{ i * threads }}u] = vec4<{{ scalar }}>(v_{{ i }} * factor); }
+    if tid + {{ i * threads }}u < {{ padded // 4 }}u { padded[result * {{ padded // 4 }}u + tid + {{ i * threads }}u] = vec4<{{ scalar }}>(v_{{ i }} * factor); }
 {% endfor %}
 }

@@ -20,6 +20,9 @@ fn input_row(t: u32) -> u32 {
     return {{ "wanted(row)" if rows == "wanted" else "row" }};
 }
 
+// The row of the part to read for row `r`.
+fn part_row(r: u32) -> u32 { return min(r, {{ n_rows - 1 }}u); }
+
 {% if accumulate %}
 // What the product of rows [r, r + 4) for result `t` is added to; anything where these do not exist.
 fn before4(t: u32, r: u32) -> vec4<f32> {

@@ -1,16 +1,19 @@
 // Y = X W^T for many tokens, on no more than every device has. A workgroup makes a tile of 64 rows of the part by 64 tokens: it goes
 // over the inputs 32 at a time, which it first puts into workgroup memory, dequantised and transposed, so that four
 // rows, or four tokens, of one input are one vector. Each invocation multiplies four rows by eight tokens.
-// Bounds: rows and units of `w` are cut off at the last, rows of `x` at the batch's (input_row), inputs past the end
+// Bounds: rows and units of `w` are cut off at the last (part_row), rows of `x` at the batch's (input_row), inputs past the end
 // are zero without being read; results that do not exist are dropped (put4). Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<{{ "vec4<f32>" if n_in % 4 == 0 else "f32" }}>;
 {% set y_binding = 2 %}
 {% set batch_binding = 3 %}
 {% set bias_binding = 4 %}
+{% set experts = rows == "experts" %}
+{% if not experts %}
 {% include "batch.wgsl" %}
+{% endif %}
 {% include "types/" ~ type ~ ".wgsl" %}
-{% include "matmul_output.wgsl" %}
+{% include "experts_output.wgsl" if experts else "matmul_output.wgsl" %}
 const STEPS: u32 = {{ (n_in + 31) // 32 }}u;
 
 // [input][row / 4] and [input][token / 4].
@@ -18,7 +21,7 @@ var<workgroup> tile_w: array<vec4<f32>, 512>;
 var<workgroup> tile_x: array<vec4<f32>, 512>;
 
 // Past the end, others stand in: inputs are zero there, and results of rows dropped.
-fn weights(row: u32, unit: u32) -> W8 { return weights8(min(row, {{ n_rows - 1 }}u), min(unit, UNITS - 1u)); }
+fn weights(row: u32, unit: u32) -> W8 { return weights8(part_row(row), min(unit, UNITS - 1u)); }
 
 // Inputs [8 unit, 8 unit + 8) of token `t`, zeros past the end.
 fn inputs(t: u32, unit: u32) -> W8 {
@@ -56,7 +59,12 @@ fn fetch(is_input: bool, first: u32, unit: u32) -> Fetched {
 @compute @workgroup_size(128)
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let first_row = 64u * group.x;
-    let first_token = 64u * group.y;
+{% if experts %}
+    let taken = tiles[group.y];
+    if taken.y == taken.z { return; }
+    tile = taken;
+{% endif %}
+    let first_token = {{ "taken.y" if experts else "64u * group.y" }};
     // The first half of the invocations fetches weights, the other half inputs.
     let is_input = tid >= 64u;
     let fetch_first = select(first_row, first_token, is_input) + tid % 16u * 4u;

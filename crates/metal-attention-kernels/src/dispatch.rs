@@ -18,6 +18,34 @@ pub enum Extent {
     Splits,
     /// So many when there is more than one such part, else none: what joins the parts.
     WhenSplit(u32),
+    /// One for each tile of experts that a batch may need.
+    ExpertTiles(ExpertTiles),
+}
+
+/// Tiles of what the tokens of a batch bring to experts, each of one expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertTiles {
+    /// Experts.
+    pub n_expert: u32,
+    /// Experts that a token goes to.
+    pub n_used: u32,
+    /// Tokens of a tile.
+    pub tokens: u32,
+}
+
+impl ExpertTiles {
+    /// Enough tiles for `n_tokens` tokens, whichever experts they go to: each expert's last may hold a single token.
+    pub fn most(self, n_tokens: u32) -> u32 {
+        let visits = u64::from(n_tokens) * u64::from(self.n_used);
+        let tiles = (visits + u64::from(self.n_expert) * u64::from(self.tokens - 1)) / u64::from(self.tokens);
+        u32::try_from(tiles).unwrap_or(u32::MAX)
+    }
+
+    /// The most tokens for which so many tiles are enough.
+    fn tokens_for(self, tiles: u64) -> u64 {
+        let ends = u64::from(self.n_expert) * u64::from(self.tokens - 1);
+        ((tiles + 1).saturating_mul(u64::from(self.tokens)) - 1).saturating_sub(ends) / u64::from(self.n_used)
+    }
 }
 
 /// Sizes of a step that grids depend on.
@@ -45,6 +73,8 @@ impl Extent {
                     0
                 }
             }
+            Self::ExpertTiles(tiles) if size.n_tokens > 0 => tiles.most(size.n_tokens),
+            Self::ExpertTiles(_) => 0,
         }
     }
 }
@@ -61,6 +91,8 @@ pub enum Reach {
     Wanted(u64),
     /// So much for each token and each part of the context, where there is more than one.
     Splits(u64),
+    /// So much for each tile of experts that the batch may need.
+    ExpertTiles(ExpertTiles, u64),
     /// A batch as [`batch_words`](crate::batch_words) lays it out.
     Batch,
 }
@@ -93,6 +125,7 @@ impl Room {
                 Reach::Tokens(each) => room.tokens = room.tokens.min(bytes / each.max(1)),
                 Reach::Wanted(each) => room.wanted = room.wanted.min(bytes / each.max(1)),
                 Reach::Splits(each) => room.parts = room.parts.min(bytes / each.max(1)),
+                Reach::ExpertTiles(tiles, each) => room.tokens = room.tokens.min(tiles.tokens_for(bytes / each.max(1))),
                 Reach::Batch => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)?),
             }
         }
@@ -227,6 +260,22 @@ mod tests {
         assert!(!room.holds(step(4, 2, 1)) && !room.holds(step(3, 3, 1)));
         assert!(!room.holds(step(3, 2, 3)) && !room.holds(step(1, 1, 7)));
         assert!(!room.holds(step(u32::MAX, u32::MAX, u32::MAX)));
+    }
+
+    #[test]
+    fn a_step_has_no_more_tiles_of_experts_than_its_buffers() {
+        for (n_expert, n_used, tokens) in [(1, 1, 1), (8, 2, 16), (128, 8, 64), (5, 3, 7)] {
+            let tiles = ExpertTiles { n_expert, n_used, tokens };
+            for n in [1, 2, 17, 512] {
+                let room = Room::of(&[(&Bytes(16 * u64::from(tiles.most(n))), Reach::ExpertTiles(tiles, 16))]).unwrap();
+                assert!(room.holds(step(n, 0, 1)), "{tiles:?}, {n} tokens");
+                let more = (n..).find(|&more| tiles.most(more) > tiles.most(n)).unwrap();
+                assert!(!room.holds(step(more, 0, 1)), "{tiles:?}, {more} tokens");
+            }
+        }
+        // One token at each of two experts, and all others at one of them.
+        assert_eq!(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }.most(66), 3);
+        assert_eq!(Extent::ExpertTiles(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }).of(step(0, 0, 1)), 0);
     }
 
     #[test]

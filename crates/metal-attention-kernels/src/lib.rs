@@ -21,7 +21,7 @@ pub use arena::{Arena, Bind, Slice};
 pub use batch::{BatchBuffer, batch_words};
 pub use ceilings::{GpuCeilings, LaunchCosts};
 pub use device::{GpuDevice, GpuOptions};
-pub use dispatch::{Dispatch, Extent, Reach, StepSize};
+pub use dispatch::{Dispatch, ExpertTiles, Extent, Reach, StepSize};
 pub use emit::{EmitError, ShaderLanguage, emit};
 pub use error::GpuError;
 pub use kernels::catalogue;

@@ -38,14 +38,29 @@ pub struct CooperativeTile {
     pub stages: usize,
 }
 
+impl CooperativeTile {
+    /// What the template takes for rows of `n_in` elements.
+    pub(super) fn constants(self, n_in: usize) -> [(&'static str, Constant); 7] {
+        [
+            ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
+            ("tile_rows", self.rows.into()),
+            ("tile_tokens", self.tokens.into()),
+            ("depth", self.depth.into()),
+            ("subgroups_rows", self.subgroups_rows.into()),
+            ("subgroups_tokens", self.subgroups_tokens.into()),
+            ("stages", self.stages.into()),
+        ]
+    }
+}
+
 /// Rows and tokens of a tile of [`MatmulMethod::Tiled`].
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 
 /// Inputs for matrix units are padded to a multiple of this.
-const MAX_DEPTH: usize = 64;
+pub(super) const MAX_DEPTH: usize = 64;
 
 /// Bytes of a number that the matrix units of a device take: 2 or 4, 0 where there are none.
-fn unit_bytes(features: ShaderFeatures) -> usize {
+pub(super) fn unit_bytes(features: ShaderFeatures) -> usize {
     match features {
         ShaderFeatures { subgroup_size: 0, .. } => 0,
         ShaderFeatures { cooperative_f16: true, .. } => 2,
@@ -91,8 +106,8 @@ pub fn all_on_units(features: ShaderFeatures, matrix: &GpuMatrix, exact: bool) -
 /// Room for the input of a product as matrix units take it. The products of a forward pass share one.
 #[derive(Debug)]
 pub struct MatmulScratch {
-    padded: wgpu::Buffer,
-    scales: wgpu::Buffer,
+    pub(super) padded: wgpu::Buffer,
+    pub(super) scales: wgpu::Buffer,
 }
 
 impl MatmulScratch {
@@ -106,12 +121,19 @@ impl MatmulScratch {
         Self::of(gpu, size_of::<f32>(), n_tokens, n_in)
     }
 
-    fn of(gpu: &GpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
-        let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
+    /// With so many bytes a number.
+    pub(super) fn of(gpu: &GpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+        let [padded, scales] = Self::bytes_of(bytes, n_tokens, n_in);
         Ok(Self {
-            padded: gpu.buffer("the inputs of matrix units", (n_tokens * row) as u64)?,
-            scales: gpu.buffer("the scales of the inputs of matrix units", (n_tokens * bytes.min(1) * 4) as u64)?,
+            padded: gpu.buffer("the inputs of matrix units", padded)?,
+            scales: gpu.buffer("the scales of the inputs of matrix units", scales)?,
         })
+    }
+
+    /// Bytes of both buffers.
+    pub(super) fn bytes_of(bytes: usize, n_tokens: usize, n_in: usize) -> [u64; 2] {
+        let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
+        [(n_tokens * row) as u64, (n_tokens * bytes.min(1) * 4) as u64]
     }
 }
 
@@ -190,9 +212,9 @@ pub fn matmul_by(
 }
 
 /// Name of the kernel that converts inputs for matrix units.
-const INPUT: &str = "matmul_input";
+pub(super) const INPUT: &str = "matmul_input";
 
-fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
+pub(super) fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
     let constants = [
         ("n_in", n_in.into()),
         ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
@@ -255,15 +277,7 @@ impl Product {
         let form = match method {
             MatmulMethod::Tiled => "tiled",
             MatmulMethod::Cooperative(tile) => {
-                constants.extend([
-                    ("padded", self.n_in.next_multiple_of(MAX_DEPTH).into()),
-                    ("tile_rows", tile.rows.into()),
-                    ("tile_tokens", tile.tokens.into()),
-                    ("depth", tile.depth.into()),
-                    ("subgroups_rows", tile.subgroups_rows.into()),
-                    ("subgroups_tokens", tile.subgroups_tokens.into()),
-                    ("stages", tile.stages.into()),
-                ]);
+                constants.extend(tile.constants(self.n_in));
                 "cooperative"
             }
         };

@@ -205,15 +205,15 @@ struct Product {
 
 /// How a workgroup is laid over a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tile {
+pub(super) struct Tile {
     /// Lanes that share rows, a power of two.
-    lanes: usize,
+    pub(super) lanes: usize,
     /// Rows that they share.
-    rows: usize,
+    pub(super) rows: usize,
     /// Units of a row that a lane asks for at once.
-    unroll: usize,
+    pub(super) unroll: usize,
     /// Lanes of a workgroup.
-    threads: usize,
+    pub(super) threads: usize,
     /// How often a workgroup takes rows, with inputs as whole numbers; 0 with floats.
     turns: usize,
     /// Lanes of a subgroup.
@@ -238,9 +238,30 @@ const INTEGER_WEIGHTS: usize = 1 << 22;
 
 impl Tile {
     /// Rows of a workgroup.
-    fn rows_of_a_group(self) -> usize {
+    pub(super) fn rows_of_a_group(self) -> usize {
         self.turns.max(1) * self.threads / self.lanes * self.rows
     }
+}
+
+/// The tile for a product of one token with `n_rows` rows of `n_in` elements of `ty`, which come in pairs or not, with inputs
+/// as floats.
+pub(super) fn float_tile(ty: TensorType, n_in: usize, n_rows: usize, pairs: bool, features: ShaderFeatures) -> Tile {
+    let output = if pairs { MatvecOutput::Gated } else { MatvecOutput::Store };
+    let product = Product {
+        ty,
+        n_in,
+        n_out: n_rows,
+        n_rows,
+        first_row: 0,
+        row_step: 1,
+        input: "plain",
+        eps: 0.0,
+        output,
+        rows: Rows::Tokens,
+        bias: false,
+        token_tile: 1,
+    };
+    product.tile(ShaderFeatures { integer_dot: false, ..features })
 }
 
 /// Largest extent of a grid's axis.

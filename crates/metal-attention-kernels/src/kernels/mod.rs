@@ -7,6 +7,7 @@ mod buffer_copy;
 mod decode_attention;
 mod decode_layers;
 mod embedding;
+mod experts;
 mod ffn_silu;
 mod kv_cache;
 mod matmul;
@@ -25,6 +26,10 @@ pub use buffer_copy::buffer_copy;
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_bytes};
 pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers};
 pub use embedding::{embedding, embedding_twin};
+pub use experts::{
+    ExpertsMatrices, ExpertsScratch, ExpertsShape, ExpertsValues, FEW_TOKENS, MAX_USED_EXPERTS, experts_matmul,
+    experts_matmul_by, experts_matvec, experts_method, experts_twin, route,
+};
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
 pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, matmul, matmul_by, matmul_method};
@@ -56,6 +61,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         rates::catalogue(),
         residual_add::catalogue(),
         ffn_silu::catalogue(),
+        experts::catalogue(),
         argmax::catalogue(),
         rmsnorm::catalogue(),
     ]

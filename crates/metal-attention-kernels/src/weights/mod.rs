@@ -1,5 +1,6 @@
 //! Matrices of a model in GPU memory, repacked for the kernels.
 
+mod experts;
 mod layout;
 mod types;
 

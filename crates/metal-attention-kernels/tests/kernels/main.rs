@@ -7,6 +7,7 @@ mod bounds;
 mod device;
 mod elementwise;
 mod embedding;
+mod experts;
 mod kv_cache;
 mod matmul;
 mod matmul_split;
