@@ -21,7 +21,7 @@ fn expert_of(visit: u32) -> u32 { return min(chosen[visit], N_EXPERT - 1u); }
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32) {
     let n_visits = n_tokens() * {{ n_used }}u;
-    let most = (n_visits + N_EXPERT * (TOKENS - 1u)) / TOKENS;
+    let most = min(n_visits, (n_visits + N_EXPERT * (TOKENS - 1u)) / TOKENS);
     for (var e = tid; e < N_EXPERT; e += {{ threads }}u) { atomicStore(&visits[e], 0u); }
     workgroupBarrier();
     for (var v = tid; v < n_visits; v += {{ threads }}u) { atomicAdd(&visits[expert_of(v)], 1u); }

@@ -38,13 +38,14 @@ impl ExpertTiles {
     pub fn most(self, n_tokens: u32) -> u32 {
         let visits = u64::from(n_tokens) * u64::from(self.n_used);
         let tiles = (visits + u64::from(self.n_expert) * u64::from(self.tokens - 1)) / u64::from(self.tokens);
-        u32::try_from(tiles).unwrap_or(u32::MAX)
+        u32::try_from(tiles.min(visits)).unwrap_or(u32::MAX)
     }
 
     /// The most tokens for which so many tiles are enough.
     fn tokens_for(self, tiles: u64) -> u64 {
         let ends = u64::from(self.n_expert) * u64::from(self.tokens - 1);
-        ((tiles + 1).saturating_mul(u64::from(self.tokens)) - 1).saturating_sub(ends) / u64::from(self.n_used)
+        let visits = ((tiles + 1).saturating_mul(u64::from(self.tokens)) - 1).saturating_sub(ends);
+        visits.max(tiles) / u64::from(self.n_used)
     }
 }
 
@@ -73,8 +74,7 @@ impl Extent {
                     0
                 }
             }
-            Self::ExpertTiles(tiles) if size.n_tokens > 0 => tiles.most(size.n_tokens),
-            Self::ExpertTiles(_) => 0,
+            Self::ExpertTiles(tiles) => tiles.most(size.n_tokens),
         }
     }
 }

@@ -352,15 +352,19 @@ fn every_type() {
 #[test]
 fn shapes_and_choices() {
     let shape = |n_embd, n_ff, n_expert, n_used| ExpertsShape { n_embd, n_ff, n_expert, n_used, ..SHAPE };
-    for gpu in variants() {
+    for (i, gpu) in variants().iter().enumerate() {
         for (shape, ty, n_tokens, choice) in [
             (shape(33, 17, 1, 1), TensorType::F32, 21, Choice::Random),
             (shape(32, 96, 4, 4), TensorType::Q4_0, 66, Choice::Random),
             (shape(288, 32, 60, 4), TensorType::Q8_0, 33, Choice::Random),
             (shape(64, 32, 130, 32), TensorType::Q4_0, 5, Choice::Random),
+            (shape(32, 32, 150, 1), TensorType::Q8_0, 17, Choice::Random),
             (shape(64, 544, 7, 2), TensorType::MXFP4, 130, Choice::Same),
             (shape(2048, 768, 3, 2), TensorType::Q8_0, 1, Choice::Same),
         ] {
+            if i > 0 && shape.n_embd > 1000 {
+                continue;
+            }
             let case = Case { shape, types: [ty; 2], n_tokens, choice, ..PLAIN };
             let layer = Layer::new(gpu, case);
             ways(gpu).into_iter().for_each(|how| check(gpu, case, how, &layer));
@@ -372,16 +376,15 @@ fn shapes_and_choices() {
 fn what_experts_compute() {
     let activations =
         [Activation::Silu, Activation::Gelu, Activation::ReluSquared, Activation::ClampedSwiglu { limit: 3.0 }];
-    for gpu in variants() {
-        for activation in activations {
-            for gated in [true, false] {
-                for bias in [true, false] {
-                    let weight_input = !bias && gated;
-                    let shape = ExpertsShape { n_embd: 96, n_ff: 32, gated, activation, weight_input, ..SHAPE };
-                    let case = Case { shape, types: [TensorType::Q4_0; 2], bias, norm: true, n_tokens: 18, ..PLAIN };
-                    let layer = Layer::new(gpu, case);
-                    ways(gpu).into_iter().for_each(|how| check(gpu, case, how, &layer));
-                }
+    for (i, gpu) in variants().iter().enumerate() {
+        // Once for each way that the kernels are compiled.
+        let activations = if i == 0 { &activations[..] } else { &activations[3..] };
+        for (j, &activation) in activations.iter().enumerate() {
+            for (gated, bias, weight_input) in [(true, true, false), (true, false, true), (false, j == 0, false)] {
+                let shape = ExpertsShape { n_embd: 96, n_ff: 32, gated, activation, weight_input, ..SHAPE };
+                let case = Case { shape, types: [TensorType::Q4_0; 2], bias, norm: true, n_tokens: 18, ..PLAIN };
+                let layer = Layer::new(gpu, case);
+                ways(gpu).into_iter().for_each(|how| check(gpu, case, how, &layer));
             }
         }
     }
@@ -394,7 +397,7 @@ fn matrices_in_parts() {
             let shape = ExpertsShape { n_embd: 64, n_ff: 32, gated, ..SHAPE };
             let case = Case { shape, types: [TensorType::Q4_0; 2], bias: true, n_tokens: 20, max_part, ..PLAIN };
             let layer = Layer::new(gpu, case);
-            assert!(layer.up.parts().len() > 2 && layer.down.parts().len() > 2);
+            assert!(layer.up.parts().len() > 1 && layer.down.parts().len() > 1);
             for how in ways(gpu) {
                 check(gpu, case, how, &layer);
                 check(gpu, Case { accumulate: true, ..case }, how, &layer);
@@ -432,7 +435,7 @@ fn scratch_memory_is_as_large_as_it_says() {
         let before = gpu.allocated_bytes();
         let _scratch = ExpertsScratch::new(gpu, &[SHAPE], n_tokens).unwrap();
         let taken = gpu.allocated_bytes() - before;
-        let said = ExpertsScratch::bytes(gpu, &[SHAPE], n_tokens);
+        let said = ExpertsScratch::bytes(gpu.features(), &[SHAPE], n_tokens);
         // Buffers are whole vectors, and none is empty.
         assert!(said <= taken && taken < said + 200, "{n_tokens} tokens: {said}, {taken}");
     }

@@ -15,7 +15,7 @@ use crate::dispatch::ExpertTiles;
 use crate::error::GpuError;
 use crate::kernels::matmul::{MatmulScratch, unit_bytes};
 use crate::pso::PsoKey;
-use crate::shader::Constant;
+use crate::shader::{Constant, ShaderFeatures};
 use crate::weights::GpuMatrix;
 
 pub use matmul::{experts_matmul, experts_matmul_by, experts_method};
@@ -148,7 +148,7 @@ struct SortedScratch {
 pub const FEW_TOKENS: usize = 16;
 
 /// Tokens of the smallest tile.
-const LEAST_TILE: usize = 16;
+const LEAST_TILE: u64 = 16;
 
 impl ExpertsScratch {
     /// Room for `n_tokens` tokens at experts of any of these `shapes`. Up to [`FEW_TOKENS`] it is for [`experts_matvec`] alone.
@@ -163,9 +163,9 @@ impl ExpertsScratch {
         Self::of(gpu, unit, shapes, n_tokens.max(FEW_TOKENS + 1))
     }
 
-    /// Bytes of [`new`](Self::new).
-    pub fn bytes(gpu: &GpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> u64 {
-        let unit = unit_bytes(gpu.features());
+    /// Bytes of [`new`](Self::new) on a device with `features`.
+    pub fn bytes(features: ShaderFeatures, shapes: &[ExpertsShape], n_tokens: usize) -> u64 {
+        let unit = unit_bytes(features);
         let sizes = Sizes::of(shapes, n_tokens);
         let mut bytes = sizes.chosen + sizes.weights + sizes.hidden;
         if n_tokens > FEW_TOKENS {
@@ -217,7 +217,8 @@ impl Sizes {
         let mut sizes = Self::default();
         for shape in shapes {
             let visits = (n_tokens * shape.n_used) as u64;
-            let tiles = u64::from(shape.tiles(LEAST_TILE).most(n_tokens as u32));
+            // No fewer than `ExpertTiles::most` of any tile that is as long at least.
+            let tiles = visits.min(visits / LEAST_TILE + shape.n_expert as u64);
             sizes.chosen = sizes.chosen.max(4 * visits);
             sizes.weights = sizes.weights.max(4 * visits);
             sizes.hidden = sizes.hidden.max(4 * visits * shape.n_ff as u64);
