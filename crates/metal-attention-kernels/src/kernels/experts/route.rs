@@ -70,7 +70,7 @@ fn key(router: &Router, [n_expert, n_used]: [usize; 2], choice_bias: bool, exper
     PsoKey::new("experts_route", constants).named(format!("experts_route_{score}"))
 }
 
-/// Every score once: as Qwen 3, DeepSeek V3 and gpt-oss choose.
+/// Every score once: as Qwen 3, `DeepSeek-V3` and gpt-oss choose.
 pub(super) fn catalogue() -> Vec<PsoKey> {
     use metal_attention_model::RouterGroups;
     let router = Router {
