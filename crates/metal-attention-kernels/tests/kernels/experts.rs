@@ -345,7 +345,9 @@ fn every_type() {
         let shape = ExpertsShape { n_embd: n, n_ff: n, n_expert: 3, ..SHAPE };
         let case = Case { shape, types: [ty; 2], ..PLAIN };
         let layer = Layer::new(gpu, case);
-        ways(gpu).into_iter().for_each(|how| check(gpu, case, how, &layer));
+        for how in ways(gpu) {
+            check(gpu, case, how, &layer);
+        }
     }
 }
 
@@ -367,7 +369,9 @@ fn shapes_and_choices() {
             }
             let case = Case { shape, types: [ty; 2], n_tokens, choice, ..PLAIN };
             let layer = Layer::new(gpu, case);
-            ways(gpu).into_iter().for_each(|how| check(gpu, case, how, &layer));
+            for how in ways(gpu) {
+                check(gpu, case, how, &layer);
+            }
         }
     }
 }
@@ -384,7 +388,9 @@ fn what_experts_compute() {
                 let shape = ExpertsShape { n_embd: 96, n_ff: 32, gated, activation, weight_input, ..SHAPE };
                 let case = Case { shape, types: [TensorType::Q4_0; 2], bias, norm: true, n_tokens: 18, ..PLAIN };
                 let layer = Layer::new(gpu, case);
-                ways(gpu).into_iter().for_each(|how| check(gpu, case, how, &layer));
+                for how in ways(gpu) {
+                    check(gpu, case, how, &layer);
+                }
             }
         }
     }
