@@ -89,7 +89,14 @@ fn odd_shapes_give_the_logits_of_the_cpu() {
         ("heads of 9", ModelShape { head_dim: 9, ..tiny.clone() }, f32, 0),
         ("normed heads of 11", ModelShape { head_dim: 11, ..qwen("qwen3") }, f32, 0),
         ("heads of 2, vectors of 1", ModelShape { head_dim: 2, n_embd: 1, n_ff: 1, ..tiny.clone() }, f32, 0),
-        ("the longest heads, 16 to a KV head", ModelShape { head_dim: 256, n_head: 16, ..tiny.clone() }, f32, 0),
+        ("heads beyond the fast kernels", ModelShape { head_dim: 257, ..tiny.clone() }, f32, 0),
+        ("the longest heads", ModelShape { head_dim: 512, ..tiny.clone() }, f32, 7),
+        (
+            "the longest heads of the fast kernels, 16 to a KV head",
+            ModelShape { head_dim: 256, n_head: 16, ..tiny.clone() },
+            f32,
+            0,
+        ),
         ("17 heads to a KV head", ModelShape { n_head: 34, n_head_kv: 2, ..tiny.clone() }, f32, 0),
         ("every size odd", every_size_odd.clone(), TensorType::F16, 0),
         ("every size odd, with biases", ModelShape { architecture: "qwen2", ..every_size_odd }, TensorType::BF16, 0),
@@ -113,7 +120,7 @@ fn heads_too_long_are_refused() {
     if !has_gpu() {
         return;
     }
-    for head_dim in [257, 512] {
+    for head_dim in [513, 1024] {
         let model = model(&ModelShape { head_dim, ..tiny() }, TensorType::F32, 0);
         let error = pass(&model, Device::Gpu).err().expect("a refusal");
         assert!(matches!(error, Error::Gpu(GpuError::Mismatch { .. })), "{error}");

@@ -10,7 +10,7 @@ use crate::pso::PsoKey;
 use crate::shader::Constant;
 
 /// Elements of a head for which the workgroups' memory suffices.
-const MAX_HEAD_DIM: usize = 256;
+pub const MAX_FAST_HEAD_DIM: usize = 256;
 
 /// Positions for which what the kernels add to one stays within 32 bits.
 const MAX_CONTEXT: usize = 1 << 31;
@@ -78,8 +78,10 @@ impl AttentionShape {
     /// accesses rest on.
     pub(crate) fn check(&self) -> Result<(), GpuError> {
         let n = self.head_dim;
-        let why = if n > MAX_HEAD_DIM {
-            format!("heads have {n} elements, and the kernels hold {MAX_HEAD_DIM}; run on the CPU with --device cpu")
+        let why = if n > MAX_FAST_HEAD_DIM {
+            format!(
+                "heads have {n} elements, and the kernels hold {MAX_FAST_HEAD_DIM}; run on the CPU with --device cpu"
+            )
         } else if n == 0 || self.n_head_kv == 0 || !self.n_head.is_multiple_of(self.n_head_kv) {
             format!("{} heads of {n} elements cannot share {} KV heads", self.n_head, self.n_head_kv)
         } else if self.n_rot > n || !self.n_rot.is_multiple_of(2) {

@@ -10,7 +10,7 @@ use crate::error::GpuError;
 use crate::pso::PsoKey;
 
 /// Positions that one workgroup of [`decode_attention`] sees.
-const SPLIT: usize = 256;
+pub(super) const SPLIT: usize = 256;
 
 // The kernel holds the pages of a split in one vector.
 const _: () = assert!(SPLIT == 4 * PAGE);

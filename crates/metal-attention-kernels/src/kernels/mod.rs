@@ -1,45 +1,70 @@
 //! One module per family of kernels: each function binds buffers to a pipeline; its scalar twin is
 //! beside it.
 
+mod activation;
 mod argmax;
 mod attention;
+mod attention_inputs;
 mod buffer_copy;
 mod decode_attention;
 mod decode_layers;
 mod embedding;
+mod embedding_sum;
 mod experts;
 mod ffn_silu;
+mod general_attention;
+mod head_products;
 mod kv_cache;
+mod latent_inputs;
 mod matmul;
 mod matmul_split;
 mod matvec;
+mod norm;
 mod prefill_attention;
 mod rates;
 mod residual_add;
 mod rmsnorm;
 mod rope;
+mod scale;
+mod streams;
 mod top_k;
 
+pub use activation::{Gating, activation, activation_twin};
 pub use argmax::{argmax, argmax_scratch_bytes};
-pub use attention::{AttentionBuffers, AttentionShape, AttentionTwin};
+pub use attention::{AttentionBuffers, AttentionShape, AttentionTwin, MAX_FAST_HEAD_DIM};
+pub use attention_inputs::{
+    InputsBuffers, InputsShape, KvInputs, attention_inputs, attention_inputs_twin, cached_row_twin,
+};
 pub use buffer_copy::buffer_copy;
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_bytes};
 pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers};
 pub use embedding::{embedding, embedding_twin};
+pub use embedding_sum::{embedding_sum, embedding_sum_twin};
 pub use experts::{
     ExpertsMatrices, ExpertsScratch, ExpertsShape, ExpertsValues, FEW_TOKENS, MAX_USED_EXPERTS, experts_matmul,
     experts_matmul_by, experts_matvec, experts_method, experts_twin, route,
 };
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
+pub use general_attention::{
+    GeneralAttention, GeneralBuffers, alibi_slopes, general_attention, general_attention_merge, general_attention_twin,
+};
+pub use head_products::{HeadRows, head_products, head_products_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
+pub use latent_inputs::{LatentBuffers, LatentShape, latent_inputs, latent_inputs_twin};
 pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, matmul, matmul_by, matmul_method};
 pub use matmul_split::{SplitTile, split_matmul, split_tile};
 pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_twin, multi_token_matvec};
+pub use norm::{NormShape, norm, norm_twin};
 pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
+pub use scale::{ScaleShape, scale, scale_twin};
+pub use streams::{
+    RowsOf, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
+    predict_streams, predict_streams_twin, stretch, stretch_twin,
+};
 pub use top_k::{MAX_TOP_K, top_k, top_k_list, top_k_scratch_bytes};
 
 use crate::pso::PsoKey;
@@ -64,6 +89,15 @@ pub fn catalogue() -> Vec<PsoKey> {
         experts::catalogue(),
         argmax::catalogue(),
         rmsnorm::catalogue(),
+        norm::catalogue(),
+        scale::catalogue(),
+        activation::catalogue(),
+        embedding_sum::catalogue(),
+        attention_inputs::catalogue(),
+        general_attention::catalogue(),
+        latent_inputs::catalogue(),
+        head_products::catalogue(),
+        streams::catalogue(),
     ]
     .concat()
 }

@@ -1,14 +1,13 @@
 //! All layers of one token in one dispatch, or in one for each buffer that their weights lie in, on GPUs whose workgroups run
 //! side by side.
 
-use metal_attention_kernels::kernels::{self, AttentionShape, LayerMatrices, LayersBuffers, LayersShape};
+use metal_attention_kernels::kernels::{self, LayerMatrices, LayersBuffers, LayersShape};
 use metal_attention_kernels::wgpu::{Buffer, ComputePassDescriptor};
 use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, StepSize};
-use metal_attention_model::{BatchToken, ModelSpec, Weights};
+use metal_attention_model::{BatchToken, ModelSpec};
 
-use super::parts::PlainLayer;
-
-use super::weights::{GpuWeights, layer_params};
+use super::parts::{PlainLayer, PlainWeights};
+use super::weights::{GpuLayer, GpuWeights, layer_params};
 
 /// The kernels that run all layers, one after the other.
 #[derive(Debug)]
@@ -22,10 +21,9 @@ pub(super) struct LayersAtOnce {
 pub(super) struct LayersAtOnceBuilder<'a> {
     pub(super) gpu: &'a GpuDevice,
     pub(super) spec: &'a ModelSpec,
-    pub(super) layers: &'a [PlainLayer],
-    pub(super) file_weights: &'a Weights,
+    /// All layers, where all are plain.
+    pub(super) layers: Option<Vec<(PlainLayer, PlainWeights<'a>)>>,
     pub(super) weights: &'a GpuWeights,
-    pub(super) shapes: &'a [AttentionShape],
     pub(super) cache: &'a [(metal_attention_kernels::Slice, metal_attention_kernels::Slice)],
     pub(super) rope: &'a [Buffer],
     pub(super) x: &'a Buffer,
@@ -45,32 +43,21 @@ impl LayersAtOnceBuilder<'_> {
     /// The first of the numbers of workgroups with which the kernel runs to its end; otherwise why the model or the GPU does
     /// not suit the kernel.
     pub(super) fn build(&self, groups_to_try: &[usize]) -> Result<Result<LayersAtOnce, &'static str>, GpuError> {
-        let alike = |i: usize| {
-            self.layers[i] == self.layers[0] && self.shapes[i] == self.shapes[0] && self.rope[i] == self.rope[0]
-        };
         if groups_to_try.is_empty() {
             return Ok(Err("this GPU is not known to run workgroups side by side"));
         }
-        if !(0..self.spec.n_layer()).all(alike) {
+        let Some(layers) = &self.layers else {
+            return Ok(Err("layers have parts that the kernel for all of them does not know"));
+        };
+        let (plain, file_weights): (Vec<_>, Vec<_>) = layers.iter().copied().unzip();
+        let alike = |i: usize| plain[i] == plain[0] && self.rope[i] == self.rope[0];
+        if !(0..plain.len()).all(alike) {
             return Ok(Err("layers differ in more than the types of their matrices"));
         }
-        let (n_ff, norm_eps) = (self.layers[0].n_ff, self.layers[0].norm_eps);
-        let (params, biases) = layer_params(self.file_weights);
-        let shape = |n_layer| LayersShape {
-            attention: self.shapes[0],
-            n_layer,
-            n_embd: self.spec.n_embd,
-            n_ff,
-            norm_eps,
-            biases,
-        };
-        let matrices = self.weights.layers.iter().map(|w| LayerMatrices {
-            qkv: &w.qkv.weight,
-            out: &w.out.weight,
-            gate_up: &w.gate_up.weight,
-            down: &w.down.weight,
-        });
-        let matrices: Vec<_> = matrices.collect();
+        let PlainLayer { attention, n_ff, norm_eps } = plain[0];
+        let (params, biases) = layer_params(&file_weights);
+        let shape = |n_layer| LayersShape { attention, n_layer, n_embd: self.spec.n_embd, n_ff, norm_eps, biases };
+        let matrices: Vec<LayerMatrices<'_>> = self.weights.layers.iter().filter_map(GpuLayer::matrices).collect();
         // The layers whose weights lie in one buffer, and so do their keys and their values.
         let buffers = |i: usize| {
             let (keys, values) = &self.cache[i];

@@ -6,16 +6,16 @@ use metal_attention_kernels::kernels::{self, MAX_TOP_K};
 use metal_attention_kernels::wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 use metal_attention_kernels::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MAX_SEQUENCES, ModelSpec, PageUse, Phase,
-    Profile, Profiler, TopK, Weights, highest,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, MAX_SEQUENCES, ModelSpec,
+    PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted, highest, pieces,
 };
 
 use super::activations::{Activations, Widths};
 use super::at_once::{LayersAtOnceBuilder, groups_to_try};
 use super::kv_cache::GpuKvCache;
 use super::lookahead::{Lookahead, is_decode};
-use super::options::{GpuForwardPassOptions, GpuMemory, attention_shapes, distinct_ropes};
-use super::parts::{PlainLayer, plain_layers};
+use super::options::{GpuForwardPassOptions, GpuMemory, distinct_ropes};
+use super::parts::{MixerKernels, UNTURNED, plain_layers, rope_of, supports};
 use super::plan::{BatchKind, FEW, Plan, PlanBuilder};
 use super::profile;
 use super::weights::GpuWeights;
@@ -29,9 +29,11 @@ pub(super) const STATE: u64 = 4;
 /// Dispatches of a prompt that are submitted first: a power of two.
 const FIRST_BUNCH: usize = 16;
 
-/// What comes back of each token whose logits are wanted.
+/// What comes back of each wanted token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Output {
+    /// Its state after the last norm.
+    Hidden,
     /// All its logits.
     Logits,
     /// The id of the largest.
@@ -107,7 +109,7 @@ impl GpuForwardPass {
         if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
             return Err(GpuError::Option { option, max });
         }
-        let layers = plain_layers(&spec).map_err(|part| GpuError::UnsupportedPart { part })?;
+        supports(&spec)?;
         let needed = GpuMemory::needed(&spec, weights, options, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
             return Err(GpuError::ModelTooLarge {
@@ -116,21 +118,26 @@ impl GpuForwardPass {
                 available,
             });
         }
-        let shapes = attention_shapes(&layers, options);
+        let mixers = MixerKernels::of_layers(&spec, weights, options);
         let before = gpu.allocated_bytes();
-        let widths = Widths::new(&spec, &layers);
-        let capacity = Activations::capacity(gpu.summary().max_binding, &widths, options.n_ubatch());
+        let widths = Widths::new(&spec, &mixers);
+        let n_ubatch = options.n_ubatch(&spec);
+        let capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
+        if !spec.is_causal() && capacity.0 < n_ubatch {
+            let why = format!("a text has to be evaluated whole, and this GPU has room for {} tokens", capacity.0);
+            return Err(GpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
+        }
         // First, as these are what too many sequences or a context too long make too large.
         let batch_buffer =
             |n_tokens| BatchBuffer::new(&gpu, n_tokens, options.n_seq, options.n_positions(), options.n_pages());
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(capacity.0)?;
-        let cache = GpuKvCache::new(&gpu, &shapes, options)?;
+        let cache = GpuKvCache::new(&gpu, &spec, &mixers, options)?;
         let before_weights = gpu.allocated_bytes();
-        let gpu_weights = GpuWeights::new(&gpu, weights, options.layers_in_a_buffer)?;
-        let rope = rope_tables(&gpu, &layers, weights, options)?;
+        let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer)?;
+        let rope = rope_tables(&gpu, &spec, weights, options)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
-        let s = Activations::new(&gpu, &widths, &shapes, capacity, options.n_seq.min(FEW))?;
+        let s = Activations::new(&gpu, &widths, &mixers, capacity, options.n_seq.min(FEW))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
         // One thread each: most of the time goes into compiling pipelines.
@@ -139,11 +146,10 @@ impl GpuForwardPass {
                 let builder = PlanBuilder {
                     gpu: &gpu,
                     spec: &spec,
-                    norm_eps: layers.first().map_or(0.0, |layer| layer.norm_eps),
                     weights: &gpu_weights,
                     s: &s,
                     cache: &cache,
-                    shapes: &shapes,
+                    mixers: &mixers,
                     rope: &rope,
                     batch,
                     ids: &ids,
@@ -165,10 +171,8 @@ impl GpuForwardPass {
         let at_once = LayersAtOnceBuilder {
             gpu: &gpu,
             spec: &spec,
-            layers: &layers,
-            file_weights: weights,
+            layers: plain_layers(&spec, weights, &mixers),
             weights: &gpu_weights,
-            shapes: &shapes,
             cache: &cache.layers,
             rope: &rope,
             x: &s.x,
@@ -219,6 +223,11 @@ impl GpuForwardPass {
             n_ctx: options.n_ctx,
             profiler: None,
         })
+    }
+
+    /// Whether there are kernels for every part of `spec`; otherwise an error that names the part that lacks them.
+    pub fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
+        supports(spec)
     }
 
     /// The GPU it runs on.
@@ -299,7 +308,7 @@ impl GpuForwardPass {
             }
         }
         if size.n_wanted > 0 {
-            for dispatch in plan.head.iter().chain(plan.choice(output)) {
+            for dispatch in plan.results(output) {
                 dispatch.record(&self.gpu, &mut pass, size);
             }
         }
@@ -320,19 +329,25 @@ impl GpuForwardPass {
         Step { kind: BatchKind::of(batch, self.most_few), size, output, in_order }
     }
 
-    /// Cuts a batch so that each part fits the activations and the logits.
-    fn parts<'b>(&self, batch: &'b [BatchToken]) -> Vec<&'b [BatchToken]> {
+    /// Cuts a batch so that each part fits the activations and what comes back; where a token sees those after it, into whole
+    /// texts.
+    fn parts<'b>(&self, batch: &'b [BatchToken], output: Output) -> Vec<&'b [BatchToken]> {
+        let most_wanted = match output {
+            Output::Hidden => self.s.n_tokens,
+            Output::Logits | Output::Id | Output::TopK => self.s.n_wanted,
+        };
         let mut parts = Vec::new();
-        let mut rest = batch;
-        while !rest.is_empty() {
-            let mut wanted = 0;
-            let fits = rest.iter().take(self.s.n_tokens).take_while(|t| {
-                wanted += usize::from(t.logits);
-                wanted <= self.s.n_wanted
-            });
-            let (part, after) = rest.split_at(fits.count());
-            parts.push(part);
-            rest = after;
+        for mut rest in pieces(&self.spec, batch, self.s.n_tokens) {
+            while !rest.is_empty() {
+                let mut wanted = 0;
+                let fits = rest.iter().take_while(|t| {
+                    wanted += usize::from(t.logits);
+                    wanted <= most_wanted
+                });
+                let (part, after) = rest.split_at(fits.count());
+                parts.push(part);
+                rest = after;
+            }
         }
         parts
     }
@@ -345,6 +360,7 @@ impl GpuForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
+        check_wanted(&self.spec, batch, &|seq| self.known_past(seq), output != Output::Hidden)?;
         self.clear_lookahead();
         self.cache.append(&self.gpu, batch, self.spec.n_vocab)?;
         let outcome = self.evaluate_parts(batch, output, trace, results);
@@ -352,6 +368,11 @@ impl GpuForwardPass {
             self.cache.pages.retract(batch);
         }
         Ok(outcome?)
+    }
+
+    /// Positions of a sequence so far; none of one that does not exist.
+    fn known_past(&self, seq: usize) -> usize {
+        if seq < self.cache.pages.n_seq() { self.cache.pages.n_past(seq) } else { 0 }
     }
 
     fn evaluate_parts(
@@ -362,7 +383,7 @@ impl GpuForwardPass {
         mut results: impl FnMut(&[u8]),
     ) -> Result<(), GpuError> {
         self.gpu.check()?;
-        for part in self.parts(batch) {
+        for part in self.parts(batch, output) {
             if self.profiler.is_some() {
                 self.profile_step(Phase::of(batch), part, output)?;
             }
@@ -453,6 +474,7 @@ impl GpuForwardPass {
     /// The buffer of what comes back of wanted tokens, and the bytes of one of them.
     fn output(&self, output: Output) -> (Buffer, u64) {
         match output {
+            Output::Hidden => (self.s.h.clone(), 4 * self.spec.n_embd as u64),
             Output::Logits => (self.s.logits.clone(), 4 * self.spec.n_vocab as u64),
             Output::Id => (self.ids.clone(), 4),
             Output::TopK => (self.top_k.clone(), 8 * TOP_K as u64),
@@ -480,22 +502,26 @@ fn reserve_trace(
     }))
 }
 
-/// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table.
+/// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table. That of
+/// layers without turns by nothing.
 fn rope_tables(
     gpu: &GpuDevice,
-    layers: &[PlainLayer],
+    spec: &ModelSpec,
     weights: &Weights,
     options: &GpuForwardPassOptions,
 ) -> Result<Vec<Buffer>, GpuError> {
-    let made = distinct_ropes(layers)
+    let n_ctx = options.n_positions();
+    let table = |rope: &Option<Rope>| match rope {
+        Some(rope) => kernels::rope_table(rope, weights.rope_factors(rope, options.n_ctx), n_ctx),
+        None => [1.0, 0.0].repeat(n_ctx * UNTURNED / 2),
+    };
+    let made = distinct_ropes(spec)
         .into_iter()
-        .map(|rope| {
-            let factors = weights.rope_factors(&rope, options.n_ctx);
-            Ok((rope, gpu.upload("the RoPE table", &kernels::rope_table(&rope, factors, options.n_positions()))?))
-        })
+        .map(|rope| Ok((rope, gpu.upload("the RoPE table", &table(&rope))?)))
         .collect::<Result<Vec<_>, GpuError>>()?;
-    let table = |layer: &PlainLayer| made.iter().find(|(rope, _)| *rope == layer.rope).map(|(_, b)| b.clone());
-    Ok(layers.iter().filter_map(table).collect())
+    let table =
+        |layer: &LayerSpec| made.iter().find(|(rope, _)| *rope == rope_of(&layer.mixer)).map(|(_, b)| b.clone());
+    Ok(spec.layers.iter().filter_map(table).collect())
 }
 
 impl ForwardPass for GpuForwardPass {
@@ -559,8 +585,12 @@ impl ForwardPass for GpuForwardPass {
         Ok(Logits::new(&self.logits, self.spec.n_vocab))
     }
 
-    fn forward_hidden(&mut self, _batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        Err(ForwardError::Device { why: "the GPU makes no embeddings yet: use --device cpu".into() })
+    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+        let mut states = Vec::new();
+        self.evaluate(batch, Output::Hidden, None, |bytes| {
+            states.extend(bytemuck::pod_collect_to_vec::<u8, f32>(bytes));
+        })?;
+        Ok(states)
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {

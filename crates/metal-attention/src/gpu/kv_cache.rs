@@ -1,21 +1,21 @@
 //! The KV cache in the GPU's memory.
 
-use metal_attention_kernels::kernels::AttentionShape;
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Arena, GpuDevice, GpuError, Slice};
-use metal_attention_model::{BatchToken, ForwardError, PageCopy, PageTable};
+use metal_attention_model::{BatchToken, ForwardError, KvSource, Mixer, ModelSpec, PageCopy, PageTable};
 
 use super::options::GpuForwardPassOptions;
+use super::parts::MixerKernels;
 
 /// Keys and values of every token so far, in pages that sequences share.
 #[derive(Debug)]
 pub struct GpuKvCache {
-    /// Keys and values of each layer, `[n_pages, n_head_kv, PAGE, padded head_dim]` each.
+    /// Keys and values that each layer reads, `[n_pages, n_head_kv, PAGE, padded elements of a head]` each.
     pub(super) layers: Vec<(Slice, Slice)>,
     /// Which page holds what.
     pub(super) pages: PageTable,
-    /// Bytes of a page of each layer's keys, and of its values.
-    page_bytes: Vec<u64>,
+    /// Keys, or values, of each layer that has its own, with the bytes of a page.
+    halves: Vec<(Slice, u64)>,
     /// A page of all layers' keys and values on its way to another: a buffer cannot be copied to itself.
     between: Buffer,
     bytes: u64,
@@ -24,29 +24,36 @@ pub struct GpuKvCache {
 impl GpuKvCache {
     pub(super) fn new(
         gpu: &GpuDevice,
-        shapes: &[AttentionShape],
+        spec: &ModelSpec,
+        mixers: &[MixerKernels],
         options: &GpuForwardPassOptions,
     ) -> Result<Self, GpuError> {
         let n_pages = options.n_pages();
-        let sizes = || shapes.iter().map(|shape| shape.cache_bytes(n_pages));
-        let slices = || -> Result<Vec<Slice>, GpuError> {
-            let padded: Vec<_> = sizes().map(Arena::padded).collect();
-            let mut sizes = sizes();
+        let owners: Vec<_> = (0..mixers.len()).filter_map(|i| Some((i, mixers[i].page_bytes()?))).collect();
+        let slices = |half: usize| -> Result<Vec<Slice>, GpuError> {
+            let sizes: Vec<_> = owners.iter().map(|(_, page)| page[half].saturating_mul(n_pages as u64)).collect();
+            let padded: Vec<_> = sizes.iter().map(|&bytes| Arena::padded(bytes)).collect();
             let mut slices = Vec::new();
             for (n, mut arena) in Arena::in_runs(gpu, "the KV cache", &padded, options.layers_in_a_buffer)? {
-                for bytes in sizes.by_ref().take(n) {
+                for &bytes in &sizes[slices.len()..][..n] {
                     slices.push(arena.take(gpu, "the KV cache", bytes)?);
                 }
             }
             Ok(slices)
         };
-        let layers = slices()?.into_iter().zip(slices()?).collect();
+        let (keys, values) = (slices(0)?, slices(1)?);
+        let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
+            let source = source(i, &layer.mixer);
+            let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
+            (keys[at].clone(), values[at].clone())
+        });
+        let halves = keys.iter().zip(&values).zip(&owners);
         Ok(Self {
-            layers,
+            layers: layers.collect(),
             pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
-            page_bytes: shapes.iter().map(|shape| shape.cache_bytes(1)).collect(),
-            between: gpu.buffer("a page to copy", copy_bytes(shapes, options.n_seq))?,
-            bytes: sizes().map(|bytes| 2 * bytes).sum(),
+            halves: halves.flat_map(|((k, v), (_, page))| [(k.clone(), page[0]), (v.clone(), page[1])]).collect(),
+            between: gpu.buffer("a page to copy", copy_bytes(mixers, options.n_seq))?,
+            bytes: cache_bytes(mixers, n_pages),
         })
     }
 
@@ -56,14 +63,10 @@ impl GpuKvCache {
         for PageCopy { from, to } in self.pages.append(batch, n_vocab)? {
             let mut encoder = gpu.encoder();
             let halves = || {
-                let layers = self.layers.iter().zip(&self.page_bytes);
-                layers.flat_map(|((keys, values), &bytes)| [(keys, bytes), (values, bytes)]).scan(
-                    0,
-                    |at, (half, bytes)| {
-                        *at += bytes;
-                        Some((half.buffer(), half.offset(), *at - bytes, bytes))
-                    },
-                )
+                self.halves.iter().scan(0, |at, &(ref half, bytes)| {
+                    *at += bytes;
+                    Some((half.buffer(), half.offset(), *at - bytes, bytes))
+                })
             };
             for (buffer, offset, at, bytes) in halves() {
                 let from = offset + u64::from(from) * bytes;
@@ -84,7 +87,24 @@ impl GpuKvCache {
     }
 }
 
+/// The layer whose keys and values layer `i` reads.
+fn source(i: usize, mixer: &Mixer) -> usize {
+    match mixer {
+        Mixer::Attention(a) => match a.kv {
+            KvSource::Own | KvSource::KeysAsValues => i,
+            KvSource::Layer(layer) => layer,
+        },
+        Mixer::LatentAttention(_) => i,
+    }
+}
+
+/// Bytes of the keys and values of all layers.
+pub(super) fn cache_bytes(mixers: &[MixerKernels], n_pages: usize) -> u64 {
+    let pages = mixers.iter().filter_map(MixerKernels::page_bytes).flatten();
+    pages.fold(0_u64, |sum, page| sum.saturating_add(page.saturating_mul(n_pages as u64)))
+}
+
 /// Bytes of a page of all layers on its way to another; a single sequence shares nothing.
-pub(super) fn copy_bytes(shapes: &[AttentionShape], n_seq: usize) -> u64 {
-    if n_seq > 1 { shapes.iter().map(|shape| 2 * shape.cache_bytes(1)).sum() } else { 0 }
+pub(super) fn copy_bytes(mixers: &[MixerKernels], n_seq: usize) -> u64 {
+    if n_seq > 1 { cache_bytes(mixers, 1) } else { 0 }
 }

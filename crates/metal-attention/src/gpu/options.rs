@@ -1,11 +1,10 @@
 //! How a model is set up on a GPU, and the memory that takes.
 
-use metal_attention_kernels::kernels::AttentionShape;
 use metal_attention_model::{CacheType, ModelSpec, PAGE, PageTable, Rope, Weights};
 
 use super::activations::{Activations, Widths};
-use super::kv_cache::copy_bytes;
-use super::parts::{PlainLayer, plain_layers};
+use super::kv_cache::{cache_bytes, copy_bytes};
+use super::parts::{MixerKernels, UNTURNED, rope_of};
 use super::weights::own_head;
 
 /// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
@@ -48,10 +47,12 @@ impl Default for GpuForwardPassOptions {
 }
 
 impl GpuForwardPassOptions {
-    /// Tokens that go through the layers at once: no more than all sequences have room for.
-    pub(super) fn n_ubatch(&self) -> usize {
+    /// Tokens that go through the layers of `spec` at once: no more than all sequences have room for, and no fewer than a text
+    /// may have where tokens see those after them.
+    pub(super) fn n_ubatch(&self, spec: &ModelSpec) -> usize {
         let positions = self.n_ctx.saturating_mul(self.n_seq);
-        self.n_ubatch.min(positions).min(self.n_pages().saturating_mul(PAGE))
+        let wanted = if spec.is_causal() { self.n_ubatch } else { self.n_ubatch.max(self.n_positions()) };
+        wanted.min(positions).min(self.n_pages().saturating_mul(PAGE))
     }
 
     /// Pages of the KV cache.
@@ -79,26 +80,32 @@ pub struct GpuMemory {
 impl GpuMemory {
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
     pub fn needed(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions, max_binding: u64) -> Self {
-        let mut tensors = vec![&weights.token_embd.weight];
-        tensors.extend(own_head(weights));
-        for layer in &weights.layers {
-            tensors.extend(layer.linears().into_iter().map(|linear| &linear.weight));
+        let mut linears = vec![&weights.token_embd];
+        if let Some(p) = &weights.per_layer {
+            linears.extend([&p.token_embd, &p.model_proj]);
         }
-        // A model that this backend lacks a part for is refused with the part's name.
-        let layers = plain_layers(spec).unwrap_or_default();
-        let widths = Widths::new(spec, &layers);
-        let capacity = Activations::capacity(max_binding, &widths, options.n_ubatch());
-        let rope = distinct_ropes(&layers).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
-        let shapes = attention_shapes(&layers, options);
-        let kv_cache =
-            shapes.iter().map(|s| s.cache_bytes(options.n_pages()).saturating_mul(2)).fold(0, u64::saturating_add);
+        if let Some(s) = &weights.streams {
+            linears.extend(s.proj.iter().chain(&s.unembd_proj));
+        }
+        for layer in &weights.layers {
+            linears.extend(layer.linears());
+        }
+        let mut tensors: Vec<_> = linears.into_iter().map(|linear| &linear.weight).collect();
+        tensors.extend(own_head(weights));
+        let positions = weights.positions.as_ref().map_or(0, |table| 4 * table.weight.n_elements());
+        let mixers = MixerKernels::of_layers(spec, weights, options);
+        let widths = Widths::new(spec, &mixers);
+        let capacity = Activations::capacity(max_binding, &widths, options.n_ubatch(spec));
+        let n_rot = |rope: &Option<Rope>| rope.map_or(UNTURNED, |rope| rope.n_rot);
+        let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();
         Self {
             weights: tensors
                 .iter()
                 .map(|t| t.bytes().len() as u64)
-                .fold(rope.saturating_mul(options.n_positions() as u64), u64::saturating_add),
-            kv_cache,
-            scratch: Activations::bytes(&widths, capacity) + copy_bytes(&shapes, options.n_seq),
+                .fold(rope.saturating_mul(options.n_positions() as u64), u64::saturating_add)
+                .saturating_add(positions as u64),
+            kv_cache: cache_bytes(&mixers, options.n_pages()),
+            scratch: Activations::bytes(&widths, capacity) + copy_bytes(&mixers, options.n_seq),
         }
     }
 
@@ -108,29 +115,13 @@ impl GpuMemory {
     }
 }
 
-/// The shape of each layer's attention.
-pub(super) fn attention_shapes(layers: &[PlainLayer], options: &GpuForwardPassOptions) -> Vec<AttentionShape> {
-    let shape = |layer: &PlainLayer| AttentionShape {
-        n_head: layer.n_head,
-        n_head_kv: layer.n_head_kv,
-        head_dim: layer.head_dim,
-        scale: layer.scale,
-        window: layer.window,
-        n_ctx: options.n_positions(),
-        n_rot: layer.rope.n_rot,
-        rope_layout: layer.rope.layout,
-        qk_norm_eps: layer.qk_norm_eps,
-        cache: options.cache_type,
-    };
-    layers.iter().map(shape).collect()
-}
-
-/// The RoPE of each layer, without repetitions.
-pub(super) fn distinct_ropes(layers: &[PlainLayer]) -> Vec<Rope> {
+/// The rotations of the layers, without repetitions; `None` where layers have none.
+pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Option<Rope>> {
     let mut ropes = Vec::new();
-    for layer in layers {
-        if !ropes.contains(&layer.rope) {
-            ropes.push(layer.rope);
+    for layer in &spec.layers {
+        let rope = rope_of(&layer.mixer);
+        if !ropes.contains(&rope) {
+            ropes.push(rope);
         }
     }
     ropes

@@ -1,17 +1,22 @@
 //! The dispatches of a forward pass, in the order of the paper, bound to their buffers.
 
+mod ends;
+mod layer;
+mod mixer;
+mod streams;
+
 use metal_attention_kernels::kernels::{
-    self, AttentionBuffers, AttentionShape, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, RmsNorm, Rows,
-    SplitTile, TOKEN_TILE,
+    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNorm, Rows, SplitTile, TOKEN_TILE,
 };
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
-use metal_attention_model::{BatchToken, ModelSpec, Phase};
+use metal_attention_model::{BatchToken, ModelSpec, NormKind, Phase};
 
 use super::activations::Activations;
 use super::forward_pass::Output;
 use super::kv_cache::GpuKvCache;
-use super::weights::{GpuLinear, GpuWeights};
+use super::parts::MixerKernels;
+use super::weights::{GpuLinear, GpuNorm, GpuWeights};
 
 /// For which batches a [`Plan`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +69,8 @@ pub(super) struct Plan {
     /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies
     /// between them, of a sequence whose pages lie one after the other.
     pub(super) layers_at_once: Option<Vec<Dispatch>>,
+    /// States after the last norm of the tokens whose logits are wanted.
+    pub(super) hidden: Vec<Dispatch>,
     /// Logits of the tokens that want them.
     pub(super) head: Vec<Dispatch>,
     /// Their largest, which also becomes the next batch.
@@ -73,13 +80,15 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// What follows the head for `output` to come back.
-    pub(super) fn choice(&self, output: Output) -> &[Dispatch] {
-        match output {
-            Output::Logits => &[],
-            Output::Id => &self.argmax,
-            Output::TopK => &self.top_k,
-        }
+    /// What follows the layers for `output` to come back.
+    pub(super) fn results(&self, output: Output) -> impl Iterator<Item = &Dispatch> {
+        let (first, then): (&[Dispatch], &[Dispatch]) = match output {
+            Output::Hidden => (&self.hidden, &[]),
+            Output::Logits => (&self.head, &[]),
+            Output::Id => (&self.head, &self.argmax),
+            Output::TopK => (&self.head, &self.top_k),
+        };
+        first.iter().chain(then)
     }
 
     /// The dispatches of all layers, in order; `in_order`: whether the pages of the sequence lie one after the other.
@@ -111,11 +120,10 @@ impl Plan {
 pub(super) struct PlanBuilder<'a> {
     pub(super) gpu: &'a GpuDevice,
     pub(super) spec: &'a ModelSpec,
-    pub(super) norm_eps: f32,
     pub(super) weights: &'a GpuWeights,
     pub(super) s: &'a Activations,
     pub(super) cache: &'a GpuKvCache,
-    pub(super) shapes: &'a [AttentionShape],
+    pub(super) mixers: &'a [MixerKernels],
     /// Cosines and sines of each layer.
     pub(super) rope: &'a [Buffer],
     pub(super) batch: &'a Buffer,
@@ -153,72 +161,32 @@ impl<'a> Product<'a> {
     }
 }
 
+/// The input of products: what a norm makes of the residual stream, or that itself.
+#[derive(Clone, Copy)]
+enum Input<'a> {
+    /// The norm is still to be taken of the stream; kernels for products do it on the way.
+    Norm(&'a GpuNorm),
+    /// It lies there.
+    Ready(&'a Buffer),
+}
+
 impl PlanBuilder<'_> {
     pub(super) fn build(&self) -> Result<Plan, GpuError> {
-        let (s, w, n_vocab) = (self.s, self.weights, self.spec.n_vocab);
-        let mut head = Vec::new();
-        let logits = Product {
-            linear: (w.output(), None),
-            output: MatvecOutput::Store,
-            rows: Rows::Wanted,
-            x: &s.x,
-            y: &s.logits,
-        };
-        self.norm_and_product(&mut head, &w.output_norm, logits)?;
+        let (s, n_vocab) = (self.s, self.spec.n_vocab);
+        let (mut argmax, mut top_k) = (Vec::new(), Vec::new());
+        if self.spec.output.head.is_some() {
+            argmax = kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?;
+            top_k = kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?;
+        }
         Ok(Plan {
-            embedding: kernels::embedding(self.gpu, &w.token_embd, &s.x, self.batch)?,
+            embedding: self.embedding()?,
             layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
             layers_at_once: None,
-            head,
-            argmax: kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?,
-            top_k: kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?,
+            hidden: self.hidden()?,
+            head: self.head()?,
+            argmax,
+            top_k,
         })
-    }
-
-    /// `x += attention(norm(x)); x += feed_forward(norm(x))`
-    fn layer(&self, i: usize) -> Result<Vec<Dispatch>, GpuError> {
-        let (s, w) = (self.s, &self.weights.layers[i]);
-        let mut d = Vec::new();
-        self.norm_and_product(&mut d, &w.mixer_norm, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
-        self.attention(&mut d, i)?;
-        self.multiply(&mut d, Product::new(&w.out, MatvecOutput::Accumulate, &s.att, &s.x))?;
-        if w.gate_up.weight.has_pairs() {
-            let gated = Product::new(&w.gate_up, MatvecOutput::Gated, &s.x, &s.gated);
-            self.norm_and_product(&mut d, &w.feed_forward_norm, gated)?;
-        } else {
-            // Gate and up have different types: no kernel sees both of a pair.
-            let both = Product::new(&w.gate_up, MatvecOutput::Store, &s.x, &s.gate_up);
-            self.norm_and_product(&mut d, &w.feed_forward_norm, both)?;
-            d.push(kernels::ffn_silu(self.gpu, w.down.weight.n_in(), &s.gate_up, &s.gated)?);
-        }
-        self.multiply(&mut d, Product::new(&w.down, MatvecOutput::Accumulate, &s.gated, &s.x))?;
-        Ok(d)
-    }
-
-    /// Attention over the cache of layer `i`, after its newest keys and values were appended.
-    fn attention(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), GpuError> {
-        let (gpu, shape) = (self.gpu, &self.shapes[i]);
-        let (keys, values) = &self.cache.layers[i];
-        let buffers = AttentionBuffers {
-            qkv: &self.s.qkv,
-            rope: &self.rope[i],
-            qk_norm: self.weights.layers[i].qk_norm.as_ref(),
-            keys,
-            values,
-            att: &self.s.att,
-            partial: &self.s.partial,
-            batch: self.batch,
-        };
-        if matches!(self.kind, BatchKind::One | BatchKind::Sequences) {
-            d.push(kernels::decode_attention(gpu, shape, &buffers)?);
-            d.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
-        } else {
-            d.push(kernels::rope_append(gpu, shape, &buffers)?);
-            let on_units = kernels::attends_on_units(gpu.features(), shape, self.exact);
-            let attention = if on_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
-            d.push(attention(gpu, shape, &buffers)?);
-        }
-        Ok(())
     }
 
     /// Most tokens of a batch of this kind.
@@ -248,9 +216,40 @@ impl PlanBuilder<'_> {
         Method::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 
-    /// The product of `norm(x)`. Most kernels reckon the norm on the way; one of its own would cost a whole dispatch more.
-    fn norm_and_product(&self, d: &mut Vec<Dispatch>, weight: &Buffer, product: Product<'_>) -> Result<(), GpuError> {
-        let eps = self.norm_eps;
+    /// What `norm` makes of the residual stream, for products; without a norm the stream. `shared`: several products read it,
+    /// so that it is made once.
+    fn input<'n>(
+        &'n self,
+        d: &mut Vec<Dispatch>,
+        norm: Option<&'n GpuNorm>,
+        shared: bool,
+    ) -> Result<Input<'n>, GpuError> {
+        let Some(norm) = norm else { return Ok(Input::Ready(&self.s.x)) };
+        if !shared && norm.kind == NormKind::Rms && !norm.has_bias {
+            return Ok(Input::Norm(norm));
+        }
+        d.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.s.x), &self.s.h)?);
+        Ok(Input::Ready(&self.s.h))
+    }
+
+    /// `y = norm(x)` over rows of the norm's length, with the rest as `of` says; `None`: in place.
+    fn norm(&self, norm: &GpuNorm, of: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, GpuError> {
+        let of = NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..of };
+        kernels::norm(self.gpu, of, x, Some(&norm.weights), y, self.batch)
+    }
+
+    /// The product with `input`, in place of the one that `product` has.
+    fn product_of(&self, d: &mut Vec<Dispatch>, input: Input<'_>, product: Product<'_>) -> Result<(), GpuError> {
+        match input {
+            Input::Norm(norm) => self.norm_and_product(d, norm, product),
+            Input::Ready(x) => self.multiply(d, Product { x, ..product }),
+        }
+    }
+
+    /// The product of `norm(x)`, an RMSNorm that adds nothing. Most kernels reckon it on the way; a norm of its own would cost
+    /// a whole dispatch more.
+    fn norm_and_product(&self, d: &mut Vec<Dispatch>, norm: &GpuNorm, product: Product<'_>) -> Result<(), GpuError> {
+        let (weight, eps) = (&norm.weights, norm.eps);
         if !matches!(
             self.method(product.linear.0),
             Method::Tiles { on_units: false } | Method::TokenByToken(TOKEN_TILE)

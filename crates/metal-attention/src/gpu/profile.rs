@@ -37,7 +37,7 @@ impl GpuForwardPass {
         let Step { kind, size, in_order, .. } = self.step_of(batch, 0, output);
         let plan = self.plan(kind);
         // Without wanted tokens the grids of the head are empty, too.
-        let all = plan.embedding.iter().chain(plan.layers(size, in_order)).chain(&plan.head).chain(plan.choice(output));
+        let all = plan.embedding.iter().chain(plan.layers(size, in_order)).chain(plan.results(output));
         let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
         let (_, period) = self.gpu.clock()?;
         let since =

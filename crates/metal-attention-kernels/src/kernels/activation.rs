@@ -1,0 +1,114 @@
+//! Activations of a feed-forward, of any kind.
+
+use metal_attention_model::Activation;
+
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+const THREADS: usize = 256;
+
+/// What the activated gate is multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub enum Gating<'a> {
+    /// Nothing: `x` is `[n_tokens, n]`.
+    None,
+    /// Up, which takes turns with the gate: `x` is `[n_tokens, 2 n]`, gate `i` at `2 i` and up `i` at `2 i + 1`.
+    Pairs,
+    /// Elements `at..at + n` of rows of another buffer, `[n_tokens, stride]`; `x` is `[n_tokens, n]`.
+    Rows {
+        /// The buffer.
+        up: &'a wgpu::Buffer,
+        /// Elements of its rows.
+        stride: usize,
+        /// The first that is taken.
+        at: usize,
+    },
+}
+
+/// `y[t][i] = activation(gate[t][i]) * up[t][i]`: `x` as `gating` says, `y` `[n_tokens, n]`.
+pub fn activation(
+    gpu: &GpuDevice,
+    activation: Activation,
+    n: usize,
+    gating: Gating<'_>,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let bytes = 4 * n as u64;
+    let width = if matches!(gating, Gating::Pairs) { 2 * bytes } else { bytes };
+    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, Reach::Tokens(width)), (y, Reach::Tokens(bytes))];
+    if let Gating::Rows { up, stride, .. } = gating {
+        buffers.push((up, Reach::Tokens(4 * stride as u64)));
+    }
+    let columns = match activation {
+        Activation::SparseGelu { .. } => 1,
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { .. } => {
+            n.div_ceil(THREADS)
+        }
+    };
+    let grid = [Extent::Fixed(columns as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    Dispatch::new(gpu, &key(activation, n, gating), &buffers, grid)
+}
+
+fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PsoKey {
+    let (kind, parameter) = match activation {
+        Activation::Silu => ("silu", 0.0),
+        Activation::Gelu => ("gelu", 0.0),
+        Activation::ReluSquared => ("relu_squared", 0.0),
+        Activation::ClampedSwiglu { limit } => ("clamped_swiglu", limit),
+        Activation::SparseGelu { n_std } => ("sparse_gelu", n_std),
+    };
+    let (gating, up_stride, up_at) = match gating {
+        Gating::None => ("none", 0, 0),
+        Gating::Pairs => ("pairs", 0, 0),
+        Gating::Rows { up: _, stride, at } => ("rows", stride, at),
+    };
+    PsoKey::new(
+        "activation",
+        [
+            ("n", n.into()),
+            ("kind", kind.into()),
+            ("parameter", parameter.into()),
+            ("gating", gating.into()),
+            ("up_stride", up_stride.into()),
+            ("up_at", up_at.into()),
+            ("threads", THREADS.into()),
+        ],
+    )
+}
+
+/// The scalar twin: one row of the gate and, where there is one, of up.
+pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>) -> Vec<f32> {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let gelu = |x: f64| {
+        let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+        x / 2.0 * (1.0 + z.tanh())
+    };
+    let n = gate.len() as f64;
+    let mean = gate.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let squares = gate.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+    let deviation = (squares / (n - 1.0).max(1.0)).sqrt();
+    let of = |(i, &g): (usize, &f32)| {
+        let g = f64::from(g);
+        let up = up.map(|up| f64::from(up[i]));
+        let (activated, up) = match activation {
+            Activation::Silu => (g * sigmoid(g), up),
+            Activation::Gelu => (gelu(g), up),
+            Activation::ReluSquared => (g.max(0.0).powi(2), up),
+            Activation::ClampedSwiglu { limit } => {
+                let limit = f64::from(limit);
+                (g.min(limit) * sigmoid(1.702 * g.min(limit)), up.map(|up| 1.0 + up.clamp(-limit, limit)))
+            }
+            Activation::SparseGelu { n_std } => (gelu((g - mean - f64::from(n_std) * deviation).max(0.0)), up),
+        };
+        (activated * up.unwrap_or(1.0)) as f32
+    };
+    gate.iter().enumerate().map(of).collect()
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(Activation::Gelu, 1536, Gating::Pairs)]
+}

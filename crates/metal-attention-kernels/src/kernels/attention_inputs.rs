@@ -1,0 +1,253 @@
+//! Queries, keys and values of attention of any kind, on the way from their projections to the cache.
+
+use half::f16;
+use metal_attention_model::{CacheType, NormKind, NormOver, PAGE, QkNorm, RopeLayout};
+
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Where keys and values come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvInputs {
+    /// Projections of their own.
+    Own,
+    /// Values are the projected keys.
+    KeysAsValues,
+    /// There are none: another layer's cache is read.
+    None,
+}
+
+/// What [`attention_inputs`] does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct InputsShape {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads.
+    pub n_head_kv: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Rotated elements at the start of each head, at most `head_dim`, and which of them pair up.
+    pub rope: Option<(usize, RopeLayout)>,
+    /// Norm of queries and keys. One of whole rows comes before RoPE.
+    pub qk_norm: Option<QkNorm>,
+    /// Whether that norm adds something to each element.
+    pub qk_norm_bias: bool,
+    /// Epsilon of an RMSNorm of each value head.
+    pub value_norm: Option<f32>,
+    /// What projections are cut off at.
+    pub clamp: Option<f32>,
+    /// Where keys and values come from.
+    pub kv: KvInputs,
+    /// Positions that a sequence has room for.
+    pub n_ctx: usize,
+    /// Element type of the KV cache.
+    pub cache: CacheType,
+}
+
+impl InputsShape {
+    /// Elements of a token's row of projections.
+    pub fn row(&self) -> usize {
+        let kv = match self.kv {
+            KvInputs::Own => 2,
+            KvInputs::KeysAsValues => 1,
+            KvInputs::None => 0,
+        };
+        (self.n_head + kv * self.n_head_kv) * self.head_dim
+    }
+
+    /// Factors of the norm of queries and keys.
+    pub fn weights_of_norm(&self) -> usize {
+        match self.qk_norm.map(|norm| norm.over) {
+            None | Some(NormOver::Unweighted) => 0,
+            Some(NormOver::Head) => self.head_dim * if self.kv == KvInputs::None { 1 } else { 2 },
+            Some(NormOver::EachHead | NormOver::Row) => (self.n_head + self.key_heads()) * self.head_dim,
+        }
+    }
+
+    fn key_heads(&self) -> usize {
+        if self.kv == KvInputs::None { 0 } else { self.n_head_kv }
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        (self.n_head_kv * PAGE * self.head_dim.next_multiple_of(4) * self.cache.bytes()) as u64
+    }
+
+    fn key(&self) -> PsoKey {
+        let (norm, over) = match self.qk_norm {
+            None => ("none", "none"),
+            Some(norm) => {
+                let kind = match norm.kind {
+                    NormKind::Rms => "rms",
+                    NormKind::Layer => "layer",
+                };
+                let over = match norm.over {
+                    NormOver::Head => "head",
+                    NormOver::EachHead => "each_head",
+                    NormOver::Unweighted => "unweighted",
+                    NormOver::Row => "row",
+                };
+                (kind, over)
+            }
+        };
+        let (n_rot, layout) = self.rope.unwrap_or((0, RopeLayout::Halves));
+        PsoKey::new(
+            "attention_inputs",
+            [
+                ("n_head", self.n_head.into()),
+                ("n_head_kv", self.n_head_kv.into()),
+                ("head_dim", self.head_dim.into()),
+                ("row", self.row().into()),
+                ("n_rot", n_rot.into()),
+                ("halves", (layout == RopeLayout::Halves).into()),
+                ("norm", norm.into()),
+                ("norm_over", over.into()),
+                ("eps", self.qk_norm.map_or(0.0, |norm| norm.eps).into()),
+                ("after_rope", self.qk_norm.is_some_and(|norm| norm.after_rope).into()),
+                ("weights_of_norm", self.weights_of_norm().into()),
+                ("bias", (self.qk_norm_bias && self.weights_of_norm() > 0).into()),
+                ("value_norm", self.value_norm.is_some().into()),
+                ("value_eps", self.value_norm.unwrap_or(0.0).into()),
+                ("clamp", self.clamp.is_some().into()),
+                ("clamp_to", self.clamp.unwrap_or(0.0).into()),
+                ("keys_as_values", (self.kv == KvInputs::KeysAsValues).into()),
+                ("owns_cache", (self.kv != KvInputs::None).into()),
+                ("n_ctx", self.n_ctx.into()),
+                ("page", PAGE.into()),
+                ("cache_f16", (self.cache == CacheType::F16).into()),
+                ("threads", self.head_dim.next_power_of_two().clamp(32, 256).into()),
+            ],
+        )
+    }
+}
+
+/// Buffers of [`attention_inputs`].
+#[derive(Debug, Clone, Copy)]
+pub struct InputsBuffers<'a> {
+    /// F32 `[n_tokens, n_head + key heads + value heads, head_dim]`: projections.
+    pub qkv: &'a wgpu::Buffer,
+    /// F32 `[n_tokens, n_head, head_dim]`: the queries that come of it.
+    pub queries: &'a wgpu::Buffer,
+    /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle, where there is RoPE.
+    pub rope: Option<&'a wgpu::Buffer>,
+    /// F32: the norm's factors for queries, those for keys, then as many numbers to be added where it has some.
+    pub qk_norm: Option<&'a wgpu::Buffer>,
+    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded head_dim]`, and values, as many.
+    pub cache: Option<(&'a dyn Bind, &'a dyn Bind)>,
+    /// The batch, with the pages of its sequences.
+    pub batch: &'a wgpu::Buffer,
+}
+
+/// Cuts off, normalises and rotates what the projections left in `qkv`, as the shape says: queries go to `queries`, keys and
+/// values to the cache.
+pub fn attention_inputs(gpu: &GpuDevice, of: &InputsShape, b: &InputsBuffers<'_>) -> Result<Dispatch, GpuError> {
+    let bad_rope = of.rope.is_some_and(|(n_rot, _)| n_rot > of.head_dim || !n_rot.is_multiple_of(2));
+    let late_row = of.qk_norm.is_some_and(|norm| norm.over == NormOver::Row && norm.after_rope);
+    let bad_cache = b.cache.is_none() == (of.kv != KvInputs::None);
+    if bad_rope || late_row || bad_cache || of.head_dim == 0 || of.n_head_kv == 0 {
+        let why = format!("{of:?} asks for what no kernel does");
+        return Err(GpuError::Mismatch { what: "queries, keys and values".into(), why });
+    }
+    let row = |n: usize| Reach::Tokens(4 * n as u64);
+    let mut buffers: Vec<(&dyn Bind, Reach)> =
+        vec![(b.qkv, row(of.row())), (b.queries, row(of.n_head * of.head_dim)), (b.batch, Reach::Batch)];
+    if let Some((keys, values)) = b.cache {
+        // Of the cache, the pages that `BatchBuffer` lets into its table.
+        let page = Reach::Fixed(of.cache_bytes());
+        buffers.extend([(keys, page), (values, page)]);
+    }
+    if let (Some((n_rot, _)), Some(rope)) = (of.rope, b.rope) {
+        buffers.push((rope, Reach::floats(of.n_ctx * n_rot)));
+    }
+    let n_weights = of.weights_of_norm() * if of.qk_norm_bias { 2 } else { 1 };
+    buffers.extend(b.qk_norm.filter(|_| n_weights > 0).map(|w| (w as &dyn Bind, Reach::floats(n_weights))));
+    let heads = of.n_head + 2 * of.key_heads();
+    Dispatch::new(gpu, &of.key(), &buffers, [Extent::Fixed(heads as u32), Extent::Tokens(1), Extent::Fixed(1)])
+}
+
+/// The scalar twin: of one token's projections the queries, keys and values, `[heads, head_dim]` each. `angles`: the row of
+/// the table of its position; `weights`: as [`InputsBuffers::qk_norm`].
+pub fn attention_inputs_twin(of: &InputsShape, qkv: &[f32], angles: &[f32], weights: &[f32]) -> [Vec<f32>; 3] {
+    let dim = of.head_dim;
+    let all: Vec<f64> = qkv.iter().map(|&x| f64::from(of.clamp.map_or(x, |clamp| x.clamp(-clamp, clamp)))).collect();
+    let (q, kv) = all.split_at(of.n_head * dim);
+    let k = &kv[..of.key_heads() * dim];
+    let v = if of.kv == KvInputs::KeysAsValues { k } else { &kv[k.len()..] };
+    let (factors, added) = weights.split_at(of.weights_of_norm());
+    let part_of = |row: &[f64], first_head: usize| -> Vec<f32> {
+        let mut row = row.to_vec();
+        let normalise = |row: &mut [f64]| {
+            let Some(norm) = of.qk_norm else { return };
+            let len = if norm.over == NormOver::Row { row.len() } else { dim };
+            for (h, part) in row.chunks_exact_mut(len.max(1)).enumerate() {
+                let own = match norm.over {
+                    NormOver::Head => usize::from(first_head > 0) * dim,
+                    NormOver::EachHead => (first_head + h) * dim,
+                    NormOver::Unweighted | NormOver::Row => first_head * dim,
+                };
+                let n = part.len() as f64;
+                let mean = match norm.kind {
+                    NormKind::Rms => 0.0,
+                    NormKind::Layer => part.iter().sum::<f64>() / n,
+                };
+                let squares = part.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+                let factor = 1.0 / (squares + f64::from(norm.eps)).sqrt();
+                for (e, x) in part.iter_mut().enumerate() {
+                    *x = (*x - mean) * factor * factors.get(own + e).map_or(1.0, |&w| f64::from(w));
+                    *x += added.get(own + e).map_or(0.0, |&b| f64::from(b));
+                }
+            }
+        };
+        let after_rope = of.qk_norm.is_some_and(|norm| norm.after_rope);
+        if !after_rope {
+            normalise(&mut row);
+        }
+        if let Some((n_rot, layout)) = of.rope {
+            row.chunks_exact_mut(dim).for_each(|head| super::rope::rotate_twin(layout, &mut head[..n_rot], angles));
+        }
+        if after_rope {
+            normalise(&mut row);
+        }
+        row.into_iter().map(|x| x as f32).collect()
+    };
+    let (q, k) = (part_of(q, 0), part_of(k, of.n_head));
+    let mut v = v.to_vec();
+    if let Some(eps) = of.value_norm {
+        for head in v.chunks_exact_mut(dim) {
+            let squares = head.iter().map(|x| x * x).sum::<f64>() / dim as f64;
+            let length = (squares + f64::from(eps)).sqrt();
+            for x in head.iter_mut() {
+                *x /= length;
+            }
+        }
+    }
+    [q, k, v.into_iter().map(|x| x as f32).collect()]
+}
+
+/// A row of the cache in floats.
+pub fn cached_row_twin(cache: CacheType, row: &[f32]) -> Vec<f32> {
+    match cache {
+        CacheType::F16 => row.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
+        CacheType::F32 => row.to_vec(),
+    }
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let qk_norm = QkNorm { kind: NormKind::Layer, eps: 1e-5, over: NormOver::EachHead, after_rope: false };
+    let of = InputsShape {
+        n_head: 9,
+        n_head_kv: 3,
+        head_dim: 64,
+        rope: Some((32, RopeLayout::Halves)),
+        qk_norm: Some(qk_norm),
+        qk_norm_bias: false,
+        value_norm: None,
+        clamp: None,
+        kv: KvInputs::Own,
+        n_ctx: 2048,
+        cache: CacheType::F16,
+    };
+    vec![of.key()]
+}

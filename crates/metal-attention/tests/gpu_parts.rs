@@ -1,0 +1,256 @@
+//! Models whose layers have more than plain ones on the GPU: what the CPU gives, and the same text whatever else is in the
+//! cache. Without a GPU the tests are skipped; in CI that is a failure.
+#![cfg(feature = "gpu")]
+
+use std::sync::{Arc, OnceLock};
+
+use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
+use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
+use metal_attention::{
+    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, GpuMemory,
+    ModelSpec, Weights,
+};
+use metal_attention_cpu::CpuOptions;
+use metal_attention_model::ModelShape;
+
+const N_CTX: usize = 512;
+
+fn gpu() -> Option<Arc<GpuDevice>> {
+    static GPU: OnceLock<Option<Arc<GpuDevice>>> = OnceLock::new();
+    GPU.get_or_init(|| match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+        Ok(gpu) => Some(Arc::new(gpu)),
+        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
+            eprintln!("skipped: this machine has no GPU");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    })
+    .clone()
+}
+
+/// A model with random weights.
+struct Toy {
+    name: &'static str,
+    spec: ModelSpec,
+    weights: Weights,
+}
+
+/// The model that `metadata` describes: what a file of its must have, in 32-bit floats.
+fn toy(name: &'static str, metadata: &Metadata) -> Toy {
+    let spec = ModelSpec::from_metadata(metadata).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let tensors: Vec<_> = spec.tensors().into_iter().filter(|tensor| tensor.required).collect();
+    let decl = |t: &metal_attention_model::TensorSpec| TensorDecl {
+        ty: TensorType::F32,
+        name: t.name.clone(),
+        shape: t.shape.clone(),
+    };
+    let decls: Vec<_> = tensors.iter().map(decl).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("a header");
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    };
+    for tensor in &tensors {
+        let n: usize = tensor.shape.iter().product();
+        // So that activations keep their size from layer to layer, and softmax sees more than one position.
+        let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
+        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { 1.0 + 0.3 * random() });
+        let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        writer.write(&bytes).expect("memory");
+    }
+    let file = GgufFile::from_bytes(&writer.finish().expect("all tensors")).expect("a file");
+    let spec = ModelSpec::from_gguf(&file).expect("a model");
+    let weights = Weights::load(&file, &spec).expect("its weights");
+    Toy { name, spec, weights }
+}
+
+fn metadata(architecture: &'static str, n_layer: usize, more: &[(&str, u32)]) -> Metadata {
+    let custom = ModelShape::named("custom").expect("a named shape").clone();
+    let shape = ModelShape {
+        architecture,
+        n_layer,
+        n_embd: 32,
+        n_head: 4,
+        n_head_kv: 2,
+        head_dim: 16,
+        n_ff: 40,
+        n_vocab: 96,
+        norm_eps: 1e-3,
+        ..custom
+    };
+    let mut metadata = shape.metadata();
+    for (key, value) in more {
+        metadata.set(format!("{architecture}.{key}"), *value);
+    }
+    metadata
+}
+
+/// A window in every second layer and capped scores; latent attention; streams, sparse activations, and layers that read
+/// others' caches; whole rows normalised; attention and feed-forward side by side; queries that grow.
+fn causal() -> Vec<Toy> {
+    let latent = [
+        ("attention.head_count_kv", 1),
+        ("attention.kv_lora_rank", 24),
+        ("attention.q_lora_rank", 20),
+        ("attention.key_length_mla", 24),
+        ("attention.value_length_mla", 12),
+        ("attention.key_length", 32),
+        ("attention.value_length", 24),
+        ("rope.dimension_count", 8),
+        ("leading_dense_block_count", 2),
+        ("expert_count", 4),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", 16),
+        ("expert_shared_count", 1),
+    ];
+    let streams = [
+        ("attention.sliding_window", 40),
+        ("attention.shared_kv_layers", 2),
+        ("embedding_length_per_layer_input", 12),
+        ("altup.num_inputs", 4),
+        ("laurel.rank", 6),
+    ];
+    vec![
+        toy("gemma2", &metadata("gemma2", 3, &[("attention.sliding_window", 40)])),
+        toy("deepseek2", &metadata("deepseek2", 2, &latent)),
+        toy("gemma3n", &metadata("gemma3n", 5, &streams)),
+        toy("olmo2", &metadata("olmo2", 2, &[])),
+    ]
+}
+
+fn on_gpu(gpu: &Arc<GpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_type: CacheType) -> GpuForwardPass {
+    let options = GpuForwardPassOptions {
+        n_ctx: N_CTX,
+        n_seq,
+        n_cache: Some(n_pages * 64),
+        cache_type,
+        n_ubatch: 48,
+        ..Default::default()
+    };
+    let needed = GpuMemory::needed(&toy.spec, &toy.weights, &options, gpu.summary().max_binding);
+    let pass = GpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
+        .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
+    assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
+    pass
+}
+
+fn on_cpu(toy: &Toy, n_seq: usize) -> CpuForwardPass {
+    let options =
+        CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
+    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+}
+
+fn some_ids(n: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 96) as u32).collect()
+}
+
+/// The batch of `ids` at the end of sequence `seq`, with all wanted or only the last.
+fn batch(pass: &dyn ForwardPass, seq: usize, ids: &[u32], all: bool) -> Vec<BatchToken> {
+    let start = pass.n_past(seq);
+    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: all || i + 1 == ids.len() };
+    ids.iter().enumerate().map(token).collect()
+}
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
+    error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
+}
+
+/// Logits, and states, of long and short prompts and single tokens of two sequences.
+fn results(pass: &mut dyn ForwardPass) -> [Vec<f32>; 2] {
+    let ids = some_ids(400);
+    let mut logits = Vec::new();
+    for (seq, range) in [(0, 0..90), (1, 3..20), (0, 90..91), (1, 20..25), (0, 91..280), (0, 280..281), (1, 25..26)] {
+        let batch = batch(pass, seq, &ids[range], true);
+        logits.extend_from_slice(pass.forward(&batch).unwrap().as_slice());
+    }
+    let both = [batch(pass, 0, &ids[281..282], true), batch(pass, 1, &ids[26..27], true)].concat();
+    logits.extend_from_slice(pass.forward(&both).unwrap().as_slice());
+    pass.reset();
+    let batch = [batch(pass, 0, &ids[..60], true), batch(pass, 1, &ids[7..19], false)].concat();
+    [logits, pass.forward_hidden(&batch).unwrap()]
+}
+
+#[test]
+fn causal_models_give_what_the_cpu_gives() {
+    let Some(gpu) = gpu() else { return };
+    for toy in causal() {
+        let want = results(&mut on_cpu(&toy, 2));
+        let got = results(&mut on_gpu(&gpu, &toy, 2, 16, CacheType::F32));
+        for (got, want) in got.iter().zip(&want) {
+            let error = nmse(got, want);
+            assert!(error < 1e-8, "{}: NMSE {error:e}", toy.name);
+        }
+    }
+}
+
+/// The `n` ids that greedy decoding appends to `ids` where nothing else is in the cache.
+fn alone(pass: &mut GpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+    pass.reset();
+    let mut text = vec![pass.forward_prompt(ids).unwrap()];
+    while text.len() < n {
+        text.push(pass.forward_token_greedy(text[text.len() - 1]).unwrap());
+    }
+    text
+}
+
+#[test]
+fn sequences_side_by_side_write_the_texts_they_write_alone() {
+    let Some(gpu) = gpu() else { return };
+    for (toy, cache_type) in causal().iter().zip([CacheType::F32, CacheType::F16].into_iter().cycle()) {
+        let mut pass = on_gpu(&gpu, toy, 1, 8, cache_type);
+        let ids = some_ids(80);
+        // Sequences that begin with so many of the ids, and then go on with one of their own.
+        let begins = [(0, 80, 5), (1, 80, 6), (2, 70, 7), (3, 64, 8)];
+        let want = begins.map(|(_, n, own)| alone(&mut pass, &[&ids[..n], &[own]].concat(), 40));
+        let mut pass = on_gpu(&gpu, toy, 4, 9, cache_type);
+        pass.forward(&batch(&pass, 0, &ids, false)).unwrap();
+        for (seq, n, _) in &begins[1..] {
+            pass.share_prefix(0, *seq, *n).unwrap();
+        }
+        let mut texts = begins.map(|(_, _, own)| vec![own]);
+        for i in 0..40 {
+            let token = |(seq, text): (usize, &Vec<u32>)| BatchToken {
+                id: text[text.len() - 1],
+                seq,
+                pos: pass.n_past(seq),
+                logits: true,
+            };
+            let batch: Vec<_> = texts.iter().enumerate().map(token).collect();
+            // Queued ahead, and one by one.
+            let next = if i % 10 < 7 {
+                pass.forward_greedy(&batch).unwrap()
+            } else {
+                pass.forward_top_k(&batch, 4).unwrap().iter().map(|list| list[0].0).collect()
+            };
+            texts.iter_mut().zip(next).for_each(|(text, id)| text.push(id));
+        }
+        for (seq, (text, want)) in texts.iter().zip(&want).enumerate() {
+            assert_eq!(text[1..], want[..], "{}, sequence {seq}", toy.name);
+        }
+    }
+}
+
+#[test]
+fn texts_whose_tokens_see_later_ones_are_evaluated_whole() {
+    let Some(gpu) = gpu() else { return };
+    let toy = toy("gemma-embedding", &metadata("gemma-embedding", 3, &[("attention.sliding_window", 10)]));
+    assert!(!toy.spec.is_causal());
+    // Texts longer than a batch of tokens that see none after them would be, together longer than any batch.
+    let ids = some_ids(300);
+    let texts = |pass: &mut dyn ForwardPass| {
+        let (a, b) = (batch(pass, 0, &ids, true), batch(pass, 1, &ids[20..290], true));
+        let all = pass.forward_hidden(&[a, b].concat()).unwrap();
+        let error = pass.forward_hidden(&batch(pass, 0, &ids[..2], true)).unwrap_err();
+        assert!(matches!(error, ForwardError::NotFromStart { seq: 0, n_past: 300 }), "{error}");
+        all
+    };
+    let want = texts(&mut on_cpu(&toy, 2));
+    let got = texts(&mut on_gpu(&gpu, &toy, 2, 16, CacheType::F32));
+    let error = nmse(&got, &want);
+    assert!(error < 1e-9, "NMSE {error:e}");
+}
