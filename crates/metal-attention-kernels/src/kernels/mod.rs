@@ -41,8 +41,8 @@ pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers
 pub use embedding::{embedding, embedding_twin};
 pub use embedding_sum::{embedding_sum, embedding_sum_twin};
 pub use experts::{
-    ExpertsMatrices, ExpertsScratch, ExpertsShape, ExpertsValues, FEW_TOKENS, MAX_USED_EXPERTS, experts_matmul,
-    experts_matmul_by, experts_matvec, experts_method, experts_twin, route,
+    ExpertsMatrices, ExpertsScratch, ExpertsShape, ExpertsValues, FEW_TOKENS, MAX_EXPERTS, MAX_USED_EXPERTS,
+    experts_matmul, experts_matmul_by, experts_matvec, experts_method, experts_twin, route,
 };
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use general_attention::{

@@ -1,6 +1,8 @@
 //! Scratch memory of the forward pass: made once, used by every step.
 
-use metal_attention_kernels::kernels::{MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes};
+use metal_attention_kernels::kernels::{
+    ExpertsScratch, ExpertsShape, MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes,
+};
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{GpuDevice, GpuError};
 use metal_attention_model::{Embedding, FeedForward, LatentAttentionSpec, Mixer, ModelSpec};
@@ -29,6 +31,9 @@ pub(super) struct Widths {
     pub(super) gated: usize,
     /// Inputs of every layer's own embedding.
     pub(super) own_inputs: usize,
+    /// Products of the router to experts, and their sum where it is not added to the residual stream at once.
+    pub(super) scores: usize,
+    pub(super) experts: usize,
     /// Residual streams side by side, and the router between them.
     pub(super) streams: usize,
     pub(super) router: usize,
@@ -76,7 +81,14 @@ impl Widths {
                     widen(&mut w.gate_up, dense.n_ff * if dense.gated { 2 } else { 1 });
                     widen(&mut w.gated, dense.n_ff);
                 }
-                FeedForward::Experts(_) => {}
+                FeedForward::Experts(e) => {
+                    widen(&mut w.scores, e.n_expert);
+                    w.experts = spec.n_embd;
+                    if let Some(shared) = &e.shared {
+                        widen(&mut w.gate_up, shared.dense.n_ff * if shared.dense.gated { 2 } else { 1 });
+                        widen(&mut w.gated, shared.dense.n_ff);
+                    }
+                }
             }
         }
         if let Some(p) = per_layer {
@@ -94,9 +106,9 @@ impl Widths {
     }
 
     /// Elements of all buffers with a row for each token.
-    fn rows(&self) -> [usize; 17] {
+    fn rows(&self) -> [usize; 19] {
         let Self { n_embd, qkv, queries, q_rank, compressed, att, values, gate_up, gated, own_inputs, .. } = *self;
-        let Self { streams, router, laurel_rank, laurel, n_vocab: _, .. } = *self;
+        let Self { scores, experts, streams, router, laurel_rank, laurel, n_vocab: _, .. } = *self;
         [
             n_embd,
             n_embd,
@@ -111,6 +123,8 @@ impl Widths {
             gated,
             own_inputs,
             own_inputs,
+            scores,
+            experts,
             streams,
             router,
             laurel_rank,
@@ -152,6 +166,12 @@ pub(super) struct Activations {
     /// Inputs of every layer's own embedding, `[n_tokens, n_layer * width]`, and what is projected on the way to them.
     pub(super) own_inputs: Buffer,
     pub(super) own_projected: Buffer,
+    /// Products of the router to experts, `[n_tokens, n_expert]`.
+    pub(super) scores: Buffer,
+    /// The experts' sum, where it is not added to `x` at once, `[n_tokens, n_embd]`.
+    pub(super) experts_sum: Buffer,
+    /// What lies between the experts' kernels, where the model has experts.
+    pub(super) experts: Option<ExpertsScratch>,
     /// Residual streams, `[n_tokens, n_streams, n_embd]`, and the router between them, `[n_tokens, n_streams]`.
     pub(super) streams: Buffer,
     pub(super) router: Buffer,
@@ -172,6 +192,23 @@ pub(super) struct Activations {
     pub(super) n_tokens: usize,
     /// Rows of logits there is room for.
     pub(super) n_wanted: usize,
+}
+
+/// The different shapes of a model's experts.
+pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
+    let mut shapes = Vec::new();
+    for layer in &spec.layers {
+        match &layer.feed_forward {
+            FeedForward::Dense(_) => {}
+            FeedForward::Experts(e) => {
+                let shape = ExpertsShape::new(e, spec.n_embd);
+                if !shapes.contains(&shape) {
+                    shapes.push(shape);
+                }
+            }
+        }
+    }
+    shapes
 }
 
 /// Bytes of logits that are held at once, at most: larger batches are cut.
@@ -199,6 +236,7 @@ impl Activations {
         gpu: &GpuDevice,
         widths: &Widths,
         mixers: &[MixerKernels],
+        experts: &[ExpertsShape],
         (n_tokens, n_wanted): (usize, usize),
         n_decoded: usize,
     ) -> Result<Self, GpuError> {
@@ -217,6 +255,12 @@ impl Activations {
             gated: rows(widths.gated)?,
             own_inputs: rows(widths.own_inputs)?,
             own_projected: rows(widths.own_inputs)?,
+            scores: rows(widths.scores)?,
+            experts_sum: rows(widths.experts)?,
+            experts: match experts {
+                [] => None,
+                shapes => Some(ExpertsScratch::new(gpu, shapes, n_tokens)?),
+            },
             streams: rows(widths.streams)?,
             router: rows(widths.router)?,
             laurel_small: rows(widths.laurel_rank)?,

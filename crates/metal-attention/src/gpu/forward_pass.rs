@@ -10,7 +10,7 @@ use metal_attention_model::{
     PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted, highest, pieces,
 };
 
-use super::activations::{Activations, Widths};
+use super::activations::{Activations, Widths, experts_shapes};
 use super::at_once::{LayersAtOnceBuilder, groups_to_try};
 use super::kv_cache::GpuKvCache;
 use super::lookahead::{Lookahead, is_decode};
@@ -137,7 +137,7 @@ impl GpuForwardPass {
         let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer)?;
         let rope = rope_tables(&gpu, &spec, weights, options)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
-        let s = Activations::new(&gpu, &widths, &mixers, capacity, options.n_seq.min(FEW))?;
+        let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, options.n_seq.min(FEW))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
         // One thread each: most of the time goes into compiling pipelines.

@@ -2,12 +2,14 @@
 
 use metal_attention_kernels::GpuError;
 use metal_attention_kernels::kernels::{
-    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_FAST_HEAD_DIM,
+    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM,
+    MAX_USED_EXPERTS,
 };
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Embedding, FeedForward, FeedForwardWeights, Head,
-    KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer, MixerWeights, ModelSpec, Norm,
-    NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, Rope, RopeLayout, Weights,
+    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Embedding, Experts, FeedForward,
+    FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
+    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, Rope,
+    RopeLayout, Router, SharedExpert, Weights,
 };
 
 use super::options::GpuForwardPassOptions;
@@ -52,7 +54,23 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     }
     match feed_forward {
         FeedForward::Dense(_) => Ok(()),
-        FeedForward::Experts(_) => Err("experts"),
+        FeedForward::Experts(e) => experts(e),
+    }
+}
+
+fn experts(e: &Experts) -> Result<(), &'static str> {
+    let Experts { n_expert, n_used, expert, biases: _, router, own_norms: _, shared } = e;
+    if *n_used > MAX_USED_EXPERTS || *n_expert > MAX_EXPERTS {
+        return Err("so many experts");
+    }
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
+    match expert.activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
+        Activation::SparseGelu { n_std: _ } => return Err("experts with a sparse GELU"),
+    }
+    match shared {
+        Some(SharedExpert { dense: _, gated: true, plain_names: _ }) => Err("a gate of the expert of all tokens"),
+        Some(SharedExpert { dense: _, gated: false, plain_names: _ }) | None => Ok(()),
     }
 }
 

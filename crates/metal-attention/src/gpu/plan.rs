@@ -1,6 +1,7 @@
 //! The dispatches of a forward pass, in the order of the paper, bound to their buffers.
 
 mod ends;
+mod experts;
 mod layer;
 mod mixer;
 mod streams;

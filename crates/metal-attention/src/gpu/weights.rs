@@ -1,12 +1,12 @@
 //! A model's weights in the GPU's memory.
 
 use metal_attention_gguf::Tensor;
-use metal_attention_kernels::kernels::{LayerMatrices, alibi_slopes};
+use metal_attention_kernels::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
 use metal_attention_kernels::wgpu::Buffer;
 use metal_attention_kernels::{Arena, GpuDevice, GpuError, GpuMatrix};
 use metal_attention_model::{
-    DenseWeights, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind,
-    NormWeights, PerLayerWeights, Positions, Weights,
+    DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
+    MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
 };
 
 use super::parts::PlainWeights;
@@ -37,7 +37,7 @@ pub(super) struct GpuLayer {
     pub(super) mixer: GpuMixer,
     pub(super) mixer_post_norm: Option<GpuNorm>,
     pub(super) feed_forward_norm: Option<GpuNorm>,
-    pub(super) feed_forward: GpuDense,
+    pub(super) feed_forward: GpuFeedForward,
     pub(super) feed_forward_post_norm: Option<GpuNorm>,
     /// Norms of the sums after mixer and feed-forward.
     pub(super) sum_norms: Option<[GpuNorm; 2]>,
@@ -78,6 +78,35 @@ pub(super) enum GpuMixer {
         v_b: GpuMatrix,
         out: GpuLinear,
     },
+}
+
+/// Weights of a feed-forward.
+#[derive(Debug)]
+pub(super) enum GpuFeedForward {
+    /// The same for all tokens.
+    Dense(GpuDense),
+    /// Experts.
+    Experts(Box<GpuExperts>),
+}
+
+/// Weights of a mixture of experts.
+#[derive(Debug)]
+pub(super) struct GpuExperts {
+    pub(super) shape: ExpertsShape,
+    pub(super) router: GpuLinear,
+    /// Norm of the router's input, where it is not that of the experts.
+    pub(super) router_norm: Option<GpuNorm>,
+    /// Added to the scores for the choice.
+    pub(super) choice_bias: Option<Buffer>,
+    /// Factor on each expert's result.
+    pub(super) expert_scale: Option<Buffer>,
+    /// Gates and ups of all experts by turns, or ups alone.
+    pub(super) up: GpuLinear,
+    pub(super) down: GpuLinear,
+    /// What all tokens go through besides.
+    pub(super) shared: Option<GpuDense>,
+    /// Norms of the experts' input, their sum, and the result of what all tokens go through.
+    pub(super) own_norms: Option<[GpuNorm; 3]>,
 }
 
 /// Weights of a feed-forward that is the same for all tokens.
@@ -240,9 +269,17 @@ impl GpuLayer {
             }
             _ => None,
         };
-        let dense = match &w.feed_forward {
-            FeedForwardWeights::Dense(dense) => dense,
-            FeedForwardWeights::Experts(_) => return Err(GpuError::UnsupportedPart { part: "experts" }),
+        let feed_forward = match (&spec.feed_forward, &w.feed_forward) {
+            (FeedForward::Dense(_), FeedForwardWeights::Dense(w)) => {
+                GpuFeedForward::Dense(GpuDense::new(gpu, w, arena)?)
+            }
+            (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
+                GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, arena)?))
+            }
+            (FeedForward::Dense(_), FeedForwardWeights::Experts(_))
+            | (FeedForward::Experts(_), FeedForwardWeights::Dense(_)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
         };
         let own_embedding = match (&model.embedding.per_layer, &w.per_layer) {
             (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(GpuOwnEmbedding {
@@ -270,7 +307,7 @@ impl GpuLayer {
             mixer: GpuMixer::new(gpu, &spec.mixer, &w.mixer, arena)?,
             mixer_post_norm: norm(&spec.mixer_post_norm, &w.mixer_post_norm)?,
             feed_forward_norm: norm(&spec.feed_forward_norm, &w.feed_forward_norm)?,
-            feed_forward: GpuDense::new(gpu, dense, arena)?,
+            feed_forward,
             feed_forward_post_norm: norm(&spec.feed_forward_post_norm, &w.feed_forward_post_norm)?,
             sum_norms,
             own_embedding,
@@ -281,14 +318,16 @@ impl GpuLayer {
 
     /// The matrices of a layer of attention, as the kernel of all layers at once takes them.
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
-        match &self.mixer {
-            GpuMixer::Attention { qkv, out, qk_norm: _, of_heads: _ } => Some(LayerMatrices {
-                qkv: &qkv.weight,
-                out: &out.weight,
-                gate_up: &self.feed_forward.gate_up.weight,
-                down: &self.feed_forward.down.weight,
-            }),
-            GpuMixer::Latent { .. } => None,
+        match (&self.mixer, &self.feed_forward) {
+            (GpuMixer::Attention { qkv, out, qk_norm: _, of_heads: _ }, GpuFeedForward::Dense(dense)) => {
+                Some(LayerMatrices {
+                    qkv: &qkv.weight,
+                    out: &out.weight,
+                    gate_up: &dense.gate_up.weight,
+                    down: &dense.down.weight,
+                })
+            }
+            (GpuMixer::Latent { .. }, _) | (_, GpuFeedForward::Experts(_)) => None,
         }
     }
 }
@@ -348,6 +387,58 @@ impl GpuMixer {
     }
 }
 
+impl GpuExperts {
+    fn new(
+        gpu: &GpuDevice,
+        spec: &Experts,
+        w: &ExpertsWeights,
+        n_embd: usize,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
+        let optional = |what: &str, values: &Option<Vec<f32>>| match values {
+            Some(values) => gpu.upload(what, values).map(Some),
+            None => Ok(None),
+        };
+        let router_norm = match (&spec.own_norms, &w.router_scale) {
+            (Some(own), Some(scale)) => {
+                // Over the square root of the width, too.
+                let factor = 1.0 / (n_embd as f32).sqrt();
+                let weight = scale.iter().map(|scale| scale * factor).collect();
+                let norm = Norm { eps: own.router_eps, bias: false, ..own.input };
+                Some(GpuNorm::new(gpu, &norm, &NormWeights { weight, bias: None })?)
+            }
+            _ => None,
+        };
+        let own_norms = match (&spec.own_norms, &w.own_norms) {
+            (Some(own), Some([input, result, shared])) => Some([
+                GpuNorm::new(gpu, &own.input, input)?,
+                GpuNorm::new(gpu, &own.result, result)?,
+                GpuNorm::new(gpu, &own.shared_result, shared)?,
+            ]),
+            _ => None,
+        };
+        let gates: Vec<_> = w.experts.iter().filter_map(|expert| expert.gate.as_ref()).collect();
+        let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
+        let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
+        let up = if gates.is_empty() {
+            concat(gpu, "the experts' up projections", &ups, arena)?
+        } else {
+            interleave_all(gpu, "the experts' gates and ups", &gates, &ups, arena)?
+        };
+        Ok(Self {
+            shape: ExpertsShape::new(spec, n_embd),
+            router: concat(gpu, "the router", &[&w.router], arena)?,
+            router_norm,
+            choice_bias: optional("the bias of choices", &w.choice_bias)?,
+            expert_scale: optional("the scales of experts", &w.expert_scale)?,
+            up,
+            down: concat(gpu, "the experts' down projections", &downs, arena)?,
+            shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, arena)).transpose()?,
+            own_norms,
+        })
+    }
+}
+
 impl GpuDense {
     fn new(gpu: &GpuDevice, w: &DenseWeights, arena: &mut Arena) -> Result<Self, GpuError> {
         Ok(Self {
@@ -396,6 +487,26 @@ fn interleave(
     Ok(GpuLinear {
         weight: GpuMatrix::interleave(gpu, what, &even.weight, &odd.weight, arena)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
+    })
+}
+
+/// The rows of all experts' gates and ups by turns, one expert below the other.
+fn interleave_all(
+    gpu: &GpuDevice,
+    what: &str,
+    gates: &[&Linear],
+    ups: &[&Linear],
+    arena: &mut Arena,
+) -> Result<GpuLinear, GpuError> {
+    let has_bias = gates.iter().chain(ups).any(|linear| linear.bias.is_some());
+    let pairs = gates.iter().zip(ups).flat_map(|(gate, up)| bias(gate).into_iter().zip(bias(up)));
+    let bias: Vec<f32> = if has_bias { pairs.flat_map(|(gate, up)| [gate, up]).collect() } else { Vec::new() };
+    let tensors = |linears: &[&'_ Linear]| linears.iter().map(|linear| linear.weight.clone()).collect::<Vec<_>>();
+    let (gates, ups) = (tensors(gates), tensors(ups));
+    let (gates, ups): (Vec<_>, Vec<_>) = (gates.iter().collect(), ups.iter().collect());
+    Ok(GpuLinear {
+        weight: GpuMatrix::interleave_all(gpu, what, &gates, &ups, arena)?,
+        bias: has_bias.then(|| gpu.upload("a bias", &bias)).transpose()?,
     })
 }
 

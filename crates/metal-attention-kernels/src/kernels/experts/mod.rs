@@ -20,7 +20,7 @@ use crate::weights::GpuMatrix;
 
 pub use matmul::{experts_matmul, experts_matmul_by, experts_method};
 pub use matvec::experts_matvec;
-pub use route::{MAX_USED_EXPERTS, route};
+pub use route::{MAX_EXPERTS, MAX_USED_EXPERTS, route};
 
 /// Sizes of a layer's experts, and what they compute.
 #[derive(Debug, Clone, Copy, PartialEq)]

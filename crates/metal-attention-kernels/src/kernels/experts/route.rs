@@ -13,7 +13,7 @@ use crate::pso::PsoKey;
 pub const MAX_USED_EXPERTS: usize = 32;
 
 /// Most experts of a layer: what lies in the memory of a workgroup for each is 12 bytes.
-const MAX_EXPERTS: usize = 1024;
+pub const MAX_EXPERTS: usize = 1024;
 
 /// Chooses `n_used` of `n_expert` experts for each token as [`Router::choose`] does, and leaves them with their weights in
 /// `scratch`. `products` `[n_tokens, n_expert]`: what the router's matrix gave, with its bias; `choice_bias` `[n_expert]`: what

@@ -6,7 +6,16 @@ use metal_attention_kernels::{Dispatch, GpuError};
 use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 
 use super::{Input, PlanBuilder, Product};
-use crate::gpu::weights::{GpuLinear, GpuNorm};
+use crate::gpu::weights::{GpuDense, GpuFeedForward, GpuLinear, GpuNorm};
+
+/// What a feed-forward gives.
+#[derive(Clone, Copy)]
+enum Given<'a> {
+    /// The activated gate, which this matrix multiplies.
+    Gated(&'a GpuLinear),
+    /// A sum that lies there.
+    Sum(&'a Buffer),
+}
 
 impl PlanBuilder<'_> {
     /// All that layer `i` does.
@@ -22,19 +31,20 @@ impl PlanBuilder<'_> {
                 let (out, result) = self.mixer(&mut d, i, input)?;
                 self.join(&mut d, out, result, mixer_post, *scale)?;
                 self.add_laurel(&mut d, i)?;
-                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), false)?;
-                self.feed_forward(&mut d, i, input)?;
-                self.join(&mut d, &w.feed_forward.down, &s.gated, post, *scale)?;
+                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.has_experts(i))?;
+                let result = self.feed_forward(&mut d, i, input)?;
+                self.join_result(&mut d, result, post, *scale)?;
             }
             Residual::Parallel => {
                 // What the feed-forward reads does not have the mixer's result.
                 let shared = w.feed_forward_norm.is_none();
                 let input = self.input(&mut d, w.mixer_norm.as_ref(), shared || self.mixer_shares_input(i))?;
                 let (out, result) = self.mixer(&mut d, i, input)?;
-                let input = if shared { input } else { self.input(&mut d, w.feed_forward_norm.as_ref(), false)? };
-                self.feed_forward(&mut d, i, input)?;
+                let own = w.feed_forward_norm.as_ref();
+                let input = if shared { input } else { self.input(&mut d, own, self.has_experts(i))? };
+                let given = self.feed_forward(&mut d, i, input)?;
                 self.join(&mut d, out, result, mixer_post, 1.0)?;
-                self.join(&mut d, &w.feed_forward.down, &s.gated, post, 1.0)?;
+                self.join_result(&mut d, given, post, 1.0)?;
             }
             Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
@@ -42,9 +52,9 @@ impl PlanBuilder<'_> {
                 let (out, result) = self.mixer(&mut d, i, input)?;
                 self.join(&mut d, out, result, mixer_post, 1.0)?;
                 d.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &s.x)?);
-                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), false)?;
-                self.feed_forward(&mut d, i, input)?;
-                self.join(&mut d, &w.feed_forward.down, &s.gated, post, 1.0)?;
+                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.has_experts(i))?;
+                let result = self.feed_forward(&mut d, i, input)?;
+                self.join_result(&mut d, result, post, 1.0)?;
                 d.push(self.norm(feed_forward_sum, NormShape::of_row(feed_forward_sum.n), None, &s.x)?);
             }
         }
@@ -70,21 +80,76 @@ impl PlanBuilder<'_> {
             return self.multiply(d, Product::new(linear, MatvecOutput::Accumulate, input, &s.x));
         }
         self.multiply(d, Product::new(linear, MatvecOutput::Store, input, &s.result))?;
+        self.add(d, &s.result, norm, scale, &s.x)
+    }
+
+    /// What the feed-forward of layer `i` makes of `input`, but for its last product where that can be added to the residual
+    /// stream at once.
+    fn feed_forward(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Given<'_>, GpuError> {
+        match (&self.spec.layers[i].feed_forward, &self.weights.layers[i].feed_forward) {
+            (FeedForward::Dense(dense), GpuFeedForward::Dense(w)) => {
+                self.gated(d, dense, w, input)?;
+                Ok(Given::Gated(&w.down))
+            }
+            (FeedForward::Experts(e), GpuFeedForward::Experts(w)) => {
+                self.experts(d, e, w, input)?;
+                Ok(Given::Sum(&self.s.experts_sum))
+            }
+            (FeedForward::Dense(_), GpuFeedForward::Experts(_))
+            | (FeedForward::Experts(_), GpuFeedForward::Dense(_)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        }
+    }
+
+    /// Whether several kernels read the input of the feed-forward of layer `i`.
+    fn has_experts(&self, i: usize) -> bool {
+        match &self.spec.layers[i].feed_forward {
+            FeedForward::Dense(_) => false,
+            FeedForward::Experts(_) => true,
+        }
+    }
+
+    /// `x += scale * norm(given)`.
+    fn join_result(
+        &self,
+        d: &mut Vec<Dispatch>,
+        given: Given<'_>,
+        norm: Option<&GpuNorm>,
+        scale: f32,
+    ) -> Result<(), GpuError> {
+        match given {
+            Given::Gated(down) => self.join(d, down, &self.s.gated, norm, scale),
+            Given::Sum(sum) => self.add(d, sum, norm, scale, &self.s.x),
+        }
+    }
+
+    /// `y += scale * norm(x)`.
+    pub(super) fn add(
+        &self,
+        d: &mut Vec<Dispatch>,
+        x: &Buffer,
+        norm: Option<&GpuNorm>,
+        scale: f32,
+        y: &Buffer,
+    ) -> Result<(), GpuError> {
         let of = NormShape { scale, accumulate: true, ..NormShape::of_row(self.spec.n_embd) };
         d.push(match norm {
-            Some(norm) => self.norm(norm, of, Some(&s.result), &s.x)?,
-            None => kernels::norm(self.gpu, of, Some(&s.result), None, &s.x, self.batch)?,
+            Some(norm) => self.norm(norm, of, Some(x), y)?,
+            None => kernels::norm(self.gpu, of, Some(x), None, y, self.batch)?,
         });
         Ok(())
     }
 
     /// `gated = activation(gate(input)) * up(input)`.
-    fn feed_forward(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<(), GpuError> {
-        let (s, gate_up) = (self.s, &self.weights.layers[i].feed_forward.gate_up);
-        let dense = match &self.spec.layers[i].feed_forward {
-            FeedForward::Dense(dense) => dense,
-            FeedForward::Experts(_) => return Err(GpuError::UnsupportedPart { part: "experts" }),
-        };
+    pub(super) fn gated(
+        &self,
+        d: &mut Vec<Dispatch>,
+        dense: &Dense,
+        w: &GpuDense,
+        input: Input<'_>,
+    ) -> Result<(), GpuError> {
+        let (s, gate_up) = (self.s, &w.gate_up);
         let Dense { n_ff, gated, activation, fused: _ } = *dense;
         let silu = gated && activation == Activation::Silu;
         if silu && gate_up.weight.has_pairs() {
