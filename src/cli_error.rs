@@ -5,7 +5,7 @@ use std::io;
 use metal_attention::gguf::GgufError;
 #[cfg(feature = "gpu")]
 use metal_attention::kernels::GpuError;
-use metal_attention::{CpuError, Error, ForwardError};
+use metal_attention::{CpuError, Error, ForwardError, RerankError};
 use metal_attention_hub::HubError;
 
 /// Why a command ended without success.
@@ -88,13 +88,14 @@ impl CliError {
 fn engine_exit_code(error: &Error) -> u8 {
     match error {
         Error::Sampling(_)
+        | Error::Rerank(RerankError::NoReranker)
         | Error::UnknownDevice { .. }
         | Error::EmptyPrompt
         | Error::PromptTooLong { .. }
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
         Error::Gguf(GgufError::OutOfMemory { .. }) => 5,
-        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => 3,
+        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) | Error::Cpu(CpuError::Model(_)) => 3,
         #[cfg(feature = "gpu")]
         Error::Gpu(error) => gpu_exit_code(error),
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,

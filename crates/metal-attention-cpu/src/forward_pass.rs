@@ -119,7 +119,9 @@ impl CpuForwardPass {
         if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
             return Err(CpuError::Option { option, max });
         }
-        let n_pages = PageTable::n_pages(options.n_cache, options.n_ctx, options.n_seq).unwrap_or(usize::MAX);
+        // There are no learned positions beyond those of the table.
+        let n_ctx = spec.embedding.positions.map_or(options.n_ctx, |n| n.min(options.n_ctx));
+        let n_pages = PageTable::n_pages(options.n_cache, n_ctx, options.n_seq).unwrap_or(usize::MAX);
         let cache = match options.cache_type {
             CacheType::F16 => Cache::F16(layer_caches(&spec, n_pages)?),
             CacheType::F32 => Cache::F32(layer_caches(&spec, n_pages)?),
@@ -128,18 +130,18 @@ impl CpuForwardPass {
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.unwrap_or_else(Isa::best);
-        let weights = PreparedWeights::new(&pool, &spec, weights, options.n_ctx, options.exact)?;
+        let weights = PreparedWeights::new(&pool, &spec, weights, n_ctx, options.exact)?;
         let side_by_side = SideBySide::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
             cache,
-            pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
+            pages: PageTable::new(n_pages, n_ctx, options.n_seq),
             scratch: Scratch::default(),
             side_by_side,
             wanted: Vec::new(),
             pool,
             isa,
-            n_ctx: options.n_ctx,
+            n_ctx,
             n_ubatch: options.n_ubatch,
             profiler: None,
             observer: None,

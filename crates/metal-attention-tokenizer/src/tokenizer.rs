@@ -16,6 +16,9 @@ use std::borrow::Cow;
 /// The values of `tokenizer.ggml.model` that are implemented.
 pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
 
+/// Pre-tokenizers of vocabularies with a separator between two texts: RoBERTa's.
+const SEPARATED: [&str; 3] = ["jina-v1-en", "jina-v2-code", "roberta-bpe"];
+
 /// How to build a [`Tokenizer`].
 #[derive(Debug, Clone, Default)]
 pub struct TokenizerOptions {
@@ -46,6 +49,7 @@ pub struct Tokenizer {
     pieces: Pieces,
     add_bos: bool,
     add_eos: bool,
+    add_separator: bool,
     add_space_prefix: bool,
     model: String,
     pre: String,
@@ -110,6 +114,9 @@ impl Tokenizer {
         add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?
             || matches!(&algorithm, Algorithm::Bpe(bpe) if bpe.pre.bos == Bos::Always);
         add_eos = flag("tokenizer.ggml.add_eos_token", add_eos)?;
+        // XLM-RoBERTa's vocabularies are those of kind t5 that begin a text; files of theirs may be silent about pairs.
+        let add_separator = model == "bert" || (model == "t5" && add_bos) || SEPARATED.contains(&pre_name.as_str());
+        let add_separator = flag("tokenizer.ggml.add_sep_token", add_separator)?;
 
         vocabulary.check_lengths(CONTROL | UNKNOWN | USER_DEFINED)?;
         Ok(Self {
@@ -121,6 +128,7 @@ impl Tokenizer {
             algorithm,
             add_bos,
             add_eos,
+            add_separator,
             add_space_prefix,
             model: model.to_owned(),
             pre: pre_name,
@@ -249,9 +257,19 @@ impl Tokenizer {
         self.vocabulary.roles.unknown
     }
 
+    /// The token between two texts that are read together (for BERT: SEP).
+    pub fn separator(&self) -> Option<TokenId> {
+        self.vocabulary.roles.separator
+    }
+
     /// Whether [`EncodeOptions::add_special`] puts BOS first.
     pub fn adds_bos(&self) -> bool {
-        self.add_bos
+        self.add_bos || matches!(self.algorithm, Algorithm::WordPiece(_))
+    }
+
+    /// Whether a separator comes between two texts that are read together, besides the token that ends the first.
+    pub fn adds_separator(&self) -> bool {
+        self.add_separator
     }
 
     /// Whether a generation ends with this token.

@@ -5,8 +5,8 @@ use metal_attention_gguf::GgufError;
 use metal_attention_model::{ForwardError, ModelError};
 use metal_attention_tokenizer::TokenizerError;
 
-use crate::Device;
 use crate::sampling::SamplingError;
+use crate::{Device, RerankError};
 
 /// Why a model could not be opened or run.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +24,9 @@ pub enum Error {
     /// Sampling options that make no sense.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The model cannot score documents.
+    #[error(transparent)]
+    Rerank(#[from] RerankError),
     /// A batch was refused or failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),

@@ -33,6 +33,7 @@ mod gpu;
 #[cfg(feature = "gpu")]
 mod gpu_engine;
 mod model;
+mod rerank;
 pub mod sampling;
 mod sequence;
 mod stop_strings;
@@ -59,5 +60,6 @@ pub use metal_attention_model::{
 };
 pub use metal_attention_tokenizer as tokenizer;
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
+pub use rerank::{RerankError, Reranker, best_first};
 pub use stop_strings::StopStrings;
 pub use timings::Timings;

@@ -1,0 +1,272 @@
+//! What a reranker is asked: a query and a document as one text.
+
+use std::sync::Arc;
+
+use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
+
+use crate::{Error, Model, Pooling};
+
+/// Where a file says how a query and a document become one text.
+const TEMPLATE: &str = "tokenizer.chat_template.rerank";
+
+/// Most placeholders of a template: each becomes a text of the caller's.
+const MAX_PLACEHOLDERS: usize = 16;
+
+/// Why a model gives no scores.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RerankError {
+    /// The file names no ranking, or has no classifier.
+    #[error(
+        "the model is no reranker: its file has no pooling_type 4 (rank) with a classifier; models of embeddings tell how near \
+         texts are by the cosine of their embeddings (`embed`, /v1/embeddings)"
+    )]
+    NoReranker,
+    /// Neither EOS nor SEP, and no template.
+    #[error(
+        "the reranker's file does not say how a query and a document become one text: it has neither an EOS or SEP token nor \
+         {TEMPLATE}"
+    )]
+    NoSeparator,
+    /// A template that cannot be meant.
+    #[error("the reranker's {TEMPLATE} {why}")]
+    Template {
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Makes one text of a query and a document, and a score of what the model says to it.
+///
+/// Where the file has `tokenizer.chat_template.rerank` that is the text, with `{query}` and `{document}` replaced; control
+/// tokens are those of the template, and a query or document that spells one is text. Otherwise tokens follow each other:
+/// BERT has `[CLS] query [SEP] document [SEP]`, XLM-RoBERTa `<s> query </s></s> document </s>`.
+///
+/// The outputs come from [`Pooler`](crate::Pooler).
+#[derive(Debug, Clone)]
+pub struct Reranker {
+    tokenizer: Arc<Tokenizer>,
+    form: Form,
+    /// The output that is the score.
+    score: usize,
+}
+
+/// How a pair becomes one text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Form {
+    Template(Vec<Part>),
+    Tokens { begin: Option<u32>, between: Vec<u32>, end: u32 },
+}
+
+/// A part of a template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Query,
+    Document,
+}
+
+impl Reranker {
+    /// The reranker that `model` is; an error where it is none.
+    pub fn new(model: &Model) -> Result<Self, Error> {
+        let output = &model.spec().output;
+        let classifier = output.classifier.as_ref().filter(|_| output.pooling == Some(Pooling::Rank));
+        let classifier = classifier.ok_or(RerankError::NoReranker)?;
+        let yes = classifier.labels.iter().position(|label| label.eq_ignore_ascii_case("yes"));
+        let tokenizer = model.tokenizer()?;
+        let form = match model.gguf().metadata().str(TEMPLATE)? {
+            Some(template) => Form::Template(parts(template)?),
+            None => tokens(&tokenizer)?,
+        };
+        Ok(Self { tokenizer, form, score: yes.unwrap_or(0) })
+    }
+
+    /// The token ids of `query` and `document` as one text.
+    pub fn encode(&self, query: &str, document: &str) -> Vec<u32> {
+        match &self.form {
+            Form::Template(parts) => encode_template(&self.tokenizer, parts, query, document),
+            Form::Tokens { begin, between, end } => {
+                let encode = |text| self.tokenizer.encode(text, EncodeOptions::default());
+                let mut ids: Vec<u32> = begin.iter().copied().collect();
+                ids.extend(encode(query));
+                ids.extend(between);
+                ids.extend(encode(document));
+                ids.push(*end);
+                ids
+            }
+        }
+    }
+
+    /// The score among a text's outputs: that of the label `yes` where the file names labels with it, else the first. It is
+    /// what the model gives, not a probability unless the model makes one.
+    pub fn score(&self, outputs: &[f32]) -> f32 {
+        outputs.get(self.score).copied().unwrap_or(f32::NAN)
+    }
+}
+
+/// The indices of `scores`, best first; equal ones as they came, and those that are no number last.
+pub fn best_first(scores: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    let key = |i: usize| if scores[i].is_nan() { f32::NEG_INFINITY } else { scores[i] };
+    order.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
+    order
+}
+
+fn parts(mut template: &str) -> Result<Vec<Part>, RerankError> {
+    let mut parts = Vec::new();
+    while !template.is_empty() {
+        let found = [("{query}", Part::Query), ("{document}", Part::Document)];
+        let found = found.into_iter().filter_map(|(name, part)| Some((template.find(name)?, name.len(), part)));
+        let (start, len, part) = found
+            .min_by_key(|(start, ..)| *start)
+            .map_or((template.len(), 0, None), |found| (found.0, found.1, Some(found.2)));
+        if start > 0 {
+            parts.push(Part::Text(template[..start].to_owned()));
+        }
+        parts.extend(part);
+        template = &template[start + len..];
+    }
+    let error = |why| Err(RerankError::Template { why });
+    if !parts.contains(&Part::Query) || !parts.contains(&Part::Document) {
+        return error("lacks {query} or {document}");
+    }
+    if parts.iter().filter(|part| !matches!(part, Part::Text(_))).count() > MAX_PLACEHOLDERS {
+        return error("has {query} and {document} more than 16 times");
+    }
+    Ok(parts)
+}
+
+fn tokens(tokenizer: &Tokenizer) -> Result<Form, RerankError> {
+    let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    let (eos, separator) = (tokenizer.eos(), tokenizer.separator());
+    if tokenizer.model() == "bert"
+        && let Some(separator) = separator
+    {
+        // The one that CLS begins and SEP ends, whatever else is called EOS.
+        return Ok(Form::Tokens { begin, between: vec![separator], end: separator });
+    }
+    let end = eos.or(separator).ok_or(RerankError::NoSeparator)?;
+    let again = separator.filter(|_| eos.is_some() && tokenizer.adds_separator());
+    Ok(Form::Tokens { begin, between: [end].into_iter().chain(again).collect(), end })
+}
+
+fn encode_template(tokenizer: &Tokenizer, parts: &[Part], query: &str, document: &str) -> Vec<u32> {
+    let mut text = String::new();
+    let mut foreign = Vec::new();
+    for part in parts {
+        let start = text.len();
+        match part {
+            Part::Text(own) => {
+                text += own;
+                continue;
+            }
+            Part::Query => text += query,
+            Part::Document => text += document,
+        }
+        foreign.push(start..text.len());
+    }
+    // No control token begins in a text of the caller's, and none of the template reaches into it.
+    let starts = tokenizer.control_starts(&text);
+    let mut literals: Vec<usize> = starts.into_iter().filter(|at| foreign.iter().any(|own| own.contains(at))).collect();
+    literals.extend(foreign.iter().filter(|own| !own.is_empty()).map(|own| own.start));
+    literals.sort_unstable();
+    literals.dedup();
+    tokenizer.encode_with_literals(&text, &literals, EncodeOptions { add_special: false, parse_special: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_gguf::{Array, GgufFile, Metadata, Value};
+    use metal_attention_tokenizer::TokenizerOptions;
+
+    use super::*;
+
+    fn vocabulary(name: &str) -> Metadata {
+        let path = format!("{}/../../tests/data/tokenizers/{name}-cut.gguf", env!("CARGO_MANIFEST_DIR"));
+        GgufFile::open(path).unwrap().metadata().clone()
+    }
+
+    fn reranker(metadata: &Metadata, template: Option<&str>) -> Result<Reranker, RerankError> {
+        let tokenizer = Arc::new(Tokenizer::from_metadata(metadata, &TokenizerOptions::default()).unwrap());
+        let form = match template {
+            Some(template) => Form::Template(parts(template)?),
+            None => tokens(&tokenizer)?,
+        };
+        Ok(Reranker { tokenizer, form, score: 0 })
+    }
+
+    /// What is asked, in the tokens' own spelling.
+    fn spelt(reranker: &Reranker, query: &str, document: &str) -> String {
+        let ids = reranker.encode(query, document);
+        ids.iter().map(|&id| reranker.tokenizer.token_text(id).unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// A vocabulary as XLM-RoBERTa has it.
+    fn xlm_roberta() -> Metadata {
+        let tokens = ["<s>", "<pad>", "</s>", "<unk>", "\u{2581}a", "\u{2581}b", "\u{2581}"];
+        let mut metadata = Metadata::new();
+        metadata.set("tokenizer.ggml.model", "t5");
+        metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens.into_iter().collect())));
+        metadata.set("tokenizer.ggml.scores", vec![0.0_f32, 0.0, 0.0, 0.0, -1.0, -1.0, -2.0]);
+        metadata.set("tokenizer.ggml.token_type", vec![3_i32, 3, 3, 2, 1, 1, 1]);
+        metadata.set("tokenizer.ggml.add_space_prefix", true);
+        metadata.set("tokenizer.ggml.add_bos_token", true);
+        metadata.set("tokenizer.ggml.add_eos_token", true);
+        for (role, id) in [("bos", 0_u32), ("eos", 2), ("seperator", 2), ("unknown", 3)] {
+            metadata.set(format!("tokenizer.ggml.{role}_token_id"), id);
+        }
+        metadata
+    }
+
+    #[test]
+    fn a_pair_is_what_its_family_was_trained_on() {
+        let mut bert = vocabulary("bert-bge");
+        let pair = "[CLS] \u{2581}the [SEP] \u{2581}of [SEP]";
+        assert_eq!(spelt(&reranker(&bert, None).unwrap(), "the", "of"), pair);
+        // An EOS besides, which some files have, changes nothing; nor do texts that spell tokens.
+        bert.set("tokenizer.ggml.eos_token_id", bert.u32("tokenizer.ggml.seperator_token_id").unwrap().unwrap());
+        assert_eq!(spelt(&reranker(&bert, None).unwrap(), "the", "of"), pair);
+        assert_eq!(spelt(&reranker(&bert, None).unwrap(), "", ""), "[CLS] [SEP] [SEP]");
+        assert_eq!(spelt(&reranker(&bert, None).unwrap(), "[SEP]", "").matches("[SEP]").count(), 2);
+
+        let mut xlm = xlm_roberta();
+        let pair = "<s> \u{2581}a </s> </s> \u{2581}b </s>";
+        assert_eq!(spelt(&reranker(&xlm, None).unwrap(), "a", "b"), pair);
+        xlm.set("tokenizer.ggml.add_sep_token", false);
+        assert_eq!(spelt(&reranker(&xlm, None).unwrap(), "a", "b"), "<s> \u{2581}a </s> \u{2581}b </s>");
+    }
+
+    #[test]
+    fn a_template_is_filled_once_and_keeps_its_tokens_to_itself() {
+        let bert = vocabulary("bert-bge");
+        let template = reranker(&bert, Some("[CLS]{query}[SEP]{document}[SEP]")).unwrap();
+        assert_eq!(spelt(&template, "the", "of"), "[CLS] \u{2581}the [SEP] \u{2581}of [SEP]");
+        let own = |text: &str| text.split(' ').filter(|token| ["[CLS]", "[SEP]"].contains(token)).count();
+        for (query, document) in [("{document}", "[SEP]"), ("[SEP]", "{query}"), ("[S", "EP]"), ("", "")] {
+            let text = spelt(&template, query, document);
+            assert_eq!(own(&text), 3, "{text}");
+        }
+        // A token of the template's does not reach into a text.
+        let cut = reranker(&bert, Some("{query}{document}SEP]")).unwrap();
+        assert_eq!(own(&spelt(&cut, "of", "[")), 0);
+        let before = reranker(&bert, Some("{query}[S{document}")).unwrap();
+        assert_eq!(own(&spelt(&before, "of", "EP]")), 0);
+    }
+
+    #[test]
+    fn templates_that_cannot_be_meant_are_refused() {
+        let bert = vocabulary("bert-bge");
+        for template in ["", "{query}", "{document}", "{query} {doc}"] {
+            let error = reranker(&bert, Some(template)).unwrap_err();
+            assert!(error.to_string().contains("lacks {query} or {document}"), "{error}");
+        }
+        assert!(reranker(&bert, Some(&"{query}{document}".repeat(8))).is_ok());
+        assert!(reranker(&bert, Some(&"{query}{document}".repeat(9))).is_err());
+    }
+
+    #[test]
+    fn the_best_come_first() {
+        assert_eq!(best_first(&[1.0, f32::NAN, 3.0, -2.0, 3.0]), [2, 4, 0, 3, 1]);
+        assert!(best_first(&[]).is_empty());
+    }
+}
