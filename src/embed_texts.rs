@@ -14,7 +14,8 @@ pub fn embed_texts(
 ) -> Result<(), CliError> {
     let n_embd = pass.spec().n_embd;
     let n_tokens = texts.iter().map(|text| text.len() as u64).sum();
-    let progress = Progress::steps("embedding", n_tokens).watched(pass.spec().n_layer());
+    let progress = Progress::steps(if pooler.is_ranker() { "scoring" } else { "embedding" }, n_tokens)
+        .watched(pass.spec().n_layer());
     let (mut next, mut evaluated) = (0, 0);
     while next < texts.len() {
         let some = &texts[next..texts.len().min(next + pass.n_seq())];

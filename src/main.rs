@@ -42,7 +42,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::cli_error::CliError;
 use crate::commands::{
     bench, chat, compare, completions, detokenize, devices, embed, imatrix, info, kernels, list, logits, perplexity,
-    pull, quantize, rm, run, serve, synth, tokenize,
+    pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -96,6 +96,7 @@ enum Command {
     Detokenize(detokenize::Args),
     Logits(logits::Args),
     Embed(embed::Args),
+    Rerank(rerank::Args),
     Perplexity(perplexity::Args),
     Compare(compare::Args),
     Bench(bench::Args),
@@ -135,6 +136,7 @@ impl Command {
             Self::Detokenize(args) => detokenize::run(args),
             Self::Logits(args) => logits::run(args),
             Self::Embed(args) => embed::run(args),
+            Self::Rerank(args) => rerank::run(args),
             Self::Perplexity(args) => perplexity::run(args),
             Self::Compare(args) => compare::run(args),
             Self::Bench(args) => bench::run(args),

@@ -6,7 +6,8 @@ use libfuzzer_sys::fuzz_target;
 use metal_attention_fuzz::{ask, send};
 
 /// The endpoints that take a body.
-const ENDPOINTS: [&str; 5] = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"];
+const ENDPOINTS: [&str; 6] =
+    ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/rerank"];
 
 fuzz_target!(|data: &[u8]| {
     // The first byte is a letter, so that inputs are texts: a, b, c, ... for the endpoints, any other for a connection.

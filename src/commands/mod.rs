@@ -16,6 +16,7 @@ pub mod logits;
 pub mod perplexity;
 pub mod pull;
 pub mod quantize;
+pub mod rerank;
 pub mod rm;
 pub mod run;
 pub mod serve;

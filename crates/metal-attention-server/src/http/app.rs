@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{Error, Model};
+use metal_attention::{Error, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
 
 use super::body::Bodies;
@@ -131,6 +131,8 @@ pub struct Loaded {
     pub n_ctx: usize,
     /// Bytes of the longest token.
     longest_token: usize,
+    /// Makes texts of queries and documents; else why the model ranks none.
+    reranker: Result<Reranker, String>,
     model: Model,
 }
 
@@ -142,7 +144,8 @@ impl Loaded {
         let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));
         let ids = 0..tokenizer.n_vocab() as u32;
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0);
-        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, model })
+        let reranker = Reranker::new(&model).map_err(|error| error.to_string());
+        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, reranker, model })
     }
 
     /// Refuses a text that is too long for the context by its length already: its tokens would take a long time to tell
@@ -164,7 +167,22 @@ impl Loaded {
 
     /// Width of the embeddings.
     pub fn n_embd(&self) -> usize {
-        self.model.spec().n_embd
+        let spec = self.model.spec();
+        spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
+    }
+
+    /// Refuses to make embeddings with a reranker, whose outputs are scores.
+    pub fn check_embeds(&self) -> Result<(), ApiError> {
+        if self.model.spec().output.pooling == Some(Pooling::Rank) {
+            let message = "the model is a reranker, which makes no embeddings: use /v1/rerank";
+            return Err(ApiError::unsupported_by_model(message));
+        }
+        Ok(())
+    }
+
+    /// What ranks documents; an error where the model is no reranker.
+    pub fn reranker(&self) -> Result<&Reranker, ApiError> {
+        self.reranker.as_ref().map_err(ApiError::unsupported_by_model)
     }
 
     /// Context length of the training.

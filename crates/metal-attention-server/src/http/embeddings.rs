@@ -81,14 +81,21 @@ enum Vector {
 
 /// How many tokens a request took.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
-struct EmbeddingsUsage {
+pub(super) struct EmbeddingsUsage {
     /// Tokens of all texts.
     prompt_tokens: usize,
     /// The same.
     total_tokens: usize,
 }
 
-/// Makes embeddings: the mean of the last hidden states of a text's tokens, scaled to length 1.
+impl EmbeddingsUsage {
+    /// Of texts of so many tokens together.
+    pub(super) fn new(n_tokens: usize) -> Self {
+        Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
+    }
+}
+
+/// Makes embeddings of length 1, as the model's file says: of the mean, the first or the last of a text's hidden states.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingsRequest,
     responses((status = 200, description = "The embeddings", body = Embeddings)))]
 pub async fn embeddings(
@@ -99,6 +106,7 @@ pub async fn embeddings(
     let format = request.encoding_format.unwrap_or_default();
     let (pending, n_tokens) = prepare(&app, request, move |app, request| {
         let model = app.model_named(request.model.as_deref())?;
+        model.check_embeds()?;
         let n_embd = model.n_embd();
         if request.dimensions.is_some_and(|n| n as usize != n_embd) {
             let message = format!("dimensions: this model's embeddings have {n_embd}; others are not supported");
@@ -122,6 +130,6 @@ pub async fn embeddings(
         };
         data.push(Embedding { object: "embedding", index, vector });
     }
-    let usage = EmbeddingsUsage { prompt_tokens: n_tokens, total_tokens: n_tokens };
+    let usage = EmbeddingsUsage::new(n_tokens);
     Ok(axum::Json(Embeddings { object: "list", data, model: app.model_name(), usage }))
 }

@@ -56,6 +56,11 @@ impl ApiError {
         Self::invalid(message).with_param(param)
     }
 
+    /// 400: the model that is served cannot do it, whatever the request.
+    pub fn unsupported_by_model(message: impl Into<String>) -> Self {
+        Self::invalid(message).with_code("unsupported_by_model")
+    }
+
     /// 401: no key, or a wrong one.
     pub fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", Some("invalid_api_key"), message)
@@ -176,6 +181,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
             SubmitError::EngineFailed => Self::engine_failed(),
             SubmitError::PromptTooLong { .. } => Self::invalid(message).with_code("context_length_exceeded"),
+            SubmitError::NoLogits => Self::unsupported_by_model(message),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
                 Self::invalid(message)
             }

@@ -9,6 +9,8 @@ use super::ApiError;
 
 /// Most texts of a prompt.
 pub const MAX_PROMPTS: usize = 256;
+/// Most documents of a request.
+pub const MAX_DOCUMENTS: usize = 256;
 /// Most token ids of a request.
 pub const MAX_IDS: usize = 1 << 20;
 /// Most texts that one request may ask for after each prompt.

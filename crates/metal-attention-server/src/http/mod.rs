@@ -29,6 +29,7 @@ mod options;
 mod page;
 mod peer;
 mod prompt;
+mod rerank;
 mod routes;
 mod server;
 mod tokens;

@@ -14,7 +14,9 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{ApiError, App, chat, completions, embeddings, guard, health, metrics, models, openapi, page, tokens};
+use super::{
+    ApiError, App, chat, completions, embeddings, guard, health, metrics, models, openapi, page, rerank, tokens,
+};
 
 /// All routes. `checks_host`: only names of this machine may lead here.
 pub fn router(app: &App, checks_host: bool) -> Router {
@@ -22,6 +24,8 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .routes(routes!(chat::chat_completions))
         .routes(routes!(completions::completions))
         .routes(routes!(embeddings::embeddings))
+        .routes(routes!(rerank::rerank))
+        .routes(routes!(rerank::rerank_of_llama_cpp))
         .routes(routes!(models::models))
         .routes(routes!(models::model))
         .routes(routes!(tokens::tokenize))

@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 
 use super::ApiError;
 
-/// The kinds of requests that generate or embed.
+/// The kinds of requests that generate, embed or rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`
@@ -20,9 +20,11 @@ pub enum Endpoint {
     Completions,
     /// `/v1/embeddings`
     Embeddings,
+    /// `/v1/rerank`
+    Rerank,
 }
 
-use Endpoint::{Chat, Completions, Embeddings};
+use Endpoint::{Chat, Completions, Embeddings, Rerank};
 
 /// A field that is refused.
 struct Field {
@@ -49,7 +51,7 @@ enum Neutral {
 use Neutral::{Number, True, Word};
 
 const TEXTS: &[Endpoint] = &[Chat, Completions];
-const ALL: &[Endpoint] = &[Chat, Completions, Embeddings];
+const ALL: &[Endpoint] = &[Chat, Completions, Embeddings, Rerank];
 const LEAVE_OUT: &str = "leave it out";
 const SCHEMA: &str = "use response_format with a JSON schema";
 const IN_CHATS: &str = "use /v1/chat/completions";
@@ -199,6 +201,12 @@ const FIELDS: &[Field] = &[
     field("normalize", &[Embeddings], &[True], LEAVE_OUT),
     field("input_type", &[Embeddings], &[], "put what the model expects before a text into the text"),
     field("prompt_name", &[Embeddings], &[], "put what the model expects before a text into the text"),
+    // How documents are ranked.
+    field("max_tokens_per_doc", &[Rerank], &[], "shorten the documents"),
+    field("max_chunks_per_doc", &[Rerank], &[], "shorten the documents"),
+    field("overlap_tokens", &[Rerank], &[Number(0.0)], "shorten the documents"),
+    field("rank_fields", &[Rerank], &[Word("text")], "put all that counts into the text of a document"),
+    field("instruction", &[Rerank], &[], "put it into the query"),
 ];
 
 /// Refuses a request that asks for something this server cannot do. `json` is the request; where it is no JSON object,
@@ -388,7 +396,7 @@ mod tests {
             "safety_identifier": "x", "prompt_cache_key": "x", "cache_prompt": true, "id_slot": 3, "verbosity": "low",
             "reasoning_effort": "low", "prediction": {"type": "content"}, "request_id": "x", "mirostat_tau": 5.0,
             "modalities": ["text"], "tool_choice": "auto", "function_call": "none", "typical_p": 1, "nobody": "knows"});
-        for endpoint in [Chat, Completions, Embeddings] {
+        for endpoint in [Chat, Completions, Embeddings, Rerank] {
             assert_eq!(refused(endpoint, &request), None);
         }
         assert_eq!(refused(Chat, &json!([{"best_of": 2}])), None);

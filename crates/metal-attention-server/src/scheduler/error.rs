@@ -41,6 +41,9 @@ pub enum SubmitError {
     /// The engine panicked and has ended.
     #[error("the engine met a defect and has ended: it must be started again")]
     EngineFailed,
+    /// The model has no output head.
+    #[error("the model writes no text: it is for embeddings (/v1/embeddings) or for ranking documents (/v1/rerank)")]
+    NoLogits,
     /// There is nothing to continue.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,

@@ -100,6 +100,8 @@ struct Handle {
     tokenizer: Arc<Tokenizer>,
     n_queue: usize,
     n_vocab: usize,
+    /// Whether the model writes text.
+    has_logits: bool,
     /// Tokens of the longest prompt.
     n_ctx: usize,
     /// The engine's defect, where it met one. Fails once the thread has ended.
@@ -135,6 +137,7 @@ impl Scheduler {
             tokenizer: Arc::clone(&tokenizer),
             n_queue: options.n_queue,
             n_vocab: pass.spec().n_vocab,
+            has_logits: pass.spec().output.head.is_some(),
             n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
             defect,
         };
@@ -161,6 +164,9 @@ impl Scheduler {
     }
 
     fn queue_text(&self, mut request: Request) -> Result<Events, SubmitError> {
+        if !self.handle.has_logits {
+            return Err(SubmitError::NoLogits);
+        }
         self.check_prompt(&request.prompt)?;
         let mut sampling = std::mem::take(&mut request.sampling);
         sampling.logit_bias.append(&mut request.logit_bias);
@@ -175,8 +181,8 @@ impl Scheduler {
         Ok(Events::new(receiver))
     }
 
-    /// Queues a text of `client` for its embedding: the mean over its tokens of the last hidden state after the output norm,
-    /// `[n_embd]`, divided by its length. Fails like [`submit`](Self::submit).
+    /// Queues a text of `client` for its embedding, made as the model's file says and of length 1; of a reranker for its
+    /// scores (see [`Pooler`](metal_attention::Pooler)). Fails like [`submit`](Self::submit).
     pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
         self.counted(self.queue_embedding(client, ids))
     }

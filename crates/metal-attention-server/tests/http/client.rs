@@ -22,9 +22,18 @@ pub struct Server {
 
 /// The built-in model, ready to answer.
 pub fn load(n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
-    let model = Model::built_in()?;
+    load_model(Model::built_in()?, n_parallel, n_queue)
+}
+
+/// `model`, ready to answer.
+pub fn load_model(model: Model, n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
     let engine = EngineOptions { device: Device::Cpu, n_seq: n_parallel, n_threads: Some(1), ..Default::default() };
-    let pass = model.forward_pass(&engine)?;
+    load_with(model, &engine, n_parallel, n_queue)
+}
+
+/// `model` as `engine` runs it, ready to answer.
+pub fn load_with(model: Model, engine: &EngineOptions, n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
+    let pass = model.forward_pass(engine)?;
     let n_ctx = pass.n_ctx();
     let options = SchedulerOptions { n_parallel, n_queue, ..Default::default() };
     let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();

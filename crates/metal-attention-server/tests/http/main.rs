@@ -3,6 +3,9 @@
 mod abuse;
 mod client;
 mod defects;
+#[path = "../../../../tests/common/encoder.rs"]
+mod encoder;
+mod ranking;
 #[path = "../support/mod.rs"]
 mod support;
 mod turns;
@@ -368,7 +371,7 @@ fn the_description_is_that_of_the_routes() {
     let description = server.get("/openapi.json").json();
     assert_eq!(description["openapi"], "3.1.0");
     let paths: Vec<&str> = description["paths"].as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(paths.len(), 10, "{paths:?}");
+    assert_eq!(paths.len(), 12, "{paths:?}");
     for path in paths {
         let item = description["paths"][path].as_object().unwrap();
         for method in item.keys() {
