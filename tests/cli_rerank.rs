@@ -8,7 +8,7 @@ use common::{run, run_with_input, stderr, stdout};
 use encoder::{N_CTX, N_EMBD, encoder};
 use metal_attention::gguf::GgufFile;
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{BatchToken, Device, EngineOptions, Model, ModelOptions};
+use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -28,7 +28,7 @@ fn score(model: &Model, document: &str) -> f64 {
     let (cls, sep) = (tokenizer.token_id("[CLS]").unwrap(), tokenizer.token_id("[SEP]").unwrap());
     let [query, document] = [QUERY, document].map(|text| tokenizer.encode(text, EncodeOptions::default()));
     let ids = [&[cls][..], &query, &[sep], &document, &[sep]].concat();
-    let options = EngineOptions { device: Device::Cpu, exact: true, ..Default::default() };
+    let options = EngineOptions { device: Device::Cpu, cache_type: CacheType::F32, exact: true, ..Default::default() };
     let batch = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: pos == 0 });
     let x = model.forward_pass(&options).unwrap().forward_hidden(&batch.collect::<Vec<_>>()).unwrap();
     assert_eq!(x.len(), N_EMBD);

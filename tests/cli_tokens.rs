@@ -47,6 +47,6 @@ fn ids_become_text_in_every_spelling() {
 fn completion_scripts_know_the_commands() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = stdout(run(&["completions", shell]));
-        assert!(script.contains("detokenize") && script.contains("top-k"), "{shell}");
+        assert!(script.contains("detokenize") && script.contains("rerank") && script.contains("top-k"), "{shell}");
     }
 }

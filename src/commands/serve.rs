@@ -22,8 +22,8 @@ use crate::model_args::ModelArgs;
 use crate::progress::Progress;
 
 const AFTER_HELP: &str = "\
-The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models. \
-A page to chat with the model is at /, the whole interface at /openapi.json, and /metrics is \
+The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; \
+rerankers answer at /v1/rerank. A page to chat with the model is at /, the whole interface at /openapi.json, and /metrics is \
 for Prometheus.
 
 The server listens on this machine alone. Before --host lets others in, give it a key: whoever \
