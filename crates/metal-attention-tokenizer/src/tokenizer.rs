@@ -16,7 +16,7 @@ use std::borrow::Cow;
 /// The values of `tokenizer.ggml.model` that are implemented.
 pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
 
-/// Pre-tokenizers of vocabularies with a separator between two texts: RoBERTa's.
+/// Pre-tokenizers of vocabularies with a separator between two texts: those of `RoBERTa`.
 const SEPARATED: [&str; 3] = ["jina-v1-en", "jina-v2-code", "roberta-bpe"];
 
 /// How to build a [`Tokenizer`].
@@ -37,6 +37,7 @@ pub struct EncodeOptions {
 }
 
 /// Turns text into token ids and back, as the model in a GGUF file was trained to read it.
+#[allow(clippy::struct_excessive_bools)] // independent switches of the file
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     algorithm: Algorithm,
