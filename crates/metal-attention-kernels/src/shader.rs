@@ -141,6 +141,7 @@ shaders![
     "rope.wgsl",
     "rope_append.wgsl",
     "rope_apply.wgsl",
+    "row_gate.wgsl",
     "scale.wgsl",
     "sequence_run.wgsl",
     "streams_add.wgsl",

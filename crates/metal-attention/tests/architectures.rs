@@ -40,8 +40,18 @@ fn model(name: &str) -> Model {
 }
 
 fn pass(model: &Model, n_ctx: usize, n_seq: usize, exact: bool) -> Box<dyn ForwardPass> {
+    pass_on(Device::Cpu, model, n_ctx, n_seq, exact).unwrap()
+}
+
+fn pass_on(
+    device: Device,
+    model: &Model,
+    n_ctx: usize,
+    n_seq: usize,
+    exact: bool,
+) -> Result<Box<dyn ForwardPass>, metal_attention::Error> {
     let options = EngineOptions {
-        device: Device::Cpu,
+        device,
         n_ctx: Some(n_ctx),
         n_seq,
         n_threads: Some(2),
@@ -49,7 +59,7 @@ fn pass(model: &Model, n_ctx: usize, n_seq: usize, exact: bool) -> Box<dyn Forwa
         exact,
         ..Default::default()
     };
-    model.forward_pass(&options).unwrap()
+    model.forward_pass(&options)
 }
 
 fn batch(ids: &[u32], seq: usize, start: usize) -> Vec<BatchToken> {
@@ -67,15 +77,15 @@ fn argmax(row: &[f32]) -> usize {
     metal_attention_model::argmax(row) as usize
 }
 
-#[test]
-fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
+/// Holds every model on `device` to the references: `limit` is the most that the NMSE may be.
+fn hold_to_references(device: &Device, limit: f64) {
     let Reference { tokens, models } = reference();
     assert_eq!(models.len(), more_architectures().len());
     for (name, case) in models {
         let model = model(&name);
         // Where experts are quantised the reference took their numbers as floats.
-        let mut pass = pass(&model, tokens.len(), 1, case.quantized);
-        let limit = if case.quantized { 1e-6 } else { 1e-8 };
+        let mut pass = pass_on(device.clone(), &model, tokens.len(), 1, case.quantized).unwrap();
+        let limit = if case.quantized { 1e-6 } else { limit };
         if let Some(want) = case.embedding {
             let pooler = Pooler::new(&model, None);
             let mut pooled = pooler.begin();
@@ -93,6 +103,20 @@ fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
         for (i, (choice, margin)) in choices.iter().zip(case.margins.unwrap()).enumerate() {
             assert!(argmax(logits.row(i)) == *choice || margin <= 0.01, "{name}: the choice after token {i}");
         }
+    }
+}
+
+#[test]
+fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
+    hold_to_references(&Device::Cpu, 1e-8);
+}
+
+#[test]
+fn and_so_it_does_on_a_gpu() {
+    let built_in = Model::built_in().unwrap();
+    match pass_on(Device::Gpu, &built_in, 32, 1, false) {
+        Ok(_) => hold_to_references(&Device::Gpu, 1e-6),
+        Err(why) => assert!(std::env::var_os("CI").is_none(), "{why}"),
     }
 }
 

@@ -25,6 +25,7 @@ mod rates;
 mod residual_add;
 mod rmsnorm;
 mod rope;
+mod row_gate;
 mod scale;
 mod streams;
 mod top_k;
@@ -60,6 +61,7 @@ pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, ra
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
+pub use row_gate::{row_gate, row_gate_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
 pub use streams::{
     RowsOf, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
@@ -90,6 +92,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         argmax::catalogue(),
         rmsnorm::catalogue(),
         norm::catalogue(),
+        row_gate::catalogue(),
         scale::catalogue(),
         activation::catalogue(),
         embedding_sum::catalogue(),

@@ -1,9 +1,9 @@
-//! `norm`, `scale`, `embedding_sum` and `activation` against their twins.
+//! `norm`, `scale`, `row_gate`, `embedding_sum` and `activation` against their twins.
 
 use crate::support::{nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_kernels::kernels::{
     Gating, NormShape, ScaleShape, activation, activation_twin, embedding_sum, embedding_sum_twin, norm, norm_twin,
-    scale, scale_twin,
+    row_gate, row_gate_twin, scale, scale_twin,
 };
 use metal_attention_kernels::{StepSize, batch_words};
 use metal_attention_model::{Activation, BatchToken, NormKind};
@@ -129,6 +129,22 @@ fn activations_match_their_twin() {
                 // As `ffn_silu`.
                 assert!(error < 4e-12, "{kind:?}, {n} elements, {gating:?}: {error:e}");
             }
+        }
+    }
+}
+
+#[test]
+fn gates_of_rows_match_their_twin() {
+    for gpu in variants() {
+        for (n, _, n_tokens) in SHAPES {
+            let [x, y] = [1, 2].map(|seed| random(seed, n * n_tokens));
+            let gate = random(3, n);
+            let [gx, gg, gy] = [&x, &gate, &y].map(|v| gpu.upload("x", v).unwrap());
+            run(gpu, &[row_gate(gpu, n, &gx, &gg, &gy).unwrap()], n_tokens);
+            let rows = x.chunks(n).zip(y.chunks(n));
+            let want: Vec<f32> = rows.flat_map(|(x, y)| row_gate_twin(x, &gate, y)).collect();
+            let error = nmse(&gpu.read::<f32>(&gy, n * n_tokens).unwrap(), &want);
+            assert!(error < 1e-12, "n {n}, {n_tokens} tokens: {error:e}");
         }
     }
 }

@@ -194,6 +194,13 @@ pub(super) struct Activations {
     pub(super) n_wanted: usize,
 }
 
+/// Bytes of what lies between the kernels of experts, for `n_tokens` tokens: what goes in and out of every visit, in 32-bit
+/// floats and, for matrix units, in 16 bits.
+pub(super) fn experts_bytes(spec: &ModelSpec, n_tokens: usize) -> u64 {
+    let of_visit = |shape: &ExpertsShape| 6 * shape.n_used as u64 * (shape.n_ff + shape.n_embd) as u64;
+    experts_shapes(spec).iter().map(of_visit).max().unwrap_or(0).saturating_mul(n_tokens as u64)
+}
+
 /// The different shapes of a model's experts.
 pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
     let mut shapes = Vec::new();

@@ -2,7 +2,7 @@
 
 use metal_attention_model::{CacheType, ModelSpec, PAGE, PageTable, Rope, Weights};
 
-use super::activations::{Activations, Widths};
+use super::activations::{Activations, Widths, experts_bytes};
 use super::kv_cache::{cache_bytes, copy_bytes};
 use super::parts::{MixerKernels, UNTURNED, rope_of};
 use super::weights::own_head;
@@ -105,7 +105,9 @@ impl GpuMemory {
                 .fold(rope.saturating_mul(options.n_positions() as u64), u64::saturating_add)
                 .saturating_add(positions as u64),
             kv_cache: cache_bytes(&mixers, options.n_pages()),
-            scratch: Activations::bytes(&widths, capacity) + copy_bytes(&mixers, options.n_seq),
+            scratch: Activations::bytes(&widths, capacity)
+                + experts_bytes(spec, capacity.0)
+                + copy_bytes(&mixers, options.n_seq),
         }
     }
 

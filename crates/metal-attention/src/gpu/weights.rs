@@ -105,6 +105,8 @@ pub(super) struct GpuExperts {
     pub(super) down: GpuLinear,
     /// What all tokens go through besides.
     pub(super) shared: Option<GpuDense>,
+    /// The gate of that.
+    pub(super) shared_gate: Option<Buffer>,
     /// Norms of the experts' input, their sum, and the result of what all tokens go through.
     pub(super) own_norms: Option<[GpuNorm; 3]>,
 }
@@ -434,6 +436,7 @@ impl GpuExperts {
             up,
             down: concat(gpu, "the experts' down projections", &downs, arena)?,
             shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, arena)).transpose()?,
+            shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
             own_norms,
         })
     }

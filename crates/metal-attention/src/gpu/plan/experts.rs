@@ -60,13 +60,14 @@ impl PlanBuilder<'_> {
         }
         if let (Some(shared), Some(dense)) = (&e.shared, &w.shared) {
             self.gated(d, &shared.dense, dense, Input::Ready(input))?;
-            match &w.own_norms {
-                None => self.multiply(d, Product::new(&dense.down, MatvecOutput::Accumulate, &s.gated, sum))?,
-                Some([_, _, norm]) => {
-                    self.multiply(d, Product::new(&dense.down, MatvecOutput::Store, &s.gated, &s.result))?;
-                    self.add(d, &s.result, Some(norm), 1.0, sum)?;
-                }
+            if w.own_norms.is_none() && w.shared_gate.is_none() {
+                return self.multiply(d, Product::new(&dense.down, MatvecOutput::Accumulate, &s.gated, sum));
             }
+            self.multiply(d, Product::new(&dense.down, MatvecOutput::Store, &s.gated, &s.result))?;
+            if let Some(gate) = &w.shared_gate {
+                d.push(kernels::row_gate(gpu, self.spec.n_embd, input, gate, &s.result)?);
+            }
+            self.add(d, &s.result, w.own_norms.as_ref().map(|[_, _, norm]| norm), 1.0, sum)?;
         }
         Ok(())
     }

@@ -1,0 +1,33 @@
+//! A gate for whole rows: what all tokens go through beside the experts of Qwen 2.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// `y[t] *= sigmoid(dot(x[t], gate))`: `x` and `y` `[n_tokens, n]`, `gate` `[n]`.
+pub fn row_gate(
+    gpu: &GpuDevice,
+    n: usize,
+    x: &wgpu::Buffer,
+    gate: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let rows = Reach::Tokens(4 * n as u64);
+    let grid = [Extent::Tokens(1), Extent::Fixed(1), Extent::Fixed(1)];
+    Dispatch::new(gpu, &key(n), &[(x, rows), (gate, Reach::floats(n)), (y, rows)], grid)
+}
+
+fn key(n: usize) -> PsoKey {
+    PsoKey::new("row_gate", [("n", n.into())])
+}
+
+/// The scalar twin of one row.
+pub fn row_gate_twin(x: &[f32], gate: &[f32], y: &[f32]) -> Vec<f32> {
+    let dot: f64 = x.iter().zip(gate).map(|(&x, &g)| f64::from(x) * f64::from(g)).sum();
+    y.iter().map(|&y| (f64::from(y) / (1.0 + (-dot).exp())) as f32).collect()
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(2048)]
+}
