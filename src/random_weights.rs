@@ -2,7 +2,11 @@
 //! activations stay finite, and the same on every machine for the same seed.
 
 /// `SplitMix64` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
+#[derive(Clone)]
 pub struct RandomWeights(u64);
+
+/// By what the state grows with each number.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl RandomWeights {
     /// Numbers for the tensor number `tensor` of a file made from `seed`.
@@ -10,6 +14,11 @@ impl RandomWeights {
         let mut first = Self(seed);
         let start = first.next();
         Self(start ^ (tensor as u64).wrapping_mul(0xd129_0d3e_5e5b_9a63))
+    }
+
+    /// The numbers after the first `n`.
+    pub fn skip(self, n: usize) -> Self {
+        Self(self.0.wrapping_add(GAMMA.wrapping_mul(n as u64)))
     }
 
     /// Fills `out` with numbers of this mean and standard deviation. They are the sum of four uniform ones, which is
@@ -25,7 +34,7 @@ impl RandomWeights {
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(GAMMA);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -49,6 +58,8 @@ mod tests {
         assert_eq!(x, again);
         RandomWeights::new(7, 4).fill(&mut again, 1.0, 0.25);
         assert_ne!(x[..8], again[..8]);
+        RandomWeights::new(7, 3).skip(99_000).fill(&mut again[..1000], 1.0, 0.25);
+        assert_eq!(x[99_000..], again[..1000]);
     }
 
     #[test]

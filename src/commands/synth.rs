@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 use std::num::NonZero;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
 
-use metal_attention::gguf::{Array, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value};
+use metal_attention::gguf::{Array, GgufError, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value};
 use metal_attention::{Error, Recipe};
 use metal_attention_model::{ModelShape, ModelSpec, TensorSpec};
 
@@ -139,26 +140,25 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let mut done = 0;
     let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut values = vec![0.0; n_threads * CHUNK];
     for (i, tensor) in tensors.iter().enumerate() {
         if let ("rope_freqs.weight", Some(factors)) = (tensor.name.as_str(), shape.rope_factors) {
             let divisors = factors.divisors(2 * n_elements(tensor), shape.rope_freq_base);
-            write(&mut writer, tensor.ty, &divisors)?;
+            let mut blocks = Vec::new();
+            tensor.ty.quantize(&divisors, &mut blocks).map_err(Error::from)?;
+            writer.write(&blocks).map_err(Error::from)?;
             continue;
         }
-        let mut random = RandomWeights::new(args.seed, i);
-        let (mean, std) = distribution(tensor);
-        let mut left = n_elements(tensor);
-        while left > 0 {
+        let random = Random { of: RandomWeights::new(args.seed, i), distribution: distribution(tensor), ty: tensor.ty };
+        let n = n_elements(tensor);
+        for start in (0..n).step_by(n_threads * CHUNK) {
             if interrupt::requested() {
                 return Err(CliError::Interrupted);
             }
-            let n = left.min(values.len());
-            let chunk = &mut values[..n];
-            random.fill(chunk, mean, std);
-            write(&mut writer, tensor.ty, chunk)?;
-            left -= chunk.len();
-            done += chunk.len();
+            let end = n.min(start + n_threads * CHUNK);
+            for blocks in random.blocks(start..end) {
+                writer.write(&blocks.map_err(Error::from)?).map_err(Error::from)?;
+            }
+            done += end - start;
             progress.set(done as u64);
         }
     }
@@ -171,22 +171,30 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Quantises `values`, a part on each thread, and writes the blocks.
-fn write(writer: &mut GgufWriter<OutputFile>, ty: TensorType, values: &[f32]) -> Result<(), CliError> {
-    let parts: Vec<_> = thread::scope(|scope| {
-        let quantize = |part| {
-            scope.spawn(move || {
-                let mut blocks = Vec::new();
-                ty.quantize(part, &mut blocks).map(|()| blocks)
-            })
+/// The random numbers of a tensor.
+struct Random {
+    of: RandomWeights,
+    /// Mean and standard deviation.
+    distribution: (f32, f32),
+    ty: TensorType,
+}
+
+impl Random {
+    /// The blocks of these elements, in parts of [`CHUNK`] elements, each made by a thread.
+    fn blocks(&self, elements: Range<usize>) -> Vec<Result<Vec<u8>, GgufError>> {
+        let (mean, std) = self.distribution;
+        let part = |from: usize| {
+            let mut values = vec![0.0; CHUNK.min(elements.end - from)];
+            self.of.clone().skip(from).fill(&mut values, mean, std);
+            let mut blocks = Vec::new();
+            self.ty.quantize(&values, &mut blocks).map(|()| blocks)
         };
-        let threads: Vec<_> = values.chunks(CHUNK).map(quantize).collect();
-        threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
-    });
-    for blocks in parts {
-        writer.write(&blocks.map_err(Error::from)?).map_err(Error::from)?;
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                elements.clone().step_by(CHUNK).map(|from| scope.spawn(move || part(from))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
+        })
     }
-    Ok(())
 }
 
 fn n_elements(tensor: &TensorDecl) -> usize {
