@@ -118,7 +118,7 @@ impl EngineOptions {
 
     #[cfg(feature = "gpu")]
     fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
-        use metal_attention_kernels::GpuError;
+        use metal_attention_wgpu::GpuError;
         match gpu_engine::auto(model, self, n_ctx) {
             Ok(pass) => return Ok(Backend::Gpu(pass)),
             Err(
@@ -142,7 +142,7 @@ impl EngineOptions {
 
     #[cfg(feature = "gpu")]
     fn gpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
-        use metal_attention_kernels::AdapterChoice;
+        use metal_attention_wgpu::AdapterChoice;
         let adapter = match &self.device {
             Device::GpuIndex(i) => AdapterChoice::Index(*i),
             Device::GpuName(name) => AdapterChoice::Name(name.clone()),

@@ -36,7 +36,7 @@ pub enum Error {
     /// A GPU cannot be used, or has no room for the model.
     #[cfg(feature = "gpu")]
     #[error(transparent)]
-    Gpu(#[from] metal_attention_kernels::GpuError),
+    Gpu(#[from] metal_attention_wgpu::GpuError),
     /// A GPU was asked for, and this build has none.
     #[error(
         "the device \"{device}\" is not available: this program was built without GPUs (the Cargo feature \"gpu\"); use \
@@ -86,7 +86,7 @@ impl Error {
         match self {
             Self::Interrupted { .. } | Self::Forward(ForwardError::Cancelled) | Self::Cpu(CpuError::Cancelled) => true,
             #[cfg(feature = "gpu")]
-            Self::Gpu(metal_attention_kernels::GpuError::Cancelled) => true,
+            Self::Gpu(metal_attention_wgpu::GpuError::Cancelled) => true,
             _ => false,
         }
     }

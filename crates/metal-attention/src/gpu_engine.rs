@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use metal_attention_kernels::{AdapterChoice, GpuDevice, GpuError, GpuOptions};
 use metal_attention_model::ForwardPass;
+use metal_attention_wgpu::{
+    AdapterChoice, GpuDevice, GpuError, GpuForwardPass, GpuForwardPassOptions, GpuMemory, GpuOptions,
+};
 
 use crate::engine::mib;
-use crate::gpu::{GpuForwardPass, GpuForwardPassOptions, GpuMemory};
 use crate::{EngineOptions, Model};
 
 /// Sets `model` up on the GPU that `adapter` names.

@@ -29,8 +29,6 @@ mod error;
 mod generation;
 mod generator;
 #[cfg(feature = "gpu")]
-mod gpu;
-#[cfg(feature = "gpu")]
 mod gpu_engine;
 mod model;
 mod rerank;
@@ -45,20 +43,20 @@ pub use engine::{Backend, EngineOptions};
 pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
-#[cfg(feature = "gpu")]
-pub use gpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
 pub use metal_attention_cpu::{
     CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
     simd_name as cpu_simd_name,
 };
 pub use metal_attention_gguf as gguf;
-#[cfg(feature = "gpu")]
-pub use metal_attention_kernels as kernels;
 pub use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, ModelSpec, PageUse,
     Phase, Pooling, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
+#[cfg(feature = "gpu")]
+pub use metal_attention_wgpu as kernels;
+#[cfg(feature = "gpu")]
+pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use stop_strings::StopStrings;

@@ -1,0 +1,147 @@
+//! Kernels in the languages of the backends, to read.
+
+use naga::back::{hlsl, msl, spv};
+use naga::proc::BoundsCheckPolicies;
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+
+use crate::pso::PsoKey;
+use crate::shader::{ShaderFeatures, wgsl};
+
+/// A language that a kernel can be written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ShaderLanguage {
+    /// The WebGPU shading language, which the kernels are written in.
+    Wgsl,
+    /// SPIR-V, for Vulkan: binary, words of 32 bits, little-endian.
+    SpirV,
+    /// The Metal shading language.
+    Msl,
+    /// The high-level shading language of DirectX.
+    Hlsl,
+}
+
+impl ShaderLanguage {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Wgsl, Self::SpirV, Self::Msl, Self::Hlsl];
+
+    /// Its usual abbreviation in lower case, as in `msl`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wgsl => "wgsl",
+            Self::SpirV => "spirv",
+            Self::Msl => "msl",
+            Self::Hlsl => "hlsl",
+        }
+    }
+
+    /// What a device of this language has of `features`: the matrix units of Metal are 8x8, and HLSL has none; Metal does
+    /// not multiply bytes four at a time.
+    pub fn features(self, features: ShaderFeatures) -> ShaderFeatures {
+        ShaderFeatures {
+            integer_dot: features.integer_dot && self != Self::Msl,
+            cooperative_f16: features.cooperative_f16 && self != Self::Msl && self != Self::Hlsl,
+            cooperative_f32: features.cooperative_f32 && self != Self::Hlsl,
+            ..features
+        }
+    }
+}
+
+/// A kernel that does not translate: a defect of the kernel or of the translator.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the kernel {kernel} does not translate to {}: {why}", language.name())]
+pub struct EmitError {
+    /// The kernel's name.
+    pub kernel: String,
+    /// The language asked for.
+    pub language: ShaderLanguage,
+    /// The translator's words.
+    pub why: String,
+}
+
+/// The kernel `key` in `language`, as it runs in release builds (with no checks of its accesses) on a device with
+/// `features`, as far as the language [has them](ShaderLanguage::features).
+///
+/// ```
+/// use metal_attention_wgpu::{ShaderFeatures, ShaderLanguage, catalogue, emit};
+///
+/// let kernels = catalogue();
+/// let argmax = kernels.iter().find(|key| key.name == "argmax").unwrap();
+/// let metal = emit(argmax, ShaderFeatures::default(), ShaderLanguage::Msl)?;
+/// assert!(String::from_utf8_lossy(&metal).contains("kernel void main_("));
+/// # Ok::<(), metal_attention_wgpu::EmitError>(())
+/// ```
+pub fn emit(key: &PsoKey, features: ShaderFeatures, language: ShaderLanguage) -> Result<Vec<u8>, EmitError> {
+    let source = wgsl(key.file, &key.constants, language.features(features));
+    let error = |why| EmitError { kernel: key.name.clone(), language, why };
+    let module = naga::front::wgsl::parse_str(&source).map_err(|e| error(e.emit_to_string(&source)))?;
+    let capabilities = match language {
+        ShaderLanguage::Wgsl => Capabilities::all(),
+        ShaderLanguage::SpirV => spv::supported_capabilities(),
+        ShaderLanguage::Msl => msl::supported_capabilities(),
+        ShaderLanguage::Hlsl => hlsl::supported_capabilities(),
+    };
+    let info = Validator::new(ValidationFlags::all(), capabilities)
+        .validate(&module)
+        .map_err(|e| error(e.emit_to_string(&source)))?;
+    match language {
+        ShaderLanguage::Wgsl => Ok(source.into_bytes()),
+        ShaderLanguage::SpirV => spirv(&module, &info).map_err(|e| error(e.to_string())),
+        ShaderLanguage::Msl => metal(&module, &info).map_err(|e| error(e.to_string())),
+        ShaderLanguage::Hlsl => directx(&module, &info, features.f16).map_err(|e| error(e.to_string())),
+    }
+}
+
+/// SPIR-V 1.6, which is that of Vulkan 1.3.
+fn spirv(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, spv::Error> {
+    let options = spv::Options {
+        lang_version: (1, 6),
+        flags: spv::WriterFlags::DEBUG,
+        bounds_check_policies: BoundsCheckPolicies::default(),
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        force_loop_bounding: false,
+        emit_int_div_checks: false,
+        ..Default::default()
+    };
+    let words = spv::write_vec(module, info, &options, None)?;
+    Ok(words.into_iter().flat_map(u32::to_le_bytes).collect())
+}
+
+/// MSL 2.4, which is that of macOS 12; the buffers are at the indices of their bindings.
+fn metal(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, msl::Error> {
+    let resources = module.global_variables.iter().filter_map(|(_, variable)| variable.binding).map(|binding| {
+        let target = msl::BindTarget { buffer: Some(binding.binding as u8), mutable: true, ..Default::default() };
+        (binding, target)
+    });
+    let resources = msl::EntryPointResources {
+        resources: resources.collect(),
+        // The lengths of the buffers follow after all that a kernel may have.
+        sizes_buffer: Some(8),
+        ..Default::default()
+    };
+    let options = msl::Options {
+        lang_version: (2, 4),
+        per_entry_point_map: [("main".to_owned(), resources)].into(),
+        fake_missing_bindings: false,
+        bounds_check_policies: BoundsCheckPolicies::default(),
+        zero_initialize_workgroup_memory: false,
+        force_loop_bounding: false,
+        emit_int_div_checks: false,
+        ..Default::default()
+    };
+    let (text, _) = msl::write_string(module, info, &options, &msl::PipelineOptions::default())?;
+    Ok(text.into_bytes())
+}
+
+/// Shader model 6.2 with 16-bit floats, else 6.0, the first with operations of subgroups (waves).
+fn directx(module: &naga::Module, info: &ModuleInfo, f16: bool) -> Result<Vec<u8>, hlsl::Error> {
+    let options = hlsl::Options {
+        shader_model: if f16 { hlsl::ShaderModel::V6_2 } else { hlsl::ShaderModel::V6_0 },
+        zero_initialize_workgroup_memory: false,
+        restrict_indexing: false,
+        force_loop_bounding: false,
+        ..Default::default()
+    };
+    let mut text = String::new();
+    hlsl::Writer::new(&mut text, &options, &hlsl::PipelineOptions::default()).write(module, info, None)?;
+    Ok(text.into_bytes())
+}

@@ -1,0 +1,118 @@
+//! What happens when workgroups that should run side by side do not.
+
+use std::path::Path;
+
+use crate::GpuOptions;
+use metal_attention_gguf::GgufFile;
+
+use super::*;
+
+fn start(gpu: &Arc<GpuDevice>, groups: usize) -> GpuForwardPass {
+    start_with(gpu, &GpuForwardPassOptions { n_ctx: 32, layers_at_once: Some(groups), ..Default::default() })
+}
+
+fn start_with(gpu: &Arc<GpuDevice>, options: &GpuForwardPassOptions) -> GpuForwardPass {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/reference/architectures");
+    let file = GgufFile::open(models.join("llama-mha.gguf")).unwrap();
+    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
+    let weights = Weights::load(&file, &spec).unwrap();
+    GpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
+}
+
+#[test]
+fn a_step_that_was_given_up_is_taken_again() {
+    let gpu = match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
+        Err(e) => panic!("{e}"),
+    };
+    let mut one_by_one = start(&gpu, 0);
+    let token = |pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, logits: true };
+    let want: Vec<_> = (0..4).map(|pos| one_by_one.forward_greedy(&[token(pos)]).unwrap()).collect();
+    for greedy in [false, true] {
+        let mut at_once = start(&gpu, 1);
+        for (pos, want) in want.iter().enumerate() {
+            if pos == 2 {
+                gpu.write(at_once.at_once.as_ref().unwrap(), &[1u32]);
+            }
+            let got = if greedy {
+                at_once.forward_greedy(&[token(pos)]).unwrap()
+            } else {
+                let top = at_once.forward_top_k(&[token(pos)], 1).unwrap();
+                top.iter().map(|list| list[0].0).collect()
+            };
+            assert_eq!(got, *want, "position {pos}");
+            assert_eq!(at_once.at_once.is_none(), pos >= 2);
+        }
+    }
+}
+
+/// The ids that greedy decoding appends to sequence `seq` after `id`, and whether each step had its pages in order.
+fn greedy(pass: &mut GpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
+    let mut text = Vec::new();
+    for _ in 0..n {
+        let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
+        id = pass.forward_greedy(&[token]).unwrap()[0];
+        text.push((id, pass.step_of(&[token], 0, Output::Id).in_order));
+    }
+    text
+}
+
+#[test]
+fn pages_out_of_order_go_layer_by_layer() {
+    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let gpu = Arc::new(gpu);
+    let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
+    let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|layers_at_once| {
+        let options = GpuForwardPassOptions {
+            n_ctx: 256,
+            n_seq: 3,
+            cache_type: metal_attention_model::CacheType::F32,
+            layers_at_once,
+            ..Default::default()
+        };
+        let mut pass = start_with(&gpu, &options);
+        let at_once = pass.at_once.is_some();
+        let prompt: Vec<u32> = (0..100).map(|i| 3 + i * 7 % 200).collect();
+        let id = pass.forward_prompt(&prompt).unwrap();
+        // Alone in the cache: in order, from page to page, cut and shared with itself.
+        let mut texts = greedy(&mut pass, 0, id, 40);
+        pass.truncate(70);
+        texts.extend(greedy(&mut pass, 0, 9, 70));
+        pass.share_prefix(0, 0, 60).unwrap();
+        texts.extend(greedy(&mut pass, 0, 9, 10));
+        assert!(texts.iter().all(|&(_, in_order)| in_order));
+        // Shared with another: whoever grows first copies the last page, and is in order by chance at best.
+        pass.share_prefix(0, 1, 70).unwrap();
+        pass.share_prefix(0, 2, 70).unwrap();
+        let others = [0, 1, 2].map(|seq| greedy(&mut pass, seq, 11, 80));
+        assert_eq!(
+            others[0].iter().map(|t| t.0).collect::<Vec<_>>(),
+            others[1].iter().map(|t| t.0).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            others[0].iter().map(|t| t.0).collect::<Vec<_>>(),
+            others[2].iter().map(|t| t.0).collect::<Vec<_>>()
+        );
+        assert!(others.iter().flatten().any(|&(_, in_order)| !in_order));
+        // Alone again.
+        pass.reset();
+        pass.forward_prompt(&prompt).unwrap();
+        let again = greedy(&mut pass, 0, id, 40);
+        assert!(again.iter().all(|&(_, in_order)| in_order));
+        assert_eq!(again, texts[..40]);
+        assert_eq!(pass.at_once.is_some(), at_once, "no step was given up");
+        texts.extend(others.concat());
+        texts
+    });
+    assert_eq!(got, want);
+}
+
+#[test]
+fn more_workgroups_than_run_side_by_side_are_not_used() {
+    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    if gpu.summary().kind == wgpu::DeviceType::Cpu {
+        let groups = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+        assert!(start(&Arc::new(gpu), groups).at_once.is_none());
+    }
+}

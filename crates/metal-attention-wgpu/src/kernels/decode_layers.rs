@@ -1,0 +1,483 @@
+//! All layers of one token, or those that one buffer holds, in one dispatch.
+
+use std::ops::Range;
+
+use metal_attention_gguf::TensorType;
+
+use super::attention::AttentionShape;
+use crate::arena::{Bind, Slice};
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
+
+/// Sizes of a model whose layers are all alike.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(clippy::struct_excessive_bools)] // independent biases
+pub struct LayersShape {
+    /// Attention of each layer; `qk_norm_eps` included.
+    pub attention: AttentionShape,
+    /// Layers.
+    pub n_layer: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Width of gate and up.
+    pub n_ff: usize,
+    /// Epsilon of the norms before attention and feed-forward.
+    pub norm_eps: f32,
+    /// Which of the four matrices have a bias: Q, K and V; attention's output; gate and up; down.
+    pub biases: [bool; 4],
+}
+
+impl LayersShape {
+    /// Numbers of a layer in [`LayersBuffers::params`]: its two norms, its biases, the norms of query and key heads.
+    pub fn params(&self) -> usize {
+        let a = &self.attention;
+        let lens = [a.qkv_len(), self.n_embd, 2 * self.n_ff, self.n_embd];
+        let biases: usize = lens.iter().zip(self.biases).filter(|(_, has)| *has).map(|(n, _)| n).sum();
+        2 * self.n_embd + biases + if a.qk_norm_eps.is_some() { 2 * a.head_dim } else { 0 }
+    }
+
+    /// Whether matrix `i` of a layer has the size that the others ask for.
+    fn fits(&self, i: usize, layer: &LayerMatrices<'_>) -> bool {
+        let a = &self.attention;
+        let matrix = [layer.qkv, layer.out, layer.gate_up, layer.down][i];
+        let n_in = [self.n_embd, a.att_len(), self.n_embd, self.n_ff][i];
+        let n_out = [a.qkv_len(), self.n_embd, 2 * self.n_ff, self.n_embd][i];
+        (matrix.n_in(), matrix.n_out()) == (n_in, n_out)
+    }
+
+    /// Bytes of [`LayersBuffers::flow`].
+    pub fn flow_bytes(&self, groups: usize) -> u64 {
+        let a = &self.attention;
+        let layer = a.qkv_len() + max_splits(a, groups) * (a.att_len() + a.n_head) + 2 * self.n_embd + self.n_ff;
+        8 * (self.n_layer * layer) as u64
+    }
+}
+
+/// The matrices of one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerMatrices<'a> {
+    /// Queries, keys and values, one below the other.
+    pub qkv: &'a GpuMatrix,
+    /// Attention's output.
+    pub out: &'a GpuMatrix,
+    /// Rows of gate and up by turns.
+    pub gate_up: &'a GpuMatrix,
+    /// The down projection.
+    pub down: &'a GpuMatrix,
+}
+
+/// Buffers of [`decode_layers`].
+#[derive(Debug, Clone, Copy)]
+pub struct LayersBuffers<'a> {
+    /// F32 `[n_layer, params]`, see [`LayersShape::params`].
+    pub params: &'a wgpu::Buffer,
+    /// F32 `[n_embd]`: the residual stream before the first layer, at first the token's embedding, then that after the last.
+    pub x: &'a wgpu::Buffer,
+    /// What workgroups hand to each other, [`LayersShape::flow_bytes`] long, zero at first.
+    pub flow: &'a wgpu::Buffer,
+    /// A word, zero at first: how many workgroups have ended.
+    pub ended: &'a wgpu::Buffer,
+    /// A word, zero at first: whether a workgroup gave up waiting for another. Dispatches for other layers may share it.
+    pub gave_up: &'a wgpu::Buffer,
+    /// As [`AttentionBuffers::rope`](super::AttentionBuffers::rope), the same for all layers.
+    pub rope: &'a wgpu::Buffer,
+    /// Cached keys and values of each layer.
+    pub cache: &'a [(Slice, Slice)],
+    /// The batch: one token, with the pages of its sequence, which have to lie one after the other.
+    pub batch: &'a wgpu::Buffer,
+}
+
+/// Weights of a layer, in words, that a workgroup reads ahead of the time: what stays in its core's cache until then.
+const AHEAD: usize = 16 << 10;
+
+/// Most threads of a workgroup where weights are read ahead, and where they are not: so many then wait for them that
+/// memory is busy. Both measured on an H200.
+const THREADS: [usize; 2] = [256, 512];
+
+/// Most words that a lane asks for at once.
+const WORDS: usize = 40;
+
+/// Positions that a workgroup sees of a context that is not longer than [`MAX_SPLITS`] times as much.
+const SPLIT: usize = 128;
+
+/// Most parts that a context is cut into.
+const MAX_SPLITS: usize = 8;
+
+/// How often a thread looks for numbers that are not there before it gives up: some tens of milliseconds on a GPU. Below
+/// 65535, where llvmpipe leaves every loop.
+const PATIENCE: u32 = 1 << 15;
+
+/// Looks of a turn where the CPU plays the GPU, more than one: the system may hold the thread up that another one waits for.
+const SOFTWARE_LOOKS: usize = 16;
+
+fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
+    (groups / shape.n_head).clamp(2, MAX_SPLITS)
+}
+
+/// Layers of one token, `x` before them to `x` after them, in one dispatch of `groups` workgroups that stay until
+/// the end and hand each other what they make. Weights of all of them have to lie in one buffer, and so have their keys and
+/// their values. Layers may differ in the types of their matrices, and rows of a matrix in theirs. The inner error says why a
+/// model or a device does not suit.
+///
+/// All workgroups have to run at once. No API tells whether they will: run it once and look at
+/// [`LayersBuffers::ended`] and [`LayersBuffers::gave_up`].
+pub fn decode_layers(
+    gpu: &GpuDevice,
+    shape: &LayersShape,
+    groups: usize,
+    layers: &[LayerMatrices<'_>],
+    buffers: &LayersBuffers<'_>,
+) -> Result<Result<Dispatch, &'static str>, GpuError> {
+    let matrices = match Matrices::of(layers) {
+        Ok(matrices) => matrices,
+        Err(why) => return Ok(Err(why)),
+    };
+    let Some((keys, values, layer_cache)) = cache_layout(buffers.cache) else {
+        return Ok(Err("the KV cache of layers is not in one buffer"));
+    };
+    let a = &shape.attention;
+    let sizes = [shape.n_embd, a.att_len(), shape.n_ff];
+    let subgroup_size = gpu.features().subgroup_size as usize;
+    let limits = gpu.wgpu().limits();
+    if !(4..=32).contains(&subgroup_size) {
+        return Ok(Err("the GPU's subgroups have no size from 4 to 32"));
+    }
+    let fits = |layer: &LayerMatrices<'_>| (0..4).all(|i| shape.fits(i, layer));
+    if !sizes.iter().all(|n| n.is_multiple_of(8)) || !a.head_dim.is_multiple_of(4) || !layers.iter().all(fits) {
+        return Ok(Err("widths are no multiples of 8, or of 4 for heads"));
+    }
+    if layers.len() != shape.n_layer || buffers.cache.len() != shape.n_layer {
+        return Ok(Err("layers and caches differ in number"));
+    }
+    let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
+    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
+    if layout.threads > limits.max_compute_invocations_per_workgroup as usize
+        || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
+    {
+        return Ok(Err("a workgroup has too little memory for the widths"));
+    }
+    a.check()?;
+    let LayersBuffers { params, x, flow, ended, gave_up, rope, batch, .. } = *buffers;
+    let weights = layers[0].qkv.parts()[0].buffer.buffer();
+    let ends = layers
+        .iter()
+        .flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down])
+        .flat_map(|matrix| matrix.parts().iter().map(|part| part.buffer.offset() + part.bytes(matrix.n_in())));
+    let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
+    let cached = layer_cache * (shape.n_layer as u64 - 1) + keys.size();
+    let (keys, values) = (keys.with_those_behind(cached), values.with_those_behind(cached));
+    let places = match matrices.stride() {
+        Some(_) => None,
+        None => Some(gpu.upload("where the layers' matrices lie", &matrices.places())?),
+    };
+    let mut bound: Vec<(&dyn Bind, Reach)> = vec![
+        (weights, Reach::Fixed(ends.max().unwrap_or(0))),
+        (params, Reach::floats(shape.n_layer * shape.params())),
+        (x, Reach::floats(shape.n_embd)),
+        (flow, Reach::Fixed(shape.flow_bytes(groups))),
+        (ended, Reach::floats(1)),
+        (rope, Reach::floats(a.n_ctx * a.n_rot)),
+        (&keys, cache),
+        (&values, cache),
+        (batch, Reach::Batch),
+        (gave_up, Reach::floats(1)),
+    ];
+    bound.extend(places.iter().map(|places| (places as &dyn Bind, Reach::Fixed(places.size()))));
+    let one = Extent::Fixed(1);
+    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
+}
+
+/// Bytes of four elements of the cache.
+fn unit_bytes(shape: &AttentionShape) -> u64 {
+    4 * shape.cache.bytes() as u64
+}
+
+/// The first layer's keys and values, and the bytes from one layer to the next, where they lie in one buffer each at equal
+/// distances.
+fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&Slice, &Slice, u64)> {
+    let (keys, values) = cache.first()?;
+    let stride = cache.get(1).map_or(Some(0), |(k, _)| k.offset().checked_sub(keys.offset()))?;
+    let regular = cache.iter().enumerate().all(|(i, (k, v))| {
+        let at = |first: &Slice| first.offset() + i as u64 * stride;
+        let lies = |slice: &Slice, first: &Slice| slice.buffer() == first.buffer() && slice.offset() == at(first);
+        lies(k, keys) && lies(v, values)
+    });
+    regular.then_some((keys, values, stride))
+}
+
+/// A part of a matrix, without its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    ty: TensorType,
+    first_row: usize,
+    n_rows: usize,
+}
+
+/// Where a layer's matrix lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    /// Its number in [`Matrices::variants`].
+    variant: u32,
+    /// Words before each of its parts in the buffer.
+    at: Vec<u32>,
+}
+
+/// Where the matrices of all layers lie in their buffer, and what they are made of.
+#[derive(Debug, Clone)]
+struct Matrices {
+    /// Of each of the four matrices, the parts that it has in some layer or other.
+    variants: [Vec<Vec<Part>>; 4],
+    /// Of each layer the four matrices.
+    layers: Vec<[Place; 4]>,
+}
+
+impl Matrices {
+    /// What of a model does not suit, in words.
+    fn of(layers: &[LayerMatrices<'_>]) -> Result<Self, &'static str> {
+        let mut variants: [Vec<Vec<Part>>; 4] = Default::default();
+        let all = || layers.iter().map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]);
+        let mut parts = all().flatten().flat_map(GpuMatrix::parts);
+        let buffer = parts.next().map(|part| part.buffer.buffer());
+        if parts.any(|part| Some(part.buffer.buffer()) != buffer) {
+            return Err("a layer's weights are more than one buffer can hold");
+        }
+        if all().flatten().flat_map(GpuMatrix::parts).any(|part| part.row_step != 1) {
+            return Err("gate and up have different types");
+        }
+        let mut place = |i: usize, matrix: &GpuMatrix| {
+            let part = |part: &MatrixPart| Part { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
+            let parts: Vec<_> = matrix.parts().iter().map(part).collect();
+            let known = variants[i].iter().position(|known| *known == parts);
+            let variant = known.unwrap_or_else(|| {
+                variants[i].push(parts);
+                variants[i].len() - 1
+            });
+            let at = matrix.parts().iter().map(|part| (part.buffer.offset() / 4) as u32).collect();
+            Place { variant: variant as u32, at }
+        };
+        let layers = all().map(|[a, b, c, d]| [place(0, a), place(1, b), place(2, c), place(3, d)]).collect();
+        Ok(Self { variants, layers })
+    }
+
+    /// Most parts that a matrix has.
+    fn n_parts(&self) -> usize {
+        self.variants.iter().flatten().map(Vec::len).max().unwrap_or(1)
+    }
+
+    /// Whether layers, or rows of a layer, differ in their types.
+    fn is_mixed(&self) -> bool {
+        self.n_parts() > 1 || self.variants.iter().any(|variants| variants.len() > 1)
+    }
+
+    /// Words from one layer to the next, where layers are all alike and follow each other at equal distances.
+    fn stride(&self) -> Option<u32> {
+        let first = self.layers.first()?;
+        let stride = match self.layers.get(1) {
+            Some(layer) => layer[0].at[0].checked_sub(first[0].at[0])?,
+            None => 0,
+        };
+        let is_regular = |(layer, places): (usize, &[Place; 4])| {
+            let at = |first: &Place| u64::from(first.at[0]) + layer as u64 * u64::from(stride);
+            places.iter().zip(first).all(|(place, first)| u64::from(place.at[0]) == at(first))
+        };
+        (!self.is_mixed() && self.layers.iter().enumerate().all(is_regular)).then_some(stride)
+    }
+
+    /// What the kernel reads where there is no stride: of each layer and matrix the variant and where its parts start, as many
+    /// of each as any has.
+    fn places(&self) -> Vec<u32> {
+        let n_parts = self.n_parts();
+        let words = |place: &Place| {
+            let at = place.at.iter().copied().chain(std::iter::repeat(0)).take(n_parts);
+            std::iter::once(place.variant).chain(at).collect::<Vec<_>>()
+        };
+        self.layers.iter().flatten().flat_map(words).collect()
+    }
+
+    /// The types of matrix `i`.
+    fn types(&self, i: usize) -> impl Iterator<Item = TensorType> + '_ {
+        self.variants[i].iter().flatten().map(|part| part.ty)
+    }
+}
+
+/// How a product is laid over the lanes of a subgroup.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    /// Lanes that share a row, a power of two.
+    lanes: usize,
+    /// Units that a lane asks for at once.
+    unroll: usize,
+    /// How often, for all of a row.
+    stretches: usize,
+}
+
+impl Tile {
+    fn new(n_in: usize, rows: usize, ty: TensorType, subgroup_size: usize) -> Self {
+        let units = n_in / 8;
+        let lanes = units.next_power_of_two().min(subgroup_size);
+        let steps = units.div_ceil(lanes);
+        let most = (WORDS / (rows * type_info(ty).words)).clamp(1, 8);
+        let stretches = steps.div_ceil(most);
+        Self { lanes, unroll: steps.div_ceil(stretches), stretches }
+    }
+
+    /// Units of the input that lanes read, with those past its end.
+    fn units(&self) -> usize {
+        self.lanes * self.unroll * self.stretches
+    }
+}
+
+/// Which of `groups` workgroups take each of `parts`, so that all take as short as can be; `time(part, n)` is what `n` of
+/// them take for a part. Where there are fewer workgroups than parts, all take all parts, one after the other.
+fn shared_out(groups: usize, parts: &[Part], time: impl Fn(&Part, usize) -> u64) -> Vec<Range<usize>> {
+    if groups < parts.len() {
+        return vec![0..groups; parts.len()];
+    }
+    let mut shares = vec![1; parts.len()];
+    for _ in parts.len()..groups {
+        let slowest = (0..parts.len()).max_by_key(|&i| time(&parts[i], shares[i]));
+        if let Some(slowest) = slowest {
+            shares[slowest] += 1;
+        }
+    }
+    let mut end = 0;
+    let range = |share| {
+        end += share;
+        end - share..end
+    };
+    shares.into_iter().map(range).collect()
+}
+
+/// The constants of each matrix: its variants, its place in the first layer, whether it has a bias.
+const NAMES: [[&str; 3]; 4] = [
+    ["qkv_variants", "qkv_at", "qkv_bias"],
+    ["out_variants", "out_at", "out_bias"],
+    ["gate_up_variants", "gate_up_at", "gate_up_bias"],
+    ["down_variants", "down_at", "down_bias"],
+];
+
+/// The kernel's constants.
+struct Layout {
+    key: PsoKey,
+    /// Of a workgroup.
+    threads: usize,
+    h_units: usize,
+    wide_units: usize,
+}
+
+impl Layout {
+    fn new(
+        shape: &LayersShape,
+        groups: usize,
+        matrices: &Matrices,
+        layer_units: u64,
+        looks: usize,
+        features: ShaderFeatures,
+    ) -> Self {
+        let a = &shape.attention;
+        let subgroup_size = features.subgroup_size as usize;
+        let inputs = [shape.n_embd, a.att_len(), shape.n_embd, shape.n_ff];
+        let rows = [1, 1, 2, 1];
+        let tile = |i: usize, part: &Part| Tile::new(inputs[i], rows[i], part.ty, subgroup_size);
+        let units =
+            |i: usize| matrices.variants[i].iter().flatten().map(|part| tile(i, part).units()).max().unwrap_or(0);
+        let h_units = units(0).max(units(2));
+        let wide_units = units(1).max(units(3));
+        let sizes = [a.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
+        let widest = |i: usize| matrices.types(i).map(|ty| type_info(ty).words).max().unwrap_or(0);
+        let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * widest(i)).sum();
+        let ahead = words / groups <= AHEAD && !matrices.is_mixed();
+        // No more subgroups than one has lanes, which join what the subgroups found.
+        let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
+        // Turning inputs into bytes takes a while, which small products do not make up for.
+        let integer =
+            !ahead && features.integer_dot && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).packed);
+        let stride = matrices.stride();
+        let mut key = a.key("decode_layers", &[&a.rope_constants()]);
+        key.constants.extend([
+            ("threads", threads.into()),
+            ("ahead", ahead.into()),
+            ("integer", integer.into()),
+            ("subgroup", subgroup_size.into()),
+            ("groups", groups.into()),
+            ("patience", PATIENCE.into()),
+            ("looks", looks.into()),
+            ("n_layer", shape.n_layer.into()),
+            ("n_embd", shape.n_embd.into()),
+            ("n_qkv", a.qkv_len().into()),
+            ("n_att", a.att_len().into()),
+            ("n_ff", shape.n_ff.into()),
+            ("norm_eps", shape.norm_eps.into()),
+            ("placed", stride.is_none().into()),
+            ("layer_words", stride.unwrap_or(0).into()),
+            ("n_parts", matrices.n_parts().into()),
+            ("layer_units", (layer_units as usize).into()),
+            ("split", SPLIT.into()),
+            ("max_splits", max_splits(a, groups).into()),
+            ("scale", a.scale.into()),
+            a.window_constant(),
+            ("kv_lanes", (a.head_dim / 4).next_power_of_two().into()),
+            ("h_units", h_units.into()),
+            ("wide_units", wide_units.into()),
+        ]);
+        let describe = |i: usize, part: &Part, workgroups: Range<usize>| {
+            let Tile { lanes, unroll, stretches } = tile(i, part);
+            let Range { start, end } = workgroups;
+            let Part { ty, first_row, n_rows } = *part;
+            format!("{}:{first_row}:{n_rows}:{lanes}:{unroll}:{stretches}:{start}:{}", type_name(ty), end - start)
+        };
+        for (i, [variants, at, bias]) in NAMES.into_iter().enumerate() {
+            // Rounds of rows that a workgroup of `n` takes, by the bytes of a row.
+            let time = |part: &Part, n: usize| {
+                let rows_at_once = rows[i] * threads / tile(i, part).lanes;
+                part.n_rows.div_ceil(rows_at_once * n) as u64 * GpuMatrix::bytes_of(part.ty, inputs[i], 1)
+            };
+            let parts = |parts: &Vec<Part>| {
+                let described = parts.iter().zip(shared_out(groups, parts, time));
+                described.map(|(part, workgroups)| describe(i, part, workgroups)).collect::<Vec<_>>().join("+")
+            };
+            let all: Vec<_> = matrices.variants[i].iter().map(parts).collect();
+            // The key of a kernel does not depend on places that it reads.
+            let first = stride.map_or(0, |_| matrices.layers[0][i].at[0]);
+            key.constants.extend([
+                (variants, all.join("/").into()),
+                (at, first.into()),
+                (bias, shape.biases[i].into()),
+            ]);
+        }
+        Self { key, threads, h_units, wide_units }
+    }
+
+    /// Bytes of workgroup memory.
+    fn workgroup_bytes(&self, shape: &LayersShape, subgroup_size: usize) -> usize {
+        let a = &shape.attention;
+        let warps = self.threads / subgroup_size;
+        let kv_units = a.head_dim / 4;
+        let wide = (2 * self.wide_units).max(warps * kv_units);
+        let heads = 3 * kv_units.next_multiple_of(4);
+        16 * (2 * self.h_units + wide + heads) + 4 * warps + 8 * warps + 4 * 3 * a.head_dim / 2
+    }
+}
+
+/// Named after the type of the feed-forward's matrices.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let shape = LayersShape {
+        attention: AttentionShape::EXAMPLE,
+        n_layer: 30,
+        n_embd: 576,
+        n_ff: 1536,
+        norm_eps: 1e-5,
+        biases: [false; 4],
+    };
+    let rows = [shape.attention.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
+    let variants = rows.map(|n_rows| vec![vec![Part { ty: TensorType::Q4_0, first_row: 0, n_rows }]]);
+    let place = |at| Place { variant: 0, at: vec![at] };
+    let layers = (0..30).map(|i| [0, 100_000, 200_000, 500_000].map(|at| place(at + i * 1_000_000))).collect();
+    let matrices = Matrices { variants, layers };
+    let features = ShaderFeatures { subgroups: true, subgroup_size: 32, integer_dot: true, ..Default::default() };
+    vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
+}

@@ -1,0 +1,54 @@
+//! Embedding lookup.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::matrix::{GpuMatrix, type_name};
+use crate::pso::PsoKey;
+
+/// Lanes of a workgroup, each with 8 elements of a row.
+const THREADS: usize = 64;
+
+/// `x[t] = table[id(t)]` for each token: `table` `[n_vocab, n_embd]`, `x` `[n_tokens, n_embd]`. The row of an id
+/// outside the vocabulary is left as it was.
+pub fn embedding(
+    gpu: &GpuDevice,
+    table: &GpuMatrix,
+    x: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let n_groups = table.n_in().div_ceil(8).div_ceil(THREADS) as u32;
+    let parts = table.parts().iter();
+    parts
+        .map(|part| {
+            let key = key(type_name(part.ty), table.n_in(), part.n_rows, part.first_row, part.row_step);
+            let grid = [Extent::Tokens(1), Extent::Fixed(n_groups), Extent::Fixed(1)];
+            let row = Reach::Tokens(4 * table.n_in() as u64);
+            let weights = Reach::Fixed(part.bytes(table.n_in()));
+            Dispatch::new(gpu, &key, &[(&part.buffer, weights), (x, row), (batch, Reach::Batch)], grid)
+        })
+        .collect()
+}
+
+fn key(ty: &'static str, n_in: usize, n_rows: usize, first_row: usize, row_step: usize) -> PsoKey {
+    let constants = [
+        ("type", ty.into()),
+        ("n_in", n_in.into()),
+        ("n_rows", n_rows.into()),
+        ("first_row", first_row.into()),
+        ("row_step", row_step.into()),
+        ("threads", THREADS.into()),
+    ];
+    PsoKey::new("embedding", constants).named(format!("embedding_{ty}"))
+}
+
+/// The scalar twin: rows of `table`, `[n_vocab, n_embd]`, dequantised.
+pub fn embedding_twin(table: &[f32], n_embd: usize, ids: &[u32]) -> Vec<f32> {
+    ids.iter().flat_map(|&id| &table[id as usize * n_embd..][..n_embd]).copied().collect()
+}
+
+/// Every named kernel once, with the sizes of a small model.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let types = metal_attention_gguf::TensorType::ALL.iter();
+    types.map(|&ty| key(type_name(ty), 512.max(ty.block_len()), 49_152, 0, 1)).collect()
+}

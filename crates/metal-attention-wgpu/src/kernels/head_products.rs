@@ -1,0 +1,77 @@
+//! Products of each head's row with a matrix of its own (the expansions of latent attention).
+
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::matrix::{GpuMatrix, type_name};
+use crate::pso::PsoKey;
+
+const THREADS: usize = 64;
+
+/// Rows of [`head_products`].
+#[derive(Debug, Clone, Copy)]
+pub struct HeadRows {
+    /// Heads.
+    pub n_head: usize,
+    /// Elements from a head's row of `x` to the next; the matrices take the first ones.
+    pub x_stride: usize,
+    /// Elements from a head's row of `y` to the next.
+    pub y_stride: usize,
+}
+
+/// `y[t][h] = W[h] x[t][h]` for each token and head: `matrices` has those of all heads one below the other, `[n_head, n_out,
+/// n_in]`, `x` is `[n_tokens, n_head, x_stride]`, `y` `[n_tokens, n_head, y_stride]`, of which the first `n_out` are written.
+pub fn head_products(
+    gpu: &GpuDevice,
+    matrices: &GpuMatrix,
+    of: HeadRows,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let (n_in, n_out) = (matrices.n_in(), matrices.n_out() / of.n_head.max(1));
+    let uneven = !matrices.n_out().is_multiple_of(of.n_head.max(1)) || matrices.parts().iter().any(|p| p.row_step != 1);
+    if uneven || n_in > of.x_stride || n_out > of.y_stride {
+        let why = format!("[{}, {n_in}] do not suit {of:?}", matrices.n_out());
+        return Err(GpuError::Mismatch { what: "the matrices of heads".into(), why });
+    }
+    let row = |stride: usize| Reach::Tokens(4 * (of.n_head * stride) as u64);
+    let parts = matrices.parts().iter();
+    parts
+        .map(|part| {
+            let key = key(type_name(part.ty), n_in, n_out, part.n_rows, part.first_row, of);
+            let buffers: [(&dyn Bind, Reach); 3] =
+                [(&part.buffer, Reach::Fixed(part.bytes(n_in))), (x, row(of.x_stride)), (y, row(of.y_stride))];
+            let groups = part.n_rows.div_ceil(THREADS) as u32;
+            Dispatch::new(gpu, &key, &buffers, [Extent::Fixed(groups), Extent::Tokens(1), Extent::Fixed(1)])
+        })
+        .collect()
+}
+
+fn key(ty: &'static str, n_in: usize, n_out: usize, n_rows: usize, first_row: usize, of: HeadRows) -> PsoKey {
+    let constants = [
+        ("type", ty.into()),
+        ("n_in", n_in.into()),
+        ("n_out", n_out.into()),
+        ("n_rows", n_rows.into()),
+        ("first_row", first_row.into()),
+        ("n_head", of.n_head.into()),
+        ("x_stride", of.x_stride.into()),
+        ("y_stride", of.y_stride.into()),
+        ("threads", THREADS.into()),
+    ];
+    PsoKey::new("head_products", constants).named(format!("head_products_{ty}"))
+}
+
+/// The scalar twin: one row, of `matrix` `[n_out, n_in]`.
+pub fn head_products_twin(matrix: &[f32], x: &[f32]) -> Vec<f32> {
+    let product = |row: &[f32]| row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() as f32;
+    matrix.chunks_exact(x.len()).map(product).collect()
+}
+
+/// Every named kernel once, with the sizes of a small model.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let of = HeadRows { n_head: 16, x_stride: 512, y_stride: 192 };
+    let types = metal_attention_gguf::TensorType::ALL.iter();
+    types.map(|&ty| key(type_name(ty), 512.max(ty.block_len()), 128, 2048, 0, of)).collect()
+}

@@ -1,0 +1,315 @@
+//! Products of a matrix with the vectors of many tokens: [`multi_token_matvec`](super::multi_token_matvec) as a matrix
+//! product.
+
+use metal_attention_gguf::TensorType;
+
+use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::pso::PsoKey;
+use crate::shader::{Constant, ShaderFeatures};
+
+/// How a matrix product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatmulMethod {
+    /// In 32-bit floats, on any device, in tiles of 64 rows by 64 tokens.
+    Tiled,
+    /// On the matrix units of the device.
+    Cooperative(CooperativeTile),
+}
+
+/// What a workgroup makes on matrix units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CooperativeTile {
+    /// Rows of the matrix.
+    pub rows: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Inputs that are in workgroup memory at a time: a divisor of 64.
+    pub depth: usize,
+    /// Subgroups along the rows.
+    pub subgroups_rows: usize,
+    /// Subgroups along the tokens.
+    pub subgroups_tokens: usize,
+    /// Steps of `depth` inputs that are on their way from memory at a time.
+    pub stages: usize,
+}
+
+impl CooperativeTile {
+    /// What the template takes for rows of `n_in` elements.
+    pub(super) fn constants(self, n_in: usize) -> [(&'static str, Constant); 7] {
+        [
+            ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
+            ("tile_rows", self.rows.into()),
+            ("tile_tokens", self.tokens.into()),
+            ("depth", self.depth.into()),
+            ("subgroups_rows", self.subgroups_rows.into()),
+            ("subgroups_tokens", self.subgroups_tokens.into()),
+            ("stages", self.stages.into()),
+        ]
+    }
+}
+
+/// Rows and tokens of a tile of [`MatmulMethod::Tiled`].
+pub(super) const TILE: usize = 64;
+
+/// Inputs for matrix units are padded to a multiple of this.
+pub(super) const MAX_DEPTH: usize = 64;
+
+/// Bytes of a number that the matrix units of a device take: 2 or 4, 0 where there are none.
+pub(super) fn unit_bytes(features: ShaderFeatures) -> usize {
+    match features {
+        ShaderFeatures { subgroup_size: 0, .. } => 0,
+        ShaderFeatures { cooperative_f16: true, .. } => 2,
+        ShaderFeatures { cooperative_f32: true, .. } => 4,
+        _ => 0,
+    }
+}
+
+/// The method for rows of type `ty` of a matrix with `n_out` rows; `exact` asks for 32-bit floats throughout.
+///
+/// Tiles suit batches of up to `n_tokens` tokens: small matrices are cut small enough to spread over a large GPU, and tiles
+/// of large ones are large, since each weight is dequantised once in every tile.
+pub fn matmul_method(
+    features: ShaderFeatures,
+    ty: TensorType,
+    n_out: usize,
+    n_tokens: usize,
+    exact: bool,
+) -> MatmulMethod {
+    let tile = |rows, tokens, depth, subgroups_rows, subgroups_tokens, stages| {
+        MatmulMethod::Cooperative(CooperativeTile { rows, tokens, depth, subgroups_rows, subgroups_tokens, stages })
+    };
+    // Weights of these types can be beyond the range of 16-bit floats.
+    let wide = type_info(ty).wide;
+    match unit_bytes(features) {
+        2 if !exact && !wide => match (n_tokens, n_out) {
+            (0..=16, _) => tile(64, 16, 64, 4, 1, 2),
+            (17..=128, _) | (_, 0..768) => tile(32, 64, 64, 2, 2, 2),
+            (_, 768..8192) => tile(64, 64, 64, 2, 2, 2),
+            _ => tile(128, 128, 32, 4, 2, 2),
+        },
+        4 => tile(64, 64, 32, 2, 2, 1),
+        _ => MatmulMethod::Tiled,
+    }
+}
+
+/// Whether [`matmul`] does all parts of `matrix` on matrix units.
+pub fn all_on_units(features: ShaderFeatures, matrix: &GpuMatrix, exact: bool) -> bool {
+    let method = |part: &MatrixPart| matmul_method(features, part.ty, matrix.n_out(), MAX_DEPTH, exact);
+    matrix.parts().iter().all(|part| method(part) != MatmulMethod::Tiled)
+}
+
+/// Room for the input of a product as matrix units take it. The products of a forward pass share one.
+#[derive(Debug)]
+pub struct MatmulScratch {
+    pub(super) padded: wgpu::Buffer,
+    pub(super) scales: wgpu::Buffer,
+}
+
+impl MatmulScratch {
+    /// Room for `n_tokens` rows of at most `n_in` elements; next to nothing on a device without matrix units.
+    pub fn new(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+        Self::of(gpu, unit_bytes(gpu.features()), n_tokens, n_in)
+    }
+
+    /// As [`new`](Self::new) on a device without matrix units, for loops that stand in for them.
+    pub fn for_loops(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+        Self::of(gpu, size_of::<f32>(), n_tokens, n_in)
+    }
+
+    /// With so many bytes a number.
+    pub(super) fn of(gpu: &GpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+        let [padded, scales] = Self::bytes_of(bytes, n_tokens, n_in);
+        Ok(Self {
+            padded: gpu.buffer("the inputs of matrix units", padded)?,
+            scales: gpu.buffer("the scales of the inputs of matrix units", scales)?,
+        })
+    }
+
+    /// Bytes of both buffers.
+    pub(super) fn bytes_of(bytes: usize, n_tokens: usize, n_in: usize) -> [u64; 2] {
+        let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
+        [(n_tokens * row) as u64, (n_tokens * bytes.min(1) * 4) as u64]
+    }
+}
+
+/// `y = W x` with `options`, whose input is [plain](MatvecInput::Plain) or, where [all of it](all_on_units) is done on
+/// matrix units, a [norm](MatvecInput::RmsNorm): as [`multi_token_matvec`](super::multi_token_matvec), made for batches of
+/// up to `n_tokens` tokens. One dispatch a part of the matrix, and on matrix units one before them that converts `x`. Unless `exact`, these may round weights and inputs to 16-bit floats,
+/// the inputs relative to the largest of their row.
+pub fn matmul(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    n_tokens: usize,
+    exact: bool,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    scratch: &MatmulScratch,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let method = |part: &MatrixPart| matmul_method(gpu.features(), part.ty, matrix.n_out(), n_tokens, exact);
+    matmul_by(gpu, matrix, options, method, x, y, scratch, batch)
+}
+
+/// [`matmul`] with the method that `method` says for each part, to compare methods. Where a device has no matrix units,
+/// plain loops stand in for them, and `scratch` is one [for these](MatmulScratch::for_loops).
+pub fn matmul_by(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    method: impl Fn(&MatrixPart) -> MatmulMethod,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    scratch: &MatmulScratch,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let mismatch = |why: &str| GpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
+    let norm = match options.input {
+        MatvecInput::Plain => None,
+        MatvecInput::RmsNorm { weight, eps } => Some((weight, eps)),
+        MatvecInput::Silu => return Err(mismatch("its input is not plain")),
+    };
+    if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
+        return Err(mismatch("its gate and up rows lie in different parts"));
+    }
+    let (from, to) = (options.input_reach(matrix), options.output_reach(matrix));
+    // As `shaders/matmul_input.wgsl` leaves them.
+    let bytes = if gpu.features().cooperative_f16 { 2 } else { 4 };
+    let padded =
+        (&scratch.padded as &dyn Bind, options.rows.result_reach(bytes * matrix.n_in().next_multiple_of(MAX_DEPTH)));
+    let scales = (&scratch.scales as &dyn Bind, options.rows.result_reach(4));
+    let mut dispatches = Vec::new();
+    for part in matrix.parts() {
+        let method = method(part);
+        let product = Product::new(matrix, part, &options);
+        let weights = (&part.buffer as &dyn Bind, Reach::Fixed(part.bytes(matrix.n_in())));
+        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, Reach)>) = match method {
+            MatmulMethod::Tiled if norm.is_some() => return Err(mismatch("only matrix units take a norm")),
+            MatmulMethod::Tiled => (TILE, TILE, vec![weights, (x, from), (y, to), (batch, Reach::Batch)]),
+            MatmulMethod::Cooperative(tile) => {
+                if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel().ends_with(INPUT)) {
+                    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, from), padded, scales, (batch, Reach::Batch)];
+                    let weight = norm.map(|(weight, _)| (weight as &dyn Bind, Reach::floats(matrix.n_in())));
+                    buffers.extend(weight);
+                    let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
+                    let key = input_key(matrix.n_in(), options.rows, norm.map(|(_, eps)| eps));
+                    dispatches.push(Dispatch::new(gpu, &key, &buffers, grid)?);
+                }
+                (tile.rows, tile.tokens, vec![weights, padded, scales, (y, to), (batch, Reach::Batch)])
+            }
+        };
+        buffers.extend(options.bias.map(|bias| (bias as &dyn Bind, Reach::floats(matrix.n_out()))));
+        let grid =
+            [Extent::Fixed(part.n_rows.div_ceil(tile_rows) as u32), options.rows.extent(tile_tokens), Extent::Fixed(1)];
+        dispatches.push(Dispatch::new(gpu, &product.key(method), &buffers, grid)?);
+    }
+    Ok(dispatches)
+}
+
+/// Name of the kernel that converts inputs for matrix units.
+pub(super) const INPUT: &str = "matmul_input";
+
+pub(super) fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
+    let constants = [
+        ("n_in", n_in.into()),
+        ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
+        ("rows", rows.name().into()),
+        ("norm", eps.is_some().into()),
+        ("eps", eps.unwrap_or(0.0).into()),
+    ];
+    let key = PsoKey::new(INPUT, constants);
+    if eps.is_some() { key.named("rmsnorm_matmul_input") } else { key }
+}
+
+/// The product with one part of a matrix, without its buffers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Product {
+    pub(super) ty: TensorType,
+    pub(super) n_in: usize,
+    pub(super) n_out: usize,
+    pub(super) first_row: usize,
+    pub(super) row_step: usize,
+    pub(super) n_rows: usize,
+    pub(super) output: MatvecOutput,
+    pub(super) rows: Rows,
+    pub(super) bias: bool,
+}
+
+impl Product {
+    pub(super) fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
+        Self {
+            ty: part.ty,
+            n_in: matrix.n_in(),
+            n_out: matrix.n_out(),
+            first_row: part.first_row,
+            row_step: part.row_step,
+            n_rows: part.n_rows,
+            output: options.output,
+            rows: options.rows,
+            bias: options.bias.is_some(),
+        }
+    }
+
+    /// What every template of a product takes.
+    pub(super) fn constants(&self) -> Vec<(&'static str, Constant)> {
+        vec![
+            ("type", type_name(self.ty).into()),
+            ("n_in", self.n_in.into()),
+            ("n_out", self.n_out.into()),
+            ("first_row", self.first_row.into()),
+            ("row_step", self.row_step.into()),
+            ("n_rows", self.n_rows.into()),
+            ("output", self.output.names().0.into()),
+            ("rows", self.rows.name().into()),
+            ("bias", self.bias.into()),
+        ]
+    }
+
+    fn key(&self, method: MatmulMethod) -> PsoKey {
+        let (ty, suffix) = (type_name(self.ty), self.output.names().1);
+        let mut constants = self.constants();
+        constants.push(("cooperative", (method != MatmulMethod::Tiled).into()));
+        let form = match method {
+            MatmulMethod::Tiled => "tiled",
+            MatmulMethod::Cooperative(tile) => {
+                constants.extend(tile.constants(self.n_in));
+                "cooperative"
+            }
+        };
+        PsoKey { name: format!("multi_token_matvec_{ty}{suffix}_{form}"), file: "matmul", constants }
+    }
+}
+
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let features = ShaderFeatures { subgroup_size: 32, cooperative_f16: true, ..Default::default() };
+    let mut keys = vec![input_key(576, Rows::Tokens, None), input_key(576, Rows::Tokens, Some(1e-5))];
+    for &ty in TensorType::ALL {
+        let n_in = 576_usize.next_multiple_of(ty.block_len());
+        for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
+            let n_out = if output == MatvecOutput::Gated { 3072 } else { 576 };
+            let product = Product {
+                ty,
+                n_in,
+                n_out,
+                first_row: 0,
+                row_step: 1,
+                n_rows: n_out,
+                output,
+                rows: Rows::Tokens,
+                bias: false,
+            };
+            keys.push(product.key(MatmulMethod::Tiled));
+            let method = matmul_method(features, ty, n_out, 512, false);
+            if method != MatmulMethod::Tiled {
+                keys.push(product.key(method));
+            }
+        }
+    }
+    keys
+}

@@ -1,0 +1,143 @@
+//! Products of a matrix with the vectors of a few tokens on matrix units.
+
+use metal_attention_gguf::TensorType;
+
+use super::matmul::Product;
+use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
+
+/// What a workgroup of [`split_matmul`] makes: `rows` rows for 16 tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitTile {
+    /// Rows of the matrix: 16, 32 or 64.
+    pub rows: usize,
+    /// Inputs that a subgroup takes at a time: 32 or 64.
+    pub depth: usize,
+    /// Most subgroups that share the inputs of a row.
+    pub subgroups: usize,
+}
+
+/// Tokens of a tile, and the side of the matrices that the units multiply.
+const SIDE: usize = 16;
+
+/// Vectors of four inputs that a lane has registers for.
+const HELD: usize = 24;
+
+/// Turns that subgroups take at least, where there are enough: more subgroups with less to do are slower.
+const TURNS: usize = 3;
+
+impl SplitTile {
+    /// The subgroups that inputs of a row are shared among: no more than make a turn less, or than a workgroup can have.
+    fn shares(self, n_in: usize, gpu: &GpuDevice) -> usize {
+        let (limits, features) = (gpu.wgpu().limits(), gpu.features());
+        let scalar = if features.cooperative_f16 { 2 } else { 4 };
+        let each = scalar * (self.rows + SIDE) * (self.depth + 8) + 4 * SIDE * (SIDE + 4) + 8 * SIDE;
+        let memory = limits.max_compute_workgroup_storage_size as usize / each;
+        let threads = limits.max_compute_invocations_per_workgroup / features.subgroup_size.max(8);
+        let steps = n_in.div_ceil(self.depth);
+        let most = self.subgroups.min(memory).min(threads as usize).clamp(1, steps.div_ceil(TURNS));
+        steps.div_ceil(steps.div_ceil(most))
+    }
+}
+
+/// The tile for a product of `matrix` with up to `n_tokens` tokens; `None` where [`split_matmul`] would not do or is not the
+/// fastest way: without 16-bit matrix units, with weights beyond the range of 16-bit floats, with rows that are no whole
+/// units, when `exact` asks for 32-bit floats, and for large matrices, which fill a GPU in plain tiles too.
+pub fn split_tile(features: ShaderFeatures, matrix: &GpuMatrix, n_tokens: usize, exact: bool) -> Option<SplitTile> {
+    let suits = features.cooperative_f16 && (8..=128).contains(&features.subgroup_size);
+    if exact || !suits || !matrix.n_in().is_multiple_of(8) || matrix.parts().iter().any(|part| type_info(part.ty).wide)
+    {
+        return None;
+    }
+    let few = n_tokens <= SIDE;
+    let large = if few { matrix.n_out() >= 1 << 15 } else { matrix.n_out() * matrix.n_in() >= 1 << 22 };
+    if large {
+        return None;
+    }
+    // A wide matrix has rows enough to fill a large GPU with; then each input that is read serves more of them.
+    let rows = if matrix.n_out() * n_tokens.div_ceil(SIDE) >= 8192 { 32 } else { 16 };
+    let subgroups = if few && rows == 16 { 12 } else { 8 };
+    Some(SplitTile { rows, depth: 32, subgroups })
+}
+
+/// `y = W x` with `options`, whose input is [plain](MatvecInput::Plain) or a [norm](MatvecInput::RmsNorm): as
+/// [`multi_token_matvec`](super::multi_token_matvec), for 2 to some hundred tokens, on matrix units: weights and inputs
+/// are rounded to 16-bit floats, the inputs relative to the largest of their row. One dispatch a part of the matrix.
+///
+/// Runs on any device with subgroups of 8 to 128 lanes, but is of use only where [`split_tile`] names a tile.
+pub fn split_matmul(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    tile: SplitTile,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let mismatch = |why: &str| GpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
+    if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
+        return Err(mismatch("its gate and up rows lie in different parts"));
+    }
+    if !matrix.n_in().is_multiple_of(8) {
+        return Err(mismatch("its rows are no whole units of eight"));
+    }
+    let norm = match options.input {
+        MatvecInput::Plain => None,
+        MatvecInput::RmsNorm { eps, .. } => Some(eps),
+        MatvecInput::Silu => return Err(mismatch("its input is not plain")),
+    };
+    let product = |part: &MatrixPart| {
+        let product = Product::new(matrix, part, &options);
+        let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
+            (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
+            (x, options.input_reach(matrix)),
+            (y, options.output_reach(matrix)),
+            (batch, Reach::Batch),
+        ];
+        buffers.extend(options.norm_and_bias(matrix));
+        let rows = Extent::Fixed(part.n_rows.div_ceil(tile.rows) as u32);
+        let grid = [rows, options.rows.extent(SIDE), Extent::Fixed(1)];
+        let key = key(&product, norm, tile, tile.shares(matrix.n_in(), gpu));
+        Dispatch::new(gpu, &key, &buffers, grid)
+    };
+    matrix.parts().iter().map(product).collect()
+}
+
+fn key(product: &Product, eps: Option<f32>, tile: SplitTile, shares: usize) -> PsoKey {
+    let mut constants = product.constants();
+    constants.extend([
+        ("norm", eps.is_some().into()),
+        ("eps", eps.unwrap_or(0.0).into()),
+        ("tile_rows", tile.rows.into()),
+        ("depth", tile.depth.into()),
+        ("shares", shares.into()),
+        ("held_vectors", HELD.into()),
+    ]);
+    let norm = if eps.is_some() { "rmsnorm_" } else { "" };
+    let (ty, suffix) = (type_name(product.ty), product.output.names().1);
+    PsoKey { name: format!("{norm}multi_token_matvec_{ty}{suffix}_split"), file: "matmul_split", constants }
+}
+
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let tile = SplitTile { rows: 32, depth: 32, subgroups: 6 };
+    let mut keys = Vec::new();
+    for &ty in TensorType::ALL.iter().filter(|&&ty| !type_info(ty).wide) {
+        let n_in = 576_usize.next_multiple_of(ty.block_len());
+        for (n_out, output) in
+            [(576, MatvecOutput::Store), (576, MatvecOutput::Accumulate), (3072, MatvecOutput::Gated)]
+        {
+            let rows = Rows::Tokens;
+            let product =
+                Product { ty, n_in, n_out, first_row: 0, row_step: 1, n_rows: n_out, output, rows, bias: false };
+            keys.extend([None, Some(1e-5)].map(|eps| key(&product, eps, tile, tile.subgroups)));
+        }
+    }
+    keys
+}

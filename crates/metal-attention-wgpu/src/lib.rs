@@ -1,0 +1,45 @@
+//! The GPU backend of metal-attention, through wgpu: Vulkan, Metal, DirectX 12. The device, compiled pipelines, WGSL
+//! shaders and one function per kernel that binds buffers to it; and, put together of these, the forward pass.
+
+mod activations;
+mod adapter;
+mod arena;
+mod at_once;
+mod batch;
+mod ceilings;
+mod device;
+mod disk_cache;
+mod dispatch;
+mod emit;
+mod error;
+mod forward_pass;
+pub mod kernels;
+mod kv_cache;
+mod lookahead;
+mod matrix;
+mod options;
+mod parts;
+mod plan;
+mod profile;
+mod pso;
+mod readback;
+mod shader;
+mod weights;
+
+pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, no_hardware};
+pub use arena::{Arena, Bind, Slice};
+pub use batch::{BatchBuffer, batch_words};
+pub use ceilings::{GpuCeilings, LaunchCosts};
+pub use device::{GpuDevice, GpuOptions};
+pub use dispatch::{Dispatch, ExpertTiles, Extent, Reach, StepSize};
+pub use emit::{EmitError, ShaderLanguage, emit};
+pub use error::GpuError;
+pub use forward_pass::GpuForwardPass;
+pub use kernels::catalogue;
+pub use kv_cache::GpuKvCache;
+pub use matrix::{GpuMatrix, MatrixPart};
+pub use options::{GpuForwardPassOptions, GpuMemory};
+pub use pso::{PsoCache, PsoKey};
+pub use readback::Readback;
+pub use shader::{Constant, ShaderFeatures, wgsl};
+pub use wgpu;

@@ -1,0 +1,370 @@
+//! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
+
+use crate::GpuError;
+use crate::kernels::{
+    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM,
+    MAX_USED_EXPERTS,
+};
+use metal_attention_model::{
+    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Embedding, Experts, FeedForward,
+    FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
+    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, Rope,
+    RopeLayout, Router, SharedExpert, Weights,
+};
+
+use super::options::GpuForwardPassOptions;
+
+/// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
+pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
+    // Scale, token types, positions, norm, embeddings for each layer and streams are all run; so are all of the output's parts:
+    // what follows pooling is no matter of a forward pass.
+    let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    if let Some(streams) = streams {
+        // What the file's format has of them: a layer corrects the streams when it comes to its own embedding.
+        let alone = per_layer.is_none() || streams.active != 0;
+        let of_a_kind = spec.layers.iter().all(|layer| matches!(layer.residual, Residual::Sequential { .. }));
+        if alone || !of_a_kind {
+            return Err(GpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
+        }
+    }
+    let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+    spec.layers.iter().try_for_each(layer).map_err(|part| GpuError::UnsupportedPart { part })
+}
+
+fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
+    let LayerSpec {
+        mixer_norm: _,
+        mixer,
+        mixer_post_norm: _,
+        feed_forward_norm: _,
+        feed_forward,
+        feed_forward_post_norm: _,
+        residual,
+        output_scale: _,
+    } = layer;
+    match residual {
+        Residual::Sequential { scale: _ } | Residual::Parallel | Residual::PostNorm { .. } => {}
+    }
+    match mixer {
+        Mixer::Attention(AttentionSpec {
+            qk_norm: Some(QkNorm { over: NormOver::Row, after_rope: true, kind: _, eps: _ }),
+            ..
+        }) => return Err("norms of whole rows of queries and keys after RoPE"),
+        Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
+    }
+    match feed_forward {
+        FeedForward::Dense(_) => Ok(()),
+        FeedForward::Experts(e) => experts(e),
+    }
+}
+
+fn experts(e: &Experts) -> Result<(), &'static str> {
+    let Experts { n_expert, n_used, expert, biases: _, router, own_norms: _, shared } = e;
+    if *n_used > MAX_USED_EXPERTS || *n_expert > MAX_EXPERTS {
+        return Err("so many experts");
+    }
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
+    match expert.activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
+        Activation::SparseGelu { n_std: _ } => return Err("experts with a sparse GELU"),
+    }
+    match shared {
+        Some(SharedExpert { dense: _, gated: _, plain_names: _ }) | None => Ok(()),
+    }
+}
+
+/// The kernels that run a layer's mixer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum MixerKernels {
+    /// Attention that the kernels for it know all of.
+    Fast(AttentionShape),
+    /// Attention with parts that those do not know.
+    General(InputsShape, GeneralAttention),
+    /// Latent attention.
+    Latent(LatentShape, GeneralAttention),
+}
+
+impl MixerKernels {
+    /// Those of each layer.
+    pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions) -> Vec<Self> {
+        let of_layer = |(layer, w): (&LayerSpec, &LayerWeights)| match (&layer.mixer, &w.mixer) {
+            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, options),
+            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, options),
+            (Mixer::Attention(_), MixerWeights::LatentAttention(_))
+            | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        };
+        spec.layers.iter().zip(&weights.layers).map(of_layer).collect()
+    }
+
+    fn of_attention(a: &AttentionSpec, w: &AttentionWeights, options: &GpuForwardPassOptions) -> Self {
+        let (n_ctx, cache) = (options.n_positions(), options.cache_type);
+        let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
+        let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
+        if let Some(shape) = fast_attention(a, options).filter(|_| !qk_norm_bias) {
+            return Self::Fast(shape);
+        }
+        let AttentionSpec {
+            n_head,
+            n_head_kv,
+            head_dim,
+            scale,
+            mask,
+            positions,
+            soft_cap,
+            sinks,
+            qk_norm,
+            value_norm,
+            clamp_qkv,
+            kv,
+            temperature,
+            qkv_bias: _,
+            fused_qkv: _,
+        } = *a;
+        let (rope, slopes) = match positions {
+            Positions::None => (None, false),
+            Positions::Rope(rope) => (Some((rope.n_rot, rope.layout)), false),
+            Positions::Alibi { max_bias: _ } => (None, true),
+        };
+        let kv = match kv {
+            KvSource::Own => KvInputs::Own,
+            KvSource::KeysAsValues => KvInputs::KeysAsValues,
+            KvSource::Layer(_) => KvInputs::None,
+        };
+        let inputs = InputsShape {
+            n_head,
+            n_head_kv,
+            head_dim,
+            rope,
+            qk_norm,
+            qk_norm_bias,
+            value_norm,
+            clamp: clamp_qkv,
+            kv,
+            n_ctx,
+            cache,
+        };
+        let attention = GeneralAttention {
+            n_head,
+            n_head_kv,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            scale,
+            mask,
+            soft_cap,
+            sinks,
+            slopes,
+            temperature,
+            n_ctx,
+            cache,
+        };
+        Self::General(inputs, attention)
+    }
+
+    fn of_latent_attention(a: &LatentAttentionSpec, options: &GpuForwardPassOptions) -> Self {
+        let LatentAttentionSpec { n_head, q_rank: _, kv_rank, n_nope, value_dim: _, rope, scale, eps, temperature } =
+            *a;
+        let (n_ctx, cache) = (options.n_positions(), options.cache_type);
+        let inputs =
+            LatentShape { n_head, n_nope, n_rot: rope.n_rot, layout: rope.layout, rank: kv_rank, eps, n_ctx, cache };
+        let attention = GeneralAttention {
+            n_head,
+            n_head_kv: 1,
+            key_dim: kv_rank + rope.n_rot,
+            value_dim: kv_rank,
+            scale,
+            mask: Mask::Causal,
+            soft_cap: None,
+            sinks: false,
+            slopes: false,
+            temperature,
+            n_ctx,
+            cache,
+        };
+        Self::Latent(inputs, attention)
+    }
+
+    /// Bytes of a page of the layer's keys and of its values; none where it reads another layer's.
+    pub(super) fn page_bytes(&self) -> Option<[u64; 2]> {
+        match self {
+            Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
+            Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
+            Self::Latent(_, attention) => Some(attention.page_bytes()),
+        }
+    }
+
+    /// Bytes of what attention of `n_tokens` sequences leaves of each part of a long context.
+    pub(super) fn partial_bytes(&self, n_tokens: usize) -> u64 {
+        match self {
+            Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
+            Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
+        }
+    }
+}
+
+/// Attention that is causal, perhaps in a window, with RoPE or no positions, perhaps an RMSNorm of each head before it.
+fn fast_attention(a: &AttentionSpec, options: &GpuForwardPassOptions) -> Option<AttentionShape> {
+    let AttentionSpec {
+        n_head,
+        n_head_kv,
+        head_dim,
+        scale,
+        mask,
+        positions,
+        soft_cap,
+        sinks,
+        qk_norm,
+        value_norm,
+        clamp_qkv,
+        kv,
+        temperature,
+        qkv_bias: _,
+        fused_qkv: _,
+    } = *a;
+    let window = match mask {
+        Mask::Causal => None,
+        Mask::Window(window) => Some(window),
+        Mask::Chunk(_) | Mask::Full | Mask::Near(_) => return None,
+    };
+    let (n_rot, rope_layout) = match positions {
+        Positions::Rope(rope) => (rope.n_rot, rope.layout),
+        Positions::None => (UNTURNED, RopeLayout::Halves),
+        Positions::Alibi { max_bias: _ } => return None,
+    };
+    let qk_norm_eps = match qk_norm {
+        None => None,
+        Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false }) => Some(eps),
+        Some(QkNorm { kind: NormKind::Rms | NormKind::Layer, eps: _, over: _, after_rope: _ }) => return None,
+    };
+    let own = match kv {
+        KvSource::Own => true,
+        KvSource::KeysAsValues | KvSource::Layer(_) => false,
+    };
+    let others = soft_cap.is_some() || sinks || value_norm.is_some() || clamp_qkv.is_some() || temperature.is_some();
+    let fits = n_rot <= head_dim && head_dim <= MAX_FAST_HEAD_DIM;
+    (own && !others && fits).then(|| AttentionShape {
+        n_head,
+        n_head_kv,
+        head_dim,
+        scale,
+        window,
+        n_ctx: options.n_positions(),
+        n_rot,
+        rope_layout,
+        qk_norm_eps,
+        cache: options.cache_type,
+    })
+}
+
+/// Elements that are turned by nothing where the fast kernels run attention without positions.
+pub(super) const UNTURNED: usize = 2;
+
+/// The rotation of a layer, where it has one.
+pub(super) fn rope_of(mixer: &Mixer) -> Option<Rope> {
+    match mixer {
+        Mixer::Attention(a) => match a.positions {
+            Positions::Rope(rope) => Some(rope),
+            Positions::None | Positions::Alibi { max_bias: _ } => None,
+        },
+        Mixer::LatentAttention(a) => Some(a.rope),
+    }
+}
+
+/// A layer as the kernel of all layers at once knows it: fast attention and a feed-forward gated by `SiLU`, with an RMSNorm before
+/// each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct PlainLayer {
+    pub(super) attention: AttentionShape,
+    pub(super) n_ff: usize,
+    pub(super) norm_eps: f32,
+}
+
+/// The weights of such a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlainWeights<'a> {
+    pub(super) mixer_norm: &'a [f32],
+    pub(super) attention: &'a AttentionWeights,
+    pub(super) k: &'a Linear,
+    pub(super) v: &'a Linear,
+    pub(super) feed_forward_norm: &'a [f32],
+    pub(super) gate: &'a Linear,
+    pub(super) up: &'a Linear,
+    pub(super) down: &'a Linear,
+}
+
+/// The layers of a model all of which are plain.
+pub(super) fn plain_layers<'a>(
+    spec: &ModelSpec,
+    weights: &'a Weights,
+    mixers: &[MixerKernels],
+) -> Option<Vec<(PlainLayer, PlainWeights<'a>)>> {
+    let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    if per_layer.is_some() || streams.is_some() {
+        return None;
+    }
+    let layers = spec.layers.iter().zip(&weights.layers).zip(mixers);
+    layers.map(|((layer, w), mixer)| Some((plain_layer(layer, mixer)?, plain_weights(w)?))).collect()
+}
+
+fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainLayer> {
+    let LayerSpec {
+        mixer_norm,
+        mixer: _,
+        mixer_post_norm,
+        feed_forward_norm,
+        feed_forward,
+        feed_forward_post_norm,
+        residual,
+        output_scale,
+    } = layer;
+    let (Some(mixer_norm), Some(feed_forward_norm)) = (mixer_norm, feed_forward_norm) else { return None };
+    let rms = |norm: &Norm| norm.kind == NormKind::Rms;
+    let alike = rms(mixer_norm) && rms(feed_forward_norm) && mixer_norm.eps == feed_forward_norm.eps;
+    let added_as_it_is = *residual == Residual::Sequential { scale: 1.0 };
+    let more = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || *output_scale;
+    if !alike || !added_as_it_is || more {
+        return None;
+    }
+    let attention = match mixer_kernels {
+        MixerKernels::Fast(shape) => *shape,
+        MixerKernels::General(..) | MixerKernels::Latent(..) => return None,
+    };
+    match feed_forward {
+        FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {
+            Some(PlainLayer { attention, n_ff: *n_ff, norm_eps: mixer_norm.eps })
+        }
+        FeedForward::Dense(_) | FeedForward::Experts(_) => None,
+    }
+}
+
+fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
+    let attention = match &w.mixer {
+        MixerWeights::Attention(a) => a,
+        MixerWeights::LatentAttention(_) => return None,
+    };
+    let DenseWeights { gate, up, down } = match &w.feed_forward {
+        FeedForwardWeights::Dense(dense) => dense,
+        FeedForwardWeights::Experts(_) => return None,
+    };
+    let without_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_none());
+    if !without_bias(&w.mixer_norm) || !without_bias(&w.feed_forward_norm) {
+        return None;
+    }
+    Some(PlainWeights {
+        mixer_norm: &w.mixer_norm.as_ref()?.weight,
+        attention,
+        k: attention.k.as_ref()?,
+        v: attention.v.as_ref()?,
+        feed_forward_norm: &w.feed_forward_norm.as_ref()?.weight,
+        gate: gate.as_ref()?,
+        up,
+        down,
+    })
+}
+
+/// Whether a model has logits that are more than products: scaled or capped.
+pub(super) fn scaled_logits(head: &Head) -> Option<(f32, Option<f32>)> {
+    let Head { scale, soft_cap, tied: _, bias: _ } = *head;
+    (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
+}

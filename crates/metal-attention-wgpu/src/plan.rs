@@ -1,0 +1,287 @@
+//! The dispatches of a forward pass, in the order of the paper, bound to their buffers.
+
+mod ends;
+mod experts;
+mod layer;
+mod mixer;
+mod streams;
+
+use crate::kernels::{
+    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNorm, Rows, SplitTile, TOKEN_TILE,
+};
+use crate::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
+use metal_attention_model::{BatchToken, ModelSpec, NormKind, Phase};
+use wgpu::Buffer;
+
+use super::activations::Activations;
+use super::forward_pass::Output;
+use super::kv_cache::GpuKvCache;
+use super::parts::MixerKernels;
+use super::weights::{GpuLinear, GpuNorm, GpuWeights};
+
+/// For which batches a [`Plan`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BatchKind {
+    /// One token.
+    One,
+    /// The next tokens of a few sequences, one each, [`FEW`] at most.
+    Sequences,
+    /// Other batches of a few tokens, [`BatchKind::most_few`] at most: bound by reading the weights, or by latency.
+    Few,
+    /// Many tokens: bound by arithmetic.
+    Many,
+}
+
+/// Most tokens of a batch that is multiplied token by token instead of tile by tile, and sequences decoded side by side.
+pub(super) const FEW: usize = 16;
+
+/// Most tokens of a few on matrix units, whose tiles for many leave most of a large GPU idle.
+const FEW_ON_UNITS: usize = 128;
+
+impl BatchKind {
+    /// The kind of `batch`, where a few tokens are `most_few` at most.
+    pub(super) fn of(batch: &[BatchToken], most_few: usize) -> Self {
+        match batch.len() {
+            2..=FEW if Phase::of(batch) == Phase::Decode => Self::Sequences,
+            n => Self::of_text(n, most_few),
+        }
+    }
+
+    /// The kind of a batch of `n_tokens` tokens of one sequence.
+    pub(super) fn of_text(n_tokens: usize, most_few: usize) -> Self {
+        match n_tokens {
+            1 => Self::One,
+            n if n <= most_few => Self::Few,
+            _ => Self::Many,
+        }
+    }
+
+    /// Most tokens of [`Few`](Self::Few).
+    pub(super) fn most_few(gpu: &GpuDevice, exact: bool) -> usize {
+        if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW }
+    }
+}
+
+/// All dispatches of one kind of batch.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) embedding: Vec<Dispatch>,
+    pub(super) layers: Vec<Vec<Dispatch>>,
+    /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies
+    /// between them, of a sequence whose pages lie one after the other.
+    pub(super) layers_at_once: Option<Vec<Dispatch>>,
+    /// States after the last norm of the tokens whose logits are wanted.
+    pub(super) hidden: Vec<Dispatch>,
+    /// Logits of the tokens that want them.
+    pub(super) head: Vec<Dispatch>,
+    /// Their largest, which also becomes the next batch.
+    pub(super) argmax: Vec<Dispatch>,
+    /// Or a short list of the largest.
+    pub(super) top_k: Vec<Dispatch>,
+}
+
+impl Plan {
+    /// What follows the layers for `output` to come back.
+    pub(super) fn results(&self, output: Output) -> impl Iterator<Item = &Dispatch> {
+        let (first, then): (&[Dispatch], &[Dispatch]) = match output {
+            Output::Hidden => (&self.hidden, &[]),
+            Output::Logits => (&self.head, &[]),
+            Output::Id => (&self.head, &self.argmax),
+            Output::TopK => (&self.head, &self.top_k),
+        };
+        first.iter().chain(then)
+    }
+
+    /// The dispatches of all layers, in order; `in_order`: whether the pages of the sequence lie one after the other.
+    /// Whether layers at once ran to the end is known where something comes back.
+    pub(super) fn layers(&self, size: StepSize, in_order: bool) -> impl Iterator<Item = &Dispatch> {
+        let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0 && in_order);
+        let one_by_one = if at_once.is_some() { &[] } else { self.layers.as_slice() };
+        at_once.into_iter().flatten().chain(one_by_one.iter().flatten())
+    }
+
+    /// Dispatches of all layers, one by one.
+    pub(super) fn n_dispatches(&self) -> usize {
+        self.layers.iter().map(Vec::len).sum()
+    }
+
+    /// Tokens times layers of a step that its first `n` dispatches of layers get done.
+    pub(super) fn work(&self, size: StepSize, n: usize) -> u64 {
+        let layers = n * self.layers.len() / self.n_dispatches().max(1);
+        u64::from(size.n_tokens) * layers as u64
+    }
+
+    /// The dispatches of a greedy step of a sequence alone in the cache, in order.
+    pub(super) fn greedy(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
+        self.embedding.iter().chain(self.layers(size, true)).chain(&self.head).chain(&self.argmax)
+    }
+}
+
+/// What the dispatches work on.
+pub(super) struct PlanBuilder<'a> {
+    pub(super) gpu: &'a GpuDevice,
+    pub(super) spec: &'a ModelSpec,
+    pub(super) weights: &'a GpuWeights,
+    pub(super) s: &'a Activations,
+    pub(super) cache: &'a GpuKvCache,
+    pub(super) mixers: &'a [MixerKernels],
+    /// Cosines and sines of each layer.
+    pub(super) rope: &'a [Buffer],
+    pub(super) batch: &'a Buffer,
+    pub(super) ids: &'a Buffer,
+    pub(super) top_k: &'a Buffer,
+    pub(super) exact: bool,
+    pub(super) kind: BatchKind,
+}
+
+/// How a matrix product is computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Method {
+    /// Each weight is read once for so many tokens.
+    TokenByToken(usize),
+    /// On matrix units, the inputs of a row shared out.
+    Split(SplitTile),
+    /// In tiles of rows and tokens.
+    Tiles { on_units: bool },
+}
+
+/// A matrix product and where its results go.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    linear: (&'a GpuMatrix, Option<&'a Buffer>),
+    output: MatvecOutput,
+    rows: Rows,
+    x: &'a Buffer,
+    y: &'a Buffer,
+}
+
+impl<'a> Product<'a> {
+    /// A product for all tokens.
+    fn new(linear: &'a GpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
+        Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: Rows::Tokens, x, y }
+    }
+}
+
+/// The input of products: what a norm makes of the residual stream, or that itself.
+#[derive(Clone, Copy)]
+enum Input<'a> {
+    /// The norm is still to be taken of the stream; kernels for products do it on the way.
+    Norm(&'a GpuNorm),
+    /// It lies there.
+    Ready(&'a Buffer),
+}
+
+impl PlanBuilder<'_> {
+    pub(super) fn build(&self) -> Result<Plan, GpuError> {
+        let (s, n_vocab) = (self.s, self.spec.n_vocab);
+        let (mut argmax, mut top_k) = (Vec::new(), Vec::new());
+        if self.spec.output.head.is_some() {
+            argmax = kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?;
+            top_k = kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?;
+        }
+        Ok(Plan {
+            embedding: self.embedding()?,
+            layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
+            layers_at_once: None,
+            hidden: self.hidden()?,
+            head: self.head()?,
+            argmax,
+            top_k,
+        })
+    }
+
+    /// Most tokens of a batch of this kind.
+    fn most_tokens(&self) -> usize {
+        match self.kind {
+            BatchKind::One => 1,
+            BatchKind::Sequences => FEW,
+            BatchKind::Few => BatchKind::most_few(self.gpu, self.exact),
+            BatchKind::Many => self.s.n_tokens,
+        }
+    }
+
+    /// How a product with `matrix` is computed.
+    fn method(&self, matrix: &GpuMatrix) -> Method {
+        let features = self.gpu.features();
+        if self.kind == BatchKind::One {
+            return Method::TokenByToken(1);
+        }
+        if self.kind != BatchKind::Many {
+            if let Some(tile) = kernels::split_tile(features, matrix, self.most_tokens(), self.exact) {
+                return Method::Split(tile);
+            }
+            if !kernels::all_on_units(features, matrix, self.exact) || !features.cooperative_f16 {
+                return Method::TokenByToken(TOKEN_TILE);
+            }
+        }
+        Method::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
+    }
+
+    /// What `norm` makes of the residual stream, for products; without a norm the stream. `shared`: several products read it,
+    /// so that it is made once.
+    fn input<'n>(
+        &'n self,
+        d: &mut Vec<Dispatch>,
+        norm: Option<&'n GpuNorm>,
+        shared: bool,
+    ) -> Result<Input<'n>, GpuError> {
+        let Some(norm) = norm else { return Ok(Input::Ready(&self.s.x)) };
+        if !shared && norm.kind == NormKind::Rms && !norm.has_bias {
+            return Ok(Input::Norm(norm));
+        }
+        d.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.s.x), &self.s.h)?);
+        Ok(Input::Ready(&self.s.h))
+    }
+
+    /// `y = norm(x)` over rows of the norm's length, with the rest as `of` says; `None`: in place.
+    fn norm(&self, norm: &GpuNorm, of: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, GpuError> {
+        let of = NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..of };
+        kernels::norm(self.gpu, of, x, Some(&norm.weights), y, self.batch)
+    }
+
+    /// The product with `input`, in place of the one that `product` has.
+    fn product_of(&self, d: &mut Vec<Dispatch>, input: Input<'_>, product: Product<'_>) -> Result<(), GpuError> {
+        match input {
+            Input::Norm(norm) => self.norm_and_product(d, norm, product),
+            Input::Ready(x) => self.multiply(d, Product { x, ..product }),
+        }
+    }
+
+    /// The product of `norm(x)`, an RMSNorm that adds nothing. Most kernels reckon it on the way; a norm of its own would cost
+    /// a whole dispatch more.
+    fn norm_and_product(&self, d: &mut Vec<Dispatch>, norm: &GpuNorm, product: Product<'_>) -> Result<(), GpuError> {
+        let (weight, eps) = (&norm.weights, norm.eps);
+        if !matches!(
+            self.method(product.linear.0),
+            Method::Tiles { on_units: false } | Method::TokenByToken(TOKEN_TILE)
+        ) {
+            d.extend(self.matvec(MatvecInput::RmsNorm { weight, eps }, product)?);
+            return Ok(());
+        }
+        let wanted_only = product.rows == Rows::Wanted;
+        let norm = RmsNorm { n: self.spec.n_embd, eps, wanted_only };
+        d.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.s.h, self.batch)?);
+        let rows = if wanted_only { Rows::Gathered } else { Rows::Tokens };
+        self.multiply(d, Product { x: &self.s.h, rows, ..product })
+    }
+
+    fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), GpuError> {
+        d.extend(self.matvec(MatvecInput::Plain, product)?);
+        Ok(())
+    }
+
+    fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, GpuError> {
+        let Product { linear: (matrix, bias), output, rows, x, y } = product;
+        let (gpu, batch) = (self.gpu, self.batch);
+        let options = MatvecOptions { input, output, rows, bias };
+        match self.method(matrix) {
+            Method::TokenByToken(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
+            Method::Split(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
+            Method::Tiles { .. } => {
+                // Seldom are the logits of many tokens wanted.
+                let most = if rows == Rows::Tokens { self.most_tokens() } else { self.most_tokens().min(FEW_ON_UNITS) };
+                kernels::matmul(gpu, matrix, options, most, self.exact, x, y, &self.s.matmul, batch)
+            }
+        }
+    }
+}

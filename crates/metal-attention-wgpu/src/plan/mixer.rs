@@ -1,0 +1,189 @@
+//! A layer's mixer, from its input to what its output matrix is multiplied by.
+
+use crate::kernels::{
+    self, AttentionBuffers, AttentionShape, GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape,
+    KvInputs, LatentBuffers, LatentShape, MatvecOutput, NormShape,
+};
+use crate::{Dispatch, GpuError};
+use metal_attention_model::Mixer;
+use wgpu::Buffer;
+
+use super::{BatchKind, Input, PlanBuilder, Product};
+use crate::parts::MixerKernels;
+use crate::weights::{GpuLinear, GpuMixer};
+
+impl PlanBuilder<'_> {
+    /// Whether several matrices read the input of layer `i`'s mixer.
+    pub(super) fn mixer_shares_input(&self, i: usize) -> bool {
+        // LAuReL does, too.
+        if self.weights.layers[i].streams.is_some() {
+            return true;
+        }
+        match self.mixers[i] {
+            MixerKernels::Fast(_) | MixerKernels::General(..) => false,
+            MixerKernels::Latent(..) => true,
+        }
+    }
+
+    /// The mixer of layer `i`: its output matrix and what that is to be multiplied by.
+    pub(super) fn mixer(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        input: Input<'_>,
+    ) -> Result<(&GpuLinear, &Buffer), GpuError> {
+        let s = self.s;
+        match (&self.weights.layers[i].mixer, &self.mixers[i]) {
+            (GpuMixer::Attention { qkv, qk_norm, of_heads: _, out }, MixerKernels::Fast(shape)) => {
+                self.product_of(d, input, Product::new(qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+                self.fast_attention(d, i, shape, qk_norm.as_ref())?;
+                Ok((out, &s.att))
+            }
+            (GpuMixer::Attention { qkv, qk_norm, of_heads, out }, MixerKernels::General(inputs, attention)) => {
+                self.product_of(d, input, Product::new(qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+                self.attention_inputs(d, i, inputs, qk_norm.as_ref())?;
+                self.general_attention(d, i, attention, of_heads.as_ref())?;
+                Ok((out, &s.att))
+            }
+            (GpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs, attention)) => {
+                self.latent_attention(d, i, input, inputs, attention)?;
+                Ok((out, &s.values))
+            }
+            (GpuMixer::Attention { .. }, MixerKernels::Latent(..))
+            | (GpuMixer::Latent { .. }, MixerKernels::Fast(_) | MixerKernels::General(..)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        }
+    }
+
+    /// Attention over the cache of layer `i`, after its newest keys and values were appended.
+    fn fast_attention(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        shape: &AttentionShape,
+        qk_norm: Option<&Buffer>,
+    ) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (keys, values) = &self.cache.layers[i];
+        let buffers = AttentionBuffers {
+            qkv: &self.s.qkv,
+            rope: &self.rope[i],
+            qk_norm,
+            keys,
+            values,
+            att: &self.s.att,
+            partial: &self.s.partial,
+            batch: self.batch,
+        };
+        if self.decodes() {
+            d.push(kernels::decode_attention(gpu, shape, &buffers)?);
+            d.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
+        } else {
+            d.push(kernels::rope_append(gpu, shape, &buffers)?);
+            let on_units = kernels::attends_on_units(gpu.features(), shape, self.exact);
+            let attention = if on_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
+            d.push(attention(gpu, shape, &buffers)?);
+        }
+        Ok(())
+    }
+
+    /// Whether every token is the next one of its sequence.
+    fn decodes(&self) -> bool {
+        match self.kind {
+            BatchKind::One | BatchKind::Sequences => true,
+            BatchKind::Few | BatchKind::Many => false,
+        }
+    }
+
+    /// Queries as attention takes them, and the way of keys and values into the cache, from their projections.
+    fn attention_inputs(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        of: &InputsShape,
+        qk_norm: Option<&Buffer>,
+    ) -> Result<(), GpuError> {
+        let (s, (keys, values)) = (self.s, &self.cache.layers[i]);
+        let buffers = InputsBuffers {
+            qkv: &s.qkv,
+            queries: &s.queries,
+            rope: of.rope.map(|_| &self.rope[i]),
+            qk_norm,
+            cache: if of.kv == KvInputs::None { None } else { Some((keys, values)) },
+            batch: self.batch,
+        };
+        d.push(kernels::attention_inputs(self.gpu, of, &buffers)?);
+        Ok(())
+    }
+
+    /// Attention of any kind over the cache that layer `i` reads.
+    fn general_attention(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        of: &GeneralAttention,
+        of_heads: Option<&Buffer>,
+    ) -> Result<(), GpuError> {
+        let (s, (keys, values)) = (self.s, &self.cache.layers[i]);
+        let buffers = GeneralBuffers {
+            queries: &s.queries,
+            keys,
+            values,
+            of_heads,
+            att: &s.att,
+            partial: &s.partial,
+            batch: self.batch,
+        };
+        d.push(kernels::general_attention(self.gpu, of, self.decodes(), &buffers)?);
+        if self.decodes() {
+            d.push(kernels::general_attention_merge(self.gpu, of, &buffers)?);
+        }
+        Ok(())
+    }
+
+    /// Multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1): the cache holds one compressed row a token,
+    /// which is key and value of all heads; the keys' expansion is taken into the query, that of the values follows attention.
+    fn latent_attention(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        input: Input<'_>,
+        inputs: &LatentShape,
+        attention: &GeneralAttention,
+    ) -> Result<(), GpuError> {
+        let (gpu, s, (keys, values)) = (self.gpu, self.s, &self.cache.layers[i]);
+        let (GpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
+            (&self.weights.layers[i].mixer, &self.spec.layers[i].mixer)
+        else {
+            panic!("the weights are those of the layers: both were made from one description")
+        };
+        match q_a {
+            Some((q_a, norm)) => {
+                self.product_of(d, input, Product::new(q_a, MatvecOutput::Store, &s.x, &s.q_a))?;
+                d.push(self.norm(norm, NormShape::of_row(norm.n), None, &s.q_a)?);
+                self.multiply(d, Product::new(q, MatvecOutput::Store, &s.q_a, &s.qkv))?;
+            }
+            None => self.product_of(d, input, Product::new(q, MatvecOutput::Store, &s.x, &s.qkv))?,
+        }
+        self.product_of(d, input, Product::new(kv_a, MatvecOutput::Store, &s.x, &s.kv_a))?;
+        let n_head = inputs.n_head;
+        let rows = HeadRows { n_head, x_stride: spec.head_dim(), y_stride: attention.key_dim };
+        d.extend(kernels::head_products(gpu, k_b, rows, &s.qkv, &s.queries)?);
+        let buffers = LatentBuffers {
+            q: &s.qkv,
+            kv: &s.kv_a,
+            norm: kv_a_norm,
+            queries: &s.queries,
+            keys,
+            values,
+            rope: &self.rope[i],
+            batch: self.batch,
+        };
+        d.push(kernels::latent_inputs(gpu, inputs, &buffers)?);
+        self.general_attention(d, i, attention, None)?;
+        let rows = HeadRows { n_head, x_stride: attention.value_dim, y_stride: spec.value_dim };
+        d.extend(kernels::head_products(gpu, v_b, rows, &s.att, &s.values)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,551 @@
+//! A model's weights in the GPU's memory.
+
+use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
+use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+use metal_attention_gguf::Tensor;
+use metal_attention_model::{
+    DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
+    MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
+};
+use wgpu::Buffer;
+
+use super::parts::PlainWeights;
+
+/// `y = W x + b`, of one or several matrices of the file that share their input.
+#[derive(Debug)]
+pub(super) struct GpuLinear {
+    pub(super) weight: GpuMatrix,
+    pub(super) bias: Option<Buffer>,
+}
+
+/// A norm with its weights.
+#[derive(Debug)]
+pub(super) struct GpuNorm {
+    pub(super) kind: NormKind,
+    pub(super) eps: f32,
+    /// Elements of a row.
+    pub(super) n: usize,
+    /// Factors, then what is added, where something is.
+    pub(super) weights: Buffer,
+    pub(super) has_bias: bool,
+}
+
+/// One layer's weights.
+#[derive(Debug)]
+pub(super) struct GpuLayer {
+    pub(super) mixer_norm: Option<GpuNorm>,
+    pub(super) mixer: GpuMixer,
+    pub(super) mixer_post_norm: Option<GpuNorm>,
+    pub(super) feed_forward_norm: Option<GpuNorm>,
+    pub(super) feed_forward: GpuFeedForward,
+    pub(super) feed_forward_post_norm: Option<GpuNorm>,
+    /// Norms of the sums after mixer and feed-forward.
+    pub(super) sum_norms: Option<[GpuNorm; 2]>,
+    /// What the layer does with its own embedding.
+    pub(super) own_embedding: Option<GpuOwnEmbedding>,
+    /// How the layer goes about with several residual streams.
+    pub(super) streams: Option<GpuLayerStreams>,
+    /// Factor on the layer's result.
+    pub(super) output_scale: f32,
+}
+
+/// Weights of a mixer.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
+pub(super) enum GpuMixer {
+    /// Of attention.
+    Attention {
+        /// Queries, keys and values, one after the other, as far as there are any.
+        qkv: GpuLinear,
+        /// Factors of the norm of queries, then of keys; then what is added, where something is.
+        qk_norm: Option<Buffer>,
+        /// Of each head the sink's score and the slope, `[n_head, 2]`.
+        of_heads: Option<Buffer>,
+        out: GpuLinear,
+    },
+    /// Of latent attention.
+    Latent {
+        /// Compressed queries and their norm.
+        q_a: Option<(GpuLinear, GpuNorm)>,
+        q: GpuLinear,
+        /// The compressed row and the shared key.
+        kv_a: GpuLinear,
+        /// Weight of the row's norm.
+        kv_a_norm: Buffer,
+        /// The heads' matrices to the compressed row, one below the other.
+        k_b: GpuMatrix,
+        /// And from it to values.
+        v_b: GpuMatrix,
+        out: GpuLinear,
+    },
+}
+
+/// Weights of a feed-forward.
+#[derive(Debug)]
+pub(super) enum GpuFeedForward {
+    /// The same for all tokens.
+    Dense(GpuDense),
+    /// Experts.
+    Experts(Box<GpuExperts>),
+}
+
+/// Weights of a mixture of experts.
+#[derive(Debug)]
+pub(super) struct GpuExperts {
+    pub(super) shape: ExpertsShape,
+    pub(super) router: GpuLinear,
+    /// Norm of the router's input, where it is not that of the experts.
+    pub(super) router_norm: Option<GpuNorm>,
+    /// Added to the scores for the choice.
+    pub(super) choice_bias: Option<Buffer>,
+    /// Factor on each expert's result.
+    pub(super) expert_scale: Option<Buffer>,
+    /// Gates and ups of all experts by turns, or ups alone.
+    pub(super) up: GpuLinear,
+    pub(super) down: GpuLinear,
+    /// What all tokens go through besides.
+    pub(super) shared: Option<GpuDense>,
+    /// The gate of that.
+    pub(super) shared_gate: Option<Buffer>,
+    /// Norms of the experts' input, their sum, and the result of what all tokens go through.
+    pub(super) own_norms: Option<[GpuNorm; 3]>,
+}
+
+/// Weights of a feed-forward that is the same for all tokens.
+#[derive(Debug)]
+pub(super) struct GpuDense {
+    /// Rows of gate and up by turns; up alone where there is no gate.
+    pub(super) gate_up: GpuLinear,
+    pub(super) down: GpuLinear,
+}
+
+/// What a layer does with its own embedding.
+#[derive(Debug)]
+pub(super) struct GpuOwnEmbedding {
+    pub(super) gate: GpuLinear,
+    pub(super) proj: GpuLinear,
+    pub(super) post_norm: GpuNorm,
+}
+
+/// How a layer goes about with several residual streams.
+#[derive(Debug)]
+pub(super) struct GpuLayerStreams {
+    pub(super) router_norm: GpuNorm,
+    pub(super) router: GpuLinear,
+    /// F32 `[n * n, n]`.
+    pub(super) predict: Buffer,
+    /// F32 `[n, n]`.
+    pub(super) correct: Buffer,
+    /// Factor on the first stream before its embedding, `[n_embd]`.
+    pub(super) correct_scale: Buffer,
+    pub(super) laurel_l: GpuLinear,
+    pub(super) laurel_r: GpuLinear,
+    pub(super) laurel_norm: GpuNorm,
+}
+
+/// What makes residual streams of one, and one of them: of each but the first.
+#[derive(Debug)]
+pub(super) struct GpuStreams {
+    pub(super) proj: Vec<GpuLinear>,
+    pub(super) unembd_proj: Vec<GpuLinear>,
+}
+
+/// Tables of the embeddings for each layer.
+#[derive(Debug)]
+pub(super) struct GpuPerLayer {
+    pub(super) token_embd: GpuMatrix,
+    pub(super) model_proj: GpuLinear,
+    pub(super) proj_norm: GpuNorm,
+}
+
+/// The whole model's weights.
+#[derive(Debug)]
+pub(super) struct GpuWeights {
+    pub(super) token_embd: GpuMatrix,
+    /// Added to every embedding.
+    pub(super) token_type: Option<Buffer>,
+    /// Learned positions in 32-bit floats, and their number.
+    pub(super) positions: Option<(Buffer, usize)>,
+    pub(super) embedding_norm: Option<GpuNorm>,
+    pub(super) per_layer: Option<GpuPerLayer>,
+    pub(super) streams: Option<GpuStreams>,
+    pub(super) layers: Vec<GpuLayer>,
+    pub(super) output_norm: Option<GpuNorm>,
+    /// The output head where it is not the embedding table.
+    output: Option<GpuMatrix>,
+    /// What is added to the logits.
+    pub(super) output_bias: Option<Buffer>,
+}
+
+impl GpuWeights {
+    /// Uploads every weight. A matrix is one or more buffers; the file's pages are released as they are read.
+    /// Layers whose matrices one binding reaches, at most `layers_in_a_buffer`, share a buffer.
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        spec: &ModelSpec,
+        weights: &Weights,
+        layers_in_a_buffer: usize,
+    ) -> Result<Self, GpuError> {
+        let own = |what: &str, tensor: &Tensor| GpuMatrix::concat(gpu, what, &[tensor], &mut Arena::default());
+        let output = own_head(weights).map(|head| own("the output head", head)).transpose()?;
+        let token_embd = own("the embedding table", &weights.token_embd.weight)?;
+        let positions = match &weights.positions {
+            Some(table) => Some((gpu.upload("positions", &table.weight.to_f32())?, table.weight.n_rows())),
+            None => None,
+        };
+        let token_type = weights.token_type.as_ref().map(|row| gpu.upload("the token type", row)).transpose()?;
+        let per_layer = match (&spec.embedding.per_layer, &weights.per_layer) {
+            (Some(spec), Some(w)) => Some(GpuPerLayer {
+                token_embd: own("the layers' embedding tables", &w.token_embd.weight)?,
+                model_proj: concat(gpu, "the layers' projection", &[&w.model_proj], &mut Arena::default())?,
+                proj_norm: GpuNorm::new(gpu, &spec.proj_norm, &w.proj_norm)?,
+            }),
+            _ => None,
+        };
+        let each = |linears: &[Linear]| {
+            let linear = |l: &Linear| concat(gpu, "a projection between streams", &[l], &mut Arena::default());
+            linears.iter().map(linear).collect::<Result<Vec<_>, _>>()
+        };
+        let streams = match &weights.streams {
+            Some(w) => Some(GpuStreams { proj: each(&w.proj)?, unembd_proj: each(&w.unembd_proj)? }),
+            None => None,
+        };
+        // As few buffers for the matrices of all layers as can be: one kernel runs through those of a buffer.
+        let bytes: Vec<_> = weights.layers.iter().map(layer_bytes).collect();
+        let mut layers = Vec::new();
+        for (n, mut arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
+            for i in layers.len()..layers.len() + n {
+                layers.push(GpuLayer::new(gpu, spec, &spec.layers[i], &weights.layers[i], &mut arena)?);
+            }
+        }
+        let output_bias = weights.output.as_ref().and_then(|linear| linear.bias.as_ref());
+        Ok(Self {
+            token_embd,
+            token_type,
+            positions,
+            embedding_norm: GpuNorm::optional(gpu, spec.embedding.norm.as_ref(), weights.embedding_norm.as_ref())?,
+            per_layer,
+            streams,
+            layers,
+            output_norm: GpuNorm::optional(gpu, spec.output.norm.as_ref(), weights.output_norm.as_ref())?,
+            output,
+            output_bias: output_bias.map(|bias| gpu.upload("a bias", bias)).transpose()?,
+        })
+    }
+
+    /// The output head.
+    pub(super) fn output(&self) -> &GpuMatrix {
+        self.output.as_ref().unwrap_or(&self.token_embd)
+    }
+}
+
+impl GpuNorm {
+    fn new(gpu: &GpuDevice, norm: &Norm, w: &NormWeights) -> Result<Self, GpuError> {
+        let bias = w.bias.as_deref().unwrap_or(&[]);
+        Ok(Self {
+            kind: norm.kind,
+            eps: norm.eps,
+            n: w.weight.len(),
+            weights: gpu.upload("a norm", &[&*w.weight, bias].concat())?,
+            has_bias: w.bias.is_some(),
+        })
+    }
+
+    fn optional(gpu: &GpuDevice, norm: Option<&Norm>, w: Option<&NormWeights>) -> Result<Option<Self>, GpuError> {
+        norm.zip(w).map(|(norm, w)| Self::new(gpu, norm, w)).transpose()
+    }
+}
+
+impl GpuLayer {
+    fn new(
+        gpu: &GpuDevice,
+        model: &ModelSpec,
+        spec: &LayerSpec,
+        w: &LayerWeights,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
+        let norm = |norm: &Option<Norm>, w: &Option<NormWeights>| GpuNorm::optional(gpu, norm.as_ref(), w.as_ref());
+        let sum_norms = match (&spec.residual, &w.sum_norms) {
+            (metal_attention_model::Residual::PostNorm { mixer, feed_forward }, Some([a, b])) => {
+                Some([GpuNorm::new(gpu, mixer, a)?, GpuNorm::new(gpu, feed_forward, b)?])
+            }
+            _ => None,
+        };
+        let feed_forward = match (&spec.feed_forward, &w.feed_forward) {
+            (FeedForward::Dense(_), FeedForwardWeights::Dense(w)) => {
+                GpuFeedForward::Dense(GpuDense::new(gpu, w, arena)?)
+            }
+            (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
+                GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, arena)?))
+            }
+            (FeedForward::Dense(_), FeedForwardWeights::Experts(_))
+            | (FeedForward::Experts(_), FeedForwardWeights::Dense(_)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        };
+        let own_embedding = match (&model.embedding.per_layer, &w.per_layer) {
+            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(GpuOwnEmbedding {
+                gate: concat(gpu, "the gate of the layer's embedding", &[gate], arena)?,
+                proj: concat(gpu, "the projection of the layer's embedding", &[proj], arena)?,
+                post_norm: GpuNorm::new(gpu, &spec.post_norm, post_norm)?,
+            }),
+            _ => None,
+        };
+        let streams = match (&model.embedding.streams, &w.streams) {
+            (Some(spec), Some(w)) => Some(GpuLayerStreams {
+                router_norm: GpuNorm::new(gpu, &spec.router_norm, &w.router_norm)?,
+                router: concat(gpu, "the router between streams", &[&w.router], arena)?,
+                predict: gpu.upload("predictions of streams", &w.predict.weight.to_f32())?,
+                correct: gpu.upload("corrections of streams", &w.correct.weight.to_f32())?,
+                correct_scale: gpu.upload("the scale of a stream", &w.correct_scale)?,
+                laurel_l: concat(gpu, "LAuReL's matrix", &[&w.laurel_l], arena)?,
+                laurel_r: concat(gpu, "LAuReL's matrix", &[&w.laurel_r], arena)?,
+                laurel_norm: GpuNorm::new(gpu, &spec.laurel_norm, &w.laurel_norm)?,
+            }),
+            _ => None,
+        };
+        Ok(Self {
+            mixer_norm: norm(&spec.mixer_norm, &w.mixer_norm)?,
+            mixer: GpuMixer::new(gpu, &spec.mixer, &w.mixer, arena)?,
+            mixer_post_norm: norm(&spec.mixer_post_norm, &w.mixer_post_norm)?,
+            feed_forward_norm: norm(&spec.feed_forward_norm, &w.feed_forward_norm)?,
+            feed_forward,
+            feed_forward_post_norm: norm(&spec.feed_forward_post_norm, &w.feed_forward_post_norm)?,
+            sum_norms,
+            own_embedding,
+            streams,
+            output_scale: w.output_scale,
+        })
+    }
+
+    /// The matrices of a layer of attention, as the kernel of all layers at once takes them.
+    pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
+        match (&self.mixer, &self.feed_forward) {
+            (GpuMixer::Attention { qkv, out, qk_norm: _, of_heads: _ }, GpuFeedForward::Dense(dense)) => {
+                Some(LayerMatrices {
+                    qkv: &qkv.weight,
+                    out: &out.weight,
+                    gate_up: &dense.gate_up.weight,
+                    down: &dense.down.weight,
+                })
+            }
+            (GpuMixer::Latent { .. }, _) | (_, GpuFeedForward::Experts(_)) => None,
+        }
+    }
+}
+
+impl GpuMixer {
+    fn new(gpu: &GpuDevice, spec: &Mixer, w: &MixerWeights, arena: &mut Arena) -> Result<Self, GpuError> {
+        match (spec, w) {
+            (Mixer::Attention(spec), MixerWeights::Attention(a)) => {
+                let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
+                let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
+                let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();
+                let slopes = match spec.positions {
+                    Positions::Alibi { max_bias } => Some(alibi_slopes(spec.n_head, max_bias)),
+                    Positions::None | Positions::Rope(_) => None,
+                };
+                let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
+                let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
+                let has_some = a.sinks.is_some() || slopes.is_some();
+                let qkv: Vec<_> = [Some(&a.q), a.k.as_ref(), a.v.as_ref()].into_iter().flatten().collect();
+                Ok(Self::Attention {
+                    qkv: concat(gpu, "Q, K and V", &qkv, arena)?,
+                    qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
+                    of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
+                    out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
+                })
+            }
+            (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
+                let norm =
+                    Norm { tensor: "attn_q_a_norm", weight: true, bias: false, kind: NormKind::Rms, eps: spec.eps };
+                let q_a = match &a.q_a {
+                    Some((linear, w)) => {
+                        Some((concat(gpu, "the queries' compression", &[linear], arena)?, GpuNorm::new(gpu, &norm, w)?))
+                    }
+                    None => None,
+                };
+                let mut heads = |what: &str, matrices: &[Linear]| {
+                    let weights: Vec<_> = matrices.iter().map(|l| &l.weight).collect();
+                    GpuMatrix::concat(gpu, what, &weights, arena)
+                };
+                let k_b = heads("the keys' expansions", &a.k_b)?;
+                let v_b = heads("the values' expansions", &a.v_b)?;
+                Ok(Self::Latent {
+                    q_a,
+                    q: concat(gpu, "the queries", &[&a.q], arena)?,
+                    kv_a: concat(gpu, "the compression of keys and values", &[&a.kv_a], arena)?,
+                    kv_a_norm: gpu.upload("a norm", &a.kv_a_norm.weight)?,
+                    k_b,
+                    v_b,
+                    out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
+                })
+            }
+            (Mixer::Attention(_), MixerWeights::LatentAttention(_))
+            | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        }
+    }
+}
+
+impl GpuExperts {
+    fn new(
+        gpu: &GpuDevice,
+        spec: &Experts,
+        w: &ExpertsWeights,
+        n_embd: usize,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
+        let optional = |what: &str, values: &Option<Vec<f32>>| match values {
+            Some(values) => gpu.upload(what, values).map(Some),
+            None => Ok(None),
+        };
+        let router_norm = match (&spec.own_norms, &w.router_scale) {
+            (Some(own), Some(scale)) => {
+                // Over the square root of the width, too.
+                let factor = 1.0 / (n_embd as f32).sqrt();
+                let weight = scale.iter().map(|scale| scale * factor).collect();
+                let norm = Norm { eps: own.router_eps, bias: false, ..own.input };
+                Some(GpuNorm::new(gpu, &norm, &NormWeights { weight, bias: None })?)
+            }
+            _ => None,
+        };
+        let own_norms = match (&spec.own_norms, &w.own_norms) {
+            (Some(own), Some([input, result, shared])) => Some([
+                GpuNorm::new(gpu, &own.input, input)?,
+                GpuNorm::new(gpu, &own.result, result)?,
+                GpuNorm::new(gpu, &own.shared_result, shared)?,
+            ]),
+            _ => None,
+        };
+        let gates: Vec<_> = w.experts.iter().filter_map(|expert| expert.gate.as_ref()).collect();
+        let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
+        let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
+        let up = if gates.is_empty() {
+            concat(gpu, "the experts' up projections", &ups, arena)?
+        } else {
+            interleave_all(gpu, "the experts' gates and ups", &gates, &ups, arena)?
+        };
+        Ok(Self {
+            shape: ExpertsShape::new(spec, n_embd),
+            router: concat(gpu, "the router", &[&w.router], arena)?,
+            router_norm,
+            choice_bias: optional("the bias of choices", &w.choice_bias)?,
+            expert_scale: optional("the scales of experts", &w.expert_scale)?,
+            up,
+            down: concat(gpu, "the experts' down projections", &downs, arena)?,
+            shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, arena)).transpose()?,
+            shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
+            own_norms,
+        })
+    }
+}
+
+impl GpuDense {
+    fn new(gpu: &GpuDevice, w: &DenseWeights, arena: &mut Arena) -> Result<Self, GpuError> {
+        Ok(Self {
+            gate_up: match &w.gate {
+                Some(gate) => interleave(gpu, "gate and up", gate, &w.up, arena)?,
+                None => concat(gpu, "the up projection", &[&w.up], arena)?,
+            },
+            down: concat(gpu, "the down projection", &[&w.down], arena)?,
+        })
+    }
+}
+
+/// The output head where it is not the embedding table.
+pub(super) fn own_head(weights: &Weights) -> Option<&Tensor> {
+    let head = weights.output.as_ref().map(|linear| &linear.weight)?;
+    (!std::ptr::eq(head.bytes(), weights.token_embd.weight.bytes())).then_some(head)
+}
+
+/// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.
+fn layer_bytes(w: &LayerWeights) -> u64 {
+    let bytes = |l: &Linear| GpuMatrix::bytes_of(l.weight.ty(), l.weight.row_len(), l.weight.n_rows());
+    w.linears().into_iter().map(|l| Arena::padded(bytes(l))).fold(0, u64::saturating_add)
+}
+
+/// The matrices one below the other.
+fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], arena: &mut Arena) -> Result<GpuLinear, GpuError> {
+    let weights: Vec<_> = linears.iter().map(|l| &l.weight).collect();
+    let bias =
+        linears.iter().any(|l| l.bias.is_some()).then(|| linears.iter().flat_map(|l| bias(l)).collect::<Vec<_>>());
+    Ok(GpuLinear {
+        weight: GpuMatrix::concat(gpu, what, &weights, arena)?,
+        bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
+    })
+}
+
+/// The rows of two matrices by turns.
+fn interleave(
+    gpu: &GpuDevice,
+    what: &str,
+    even: &Linear,
+    odd: &Linear,
+    arena: &mut Arena,
+) -> Result<GpuLinear, GpuError> {
+    let has_bias = even.bias.is_some() || odd.bias.is_some();
+    let bias = has_bias.then(|| bias(even).into_iter().zip(bias(odd)).flat_map(|(e, o)| [e, o]).collect::<Vec<_>>());
+    Ok(GpuLinear {
+        weight: GpuMatrix::interleave(gpu, what, &even.weight, &odd.weight, arena)?,
+        bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
+    })
+}
+
+/// The rows of all experts' gates and ups by turns, one expert below the other.
+fn interleave_all(
+    gpu: &GpuDevice,
+    what: &str,
+    gates: &[&Linear],
+    ups: &[&Linear],
+    arena: &mut Arena,
+) -> Result<GpuLinear, GpuError> {
+    let has_bias = gates.iter().chain(ups).any(|linear| linear.bias.is_some());
+    let pairs = gates.iter().zip(ups).flat_map(|(gate, up)| bias(gate).into_iter().zip(bias(up)));
+    let bias: Vec<f32> = if has_bias { pairs.flat_map(|(gate, up)| [gate, up]).collect() } else { Vec::new() };
+    let tensors = |linears: &[&'_ Linear]| linears.iter().map(|linear| linear.weight.clone()).collect::<Vec<_>>();
+    let (gates, ups) = (tensors(gates), tensors(ups));
+    let (gates, ups): (Vec<_>, Vec<_>) = (gates.iter().collect(), ups.iter().collect());
+    Ok(GpuLinear {
+        weight: GpuMatrix::interleave_all(gpu, what, &gates, &ups, arena)?,
+        bias: has_bias.then(|| gpu.upload("a bias", &bias)).transpose()?,
+    })
+}
+
+/// Norms and biases of all layers, one layer after the other, as `decode_layers` reads them; and which of Q, K and V,
+/// attention's output, gate and up, and down have a bias in any layer.
+pub(super) fn layer_params(layers: &[PlainWeights<'_>]) -> (Vec<f32>, [bool; 4]) {
+    let mut biases = [false; 4];
+    for w in layers {
+        let a = w.attention;
+        let groups: [&[&Linear]; 4] = [&[&a.q, w.k, w.v], &[&a.out], &[w.gate, w.up], &[w.down]];
+        for (has, group) in biases.iter_mut().zip(groups) {
+            *has |= group.iter().any(|l| l.bias.is_some());
+        }
+    }
+    let mut params = Vec::new();
+    for w in layers {
+        let a = w.attention;
+        params.extend([w.mixer_norm, w.feed_forward_norm].concat());
+        if biases[0] {
+            params.extend([&a.q, w.k, w.v].into_iter().flat_map(bias));
+        }
+        if biases[1] {
+            params.extend(bias(&a.out));
+        }
+        if biases[2] {
+            params.extend(bias(w.gate).into_iter().zip(bias(w.up)).flat_map(|(gate, up)| [gate, up]));
+        }
+        if biases[3] {
+            params.extend(bias(w.down));
+        }
+        params.extend([&a.q_norm, &a.k_norm].into_iter().flatten().flat_map(|norm| &norm.weight));
+    }
+    (params, biases)
+}
+
+/// The bias, zeros where there is none.
+fn bias(linear: &Linear) -> Vec<f32> {
+    linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()])
+}

@@ -1,0 +1,348 @@
+//! `decode_attention` and `prefill_attention` against their twin, and against each other.
+
+use crate::support::{batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
+use metal_attention_model::CacheType::{self, F16, F32};
+use metal_attention_model::RopeLayout::{Halves, Interleaved};
+use metal_attention_model::{BatchToken, Rope};
+use metal_attention_wgpu::kernels::{
+    AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_bytes,
+    prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
+};
+use metal_attention_wgpu::{GpuDevice, StepSize, wgpu};
+
+/// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
+/// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a
+/// rotated key so near the middle of two numbers that 32 and 64 bits round it to different ones (1 in 2000) is off by
+/// 2^-10 of itself, and where few positions share the weight the result by up to 1e-4, 1e-8 when squared.
+fn tolerance(cache: CacheType) -> f64 {
+    match cache {
+        F32 => 1e-11,
+        F16 => 1e-8,
+    }
+}
+
+/// On 16-bit matrix units queries are off by up to 2^-12 of themselves, evenly spread: of scores that are some 3 by 4e-4,
+/// of as much of the weights they give, and so the result, 2e-7 when squared. Weights rounded to 11 bits add a tenth.
+const ON_UNITS: f64 = 1e-6;
+
+/// With and without subgroups. Decode attention uses no matrix units: the variant between them would be the first again.
+fn gpus() -> impl Iterator<Item = &'static GpuDevice> {
+    variants().iter().step_by(2)
+}
+
+/// A cache on the GPU and its twin.
+struct Pair<'a> {
+    gpu: &'a GpuDevice,
+    shape: AttentionShape,
+    twin: AttentionTwin,
+    rope: wgpu::Buffer,
+    norm: wgpu::Buffer,
+    keys: wgpu::Buffer,
+    values: wgpu::Buffer,
+    /// The pages of each sequence.
+    pages: Vec<Vec<u32>>,
+    seed: u64,
+}
+
+fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
+    AttentionShape {
+        n_head,
+        n_head_kv,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        window: None,
+        n_ctx: 1100,
+        n_rot: head_dim,
+        rope_layout: Interleaved,
+        qk_norm_eps: None,
+        cache: F32,
+    }
+}
+
+fn token(seq: usize, pos: usize) -> BatchToken {
+    BatchToken { id: 0, seq, pos, logits: true }
+}
+
+impl<'a> Pair<'a> {
+    fn new(gpu: &'a GpuDevice, shape: AttentionShape, n_seq: usize) -> Self {
+        let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
+        let table = rope_table(&rope, None, shape.n_ctx);
+        let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
+        // Rows that nobody wrote must not be used: NaN.
+        let pages = shuffled_pages(n_seq, shape.n_ctx);
+        let cache = vec![u32::MAX; shape.cache_bytes(pages.concat().len()).div_ceil(4) as usize];
+        Self {
+            gpu,
+            shape,
+            twin: AttentionTwin::new(shape, n_seq, &table, &norm),
+            rope: gpu.upload("rope", &table).unwrap(),
+            norm: gpu.upload("norm", &norm).unwrap(),
+            keys: gpu.upload("keys", &cache).unwrap(),
+            values: gpu.upload("values", &cache).unwrap(),
+            pages,
+            seed: 0,
+        }
+    }
+
+    fn qkv(&mut self, n_tokens: usize) -> Vec<f32> {
+        self.seed += 1;
+        random(self.seed, n_tokens * self.shape.qkv_len()).iter().map(|v| 3.0 * v).collect()
+    }
+
+    /// Runs kernels over a batch and returns the result.
+    fn run(&self, tokens: &[BatchToken], qkv: &[f32], how: How) -> Vec<f32> {
+        let (gpu, shape) = (self.gpu, &self.shape);
+        let n = tokens.len();
+        let att = poisoned(gpu, n * shape.att_len());
+        let partial = poisoned(gpu, partial_bytes(shape, n) as usize / 4);
+        let qkv = gpu.upload("qkv", qkv).unwrap();
+        let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &self.pages);
+        let buffers = AttentionBuffers {
+            qkv: &qkv,
+            rope: &self.rope,
+            qk_norm: shape.qk_norm_eps.is_some().then_some(&self.norm),
+            keys: &self.keys,
+            values: &self.values,
+            att: &att,
+            partial: &partial,
+            batch: batch.buffer(),
+        };
+        let n_splits = n_splits(tokens.iter().map(|t| t.pos).max().unwrap());
+        let mut dispatches = Vec::new();
+        match how {
+            How::Append => dispatches.push(rope_append(gpu, shape, &buffers).unwrap()),
+            How::Prefill => {
+                dispatches.push(rope_append(gpu, shape, &buffers).unwrap());
+                dispatches.push(prefill_attention(gpu, shape, &buffers).unwrap());
+            }
+            How::Cooperative => {
+                dispatches.push(rope_append(gpu, shape, &buffers).unwrap());
+                dispatches.push(prefill_attention_cooperative(gpu, shape, &buffers).unwrap());
+            }
+            How::Decode => {
+                dispatches.push(decode_attention(gpu, shape, &buffers).unwrap());
+                dispatches.push(decode_attention_merge(gpu, shape, &buffers).unwrap());
+            }
+        }
+        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_splits });
+        gpu.read(&att, n * shape.att_len()).unwrap()
+    }
+
+    /// Appends random keys and values at positions `from..to` of a sequence.
+    fn fill(&mut self, seq: usize, from: usize, to: usize) {
+        if from < to {
+            let tokens: Vec<_> = (from..to).map(|pos| token(seq, pos)).collect();
+            let qkv = self.qkv(to - from);
+            self.run(&tokens, &qkv, How::Append);
+            self.twin.append(&tokens, &qkv);
+        }
+    }
+
+    /// Computes a batch of random tokens both ways and compares.
+    fn check(&mut self, tokens: &[BatchToken], how: How) {
+        let qkv = self.qkv(tokens.len());
+        let got = self.run(tokens, &qkv, how);
+        let want = self.twin.step(tokens, &qkv);
+        let error = nmse(&got, &want);
+        let tolerance = match how {
+            How::Cooperative if self.gpu.features().cooperative_f16 => ON_UNITS,
+            _ => tolerance(self.shape.cache),
+        };
+        assert!(error < tolerance, "{:?}, {how:?} {tokens:?}: {error:e}", self.shape);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum How {
+    /// Only into the cache.
+    Append,
+    Decode,
+    Prefill,
+    /// On matrix units, or plain loops in their place.
+    Cooperative,
+}
+
+#[test]
+fn decode_attention_matches_its_twin_at_every_kind_of_position() {
+    for gpu in gpus() {
+        for cache in [F32, F16] {
+            let mut pair = Pair::new(gpu, AttentionShape { cache, ..shape(9, 3, 64) }, 1);
+            let mut next = 0;
+            for pos in [0, 1, 2, 127, 128, 129, 254, 255, 256, 257, 511, 512, 1000] {
+                pair.fill(0, next, pos);
+                pair.check(&[token(0, pos)], How::Decode);
+                next = pos + 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn prefill_attention_matches_its_twin_for_batches_of_every_size() {
+    for gpu in gpus() {
+        for cache in [F32, F16] {
+            let mut pair = Pair::new(gpu, AttentionShape { cache, ..shape(9, 3, 64) }, 1);
+            let mut pos = 0;
+            for n in [1, 2, 3, 7, 8, 33, 150] {
+                let tokens: Vec<_> = (pos..pos + n).map(|pos| token(0, pos)).collect();
+                pair.check(&tokens, How::Prefill);
+                pos += n;
+            }
+        }
+    }
+}
+
+/// Shapes of every kind: heads of any length, groups of 1 to 16, windows, both layouts, norms.
+fn shapes() -> Vec<AttentionShape> {
+    let base = AttentionShape { n_ctx: 300, ..shape(1, 1, 2) };
+    let of = |n_head, n_head_kv, head_dim, window, n_rot, rope_layout, qk_norm_eps, cache| AttentionShape {
+        n_head,
+        n_head_kv,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        window,
+        n_rot,
+        rope_layout,
+        qk_norm_eps,
+        cache,
+        ..base
+    };
+    vec![
+        of(2, 2, 20, None, 20, Interleaved, None, F32),
+        of(4, 2, 32, Some(1), 32, Halves, None, F32),
+        of(3, 1, 48, Some(100), 24, Halves, None, F16),
+        of(8, 2, 64, Some(256), 64, Interleaved, Some(1e-6), F32),
+        of(7, 1, 80, None, 80, Interleaved, None, F32),
+        of(2, 2, 96, Some(130), 96, Halves, None, F32),
+        of(8, 1, 128, None, 128, Halves, Some(1e-5), F16),
+        of(3, 1, 256, None, 128, Interleaved, None, F32),
+        of(16, 1, 36, Some(33), 36, Interleaved, None, F16),
+        of(2, 1, 31, None, 30, Halves, Some(1e-5), F32),
+        of(2, 1, 124, None, 124, Halves, None, F16),
+    ]
+}
+
+#[test]
+fn decode_attention_matches_its_twin_for_shapes_of_every_kind() {
+    for gpu in gpus() {
+        for shape in shapes() {
+            let mut pair = Pair::new(gpu, shape, 3);
+            // Sequences at positions of their own, in an order of their own.
+            pair.check(&[token(2, 0), token(0, 0)], How::Decode);
+            pair.fill(0, 1, 128);
+            pair.fill(2, 1, 255);
+            pair.check(&[token(1, 0), token(2, 255), token(0, 128)], How::Decode);
+            pair.check(&[token(0, 129), token(1, 1), token(2, 256)], How::Decode);
+            pair.fill(1, 2, 299);
+            pair.check(&[token(1, 299)], How::Decode);
+        }
+    }
+}
+
+#[test]
+fn prefill_attention_matches_its_twin_for_shapes_of_every_kind() {
+    for gpu in gpus() {
+        for shape in shapes() {
+            let mut pair = Pair::new(gpu, shape, 3);
+            pair.fill(1, 0, 127);
+            // Three sequences in one tile of queries, and one sequence twice.
+            let mut tokens: Vec<_> = (0..5).map(|pos| token(0, pos)).collect();
+            tokens.extend((127..140).map(|pos| token(1, pos)));
+            tokens.extend((0..20).map(|pos| token(2, pos)));
+            tokens.extend((5..7).map(|pos| token(0, pos)));
+            tokens.push(token(1, 140));
+            pair.check(&tokens, How::Prefill);
+            pair.fill(1, 141, 299);
+            pair.check(&[token(1, 299)], How::Prefill);
+        }
+    }
+}
+
+#[test]
+fn attention_on_matrix_units_matches_its_twin() {
+    for gpu in variants().iter().filter(|gpu| (8..=64).contains(&gpu.features().subgroup_size)) {
+        let base = AttentionShape { cache: F16, n_ctx: 300, ..shape(3, 1, 64) };
+        let window = |head_dim, window| AttentionShape {
+            window: Some(window),
+            ..AttentionShape { head_dim, n_rot: head_dim, ..base }
+        };
+        for shape in [base, window(32, 40), window(96, 1)] {
+            // Plain loops take 32-bit floats, and so twice the memory.
+            if !gpu.features().cooperative_f16 && shape.head_dim == 64 {
+                continue;
+            }
+            let mut pair = Pair::new(gpu, shape, 3);
+            pair.check(&[token(0, 0)], How::Cooperative);
+            pair.fill(1, 0, 127);
+            // Three sequences in one tile of queries, and one sequence twice.
+            let mut tokens: Vec<_> = (1..5).map(|pos| token(0, pos)).collect();
+            tokens.extend((127..140).map(|pos| token(1, pos)));
+            tokens.extend((0..20).map(|pos| token(2, pos)));
+            tokens.extend((5..7).map(|pos| token(0, pos)));
+            tokens.push(token(1, 140));
+            pair.check(&tokens, How::Cooperative);
+        }
+    }
+}
+
+#[test]
+fn prefill_and_decode_of_the_same_tokens_agree() {
+    for gpu in gpus() {
+        for cache in [F32, F16] {
+            let shape = AttentionShape { cache, n_ctx: 300, window: Some(200), ..shape(4, 2, 64) };
+            let (mut prefill, decode) = (Pair::new(gpu, shape, 2), Pair::new(gpu, shape, 2));
+            let n = 270;
+            let tokens: Vec<_> = (0..n).map(|pos| token(1, pos)).collect();
+            let qkv = prefill.qkv(n);
+            let at_once = prefill.run(&tokens, &qkv, How::Prefill);
+            let rows = tokens.chunks(1).zip(qkv.chunks(shape.qkv_len()));
+            let one_by_one: Vec<f32> = rows.flat_map(|(t, row)| decode.run(t, row, How::Decode)).collect();
+            let error = nmse(&at_once, &one_by_one);
+            assert!(error < tolerance(cache), "{shape:?}: {error:e}");
+
+            // The caches hold the same: values bit for bit, keys but for the last bit.
+            let n_words = shape.cache_bytes(prefill.pages.concat().len()) as usize / 4;
+            let read = |buffer| gpu.read::<u32>(buffer, n_words).unwrap();
+            assert!(read(&prefill.values) == read(&decode.values));
+            match cache {
+                F32 => {}
+                F16 => {
+                    let halves = |buffer| -> Vec<u16> { bytemuck::cast_slice(&read(buffer)).to_vec() };
+                    for (a, b) in halves(&prefill.keys).into_iter().zip(halves(&decode.keys)) {
+                        assert!(a.abs_diff(b) <= 1, "{a:#x} {b:#x}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_scores_stay_finite() {
+    for gpu in gpus() {
+        let shape = AttentionShape { n_ctx: 40, scale: 1e6, ..shape(2, 1, 20) };
+        for how in [How::Prefill, How::Decode] {
+            // Scores of some 1e7 of either sign: the softmax picks one position.
+            let mut pair = Pair::new(gpu, shape, 1);
+            pair.fill(0, 0, 33);
+            pair.check(&[token(0, 33)], how);
+        }
+    }
+}
+
+#[test]
+fn heads_beyond_the_kernels_are_refused() {
+    for gpu in gpus() {
+        let shape = AttentionShape { n_ctx: 4, ..shape(1, 1, 260) };
+        let buffer = gpu.buffer("unused", 16).unwrap();
+        let (b, qk_norm) = (&buffer, None);
+        let buffers = AttentionBuffers { qkv: b, rope: b, qk_norm, keys: b, values: b, att: b, partial: b, batch: b };
+        for refused in [decode_attention(gpu, &shape, &buffers), prefill_attention(gpu, &shape, &buffers)] {
+            let error = refused.unwrap_err().to_string();
+            assert_eq!(
+                error,
+                "attention cannot be put together: heads have 260 elements, and the kernels hold 256; run on the CPU with --device cpu"
+            );
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What bounds the accesses of kernels, which release builds do not check: said in each shader, and held by what binds and
+//! records it.
+
+use std::path::Path;
+
+use crate::support::gpu;
+use metal_attention_gguf::TensorType;
+use metal_attention_model::BatchToken;
+use metal_attention_wgpu::kernels::{RmsNorm, residual_add, rmsnorm};
+use metal_attention_wgpu::{BatchBuffer, GpuError, StepSize, catalogue, wgpu};
+
+#[test]
+fn every_shader_states_its_bounds() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+    let files: Vec<_> = std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.unwrap().path()).collect();
+    let text = |path: &Path| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    for path in files.iter().filter(|path| path.extension().is_some_and(|e| e == "wgsl")) {
+        let stated = text(path).lines().any(|line| line.starts_with("// Bounds: ") && line.len() > 20);
+        assert!(stated, "{} does not say `// Bounds: ...`", path.display());
+    }
+    for key in catalogue() {
+        assert!(files.contains(&folder.join(format!("{}.wgsl", key.file))), "{}: no file {}", key.name, key.file);
+    }
+    // A tensor type's file reads a matrix as the one says that all of them include.
+    for ty in TensorType::ALL {
+        let own = text(&folder.join(format!("types/{}.wgsl", ty.name().to_lowercase())));
+        let through_another = own.contains("types/two_bits.wgsl");
+        assert!(own.contains("types/unit.wgsl") || through_another, "{own}");
+    }
+    assert!(text(&folder.join("types/two_bits.wgsl")).contains("types/unit.wgsl"));
+    assert!(text(&folder.join("types/unit.wgsl")).contains("// Bounds: "));
+}
+
+/// Whether `f` panics.
+fn panics(f: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+}
+
+#[test]
+fn buffers_too_short_are_refused_when_they_are_bound() {
+    let Some(gpu) = gpu() else { return };
+    let [long, short] = [256, 64].map(|bytes| gpu.buffer("x", bytes).unwrap());
+    let of = RmsNorm { n: 32, eps: 1e-5, wanted_only: false };
+    assert!(rmsnorm(gpu, of, &long, &long, &long, &long).is_ok());
+    let error = rmsnorm(gpu, of, &long, &short, &long, &long).unwrap_err();
+    assert!(matches!(error, GpuError::Mismatch { .. }), "{error}");
+    assert!(error.to_string().contains("the buffers of rmsnorm cannot be put together: one is too short"), "{error}");
+}
+
+#[test]
+fn steps_beyond_the_buffers_are_not_recorded() {
+    let Some(gpu) = gpu() else { return };
+    let x = gpu.buffer("x", 4 * 32 * 3).unwrap();
+    let add = residual_add(gpu, 32, &x, &x).unwrap();
+    let step = |n_tokens| StepSize { n_tokens, n_wanted: 0, n_splits: 1 };
+    assert!(add.holds(step(3)) && !add.holds(step(4)) && !add.holds(step(u32::MAX)));
+    let record = |n_tokens| {
+        let mut encoder = gpu.encoder();
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        add.record(gpu, &mut pass, step(n_tokens));
+    };
+    assert!(!panics(|| record(3)) && panics(|| record(4)));
+}
+
+#[test]
+fn batches_hold_what_shaders_may_index_by() {
+    let Some(gpu) = gpu() else { return };
+    let batch = || BatchBuffer::new(gpu, 2, 3, 130, 5).unwrap();
+    let token = |seq, pos| BatchToken { id: 0, seq, pos, logits: true };
+    let writes = |tokens: &[BatchToken]| !panics(|| batch().write_tokens(gpu, tokens));
+    assert!(writes(&[token(2, 129), token(0, 0)]));
+    assert!(!writes(&[token(0, 0); 3]), "more tokens than there is room for");
+    assert!(!writes(&[token(3, 0)]), "a sequence that is not there");
+    assert!(!writes(&[token(0, 130)]) && !writes(&[token(0, usize::MAX)]), "a position beyond the context");
+    let pages = |seq, pages: &[u32]| !panics(|| batch().write_pages(gpu, seq, pages));
+    assert!(pages(2, &[4, 0, 3]));
+    assert!(!pages(0, &[0, 1, 2, 3]), "more pages than a sequence has");
+    assert!(!pages(0, &[0, 5]) && !pages(0, &[u32::MAX]), "a page that is not there");
+    assert!(!pages(3, &[0]), "a sequence that is not there");
+}

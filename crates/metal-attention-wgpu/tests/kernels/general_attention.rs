@@ -1,0 +1,315 @@
+//! Attention of any kind, from its projections on, and latent attention, against their twins.
+
+use crate::support::matrices::tensor;
+use crate::support::{batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
+use metal_attention_gguf::TensorType;
+use metal_attention_model::{
+    BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling,
+    Temperature,
+};
+use metal_attention_wgpu::kernels::{
+    GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape, KvInputs, LatentBuffers, LatentShape,
+    alibi_slopes, attention_inputs, attention_inputs_twin, cached_row_twin, general_attention, general_attention_merge,
+    general_attention_twin, head_products, head_products_twin, latent_inputs, latent_inputs_twin, n_splits, rope_table,
+};
+use metal_attention_wgpu::{Arena, BatchBuffer, GpuDevice, GpuMatrix, StepSize, wgpu};
+
+const N_CTX: usize = 400;
+
+fn angles(n_rot: usize) -> Vec<f32> {
+    let (layout, scaling, factors) = (RopeLayout::Halves, RopeScaling::None, RopeFactors::None);
+    let rope = Rope { n_rot, layout, freq_base: 10_000.0, scaling, attn_factor: 1.0, factors };
+    rope_table(&rope, None, N_CTX)
+}
+
+/// Tokens `pos..pos + n` of a sequence.
+fn text(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
+    (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, logits: false }).collect()
+}
+
+/// The row of the cache for a position, as floats.
+fn cached_row(gpu: &GpuDevice, cache: &wgpu::Buffer, ty: CacheType, row: usize, dim: usize) -> Vec<f32> {
+    let padded = dim.next_multiple_of(4);
+    let words: Vec<u32> = gpu.read(cache, cache.size() as usize / 4).unwrap();
+    let bytes: &[u8] = &words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>()[row * padded * ty.bytes()..];
+    match ty {
+        CacheType::F32 => bytes.chunks(4).take(dim).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        CacheType::F16 => bytes.chunks(2).take(dim).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+    }
+}
+
+/// Keys and values by sequence, KV head and position, in both forms: as the twin has them and in the GPU's cache.
+struct Filled {
+    keys: Vec<Vec<Vec<f32>>>,
+    values: Vec<Vec<Vec<f32>>>,
+    gpu_keys: wgpu::Buffer,
+    gpu_values: wgpu::Buffer,
+}
+
+/// A cache of random keys and values of `lens` positions of each sequence.
+fn filled(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], pages: &[Vec<u32>]) -> Filled {
+    let n_pages = pages.iter().flatten().count();
+    let half = |dim: usize, seed: u64| {
+        let padded = dim.next_multiple_of(4);
+        let mut all = vec![0.0; n_pages * of.n_head_kv * PAGE * padded];
+        let mut rows = Vec::new();
+        for (seq, &len) in lens.iter().enumerate() {
+            for head in 0..of.n_head_kv {
+                let seed = seed + (seq * of.n_head_kv + head) as u64;
+                let values: Vec<Vec<f32>> =
+                    random(seed, len * dim).chunks(dim).map(|row| cached_row_twin(of.cache, row)).collect();
+                for (pos, row) in values.iter().enumerate() {
+                    let page = pages[seq][pos / PAGE] as usize;
+                    all[((page * of.n_head_kv + head) * PAGE + pos % PAGE) * padded..][..dim].copy_from_slice(row);
+                }
+                rows.push(values);
+            }
+        }
+        let buffer = match of.cache {
+            CacheType::F32 => gpu.upload("cache", &all).unwrap(),
+            CacheType::F16 => {
+                let halves: Vec<u16> = all.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
+                gpu.upload("cache", &halves).unwrap()
+            }
+        };
+        (rows, buffer)
+    };
+    let ((keys, gpu_keys), (values, gpu_values)) = (half(of.key_dim, 100), half(of.value_dim, 200));
+    Filled { keys, values, gpu_keys, gpu_values }
+}
+
+fn check_attention(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
+    let pages = shuffled_pages(lens.len(), of.n_ctx);
+    let cache = filled(gpu, of, lens, &pages);
+    let n = tokens.len();
+    let q: Vec<f32> = random(1, n * of.n_head * of.key_dim);
+    let slopes = alibi_slopes(of.n_head, 8.0);
+    let of_heads: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
+    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &of_heads).unwrap());
+    let att = poisoned(gpu, n * of.n_head * of.value_dim);
+    let partial = gpu.buffer("partial", of.partial_bytes(n)).unwrap();
+    let batch = batch_with_pages(gpu, tokens, of.n_ctx, &pages);
+    let buffers = GeneralBuffers {
+        queries: &gq,
+        keys: &cache.gpu_keys,
+        values: &cache.gpu_values,
+        of_heads: Some(&gh),
+        att: &att,
+        partial: &partial,
+        batch: batch.buffer(),
+    };
+    let mut dispatches = vec![general_attention(gpu, of, split, &buffers).unwrap()];
+    if split {
+        dispatches.push(general_attention_merge(gpu, of, &buffers).unwrap());
+    }
+    let last = tokens.iter().map(|t| t.pos).max().unwrap_or(0);
+    let size = StepSize { n_tokens: n as u32, n_wanted: 0, n_splits: if split { n_splits(last) } else { 1 } };
+    run_sized(gpu, &dispatches, size);
+    let mut want = Vec::new();
+    for (t, &token) in tokens.iter().enumerate() {
+        for h in 0..of.n_head {
+            let kv = token.seq * of.n_head_kv + h / (of.n_head / of.n_head_kv);
+            let q = &q[(t * of.n_head + h) * of.key_dim..][..of.key_dim];
+            let of_head = [of_heads[2 * h], of_heads[2 * h + 1]];
+            want.extend(general_attention_twin(of, token, q, of_head, &cache.keys[kv], &cache.values[kv]));
+        }
+    }
+    let error = nmse(&gpu.read::<f32>(&att, want.len()).unwrap(), &want);
+    // Exponentials and a tanh within a few units of 2^-24 of scores of some tens.
+    assert!(error < 1e-10, "{of:?}, split {split}: {error:e}");
+}
+
+#[test]
+fn general_attention_matches_its_twin() {
+    let plain = GeneralAttention {
+        n_head: 4,
+        n_head_kv: 2,
+        key_dim: 16,
+        value_dim: 16,
+        scale: 0.5,
+        mask: Mask::Causal,
+        soft_cap: None,
+        sinks: false,
+        slopes: false,
+        temperature: None,
+        n_ctx: N_CTX,
+        cache: CacheType::F16,
+    };
+    let temperature = Some(Temperature { scale: 0.3, length: 16, offset: 1 });
+    for gpu in variants() {
+        for of in [
+            plain,
+            GeneralAttention { soft_cap: Some(2.0), mask: Mask::Window(37), cache: CacheType::F32, ..plain },
+            GeneralAttention { sinks: true, mask: Mask::Chunk(50), n_head: 6, n_head_kv: 3, ..plain },
+            GeneralAttention { slopes: true, temperature, n_head: 3, n_head_kv: 1, key_dim: 7, value_dim: 7, ..plain },
+            GeneralAttention { n_head: 2, n_head_kv: 1, key_dim: 576, value_dim: 512, scale: 0.05, ..plain },
+        ] {
+            let decoded = [text(0, 299, 1), text(1, 3, 1), text(2, 256, 1)].concat();
+            check_attention(gpu, &of, &[300, 4, 257], &decoded, true);
+            check_attention(gpu, &of, &[40, 4, 130], &[text(0, 31, 9), text(2, 1, 129)].concat(), false);
+        }
+        for mask in [Mask::Full, Mask::Near(20)] {
+            let of = GeneralAttention { mask, slopes: true, ..plain };
+            check_attention(gpu, &of, &[40, 1, 150], &[text(0, 0, 40), text(1, 0, 1), text(2, 0, 150)].concat(), false);
+        }
+    }
+}
+
+#[test]
+fn attention_inputs_match_their_twin() {
+    let plain = InputsShape {
+        n_head: 4,
+        n_head_kv: 2,
+        head_dim: 16,
+        rope: Some((16, RopeLayout::Halves)),
+        qk_norm: None,
+        qk_norm_bias: false,
+        value_norm: None,
+        clamp: None,
+        kv: KvInputs::Own,
+        n_ctx: N_CTX,
+        cache: CacheType::F32,
+    };
+    let norm = |kind, over, after_rope| Some(QkNorm { kind, eps: 1e-3, over, after_rope });
+    let shapes = [
+        plain,
+        InputsShape { rope: Some((6, RopeLayout::Interleaved)), clamp: Some(0.5), cache: CacheType::F16, ..plain },
+        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Row, false), ..plain },
+        InputsShape {
+            qk_norm: norm(NormKind::Layer, NormOver::Row, false),
+            qk_norm_bias: true,
+            clamp: Some(0.8),
+            ..plain
+        },
+        InputsShape { qk_norm: norm(NormKind::Layer, NormOver::EachHead, false), head_dim: 7, rope: None, ..plain },
+        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, true), value_norm: Some(1e-3), ..plain },
+        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Unweighted, true), kv: KvInputs::KeysAsValues, ..plain },
+        InputsShape { value_norm: Some(1e-3), kv: KvInputs::KeysAsValues, head_dim: 300, ..plain },
+        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, false), kv: KvInputs::None, ..plain },
+    ];
+    for gpu in variants() {
+        for of in shapes {
+            let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
+            let (n, dim) = (tokens.len(), of.head_dim);
+            let n_rot = of.rope.map_or(0, |(n_rot, _)| n_rot);
+            let table = angles(n_rot);
+            let qkv = random(1, n * of.row());
+            let weights = random(2, of.weights_of_norm() * if of.qk_norm_bias { 2 } else { 1 });
+            let pages = shuffled_pages(2, N_CTX);
+            let cache_len = pages.iter().flatten().count() * of.n_head_kv * PAGE * dim.next_multiple_of(4);
+            let cache = || gpu.buffer("cache", (cache_len * of.cache.bytes()) as u64).unwrap();
+            let (keys, values) = (cache(), cache());
+            let [gqkv, grope, gw] = [&qkv, &table, &weights].map(|v| gpu.upload("x", v).unwrap());
+            let queries = poisoned(gpu, n * of.n_head * dim);
+            let batch: BatchBuffer = batch_with_pages(gpu, &tokens, N_CTX, &pages);
+            let buffers = InputsBuffers {
+                qkv: &gqkv,
+                queries: &queries,
+                rope: of.rope.map(|_| &grope),
+                qk_norm: Some(&gw),
+                cache: if of.kv == KvInputs::None { None } else { Some((&keys, &values)) },
+                batch: batch.buffer(),
+            };
+            run(gpu, &[attention_inputs(gpu, &of, &buffers).unwrap()], n);
+            let (mut got, mut want) = (gpu.read::<f32>(&queries, n * of.n_head * dim).unwrap(), Vec::new());
+            let mut cached = Vec::new();
+            for (token, row) in tokens.iter().zip(qkv.chunks(of.row())) {
+                let angles = &table[token.pos * n_rot..][..n_rot];
+                let [q, k, v] = attention_inputs_twin(&of, row, angles, &weights);
+                want.extend(q);
+                if of.kv == KvInputs::None {
+                    continue;
+                }
+                let page = pages[token.seq][token.pos / PAGE] as usize;
+                for h in 0..of.n_head_kv {
+                    let at = (page * of.n_head_kv + h) * PAGE + token.pos % PAGE;
+                    for (cache, half) in [(&keys, &k), (&values, &v)] {
+                        got.extend(cached_row(gpu, cache, of.cache, at, dim));
+                        cached.extend(cached_row_twin(of.cache, &half[h * dim..][..dim]));
+                    }
+                }
+            }
+            want.extend(cached);
+            let error = nmse(&got, &want);
+            // An F16 that rounds to the other side is off by 2^-11 of itself, which one in thousands is.
+            let limit = if of.cache == CacheType::F16 { 1e-8 } else { 1e-12 };
+            assert!(error < limit, "{of:?}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn latent_inputs_match_their_twin() {
+    for gpu in variants() {
+        for (rank, n_rot, n_nope, cache) in
+            [(24, 8, 16, CacheType::F32), (30, 6, 5, CacheType::F32), (512, 64, 128, CacheType::F16)]
+        {
+            let (n_head, layout) = (3, RopeLayout::Halves);
+            let of = LatentShape { n_head, n_nope, n_rot, layout, rank, eps: 1e-3, n_ctx: N_CTX, cache };
+            let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
+            let n = tokens.len();
+            let (table, pages) = (angles(n_rot), shuffled_pages(2, N_CTX));
+            let (q, kv, norm) =
+                (random(1, n * n_head * (n_nope + n_rot)), random(2, n * (rank + n_rot)), random(3, rank));
+            let [gq, gkv, gn, grope] = [&q, &kv, &norm, &table].map(|v| gpu.upload("x", v).unwrap());
+            let n_pages = pages.iter().flatten().count();
+            let half = |dim: usize| {
+                gpu.buffer("cache", (n_pages * PAGE * dim.next_multiple_of(4) * cache.bytes()) as u64).unwrap()
+            };
+            let (keys, values) = (half(rank + n_rot), half(rank));
+            let queries = poisoned(gpu, n * n_head * (rank + n_rot));
+            let batch = batch_with_pages(gpu, &tokens, N_CTX, &pages);
+            let buffers = LatentBuffers {
+                q: &gq,
+                kv: &gkv,
+                norm: &gn,
+                queries: &queries,
+                keys: &keys,
+                values: &values,
+                rope: &grope,
+                batch: batch.buffer(),
+            };
+            run(gpu, &[latent_inputs(gpu, &of, &buffers).unwrap()], n);
+            let all: Vec<f32> = gpu.read(&queries, n * n_head * (rank + n_rot)).unwrap();
+            let mut got: Vec<f32> = all.chunks(rank + n_rot).flat_map(|row| row[rank..].to_vec()).collect();
+            let (mut want, mut rows) = (Vec::new(), Vec::new());
+            for ((token, q), kv) in tokens.iter().zip(q.chunks(n_head * (n_nope + n_rot))).zip(kv.chunks(rank + n_rot))
+            {
+                let (ends, key) = latent_inputs_twin(&of, q, kv, &norm, &table[token.pos * n_rot..][..n_rot]);
+                want.extend(ends);
+                let row = pages[token.seq][token.pos / PAGE] as usize * PAGE + token.pos % PAGE;
+                got.extend(cached_row(gpu, &keys, cache, row, rank + n_rot));
+                got.extend(cached_row(gpu, &values, cache, row, rank));
+                rows.extend(cached_row_twin(cache, &key));
+                rows.extend(cached_row_twin(cache, &key[..rank]));
+            }
+            want.extend(rows);
+            let error = nmse(&got, &want);
+            let limit = if cache == CacheType::F16 { 1e-8 } else { 1e-12 };
+            assert!(error < limit, "{of:?}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn head_products_match_their_twin() {
+    for gpu in variants() {
+        for (ty, n_in, n_out) in [(TensorType::F32, 5, 7), (TensorType::Q8_0, 32, 24), (TensorType::Q4_K, 256, 3)] {
+            let of = HeadRows { n_head: 3, x_stride: n_in + 2, y_stride: n_out + 1 };
+            let matrices = tensor(ty, n_in, 3 * n_out, 4);
+            let on_gpu = GpuMatrix::concat(gpu, "W", &[&matrices], &mut Arena::default()).unwrap();
+            let x = random(1, 4 * 3 * of.x_stride);
+            let (gx, y) = (gpu.upload("x", &x).unwrap(), poisoned(gpu, 4 * 3 * of.y_stride));
+            run(gpu, &head_products(gpu, &on_gpu, of, &gx, &y).unwrap(), 4);
+            let all: Vec<f32> = gpu.read(&y, 4 * 3 * of.y_stride).unwrap();
+            let got: Vec<f32> = all.chunks(of.y_stride).flat_map(|row| row[..n_out].to_vec()).collect();
+            let weights = matrices.to_f32();
+            let rows = x.chunks(of.x_stride).enumerate();
+            let want: Vec<f32> = rows
+                .flat_map(|(i, x)| head_products_twin(&weights[i % 3 * n_out * n_in..][..n_out * n_in], &x[..n_in]))
+                .collect();
+            let error = nmse(&got, &want);
+            assert!(error < 1e-12, "{ty}: {error:e}");
+        }
+    }
+}

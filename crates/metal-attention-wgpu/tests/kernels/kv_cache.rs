@@ -1,0 +1,121 @@
+//! `kv_cache_copy` and `buffer_copy`, bit for bit.
+
+use crate::support::{batch_with_pages, poisoned, random, run, shuffled_pages, variants};
+use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
+use metal_attention_wgpu::kernels::{AttentionBuffers, AttentionShape, buffer_copy, kv_cache_copy, kv_cache_copy_twin};
+
+fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> AttentionShape {
+    AttentionShape {
+        n_head,
+        n_head_kv,
+        head_dim,
+        scale: 1.0,
+        window: None,
+        n_ctx: 140,
+        n_rot: 0,
+        rope_layout: RopeLayout::Interleaved,
+        qk_norm_eps: None,
+        cache,
+    }
+}
+
+/// Copies a batch into a cache of `n_seq` sequences full of ones and compares every byte of it.
+fn check(gpu: &metal_attention_wgpu::GpuDevice, shape: AttentionShape, tokens: &[BatchToken], qkv: &[f32]) {
+    let pages = shuffled_pages(3, shape.n_ctx);
+    let bytes = shape.cache_bytes(pages.concat().len()) as usize;
+    let mut want = [vec![0xffu8; bytes], vec![0xffu8; bytes]];
+    let (keys, values) = (gpu.upload("keys", &want[0]).unwrap(), gpu.upload("values", &want[1]).unwrap());
+    let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
+    let qkv_buffer = gpu.upload("qkv", qkv).unwrap();
+    let unused = gpu.buffer("unused", 16).unwrap();
+    let buffers = AttentionBuffers {
+        qkv: &qkv_buffer,
+        rope: &unused,
+        qk_norm: None,
+        keys: &keys,
+        values: &values,
+        att: &unused,
+        partial: &unused,
+        batch: batch.buffer(),
+    };
+    run(gpu, &[kv_cache_copy(gpu, &shape, &buffers).unwrap()], tokens.len());
+    for (token, row) in tokens.iter().zip(qkv.chunks(shape.qkv_len())) {
+        let heads = row.chunks(shape.head_dim).skip(shape.n_head).enumerate();
+        for (i, head) in heads {
+            let row = kv_cache_copy_twin(&shape, head);
+            let page = pages[token.seq][token.pos / PAGE];
+            let at = shape.cache_row(page, i % shape.n_head_kv, token.pos) * shape.cache.bytes();
+            want[i / shape.n_head_kv][at..at + row.len()].copy_from_slice(&row);
+        }
+    }
+    for (what, buffer, want) in [("keys", &keys, &want[0]), ("values", &values, &want[1])] {
+        let got: Vec<u8> = gpu.read(buffer, bytes).unwrap();
+        let wrong = got.iter().zip(want).position(|(g, w)| g != w);
+        assert_eq!(wrong, None, "{what} of {shape:?}, {} tokens", tokens.len());
+    }
+}
+
+#[test]
+fn keys_and_values_of_several_sequences_land_in_their_rows() {
+    // Sequence 2 from position 60, sequence 0 from 0, then one more of sequence 2; sequence 1 gets none.
+    let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, logits: false }).collect();
+    tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: false }));
+    tokens.push(BatchToken { id: 0, seq: 2, pos: 139, logits: true });
+    for gpu in variants() {
+        for cache in [CacheType::F32, CacheType::F16] {
+            for (n_head, n_head_kv, head_dim) in [(1, 1, 1), (2, 1, 31), (3, 3, 20), (9, 3, 64), (8, 2, 130)] {
+                let shape = shape(n_head, n_head_kv, head_dim, cache);
+                for n in [1, 2, 3, 7, 8, tokens.len()] {
+                    check(gpu, shape, &tokens[..n], &random(n as u64, n * shape.qkv_len()));
+                }
+            }
+        }
+    }
+}
+
+/// Every 16-bit float, the numbers halfway between two of them, and the 32-bit neighbours of both; NaNs, infinities,
+/// numbers too small for 32 bits to normalise.
+#[test]
+fn every_kind_of_number_rounds_to_the_nearest_half() {
+    let mut numbers: Vec<f32> = Vec::new();
+    for bits in 0..=u16::MAX {
+        let half = half::f16::from_bits(bits);
+        let tie = f32::from_bits(half.to_f32().to_bits() + (1 << 12));
+        let between = half.to_f32().midpoint(half::f16::from_bits(bits.wrapping_add(1)).to_f32());
+        for x in [half.to_f32(), tie, between] {
+            let bits = x.to_bits();
+            numbers.extend([x, f32::from_bits(bits.wrapping_add(1)), f32::from_bits(bits.wrapping_sub(1))]);
+        }
+    }
+    numbers.extend([1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, 65519.996, 65520.0]);
+    // Whose bits a NaN has is nobody's business.
+    numbers.retain(|x| !x.is_nan());
+    let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, logits: false }).collect();
+    for gpu in variants() {
+        for cache in [CacheType::F16, CacheType::F32] {
+            let mut shape = AttentionShape { n_ctx: 160, ..shape(8, 8, 1, cache) };
+            shape.head_dim = numbers.len().div_ceil(16 * tokens.len());
+            let mut qkv = vec![0.0; tokens.len() * shape.qkv_len()];
+            let places = (0..qkv.len()).filter(|i| i % shape.qkv_len() >= shape.n_head * shape.head_dim);
+            for (place, &x) in places.zip(&numbers) {
+                qkv[place] = x;
+            }
+            check(gpu, shape, &tokens, &qkv);
+        }
+    }
+}
+
+#[test]
+fn buffer_copy_keeps_every_bit() {
+    for gpu in variants() {
+        for n in [1, 31, 32, 33, 576, 49_152, 1 << 21] {
+            let words: Vec<u32> = (0..n as u32).map(|i| i.wrapping_mul(0x9E37_79B9) ^ 0x7fc0_0000).collect();
+            let source = gpu.upload("source", &words).unwrap();
+            let destination = poisoned(gpu, n + 4);
+            run(gpu, &[buffer_copy(gpu, n, &source, &destination).unwrap()], 1);
+            let got: Vec<u32> = gpu.read(&destination, n + 4).unwrap();
+            assert!(got[..n] == words[..], "{n} words");
+            assert_eq!(got[n..], [f32::NAN.to_bits(); 4], "words beyond {n}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `matvec` and its relatives against their scalar twin: every type, awkward shapes, fused inputs and outputs, tiles of
+//! tokens, matrices in parts.
+
+use crate::support::matrices::{repeated, tensor, tensors};
+use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
+use metal_attention_gguf::{Tensor, TensorType};
+use metal_attention_model::BatchToken;
+use metal_attention_wgpu::kernels::{
+    MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_twin, multi_token_matvec,
+    rmsnorm_twin,
+};
+use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
+
+/// A sum of n products in f32 that is cut among many accumulators has an error of a few ulp of its largest terms: with
+/// 24 bits the squared relative error is near 1e-14, and 1e-12 leaves room for sums that cancel.
+const TOLERANCE: f64 = 1e-12;
+
+/// What a test asks for.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    input: &'static str,
+    output: MatvecOutput,
+    bias: bool,
+    n_tokens: usize,
+    token_tile: usize,
+}
+
+const PLAIN: Case = Case { input: "plain", output: MatvecOutput::Store, bias: false, n_tokens: 1, token_tile: 1 };
+
+fn check(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case) {
+    let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
+    let x_len = if case.input == "silu" { 2 * n_in } else { n_in };
+    let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
+    let n = case.n_tokens;
+    let (x, norm, bias, before) = (random(1, n * x_len), random(2, n_in), random(3, n_out), random(4, n * y_len));
+
+    let (gx, gnorm, gbias) =
+        (gpu.upload("x", &x).unwrap(), gpu.upload("norm", &norm).unwrap(), gpu.upload("bias", &bias).unwrap());
+    let y = match case.output {
+        MatvecOutput::Accumulate => gpu.upload("y", &before).unwrap(),
+        _ => poisoned(gpu, n * y_len),
+    };
+    let input = match case.input {
+        "rmsnorm" => MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 },
+        "silu" => MatvecInput::Silu,
+        _ => MatvecInput::Plain,
+    };
+    let options = MatvecOptions { input, output: case.output, rows: Rows::Tokens, bias: case.bias.then_some(&gbias) };
+    let batch = batch(gpu, n, 0);
+    let dispatches = multi_token_matvec(gpu, matrix, options, case.token_tile, &gx, &y, &batch).unwrap();
+    run(gpu, &dispatches, n);
+    let got: Vec<f32> = gpu.read(&y, n * y_len).unwrap();
+
+    let mut want = Vec::new();
+    for (x, before) in x.chunks(x_len).zip(before.chunks(y_len)) {
+        let x = match case.input {
+            "rmsnorm" => rmsnorm_twin(x, &norm, 1e-5),
+            "silu" => ffn_silu_twin(x),
+            _ => x.to_vec(),
+        };
+        let mut y = matvec_twin(w, &x);
+        if case.bias {
+            y.iter_mut().zip(&bias).for_each(|(y, b)| *y += b);
+        }
+        match case.output {
+            MatvecOutput::Store => want.extend(y),
+            MatvecOutput::Accumulate => want.extend(y.iter().zip(before).map(|(y, b)| y + b)),
+            MatvecOutput::Gated => want.extend(ffn_silu_twin(&y)),
+        }
+    }
+    let error = nmse(&got, &want);
+    let kernel = dispatches[0].kernel();
+    assert!(error < TOLERANCE, "{kernel} {n_out} x {n_in}, {case:?}, {} parts: {error:e}", matrix.parts().len());
+}
+
+#[test]
+fn every_type() {
+    for gpu in variants() {
+        for &ty in TensorType::ALL {
+            let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
+            let w = tensor(ty, n_in, 37, 5);
+            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+            let values = w.to_f32();
+            check(gpu, &matrix, &values, PLAIN);
+            check(gpu, &matrix, &values, Case { n_tokens: 3, token_tile: 2, ..PLAIN });
+        }
+    }
+}
+
+#[test]
+fn awkward_shapes() {
+    for (i, gpu) in variants().iter().enumerate() {
+        for (ty, n_in, n_out) in [
+            (TensorType::F32, 1, 1),
+            (TensorType::F32, 31, 33),
+            (TensorType::F32, 2048, 31),
+            (TensorType::F16, 32, 32),
+            (TensorType::F16, 33, 576),
+            (TensorType::BF16, 77, 49),
+            (TensorType::Q8_0, 32, 1),
+            (TensorType::Q8_0, 1536, 31),
+            (TensorType::Q4_0, 576, 576),
+            (TensorType::Q4_0, 1536, 33),
+            (TensorType::Q4_0, 576, 3072),
+            (TensorType::Q6_K, 2048, 65),
+            (TensorType::Q4_K, 8192, 5),
+            (TensorType::F16, 49_152, 2),
+            (TensorType::Q4_0, 96, 49_152),
+            (TensorType::F32, 3, 151_936),
+        ] {
+            if i > 0 && n_out > 10_000 {
+                continue;
+            }
+            let w = tensor(ty, n_in, n_out, 6);
+            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
+        }
+    }
+}
+
+#[test]
+fn more_workgroups_than_an_axis_holds() {
+    let gpu = &variants()[0];
+    // At most 32 rows a workgroup here, and the same 999 again and again.
+    let (n_in, n_out, period) = (64, 40 * 65_535, 999);
+    let w = repeated(TensorType::Q4_0, n_in, n_out, period, 7);
+    let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+    let x = random(8, n_in);
+    let y = poisoned(gpu, n_out);
+    let gx = gpu.upload("x", &x).unwrap();
+    let batch = batch(gpu, 1, 0);
+    run(gpu, &matvec(gpu, &matrix, MatvecOptions::default(), &gx, &y, &batch).unwrap(), 1);
+    let got: Vec<f32> = gpu.read(&y, n_out).unwrap();
+    let values = tensor(TensorType::Q4_0, n_in, period, 7).to_f32();
+    assert!(nmse(&got[..period], &matvec_twin(&values, &x)) < TOLERANCE);
+    assert!(got[period..].iter().zip(&got).all(|(a, b)| a == b));
+}
+
+/// Inputs become whole numbers where there are many rows.
+#[test]
+fn many_rows() {
+    let gpu = &variants()[0];
+    let period = 37;
+    let types = TensorType::ALL.iter().filter(|ty| ty.block_len() > 1);
+    for (i, &ty) in types.enumerate() {
+        let n_in = [768, 256, 1024, 2048][i % 4];
+        let n_out = (1 << 22) / n_in + 13;
+        let w = repeated(ty, n_in, n_out, period, 14);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let values = tensor(ty, n_in, period, 14).to_f32();
+        let norm = random(15, n_in);
+        let gnorm = gpu.upload("norm", &norm).unwrap();
+        for (scale, with_norm) in [(1.0, false), (1e-30, false), (1e30, false), (0.0, true), (1e-3, true), (1e10, true)]
+        {
+            // Two tokens, one of which is wanted; units of very different sizes.
+            let size = |k: usize| if (k / 8).is_multiple_of(3) { 1e-4 } else { 1.0 };
+            let mut x: Vec<f32> = random(16, 2 * n_in).iter().enumerate().map(|(k, v)| v * size(k) * scale).collect();
+            x[n_in + 16..n_in + 24].fill(0.0);
+            let gx = gpu.upload("x", &x).unwrap();
+            let tokens = [false, true].map(|logits| BatchToken { id: 0, seq: 0, pos: usize::from(logits), logits });
+            let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
+            let y = poisoned(gpu, 2 * n_out);
+            let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
+            let options = MatvecOptions { input, rows: Rows::Wanted, ..Default::default() };
+            let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
+            let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().subgroup_size >= 4;
+            assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
+            run_sized(gpu, &dispatches, StepSize { n_tokens: 2, n_wanted: 1, n_splits: 1 });
+            let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
+            let x = &x[n_in..];
+            let want = matvec_twin(&values, &if with_norm { rmsnorm_twin(x, &norm, 1e-5) } else { x.to_vec() });
+            let error = nmse(&got[..period], &want);
+            assert!(error < TOLERANCE, "{ty} {n_out} x {n_in}, norm {with_norm}, scale {scale:e}: {error:e}");
+            assert!(got[period..n_out].iter().zip(&got).all(|(a, b)| a == b), "{ty}: rows that are the same differ");
+            assert!(got[n_out..].iter().all(|y| y.is_nan()));
+        }
+    }
+}
+
+#[test]
+fn fused_inputs_and_outputs() {
+    for gpu in variants() {
+        for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 66), (TensorType::F16, 77, 34), (TensorType::Q8_0, 1536, 20)]
+        {
+            let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
+            let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
+            let (a, b) = (w[0].to_f32(), w[1].to_f32());
+            let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
+            for case in [
+                Case { input: "rmsnorm", ..PLAIN },
+                Case { input: "silu", output: MatvecOutput::Accumulate, ..PLAIN },
+                Case { input: "rmsnorm", output: MatvecOutput::Gated, ..PLAIN },
+                Case { bias: true, ..PLAIN },
+                Case { input: "rmsnorm", output: MatvecOutput::Gated, bias: true, n_tokens: 3, token_tile: 2 },
+                Case { input: "silu", output: MatvecOutput::Accumulate, bias: true, n_tokens: 3, token_tile: 4 },
+            ] {
+                check(gpu, &matrix, &values, case);
+            }
+        }
+    }
+}
+
+#[test]
+fn tiles_of_tokens() {
+    for gpu in variants() {
+        let w = tensor(TensorType::Q4_0, 576, 99, 9);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let values = w.to_f32();
+        for n_tokens in [1, 2, 3, 7, 8, 16] {
+            for token_tile in [1, 2, 4, 8] {
+                check(gpu, &matrix, &values, Case { n_tokens, token_tile, ..PLAIN });
+            }
+        }
+    }
+}
+
+#[test]
+fn matrices_in_parts() {
+    for gpu in variants() {
+        // Q and K share their type, V does not.
+        let w = tensors(&[(TensorType::Q4_0, 64, 96), (TensorType::Q4_0, 64, 32), (TensorType::Q8_0, 64, 33)], 10);
+        let all: Vec<f32> = w.iter().flat_map(Tensor::to_f32).collect();
+        let w: Vec<_> = w.iter().collect();
+        let whole = GpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default()).unwrap();
+        assert_eq!(whole.parts().iter().map(|p| (p.first_row, p.n_rows)).collect::<Vec<_>>(), [(0, 128), (128, 33)]);
+        let split = GpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default().with_max_slice(1500)).unwrap();
+        assert!(split.parts().len() > 4 && split.parts().iter().all(|p| p.buffer.size() <= 1500));
+        for case in [
+            Case { bias: true, ..PLAIN },
+            Case { output: MatvecOutput::Accumulate, n_tokens: 3, token_tile: 2, ..PLAIN },
+        ] {
+            check(gpu, &whole, &all, case);
+            check(gpu, &split, &all, case);
+        }
+
+        // Pairs stay together; tensors of two types take turns.
+        for (up, gates) in [(TensorType::Q4_0, true), (TensorType::Q5_1, false)] {
+            let w = tensors(&[(TensorType::Q4_0, 96, 51), (up, 96, 51)], 11);
+            let (a, b) = (w[0].to_f32(), w[1].to_f32());
+            let all: Vec<f32> = a.chunks(96).zip(b.chunks(96)).flat_map(|(a, b)| [a, b].concat()).collect();
+            let matrix =
+                GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default().with_max_slice(1000))
+                    .unwrap();
+            assert!(matrix.parts().len() > 4);
+            check(gpu, &matrix, &all, PLAIN);
+            assert_eq!(matrix.has_pairs(), gates);
+            let gated = Case { output: MatvecOutput::Gated, n_tokens: 2, token_tile: 2, ..PLAIN };
+            if gates {
+                check(gpu, &matrix, &all, gated);
+            } else {
+                let x = gpu.buffer("x", 4 * 96).unwrap();
+                let options = MatvecOptions { output: MatvecOutput::Gated, ..Default::default() };
+                let error = matvec(gpu, &matrix, options, &x, &x, &x).unwrap_err();
+                assert!(error.to_string().contains("gate and up rows"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_wanted_tokens() {
+    for gpu in variants() {
+        let (n_in, n_out) = (64, 21);
+        let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let wanted = [1, 2, 5];
+        let tokens: Vec<_> =
+            (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: wanted.contains(&i) }).collect();
+        let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
+        let x = random(13, 6 * n_in);
+        let gx = gpu.upload("x", &x).unwrap();
+        for (rows, sources) in [(Rows::Wanted, wanted), (Rows::Gathered, [0, 1, 2])] {
+            for token_tile in [1, 2] {
+                let y = poisoned(gpu, 6 * n_out);
+                let options = MatvecOptions { rows, ..Default::default() };
+                let dispatches = multi_token_matvec(gpu, &matrix, options, token_tile, &gx, &y, &batch).unwrap();
+                run_sized(gpu, &dispatches, StepSize { n_tokens: 6, n_wanted: 3, n_splits: 1 });
+                let got: Vec<f32> = gpu.read(&y, 6 * n_out).unwrap();
+                let want: Vec<f32> =
+                    sources.iter().flat_map(|&t| matvec_twin(&w.to_f32(), &x[t * n_in..][..n_in])).collect();
+                assert!(nmse(&got[..3 * n_out], &want) < TOLERANCE, "{rows:?}, tile {token_tile}");
+                assert!(got[3 * n_out..].iter().all(|y| y.is_nan()), "{rows:?}: more rows than tokens wanted");
+            }
+        }
+    }
+}

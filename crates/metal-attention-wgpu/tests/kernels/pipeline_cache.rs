@@ -1,0 +1,60 @@
+//! Compiled pipelines on disk.
+
+use crate::support::open;
+use metal_attention_wgpu::{GpuDevice, GpuOptions, PsoKey, catalogue, wgpu};
+
+fn keys() -> Vec<PsoKey> {
+    catalogue().into_iter().filter(|key| ["argmax", "rmsnorm", "residual_add"].contains(&key.name.as_str())).collect()
+}
+
+/// Builds a few pipelines on a device of its own and saves them.
+fn build_and_save(options: &GpuOptions) -> Option<GpuDevice> {
+    let gpu = open(options)?;
+    for key in keys() {
+        gpu.pso().get(&gpu, &key).unwrap();
+    }
+    assert_eq!(gpu.pso().len(), 3);
+    gpu.pso().save();
+    Some(gpu)
+}
+
+#[test]
+fn pipelines_outlive_the_device_and_a_broken_file_does_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("cache");
+    let options = GpuOptions { pipeline_cache: Some(folder.clone()), ..Default::default() };
+    let Some(gpu) = build_and_save(&options) else { return };
+    if !gpu.summary().features.contains(wgpu::Features::PIPELINE_CACHE) {
+        assert!(!folder.exists());
+        return;
+    }
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("one file and nothing partial: {files:?}") };
+    let saved = std::fs::read(file).unwrap();
+    assert!(saved.len() > 64);
+
+    // A device that finds everything in the file adds nothing to it, but some drivers never write the same bytes twice.
+    let whole = |file| {
+        let len = std::fs::read(file).unwrap().len();
+        assert!(len.abs_diff(saved.len()) <= saved.len() / 50, "{len} bytes, not about {}", saved.len());
+    };
+    build_and_save(&options).unwrap();
+    whole(file);
+
+    let mut changed = saved.clone();
+    changed[saved.len() / 2] ^= 0x55;
+    for broken in [&[][..], b"nonsense", &saved[..saved.len() / 2], &changed] {
+        std::fs::write(file, broken).unwrap();
+        build_and_save(&options).unwrap();
+        whole(file);
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_does_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a file");
+    std::fs::write(&file, "").unwrap();
+    build_and_save(&GpuOptions { pipeline_cache: Some(file.join("folder")), ..Default::default() });
+    build_and_save(&GpuOptions { pipeline_cache: None, ..Default::default() });
+}

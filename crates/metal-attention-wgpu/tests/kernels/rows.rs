@@ -1,0 +1,150 @@
+//! `norm`, `scale`, `row_gate`, `embedding_sum` and `activation` against their twins.
+
+use crate::support::{nmse, poisoned, random, run, run_sized, variants};
+use metal_attention_model::{Activation, BatchToken, NormKind};
+use metal_attention_wgpu::kernels::{
+    Gating, NormShape, ScaleShape, activation, activation_twin, embedding_sum, embedding_sum_twin, norm, norm_twin,
+    row_gate, row_gate_twin, scale, scale_twin,
+};
+use metal_attention_wgpu::{StepSize, batch_words};
+
+/// Elements of a row, rows of a token, tokens.
+const SHAPES: [(usize, usize, usize); 6] = [(1, 1, 1), (31, 3, 2), (33, 1, 7), (256, 5, 3), (577, 1, 9), (2048, 2, 2)];
+
+#[test]
+fn norms_match_their_twin() {
+    for gpu in variants() {
+        for (n, rows, n_tokens) in SHAPES {
+            for (kind, weight, bias) in [
+                (None, false, false),
+                (Some(NormKind::Rms), false, false),
+                (Some(NormKind::Rms), true, true),
+                (Some(NormKind::Layer), true, false),
+                (Some(NormKind::Layer), true, true),
+            ] {
+                for (accumulate, wanted_only, in_place) in
+                    [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
+                {
+                    let of = NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, wanted_only };
+                    let total = n * rows * n_tokens;
+                    let (x, before) = (random(1, total), random(2, total));
+                    let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
+                    // Every second token is wanted.
+                    let token = |i: usize| BatchToken { id: 0, seq: 0, pos: i, logits: i.is_multiple_of(2) };
+                    let batch: Vec<_> = (0..n_tokens).map(token).collect();
+                    let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
+                    let [gx, gy, gw] = &buffers;
+                    let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
+                    let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
+                    let dispatch = norm(gpu, of, source, Some(gw), target, &words).unwrap();
+                    let n_wanted = n_tokens.div_ceil(2);
+                    let size = StepSize { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_splits: 1 };
+                    run_sized(gpu, &[dispatch], size);
+                    let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
+                    let taken: Vec<usize> = (0..n_tokens).filter(|t| !wanted_only || t % 2 == 0).collect();
+                    let from = taken.iter().flat_map(|t| t * rows..(t + 1) * rows);
+                    let want: Vec<f32> = from
+                        .enumerate()
+                        .flat_map(|(i, r)| norm_twin(of, &row(r, &x), &weights, &row(i, &before)))
+                        .collect();
+                    let got: Vec<f32> = gpu.read(target, want.len()).unwrap();
+                    let error = nmse(&got, &want);
+                    // As `rmsnorm`; a row of one element less its mean is nothing but rounding.
+                    assert!(error < 1e-12 || (n == 1 && kind == Some(NormKind::Layer)), "{of:?}: {error:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn scale_matches_its_twin() {
+    for gpu in variants() {
+        for (n, _, n_tokens) in SHAPES {
+            for soft_cap in [None, Some(5.0)] {
+                let of = ScaleShape { n, scale: 20.0, soft_cap, wanted: false };
+                let x = random(1, n * n_tokens);
+                let gx = gpu.upload("x", &x).unwrap();
+                run(gpu, &[scale(gpu, of, &gx).unwrap()], n_tokens);
+                let want: Vec<f32> = x.iter().map(|&x| scale_twin(of, x)).collect();
+                let error = nmse(&gpu.read::<f32>(&gx, x.len()).unwrap(), &want);
+                // Vulkan: tanh as of two exponentials, a few units of 2^-24.
+                assert!(error < 1e-11, "{of:?}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn embedding_sum_matches_its_twin() {
+    for gpu in variants() {
+        for (n, _, n_tokens) in SHAPES {
+            for (types, positions) in [(true, true), (true, false), (false, true), (false, false)] {
+                let (x, row, table) = (random(1, n * n_tokens), random(2, n), random(3, n * 20));
+                let [gx, gr, gt] = [&x, &row, &table].map(|v| gpu.upload("x", v).unwrap());
+                let batch = crate::support::batch(gpu, n_tokens, 5);
+                let dispatch =
+                    embedding_sum(gpu, n, 1.5, &gx, types.then_some(&gr), positions.then_some((&gt, 20)), &batch);
+                run(gpu, &[dispatch.unwrap()], n_tokens);
+                let want = (0..n_tokens).flat_map(|t| {
+                    let row: &[f32] = if types { &row } else { &[] };
+                    let position: &[f32] = if positions { &table[(5 + t) * n..][..n] } else { &[] };
+                    embedding_sum_twin(1.5, &x[t * n..][..n], row, position)
+                });
+                let error = nmse(&gpu.read::<f32>(&gx, x.len()).unwrap(), &want.collect::<Vec<_>>());
+                assert!(error < 1e-13, "n {n}, {types} {positions}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_match_their_twin() {
+    let all = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::ReluSquared,
+        Activation::ClampedSwiglu { limit: 7.0 },
+        Activation::SparseGelu { n_std: 0.8 },
+    ];
+    for gpu in variants() {
+        for ((n, _, n_tokens), kind) in SHAPES.into_iter().flat_map(|shape| all.map(|kind| (shape, kind))) {
+            let gate: Vec<f32> = random(1, n * n_tokens).iter().map(|v| 9.0 * v).collect();
+            let (stride, at) = (2 * n + 3, n + 1);
+            let ups: Vec<f32> = random(2, stride * n_tokens).iter().map(|v| 9.0 * v).collect();
+            let up: Vec<f32> = ups.chunks(stride).flat_map(|row| row[at..at + n].to_vec()).collect();
+            let pairs: Vec<f32> = gate.iter().zip(&up).flat_map(|(&g, &u)| [g, u]).collect();
+            let [gg, gu, gp] = [&gate, &ups, &pairs].map(|v| gpu.upload("x", v).unwrap());
+            for (gating, x, has_up) in [
+                (Gating::None, &gg, false),
+                (Gating::Pairs, &gp, true),
+                (Gating::Rows { up: &gu, stride, at }, &gg, true),
+            ] {
+                let y = poisoned(gpu, n * n_tokens);
+                run(gpu, &[activation(gpu, kind, n, gating, x, &y).unwrap()], n_tokens);
+                let rows = gate.chunks(n).zip(up.chunks(n));
+                let want: Vec<f32> =
+                    rows.flat_map(|(gate, up)| activation_twin(kind, gate, has_up.then_some(up))).collect();
+                let error = nmse(&gpu.read::<f32>(&y, n * n_tokens).unwrap(), &want);
+                // As `ffn_silu`.
+                assert!(error < 4e-12, "{kind:?}, {n} elements, {gating:?}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_of_rows_match_their_twin() {
+    for gpu in variants() {
+        for (n, _, n_tokens) in SHAPES {
+            let [x, y] = [1, 2].map(|seed| random(seed, n * n_tokens));
+            let gate = random(3, n);
+            let [gx, gg, gy] = [&x, &gate, &y].map(|v| gpu.upload("x", v).unwrap());
+            run(gpu, &[row_gate(gpu, n, &gx, &gg, &gy).unwrap()], n_tokens);
+            let rows = x.chunks(n).zip(y.chunks(n));
+            let want: Vec<f32> = rows.flat_map(|(x, y)| row_gate_twin(x, &gate, y)).collect();
+            let error = nmse(&gpu.read::<f32>(&gy, n * n_tokens).unwrap(), &want);
+            assert!(error < 1e-12, "n {n}, {n_tokens} tokens: {error:e}");
+        }
+    }
+}

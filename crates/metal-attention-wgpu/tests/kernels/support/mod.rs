@@ -1,0 +1,114 @@
+//! What the kernel tests share: a device, random data, one-off dispatches, comparison.
+#![allow(dead_code, missing_docs)]
+
+pub mod matrices;
+
+use std::sync::OnceLock;
+
+use metal_attention_model::{BatchToken, PAGE};
+use metal_attention_wgpu::{BatchBuffer, Dispatch, GpuDevice, GpuError, GpuOptions, StepSize, batch_words, wgpu};
+
+/// The GPU under test; `None`, with a message, on a machine that has none. In CI a missing device is a failure.
+pub fn gpu() -> Option<&'static GpuDevice> {
+    static GPU: OnceLock<Option<GpuDevice>> = OnceLock::new();
+    GPU.get_or_init(|| open(&GpuOptions { checked: true, ..Default::default() })).as_ref()
+}
+
+pub fn open(options: &GpuOptions) -> Option<GpuDevice> {
+    match GpuDevice::open(options) {
+        Ok(gpu) => Some(gpu),
+        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
+            eprintln!("skipped: this machine has no GPU");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Every way that kernels can be compiled for the device: with and without subgroups, 16-bit floats, matrix units.
+pub fn variants() -> &'static [GpuDevice] {
+    static GPUS: OnceLock<Vec<GpuDevice>> = OnceLock::new();
+    GPUS.get_or_init(|| {
+        let all = GpuOptions { checked: true, ..Default::default() };
+        [
+            all.clone(),
+            GpuOptions { cooperative_matrices: false, ..all.clone() },
+            GpuOptions { subgroups: false, f16: false, ..all },
+        ]
+        .iter()
+        .filter_map(open)
+        .collect()
+    })
+}
+
+/// Random numbers in `-1..1` (a small xorshift, the same on every machine).
+pub fn random(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..n)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A batch buffer of `n` tokens of sequence 0 from position `start`; logits of all are wanted.
+pub fn batch(gpu: &GpuDevice, n: usize, start: usize) -> wgpu::Buffer {
+    let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: i as u32, seq: 0, pos: start + i, logits: true }).collect();
+    gpu.upload("batch", &batch_words(&tokens)).unwrap()
+}
+
+/// Pages for `n_ctx` positions of each of `n_seq` sequences, in no order.
+pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
+    let each = n_ctx.div_ceil(PAGE);
+    let mut pages: Vec<u32> = (0..(n_seq * each) as u32).collect();
+    let keys = random(9, pages.len());
+    pages.sort_by(|&a, &b| keys[a as usize].total_cmp(&keys[b as usize]));
+    pages.chunks(each).map(<[u32]>::to_vec).collect()
+}
+
+/// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages`.
+pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
+    let n_pages = pages.iter().flatten().map(|&page| page as usize + 1).max().unwrap_or(0);
+    let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, n_pages).unwrap();
+    batch.write_tokens(gpu, tokens);
+    for (seq, pages) in pages.iter().enumerate() {
+        batch.write_pages(gpu, seq, pages);
+    }
+    batch
+}
+
+/// Runs `dispatches` for a batch of `n` tokens, all wanted.
+pub fn run(gpu: &GpuDevice, dispatches: &[Dispatch], n: usize) {
+    run_sized(gpu, dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_splits: 1 });
+}
+
+pub fn run_sized(gpu: &GpuDevice, dispatches: &[Dispatch], size: StepSize) {
+    let mut encoder = gpu.encoder();
+    {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        for dispatch in dispatches {
+            dispatch.record(gpu, &mut pass, size);
+        }
+    }
+    let submission = gpu.submit(encoder);
+    gpu.wait(Some(submission)).unwrap();
+}
+
+/// A buffer full of NaN, so that an element that nobody wrote is seen.
+pub fn poisoned(gpu: &GpuDevice, n: usize) -> wgpu::Buffer {
+    gpu.upload("result", &vec![f32::NAN; n]).unwrap()
+}
+
+/// `|got - want|^2 / |want|^2`; NaN when anything is NaN.
+pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let (mut error, mut power) = (0.0, 0.0);
+    for (&g, &w) in got.iter().zip(want) {
+        error += (f64::from(g) - f64::from(w)).powi(2);
+        power += f64::from(w).powi(2);
+    }
+    if power == 0.0 { error } else { error / power }
+}
