@@ -5,7 +5,7 @@ use crate::{Dispatch, GpuError};
 use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 use wgpu::Buffer;
 
-use super::{Input, PlanBuilder, Product};
+use super::{BatchKind, Input, PlanBuilder, Product};
 use crate::weights::{GpuDense, GpuFeedForward, GpuLinear, GpuNorm};
 
 /// What a feed-forward gives.
@@ -15,6 +15,8 @@ enum Given<'a> {
     Gated(&'a GpuLinear),
     /// A sum that lies there.
     Sum(&'a Buffer),
+    /// Nothing more: it is in the residual stream.
+    Added,
 }
 
 impl PlanBuilder<'_> {
@@ -31,8 +33,8 @@ impl PlanBuilder<'_> {
                 let (out, result) = self.mixer(&mut d, i, input)?;
                 self.join(&mut d, out, result, mixer_post, *scale)?;
                 self.add_laurel(&mut d, i)?;
-                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.has_experts(i))?;
-                let result = self.feed_forward(&mut d, i, input)?;
+                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.feed_forward_shares_input(i))?;
+                let result = self.feed_forward(&mut d, i, input, *scale)?;
                 self.join_result(&mut d, result, post, *scale)?;
             }
             Residual::Parallel => {
@@ -41,8 +43,8 @@ impl PlanBuilder<'_> {
                 let input = self.input(&mut d, w.mixer_norm.as_ref(), shared || self.mixer_shares_input(i))?;
                 let (out, result) = self.mixer(&mut d, i, input)?;
                 let own = w.feed_forward_norm.as_ref();
-                let input = if shared { input } else { self.input(&mut d, own, self.has_experts(i))? };
-                let given = self.feed_forward(&mut d, i, input)?;
+                let input = if shared { input } else { self.input(&mut d, own, self.feed_forward_shares_input(i))? };
+                let given = self.feed_forward(&mut d, i, input, 1.0)?;
                 self.join(&mut d, out, result, mixer_post, 1.0)?;
                 self.join_result(&mut d, given, post, 1.0)?;
             }
@@ -52,8 +54,8 @@ impl PlanBuilder<'_> {
                 let (out, result) = self.mixer(&mut d, i, input)?;
                 self.join(&mut d, out, result, mixer_post, 1.0)?;
                 d.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &s.x)?);
-                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.has_experts(i))?;
-                let result = self.feed_forward(&mut d, i, input)?;
+                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.feed_forward_shares_input(i))?;
+                let result = self.feed_forward(&mut d, i, input, 1.0)?;
                 self.join_result(&mut d, result, post, 1.0)?;
                 d.push(self.norm(feed_forward_sum, NormShape::of_row(feed_forward_sum.n), None, &s.x)?);
             }
@@ -84,16 +86,27 @@ impl PlanBuilder<'_> {
     }
 
     /// What the feed-forward of layer `i` makes of `input`, but for its last product where that can be added to the residual
-    /// stream at once.
-    fn feed_forward(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Given<'_>, GpuError> {
-        match (&self.spec.layers[i].feed_forward, &self.weights.layers[i].feed_forward) {
+    /// stream at once. `scale` is the factor on what it gives.
+    fn feed_forward(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        input: Input<'_>,
+        scale: f32,
+    ) -> Result<Given<'_>, GpuError> {
+        let layer = &self.weights.layers[i];
+        match (&self.spec.layers[i].feed_forward, &layer.feed_forward) {
             (FeedForward::Dense(dense), GpuFeedForward::Dense(w)) => {
                 self.gated(d, dense, w, input)?;
                 Ok(Given::Gated(&w.down))
             }
             (FeedForward::Experts(e), GpuFeedForward::Experts(w)) => {
-                self.experts(d, e, w, input)?;
-                Ok(Given::Sum(&self.s.experts_sum))
+                // Without a norm before it, what follows the experts reads the stream itself.
+                let plain = layer.feed_forward_post_norm.is_none() && w.own_norms.is_none() && scale == 1.0;
+                let added = plain && layer.feed_forward_norm.is_some();
+                let sum = if added { &self.s.x } else { &self.s.experts_sum };
+                self.experts(d, e, w, input, sum, added)?;
+                Ok(if added { Given::Added } else { Given::Sum(sum) })
             }
             (FeedForward::Dense(_), GpuFeedForward::Experts(_))
             | (FeedForward::Experts(_), GpuFeedForward::Dense(_)) => {
@@ -102,11 +115,12 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether several kernels read the input of the feed-forward of layer `i`.
-    fn has_experts(&self, i: usize) -> bool {
+    /// Whether several kernels read the input of the feed-forward of layer `i`, and it is better made once: the kernels of
+    /// one token take the norm on the way, but for a shared expert, which comes after others were added to the stream.
+    fn feed_forward_shares_input(&self, i: usize) -> bool {
         match &self.spec.layers[i].feed_forward {
             FeedForward::Dense(_) => false,
-            FeedForward::Experts(_) => true,
+            FeedForward::Experts(e) => self.kind != BatchKind::One || e.shared.is_some(),
         }
     }
 
@@ -121,6 +135,7 @@ impl PlanBuilder<'_> {
         match given {
             Given::Gated(down) => self.join(d, down, &self.s.gated, norm, scale),
             Given::Sum(sum) => self.add(d, sum, norm, scale, &self.s.x),
+            Given::Added => Ok(()),
         }
     }
 
