@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
 
-use metal_attention::gguf::{Array, GgufError, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value};
+use metal_attention::gguf::{
+    Array, GgufError, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value,
+};
 use metal_attention::{Error, Recipe};
 use metal_attention_model::{ModelShape, ModelSpec, TensorSpec};
 
@@ -190,8 +192,7 @@ impl Random {
             self.ty.quantize(&values, &mut blocks).map(|()| blocks)
         };
         thread::scope(|scope| {
-            let threads: Vec<_> =
-                elements.clone().step_by(CHUNK).map(|from| scope.spawn(move || part(from))).collect();
+            let threads: Vec<_> = elements.clone().step_by(CHUNK).map(|from| scope.spawn(move || part(from))).collect();
             threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
         })
     }
