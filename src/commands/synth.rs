@@ -11,6 +11,7 @@ use metal_attention::gguf::{
 };
 use metal_attention::{Error, Recipe};
 use metal_attention_model::{ModelShape, ModelSpec, TensorSpec};
+use serde_json::Value as Json;
 
 use crate::cli_error::CliError;
 use crate::interrupt;
@@ -43,6 +44,7 @@ heads unless given. The vocabulary is that of the built-in model, or of --vocab,
 Examples:
   metal-attention synth smollm-135m --type q4_0 -o smollm.gguf
   metal-attention synth llama-3.2-1b --type q4_k_m -o llama.gguf
+  metal-attention synth custom --arch gemma3 --set attention.sliding_window=64 -o windows.gguf
   metal-attention synth custom --arch qwen3 --n-layer 8 --n-embd 1024 --n-head 16 --n-ff 3072 -o small.gguf";
 
 /// Write a GGUF file with random weights in the shape of a known model
@@ -71,6 +73,11 @@ pub struct Args {
     /// Seed of the random weights
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u64,
+
+    /// Key of the architecture in place of the shape's; the value is read as JSON: a number, true or false, or a list of
+    /// such; what is none of these is a text
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
+    set: Vec<(String, Value)>,
 
     #[command(flatten)]
     sizes: Sizes,
@@ -119,6 +126,9 @@ struct Sizes {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let shape = shape(&args.shape, &args.sizes);
     let mut metadata = shape.metadata();
+    for (key, value) in &args.set {
+        metadata.set(format!("{}.{key}", shape.architecture), value.clone());
+    }
     let n_vocab = add_vocabulary(&mut metadata, args, shape.n_vocab)?;
     metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
     let spec =
@@ -220,6 +230,28 @@ fn shape_names() -> clap::builder::PossibleValuesParser {
 
 fn architecture_names() -> clap::builder::PossibleValuesParser {
     ModelShape::architectures().into()
+}
+
+/// `KEY=VALUE`, the value as JSON.
+fn key_and_value(text: &str) -> Result<(String, Value), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, e.g. attention.sliding_window=64")?;
+    let whole = |number: &Json| number.as_u64().and_then(|n| u32::try_from(n).ok());
+    let value = match serde_json::from_str::<Json>(value) {
+        Ok(Json::Bool(flag)) => flag.into(),
+        Ok(Json::Number(number)) => match whole(&number.clone().into()) {
+            Some(n) => n.into(),
+            None => (number.as_f64().unwrap_or(f64::NAN) as f32).into(),
+        },
+        Ok(Json::Array(list)) => {
+            let numbers: Option<Vec<u32>> = list.iter().map(whole).collect();
+            let flags: Option<Vec<bool>> = list.iter().map(Json::as_bool).collect();
+            let array = numbers.map(Value::from).or(flags.map(Value::from));
+            array.ok_or("a list must be of whole numbers, or of true and false")?
+        }
+        Ok(Json::String(text)) => text.into(),
+        Ok(Json::Null | Json::Object(_)) | Err(_) => value.into(),
+    };
+    Ok((key.to_owned(), value))
 }
 
 /// The shape called `name` with `sizes` in place of its own. Where heads change and their length is not given, they
