@@ -191,6 +191,9 @@ pub struct LatentAttentionSpec {
     pub eps: f32,
     /// Queries grow with their position.
     pub temperature: Option<Temperature>,
+    /// Whether files of the family have each head's expansions to keys and to values in one matrix, `attn_kv_b`. Either form
+    /// is read.
+    pub fused_expansions: bool,
 }
 
 impl LatentAttentionSpec {

@@ -111,10 +111,15 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] metal_attention_gguf::GgufError),
     /// `general.architecture` names a model family that is not implemented.
-    #[error("the architecture {architecture:?} is not supported; supported are: {}", supported.join(", "))]
+    #[error("the architecture {architecture:?} is not supported; {}", match missing {
+        Some(part) => format!("this is missing: {part}"),
+        None => format!("supported are: {}", supported.join(", ")),
+    })]
     UnsupportedArchitecture {
         /// The name in the file.
         architecture: String,
+        /// What it needs that is not implemented, where that is known.
+        missing: Option<&'static str>,
         /// The names that would work.
         supported: Vec<&'static str>,
     },

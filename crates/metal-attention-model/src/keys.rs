@@ -84,13 +84,13 @@ impl<'a> Keys<'a> {
         self.check(key, value, value.is_finite() && value > 0.0, "must be above 0").map(|()| value)
     }
 
-    /// A cap of scores or logits; none where it is missing or 0.
-    pub(crate) fn soft_cap(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        let cap = self.opt_f32(key)?.filter(|&cap| cap != 0.0);
-        if let Some(cap) = cap {
-            self.check(key, cap, cap > 0.0, "must be above 0")?;
+    /// A number above 0, as a cap of scores is; none where it is missing or 0.
+    pub(crate) fn opt_positive_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let value = self.opt_f32(key)?.filter(|&x| x != 0.0);
+        if let Some(x) = value {
+            self.check(key, x, x > 0.0, "must be above 0")?;
         }
-        Ok(cap)
+        Ok(value)
     }
 
     pub(crate) fn opt_positive(&self, key: &str) -> Result<Option<usize>, ModelError> {
@@ -99,6 +99,14 @@ impl<'a> Keys<'a> {
             self.check(key, n, n > 0 && n <= MAX_SIZE, "must be a plausible size above 0")?;
         }
         Ok(value)
+    }
+
+    /// A size; none where it is missing or 0.
+    pub(crate) fn opt_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        match self.opt_usize(key)? {
+            None | Some(0) => Ok(None),
+            Some(_) => self.opt_positive(key),
+        }
     }
 
     pub(crate) fn positive(&self, key: &str) -> Result<usize, ModelError> {

@@ -36,8 +36,8 @@ pub struct ModelShape {
     pub norm_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// Whether files have the biases that they may have.
-    pub biases: bool,
+    /// Which of the biases that they may have files do have: those whose tensors' names contain one of these.
+    pub biases: &'static [&'static str],
     /// What an architecture's files have besides, `{architecture}.{key}`; in place of the sizes above where they have that
     /// key.
     pub keys: &'static [(&'static str, Key)],
@@ -91,6 +91,11 @@ impl RopeStretch {
 
 use Key::{B, F, L, S, U};
 
+/// Files without any.
+const NO_BIASES: &[&str] = &[];
+/// Files with all.
+const ALL_BIASES: &[&str] = &[".bias"];
+
 const LLAMA: ModelShape = ModelShape {
     name: "custom",
     architecture: "llama",
@@ -106,7 +111,7 @@ const LLAMA: ModelShape = ModelShape {
     rope_factors: None,
     norm_eps: 1e-5,
     tied: true,
-    biases: false,
+    biases: NO_BIASES,
     keys: &[],
 };
 const LLAMA_3: ModelShape = ModelShape {
@@ -147,7 +152,7 @@ const BERT: ModelShape = ModelShape {
     n_vocab: 30_522,
     n_ctx_train: 512,
     norm_eps: 1e-12,
-    biases: true,
+    biases: ALL_BIASES,
     keys: &[("attention.causal", B(false)), ("pooling_type", U(2)), TOKEN_TYPES],
     ..LLAMA
 };
@@ -217,13 +222,13 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "gemma-3-1b", n_layer: 26, n_embd: 1152, n_head: 4, n_head_kv: 1, n_ff: 6912, n_ctx_train: 32_768, keys: &[("attention.sliding_window", U(512))], ..GEMMA_3 },
     ModelShape { name: "gemma-3-4b", n_layer: 34, n_embd: 2560, n_head: 8, n_head_kv: 4, n_ff: 10_240, n_vocab: 262_208, ..GEMMA_3 },
     ModelShape { name: "gemma-3-27b", n_layer: 62, n_embd: 5376, n_head: 32, n_head_kv: 16, head_dim: 128, n_ff: 21_504, n_vocab: 262_208, ..GEMMA_3 },
-    ModelShape { name: "gpt-oss-20b", architecture: "gpt-oss", n_layer: 24, n_embd: 2880, n_head: 64, n_head_kv: 8, n_ff: 2880, n_vocab: 201_088, n_ctx_train: 131_072, rope_freq_base: 150_000.0, tied: false, biases: true, keys: GPT_OSS_KEYS, ..LLAMA },
+    ModelShape { name: "gpt-oss-20b", architecture: "gpt-oss", n_layer: 24, n_embd: 2880, n_head: 64, n_head_kv: 8, n_ff: 2880, n_vocab: 201_088, n_ctx_train: 131_072, rope_freq_base: 150_000.0, tied: false, biases: ALL_BIASES, keys: GPT_OSS_KEYS, ..LLAMA },
     ModelShape { name: "phi-4", architecture: "phi3", n_layer: 40, n_embd: 5120, n_head: 40, n_head_kv: 10, head_dim: 128, n_ff: 17_920, n_vocab: 100_352, n_ctx_train: 16_384, rope_freq_base: 250_000.0, tied: false, keys: &[("rope.scaling.original_context_length", U(16_384))], ..LLAMA },
     ModelShape { name: "granite-3.1-1b-a400m", architecture: "granitemoe", n_layer: 24, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 512, n_vocab: 49_155, n_ctx_train: 131_072, rope_freq_base: 1_500_000.0, norm_eps: 1e-6, keys: GRANITE_KEYS, ..LLAMA },
     ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
     ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
     ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
-    ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: false, keys: ENCODER, ..BERT },
+    ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: NO_BIASES, keys: ENCODER, ..BERT },
 ];
 
 const WINDOW: (&str, Key) = ("attention.sliding_window", U(512));
@@ -232,49 +237,76 @@ const EXPERTS: [(&str, Key); 3] =
 const SHARED: (&str, Key) = ("expert_shared_count", U(1));
 const TOKEN_TYPES: (&str, Key) = ("tokenizer.ggml.token_type_count", U(2));
 const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type", U(1)), TOKEN_TYPES];
+#[rustfmt::skip]
+const MISTRAL_4: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(1)), ("attention.temperature_scale", F(0.1)), ("attention.temperature_length", U(8)), ("expert_weights_norm", B(true))];
 const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
 type Keys = &'static [(&'static str, Key)];
 
-/// What the small shape `custom` has besides in each architecture whose files need more: keys, and whether there are biases.
+/// What the small shape `custom` has besides in each architecture whose files need more: keys, and biases.
 #[rustfmt::skip]
-static CUSTOM: &[(&str, Keys, bool)] = &[
-    ("bert", ENCODER, true),
-    ("cohere2", &[WINDOW, ("logit_scale", F(0.25))], false),
-    ("command-r", &[("logit_scale", F(0.25))], false),
-    ("deepseek2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], false),
-    ("dots1", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], false),
-    ("ernie4_5-moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(1)), ("leading_dense_block_count", U(1))], false),
-    ("gemma2", &[WINDOW], false),
-    ("gemma3", &[WINDOW], false),
-    ("gemma3n", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(2))], false),
-    ("gemma4", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(0))], false),
-    ("gemma-embedding", &[WINDOW, ("pooling_type", U(1)), ("dense_2_feat_out", U(512)), ("dense_3_feat_out", U(256))], false),
-    ("glm4moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], true),
-    ("gpt2", &[], true),
-    ("gpt-oss", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2]], true),
-    ("gptneox", &[("use_parallel_residual", B(true))], true),
-    ("granite", &GRANITE, false),
-    ("granitemoe", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], EXPERTS[0], EXPERTS[1]], false),
-    ("hunyuan-moe", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768))], false),
-    ("jina-bert-v2", ENCODER, true),
-    ("jina-bert-v3", ENCODER, true),
-    ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], false),
-    ("llama-embed", ENCODER, false),
-    ("mistral3", &[("attention.temperature_scale", F(0.1)), ("rope.scaling.original_context_length", U(512))], false),
-    ("modern-bert", &[WINDOW, ENCODER[0], ENCODER[1]], false),
-    ("nomic-bert", ENCODER, false),
-    ("nomic-bert-moe", &[ENCODER[0], ENCODER[1], TOKEN_TYPES, EXPERTS[0], EXPERTS[1], ("moe_every_n_layers", U(2))], true),
-    ("olmoe", &[EXPERTS[0], EXPERTS[1]], false),
-    ("phi2", &[], true),
-    ("phimoe", &[EXPERTS[0], EXPERTS[1]], true),
-    ("qwen2moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_shared_feed_forward_length", U(256))], false),
-    ("qwen2vl", &[SECTIONS], false),
-    ("qwen3moe", &EXPERTS, false),
-    ("qwen3vl", &[SECTIONS], false),
-    ("qwen3vlmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SECTIONS], false),
-    ("starcoder2", &[], true),
-    ("stablelm", &[], true),
+static CUSTOM: &[(&str, Keys, &[&str])] = &[
+    ("bailingmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("expert_weights_norm", B(true))], NO_BIASES),
+    ("bailingmoe2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_group_count", U(4)), ("expert_group_used_count", U(2)), ("expert_weights_scale", F(2.5)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
+    ("bert", ENCODER, ALL_BIASES),
+    ("bloom", &[], ALL_BIASES),
+    ("chatglm", &[("rope.dimension_count", U(32))], &["attn_qkv"]),
+    ("codeshell", &[], ALL_BIASES),
+    ("cohere2", &[WINDOW, ("logit_scale", F(0.25))], NO_BIASES),
+    ("command-r", &[("logit_scale", F(0.25))], NO_BIASES),
+    ("dbrx", &[EXPERTS[0], EXPERTS[1], ("attention.clamp_kqv", F(1.5))], NO_BIASES),
+    ("deepseek", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], NO_BIASES),
+    ("deepseek2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], NO_BIASES),
+    ("deepseek2-ocr", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("attention.head_count_kv", U(4))], NO_BIASES),
+    ("dots1", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], NO_BIASES),
+    ("ernie4_5-moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(1)), ("leading_dense_block_count", U(1))], NO_BIASES),
+    ("eurobert", ENCODER, NO_BIASES),
+    ("exaone-moe", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_weights_scale", F(2.5))], &["exp_probs_b"]),
+    ("gemma2", &[WINDOW], NO_BIASES),
+    ("gemma3", &[WINDOW], NO_BIASES),
+    ("gemma3n", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(2))], NO_BIASES),
+    ("gemma4", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(0))], NO_BIASES),
+    ("gemma-embedding", &[WINDOW, ("pooling_type", U(1)), ("dense_2_feat_out", U(512)), ("dense_3_feat_out", U(256))], NO_BIASES),
+    ("glm4moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1))], ALL_BIASES),
+    ("gpt2", &[], ALL_BIASES),
+    ("gptneox", &[("use_parallel_residual", B(true))], ALL_BIASES),
+    ("gpt-oss", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2]], ALL_BIASES),
+    ("granite", &GRANITE, NO_BIASES),
+    ("granitemoe", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], EXPERTS[0], EXPERTS[1]], NO_BIASES),
+    ("hunyuan-moe", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768))], NO_BIASES),
+    ("hunyuan_vl", &[("rope.scaling.alpha", F(1000.0)), SECTIONS], NO_BIASES),
+    ("hy_v3", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_weights_norm", B(true))], NO_BIASES),
+    ("jais", &[("attention.max_alibi_bias", F(8.0))], ALL_BIASES),
+    ("jina-bert-v2", ENCODER, ALL_BIASES),
+    ("jina-bert-v3", ENCODER, ALL_BIASES),
+    ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),
+    ("llama-embed", ENCODER, NO_BIASES),
+    ("mellum", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], ("rope.scaling.type", S("yarn")), ("rope.scaling.factor", F(4.0)), ("rope.scaling.original_context_length", U(512))], NO_BIASES),
+    ("minicpm3", &[("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.q_lora_rank", U(96)), ("attention.kv_lora_rank", U(64)), ("attention.head_count_kv", U(4)), ("rope.dimension_count", U(32))], NO_BIASES),
+    ("minimax-m2", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768)), ("expert_gating_func", U(2)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
+    ("mistral3", &[("attention.temperature_scale", F(0.1)), ("rope.scaling.original_context_length", U(512))], NO_BIASES),
+    ("mistral4", MISTRAL_4, NO_BIASES),
+    ("modern-bert", &[WINDOW, ENCODER[0], ENCODER[1]], NO_BIASES),
+    ("mpt", &[("attention.max_alibi_bias", F(8.0)), ("attention.clamp_kqv", F(1.5))], NO_BIASES),
+    ("nemotron", &[("rope.dimension_count", U(32))], NO_BIASES),
+    ("neo-bert", ENCODER, NO_BIASES),
+    ("nomic-bert", ENCODER, NO_BIASES),
+    ("nomic-bert-moe", &[ENCODER[0], ENCODER[1], TOKEN_TYPES, EXPERTS[0], EXPERTS[1], ("moe_every_n_layers", U(2))], ALL_BIASES),
+    ("olmoe", &[EXPERTS[0], EXPERTS[1]], NO_BIASES),
+    ("paddleocr", &[SECTIONS], NO_BIASES),
+    ("pangu-embedded", &[], &["attn"]),
+    ("phi2", &[], ALL_BIASES),
+    ("phimoe", &[EXPERTS[0], EXPERTS[1]], ALL_BIASES),
+    ("plm", &[("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.head_count_kv", U(4)), ("rope.dimension_count", U(32))], NO_BIASES),
+    ("qwen", &[("attention.head_count_kv", U(4))], NO_BIASES),
+    ("qwen2moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_shared_feed_forward_length", U(256))], NO_BIASES),
+    ("qwen2vl", &[SECTIONS], NO_BIASES),
+    ("qwen3moe", &EXPERTS, NO_BIASES),
+    ("qwen3vl", &[SECTIONS], NO_BIASES),
+    ("qwen3vlmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SECTIONS], NO_BIASES),
+    ("stablelm", &[], ALL_BIASES),
+    ("starcoder", &[], ALL_BIASES),
+    ("starcoder2", &[], ALL_BIASES),
 ];
 
 const GRANITE: [(&str, Key); 4] = [
@@ -299,7 +331,7 @@ impl ModelShape {
     pub fn custom(architecture: &str) -> Option<Self> {
         let architecture = architectures::names().find(|name| *name == architecture)?;
         let own = CUSTOM.iter().find(|(name, ..)| *name == architecture);
-        let (keys, biases) = own.map_or((&[][..], false), |(_, keys, biases)| (*keys, *biases));
+        let (keys, biases) = own.map_or((&[][..], NO_BIASES), |(_, keys, biases)| (*keys, *biases));
         Some(Self { architecture, biases, keys, ..LLAMA })
     }
 
@@ -355,9 +387,8 @@ impl ModelShape {
     pub fn tensors(&self, spec: &ModelSpec) -> Vec<crate::TensorSpec> {
         let wanted = |tensor: &crate::TensorSpec| match tensor.name.as_str() {
             "output.weight" => !self.tied || spec.output.head.is_some_and(|head| head.tied == Some(false)),
-            "output.bias" => self.biases,
             "rope_freqs.weight" => self.rope_factors.is_some(),
-            _ if tensor.is_bias() => tensor.required || self.biases,
+            _ if tensor.is_bias() => tensor.required || self.biases.iter().any(|part| tensor.name.contains(part)),
             _ => tensor.required,
         };
         spec.tensors().into_iter().filter(wanted).collect()

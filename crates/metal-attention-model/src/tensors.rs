@@ -241,6 +241,10 @@ impl Source for List {
     }
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<()>, Vec<()>), Infallible> {
+        if a.fused_expansions {
+            self.required(&format!("{prefix}attn_kv_b"), [a.kv_rank, a.n_head * (a.n_nope + a.value_dim)], Need::None)?;
+            return Ok((vec![(); a.n_head], vec![(); a.n_head]));
+        }
         let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
         Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?))
     }
@@ -274,12 +278,25 @@ impl FileSource<'_> {
     }
 
     fn must(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        // Where one table is both, CodeShell's files name it after the head.
+        let name = if name == "token_embd" && !self.has(name) && self.has("output") { "output" } else { name };
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight"), shape: shape.to_vec() };
         self.matrix(name, shape, Need::Required)?.ok_or_else(missing)
     }
 
     fn has(&self, name: &str) -> bool {
         self.0.tensor(&format!("{name}.weight")).is_some()
+    }
+
+    /// The biases of several matrices one behind the other, where each has one.
+    fn biases<const N: usize>(
+        &mut self,
+        prefix: &str,
+        parts: [(&str, usize); N],
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let own = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Need::Optional));
+        let own = own.into_iter().collect::<Result<Option<Vec<_>>, _>>()?;
+        Ok(own.map(|own| own.concat()))
     }
 
     /// Rows of a matrix, and of its bias.
@@ -376,7 +393,11 @@ impl Source for FileSource<'_> {
             let found: Result<[Linear; N], _> = found.try_into();
             return Ok(found.expect("one for each part"));
         }
-        let Linear { weight, bias } = self.required(&all, [n_in, n_out], bias)?;
+        // Old files have the biases apart all the same.
+        let apart = if fused == last { None } else { self.biases(prefix, parts)? };
+        let need = if apart.is_some() { Need::Optional } else { bias };
+        let Linear { weight, bias } = self.required(&all, [n_in, n_out], need)?;
+        let bias = bias.or(apart);
         let mut start = 0;
         Ok(parts.map(|(_, n)| {
             start += n;
@@ -406,7 +427,8 @@ impl Source for FileSource<'_> {
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let both = format!("{prefix}attn_kv_b");
-        if !self.has(&both) {
+        let apart = self.has(&format!("{prefix}attn_k_b")) || !a.fused_expansions;
+        if apart && !self.has(&both) {
             let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
             let v_b = self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?;
             return Ok((k_b, v_b));

@@ -620,8 +620,12 @@ impl<S: Source> Builder<'_, S> {
             Some(_) => Some(self.required_vector(&format!("{p}ffn_gate_inp.scale"), n_embd)?),
             None => None,
         };
-        let choice_bias = if e.router.choice_bias { Need::Optional } else { Need::None };
-        let choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, choice_bias)?;
+        let need = if e.router.choice_bias { Need::Optional } else { Need::None };
+        let mut choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, need)?;
+        if choice_bias.is_none() {
+            // Hunyuan 3's.
+            choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, need)?;
+        }
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
         let (gates, ups) = if e.expert.gated {
             let (gates, ups) = self.source.expert_pairs(p, [n_embd, n_ff, n], bias, e.expert.fused)?;

@@ -128,7 +128,11 @@ fn architectures_differ_in_layout_bias_and_norm() {
     let mut m = metadata("llama");
     m.set("general.architecture", "gpt-17");
     let message = error(&m);
-    assert!(message.starts_with("the architecture \"gpt-17\" is not supported; supported are: bert, "), "{message}");
+    assert!(message.starts_with("the architecture \"gpt-17\" is not supported; supported are: "), "{message}");
+    assert!(message.contains(" llama, "), "{message}");
+    m.set("general.architecture", "mamba");
+    let missing = "\"mamba\" is not supported; this is missing: layers with a recurrent state (state spaces)";
+    assert!(error(&m).ends_with(missing), "{}", error(&m));
 }
 
 #[test]
@@ -349,10 +353,12 @@ const KEYS: &[&str] = &[
     "dense_3_feat_out",
     "hidden_activation",
     "use_parallel_residual",
+    "attention.max_alibi_bias",
+    "rope.scaling.alpha",
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(5000))]
 
     /// Whatever the metadata say, there is a spec whose numbers can be used, or an error; never a panic.
     #[test]

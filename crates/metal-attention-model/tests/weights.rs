@@ -128,6 +128,27 @@ fn optional_tensors_are_checked_and_used_when_they_are_there() {
 }
 
 #[test]
+fn matrices_that_lie_otherwise_are_found() {
+    let fuse = |tensors: &mut Vec<TensorDecl>| {
+        tensors.retain(|t| !["blk.1.attn_q.weight", "blk.1.attn_k.weight"].contains(&t.name.as_str()));
+        let v = tensors.iter_mut().find(|t| t.name == "blk.1.attn_v.weight").unwrap();
+        (v.name, v.shape) = ("blk.1.attn_qkv.weight".into(), vec![16, 48]);
+    };
+    let weights = load(&shape("qwen2"), fuse).unwrap();
+    let a = attention(&weights.layers[1]);
+    let (k, v) = (a.k.as_ref().unwrap(), a.v.as_ref().unwrap());
+    for (linear, n) in [(&a.q, 24), (k, 12), (v, 12)] {
+        assert_eq!((linear.weight.name(), linear.weight.n_rows()), ("blk.1.attn_qkv.weight", n));
+        assert_eq!(linear.bias.as_ref().unwrap().len(), n);
+    }
+    assert_ne!(k.bias, v.bias);
+
+    let untied = ModelShape { tied: false, ..shape("llama") };
+    let weights = load(&untied, |tensors| tensors.retain(|t| t.name != "token_embd.weight")).unwrap();
+    assert_eq!(weights.token_embd.weight.name(), "output.weight");
+}
+
+#[test]
 fn factors_of_whole_matrices_are_refused_unless_they_are_1() {
     let factor = |name: &str| TensorDecl { name: name.to_owned(), shape: vec![1], ty: TensorType::F32 };
     let name = "blk.0.ffn_up.scale";

@@ -163,8 +163,18 @@ impl MixerKernels {
     }
 
     fn of_latent_attention(a: &LatentAttentionSpec, options: &GpuForwardPassOptions) -> Self {
-        let LatentAttentionSpec { n_head, q_rank: _, kv_rank, n_nope, value_dim: _, rope, scale, eps, temperature } =
-            *a;
+        let LatentAttentionSpec {
+            n_head,
+            q_rank: _,
+            kv_rank,
+            n_nope,
+            value_dim: _,
+            rope,
+            scale,
+            eps,
+            temperature,
+            fused_expansions: _,
+        } = *a;
         let (n_ctx, cache) = (options.n_positions(), options.cache_type);
         let inputs =
             LatentShape { n_head, n_nope, n_rot: rope.n_rot, layout: rope.layout, rank: kv_rank, eps, n_ctx, cache };

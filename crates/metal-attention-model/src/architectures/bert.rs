@@ -33,7 +33,7 @@ pub(super) fn bert(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.embedding.positions = Some(m.n_ctx_train);
     m.attention_mut().for_each(|(_, a)| a.positions = Positions::None);
-    no_gate(&mut m);
+    m.no_gate(Activation::Gelu);
     Ok(m)
 }
 
@@ -59,7 +59,7 @@ pub(super) fn jina_v2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 /// Jina's embeddings 3: rotations, no gate.
 pub(super) fn jina_v3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
-    no_gate(&mut m);
+    m.no_gate(Activation::Gelu);
     Ok(m)
 }
 
@@ -74,7 +74,7 @@ pub(super) fn nomic(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn nomic_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
-    no_gate(&mut m);
+    m.no_gate(Activation::Gelu);
     let every = k.opt_usize("moe_every_n_layers")?.unwrap_or(0);
     if every > 0 {
         let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
@@ -85,10 +85,4 @@ pub(super) fn nomic_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         }
     }
     Ok(m)
-}
-
-fn no_gate(m: &mut ModelSpec) {
-    for dense in m.dense_mut() {
-        (dense.gated, dense.activation) = (false, Activation::Gelu);
-    }
 }

@@ -1,9 +1,9 @@
 //! Command R, Command A, Aya: attention and feed-forward side by side from one Layer norm without bias.
 
 use super::decoder::decoder;
-use crate::attention::{Mask, NormOver, Positions, QkNorm};
+use crate::attention::{NormOver, QkNorm};
 use crate::keys::Keys;
-use crate::spec::{NormKind, Residual};
+use crate::spec::NormKind;
 use crate::{Head, ModelError, ModelSpec, RopeLayout};
 
 /// Command R and R+, of which the latter, with its 64 layers, normalises each head of queries and keys.
@@ -11,9 +11,7 @@ pub(super) fn command_r(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = parallel(k, k.positive_f32("logit_scale", 1.0)?)?;
     if m.n_layer() >= 64 {
         let eps = k.norm(NormKind::Layer)?.eps;
-        for (_, a) in m.attention_mut() {
-            a.qk_norm = Some(QkNorm { kind: NormKind::Layer, eps, over: NormOver::EachHead, after_rope: false });
-        }
+        m.set_qk_norm(QkNorm { kind: NormKind::Layer, eps, over: NormOver::EachHead, after_rope: false });
     }
     Ok(m)
 }
@@ -24,21 +22,13 @@ pub(super) fn cohere2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = parallel(k, scale)?;
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
     let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
-    for (i, a) in m.attention_mut() {
-        if windowed[i] {
-            a.mask = Mask::Window(window);
-        } else {
-            a.positions = Positions::None;
-        }
-    }
+    m.rotate_in_windows_only(&windowed, window);
     Ok(m)
 }
 
 fn parallel(k: &Keys<'_>, logit_scale: f32) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
-    for layer in &mut m.layers {
-        (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
-    }
+    m.side_by_side();
     m.set_norm_biases(false);
     m.output.head = m.output.head.map(|head| Head { scale: logit_scale, tied: Some(true), ..head });
     Ok(m)

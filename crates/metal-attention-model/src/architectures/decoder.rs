@@ -1,6 +1,6 @@
 //! What most decoders have in common: the starting point of a family's file.
 
-use crate::attention::{AttentionSpec, KvSource, Mask, Positions};
+use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNorm};
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::keys::Keys;
 use crate::spec::{
@@ -122,6 +122,33 @@ impl ModelSpec {
         self.attention_mut().filter_map(|(_, a)| a.rope_mut())
     }
 
+    /// How positions enter, in every layer.
+    pub(super) fn set_positions(&mut self, positions: Positions) {
+        self.attention_mut().for_each(|(_, a)| a.positions = positions);
+    }
+
+    /// Queries and keys go through this norm in every layer.
+    pub(super) fn set_qk_norm(&mut self, norm: QkNorm) {
+        self.attention_mut().for_each(|(_, a)| a.qk_norm = Some(norm));
+    }
+
+    /// Each head of queries and keys goes through an RMSNorm before it is rotated (Qwen 3).
+    pub(super) fn norm_heads(&mut self, eps: f32) {
+        self.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
+    }
+
+    /// Dense feed-forwards without a gate.
+    pub(super) fn no_gate(&mut self, activation: Activation) {
+        self.dense_mut().for_each(|dense| (dense.gated, dense.activation) = (false, activation));
+    }
+
+    /// Attention and feed-forward side by side from one norm.
+    pub(super) fn side_by_side(&mut self) {
+        for layer in &mut self.layers {
+            (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
+        }
+    }
+
     /// Files of the family always have a matrix for the output head.
     pub(super) fn set_own_head(&mut self) {
         self.output.head = self.output.head.map(|head| Head { tied: Some(false), ..head });
@@ -159,6 +186,17 @@ impl ModelSpec {
                 r.freq_base = freq_base;
                 r.scaling = crate::RopeScaling::None;
                 r.factors = RopeFactors::None;
+            }
+        }
+    }
+
+    /// Layers as `windowed` says see this window; the others know no positions (Command R7B).
+    pub(super) fn rotate_in_windows_only(&mut self, windowed: &[bool], window: usize) {
+        for (i, a) in self.attention_mut() {
+            if windowed[i] {
+                a.mask = Mask::Window(window);
+            } else {
+                a.positions = Positions::None;
             }
         }
     }

@@ -1,11 +1,11 @@
-//! DeepSeek V2, V3, R1 and those that are built like them (Kimi K2, GigaChat 3); `dots.llm1`.
+//! DeepSeek 1 to 3, R1 and those that are built like them (Kimi K2, GigaChat 3, Mistral 4); `dots.llm1`; PLM.
 
 use super::decoder::{ExpertDefaults, around, check_heads, decoder, experts, shared_expert};
-use crate::attention::{LatentAttentionSpec, NormOver, QkNorm, Temperature};
-use crate::feed_forward::{Experts, RouterScore};
+use crate::attention::{LatentAttentionSpec, Temperature};
+use crate::feed_forward::{Activation, Experts, RouterScore};
 use crate::keys::Keys;
 use crate::spec::{Mixer, NormKind};
-use crate::{ModelError, ModelSpec, RopeLayout, RopeScaling};
+use crate::{Head, ModelError, ModelSpec, Rope, RopeLayout, RopeScaling};
 
 /// DeepSeek V2 and V3: latent attention; experts beside shared ones after some dense layers.
 pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
@@ -36,23 +36,80 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         Some(scale) => Some(Temperature { scale, length: k.positive("attention.temperature_length")?, offset: 0 }),
         None => None,
     };
-    let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
-    let latent = |n_head| {
-        check_heads(k, n_head, head_dim.max(value_dim).max(kv_rank + n_rot))?;
-        Ok(Mixer::LatentAttention(LatentAttentionSpec {
-            n_head,
-            q_rank,
-            kv_rank,
-            n_nope: head_dim - n_rot,
-            value_dim,
-            rope,
-            scale: length * length / (head_dim as f32).sqrt(),
-            eps,
-            temperature,
-        }))
+    let latent = LatentAttentionSpec {
+        n_head: 0,
+        q_rank,
+        kv_rank,
+        n_nope: head_dim - n_rot,
+        value_dim,
+        rope,
+        scale: length * length / (head_dim as f32).sqrt(),
+        eps,
+        temperature,
+        fused_expansions: false,
     };
-    let mixers = n_head.into_iter().map(latent).collect::<Result<_, ModelError>>()?;
-    let mut m = around(k, NormKind::Rms, mixers)?;
+    let mut m = of_latent_attention(k, &latent)?;
+    let e = shared_experts(k, RouterScore::Softmax)?;
+    m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
+    Ok(m)
+}
+
+/// A decoder with this attention in every layer, and as many heads as the file says.
+fn of_latent_attention(k: &Keys<'_>, latent: &LatentAttentionSpec) -> Result<ModelSpec, ModelError> {
+    let longest = latent.head_dim().max(latent.value_dim).max(latent.kv_rank + latent.rope.n_rot);
+    let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
+    let mixer = |n_head| {
+        check_heads(k, n_head, longest)?;
+        Ok(Mixer::LatentAttention(LatentAttentionSpec { n_head, ..latent.clone() }))
+    };
+    around(k, NormKind::Rms, n_head.into_iter().map(mixer).collect::<Result<_, ModelError>>()?)
+}
+
+/// A decoder with latent attention as it was before the query took the key's expansion in: both expansions are one matrix.
+pub(super) fn first_latent(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+    let n_embd = k.positive("embedding_length")?;
+    let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
+    let default = (n_embd / n_head[0]).max(1);
+    let head_dim = k.opt_positive("attention.key_length")?.unwrap_or(default);
+    let rope = k.rope(layout, head_dim)?;
+    k.check("attention.key_length", head_dim, head_dim > rope.n_rot, "must be larger than rope.dimension_count")?;
+    let latent = LatentAttentionSpec {
+        n_head: 0,
+        q_rank: k.opt_size("attention.q_lora_rank")?,
+        kv_rank: k.positive("attention.kv_lora_rank")?,
+        n_nope: head_dim - rope.n_rot,
+        value_dim: k.opt_positive("attention.value_length")?.unwrap_or(default),
+        rope,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        eps: k.norm(NormKind::Rms)?.eps,
+        temperature: None,
+        fused_expansions: true,
+    };
+    of_latent_attention(k, &latent)
+}
+
+/// PLM: latent attention with queries projected at once, `ReLU` squared without a gate.
+pub(super) fn plm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = first_latent(k, RopeLayout::Interleaved)?;
+    m.no_gate(Activation::ReluSquared);
+    m.output.head = m.output.head.map(|head| Head { tied: Some(true), ..head });
+    Ok(m)
+}
+
+/// DeepSeek 1: experts beside shared ones after some dense layers.
+pub(super) fn deepseek(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    with_experts(k, RopeLayout::Interleaved)
+}
+
+/// The text part of DeepSeek-OCR: the same with a plain rotation of halves.
+pub(super) fn deepseek_ocr(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = with_experts(k, RopeLayout::Halves)?;
+    m.rope_mut().for_each(|rope| *rope = Rope::new(rope.n_rot, RopeLayout::Halves, rope.freq_base));
+    Ok(m)
+}
+
+fn with_experts(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, layout)?;
     let e = shared_experts(k, RouterScore::Softmax)?;
     m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
     Ok(m)
@@ -61,17 +118,15 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 /// `dots.llm1`: DeepSeek's experts with plain attention and norms of queries and keys.
 pub(super) fn dots1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
-    let eps = k.norm(NormKind::Rms)?.eps;
-    for (_, a) in m.attention_mut() {
-        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
-    }
+    m.norm_heads(k.norm(NormKind::Rms)?.eps);
     let e = shared_experts(k, RouterScore::Softmax)?;
     m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
     m.set_own_head();
     Ok(m)
 }
 
-fn shared_experts(k: &Keys<'_>, score: RouterScore) -> Result<Experts, ModelError> {
+/// Experts beside shared ones, `expert_shared_count` times as wide as one.
+pub(super) fn shared_experts(k: &Keys<'_>, score: RouterScore) -> Result<Experts, ModelError> {
     let mut e = experts(k, ExpertDefaults { score, renormalize: false }, 0)?;
     e.router.choice_bias = true;
     let n_shared = k.opt_usize("expert_shared_count")?.unwrap_or(0);

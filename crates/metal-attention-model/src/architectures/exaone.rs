@@ -1,26 +1,38 @@
-//! EXAONE 4: norms of the results only, norms of queries and keys.
+//! EXAONE 4, and EXAONE with experts. (EXAONE 3 is Llama with other pairs in its rotation.)
 
-use super::decoder::decoder;
-use crate::attention::{Mask, NormOver, Positions, QkNorm};
+use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
+use crate::feed_forward::RouterScore;
 use crate::keys::Keys;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// EXAONE 4; the larger, with its 64 layers, has windows in three of four, and rotates only there.
+/// EXAONE 4: norms of the results only, norms of queries and keys; the larger, with its 64 layers, has windows in three of four, and rotates only there.
 pub(super) fn exaone4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     m.only_post_norms(norm);
+    m.norm_heads(norm.eps);
     let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
     let window = k.window()?.unwrap_or(4096);
-    let has_windows = m.n_layer() == 64;
-    for (i, a) in m.attention_mut() {
-        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps: norm.eps, over: NormOver::Head, after_rope: false });
-        if has_windows && windowed[i] {
-            a.mask = Mask::Window(window);
-        } else if has_windows {
-            a.positions = Positions::None;
-        }
+    if m.n_layer() == 64 {
+        m.rotate_in_windows_only(&windowed, window);
     }
+    Ok(m)
+}
+
+/// EXAONE with experts beside one that all tokens go through (K-EXAONE): windows in three of four layers, and rotations only
+/// there.
+pub(super) fn exaone_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.norm_heads(k.norm(NormKind::Rms)?.eps);
+    let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
+    let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
+    m.rotate_in_windows_only(&windowed, window);
+    let mut e = experts(k, ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false }, 0)?;
+    e.router.choice_bias = true;
+    let shared = k.opt_size("expert_shared_feed_forward_length")?.unwrap_or(e.expert.n_ff);
+    e.shared = Some(shared_expert(shared, false));
+    m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
+    m.set_own_head();
     Ok(m)
 }

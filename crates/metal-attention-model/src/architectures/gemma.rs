@@ -1,7 +1,7 @@
 //! Gemma, 1 to 4, and EmbeddingGemma. (The files' norm weights have the 1 in them that the papers add.)
 
 use super::decoder::{ExpertDefaults, WindowRope, check_heads, decoder, experts};
-use crate::attention::{KvSource, Mask, NormOver, Positions, QkNorm};
+use crate::attention::{KvSource, Mask, Positions};
 use crate::feed_forward::{Activation, Dense, FeedForward, OwnNorms, RouterScore, SharedExpert};
 use crate::keys::Keys;
 use crate::spec::{DenseOutput, NormKind, PerLayerEmbedding, Streams};
@@ -22,9 +22,9 @@ pub(super) fn gemma(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn gemma2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     m.add_post_norms(k.norm(NormKind::Rms)?);
-    let cap = k.soft_cap("attn_logit_softcapping")?.or(Some(50.0));
+    let cap = k.opt_positive_f32("attn_logit_softcapping")?.or(Some(50.0));
     m.attention_mut().for_each(|(_, a)| a.soft_cap = cap);
-    let logit_cap = k.soft_cap("final_logit_softcapping")?.or(Some(30.0));
+    let logit_cap = k.opt_positive_f32("final_logit_softcapping")?.or(Some(30.0));
     m.output.head = m.output.head.map(|head| crate::Head { soft_cap: logit_cap, ..head });
     // 27B: over the width of the residual stream, not of a head.
     scale_of_27b(&mut m, 46);
@@ -67,8 +67,8 @@ fn of_gemma3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
     m.add_post_norms(norm);
-    norm_heads(&mut m, norm.eps);
-    let soft_cap = k.soft_cap("final_logit_softcapping")?;
+    m.norm_heads(norm.eps);
+    let soft_cap = k.opt_positive_f32("final_logit_softcapping")?;
     m.output.head = m.output.head.map(|head| crate::Head { soft_cap, ..head });
     scale_of_27b(&mut m, 62);
     Ok(m)
@@ -77,12 +77,6 @@ fn of_gemma3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 fn window_rope(k: &Keys<'_>) -> Result<Option<WindowRope>, ModelError> {
     let freq_base = k.freq_base("rope.freq_base_swa")?.unwrap_or(WINDOW_BASE);
     Ok(Some(WindowRope { freq_base }))
-}
-
-fn norm_heads(m: &mut ModelSpec, eps: f32) {
-    for (_, a) in m.attention_mut() {
-        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
-    }
 }
 
 /// The largest of Gemma 2 and 3, with so many layers, scale scores by the width of the residual stream.
@@ -112,11 +106,11 @@ pub(super) fn gemma3n(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
     m.add_post_norms(norm);
-    norm_heads(&mut m, norm.eps);
+    m.norm_heads(norm.eps);
     for (_, a) in m.attention_mut() {
         (a.scale, a.value_norm) = (1.0, Some(norm.eps));
     }
-    let soft_cap = k.soft_cap("final_logit_softcapping")?.or(Some(30.0));
+    let soft_cap = k.opt_positive_f32("final_logit_softcapping")?.or(Some(30.0));
     m.output.head = m.output.head.map(|head| crate::Head { soft_cap, ..head });
     m.dense_mut().take(SPARSE.0).for_each(|dense| dense.activation = Activation::SparseGelu { n_std: SPARSE.1 });
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
@@ -151,8 +145,8 @@ pub(super) fn gemma4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
     m.add_post_norms(norm);
-    norm_heads(&mut m, norm.eps);
-    let soft_cap = k.soft_cap("final_logit_softcapping")?;
+    m.norm_heads(norm.eps);
+    let soft_cap = k.opt_positive_f32("final_logit_softcapping")?;
     m.output.head = m.output.head.map(|head| crate::Head { soft_cap, ..head });
     let n_layer = m.n_layer();
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;

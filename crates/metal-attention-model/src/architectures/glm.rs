@@ -1,11 +1,18 @@
-//! GLM 4, 4.5, 4.6.
+//! GLM 3, 4, 4.5, 4.6.
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
-use crate::attention::{NormOver, QkNorm};
 use crate::feed_forward::RouterScore;
 use crate::keys::Keys;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
+
+/// `ChatGLM` 3, GLM 4 (9B), GLM-Edge: half of each head rotated; queries, keys and values in one matrix, gate and up in another.
+pub(super) fn chatglm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
+    m.dense_mut().for_each(|dense| dense.fused = true);
+    Ok(m)
+}
 
 /// GLM 4 (0414), Z1: norms of the results too, half of each head rotated, gate and up in one matrix.
 pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
@@ -28,10 +35,7 @@ pub(super) fn glm4moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     }
     // GLM 4.5 Air has none.
     if k.has_tensor("blk.0.attn_q_norm.weight", true) {
-        for (_, a) in m.attention_mut() {
-            let (kind, eps) = (NormKind::Rms, norm.eps);
-            a.qk_norm = Some(QkNorm { kind, eps, over: NormOver::Head, after_rope: false });
-        }
+        m.norm_heads(norm.eps);
     }
     let defaults = ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false };
     let mut e = experts(k, defaults, 0)?;

@@ -1,7 +1,7 @@
-//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder 2: Layer norms with biases and a feed-forward without a gate.
+//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder, BLOOM, MPT, Jais, Nemotron: Layer norms, most with a feed-forward without a gate.
 
 use super::decoder::decoder;
-use crate::attention::Positions;
+use crate::attention::{NormOver, Positions, QkNorm};
 use crate::feed_forward::Activation;
 use crate::keys::Keys;
 use crate::spec::{NormKind, Residual};
@@ -10,18 +10,16 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 /// What these share.
 fn gpt(k: &Keys<'_>, fused_qkv: bool) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
-    for dense in m.dense_mut() {
-        (dense.gated, dense.activation) = (false, Activation::Gelu);
-    }
+    m.no_gate(Activation::Gelu);
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = fused_qkv);
     Ok(m)
 }
 
-/// GPT-2: learned positions.
+/// GPT-2, StarCoder: learned positions.
 pub(super) fn gpt2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.embedding.positions = Some(m.n_ctx_train);
-    m.attention_mut().for_each(|(_, a)| a.positions = Positions::None);
+    m.set_positions(Positions::None);
     Ok(m)
 }
 
@@ -52,4 +50,61 @@ pub(super) fn falcon(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 /// StarCoder 2.
 pub(super) fn starcoder2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     gpt(k, false)
+}
+
+/// `CodeShell`: with a head of its own.
+pub(super) fn codeshell(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = gpt(k, true)?;
+    m.set_own_head();
+    Ok(m)
+}
+
+/// BLOOM: `ALiBi`, a norm of the embedding.
+pub(super) fn bloom(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = gpt(k, true)?;
+    m.embedding.norm = m.output.norm.map(|norm| norm.named("token_embd_norm"));
+    m.set_positions(Positions::Alibi { max_bias: 8.0 });
+    Ok(m)
+}
+
+/// MPT: `ALiBi` or learned positions; 7B has no biases, 30B and others cut queries, keys and values off.
+pub(super) fn mpt(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = gpt(k, true)?;
+    m.set_norm_biases(k.has_tensor("blk.0.attn_norm.bias", false));
+    m.set_positions(alibi(k)?);
+    if k.has_tensor("position_embd.weight", false) {
+        m.embedding.positions = Some(m.n_ctx_train);
+    }
+    let clamp = k.opt_positive_f32("attention.clamp_kqv")?;
+    m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);
+    if k.has_tensor("blk.0.attn_q_norm.weight", false) {
+        let eps = k.norm(NormKind::Layer)?.eps;
+        m.set_qk_norm(QkNorm { kind: NormKind::Layer, eps, over: NormOver::Row, after_rope: false });
+    }
+    if k.has_tensor("blk.0.ffn.act.scales", false) {
+        return Err(k.unsupported("ffn.act.scales", "a tensor", "factors of the activation (AWQ) are not implemented"));
+    }
+    Ok(m)
+}
+
+/// Jais: `ALiBi`, a gate with SiLU, scores over the length of a head without the root.
+pub(super) fn jais(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
+    m.set_positions(alibi(k)?);
+    m.attention_mut().for_each(|(_, a)| (a.scale, a.fused_qkv) = (1.0 / a.head_dim as f32, true));
+    m.set_own_head();
+    Ok(m)
+}
+
+fn alibi(k: &Keys<'_>) -> Result<Positions, ModelError> {
+    let max_bias = k.opt_positive_f32("attention.max_alibi_bias")?;
+    Ok(max_bias.map_or(Positions::None, |max_bias| Positions::Alibi { max_bias }))
+}
+
+/// Nemotron 3 and 4, Minitron: `ReLU` squared.
+pub(super) fn nemotron(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = gpt(k, false)?;
+    m.no_gate(Activation::ReluSquared);
+    m.set_own_head();
+    Ok(m)
 }

@@ -1,11 +1,12 @@
 //! Granite 3 and 4 without recurrent layers, and MiniCPM: Llama with factors on embeddings, sums, scores and logits.
 
 use super::decoder::shared_expert;
+use super::deepseek::first_latent;
 use super::llama;
 use crate::feed_forward::FeedForward;
 use crate::keys::Keys;
-use crate::spec::Residual;
-use crate::{Head, ModelError, ModelSpec};
+use crate::spec::{Mixer, Residual};
+use crate::{Head, ModelError, ModelSpec, RopeFactors, RopeLayout};
 
 /// Granite, dense and with experts.
 pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
@@ -15,7 +16,7 @@ pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     if let Some(scale) = k.opt_f32("attention.scale")?.filter(|&scale| scale != 0.0) {
         m.attention_mut().for_each(|(_, a)| a.scale = scale);
     }
-    if let Some(n_ff) = k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0) {
+    if let Some(n_ff) = k.opt_size("expert_shared_feed_forward_length")? {
         for layer in &mut m.layers {
             if let FeedForward::Experts(experts) = &mut layer.feed_forward {
                 experts.shared = Some(shared_expert(n_ff, false));
@@ -31,6 +32,20 @@ pub(super) fn minicpm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let residual = k.positive_f32("residual_scale", 1.4 / (m.n_layer() as f32).sqrt())?;
     let divisor = k.positive_f32("logit_scale", 256.0 / m.n_embd as f32)?;
     scale(&mut m, k.positive_f32("embedding_scale", 12.0)?, residual, 1.0 / divisor);
+    Ok(m)
+}
+
+/// MiniCPM 3: latent attention, frequencies divided as Phi 3 divides them.
+pub(super) fn minicpm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = first_latent(k, RopeLayout::Halves)?;
+    let n_ctx_orig = k.opt_positive("rope.scaling.original_context_length")?.unwrap_or(m.n_ctx_train);
+    for layer in &mut m.layers {
+        if let Mixer::LatentAttention(a) = &mut layer.mixer {
+            a.rope.factors = RopeFactors::ByContext { n_ctx_orig };
+        }
+    }
+    let (residual, logits) = (1.4 / (m.n_layer() as f32).sqrt(), 256.0 / m.n_embd as f32);
+    scale(&mut m, 12.0, residual, logits);
     Ok(m)
 }
 

@@ -1,8 +1,8 @@
-//! Llama and those that are built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Hunyuan, Seed-OSS.
+//! Llama and those that are built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Seed-OSS, EXAONE 3, Baichuan.
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::attention::{Mask, NormOver, Positions, QkNorm, Temperature};
-use crate::feed_forward::{FeedForward, RouterScore};
+use crate::feed_forward::{Activation, FeedForward, RouterScore};
 use crate::keys::Keys;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
@@ -23,12 +23,62 @@ pub(super) fn neighbours(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// EXAONE 3, openPangu Embedded (with its biases), the text part of `PaddleOCR-VL`: halves are rotated together.
+pub(super) fn halves(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    decoder(k, NormKind::Rms, RopeLayout::Halves)
+}
+
+/// XVERSE: with a head of its own.
+pub(super) fn xverse(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    m.set_own_head();
+    Ok(m)
+}
+
+/// Baichuan 1 and 2; 13B, with its 40 layers, knows positions by ALiBi.
+pub(super) fn baichuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = xverse(k)?;
+    if m.n_layer() == 40 {
+        m.set_positions(Positions::Alibi { max_bias: 8.0 });
+    }
+    Ok(m)
+}
+
+/// Refact: `ALiBi`.
+pub(super) fn refact(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = halves(k)?;
+    m.set_positions(Positions::Alibi { max_bias: 8.0 });
+    Ok(m)
+}
+
+/// Orion: Layer norms.
+pub(super) fn orion(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
+    m.set_own_head();
+    Ok(m)
+}
+
+/// Arcee (AFM 4.5B): `ReLU` squared without a gate.
+pub(super) fn arcee(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    m.no_gate(Activation::ReluSquared);
+    Ok(m)
+}
+
+/// Maincoder: each head of queries and keys is normalised after the rotation.
+pub(super) fn maincoder(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
+    let eps = k.norm(NormKind::Rms)?.eps;
+    m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
+    Ok(m)
+}
+
 /// ERNIE 4.5 with experts in each so-many-th layer, after some dense ones.
 pub(super) fn ernie_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
     e.router.choice_bias = true;
-    if let Some(n_ff) = k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0) {
+    if let Some(n_ff) = k.opt_size("expert_shared_feed_forward_length")? {
         e.shared = Some(shared_expert(n_ff, false));
     }
     let step = k.opt_positive("interleave_moe_layer_step")?.unwrap_or(1);
@@ -55,25 +105,6 @@ pub(super) fn smollm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     for (_, a) in m.attention_mut().filter(|(i, _)| (i + 1).is_multiple_of(4)) {
         a.positions = Positions::None;
-    }
-    Ok(m)
-}
-
-/// Hunyuan, dense and with experts: queries and keys are normalised after the rotation.
-pub(super) fn hunyuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
-    let eps = k.norm(NormKind::Rms)?.eps;
-    for (_, a) in m.attention_mut() {
-        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
-    }
-    if k.n_expert()?.is_some() {
-        let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
-        let n_ff = match k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0) {
-            Some(n_ff) => n_ff,
-            None => k.positive("feed_forward_length")?,
-        };
-        e.shared = Some(shared_expert(n_ff, false));
-        m.set_experts(0, &e);
     }
     Ok(m)
 }

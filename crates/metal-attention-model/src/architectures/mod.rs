@@ -1,21 +1,30 @@
 //! The architectures: one file a family, which puts a model together from the parts of [`ModelSpec`], and one table of their
 //! names. `general.architecture` is looked at nowhere else.
 
+mod bailing;
 mod bert;
 mod cohere;
+mod dbrx;
 mod decoder;
 mod deepseek;
+mod eurobert;
 mod exaone;
 mod gemma;
 mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod llama;
+mod mellum;
+mod minimax;
+mod missing;
 mod mistral;
 mod modern_bert;
 mod olmo;
+mod openelm;
 mod phi;
+mod plamo;
 mod qwen;
 mod stablelm;
 
@@ -28,58 +37,92 @@ type Reader = fn(&Keys<'_>) -> Result<ModelSpec, ModelError>;
 /// Every architecture by its name in `general.architecture`, and what reads it.
 #[rustfmt::skip]
 const ARCHITECTURES: &[(&str, Reader)] = &[
-    ("bert",            bert::bert),
-    ("cohere2",         cohere::cohere2),
-    ("command-r",       cohere::command_r),
-    ("deepseek2",       deepseek::deepseek2),
-    ("dots1",           deepseek::dots1),
-    ("ernie4_5",        llama::neighbours),
-    ("ernie4_5-moe",    llama::ernie_moe),
-    ("exaone4",         exaone::exaone4),
-    ("falcon",          gpt::falcon),
-    ("gemma",           gemma::gemma),
-    ("gemma2",          gemma::gemma2),
-    ("gemma3",          gemma::gemma3),
-    ("gemma3n",         gemma::gemma3n),
-    ("gemma4",          gemma::gemma4),
-    ("gemma-embedding", gemma::embedding),
-    ("glm4",            glm::glm4),
-    ("glm4moe",         glm::glm4moe),
-    ("gpt2",            gpt::gpt2),
-    ("gpt-oss",         gpt_oss::gpt_oss),
-    ("gptneox",         gpt::gptneox),
-    ("granite",         granite::granite),
-    ("granitemoe",      granite::granite),
-    ("hunyuan-dense",   llama::hunyuan),
-    ("hunyuan-moe",     llama::hunyuan),
-    ("internlm2",       llama::neighbours),
-    ("jina-bert-v2",    bert::jina_v2),
-    ("jina-bert-v3",    bert::jina_v3),
-    ("llama",           llama::neighbours),
-    ("llama4",          llama::llama4),
-    ("llama-embed",     llama::embed),
-    ("minicpm",         granite::minicpm),
-    ("mistral3",        mistral::mistral3),
-    ("modern-bert",     modern_bert::modern_bert),
-    ("nomic-bert",      bert::nomic),
-    ("nomic-bert-moe",  bert::nomic_moe),
-    ("olmo",            olmo::olmo),
-    ("olmo2",           olmo::olmo2),
-    ("olmoe",           olmo::olmoe),
-    ("phi2",            phi::phi2),
-    ("phi3",            phi::phi3),
-    ("phimoe",          phi::phimoe),
-    ("qwen2",           qwen::qwen2),
-    ("qwen2moe",        qwen::qwen2moe),
-    ("qwen2vl",         qwen::qwen2),
-    ("qwen3",           qwen::qwen3),
-    ("qwen3moe",        qwen::qwen3moe),
-    ("qwen3vl",         qwen::qwen3),
-    ("qwen3vlmoe",      qwen::qwen3moe),
-    ("seed_oss",        llama::seed_oss),
-    ("smollm3",         llama::smollm3),
-    ("stablelm",        stablelm::stablelm),
-    ("starcoder2",      gpt::starcoder2),
+    ("arcee",          llama::arcee),
+    ("baichuan",       llama::baichuan),
+    ("bailingmoe",     bailing::bailingmoe),
+    ("bailingmoe2",    bailing::bailingmoe2),
+    ("bert",           bert::bert),
+    ("bloom",          gpt::bloom),
+    ("chatglm",        glm::chatglm),
+    ("codeshell",      gpt::codeshell),
+    ("cohere2",        cohere::cohere2),
+    ("command-r",      cohere::command_r),
+    ("dbrx",           dbrx::dbrx),
+    ("deepseek",       deepseek::deepseek),
+    ("deepseek2",      deepseek::deepseek2),
+    ("deepseek2-ocr",  deepseek::deepseek_ocr),
+    ("dots1",          deepseek::dots1),
+    ("ernie4_5",       llama::neighbours),
+    ("ernie4_5-moe",   llama::ernie_moe),
+    ("eurobert",       eurobert::eurobert),
+    ("exaone",         llama::halves),
+    ("exaone4",        exaone::exaone4),
+    ("exaone-moe",     exaone::exaone_moe),
+    ("falcon",         gpt::falcon),
+    ("gemma",          gemma::gemma),
+    ("gemma2",         gemma::gemma2),
+    ("gemma3",         gemma::gemma3),
+    ("gemma3n",        gemma::gemma3n),
+    ("gemma4",         gemma::gemma4),
+    ("gemma-embedding",gemma::embedding),
+    ("glm4",           glm::glm4),
+    ("glm4moe",        glm::glm4moe),
+    ("gpt2",           gpt::gpt2),
+    ("gptneox",        gpt::gptneox),
+    ("gpt-oss",        gpt_oss::gpt_oss),
+    ("granite",        granite::granite),
+    ("granitemoe",     granite::granite),
+    ("hunyuan-dense",  hunyuan::hunyuan),
+    ("hunyuan-moe",    hunyuan::hunyuan),
+    ("hunyuan_vl",     hunyuan::hunyuan_vl),
+    ("hy_v3",          hunyuan::hunyuan3),
+    ("internlm2",      llama::neighbours),
+    ("jais",           gpt::jais),
+    ("jina-bert-v2",   bert::jina_v2),
+    ("jina-bert-v3",   bert::jina_v3),
+    ("llama",          llama::neighbours),
+    ("llama4",         llama::llama4),
+    ("llama-embed",    llama::embed),
+    ("maincoder",      llama::maincoder),
+    ("mellum",         mellum::mellum),
+    ("minicpm",        granite::minicpm),
+    ("minicpm3",       granite::minicpm3),
+    ("minimax-m2",     minimax::minimax_m2),
+    ("mistral3",       mistral::mistral3),
+    ("mistral4",       deepseek::deepseek2),
+    ("modern-bert",    modern_bert::modern_bert),
+    ("mpt",            gpt::mpt),
+    ("nemotron",       gpt::nemotron),
+    ("neo-bert",       eurobert::neo_bert),
+    ("nomic-bert",     bert::nomic),
+    ("nomic-bert-moe", bert::nomic_moe),
+    ("olmo",           olmo::olmo),
+    ("olmo2",          olmo::olmo2),
+    ("olmoe",          olmo::olmoe),
+    ("openelm",        openelm::openelm),
+    ("orion",          llama::orion),
+    ("paddleocr",      llama::halves),
+    ("pangu-embedded", llama::halves),
+    ("phi2",           phi::phi2),
+    ("phi3",           phi::phi3),
+    ("phimoe",         phi::phimoe),
+    ("plamo",          plamo::plamo),
+    ("plm",            deepseek::plm),
+    ("qwen",           qwen::qwen),
+    ("qwen2",          qwen::qwen2),
+    ("qwen2moe",       qwen::qwen2moe),
+    ("qwen2vl",        qwen::qwen2),
+    ("qwen3",          qwen::qwen3),
+    ("qwen3moe",       qwen::qwen3moe),
+    ("qwen3vl",        qwen::qwen3),
+    ("qwen3vlmoe",     qwen::qwen3moe),
+    ("refact",         llama::refact),
+    ("seed_oss",       llama::seed_oss),
+    ("smollm3",        llama::smollm3),
+    ("stablelm",       stablelm::stablelm),
+    ("starcoder",      gpt::gpt2),
+    ("starcoder2",     gpt::starcoder2),
+    ("xverse",         llama::xverse),
 ];
 
 /// The names of all architectures.
@@ -94,6 +137,7 @@ pub(crate) fn read(keys: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         Some((_, read)) => read(keys),
         None => Err(ModelError::UnsupportedArchitecture {
             architecture: architecture.to_owned(),
+            missing: missing::part(architecture),
             supported: names().collect(),
         }),
     }

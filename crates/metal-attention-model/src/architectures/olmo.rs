@@ -10,7 +10,7 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 /// OLMo: norms without weights, queries, keys and values cut off.
 pub(super) fn olmo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
-    let clamp = k.soft_cap("attention.clamp_kqv")?;
+    let clamp = k.opt_positive_f32("attention.clamp_kqv")?;
     m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);
     for layer in &mut m.layers {
         for norm in [&mut layer.mixer_norm, &mut layer.feed_forward_norm].into_iter().flatten() {
@@ -51,8 +51,6 @@ pub(super) fn olmoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 
 fn norm_rows(k: &Keys<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
     let eps = k.norm(NormKind::Rms)?.eps;
-    for (_, a) in m.attention_mut() {
-        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Row, after_rope: false });
-    }
+    m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Row, after_rope: false });
     Ok(())
 }

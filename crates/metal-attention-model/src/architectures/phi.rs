@@ -3,18 +3,14 @@
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::{Activation, RouterScore};
 use crate::keys::Keys;
-use crate::spec::{NormKind, Residual};
+use crate::spec::NormKind;
 use crate::{Head, ModelError, ModelSpec, RopeFactors, RopeLayout};
 
 /// Phi 1, 1.5, 2: attention and feed-forward from one norm side by side; biases everywhere.
 pub(super) fn phi2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
-    for dense in m.dense_mut() {
-        (dense.gated, dense.activation) = (false, Activation::Gelu);
-    }
-    for layer in &mut m.layers {
-        (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
-    }
+    m.no_gate(Activation::Gelu);
+    m.side_by_side();
     m.output.head = m.output.head.map(|head| Head { bias: true, tied: Some(false), ..head });
     Ok(m)
 }

@@ -1,12 +1,23 @@
-//! Qwen 2 and 3, with and without experts; of the models that see, the part that reads text. (Sections of the rotation are
+//! Qwen 1 to 3, with and without experts; of the models that see, the part that reads text. (Sections of the rotation are
 //! for pictures: with equal positions they are the plain one.)
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts, shared_expert};
-use crate::attention::{NormOver, QkNorm};
 use crate::feed_forward::RouterScore;
 use crate::keys::Keys;
 use crate::spec::{Classifier, NormKind};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
+
+/// Qwen 1: queries, keys and values from one matrix with a bias; the width counts gate and up together.
+pub(super) fn qwen(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.attention_mut().for_each(|(_, a)| (a.fused_qkv, a.qkv_bias) = (true, true));
+    for dense in m.dense_mut() {
+        k.check("feed_forward_length", dense.n_ff, dense.n_ff.is_multiple_of(2), "must be even")?;
+        dense.n_ff /= 2;
+    }
+    m.set_own_head();
+    Ok(m)
+}
 
 /// Qwen 2, 2.5, 2-VL: biases of queries, keys and values.
 pub(super) fn qwen2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
@@ -21,7 +32,7 @@ pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let n_ff = k.positive("feed_forward_length")?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
     let mut e = experts(k, defaults, n_ff / k.positive("expert_used_count")?)?;
-    let shared = k.opt_usize("expert_shared_feed_forward_length")?.filter(|&n| n > 0).unwrap_or(n_ff);
+    let shared = k.opt_size("expert_shared_feed_forward_length")?.unwrap_or(n_ff);
     e.shared = Some(shared_expert(shared, true));
     m.set_experts(0, &e);
     Ok(m)
@@ -31,9 +42,7 @@ pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn qwen3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
-    for (_, a) in m.attention_mut() {
-        a.qk_norm = Some(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
-    }
+    m.norm_heads(eps);
     m.output.classifier = classifier(k, Pooling::Last, eps)?.map(|c| Classifier { softmax: true, ..c });
     Ok(m)
 }

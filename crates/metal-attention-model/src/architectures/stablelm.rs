@@ -18,9 +18,7 @@ pub(super) fn stablelm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         }
     }
     if k.has_tensor("blk.0.attn_q_norm.weight", false) {
-        for (_, a) in m.attention_mut() {
-            a.qk_norm = Some(QkNorm { kind: NormKind::Layer, eps, over: NormOver::EachHead, after_rope: false });
-        }
+        m.set_qk_norm(QkNorm { kind: NormKind::Layer, eps, over: NormOver::EachHead, after_rope: false });
     }
     Ok(m)
 }

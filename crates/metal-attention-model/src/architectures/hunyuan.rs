@@ -1,0 +1,57 @@
+//! Hunyuan, dense and with experts.
+
+use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
+use crate::attention::{NormOver, QkNorm};
+use crate::feed_forward::{FeedForward, RouterScore};
+use crate::keys::Keys;
+use crate::spec::NormKind;
+use crate::{ModelError, ModelSpec, RopeLayout};
+
+/// Hunyuan 1: queries and keys are normalised after the rotation; experts beside one that all tokens go through.
+pub(super) fn hunyuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    let eps = k.norm(NormKind::Rms)?.eps;
+    m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
+    if k.n_expert()?.is_some() {
+        let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
+        let n_ff = k.positive("feed_forward_length")?;
+        let mut e = experts(k, defaults, n_ff)?;
+        let shared = k.opt_size("expert_shared_feed_forward_length")?.unwrap_or(n_ff);
+        e.shared = Some(shared_expert(shared, false));
+        m.set_experts(0, &e);
+    }
+    Ok(m)
+}
+
+/// The text part of `HunyuanOCR`: a base of the rotation that grows by `alpha`.
+pub(super) fn hunyuan_vl(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = hunyuan(k)?;
+    let Some(alpha) = k.opt_positive_f32("rope.scaling.alpha")? else { return Ok(m) };
+    for (_, a) in m.attention_mut() {
+        let dim = a.head_dim as f32;
+        if let Some(rope) = a.rope_mut() {
+            rope.freq_base *= alpha.powf(dim / (dim - 2.0));
+        }
+    }
+    for rope in m.rope_mut() {
+        k.check("rope.scaling.alpha", alpha, rope.freq_base > 1.0 && rope.freq_base.is_finite(), "must be plausible")?;
+    }
+    Ok(m)
+}
+
+/// Hunyuan 3: norms before the rotation; experts chosen by sigmoid in all layers but the first.
+pub(super) fn hunyuan3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.norm_heads(k.norm(NormKind::Rms)?.eps);
+    let defaults = ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false };
+    let mut e = experts(k, defaults, k.positive("feed_forward_length")?)?;
+    e.router.choice_bias = true;
+    let shared = k.opt_size("expert_shared_feed_forward_length")?.unwrap_or(e.expert.n_ff);
+    e.shared = Some(shared_expert(shared, false));
+    for (i, layer) in m.layers.iter_mut().enumerate() {
+        if k.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight"), i > 0) {
+            layer.feed_forward = FeedForward::Experts(Box::new(e.clone()));
+        }
+    }
+    Ok(m)
+}

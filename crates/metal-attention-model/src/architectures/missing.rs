@@ -1,0 +1,45 @@
+//! Architectures that are known and cannot be run yet, and why.
+
+/// The part that an architecture needs and the vocabulary lacks.
+#[rustfmt::skip]
+const MISSING: &[(&[&str], &str)] = &[
+    (&["qwen3next", "qwen35", "qwen35moe", "kimi-linear", "kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
+    (&["mamba", "mamba2", "jamba", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "plamo2"], "layers with a recurrent state (state spaces)"),
+    (&["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"], "layers with a recurrent state (time mixing)"),
+    (&["minimax-01"], "layers with a recurrent state (lightning attention)"),
+    (&["lfm2", "lfm2moe"], "short convolutions"),
+    (&["t5"], "attention from one text to another"),
+    (&["t5encoder"], "learned biases of distances"),
+    (&["deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4", "minimax-m3"], "sparse attention by an indexer"),
+    (&["afmoe", "laguna", "step35", "spark2_5", "muse-glimmer"], "a gate of what attention gives"),
+    (&["mimo2", "plamo3"], "values of another length than keys"),
+    (&["deci"], "layers without attention or feed-forward"),
+    (&["dream", "llada", "llada-moe", "rnd1"], "writing by diffusion"),
+    (&["apertus"], "the activation xIELU"),
+    (&["maple"], "a SwiGLU that is cut off"),
+    (&["smallthinker", "arctic", "grovemoe", "cohere2moe", "grok"], "its way to join experts with the rest of the layer"),
+    (&["bitnet"], "norms inside attention and feed-forward"),
+    (&["nanbeige"], "layers that are gone through several times"),
+    (&["chameleon", "cogvlm"], "pictures among the text"),
+    (&["clip", "wavtokenizer-dec", "qwen3tts", "pockettts"], "pictures and sounds"),
+    (&["gemma4-assistant", "eagle3", "dflash"], "a model beside it, for which it drafts"),
+];
+
+/// What `architecture` needs that is not there, where that is known.
+pub(super) fn part(architecture: &str) -> Option<&'static str> {
+    MISSING.iter().find(|(names, _)| names.contains(&architecture)).map(|(_, part)| *part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_run_lacks_nothing() {
+        let known: Vec<_> = MISSING.iter().flat_map(|(names, _)| *names).collect();
+        assert!(known.iter().all(|name| super::super::names().all(|there| there != **name)));
+        assert!(known.iter().enumerate().all(|(i, name)| !known[..i].contains(name)), "{known:?}");
+        assert_eq!(part("t5"), Some("attention from one text to another"));
+        assert_eq!(part("gpt-17"), None);
+    }
+}
