@@ -273,6 +273,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("gpt-oss", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2]], ALL_BIASES),
     ("granite", &GRANITE, NO_BIASES),
     ("granitemoe", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], EXPERTS[0], EXPERTS[1]], NO_BIASES),
+    ("grok", &[EXPERTS[0], EXPERTS[1], EXPERTS[2]], NO_BIASES),
     ("hunyuan-moe", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768))], NO_BIASES),
     ("hunyuan_vl", &[("rope.scaling.alpha", F(1000.0)), SECTIONS], NO_BIASES),
     ("hy_v3", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_weights_norm", B(true))], NO_BIASES),

@@ -17,7 +17,7 @@ const MISSING: &[(&[&str], &str)] = &[
     (&["dream", "llada", "llada-moe", "rnd1"], "writing by diffusion"),
     (&["apertus"], "the activation xIELU"),
     (&["maple"], "a SwiGLU that is cut off"),
-    (&["smallthinker", "arctic", "grovemoe", "cohere2moe", "grok"], "its way to join experts with the rest of the layer"),
+    (&["smallthinker", "arctic", "grovemoe", "cohere2moe"], "its way to join experts with the rest of the layer"),
     (&["bitnet"], "norms inside attention and feed-forward"),
     (&["nanbeige"], "layers that are gone through several times"),
     (&["chameleon", "cogvlm"], "pictures among the text"),

@@ -14,6 +14,7 @@ mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod grok;
 mod hunyuan;
 mod llama;
 mod mellum;
@@ -72,6 +73,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("gpt-oss",        gpt_oss::gpt_oss),
     ("granite",        granite::granite),
     ("granitemoe",     granite::granite),
+    ("grok",           grok::grok),
     ("hunyuan-dense",  hunyuan::hunyuan),
     ("hunyuan-moe",    hunyuan::hunyuan),
     ("hunyuan_vl",     hunyuan::hunyuan_vl),
