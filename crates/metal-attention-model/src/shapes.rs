@@ -278,6 +278,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("hunyuan_vl", &[("rope.scaling.alpha", F(1000.0)), SECTIONS], NO_BIASES),
     ("hy_v3", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_weights_norm", B(true))], NO_BIASES),
     ("jais", &[("attention.max_alibi_bias", F(8.0))], ALL_BIASES),
+    ("jais2", &[], ALL_BIASES),
     ("jina-bert-v2", ENCODER, ALL_BIASES),
     ("jina-bert-v3", ENCODER, ALL_BIASES),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),

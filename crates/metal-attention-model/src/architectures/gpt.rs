@@ -108,3 +108,10 @@ pub(super) fn nemotron(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     m.set_own_head();
     Ok(m)
 }
+
+/// Jais 2: squared `ReLU`.
+pub(super) fn jais2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = gpt(k, false)?;
+    m.no_gate(Activation::ReluSquared);
+    Ok(m)
+}

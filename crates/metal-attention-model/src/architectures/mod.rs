@@ -80,6 +80,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("hy_v3",          hunyuan::hunyuan3),
     ("internlm2",      llama::neighbours),
     ("jais",           gpt::jais),
+    ("jais2",          gpt::jais2),
     ("jina-bert-v2",   bert::jina_v2),
     ("jina-bert-v3",   bert::jina_v3),
     ("llama",          llama::neighbours),
