@@ -12,8 +12,8 @@ use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::GpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, GpuMemory, ModelSpec,
-    PageUse, Weights,
+    BatchToken, CacheType, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec, PageUse,
+    Weights,
 };
 
 const PAGE: usize = 64;
@@ -203,7 +203,7 @@ fn the_size_of_the_pool_is_what_the_cache_takes() {
         assert_eq!(model.memory_use().kv_cache, n_pages as u64 * page);
         assert_eq!(model.kv_cache_bytes() as u64, n_pages as u64 * page);
         assert_eq!((model.n_ctx(), model.n_seq()), (n_ctx, n_seq));
-        let needed = GpuMemory::needed(&spec, &weights, &options, gpu.summary().max_binding);
+        let needed = options.memory_needed(&spec, &weights, gpu.summary().max_binding);
         assert_eq!(needed.kv_cache, n_pages as u64 * page);
     }
 }

@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, KvSource, LayerTrace, Logits, MAX_SEQUENCES, Mixer, ModelSpec,
-    PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
+    BatchToken, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec, PageTable,
+    PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
 };
 
 use crate::cores::physical_cores;
@@ -62,17 +62,6 @@ impl Default for CpuOptions {
     }
 }
 
-/// Bytes that a [`CpuForwardPass`] holds, besides the mapped file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Repacked weight matrices.
-    pub weights: usize,
-    /// KV cache of all sequences; pages count as they are filled.
-    pub kv_cache: usize,
-    /// Activations and logits.
-    pub scratch: usize,
-}
-
 /// Runs a model on the CPU.
 pub struct CpuForwardPass {
     spec: ModelSpec,
@@ -109,24 +98,20 @@ impl CpuForwardPass {
     /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
     /// quantised weights.
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
-        let ranges = [
-            ("the context length", options.n_ctx, usize::MAX),
-            ("the number of sequences", options.n_seq, MAX_SEQUENCES),
-            ("the size of the KV cache", options.n_cache.unwrap_or(1), usize::MAX),
-            ("the number of threads", options.n_threads, MAX_THREADS),
-            ("the ubatch size", options.n_ubatch, usize::MAX),
-        ];
-        if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
+        let &CpuOptions { n_seq, n_cache, n_threads, n_ubatch, .. } = options;
+        let n_ctx = Capacity::n_ctx_of(&spec, options.n_ctx);
+        let capacity = Capacity { n_ctx, n_seq, n_cache, n_ubatch };
+        if let Some((option, max)) = capacity.out_of_range() {
             return Err(CpuError::Option { option, max });
         }
-        // There are no learned positions beyond those of the table.
-        let n_ctx = spec.embedding.positions.map_or(options.n_ctx, |n| n.min(options.n_ctx));
-        let n_pages = PageTable::n_pages(options.n_cache, n_ctx, options.n_seq).unwrap_or(usize::MAX);
+        if n_threads == 0 || n_threads > MAX_THREADS {
+            return Err(CpuError::Option { option: "the number of threads", max: MAX_THREADS });
+        }
+        let n_pages = capacity.n_pages();
         let cache = match options.cache_type {
             CacheType::F16 => Cache::F16(layer_caches(&spec, n_pages)?),
             CacheType::F32 => Cache::F32(layer_caches(&spec, n_pages)?),
         };
-        let n_threads = options.n_threads;
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.unwrap_or_else(Isa::best);
@@ -135,28 +120,28 @@ impl CpuForwardPass {
         Ok(Self {
             weights,
             cache,
-            pages: PageTable::new(n_pages, n_ctx, options.n_seq),
+            pages: PageTable::new(n_pages, n_ctx, n_seq),
             scratch: Scratch::default(),
             side_by_side,
             wanted: Vec::new(),
             pool,
             isa,
             n_ctx,
-            n_ubatch: options.n_ubatch,
+            n_ubatch,
             profiler: None,
             observer: None,
             spec,
         })
     }
 
-    /// Bytes held at this moment.
+    /// Bytes held at this moment. Of the weights those that were repacked count; the others are in the mapped file.
     pub fn memory_use(&self) -> MemoryUse {
+        let side_by_side = self.side_by_side.as_ref().map_or(0, SideBySide::bytes);
+        let scratch = self.scratch.bytes() + side_by_side + 4 * self.wanted.capacity();
         MemoryUse {
-            weights: self.weights.packed_bytes(),
-            kv_cache: self.kv_cache_bytes(),
-            scratch: self.scratch.bytes()
-                + self.side_by_side.as_ref().map_or(0, SideBySide::bytes)
-                + 4 * self.wanted.capacity(),
+            weights: self.weights.packed_bytes() as u64,
+            kv_cache: self.kv_cache_bytes() as u64,
+            scratch: scratch as u64,
         }
     }
 
@@ -199,15 +184,8 @@ fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<Opti
 
 /// The cache that each layer reads: its own or another's.
 fn read_by_layers<'c, 'm, E>(spec: &ModelSpec, own: &'c [Option<SharedCache<'m, E>>]) -> Vec<&'c SharedCache<'m, E>> {
-    let source = |(i, mixer): (usize, &Mixer)| match mixer {
-        Mixer::Attention(a) => match a.kv {
-            KvSource::Own | KvSource::KeysAsValues => i,
-            KvSource::Layer(layer) => layer,
-        },
-        Mixer::LatentAttention(_) => i,
-    };
-    let layers = spec.layers.iter().map(|layer| &layer.mixer).enumerate();
-    layers.map(|layer| own[source(layer)].as_ref().expect("layers read a cache that its layer owns")).collect()
+    let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i));
+    sources.map(|i| own[i].as_ref().expect("layers read a cache that its layer owns")).collect()
 }
 
 /// Evaluates `tokens`, side by side where that can be.
@@ -260,8 +238,7 @@ impl CpuForwardPass {
             self.wanted.resize(n_wanted, 0.0);
         }
         self.pool.begin();
-        let past = |seq| if seq < self.pages.n_seq() { self.pages.n_past(seq) } else { 0 };
-        check_wanted(&self.spec, batch, &past, kind == Kind::Logits)?;
+        check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == Kind::Logits)?;
         for copy in self.pages.append(batch, self.spec.n_vocab)? {
             match &mut self.cache {
                 Cache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
@@ -269,7 +246,7 @@ impl CpuForwardPass {
             }
         }
         let mut done = 0;
-        for tokens in pieces(&self.spec, batch, self.n_ubatch) {
+        for tokens in pieces(&self.spec, batch, self.n_ubatch, usize::MAX) {
             let n = tokens.iter().filter(|t| t.logits).count() * width;
             let wanted = &mut self.wanted[done..done + n];
             let wanted = match kind {

@@ -29,7 +29,7 @@ mod test_support;
 pub use ceilings::CpuCeilings;
 pub use cores::physical_cores;
 pub use error::CpuError;
-pub use forward_pass::{CpuForwardPass, CpuOptions, MemoryUse};
+pub use forward_pass::{CpuForwardPass, CpuOptions};
 pub use kv_cache::CacheType;
 pub use observer::{MatrixInput, Observer};
 pub use simd::Isa;

@@ -157,10 +157,10 @@ fn setting_up_counts_bytes_and_ends() {
     for n_threads in [1, 2] {
         let watch = Watch::default();
         let model = start(&file, &options(n_threads, &watch));
-        assert_eq!(watch.done(), model.memory_use().weights as u64, "every repacked byte counts");
+        assert_eq!(watch.done(), model.memory_use().weights, "every repacked byte counts");
         watch.cancel();
         let error = CpuForwardPass::from_gguf(&file, &options(n_threads, &watch)).err();
         assert!(matches!(error, Some(CpuError::Cancelled)), "{error:?}");
-        assert_eq!(watch.done(), model.memory_use().weights as u64, "nothing is repacked");
+        assert_eq!(watch.done(), model.memory_use().weights, "nothing is repacked");
     }
 }

@@ -478,7 +478,7 @@ fn memory_use_is_what_the_shapes_say() {
         let memory = model.memory_use();
         // Gate and up have 172 rows, which are padded to 176.
         let layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 176 * 64 + 64 * 172;
-        assert_eq!((memory.kv_cache, memory.weights), (model.kv_cache_bytes(), 4 * (5 * layer + 512 * 64)));
+        assert_eq!((memory.kv_cache, memory.weights), (model.kv_cache_bytes() as u64, 4 * (5 * layer + 512 * 64)));
     }
     // Whole pages.
     let model = start(&file, &CpuOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
@@ -486,10 +486,7 @@ fn memory_use_is_what_the_shapes_say() {
     let file = open("tests/data/reference/quants/Q4_K.gguf");
     let model = start(&file, &options());
     assert!(model.memory_use().weights > 0);
-    assert!(
-        model.memory_use().weights as u64 <= file.tensor_bytes() * 5 / 4,
-        "repacked weights are as large as the file's"
-    );
+    assert!(model.memory_use().weights <= file.tensor_bytes() * 5 / 4, "repacked weights are as large as the file's");
     let exact = start(&file, &CpuOptions { exact: true, ..options() });
     assert_eq!(exact.memory_use().weights, 0);
 }

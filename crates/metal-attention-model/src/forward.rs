@@ -271,8 +271,31 @@ pub fn check_wanted(
     Ok(())
 }
 
-/// Cuts a batch into pieces of `n_ubatch` tokens at most; where a token sees those after it, into whole texts.
-pub fn pieces<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
+/// Cuts a batch into pieces of `n_ubatch` tokens at most, of which `n_wanted` at most have something wanted of them; where
+/// a token sees those after it, into whole texts.
+pub fn pieces<'b>(
+    spec: &ModelSpec,
+    batch: &'b [BatchToken],
+    n_ubatch: usize,
+    n_wanted: usize,
+) -> Vec<&'b [BatchToken]> {
+    let mut pieces = Vec::new();
+    for mut rest in whole_pieces(spec, batch, n_ubatch) {
+        while !rest.is_empty() {
+            let mut wanted = 0;
+            let fits = rest.iter().take_while(|t| {
+                wanted += usize::from(t.logits);
+                wanted <= n_wanted
+            });
+            let (piece, after) = rest.split_at(fits.count());
+            pieces.push(piece);
+            rest = after;
+        }
+    }
+    pieces
+}
+
+fn whole_pieces<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
     if spec.is_causal() {
         return batch.chunks(n_ubatch).collect();
     }
@@ -315,6 +338,20 @@ mod tests {
                 assert_eq!(argmax(&values) as usize, at, "of {n}");
             }
         }
+    }
+
+    #[test]
+    fn pieces_have_no_more_tokens_or_results_than_there_is_room_for() {
+        let shape = crate::ModelShape::named("smollm-135m").unwrap();
+        let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
+        let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: pos >= 3 }).collect();
+        let lengths = |n_ubatch, n_wanted| -> Vec<usize> {
+            pieces(&spec, &batch, n_ubatch, n_wanted).iter().map(|piece| piece.len()).collect()
+        };
+        assert_eq!(lengths(3, 9), [3, 3, 1]);
+        assert_eq!(lengths(9, 2), [5, 2]);
+        assert_eq!(lengths(6, 1), [4, 1, 1, 1]);
+        assert_eq!(lengths(9, 9), [7]);
     }
 
     #[test]

@@ -6,11 +6,14 @@
 
 mod architectures;
 mod attention;
+mod batch_kind;
 mod cache_type;
+mod capacity;
 mod error;
 mod feed_forward;
 mod forward;
 mod keys;
+mod lookahead;
 mod pages;
 mod profile;
 mod recipe;
@@ -23,12 +26,15 @@ mod watch;
 mod weights;
 
 pub use attention::{AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature};
+pub use batch_kind::{AFew, BatchKind};
 pub use cache_type::CacheType;
+pub use capacity::{Capacity, MemoryUse};
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{
     Activation, Dense, Experts, FeedForward, OwnNorms, Router, RouterGroups, RouterScore, SharedExpert,
 };
 pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_wanted, pieces};
+pub use lookahead::{Lookahead, is_decode};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};

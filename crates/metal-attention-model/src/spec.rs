@@ -6,7 +6,7 @@
 use metal_attention_gguf::{GgufFile, Metadata};
 
 use crate::architectures;
-use crate::attention::{AttentionSpec, LatentAttentionSpec};
+use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec};
 use crate::feed_forward::FeedForward;
 use crate::keys::Keys;
 use crate::{ModelError, Rope};
@@ -281,6 +281,17 @@ impl Mixer {
         match self {
             Self::Attention(a) => a.rope(),
             Self::LatentAttention(a) => Some(&a.rope),
+        }
+    }
+
+    /// The layer whose keys and values are read, for the mixer of layer `i`.
+    pub fn cache_of(&self, i: usize) -> usize {
+        match self {
+            Self::Attention(a) => match a.kv {
+                KvSource::Own | KvSource::KeysAsValues => i,
+                KvSource::Layer(layer) => layer,
+            },
+            Self::LatentAttention(_) => i,
         }
     }
 

@@ -237,6 +237,29 @@ pub struct LayerStreams<L = Linear> {
     pub laurel_norm: NormWeights,
 }
 
+impl Weights {
+    /// Every matrix and table that a forward pass reads, each once. What a pooled state goes through is not among them.
+    pub fn tensors(&self) -> Vec<&Tensor> {
+        let mut linears = vec![&self.token_embd];
+        linears.extend(&self.positions);
+        if let Some(p) = &self.per_layer {
+            linears.extend([&p.token_embd, &p.model_proj]);
+        }
+        if let Some(s) = &self.streams {
+            linears.extend(s.proj.iter().chain(&s.unembd_proj));
+        }
+        linears.extend(self.layers.iter().flat_map(LayerWeights::linears));
+        linears.extend(self.own_head());
+        linears.into_iter().map(|linear| &linear.weight).collect()
+    }
+
+    /// The output head, where it is not the embedding table.
+    pub fn own_head(&self) -> Option<&Linear> {
+        let tied = |head: &&Linear| std::ptr::eq(head.weight.bytes(), self.token_embd.weight.bytes());
+        self.output.as_ref().filter(|head| !tied(head))
+    }
+}
+
 impl<L> LayerWeights<L> {
     /// Every matrix, in the order of the computation: the one list that loading, memory estimates and the roofline go by.
     pub fn linears(&self) -> Vec<&L> {

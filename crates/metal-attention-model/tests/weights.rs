@@ -70,6 +70,8 @@ fn a_complete_file_loads() {
             );
             let names: Vec<_> = layer.linears().iter().map(|linear| linear.weight.name()).collect();
             assert_eq!(names.len(), 7, "{names:?}");
+            // Two layers, the embedding table and perhaps a head of its own.
+            assert_eq!(weights.tensors().len(), 2 * 7 + 1 + usize::from(!tied));
         }
     }
 }

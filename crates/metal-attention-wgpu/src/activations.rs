@@ -1,13 +1,13 @@
 //! Scratch memory of the forward pass: made once, used by every step.
 
-use crate::kernels::{
-    ExpertsScratch, ExpertsShape, MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes,
-};
-use crate::{GpuDevice, GpuError};
 use metal_attention_model::{Embedding, FeedForward, LatentAttentionSpec, Mixer, ModelSpec};
 use wgpu::Buffer;
 
-use super::parts::MixerKernels;
+use crate::kernels::{
+    ExpertsScratch, ExpertsShape, MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes,
+};
+use crate::parts::MixerKernels;
+use crate::{GpuDevice, GpuError};
 
 /// Elements of a model's activations a token, 0 of those that it does without: the widest of its layers.
 #[derive(Debug, Clone, Copy, Default)]

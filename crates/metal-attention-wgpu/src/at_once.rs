@@ -1,13 +1,13 @@
 //! All layers of one token in one dispatch, or in one for each buffer that their weights lie in, on GPUs whose workgroups run
 //! side by side.
 
-use crate::kernels::{self, LayerMatrices, LayersBuffers, LayersShape};
-use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, StepSize};
 use metal_attention_model::{BatchToken, ModelSpec};
 use wgpu::{Buffer, ComputePassDescriptor};
 
-use super::parts::{PlainLayer, PlainWeights};
-use super::weights::{GpuLayer, GpuWeights, layer_params};
+use crate::kernels::{self, LayerMatrices, LayersBuffers, LayersShape};
+use crate::parts::{PlainLayer, PlainWeights};
+use crate::weights::{GpuLayer, GpuWeights, layer_params};
+use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, StepSize};
 
 /// The kernels that run all layers, one after the other.
 #[derive(Debug)]

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use crate::kernels::{self, MAX_TOP_K};
-use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits, MAX_SEQUENCES, ModelSpec,
-    PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted, highest, pieces,
+    AFew, BatchKind, BatchToken, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits,
+    Lookahead, MemoryUse, ModelSpec, PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted, highest,
+    is_decode, pieces,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
-use super::activations::{Activations, Widths, experts_shapes};
-use super::at_once::{LayersAtOnceBuilder, groups_to_try};
-use super::kv_cache::GpuKvCache;
-use super::lookahead::{Lookahead, is_decode};
-use super::options::{GpuForwardPassOptions, GpuMemory, distinct_ropes};
-use super::parts::{MixerKernels, UNTURNED, plain_layers, rope_of, supports};
-use super::plan::{BatchKind, FEW, Plan, PlanBuilder};
-use super::profile;
-use super::weights::GpuWeights;
+use crate::activations::{Activations, Widths, experts_shapes};
+use crate::at_once::{LayersAtOnceBuilder, groups_to_try};
+use crate::kernels::{self, MAX_TOP_K};
+use crate::kv_cache::GpuKvCache;
+use crate::options::{GpuForwardPassOptions, distinct_ropes};
+use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
+use crate::plan::{FEW, Plan, PlanBuilder, few_on};
+use crate::profile;
+use crate::weights::GpuWeights;
+use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 
 /// Candidates of a short list.
 const TOP_K: usize = MAX_TOP_K;
@@ -68,8 +68,8 @@ pub struct GpuForwardPass {
     sequences: Plan,
     few: Plan,
     many: Plan,
-    /// Most tokens of [`few`](Self::few).
-    pub(super) most_few: usize,
+    /// For which batches `sequences` and `few` are.
+    pub(super) few_are: AFew,
     /// The batch of [`one`](Self::one), which steps on the GPU move on by themselves, and that of the others.
     batch_of_one: BatchBuffer,
     batch: BatchBuffer,
@@ -77,7 +77,10 @@ pub struct GpuForwardPass {
     pub(super) ids: Buffer,
     /// The largest logits, `[n_wanted, TOP_K, 2]`.
     top_k: Buffer,
-    pub(super) lookahead: Lookahead,
+    /// Greedy steps that run ahead of the CPU, by where their ids will arrive.
+    pub(super) lookahead: Lookahead<Readback>,
+    /// Where those of steps to come can arrive.
+    pub(super) free: Vec<Readback>,
     readback: Readback,
     /// The step after the last one, recorded while that ran, for as long as nothing it relies on changes.
     pub(super) prepared: Option<Prepared>,
@@ -87,7 +90,7 @@ pub struct GpuForwardPass {
     /// Whether a workgroup gave up, in a word, where a kernel runs all layers of a token at once.
     pub(super) at_once: Option<Buffer>,
     logits: Vec<f32>,
-    memory: GpuMemory,
+    memory: MemoryUse,
     n_ctx: usize,
     pub(super) profiler: Option<Profiler>,
 }
@@ -100,17 +103,12 @@ impl GpuForwardPass {
         weights: &Weights,
         options: &GpuForwardPassOptions,
     ) -> Result<Self, GpuError> {
-        let ranges = [
-            ("the context length", options.n_ctx, usize::MAX),
-            ("the number of sequences", options.n_seq, MAX_SEQUENCES),
-            ("the size of the KV cache", options.n_cache.unwrap_or(1), usize::MAX),
-            ("the ubatch size", options.n_ubatch, usize::MAX),
-        ];
-        if let Some(&(option, _, max)) = ranges.iter().find(|(_, n, max)| *n == 0 || n > max) {
+        let room = options.capacity(&spec);
+        if let Some((option, max)) = room.out_of_range() {
             return Err(GpuError::Option { option, max });
         }
         supports(&spec)?;
-        let needed = GpuMemory::needed(&spec, weights, options, gpu.summary().max_binding);
+        let needed = options.memory_needed(&spec, weights, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
             return Err(GpuError::ModelTooLarge {
                 name: gpu.summary().name.clone(),
@@ -121,23 +119,22 @@ impl GpuForwardPass {
         let mixers = MixerKernels::of_layers(&spec, weights, options);
         let before = gpu.allocated_bytes();
         let widths = Widths::new(&spec, &mixers);
-        let n_ubatch = options.n_ubatch(&spec);
+        let n_ubatch = room.n_tokens(&spec);
         let capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
         if !spec.is_causal() && capacity.0 < n_ubatch {
             let why = format!("a text has to be evaluated whole, and this GPU has room for {} tokens", capacity.0);
             return Err(GpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
         }
         // First, as these are what too many sequences or a context too long make too large.
-        let batch_buffer =
-            |n_tokens| BatchBuffer::new(&gpu, n_tokens, options.n_seq, options.n_positions(), options.n_pages());
+        let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), room.n_pages());
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(capacity.0)?;
         let cache = GpuKvCache::new(&gpu, &spec, &mixers, options)?;
         let before_weights = gpu.allocated_bytes();
         let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer)?;
-        let rope = rope_tables(&gpu, &spec, weights, options)?;
+        let rope = rope_tables(&gpu, &spec, weights, room)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
-        let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, options.n_seq.min(FEW))?;
+        let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, room.n_seq.min(FEW))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
         // One thread each: most of the time goes into compiling pipelines.
@@ -193,13 +190,13 @@ impl GpuForwardPass {
         };
         gpu.pso().save();
         let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
-        let memory = GpuMemory {
+        let memory = MemoryUse {
             weights: weight_bytes,
             kv_cache: cache.bytes(),
             scratch: gpu.allocated_bytes() - before - weight_bytes - cache.bytes(),
         };
         Ok(Self {
-            most_few: BatchKind::most_few(&gpu, options.exact),
+            few_are: few_on(&gpu, options.exact),
             gpu,
             spec,
             s,
@@ -213,6 +210,7 @@ impl GpuForwardPass {
             ids,
             top_k,
             lookahead: Lookahead::default(),
+            free: Vec::new(),
             readback,
             prepared: None,
             unread: None,
@@ -220,7 +218,7 @@ impl GpuForwardPass {
             at_once,
             logits: Vec::new(),
             memory,
-            n_ctx: options.n_ctx,
+            n_ctx: room.n_ctx,
             profiler: None,
         })
     }
@@ -236,7 +234,7 @@ impl GpuForwardPass {
     }
 
     /// Bytes it holds on the GPU.
-    pub fn memory_use(&self) -> GpuMemory {
+    pub fn memory_use(&self) -> MemoryUse {
         self.memory
     }
 
@@ -244,7 +242,7 @@ impl GpuForwardPass {
     /// layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: 1 };
-        self.plan(BatchKind::of_text(n_tokens, self.most_few)).greedy(size).map(Dispatch::kernel).collect()
+        self.plan(BatchKind::of_text(n_tokens, self.few_are)).greedy(size).map(Dispatch::kernel).collect()
     }
 
     pub(super) fn plan(&self, kind: BatchKind) -> &Plan {
@@ -326,7 +324,7 @@ impl GpuForwardPass {
         };
         // A sequence alone in the cache always lies in order: see `PageTable`.
         let in_order = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
-        Step { kind: BatchKind::of(batch, self.most_few), size, output, in_order }
+        Step { kind: BatchKind::of(batch, self.few_are), size, output, in_order }
     }
 
     /// Cuts a batch so that each part fits the activations and what comes back; where a token sees those after it, into whole
@@ -336,20 +334,7 @@ impl GpuForwardPass {
             Output::Hidden => self.s.n_tokens,
             Output::Logits | Output::Id | Output::TopK => self.s.n_wanted,
         };
-        let mut parts = Vec::new();
-        for mut rest in pieces(&self.spec, batch, self.s.n_tokens) {
-            while !rest.is_empty() {
-                let mut wanted = 0;
-                let fits = rest.iter().take_while(|t| {
-                    wanted += usize::from(t.logits);
-                    wanted <= most_wanted
-                });
-                let (part, after) = rest.split_at(fits.count());
-                parts.push(part);
-                rest = after;
-            }
-        }
-        parts
+        pieces(&self.spec, batch, self.s.n_tokens, most_wanted)
     }
 
     /// Evaluates a batch and hands `results` the bytes of what comes back of each part. On an error the cache is as it was.
@@ -360,7 +345,7 @@ impl GpuForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_wanted(&self.spec, batch, &|seq| self.known_past(seq), output != Output::Hidden)?;
+        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != Output::Hidden)?;
         self.clear_lookahead();
         self.cache.append(&self.gpu, batch, self.spec.n_vocab)?;
         let outcome = self.evaluate_parts(batch, output, trace, results);
@@ -368,11 +353,6 @@ impl GpuForwardPass {
             self.cache.pages.retract(batch);
         }
         Ok(outcome?)
-    }
-
-    /// Positions of a sequence so far; none of one that does not exist.
-    fn known_past(&self, seq: usize) -> usize {
-        if seq < self.cache.pages.n_seq() { self.cache.pages.n_past(seq) } else { 0 }
     }
 
     fn evaluate_parts(
@@ -504,23 +484,17 @@ fn reserve_trace(
 
 /// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table. That of
 /// layers without turns by nothing.
-fn rope_tables(
-    gpu: &GpuDevice,
-    spec: &ModelSpec,
-    weights: &Weights,
-    options: &GpuForwardPassOptions,
-) -> Result<Vec<Buffer>, GpuError> {
-    let n_ctx = options.n_positions();
+fn rope_tables(gpu: &GpuDevice, spec: &ModelSpec, weights: &Weights, room: Capacity) -> Result<Vec<Buffer>, GpuError> {
     let table = |rope: &Option<Rope>| match rope {
-        Some(rope) => kernels::rope_table(rope, weights.rope_factors(rope, options.n_ctx), n_ctx),
-        None => [1.0, 0.0].repeat(n_ctx * UNTURNED / 2),
+        Some(rope) => kernels::rope_table(rope, weights.rope_factors(rope, room.n_ctx), room.n_positions()),
+        None => [1.0, 0.0].repeat(room.n_positions() * UNTURNED / 2),
     };
     let made = distinct_ropes(spec)
         .into_iter()
         .map(|rope| Ok((rope, gpu.upload("the RoPE table", &table(&rope))?)))
         .collect::<Result<Vec<_>, GpuError>>()?;
     let table =
-        |layer: &LayerSpec| made.iter().find(|(rope, _)| *rope == rope_of(&layer.mixer)).map(|(_, b)| b.clone());
+        |layer: &LayerSpec| made.iter().find(|(rope, _)| rope.as_ref() == layer.mixer.rope()).map(|(_, b)| b.clone());
     Ok(spec.layers.iter().filter_map(table).collect())
 }
 

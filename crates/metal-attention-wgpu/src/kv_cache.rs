@@ -1,7 +1,7 @@
 //! The KV cache in the GPU's memory.
 
 use crate::{Arena, GpuDevice, GpuError, Slice};
-use metal_attention_model::{BatchToken, ForwardError, KvSource, Mixer, ModelSpec, PageCopy, PageTable};
+use metal_attention_model::{BatchToken, ForwardError, ModelSpec, PageCopy, PageTable};
 use wgpu::Buffer;
 
 use super::options::GpuForwardPassOptions;
@@ -28,7 +28,8 @@ impl GpuKvCache {
         mixers: &[MixerKernels],
         options: &GpuForwardPassOptions,
     ) -> Result<Self, GpuError> {
-        let n_pages = options.n_pages();
+        let room = options.capacity(spec);
+        let n_pages = room.n_pages();
         let owners: Vec<_> = (0..mixers.len()).filter_map(|i| Some((i, mixers[i].page_bytes()?))).collect();
         let slices = |half: usize| -> Result<Vec<Slice>, GpuError> {
             let sizes: Vec<_> = owners.iter().map(|(_, page)| page[half].saturating_mul(n_pages as u64)).collect();
@@ -43,14 +44,14 @@ impl GpuKvCache {
         };
         let (keys, values) = (slices(0)?, slices(1)?);
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let source = source(i, &layer.mixer);
+            let source = layer.mixer.cache_of(i);
             let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
             (keys[at].clone(), values[at].clone())
         });
         let halves = keys.iter().zip(&values).zip(&owners);
         Ok(Self {
             layers: layers.collect(),
-            pages: PageTable::new(n_pages, options.n_ctx, options.n_seq),
+            pages: PageTable::new(n_pages, room.n_ctx, room.n_seq),
             halves: halves.flat_map(|((k, v), (_, page))| [(k.clone(), page[0]), (v.clone(), page[1])]).collect(),
             between: gpu.buffer("a page to copy", copy_bytes(mixers, options.n_seq))?,
             bytes: cache_bytes(mixers, n_pages),
@@ -84,17 +85,6 @@ impl GpuKvCache {
     /// Bytes of all layers.
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-}
-
-/// The layer whose keys and values layer `i` reads.
-fn source(i: usize, mixer: &Mixer) -> usize {
-    match mixer {
-        Mixer::Attention(a) => match a.kv {
-            KvSource::Own | KvSource::KeysAsValues => i,
-            KvSource::Layer(layer) => layer,
-        },
-        Mixer::LatentAttention(_) => i,
     }
 }
 

@@ -38,7 +38,7 @@ pub use forward_pass::GpuForwardPass;
 pub use kernels::catalogue;
 pub use kv_cache::GpuKvCache;
 pub use matrix::{GpuMatrix, MatrixPart};
-pub use options::{GpuForwardPassOptions, GpuMemory};
+pub use options::GpuForwardPassOptions;
 pub use pso::{PsoCache, PsoKey};
 pub use readback::Readback;
 pub use shader::{Constant, ShaderFeatures, wgsl};

@@ -1,11 +1,10 @@
 //! How a model is set up on a GPU, and the memory that takes.
 
-use metal_attention_model::{CacheType, ModelSpec, PAGE, PageTable, Rope, Weights};
+use metal_attention_model::{CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
 
-use super::activations::{Activations, Widths, experts_bytes};
-use super::kv_cache::{cache_bytes, copy_bytes};
-use super::parts::{MixerKernels, UNTURNED, rope_of};
-use super::weights::own_head;
+use crate::activations::{Activations, Widths, experts_bytes};
+use crate::kv_cache::{cache_bytes, copy_bytes};
+use crate::parts::{MixerKernels, UNTURNED};
 
 /// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,73 +46,28 @@ impl Default for GpuForwardPassOptions {
 }
 
 impl GpuForwardPassOptions {
-    /// Tokens that go through the layers of `spec` at once: no more than all sequences have room for, and no fewer than a text
-    /// may have where tokens see those after them.
-    pub(super) fn n_ubatch(&self, spec: &ModelSpec) -> usize {
-        let positions = self.n_ctx.saturating_mul(self.n_seq);
-        let wanted = if spec.is_causal() { self.n_ubatch } else { self.n_ubatch.max(self.n_positions()) };
-        wanted.min(positions).min(self.n_pages().saturating_mul(PAGE))
+    /// What they have room for where `spec` runs.
+    pub(super) fn capacity(&self, spec: &ModelSpec) -> Capacity {
+        let n_ctx = Capacity::n_ctx_of(spec, self.n_ctx);
+        Capacity { n_ctx, n_seq: self.n_seq, n_cache: self.n_cache, n_ubatch: self.n_ubatch }
     }
 
-    /// Pages of the KV cache.
-    pub(super) fn n_pages(&self) -> usize {
-        PageTable::n_pages(self.n_cache, self.n_ctx, self.n_seq).unwrap_or(usize::MAX)
-    }
-
-    /// Positions that a sequence can come to: `n_ctx`, or as many as there are pages for.
-    pub(super) fn n_positions(&self) -> usize {
-        self.n_ctx.min(self.n_pages().saturating_mul(PAGE))
-    }
-}
-
-/// Bytes that a [`GpuForwardPass`](super::GpuForwardPass) holds on the GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GpuMemory {
-    /// Weights in the layout of the kernels, and tables of RoPE's angles.
-    pub weights: u64,
-    /// KV cache of all sequences.
-    pub kv_cache: u64,
-    /// Activations and logits, and a page of the KV cache to copy.
-    pub scratch: u64,
-}
-
-impl GpuMemory {
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
-    pub fn needed(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions, max_binding: u64) -> Self {
-        let mut linears = vec![&weights.token_embd];
-        if let Some(p) = &weights.per_layer {
-            linears.extend([&p.token_embd, &p.model_proj]);
-        }
-        if let Some(s) = &weights.streams {
-            linears.extend(s.proj.iter().chain(&s.unembd_proj));
-        }
-        for layer in &weights.layers {
-            linears.extend(layer.linears());
-        }
-        let mut tensors: Vec<_> = linears.into_iter().map(|linear| &linear.weight).collect();
-        tensors.extend(own_head(weights));
-        let positions = weights.positions.as_ref().map_or(0, |table| 4 * table.weight.n_elements());
-        let mixers = MixerKernels::of_layers(spec, weights, options);
+    pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights, max_binding: u64) -> MemoryUse {
+        let room = self.capacity(spec);
+        let mixers = MixerKernels::of_layers(spec, weights, self);
         let widths = Widths::new(spec, &mixers);
-        let capacity = Activations::capacity(max_binding, &widths, options.n_ubatch(spec));
+        let capacity = Activations::capacity(max_binding, &widths, room.n_tokens(spec));
         let n_rot = |rope: &Option<Rope>| rope.map_or(UNTURNED, |rope| rope.n_rot);
         let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();
-        Self {
-            weights: tensors
-                .iter()
-                .map(|t| t.bytes().len() as u64)
-                .fold(rope.saturating_mul(options.n_positions() as u64), u64::saturating_add)
-                .saturating_add(positions as u64),
-            kv_cache: cache_bytes(&mixers, options.n_pages()),
+        let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
+        MemoryUse {
+            weights: tensors.fold(rope.saturating_mul(room.n_positions() as u64), u64::saturating_add),
+            kv_cache: cache_bytes(&mixers, room.n_pages()),
             scratch: Activations::bytes(&widths, capacity)
                 + experts_bytes(spec, capacity.0)
-                + copy_bytes(&mixers, options.n_seq),
+                + copy_bytes(&mixers, self.n_seq),
         }
-    }
-
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.weights.saturating_add(self.kv_cache).saturating_add(self.scratch)
     }
 }
 
@@ -121,7 +75,7 @@ impl GpuMemory {
 pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Option<Rope>> {
     let mut ropes = Vec::new();
     for layer in &spec.layers {
-        let rope = rope_of(&layer.mixer);
+        let rope = layer.mixer.rope().copied();
         if !ropes.contains(&rope) {
             ropes.push(rope);
         }

@@ -1,18 +1,18 @@
 //! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
 
+use metal_attention_model::{
+    Activation, AttentionSpec, AttentionWeights, CacheType, Dense, DenseWeights, Embedding, Experts, FeedForward,
+    FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
+    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, RopeLayout,
+    Router, SharedExpert, Weights,
+};
+
 use crate::GpuError;
 use crate::kernels::{
     AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM,
     MAX_USED_EXPERTS,
 };
-use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Embedding, Experts, FeedForward,
-    FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, Rope,
-    RopeLayout, Router, SharedExpert, Weights,
-};
-
-use super::options::GpuForwardPassOptions;
+use crate::options::GpuForwardPassOptions;
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
@@ -87,9 +87,10 @@ pub(super) enum MixerKernels {
 impl MixerKernels {
     /// Those of each layer.
     pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions) -> Vec<Self> {
+        let (n_ctx, cache) = (options.capacity(spec).n_positions(), options.cache_type);
         let of_layer = |(layer, w): (&LayerSpec, &LayerWeights)| match (&layer.mixer, &w.mixer) {
-            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, options),
-            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, options),
+            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, n_ctx, cache),
+            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, n_ctx, cache),
             (Mixer::Attention(_), MixerWeights::LatentAttention(_))
             | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
                 panic!("the weights are those of the layers: both were made from one description")
@@ -98,11 +99,10 @@ impl MixerKernels {
         spec.layers.iter().zip(&weights.layers).map(of_layer).collect()
     }
 
-    fn of_attention(a: &AttentionSpec, w: &AttentionWeights, options: &GpuForwardPassOptions) -> Self {
-        let (n_ctx, cache) = (options.n_positions(), options.cache_type);
+    fn of_attention(a: &AttentionSpec, w: &AttentionWeights, n_ctx: usize, cache: CacheType) -> Self {
         let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
         let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
-        if let Some(shape) = fast_attention(a, options).filter(|_| !qk_norm_bias) {
+        if let Some(shape) = fast_attention(a, n_ctx, cache).filter(|_| !qk_norm_bias) {
             return Self::Fast(shape);
         }
         let AttentionSpec {
@@ -162,7 +162,7 @@ impl MixerKernels {
         Self::General(inputs, attention)
     }
 
-    fn of_latent_attention(a: &LatentAttentionSpec, options: &GpuForwardPassOptions) -> Self {
+    fn of_latent_attention(a: &LatentAttentionSpec, n_ctx: usize, cache: CacheType) -> Self {
         let LatentAttentionSpec {
             n_head,
             q_rank: _,
@@ -175,7 +175,6 @@ impl MixerKernels {
             temperature,
             fused_expansions: _,
         } = *a;
-        let (n_ctx, cache) = (options.n_positions(), options.cache_type);
         let inputs =
             LatentShape { n_head, n_nope, n_rot: rope.n_rot, layout: rope.layout, rank: kv_rank, eps, n_ctx, cache };
         let attention = GeneralAttention {
@@ -214,7 +213,7 @@ impl MixerKernels {
 }
 
 /// Attention that is causal, perhaps in a window, with RoPE or no positions, perhaps an RMSNorm of each head before it.
-fn fast_attention(a: &AttentionSpec, options: &GpuForwardPassOptions) -> Option<AttentionShape> {
+fn fast_attention(a: &AttentionSpec, n_ctx: usize, cache: CacheType) -> Option<AttentionShape> {
     let AttentionSpec {
         n_head,
         n_head_kv,
@@ -253,33 +252,22 @@ fn fast_attention(a: &AttentionSpec, options: &GpuForwardPassOptions) -> Option<
     };
     let others = soft_cap.is_some() || sinks || value_norm.is_some() || clamp_qkv.is_some() || temperature.is_some();
     let fits = n_rot <= head_dim && head_dim <= MAX_FAST_HEAD_DIM;
-    (own && !others && fits).then(|| AttentionShape {
+    (own && !others && fits).then_some(AttentionShape {
         n_head,
         n_head_kv,
         head_dim,
         scale,
         window,
-        n_ctx: options.n_positions(),
+        n_ctx,
         n_rot,
         rope_layout,
         qk_norm_eps,
-        cache: options.cache_type,
+        cache,
     })
 }
 
 /// Elements that are turned by nothing where the fast kernels run attention without positions.
 pub(super) const UNTURNED: usize = 2;
-
-/// The rotation of a layer, where it has one.
-pub(super) fn rope_of(mixer: &Mixer) -> Option<Rope> {
-    match mixer {
-        Mixer::Attention(a) => match a.positions {
-            Positions::Rope(rope) => Some(rope),
-            Positions::None | Positions::Alibi { max_bias: _ } => None,
-        },
-        Mixer::LatentAttention(a) => Some(a.rope),
-    }
-}
 
 /// A layer as the kernel of all layers at once knows it: fast attention and a feed-forward gated by `SiLU`, with an RMSNorm before
 /// each.

@@ -6,31 +6,18 @@ mod layer;
 mod mixer;
 mod streams;
 
+use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
+use wgpu::Buffer;
+
+use crate::activations::Activations;
+use crate::forward_pass::Output;
 use crate::kernels::{
     self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNorm, Rows, SplitTile, TOKEN_TILE,
 };
+use crate::kv_cache::GpuKvCache;
+use crate::parts::MixerKernels;
+use crate::weights::{GpuLinear, GpuNorm, GpuWeights};
 use crate::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
-use metal_attention_model::{BatchToken, ModelSpec, NormKind, Phase};
-use wgpu::Buffer;
-
-use super::activations::Activations;
-use super::forward_pass::Output;
-use super::kv_cache::GpuKvCache;
-use super::parts::MixerKernels;
-use super::weights::{GpuLinear, GpuNorm, GpuWeights};
-
-/// For which batches a [`Plan`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BatchKind {
-    /// One token.
-    One,
-    /// The next tokens of a few sequences, one each, [`FEW`] at most.
-    Sequences,
-    /// Other batches of a few tokens, [`BatchKind::most_few`] at most: bound by reading the weights, or by latency.
-    Few,
-    /// Many tokens: bound by arithmetic.
-    Many,
-}
 
 /// Most tokens of a batch that is multiplied token by token instead of tile by tile, and sequences decoded side by side.
 pub(super) const FEW: usize = 16;
@@ -38,28 +25,10 @@ pub(super) const FEW: usize = 16;
 /// Most tokens of a few on matrix units, whose tiles for many leave most of a large GPU idle.
 const FEW_ON_UNITS: usize = 128;
 
-impl BatchKind {
-    /// The kind of `batch`, where a few tokens are `most_few` at most.
-    pub(super) fn of(batch: &[BatchToken], most_few: usize) -> Self {
-        match batch.len() {
-            2..=FEW if Phase::of(batch) == Phase::Decode => Self::Sequences,
-            n => Self::of_text(n, most_few),
-        }
-    }
-
-    /// The kind of a batch of `n_tokens` tokens of one sequence.
-    pub(super) fn of_text(n_tokens: usize, most_few: usize) -> Self {
-        match n_tokens {
-            1 => Self::One,
-            n if n <= most_few => Self::Few,
-            _ => Self::Many,
-        }
-    }
-
-    /// Most tokens of [`Few`](Self::Few).
-    pub(super) fn most_few(gpu: &GpuDevice, exact: bool) -> usize {
-        if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW }
-    }
+/// How many are a few on `gpu`.
+pub(super) fn few_on(gpu: &GpuDevice, exact: bool) -> AFew {
+    let tokens = if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW };
+    AFew { sequences: FEW, tokens }
 }
 
 /// All dispatches of one kind of batch.
@@ -195,7 +164,7 @@ impl PlanBuilder<'_> {
         match self.kind {
             BatchKind::One => 1,
             BatchKind::Sequences => FEW,
-            BatchKind::Few => BatchKind::most_few(self.gpu, self.exact),
+            BatchKind::Few => few_on(self.gpu, self.exact).tokens,
             BatchKind::Many => self.s.n_tokens,
         }
     }

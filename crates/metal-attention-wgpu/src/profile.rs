@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use crate::kernels;
-use crate::{Dispatch, GpuError, StepSize};
-use metal_attention_model::{BatchToken, KernelTime, Phase, ProfiledStep};
+use metal_attention_model::{BatchKind, BatchToken, KernelTime, Phase, ProfiledStep};
 use wgpu::{
     BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySetDescriptor, QueryType,
 };
 
-use super::forward_pass::{GpuForwardPass, Output, Step};
-use super::plan::BatchKind;
+use crate::forward_pass::{GpuForwardPass, Output, Step};
+use crate::kernels;
+use crate::{Dispatch, GpuError, StepSize};
 
 /// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
 const PASSES_AT_ONCE: usize = 2048;
@@ -26,7 +25,7 @@ impl GpuForwardPass {
     /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: kernels::n_splits(last) };
-        let plan = self.plan(BatchKind::of_text(n_tokens, self.most_few));
+        let plan = self.plan(BatchKind::of_text(n_tokens, self.few_are));
         plan.greedy(size).filter(|dispatch| dispatch.runs(size)).count()
     }
 

@@ -1,7 +1,5 @@
 //! A model's weights in the GPU's memory.
 
-use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
-use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
     DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
@@ -9,7 +7,9 @@ use metal_attention_model::{
 };
 use wgpu::Buffer;
 
-use super::parts::PlainWeights;
+use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
+use crate::parts::PlainWeights;
+use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl GpuWeights {
         layers_in_a_buffer: usize,
     ) -> Result<Self, GpuError> {
         let own = |what: &str, tensor: &Tensor| GpuMatrix::concat(gpu, what, &[tensor], &mut Arena::default());
-        let output = own_head(weights).map(|head| own("the output head", head)).transpose()?;
+        let output = weights.own_head().map(|head| own("the output head", &head.weight)).transpose()?;
         let token_embd = own("the embedding table", &weights.token_embd.weight)?;
         let positions = match &weights.positions {
             Some(table) => Some((gpu.upload("positions", &table.weight.to_f32())?, table.weight.n_rows())),
@@ -452,12 +452,6 @@ impl GpuDense {
             down: concat(gpu, "the down projection", &[&w.down], arena)?,
         })
     }
-}
-
-/// The output head where it is not the embedding table.
-pub(super) fn own_head(weights: &Weights) -> Option<&Tensor> {
-    let head = weights.output.as_ref().map(|linear| &linear.weight)?;
-    (!std::ptr::eq(head.bytes(), weights.token_embd.weight.bytes())).then_some(head)
 }
 
 /// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.

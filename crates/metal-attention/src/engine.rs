@@ -167,10 +167,10 @@ fn log(model: &Model, pass: &CpuForwardPass) {
     let memory = pass.memory_use();
     tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
     tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
-    tracing::info!("repacked weights: {}", mib(memory.weights as u64));
+    tracing::info!("repacked weights: {}", mib(memory.weights));
     let pages = pass.cache_pages();
-    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache as u64), pages.total * pages.page_len);
-    tracing::info!("scratch: {}", mib(memory.scratch as u64));
+    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), pages.total * pages.page_len);
+    tracing::info!("scratch: {}", mib(memory.scratch));
 }
 
 #[cfg(test)]

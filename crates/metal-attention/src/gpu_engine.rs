@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use metal_attention_model::ForwardPass;
-use metal_attention_wgpu::{
-    AdapterChoice, GpuDevice, GpuError, GpuForwardPass, GpuForwardPassOptions, GpuMemory, GpuOptions,
-};
+use metal_attention_wgpu::{AdapterChoice, GpuDevice, GpuError, GpuForwardPass, GpuForwardPassOptions, GpuOptions};
 
 use crate::engine::mib;
 use crate::{EngineOptions, Model};
@@ -29,7 +27,7 @@ pub(crate) fn forward_pass(
 pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<GpuForwardPass, GpuError> {
     // No GPU binds more; where a binding can be smaller, less is held at once.
     let max_binding = u64::from(u32::MAX);
-    let needed = GpuMemory::needed(model.spec(), model.weights(), &pass_options(options, n_ctx), max_binding);
+    let needed = pass_options(options, n_ctx).memory_needed(model.spec(), model.weights(), max_binding);
     let pass = forward_pass(model, options, n_ctx, AdapterChoice::Hardware { bytes: needed.total() })?;
     tracing::info!("auto takes the GPU: it has room for {}", mib(needed.total()));
     Ok(pass)

@@ -49,14 +49,14 @@ pub use metal_attention_cpu::{
 };
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, ModelSpec, PageUse,
-    Phase, Pooling, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
+    BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, MemoryUse,
+    ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "gpu")]
 pub use metal_attention_wgpu as kernels;
 #[cfg(feature = "gpu")]
-pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache, GpuMemory};
+pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use stop_strings::StopStrings;

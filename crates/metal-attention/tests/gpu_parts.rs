@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
 use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, GpuMemory,
-    ModelSpec, Weights,
+    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec,
+    Weights,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::ModelShape;
@@ -130,7 +130,7 @@ fn on_gpu(gpu: &Arc<GpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_t
         n_ubatch: 48,
         ..Default::default()
     };
-    let needed = GpuMemory::needed(&toy.spec, &toy.weights, &options, gpu.summary().max_binding);
+    let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
     let pass = GpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);

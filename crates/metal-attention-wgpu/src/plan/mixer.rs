@@ -5,10 +5,10 @@ use crate::kernels::{
     KvInputs, LatentBuffers, LatentShape, MatvecOutput, NormShape,
 };
 use crate::{Dispatch, GpuError};
-use metal_attention_model::Mixer;
+use metal_attention_model::{BatchKind, Mixer};
 use wgpu::Buffer;
 
-use super::{BatchKind, Input, PlanBuilder, Product};
+use super::{Input, PlanBuilder, Product};
 use crate::parts::MixerKernels;
 use crate::weights::{GpuLinear, GpuMixer};
 

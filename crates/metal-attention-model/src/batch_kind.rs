@@ -1,0 +1,62 @@
+//! What kind of work a batch is: backends have a plan for each.
+
+use crate::{BatchToken, Phase};
+
+/// The kinds of batches, from what is bound by reading the weights to what is bound by arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchKind {
+    /// One token.
+    One,
+    /// The next tokens of a few sequences, one each.
+    Sequences,
+    /// Other batches of a few tokens.
+    Few,
+    /// Many tokens.
+    Many,
+}
+
+/// How many are a few on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AFew {
+    /// Sequences that are decoded side by side.
+    pub sequences: usize,
+    /// Tokens of other batches.
+    pub tokens: usize,
+}
+
+impl BatchKind {
+    /// The kind of `batch`.
+    pub fn of(batch: &[BatchToken], few: AFew) -> Self {
+        let n = batch.len();
+        let sequences = n > 1 && n <= few.sequences && Phase::of(batch) == Phase::Decode;
+        if sequences { Self::Sequences } else { Self::of_text(n, few) }
+    }
+
+    /// The kind of a batch of `n_tokens` tokens of one sequence.
+    pub fn of_text(n_tokens: usize, few: AFew) -> Self {
+        match n_tokens {
+            1 => Self::One,
+            n if n <= few.tokens => Self::Few,
+            _ => Self::Many,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_side_by_side_are_told_from_texts() {
+        let few = AFew { sequences: 2, tokens: 4 };
+        let batch = |seqs: &[usize]| {
+            let token = |(i, &seq)| BatchToken { id: 0, seq, pos: i, logits: true };
+            BatchKind::of(&seqs.iter().enumerate().map(token).collect::<Vec<_>>(), few)
+        };
+        assert_eq!(batch(&[3]), BatchKind::One);
+        assert_eq!(batch(&[0, 1]), BatchKind::Sequences);
+        assert_eq!(batch(&[0, 0]), BatchKind::Few);
+        assert_eq!(batch(&[0, 1, 2]), BatchKind::Few, "more sequences than go side by side");
+        assert_eq!(batch(&[0; 5]), BatchKind::Many);
+    }
+}
