@@ -1,10 +1,9 @@
 //! The continuation of a text, as an iterator over its tokens.
 
-use metal_attention_tokenizer::{StreamDecoder, Tokenizer};
+use metal_attention_tokenizer::Tokenizer;
 
 use crate::sequence::Sequence;
-use crate::stop_strings::StopStrings;
-use crate::{Error, Timings};
+use crate::{Error, TextStream, Timings};
 
 /// When a generation ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,8 +58,7 @@ pub struct Token {
 pub struct Generation<'a> {
     tokenizer: &'a Tokenizer,
     sequence: &'a mut Sequence,
-    decoder: StreamDecoder<'a>,
-    stop_strings: StopStrings,
+    text: TextStream<'a>,
     /// Tokens to be generated yet.
     remaining: Option<usize>,
     /// Tokens never to choose.
@@ -72,12 +70,8 @@ pub struct Generation<'a> {
 
 impl<'a> Generation<'a> {
     pub(crate) fn new(tokenizer: &'a Tokenizer, sequence: &'a mut Sequence, options: GenerateOptions) -> Self {
-        let decoder = tokenizer.decoder();
-        // A text that has begun is continued, leading space and all.
-        let begun = sequence.ids().iter().any(|&id| !tokenizer.is_control(id));
         Self {
-            decoder: if begun { decoder.continuing() } else { decoder },
-            stop_strings: StopStrings::new(options.stop),
+            text: TextStream::new(tokenizer, sequence.ids(), options.stop),
             remaining: options.n_predict,
             forbidden: if options.ignore_eos { tokenizer.end_of_generation() } else { &[] },
             ended: false,
@@ -99,12 +93,8 @@ impl<'a> Generation<'a> {
 
     /// Ends the generation and returns the text that was still held back: the start of a stop string that never came,
     /// then half a character as U+FFFD. Empty in most cases.
-    pub fn finish(mut self) -> String {
-        if self.stop_reason == Some(StopReason::StopString) {
-            return String::new();
-        }
-        let (text, stopped) = self.stop_strings.push(&self.decoder.finish());
-        if stopped { text } else { text + &self.stop_strings.rest() }
+    pub fn finish(self) -> String {
+        self.text.finish()
     }
 
     fn stop(&mut self, reason: StopReason) {
@@ -131,7 +121,7 @@ impl<'a> Generation<'a> {
         if let Some(n) = &mut self.remaining {
             *n -= 1;
         }
-        let (text, stopped) = self.stop_strings.push(&self.decoder.push(id));
+        let (text, stopped) = self.text.push(id);
         if stopped {
             self.stop(StopReason::StopString);
         }

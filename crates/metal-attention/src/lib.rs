@@ -21,6 +21,7 @@
 //! Whoever wants the logits themselves takes a [`ForwardPass`] from
 //! [`Model::forward_pass`] and feeds it batches of tokens.
 
+pub mod choice;
 pub mod compare;
 mod device;
 mod embedding;
@@ -35,6 +36,7 @@ mod rerank;
 pub mod sampling;
 mod sequence;
 mod stop_strings;
+mod text_stream;
 mod timings;
 
 pub use device::Device;
@@ -59,5 +61,5 @@ pub use metal_attention_wgpu as kernels;
 pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
 pub use rerank::{RerankError, Reranker, best_first};
-pub use stop_strings::StopStrings;
+pub use text_stream::TextStream;
 pub use timings::Timings;

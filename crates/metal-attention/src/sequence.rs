@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
+use crate::choice::{Allowed, choose, evaluate, evaluate_again, need};
 use crate::sampling::Sampler;
 use crate::{Error, Timings};
 
@@ -98,30 +99,17 @@ impl Sequence {
         // After a token that ended the generation nothing waits: the last token gives its logits once more.
         self.pass.truncate(last);
         let batch = self.waiting(self.ids.len(), true);
-        let id = if self.sampler.is_greedy() && forbidden.is_empty() {
-            self.pass.forward_greedy(&batch)?[0]
-        } else if let Some(id) = self.step_short(&batch, forbidden)? {
-            id
-        } else {
-            // Where a short list did not do, only the last token is evaluated once more.
-            self.pass.truncate(last);
-            let batch = self.waiting(self.ids.len(), true);
-            let logits = self.pass.forward(&batch)?.row(0);
-            self.sampler.sample_allowed(logits, |id| !forbidden.contains(&id))
-        };
-        self.count(batch.len(), start.elapsed());
-        Ok(id)
-    }
-
-    /// Evaluates `batch` and chooses from a short list of the highest logits, where the device has one to give and the
-    /// sampler can do with it. `None` where the choice takes all logits; `batch` may have been evaluated then or not.
-    fn step_short(&mut self, batch: &[BatchToken], forbidden: &[u32]) -> Result<Option<u32>, ForwardError> {
-        let k = self.pass.max_top_k();
-        if self.sampler.short_list().is_none_or(|needed| needed + forbidden.len() > k) {
-            return Ok(None);
+        let Self { pass, sampler, .. } = self;
+        let allowed = Allowed { forbidden, mask: None };
+        let need = need(sampler, forbidden.len(), false, pass.max_top_k());
+        let mut chosen = None;
+        evaluate(&mut **pass, &batch, need, |_, scores| chosen = choose(sampler, allowed, scores))?;
+        if chosen.is_none() {
+            let last = &batch[batch.len() - 1..];
+            evaluate_again(&mut **pass, last, |_, scores| chosen = choose(sampler, allowed, scores))?;
         }
-        let lists = self.pass.forward_top_k(batch, k)?;
-        Ok(self.sampler.sample_short(&lists[0], k, |id| !forbidden.contains(&id)))
+        self.count(batch.len(), start.elapsed());
+        Ok(chosen.expect("all logits are enough to choose from"))
     }
 
     /// Appends a token to the text.

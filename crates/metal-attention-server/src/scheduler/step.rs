@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use metal_attention::choice::{self, Need};
 use metal_attention::{BatchToken, ForwardError};
 
 use super::engine::{Engine, Running};
-use super::text::{Need, Progress, Scores};
+use super::text::Progress;
 use super::turns::share_out;
 use super::{FinishReason, RequestError};
 
@@ -99,44 +100,30 @@ impl Engine<'_> {
     /// Evaluates a batch, by the cheapest way that gives every text what it needs, and lets the texts choose.
     fn evaluate(&mut self, batch: &Batch) -> Result<Results, ForwardError> {
         let k = self.pass.max_top_k();
-        let need = batch.rows.iter().map(|&i| self.running[i].text.need(k)).max();
+        let need = batch.rows.iter().map(|&i| self.running[i].text.need(k)).max().unwrap_or(Need::Logits);
         let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
-        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx));
-        let rows = batch.rows.iter().copied();
-        let mut results: Results = match need {
-            Some(Need::Id) => {
-                let ids = pass.forward_greedy(&batch.tokens)?;
-                rows.zip(ids).map(|(i, id)| choose(i, Scores::Id(id))).collect()
+        let mut results: Results = Vec::new();
+        let mut again = Vec::new();
+        choice::evaluate(&mut **pass, &batch.tokens, need, |row, scores| {
+            let i = batch.rows[row];
+            match running[i].text.step(scores, n_ctx) {
+                Ok(Progress::TooLittle) => again.push(i),
+                result => results.push((i, result)),
             }
-            Some(Need::Short) => {
-                let lists = pass.forward_top_k(&batch.tokens, k)?;
-                rows.zip(&lists).map(|(i, list)| choose(i, Scores::Short(list, k))).collect()
-            }
-            Some(Need::Logits) | None => {
-                let logits = pass.forward(&batch.tokens)?;
-                rows.enumerate().map(|(row, i)| choose(i, Scores::Logits(logits.row(row)))).collect()
-            }
-        };
+        })?;
         // Where that did not do, the last token is evaluated once more.
-        let again: Vec<usize> =
-            results.extract_if(.., |(_, result)| *result == Ok(Progress::TooLittle)).map(|(i, _)| i).collect();
-        if again.is_empty() {
-            return Ok(results);
-        }
-        let token = |&i: &usize| {
+        let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].text.ids, running[i].seq);
-            let pos = ids.len() - 1;
-            pass.truncate_seq(seq, pos);
-            BatchToken { id: ids[pos], seq, pos, logits: true }
+            BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, logits: true }
         };
-        let tokens: Vec<_> = again.iter().map(token).collect();
-        let mut choose = |i: usize, scores: Scores<'_>| (i, running[i].text.step(scores, n_ctx));
-        match pass.forward(&tokens) {
-            Ok(logits) => {
-                results.extend(again.iter().enumerate().map(|(row, &i)| choose(i, Scores::Logits(logits.row(row)))));
-            }
-            Err(why) => results.extend(again.iter().map(|&i| (i, Err(why.clone().into())))),
+        let tokens: Vec<_> = again.iter().map(last_token).collect();
+        let outcome = choice::evaluate_again(&mut **pass, &tokens, |row, scores| {
+            let i = again[row];
+            results.push((i, running[i].text.step(scores, n_ctx)));
+        });
+        if let Err(why) = outcome {
+            results.extend(again.iter().map(|&i| (i, Err(why.clone().into()))));
         }
         Ok(results)
     }

@@ -3,37 +3,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
+use metal_attention::choice::{Allowed, Need, Scores, choose, need};
 use metal_attention::sampling::Sampler;
-use metal_attention::tokenizer::{StreamDecoder, Tokenizer};
-use metal_attention::{StopStrings, TopK, highest};
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{TextStream, highest};
 use tokio::sync::mpsc;
 
 use super::queue::Submission;
 use super::{
     Client, Constraint, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message,
 };
-
-/// What a step has to bring for the next token to be chosen, from the cheapest on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Need {
-    /// The id of the largest logit.
-    Id,
-    /// A list of the largest logits.
-    Short,
-    /// All logits.
-    Logits,
-}
-
-/// What a step brought.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Scores<'a> {
-    /// The id of the largest logit.
-    Id(u32),
-    /// The largest logits, as many as were asked for.
-    Short(&'a TopK, usize),
-    /// Logits `[n_vocab]`.
-    Logits(&'a [f32]),
-}
 
 /// Where a text is after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +38,7 @@ pub(super) struct Text<'t> {
     n_cached: usize,
     tokenizer: &'t Tokenizer,
     sampler: Sampler,
-    decoder: StreamDecoder<'t>,
-    stop_strings: StopStrings,
+    stream: TextStream<'t>,
     max_tokens: Option<usize>,
     /// Tokens never to choose.
     forbidden: &'t [u32],
@@ -83,9 +61,6 @@ impl<'t> Text<'t> {
     /// The `number`-th text, for a model with `n_vocab` tokens.
     pub fn new(submission: Submission, tokenizer: &'t Tokenizer, n_vocab: usize, number: u64) -> Self {
         let Submission { request, mut sampler, events, submitted } = submission;
-        let decoder = tokenizer.decoder();
-        // A text that has begun is continued, leading space and all.
-        let begun = request.prompt.iter().any(|&id| !tokenizer.is_control(id));
         for &id in &*request.prompt {
             sampler.accept(id);
         }
@@ -98,8 +73,7 @@ impl<'t> Text<'t> {
             ids: request.prompt.to_vec(),
             tokenizer,
             sampler,
-            decoder: if begun { decoder.continuing() } else { decoder },
-            stop_strings: StopStrings::new(request.stop.to_vec()),
+            stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
             max_tokens: request.max_tokens,
             forbidden: if request.ignore_eos { tokenizer.end_of_generation() } else { &[] },
             logprobs: request.logprobs,
@@ -138,15 +112,9 @@ impl<'t> Text<'t> {
     /// What the next choice takes, where a list of `max_top_k` logits is cheaper than all of them.
     pub fn need(&self, max_top_k: usize) -> Need {
         if self.logprobs.is_some() {
-            Need::Logits
-        } else if self.sampler.is_greedy() && self.constraint.is_none() {
-            // A forbidden token is seldom the largest.
-            Need::Id
-        } else if self.sampler.short_list().is_some_and(|needed| needed + self.forbidden.len() <= max_top_k) {
-            Need::Short
-        } else {
-            Need::Logits
+            return Need::Logits;
         }
+        need(&self.sampler, self.forbidden.len(), self.constraint.is_some(), max_top_k)
     }
 
     /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. A panic
@@ -169,14 +137,8 @@ impl<'t> Text<'t> {
 
     fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
         let constrained = self.fill_mask()?;
-        let Self { sampler, mask, forbidden, .. } = self;
-        let allowed =
-            |id: u32| !forbidden.contains(&id) && (!constrained || mask[id as usize / 32] & (1 << (id % 32)) != 0);
-        Ok(match scores {
-            Scores::Id(id) => Some(id).filter(|&id| allowed(id)),
-            Scores::Short(list, k) => sampler.sample_short(list, k, allowed),
-            Scores::Logits(logits) => Some(sampler.sample_allowed(logits, allowed)),
-        })
+        let allowed = Allowed { forbidden: self.forbidden, mask: constrained.then_some(&self.mask) };
+        Ok(choose(&mut self.sampler, allowed, scores))
     }
 
     /// Asks the constraint, where there is one, which tokens may come next.
@@ -205,7 +167,7 @@ impl<'t> Text<'t> {
         }
         self.ids.push(id);
         self.sampler.accept(id);
-        let (text, stopped) = self.stop_strings.push(&self.decoder.push(id));
+        let (text, stopped) = self.stream.push(id);
         self.tell(Event::Token { id, text, logprobs });
         Ok(if stopped {
             Progress::Finished(FinishReason::StopString)
@@ -229,15 +191,9 @@ impl<'t> Text<'t> {
     }
 
     /// Tells the client that the text is finished, and what was held back of it.
-    pub fn finish(mut self, reason: FinishReason) {
+    pub fn finish(self, reason: FinishReason) {
         let usage =
             Usage { prompt_tokens: self.n_prompt, cached_tokens: self.n_cached, generated_tokens: self.n_generated() };
-        let text = if reason == FinishReason::StopString {
-            String::new()
-        } else {
-            let (text, stopped) = self.stop_strings.push(&self.decoder.finish());
-            if stopped { text } else { text + &self.stop_strings.rest() }
-        };
         let now = Instant::now();
         let admitted = self.admitted.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);
@@ -246,7 +202,7 @@ impl<'t> Text<'t> {
             prefill: first_token - admitted,
             decode: now - first_token,
         };
-        tell_last(&self.events, self.held, Event::Done { reason, text, usage, timings });
+        tell_last(&self.events, self.held, Event::Done { reason, text: self.stream.finish(), usage, timings });
     }
 
     /// Tells the client that the text cannot be finished.

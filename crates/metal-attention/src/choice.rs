@@ -1,0 +1,156 @@
+//! How the next token of a text comes about: what a step has to bring for the choice, the cheapest way to get it, and the
+//! choice. One text and many at once go through this.
+
+use metal_attention_model::{BatchToken, ForwardError, ForwardPass, TopK};
+
+use crate::sampling::Sampler;
+
+/// What a step has to bring for the next token to be chosen, from the cheapest on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// The id of the largest logit.
+    Id,
+    /// A list of the largest logits.
+    Short,
+    /// All logits.
+    Logits,
+}
+
+/// What a step brought.
+#[derive(Debug, Clone, Copy)]
+pub enum Scores<'a> {
+    /// The id of the largest logit.
+    Id(u32),
+    /// The largest logits, as many as were asked for.
+    Short(&'a TopK, usize),
+    /// Logits `[n_vocab]`.
+    Logits(&'a [f32]),
+}
+
+/// Tokens that may be chosen.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Allowed<'a> {
+    /// All but these.
+    pub forbidden: &'a [u32],
+    /// Of them those whose bit is set, in the order of the ids; 32 to a word.
+    pub mask: Option<&'a [u32]>,
+}
+
+impl Allowed<'_> {
+    /// Whether `id` may be chosen.
+    pub fn has(&self, id: u32) -> bool {
+        !self.forbidden.contains(&id) && self.mask.is_none_or(|mask| mask[id as usize / 32] & (1 << (id % 32)) != 0)
+    }
+}
+
+/// What the next choice of `sampler` takes, where `n_forbidden` tokens are forbidden, a mask may forbid others, and a
+/// list of `max_top_k` logits is cheaper than all of them. What a step then brings may still be too little.
+pub fn need(sampler: &Sampler, n_forbidden: usize, masked: bool, max_top_k: usize) -> Need {
+    // A forbidden token is seldom the largest. Where all logits cost no more than an id there is no reason to try.
+    if sampler.is_greedy() && !masked && (n_forbidden == 0 || max_top_k > 0) {
+        Need::Id
+    } else if sampler.short_list().is_some_and(|needed| needed + n_forbidden <= max_top_k) {
+        Need::Short
+    } else {
+        Need::Logits
+    }
+}
+
+/// Chooses a token. `None` where `scores` are too little to tell; the sampler is then as it was, and all logits do.
+pub fn choose(sampler: &mut Sampler, allowed: Allowed<'_>, scores: Scores<'_>) -> Option<u32> {
+    match scores {
+        Scores::Id(id) => Some(id).filter(|&id| allowed.has(id)),
+        Scores::Short(list, k) => sampler.sample_short(list, k, |id| allowed.has(id)),
+        Scores::Logits(logits) => Some(sampler.sample_allowed(logits, |id| allowed.has(id))),
+    }
+}
+
+/// Evaluates `batch` by the cheapest way that brings `need`, and hands `row` what that brought for each token whose logits
+/// are wanted, with its number among these.
+pub fn evaluate(
+    pass: &mut dyn ForwardPass,
+    batch: &[BatchToken],
+    need: Need,
+    mut row: impl FnMut(usize, Scores<'_>),
+) -> Result<(), ForwardError> {
+    match need {
+        Need::Id => {
+            let ids = pass.forward_greedy(batch)?;
+            ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Id(id)));
+        }
+        Need::Short => {
+            let k = pass.max_top_k();
+            let lists = pass.forward_top_k(batch, k)?;
+            lists.iter().enumerate().for_each(|(i, list)| row(i, Scores::Short(list, k)));
+        }
+        Need::Logits => {
+            let logits = pass.forward(batch)?;
+            (0..logits.n_rows()).for_each(|i| row(i, Scores::Logits(logits.row(i))));
+        }
+    }
+    Ok(())
+}
+
+/// Evaluates the last tokens of sequences once more, where what [`evaluate`] brought for them was too little, and hands
+/// `row` all logits of each.
+pub fn evaluate_again(
+    pass: &mut dyn ForwardPass,
+    tokens: &[BatchToken],
+    row: impl FnMut(usize, Scores<'_>),
+) -> Result<(), ForwardError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    for token in tokens {
+        pass.truncate_seq(token.seq, token.pos);
+    }
+    evaluate(pass, tokens, Need::Logits, row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::SamplerOptions;
+
+    fn sampler(options: SamplerOptions) -> Sampler {
+        Sampler::new(options).unwrap()
+    }
+
+    #[test]
+    fn the_cheapest_that_does_is_asked_for() {
+        let greedy = sampler(SamplerOptions::greedy());
+        // A device that gives lists of 8, and one whose logits cost nothing.
+        for (n_forbidden, masked, on_device, at_hand) in [
+            (0, false, Need::Id, Need::Id),
+            (2, false, Need::Id, Need::Logits),
+            (2, true, Need::Short, Need::Logits),
+            (8, true, Need::Logits, Need::Logits),
+        ] {
+            assert_eq!(need(&greedy, n_forbidden, masked, 8), on_device, "{n_forbidden} {masked}");
+            assert_eq!(need(&greedy, n_forbidden, masked, 0), at_hand, "{n_forbidden} {masked}");
+        }
+        let top_5 = sampler(SamplerOptions { top_k: 5, ..Default::default() });
+        assert_eq!((need(&top_5, 3, false, 8), need(&top_5, 4, false, 8)), (Need::Short, Need::Logits));
+        let all = sampler(SamplerOptions { logit_bias: vec![(1, 1.0)], ..SamplerOptions::greedy() });
+        assert_eq!(need(&all, 0, false, 8), Need::Logits);
+    }
+
+    #[test]
+    fn too_little_is_no_choice() {
+        let mut greedy = sampler(SamplerOptions::greedy());
+        let logits = [0.0, 3.0, 2.0, 1.0];
+        let mask = [0b1001];
+        for (allowed, of_id, of_list, of_all) in [
+            (Allowed::default(), Some(1), Some(1), 1),
+            (Allowed { forbidden: &[1], mask: None }, None, Some(2), 2),
+            (Allowed { forbidden: &[1, 2], mask: None }, None, None, 3),
+            (Allowed { forbidden: &[], mask: Some(&mask) }, None, None, 3),
+            (Allowed { forbidden: &[3], mask: Some(&mask) }, None, None, 0),
+        ] {
+            assert_eq!(choose(&mut greedy, allowed, Scores::Id(1)), of_id, "{allowed:?}");
+            let list = vec![(1, 3.0), (2, 2.0)];
+            assert_eq!(choose(&mut greedy, allowed, Scores::Short(&list, 2)), of_list, "{allowed:?}");
+            assert_eq!(choose(&mut greedy, allowed, Scores::Logits(&logits)), Some(of_all), "{allowed:?}");
+        }
+    }
+}
