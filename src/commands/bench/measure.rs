@@ -69,10 +69,14 @@ impl Measurement<'_> {
         }
     }
 
-    /// Evaluates the prompt `ids` to the id that follows it, or takes the sequences that go on with `ids` as many greedy
+    /// Evaluates the prompt `ids` to the id that follows it, or to the states that embeddings are made of, or takes the sequences that go on with `ids` as many greedy
     /// steps further as the test says.
     fn run(&mut self, ids: &[u32]) -> Result<(), ForwardError> {
         match *self.test {
+            Test::Prefill { .. } if self.pass.spec().output.head.is_none() => {
+                let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, logits: true };
+                self.pass.forward_hidden(&ids.iter().enumerate().map(token).collect::<Vec<_>>())?;
+            }
             Test::Prefill { .. } => {
                 self.pass.forward_prompt(ids)?;
             }

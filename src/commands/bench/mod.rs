@@ -11,7 +11,7 @@ mod roofline;
 use std::io::Write;
 use std::path::PathBuf;
 
-use metal_attention::{Device, EngineOptions, ForwardPass, Model, Profile};
+use metal_attention::{Device, EngineOptions, ForwardPass, Model, ModelSpec, Profile};
 
 use crate::cli_error::CliError;
 use crate::engine_args::{CTX_SIZE_ELSEWHERE, ComputeArgs, at_least_one};
@@ -21,14 +21,15 @@ use crate::profile_args::ProfileArgs;
 use crate::progress::Progress;
 use compare::Earlier;
 use measure::Measurement;
-use plan::{Plan, Setup};
+use plan::{Plan, Setup, Test};
 use report::{BenchResult, Report, TokensPerSecond};
 
 const AFTER_HELP: &str = "\
 Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, to the choice of the next \
 token. Decode makes --gen-length tokens greedily, one step after the other, after --depth tokens that are evaluated \
 outside of the timing; with --batch each step takes that many sequences one token further, and tokens per second count \
-all of them. Setting a model up is not timed. What does not fit in the model's context is skipped; -c goes past it.
+all of them. Of a model that makes embeddings prefill ends with the states, and there is no decode. Setting a model up is \
+not timed. What does not fit in the model's context is skipped; -c goes past it.
 
 stdout gets a table, or with --json, --csv or --markdown the same for programs, all samples included (--markdown leaves \
 them out). docs/benchmark.md describes every field. Ctrl-C ends the measurement; what is done by then is printed.
@@ -212,8 +213,8 @@ impl Args {
         };
         for (args, model) in models {
             let limit = if self.ctx_size == 0 { model.spec().n_ctx_train } else { self.ctx_size };
-            let (setups, skipped) = plan.within(limit);
-            report.skip(&args.name(), &skipped, limit);
+            let (setups, skipped) = plan.split(|test| why_not(test, model.spec(), limit));
+            report.skip(&args.name(), skipped);
             let hash = {
                 let _at_once = report.results.is_empty().then(|| interrupt::at_once(None));
                 model_hash::sha256(model.gguf())?
@@ -290,4 +291,13 @@ impl Args {
     fn runs(&self) -> usize {
         self.warmup.saturating_add(self.iterations)
     }
+}
+
+/// Why a model cannot run `test` in a context of `limit` tokens, where it cannot.
+fn why_not(test: &Test, spec: &ModelSpec, limit: usize) -> Option<String> {
+    if let (Test::Decode { .. }, None) = (test, &spec.output.head) {
+        return Some(format!("{test} needs a model that writes text; this one makes embeddings"));
+    }
+    let n_ctx = test.n_ctx();
+    (n_ctx > limit).then(|| format!("{test} takes {n_ctx} tokens of context and there are {limit}; -c allows more"))
 }

@@ -124,12 +124,17 @@ impl Plan {
         Self { setups }
     }
 
-    /// The set-ups with tests that fit in a context of `n_ctx` tokens, and the tests that do not.
-    pub fn within(&self, n_ctx: usize) -> (Vec<Setup>, Vec<Test>) {
+    /// The set-ups with the tests that a model can run, `why_not` says nothing of them, and the others with the reason.
+    pub fn split(&self, why_not: impl Fn(&Test) -> Option<String>) -> (Vec<Setup>, Vec<(Test, String)>) {
         let (mut setups, mut skipped) = (Vec::new(), Vec::new());
         for setup in &self.setups {
-            let (tests, too_long): (Vec<_>, Vec<_>) = setup.tests.iter().partition(|test| test.n_ctx() <= n_ctx);
-            skipped.extend(too_long);
+            let mut tests = Vec::new();
+            for &test in &setup.tests {
+                match why_not(&test) {
+                    Some(reason) => skipped.push((test, reason)),
+                    None => tests.push(test),
+                }
+            }
             if !tests.is_empty() {
                 setups.push(Setup { n_seq: setup.n_seq, tests });
             }
@@ -173,9 +178,10 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_skipped() {
+    fn what_a_model_cannot_run_is_skipped() {
         let plan = Plan::new(&[8, 20], 10, &[0, 5, usize::MAX], &[1, 2]);
-        let (setups, skipped) = plan.within(10);
+        let within = |n_ctx| plan.split(move |test| (test.n_ctx() > n_ctx).then(|| format!("more than {n_ctx}")));
+        let (setups, skipped) = within(10);
         assert_eq!(
             setups,
             [
@@ -184,8 +190,10 @@ mod tests {
             ]
         );
         assert_eq!(skipped.len(), 5);
-        assert_eq!(skipped[2].n_ctx(), usize::MAX);
-        assert_eq!(plan.within(7), (vec![], plan.setups.iter().flat_map(|s| s.tests.clone()).collect()));
+        assert_eq!((skipped[2].0.n_ctx(), &skipped[2].1[..]), (usize::MAX, "more than 10"));
+        let (setups, skipped) = within(7);
+        assert!(setups.is_empty());
+        assert!(skipped.iter().map(|(test, _)| test).eq(plan.setups.iter().flat_map(|s| &s.tests)));
     }
 
     #[test]

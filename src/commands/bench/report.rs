@@ -148,16 +148,16 @@ impl Report {
         }
     }
 
-    /// Notes `tests` of a model that do not fit in a context of `limit` tokens.
-    pub fn skip(&mut self, model: &str, tests: &[Test], limit: usize) {
-        self.skipped.extend(tests.iter().map(|test| Skipped {
+    /// Notes tests that a model cannot run, and why.
+    pub fn skip(&mut self, model: &str, tests: Vec<(Test, String)>) {
+        self.skipped.extend(tests.into_iter().map(|(test, reason)| Skipped {
             model: file_name(model),
             phase: test.phase(),
             n_prompt: test.n_prompt(),
             n_gen: test.n_gen(),
             depth: test.depth(),
             batch: test.batch(),
-            reason: format!("{test} takes {} tokens of context and there are {limit}; -c allows more", test.n_ctx()),
+            reason,
         }));
     }
 }
