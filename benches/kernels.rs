@@ -193,6 +193,7 @@ mod gpu {
             scale: 0.125,
             window: None,
             n_ctx: 8192,
+            group: 0,
             n_rot: 64,
             rope_layout: RopeLayout::Interleaved,
             qk_norm_eps: None,
@@ -207,8 +208,8 @@ mod gpu {
         let values = gpu.buffer("values", shape.cache_bytes(pages.len()))?;
         let att = gpu.buffer("att", (n_most * shape.att_len() * 4) as u64)?;
         let partial = gpu.buffer("partial", partial_bytes(&shape, 1))?;
-        let mut batch = BatchBuffer::new(gpu, n_most, 1, shape.n_ctx, pages.len())?;
-        batch.write_pages(gpu, 0, &pages);
+        let mut batch = BatchBuffer::new(gpu, n_most, 1, shape.n_ctx, &[pages.len()])?;
+        batch.write_pages(gpu, 0, 0, &pages);
         let buffers = AttentionBuffers {
             qkv: &qkv,
             rope: &rope,

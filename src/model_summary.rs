@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use metal_attention::EngineOptions;
 use metal_attention::gguf::{GgufFile, Metadata, StringArray, TensorType};
-use metal_attention_model::{FeedForward, Mask, Mixer, ModelSpec, Rope, RopeLayout, RopeScaling};
+use metal_attention_model::{
+    CacheGroups, Capacity, FeedForward, Mask, Mixer, ModelSpec, Rope, RopeLayout, RopeScaling,
+};
 use serde::Serialize;
 
 use crate::metadata_text::safe;
@@ -282,7 +285,8 @@ impl MemoryUse {
         contexts.push(spec.n_ctx_train);
         let at = |n_ctx: usize| {
             let weights_bytes = file.tensor_bytes();
-            let kv_cache_bytes = (2 * spec.kv_elements_per_token() as u64).saturating_mul(n_ctx as u64);
+            let room = Capacity { n_ctx, n_seq: 1, n_cache: None, n_ubatch: EngineOptions::default().n_ubatch };
+            let kv_cache_bytes = CacheGroups::new(spec, room).n_elements(spec).saturating_mul(2);
             Self { n_ctx, weights_bytes, kv_cache_bytes, total_bytes: weights_bytes.saturating_add(kv_cache_bytes) }
         };
         contexts.into_iter().map(at).collect()

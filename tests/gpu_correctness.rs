@@ -365,8 +365,8 @@ fn sequences_in_one_batch_are_independent() {
             assert_eq!([0, 1, 2].map(|seq| together.n_past(seq)), [40, 35, 1]);
         }
         // Greedy decoding of all three at once, steps ahead included.
-        together.truncate_seq(0, 20);
-        together.truncate_seq(1, 20);
+        together.rewind(0, 20);
+        together.rewind(1, 20);
         let mut texts = [prompts[0][..20].to_vec(), prompts[1][..20].to_vec(), prompts[2].to_vec()];
         let mut next: Vec<u32> = (0..3).map(|s| argmax(&want[s][texts[s].len() - 1])).collect();
         for _ in 0..6 {

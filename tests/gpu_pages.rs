@@ -100,7 +100,7 @@ fn sequences_that_share_pages_write_the_texts_they_write_alone() {
                 step(&mut model, &mut newcomer).unwrap();
             }
             assert_eq!(newcomer[0].1, texts[1].1[20..26]);
-            model.truncate_seq(4, 0);
+            model.rewind(4, 0);
         }
     }
     for ((seq, text), want) in texts.iter().zip(&want) {
@@ -175,7 +175,7 @@ fn a_sequence_that_becomes_another_forgets_its_steps_ahead() {
     let next = [BatchToken { id: text[9], seq: 1, pos: other.len(), logits: true }];
     let want = model.forward_greedy(&next).unwrap()[0];
     assert_ne!(want, text[10]);
-    model.truncate_seq(1, other.len());
+    model.rewind(1, other.len());
     // Now steps are in flight that begin with the same id at the same place.
     assert_eq!(model.forward_prompt(&ids).unwrap(), text[0]);
     for pair in text[..10].windows(2) {
@@ -231,7 +231,7 @@ fn a_shared_prefix_is_the_sequence_it_was_taken_from() {
         model.share_prefix(0, 1, n).unwrap();
         assert_eq!(go_on(&mut model, 1, &ids[80..]), other, "{n} tokens");
         model.share_prefix(1, 2, n).unwrap();
-        model.truncate_seq(1, 0);
+        model.rewind(1, 0);
         assert_eq!(go_on(&mut model, 2, &ids[80..]), other, "{n} tokens");
     }
     model.truncate(77);

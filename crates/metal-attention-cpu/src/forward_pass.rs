@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec, PageTable,
-    PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
+    BatchToken, CacheGroups, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec,
+    PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
 };
 
 use crate::cores::physical_cores;
@@ -107,10 +107,10 @@ impl CpuForwardPass {
         if n_threads == 0 || n_threads > MAX_THREADS {
             return Err(CpuError::Option { option: "the number of threads", max: MAX_THREADS });
         }
-        let n_pages = capacity.n_pages();
+        let groups = CacheGroups::new(&spec, capacity);
         let cache = match options.cache_type {
-            CacheType::F16 => Cache::F16(layer_caches(&spec, n_pages)?),
-            CacheType::F32 => Cache::F32(layer_caches(&spec, n_pages)?),
+            CacheType::F16 => Cache::F16(layer_caches(&spec, &groups)?),
+            CacheType::F32 => Cache::F32(layer_caches(&spec, &groups)?),
         };
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
@@ -120,7 +120,7 @@ impl CpuForwardPass {
         Ok(Self {
             weights,
             cache,
-            pages: PageTable::new(n_pages, n_ctx, n_seq),
+            pages: PageTable::new(&groups),
             scratch: Scratch::default(),
             side_by_side,
             wanted: Vec::new(),
@@ -166,17 +166,19 @@ impl CpuForwardPass {
     }
 }
 
-fn layer_caches<E: Element>(spec: &ModelSpec, n_pages: usize) -> Result<Vec<Option<LayerCache<E>>>, CpuError> {
+fn layer_caches<E: Element>(spec: &ModelSpec, groups: &CacheGroups) -> Result<Vec<Option<LayerCache<E>>>, CpuError> {
     let mut bytes = 0u64;
     let mut layers = Vec::with_capacity(spec.n_layer());
-    for layer in &spec.layers {
+    for (i, layer) in spec.layers.iter().enumerate() {
         let Some(cached) = layer.mixer.cached() else {
             layers.push(None);
             continue;
         };
+        let (group, n_pages) = (groups.of_layer(i), groups.n_pages(i));
         let per_page = Places::page_bytes(cached, size_of::<E>()) as u64;
         bytes = (n_pages as u64).saturating_mul(per_page).saturating_add(bytes);
-        let cache = LayerCache::new(n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
+        let cache =
+            LayerCache::new(group, n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
         layers.push(Some(cache));
     }
     Ok(layers)
@@ -239,14 +241,15 @@ impl CpuForwardPass {
         }
         self.pool.begin();
         check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == Kind::Logits)?;
-        for copy in self.pages.append(batch, self.spec.n_vocab)? {
-            match &mut self.cache {
-                Cache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
-                Cache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
-            }
-        }
+        self.pages.check(batch, self.spec.n_vocab)?;
         let mut done = 0;
         for tokens in pieces(&self.spec, batch, self.n_ubatch, usize::MAX) {
+            for copy in self.pages.append(tokens) {
+                match &mut self.cache {
+                    Cache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+                    Cache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+                }
+            }
             let n = tokens.iter().filter(|t| t.logits).count() * width;
             let wanted = &mut self.wanted[done..done + n];
             let wanted = match kind {
@@ -305,11 +308,15 @@ impl ForwardPass for CpuForwardPass {
         self.pages.n_past(seq)
     }
 
-    fn truncate_seq(&mut self, seq: usize, n: usize) {
-        self.pages.truncate(seq, n);
+    fn rewind(&mut self, seq: usize, n: usize) -> usize {
+        self.pages.rewind(seq, n)
     }
 
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+    fn reachable(&self, seq: usize, n: usize) -> usize {
+        self.pages.reachable(seq, n)
+    }
+
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
         self.pages.share(from, to, n)
     }
 

@@ -65,6 +65,8 @@ pub(crate) struct LayerCache<E> {
     keys: Vec<E>,
     values: Vec<E>,
     places: Places,
+    /// The group of layers whose pages these are.
+    group: usize,
 }
 
 /// A [`LayerCache`] in which several threads write, each the tokens of sequences of its own: a page that is written to
@@ -73,6 +75,8 @@ pub(crate) struct SharedCache<'a, E> {
     pub(crate) keys: SharedMut<'a, E>,
     pub(crate) values: SharedMut<'a, E>,
     pub(crate) places: Places,
+    /// The group of layers whose pages these are.
+    pub(crate) group: usize,
 }
 
 /// Where keys and values lie.
@@ -84,13 +88,15 @@ pub(crate) struct Places {
 }
 
 impl<E: Element> LayerCache<E> {
-    /// A zeroed cache. `None` when there is no memory for it.
-    pub(crate) fn new(n_pages: usize, Cached { n_head_kv, key_dim, value_dim }: Cached) -> Option<Self> {
+    /// A zeroed cache of the pages of `group`. `None` when there is no memory for it.
+    pub(crate) fn new(group: usize, n_pages: usize, cached: Cached) -> Option<Self> {
+        let Cached { n_head_kv, key_dim, value_dim } = cached;
         let places = Places { n_head_kv, key_dim, value_dim };
         Some(Self {
             keys: zeroed(n_pages.checked_mul(places.page_keys())?)?,
             values: zeroed(n_pages.checked_mul(places.page_values())?)?,
             places,
+            group,
         })
     }
 
@@ -99,11 +105,15 @@ impl<E: Element> LayerCache<E> {
             keys: SharedMut::new(&mut self.keys),
             values: SharedMut::new(&mut self.values),
             places: self.places,
+            group: self.group,
         }
     }
 
-    /// Copies a whole page.
-    pub(crate) fn copy(&mut self, PageCopy { from, to }: PageCopy) {
+    /// Copies a whole page, where it is one of its group.
+    pub(crate) fn copy(&mut self, PageCopy { group, from, to }: PageCopy) {
+        if group != self.group {
+            return;
+        }
         let (keys, values) = (self.places.page_keys(), self.places.page_values());
         let (from, to) = (from as usize, to as usize);
         self.keys.copy_within(from * keys..(from + 1) * keys, to * keys);

@@ -275,7 +275,12 @@ fn decoding_gives_the_bits_of_the_prompt() {
                 let mut pass = start(&model.file(), &options(isa, cache_type));
                 let prompt = states(&mut pass, &ids);
                 for first in [1080, 500, 0] {
-                    pass.truncate(first);
+                    // A short window is gone by then, and is filled again.
+                    let reached = pass.truncate(first);
+                    assert_eq!(reached, if window == Some(70) && first == 500 { 0 } else { first });
+                    if reached < first {
+                        states(&mut pass, &ids[reached..first]);
+                    }
                     for (i, &id) in ids[first..].iter().enumerate().take(20) {
                         let (_, state) = pass.forward_token_debug(id).expect("room for a token");
                         let want = &prompt[(first + i) * model.n_embd()..][..model.n_embd()];

@@ -181,7 +181,7 @@ fn a_profile_is_of_the_path_that_runs() {
         step(0, &mut model);
         let plain = step(1, &mut model);
         for seq in 0..n_seq {
-            model.truncate_seq(seq, 1);
+            model.rewind(seq, 1);
         }
         model.start_profile().expect("a clock");
         assert_eq!(step(1, &mut model), plain, "{n_seq} sequences: as many parallel regions, and the same bits");
@@ -257,7 +257,7 @@ fn sequences_that_share_pages_are_independent() {
                 }
                 1 if random(3) == 0 => {
                     let n = random(texts[seq].len() + 1);
-                    together.truncate_seq(seq, n);
+                    together.rewind(seq, n);
                     texts[seq].truncate(n);
                 }
                 _ => {
@@ -283,7 +283,7 @@ fn sequences_that_share_pages_are_independent() {
                         }
                         Err(ForwardError::OutOfPages { .. } | ForwardError::ContextFull { .. }) => {
                             refused += 1;
-                            together.truncate_seq(seq, 0);
+                            together.rewind(seq, 0);
                             texts[seq].clear();
                         }
                         Err(error) => assert_eq!((error, tokens.len()), (ForwardError::EmptyPrompt, 0)),
@@ -383,7 +383,7 @@ fn a_full_cache_refuses_a_batch_and_stays_as_it_was() {
     assert_eq!((model.n_past(0), model.n_past(1)), (PAGE - 1, PAGE));
     model.forward(&first[..1]).expect("room for a token");
     // What one sequence gives back the other one takes.
-    model.truncate_seq(1, 0);
+    model.rewind(1, 0);
     let got = bits(model.forward(&first[1..]).expect("room for a page").as_slice());
     model.reset();
     let n_vocab = model.spec().n_vocab;

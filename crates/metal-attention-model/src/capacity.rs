@@ -1,6 +1,6 @@
 //! How much a forward pass has room for, and the memory that takes.
 
-use crate::{MAX_SEQUENCES, ModelSpec, PAGE, PageTable};
+use crate::{MAX_SEQUENCES, ModelSpec, PAGE};
 
 /// How many positions, sequences and tokens a forward pass has room for, as the options of every backend say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Capacity {
     pub n_ctx: usize,
     /// Sequences that the KV cache holds.
     pub n_seq: usize,
-    /// Positions that the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence.
+    /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
     /// Tokens that go through the layers at once.
     pub n_ubatch: usize,
@@ -33,9 +33,12 @@ impl Capacity {
         spec.embedding.positions.map_or(n_ctx, |n| n.min(n_ctx))
     }
 
-    /// Pages of the KV cache.
+    /// Pages for all positions; `usize::MAX` where nobody could count them.
     pub fn n_pages(&self) -> usize {
-        PageTable::n_pages(self.n_cache, self.n_ctx, self.n_seq).unwrap_or(usize::MAX)
+        match self.n_cache {
+            Some(positions) => positions.div_ceil(PAGE),
+            None => self.n_ctx.div_ceil(PAGE).saturating_mul(self.n_seq),
+        }
     }
 
     /// Positions that a sequence can come to: `n_ctx`, or as many as there are pages for.
@@ -49,6 +52,12 @@ impl Capacity {
         let positions = self.n_ctx.saturating_mul(self.n_seq);
         let wanted = if spec.is_causal() { self.n_ubatch } else { self.n_ubatch.max(self.n_positions()) };
         wanted.min(positions).min(self.n_pages().saturating_mul(PAGE))
+    }
+
+    /// Tokens of a sequence that are appended at once at most, and can be taken back. A page full of them, where
+    /// `n_ubatch` is less: steps that run ahead of their tokens need a few.
+    pub(crate) fn step(&self) -> usize {
+        self.n_ubatch.max(PAGE)
     }
 }
 

@@ -88,13 +88,21 @@ pub trait ForwardPass: Send {
     /// Tokens of sequence `seq` in the KV cache.
     fn n_past(&self, seq: usize) -> usize;
 
-    /// Cuts sequence `seq` back to its first `n` tokens; no effect when it is
-    /// already that short.
-    fn truncate_seq(&mut self, seq: usize, n: usize);
+    /// Cuts sequence `seq` back to its first `n` tokens and returns the length reached; no effect when it is already that
+    /// short.
+    ///
+    /// Layers with a window keep what tokens to come see. Where they hold less than a token at `n` sees, the sequence
+    /// becomes as long as it can be and still go on, which may be nothing. From the longest that a sequence was a
+    /// micro-batch can always be taken back, but for the few tokens that steps run ahead; so can its last token.
+    fn rewind(&mut self, seq: usize, n: usize) -> usize;
 
-    /// Makes sequence `to` the first `n` tokens of sequence `from` without evaluating them; what it held is forgotten.
-    /// On an error the cache is as it was.
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError>;
+    /// The length that [`rewind`](Self::rewind) would reach.
+    fn reachable(&self, seq: usize, n: usize) -> usize;
+
+    /// Makes sequence `to` the first `n` tokens of sequence `from` without evaluating them, or as many as are
+    /// [`reachable`](Self::reachable) there, and returns its length; what it held is forgotten. On an error the cache is
+    /// as it was.
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError>;
 
     /// How full the KV cache is, which all sequences share: less than [`n_ctx`](Self::n_ctx) positions for each of them
     /// may be left.
@@ -105,8 +113,11 @@ pub trait ForwardPass: Send {
 
     /// Evaluates `batch`, appending every token to its sequence's KV cache, and
     /// returns the logits of the tokens that asked for them. On an error the
-    /// cache is as it was before the call. `trace`, when given, sees the hidden
-    /// state after every layer.
+    /// cache is as it was before the call, but for sequences that windows have
+    /// moved on in: where a batch of more than a micro-batch fails or is
+    /// cancelled on its way, these are [rewound](Self::rewind), and may be
+    /// shorter than they were. `trace`, when given, sees the hidden state after
+    /// every layer.
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
@@ -194,15 +205,15 @@ pub trait ForwardPass: Send {
         self.n_past(0)
     }
 
-    /// Cuts sequence 0 back to its first `n` tokens.
-    fn truncate(&mut self, n: usize) {
-        self.truncate_seq(0, n);
+    /// [`rewind`](Self::rewind) of sequence 0.
+    fn truncate(&mut self, n: usize) -> usize {
+        self.rewind(0, n)
     }
 
     /// Empties every sequence's KV cache.
     fn reset(&mut self) {
         for seq in 0..self.n_seq() {
-            self.truncate_seq(seq, 0);
+            self.rewind(seq, 0);
         }
     }
 }

@@ -7,6 +7,7 @@
 mod architectures;
 mod attention;
 mod batch_kind;
+mod cache_groups;
 mod cache_type;
 mod capacity;
 mod error;
@@ -27,6 +28,7 @@ mod weights;
 
 pub use attention::{AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature};
 pub use batch_kind::{AFew, BatchKind};
+pub use cache_groups::{CacheGroup, CacheGroups};
 pub use cache_type::CacheType;
 pub use capacity::{Capacity, MemoryUse};
 pub use error::{ForwardError, ModelError};

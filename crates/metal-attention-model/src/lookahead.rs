@@ -79,15 +79,26 @@ pub fn is_decode(batch: &[BatchToken]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE;
+    use crate::{CacheGroups, Capacity, PAGE};
 
     fn token(id: u32, pos: usize) -> BatchToken {
         BatchToken { id, seq: 0, pos, logits: true }
     }
 
+    /// Two pages for `n_seq` sequences.
+    fn two_pages(n_seq: usize) -> PageTable {
+        let room = Capacity { n_ctx: 2 * PAGE, n_seq, n_cache: Some(2 * PAGE), n_ubatch: PAGE };
+        PageTable::new(&CacheGroups::of_masks(room, std::iter::empty()))
+    }
+
+    fn append(pages: &mut PageTable, batch: &[BatchToken]) {
+        pages.check(batch, 100).unwrap();
+        assert_eq!(pages.append(batch), []);
+    }
+
     /// Submits what is wanted for `batch`, which gets its pages first, and reads its step.
     fn step(ahead: &mut Lookahead<usize>, pages: &mut PageTable, batch: &[BatchToken]) -> Vec<usize> {
-        pages.append(batch, 100).unwrap();
+        append(pages, batch);
         let mut submitted = Vec::new();
         while let Some(n) = ahead.wanted(batch, pages) {
             ahead.push(batch[0].pos + n);
@@ -99,7 +110,7 @@ mod tests {
 
     #[test]
     fn steps_are_queued_once_a_token_came_back() {
-        let (mut ahead, mut pages) = (Lookahead::default(), PageTable::new(2, 2 * PAGE, 1));
+        let (mut ahead, mut pages) = (Lookahead::default(), two_pages(1));
         assert!(!ahead.continues(&[token(1, 0)]) && !ahead.continues(&[]));
         assert_eq!(step(&mut ahead, &mut pages, &[token(1, 0)]), [0]);
         ahead.advance(&[token(1, 0)], &[7]);
@@ -114,17 +125,17 @@ mod tests {
 
     #[test]
     fn steps_stop_where_there_are_no_pages_and_give_theirs_back() {
-        let (mut ahead, mut pages) = (Lookahead::default(), PageTable::new(2, 2 * PAGE, 2));
+        let (mut ahead, mut pages) = (Lookahead::default(), two_pages(2));
         let text: Vec<_> = (0..PAGE - 2).map(|pos| token(1, pos)).collect();
-        pages.append(&text, 100).unwrap();
+        append(&mut pages, &text);
         ahead.advance(&text[PAGE - 3..], &[2]);
         // The third step needs another page.
         assert_eq!(step(&mut ahead, &mut pages, &[token(2, PAGE - 2)]), [0, 1, 2]);
-        assert_eq!(pages.pages(0).len(), 2);
+        assert_eq!(pages.pages(0, 0).len(), 2);
         assert_eq!(ahead.forget(&mut pages).count(), 2);
-        assert_eq!(pages.pages(0).len(), 1);
+        assert_eq!(pages.pages(0, 0).len(), 1);
         // Now somebody else has it.
-        pages.append(&[BatchToken { seq: 1, ..token(1, 0) }], 100).unwrap();
+        append(&mut pages, &[BatchToken { seq: 1, ..token(1, 0) }]);
         ahead.advance(&[token(2, PAGE - 2)], &[3]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(3, PAGE - 1)]), [0]);
     }

@@ -1,8 +1,9 @@
 //! The KV cache as pages of positions that sequences share: which page holds what.
 
-use std::collections::BTreeSet;
+mod pool;
 
-use crate::{BatchToken, ForwardError, check_batch};
+use crate::{BatchToken, CacheGroups, Capacity, ForwardError, check_batch};
+use pool::Pool;
 
 /// Positions of a page.
 pub const PAGE: usize = 64;
@@ -24,51 +25,42 @@ pub struct PageUse {
 /// A page to be copied to another before a batch is evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {
+    /// The group of layers whose page it is.
+    pub group: usize,
     /// The page that is shared.
     pub from: u32,
     /// Its copy.
     pub to: u32,
 }
 
-/// Which page of a pool holds which positions of which sequence. Backends keep the keys and values themselves.
+/// Which page holds which positions of which sequence, for each of a model's groups of layers. Backends keep the keys and
+/// values themselves.
 ///
 /// Sequences that begin alike share the pages of what they have in common; each page is counted. A page is written to
 /// by one sequence only: where the last, partly filled page of a sequence is shared, it is copied before the sequence
 /// grows.
+///
+/// Layers that see a window keep the pages that it needs: where a sequence has as many as it may have, the first give way
+/// to new ones. So a sequence can be cut back only as far as the window before the cut is still there. The last
+/// [`n_ubatch`](Capacity::n_ubatch) tokens, a page full at least, can always be taken back from the longest that a
+/// sequence was, those reserved included.
 #[derive(Debug, Clone)]
 pub struct PageTable {
-    n_pages: usize,
-    /// Positions each sequence has room for.
-    n_ctx: usize,
-    /// How many sequences hold each page that was handed out so far.
-    counts: Vec<u32>,
-    /// Pages that were given back. The lowest is the next to be handed out, so that the pages of a sequence that is alone
-    /// in the cache lie one after the other, however often it was cut.
-    free: BTreeSet<u32>,
-    /// Pages of each sequence: position `p` is in page `p / PAGE` of the list. Those beyond its length are reserved.
-    pages: Vec<Vec<u32>>,
+    room: Capacity,
+    /// Of each group of layers; the first holds all positions.
+    pools: Vec<Pool>,
     /// Length of each sequence.
     n_past: Vec<usize>,
 }
 
 impl PageTable {
-    /// `n_pages` free pages and `n_seq` empty sequences of at most `n_ctx` tokens.
-    pub fn new(n_pages: usize, n_ctx: usize, n_seq: usize) -> Self {
+    /// The pages of `groups`, all free, and empty sequences.
+    pub fn new(groups: &CacheGroups) -> Self {
+        let room = groups.room();
         Self {
-            n_pages: n_pages.min(u32::MAX as usize),
-            n_ctx,
-            counts: Vec::new(),
-            free: BTreeSet::new(),
-            pages: vec![Vec::new(); n_seq],
-            n_past: vec![0; n_seq],
-        }
-    }
-
-    /// Pages for `n_seq` sequences of `n_ctx` positions, or for `positions` where that is given. `None` on overflow.
-    pub fn n_pages(positions: Option<usize>, n_ctx: usize, n_seq: usize) -> Option<usize> {
-        match positions {
-            Some(positions) => Some(positions.div_ceil(PAGE)),
-            None => n_ctx.div_ceil(PAGE).checked_mul(n_seq),
+            room,
+            pools: groups.groups().iter().map(|&group| Pool::new(group, room.n_seq)).collect(),
+            n_past: vec![0; room.n_seq],
         }
     }
 
@@ -82,84 +74,103 @@ impl PageTable {
         self.n_past.get(seq).copied().unwrap_or(0)
     }
 
-    /// Pages of sequence `seq`, in order, and then those reserved for it.
-    pub fn pages(&self, seq: usize) -> &[u32] {
-        &self.pages[seq]
+    /// Groups of layers.
+    pub fn n_groups(&self) -> usize {
+        self.pools.len()
     }
 
-    /// Whether the [`pages`](Self::pages) of sequence `seq` lie one after the other. Always so where the others are empty
-    /// and were when it began.
+    /// Pages of sequence `seq` for a group of layers, in order, and then those reserved for it. In the place of pages that
+    /// no token to come sees there may be numbers that stand for nothing.
+    pub fn pages(&self, group: usize, seq: usize) -> &[u32] {
+        self.pools[group].pages(seq)
+    }
+
+    /// Whether the [`pages`](Self::pages) of sequence `seq` are all there and lie one after the other, in every group. Always
+    /// so where the others are empty and were when it began, until a window has moved on.
     pub fn in_order(&self, seq: usize) -> bool {
-        self.pages[seq].windows(2).all(|pair| pair[1] == pair[0] + 1)
+        self.pools
+            .iter()
+            .all(|pool| pool.lists[seq].n_dropped == 0 && pool.pages(seq).windows(2).all(|pair| pair[1] == pair[0] + 1))
     }
 
-    /// The page of position `pos` of sequence `seq`, which holds it.
-    pub fn page(&self, seq: usize, pos: usize) -> u32 {
-        self.pages[seq][pos / PAGE]
+    /// The page of position `pos` of sequence `seq`, which a group of layers holds.
+    pub fn page(&self, group: usize, seq: usize, pos: usize) -> u32 {
+        self.pools[group].pages(seq)[pos / PAGE]
     }
 
-    /// How many pages there are, and how many are free.
+    /// How many pages there are that hold all positions, and how many are free.
     pub fn usage(&self) -> PageUse {
-        let reserved = |seq: usize| self.pages[seq].len() - self.n_past[seq].div_ceil(PAGE);
-        let free = self.n_free() + (0..self.n_seq()).map(reserved).sum::<usize>();
-        PageUse { page_len: PAGE, total: self.n_pages, free }
+        let all = &self.pools[0];
+        let reserved = |seq: usize| all.pages(seq).len() - self.n_past[seq].div_ceil(PAGE);
+        let free = all.n_free() + (0..self.n_seq()).map(reserved).sum::<usize>();
+        PageUse { page_len: PAGE, total: all.group.n_pages, free }
     }
 
-    fn n_free(&self) -> usize {
-        self.n_pages - self.counts.len() + self.free.len()
+    /// Checks `batch` as [`check_batch`] does, and that there are pages for it. What it lets through [`append`](Self::append)
+    /// takes, whole or piece by piece.
+    pub fn check(&self, batch: &[BatchToken], n_vocab: usize) -> Result<(), ForwardError> {
+        check_batch(batch, n_vocab, self.room.n_ctx, &self.n_past)?;
+        // Other groups never have more pages in use than their sequences may have, or than the first.
+        let (needed, all) = (self.pages_needed(&self.new_tokens(batch)), &self.pools[0]);
+        if needed > all.n_free() {
+            let (free, total) = (all.n_free(), all.group.n_pages);
+            return Err(ForwardError::OutOfPages { needed, free, total, page_len: PAGE });
+        }
+        Ok(())
     }
 
-    /// Checks `batch` as [`check_batch`] does, finds pages for it, those reserved for its sequences first, and counts its
-    /// tokens as part of their sequences. Returns the copies that have to be made first, in order. On an error nothing has
-    /// changed.
-    pub fn append(&mut self, batch: &[BatchToken], n_vocab: usize) -> Result<Vec<PageCopy>, ForwardError> {
-        check_batch(batch, n_vocab, self.n_ctx, &self.n_past)?;
-        let mut new = vec![0; self.n_seq()];
-        for token in batch {
-            new[token.seq] += 1;
-        }
-        let needed = self.pages_needed(&new);
-        if needed > self.n_free() {
-            return Err(ForwardError::OutOfPages { needed, free: self.n_free(), total: self.n_pages, page_len: PAGE });
-        }
+    /// Finds pages for the tokens of `batch`, those reserved for its sequences first, and counts them as part of their
+    /// sequences. Returns the copies that have to be made first, in order. [`check`](Self::check) has let a batch through
+    /// that begins with these; where there are windows they are no more than `n_ubatch`.
+    pub fn append(&mut self, batch: &[BatchToken]) -> Vec<PageCopy> {
+        let new = self.new_tokens(batch);
         let mut copies = Vec::new();
         for (seq, &n) in new.iter().enumerate().filter(|(_, n)| **n > 0) {
-            if let Some(from) = self.partly_filled(seq).filter(|&page| self.counts[page as usize] > 1) {
-                let to = self.take();
-                self.counts[from as usize] -= 1;
-                self.pages[seq][self.n_past[seq] / PAGE] = to;
-                copies.push(PageCopy { from, to });
-            }
+            let n_past = self.n_past[seq];
             self.n_past[seq] += n;
-            self.grow(seq, self.n_past[seq]);
+            for (group, pool) in self.pools.iter_mut().enumerate() {
+                assert!(group == 0 || n <= self.room.step(), "{n} tokens of a sequence move its windows on at once");
+                if is_partly_filled(n_past) && pool.holders(seq, n_past) > 1 {
+                    let (from, to) = pool.replace(seq, n_past);
+                    copies.push(PageCopy { group, from, to });
+                }
+                pool.grow(seq, n_past + n);
+            }
         }
-        Ok(copies)
+        copies
     }
 
-    /// Takes the tokens of a batch back that was appended last.
+    /// Takes the tokens of a batch back that was appended last, whole or in part. A sequence with more of them than can be
+    /// taken back becomes shorter than it was.
     pub fn retract(&mut self, batch: &[BatchToken]) {
         for token in batch {
-            self.truncate(token.seq, token.pos);
+            self.rewind(token.seq, token.pos);
         }
     }
 
     /// Finds pages for `n` more tokens of each sequence of `batch`, which are not counted yet; nobody else gets these pages
     /// until they are given back by [`release`](Self::release) or a cut. False, and nothing has changed, where there are not
-    /// so many pages or positions, or the page to be written to first is shared.
+    /// so many pages or positions, the page to be written to first is shared, or windows would move on so far that the last
+    /// token could not be taken back.
     pub fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
+        if self.n_groups() > 1 && n >= self.room.step() {
+            return false;
+        }
+        let all = &self.pools[0];
         let mut needed = 0;
         for &BatchToken { seq, .. } in batch {
-            let end = self.n_past[seq] + n;
-            if end > self.n_ctx || self.partly_filled(seq).is_some_and(|page| self.counts[page as usize] > 1) {
+            let n_past = self.n_past[seq];
+            if n_past + n > self.room.n_ctx || is_partly_filled(n_past) && all.holders(seq, n_past) > 1 {
                 return false;
             }
-            needed += end.div_ceil(PAGE).saturating_sub(self.pages[seq].len());
+            needed += (n_past + n).div_ceil(PAGE).saturating_sub(all.pages(seq).len());
         }
-        if needed > self.n_free() {
+        if needed > all.n_free() {
             return false;
         }
         for &BatchToken { seq, .. } in batch {
-            self.grow(seq, self.n_past[seq] + n);
+            let end = self.n_past[seq] + n;
+            self.pools.iter_mut().for_each(|pool| pool.grow(seq, end));
         }
         true
     }
@@ -167,20 +178,32 @@ impl PageTable {
     /// Gives back all pages that are reserved.
     pub fn release(&mut self) {
         for seq in 0..self.n_seq() {
-            self.cut(seq, self.n_past[seq].div_ceil(PAGE));
+            self.cut(seq, self.n_past[seq]);
         }
     }
 
-    /// Pages that sequences need to grow by `new` tokens each, copies included.
+    /// New tokens of each sequence.
+    fn new_tokens(&self, batch: &[BatchToken]) -> Vec<usize> {
+        let mut new = vec![0; self.n_seq()];
+        for token in batch {
+            new[token.seq] += 1;
+        }
+        new
+    }
+
+    /// Pages for all positions that sequences need to grow by `new` tokens each, copies included.
     fn pages_needed(&self, new: &[usize]) -> usize {
+        let all = &self.pools[0];
         let mut needed = 0;
         // Of those who share a page, the last one to grow may keep it.
         let mut left: Vec<u32> = Vec::new();
         for (seq, &n) in new.iter().enumerate().filter(|(_, n)| **n > 0) {
-            needed += (self.n_past[seq] + n).div_ceil(PAGE).saturating_sub(self.pages[seq].len());
-            if let Some(page) = self.partly_filled(seq) {
+            let n_past = self.n_past[seq];
+            needed += (n_past + n).div_ceil(PAGE).saturating_sub(all.pages(seq).len());
+            if is_partly_filled(n_past) {
+                let page = self.page(0, seq, n_past);
                 let before = left.iter().filter(|&&p| p == page).count();
-                if self.counts[page as usize] as usize - before > 1 {
+                if all.holders(seq, n_past) as usize - before > 1 {
                     needed += 1;
                     left.push(page);
                 }
@@ -189,65 +212,56 @@ impl PageTable {
         needed
     }
 
-    /// The page that holds the end of sequence `seq`, where it has room for more.
-    fn partly_filled(&self, seq: usize) -> Option<u32> {
-        let n_past = self.n_past[seq];
-        (!n_past.is_multiple_of(PAGE)).then(|| self.pages[seq][n_past / PAGE])
-    }
-
-    /// Gives sequence `seq` pages for `n` positions; there are enough.
-    fn grow(&mut self, seq: usize, n: usize) {
-        while self.pages[seq].len() * PAGE < n {
-            let page = self.take();
-            self.pages[seq].push(page);
-        }
-    }
-
-    /// Takes all but the first `n` pages away from sequence `seq`.
+    /// Takes the pages beyond the first `n` positions away from sequence `seq`.
     fn cut(&mut self, seq: usize, n: usize) {
-        for page in self.pages[seq].drain(n..) {
-            self.counts[page as usize] -= 1;
-            if self.counts[page as usize] == 0 {
-                self.free.insert(page);
+        self.pools.iter_mut().for_each(|pool| pool.cut(seq, n.div_ceil(PAGE)));
+    }
+
+    /// The length that [`rewind`](Self::rewind) would reach.
+    pub fn reachable(&self, seq: usize, n: usize) -> usize {
+        let n_past = self.n_past(seq);
+        if n >= n_past {
+            return n_past;
+        }
+        let mut reached = n;
+        loop {
+            let next = self.pools.iter().fold(reached, |n, pool| pool.reachable(seq, n));
+            if next == reached {
+                return reached;
             }
+            reached = next;
         }
     }
 
-    /// Cuts sequence `seq` back to its first `n` tokens; no effect when it is already that short or does not exist.
-    pub fn truncate(&mut self, seq: usize, n: usize) {
-        if n >= self.n_past(seq) {
-            return;
+    /// Cuts sequence `seq` back to its first `n` tokens, or to the longest shorter beginning that can go on, if need be to
+    /// nothing. Returns the length reached; a sequence that is already that short stays as it is.
+    pub fn rewind(&mut self, seq: usize, n: usize) -> usize {
+        let reached = self.reachable(seq, n);
+        if reached < self.n_past(seq) {
+            self.n_past[seq] = reached;
+            self.cut(seq, reached);
         }
-        self.n_past[seq] = n;
-        self.cut(seq, n.div_ceil(PAGE));
+        reached
     }
 
-    /// Makes sequence `to` the first `n` tokens of sequence `from`, on the same pages; what it held is forgotten.
-    pub fn share(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+    /// Makes sequence `to` the first `n` tokens of sequence `from`, on the same pages, or as many as [`reachable`
+    /// ](Self::reachable) says; what it held is forgotten. Returns its length.
+    pub fn share(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
         check_share(from, to, n, &self.n_past)?;
         if from == to {
-            self.truncate(to, n);
-            return Ok(());
+            return Ok(self.rewind(to, n));
         }
+        let n = self.reachable(from, n);
         self.cut(to, 0);
-        let shared = self.pages[from][..n.div_ceil(PAGE)].to_vec();
-        for &page in &shared {
-            self.counts[page as usize] += 1;
-        }
-        self.pages[to] = shared;
+        self.pools.iter_mut().for_each(|pool| pool.share(from, to, n.div_ceil(PAGE)));
         self.n_past[to] = n;
-        Ok(())
+        Ok(n)
     }
+}
 
-    /// A page that nobody holds.
-    fn take(&mut self) -> u32 {
-        if let Some(page) = self.free.pop_first() {
-            self.counts[page as usize] = 1;
-            return page;
-        }
-        self.counts.push(1);
-        (self.counts.len() - 1) as u32
-    }
+/// Whether a page holds the end of a sequence of `n` tokens and has room for more.
+fn is_partly_filled(n: usize) -> bool {
+    !n.is_multiple_of(PAGE)
 }
 
 /// Checks that sequence `from` has `n` tokens for sequence `to` to share; `n_past[seq]` is the length of each sequence.

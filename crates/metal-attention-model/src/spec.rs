@@ -284,7 +284,7 @@ impl Mixer {
         }
     }
 
-    /// The layer whose keys and values are read, for the mixer of layer `i`.
+    /// The layer whose keys and values are read, for the mixer of layer `i`: itself or an earlier one.
     pub fn cache_of(&self, i: usize) -> usize {
         match self {
             Self::Attention(a) => match a.kv {

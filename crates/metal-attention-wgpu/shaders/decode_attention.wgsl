@@ -9,7 +9,7 @@
 //   5. weighted values: a group of threads takes every so many-th position, a thread of it four elements; then the
 //      sum over the groups.
 // Bounds: tokens are those of the batch (`Dispatch`), positions are compared with N_CTX, pages are those of the table
-// (kv_cache.wgsl). Within a split, rows are cut off at the last one cached, units at KV_UNITS, heads at those of the KV
+// (kv_cache.wgsl). Within a split, rows are cut off at the first and last one cached that are seen, units at KV_UNITS, heads at those of the KV
 // head; places in workgroup memory follow from these. A split that `partial` has no room for is no step (`Dispatch`).
 // Loops end with the split, at most SPLIT positions, or count to constants.
 {#
@@ -126,10 +126,17 @@ fn main(
     // The token's own row is being written by some workgroup, and rows after it hold anything: for all of them the
     // new key and value stand in, with no weight where they are not seen.
     let last_cached = max(min(last, max(pos, 1u) - 1u), start);
+{% if window > 0 %}
+    // There may be no pages before what the token sees.
+    let first_cached = min(first, last_cached);
+{% endif %}
+{% macro within(row) %}
+{%- if window > 0 %}clamp({{ row }}, first_cached, last_cached){% else %}min({{ row }}, last_cached){% endif -%}
+{% endmacro %}
     let own = cache_row(page_of(seq, pos), kv_head, pos);
     let cached = vec{{ pages }}<u32>(
 {% for i in range(pages) %}
-        cache_rows(seq, kv_head, min(start + {{ i * page }}u, last_cached)),
+        cache_rows(seq, kv_head, {{ within("start + %du" | format(i * page)) }}),
 {% endfor %}
     );
 
@@ -140,7 +147,7 @@ fn main(
 {% macro read_keys(turn) %}
 {% for r in range(rows) %}
     if {{ turn }}{{ r * keys_at_once }}u <= last - start {
-        let at = min(key_row + {{ turn }}{{ r * keys_at_once }}u, last_cached);
+        let at = {{ within("key_row + %s%du" | format(turn, r * keys_at_once)) }};
 {% if keys_at_once == page %}
         let row = cached[{{ "turn * %du + " | format(rows) if turn }}{{ r }}u] + at * KV_UNITS;
 {% else %}
@@ -162,7 +169,7 @@ fn main(
     if {{ chunk }}{{ first * groups }}u <= last - start {
 {% for i in range(first, [first + 4, values] | min) %}
         {
-            let at = min(value_row + {{ chunk }}{{ i * groups }}u, last_cached);
+            let at = {{ within("value_row + %s%du" | format(chunk, i * groups)) }};
 {% if groups * kv_units == threads and page % groups == 0 %}
             let rows = cached[{{ "(%s%du) / PAGE" | format(chunk, i * groups) if chunk else "%du" | format(i * groups // page) }}];
 {% else %}

@@ -1,14 +1,16 @@
 // The KV cache of a layer: rows `[n_pages, N_HEAD_KV, PAGE]` of KV_UNITS units of four elements each.
-// Bounds: `seq` is a sequence of the table and `pos` a position below N_CTX, so their page lies in it;
-// `BatchBuffer::write_pages` lets only pages of the cache in, and where nothing was written there is 0, the first page.
+// Bounds: `seq` is a sequence of the table and `pos` a position below N_CTX, so their page lies in it, as the layer's
+// group is one of its groups; `BatchBuffer::write_pages` lets only pages of the group's caches in, and where nothing was
+// written there is 0, the first page.
 const N_HEAD_KV: u32 = {{ n_head_kv }}u;
 const N_CTX: u32 = {{ n_ctx }}u;
 const PAGE: u32 = {{ page }}u; // positions of a page
 const KV_UNITS: u32 = {{ (head_dim + 3) // 4 }}u;
+const GROUP_PAGES: u32 = {{ group * ((n_ctx + page - 1) // page) }}u; // of a sequence, in the table before those of this group
 
 // The page of a position of a sequence.
 fn page_of(seq: u32, pos: u32) -> u32 {
-    let i = seq * batch[0].w + pos / PAGE;
+    let i = seq * batch[0].w + GROUP_PAGES + pos / PAGE;
     return batch[batch[0].z + i / 4u][i % 4u];
 }
 

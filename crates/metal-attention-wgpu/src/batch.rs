@@ -18,7 +18,8 @@ pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
 }
 
 /// A batch in the GPU's memory: the words of [`batch_words`], and after room for the most tokens the page table of the
-/// KV cache, `[n_seq, pages a sequence has room for]`, whose place and width are the last words of the first vector.
+/// KV cache, `[n_seq, n_groups, pages a sequence has room for]`. The table's place and the width of a sequence's row are
+/// the last words of the first vector. A group is layers that have their pages in common.
 #[derive(Debug)]
 pub struct BatchBuffer {
     buffer: wgpu::Buffer,
@@ -26,24 +27,33 @@ pub struct BatchBuffer {
     table: u32,
     pages_of_a_sequence: u32,
     n_ctx: usize,
-    n_pages: usize,
-    /// The pages of each sequence, as far as they were written.
+    /// Pages of each group.
+    n_pages: Vec<usize>,
+    /// The pages of each sequence for each group, `[n_seq, n_groups]`, as far as they were written.
     written: Vec<Vec<u32>>,
 }
 
 impl BatchBuffer {
-    /// Room for `n_tokens` tokens, of `n_seq` sequences of at most `n_ctx` positions in a cache of `n_pages` pages.
-    pub fn new(gpu: &GpuDevice, n_tokens: usize, n_seq: usize, n_ctx: usize, n_pages: usize) -> Result<Self, GpuError> {
-        let (table, pages) = (1 + n_tokens as u64, n_ctx.div_ceil(PAGE) as u64);
-        let bytes = pages.saturating_mul(n_seq as u64).saturating_mul(4).saturating_add(16 * table);
+    /// Room for `n_tokens` tokens, of `n_seq` sequences of at most `n_ctx` positions; `n_pages`: how many pages the cache has
+    /// for each group of layers.
+    pub fn new(
+        gpu: &GpuDevice,
+        n_tokens: usize,
+        n_seq: usize,
+        n_ctx: usize,
+        n_pages: &[usize],
+    ) -> Result<Self, GpuError> {
+        let (table, pages, lists) =
+            (1 + n_tokens as u64, n_ctx.div_ceil(PAGE) as u64, n_seq.saturating_mul(n_pages.len()));
+        let bytes = pages.saturating_mul(lists as u64).saturating_mul(4).saturating_add(16 * table);
         let buffer = gpu.buffer("a batch and the page table", bytes)?;
         Ok(Self {
             buffer,
             table: table as u32,
             pages_of_a_sequence: pages as u32,
             n_ctx,
-            n_pages,
-            written: vec![Vec::new(); n_seq],
+            n_pages: n_pages.to_vec(),
+            written: vec![Vec::new(); lists],
         })
     }
 
@@ -59,25 +69,27 @@ impl BatchBuffer {
     /// none.
     pub fn write_tokens(&self, gpu: &GpuDevice, tokens: &[BatchToken]) {
         assert!(tokens.len() < self.table as usize, "{} tokens, {} vectors before the table", tokens.len(), self.table);
-        let known = |t: &BatchToken| t.seq < self.written.len() && t.pos < self.n_ctx;
+        let n_seq = self.written.len() / self.n_pages.len();
+        let known = |t: &BatchToken| t.seq < n_seq && t.pos < self.n_ctx;
         assert!(tokens.iter().all(known), "a token of no sequence or position: {tokens:?}");
         let mut words = batch_words(tokens);
-        words[0][2..].copy_from_slice(&[self.table, self.pages_of_a_sequence]);
+        words[0][2..].copy_from_slice(&[self.table, self.n_pages.len() as u32 * self.pages_of_a_sequence]);
         gpu.write(&self.buffer, &words);
     }
 
-    /// Makes `pages` the pages of sequence `seq` from the next submission on. Only what has changed is sent to the GPU.
+    /// Makes `pages` the pages of sequence `seq` for a group of layers from the next submission on. Only what has changed is
+    /// sent to the GPU.
     ///
     /// # Panics
     /// When there are more than there is room for, or one that the cache has not: shaders take it that there are none.
-    pub fn write_pages(&mut self, gpu: &GpuDevice, seq: usize, pages: &[u32]) {
+    pub fn write_pages(&mut self, gpu: &GpuDevice, group: usize, seq: usize, pages: &[u32]) {
         assert!(pages.len() <= self.pages_of_a_sequence as usize, "{} pages of a sequence", pages.len());
-        let written = &mut self.written[seq];
+        let (n_pages, list) = (self.n_pages[group], seq * self.n_pages.len() + group);
+        let written = &mut self.written[list];
         let same = written.iter().zip(pages).take_while(|(a, b)| a == b).count();
         if same < pages.len() {
-            let n_pages = self.n_pages;
             assert!(pages[same..].iter().all(|&page| (page as usize) < n_pages), "pages {pages:?} of {n_pages}");
-            let word = 4 * u64::from(self.table) + u64::from(self.pages_of_a_sequence) * seq as u64 + same as u64;
+            let word = 4 * u64::from(self.table) + u64::from(self.pages_of_a_sequence) * list as u64 + same as u64;
             gpu.write_at(&self.buffer, 4 * word, &pages[same..]);
             written.truncate(same);
             written.extend_from_slice(&pages[same..]);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use metal_attention_model::{
-    AFew, BatchKind, BatchToken, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace, Logits,
-    Lookahead, MemoryUse, ModelSpec, PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted, highest,
-    is_decode, pieces,
+    AFew, BatchKind, BatchToken, CacheGroups, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace,
+    Logits, Lookahead, MemoryUse, ModelSpec, PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted,
+    highest, is_decode, pieces,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
@@ -116,7 +116,8 @@ impl GpuForwardPass {
                 available,
             });
         }
-        let mixers = MixerKernels::of_layers(&spec, weights, options);
+        let cache_groups = CacheGroups::new(&spec, room);
+        let mixers = MixerKernels::of_layers(&spec, weights, &cache_groups, options.cache_type);
         let before = gpu.allocated_bytes();
         let widths = Widths::new(&spec, &mixers);
         let n_ubatch = room.n_tokens(&spec);
@@ -126,10 +127,11 @@ impl GpuForwardPass {
             return Err(GpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
         }
         // First, as these are what too many sequences or a context too long make too large.
-        let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), room.n_pages());
+        let n_pages: Vec<_> = cache_groups.groups().iter().map(|group| group.n_pages).collect();
+        let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), &n_pages);
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(capacity.0)?;
-        let cache = GpuKvCache::new(&gpu, &spec, &mixers, options)?;
+        let cache = GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.layers_in_a_buffer)?;
         let before_weights = gpu.allocated_bytes();
         let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer)?;
         let rope = rope_tables(&gpu, &spec, weights, room)?;
@@ -265,7 +267,9 @@ impl GpuForwardPass {
         let buffer = if batch.len() == 1 { &mut self.batch_of_one } else { &mut self.batch };
         for tokens in batch.chunk_by(|a, b| a.seq == b.seq) {
             let seq = tokens[0].seq;
-            buffer.write_pages(&self.gpu, seq, self.cache.pages.pages(seq));
+            for group in 0..self.cache.pages.n_groups() {
+                buffer.write_pages(&self.gpu, group, seq, self.cache.pages.pages(group, seq));
+            }
         }
     }
 
@@ -347,7 +351,7 @@ impl GpuForwardPass {
     ) -> Result<(), ForwardError> {
         check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != Output::Hidden)?;
         self.clear_lookahead();
-        self.cache.append(&self.gpu, batch, self.spec.n_vocab)?;
+        self.cache.pages.check(batch, self.spec.n_vocab)?;
         let outcome = self.evaluate_parts(batch, output, trace, results);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
@@ -364,6 +368,8 @@ impl GpuForwardPass {
     ) -> Result<(), GpuError> {
         self.gpu.check()?;
         for part in self.parts(batch, output) {
+            // Pages that windows give up here may still be read: what was submitted before runs before.
+            self.cache.append(&self.gpu, part);
             if self.profiler.is_some() {
                 self.profile_step(Phase::of(batch), part, output)?;
             }
@@ -520,14 +526,18 @@ impl ForwardPass for GpuForwardPass {
         self.cache.pages.n_past(seq)
     }
 
-    fn truncate_seq(&mut self, seq: usize, n: usize) {
+    fn rewind(&mut self, seq: usize, n: usize) -> usize {
         if n < self.n_past(seq) {
             self.stop_lookahead_of(seq);
-            self.cache.pages.truncate(seq, n);
         }
+        self.cache.pages.rewind(seq, n)
     }
 
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+    fn reachable(&self, seq: usize, n: usize) -> usize {
+        self.cache.pages.reachable(seq, n)
+    }
+
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
         // Pages that steps in flight write to are not shared.
         self.stop_lookahead_of(from);
         self.stop_lookahead_of(to);

@@ -1,24 +1,33 @@
 //! The KV cache in the GPU's memory.
 
 use crate::{Arena, GpuDevice, GpuError, Slice};
-use metal_attention_model::{BatchToken, ForwardError, ModelSpec, PageCopy, PageTable};
+use metal_attention_model::{BatchToken, CacheGroups, ModelSpec, PageCopy, PageTable};
 use wgpu::Buffer;
 
-use super::options::GpuForwardPassOptions;
 use super::parts::MixerKernels;
 
 /// Keys and values of every token so far, in pages that sequences share.
 #[derive(Debug)]
 pub struct GpuKvCache {
-    /// Keys and values that each layer reads, `[n_pages, n_head_kv, PAGE, padded elements of a head]` each.
+    /// Keys and values that each layer reads, `[n_pages, n_head_kv, PAGE, padded elements of a head]` each, with the pages of
+    /// the layer's group.
     pub(super) layers: Vec<(Slice, Slice)>,
     /// Which page holds what.
     pub(super) pages: PageTable,
-    /// Keys, or values, of each layer that has its own, with the bytes of a page.
-    halves: Vec<(Slice, u64)>,
+    /// Keys, or values, of each layer that has its own.
+    halves: Vec<Half>,
     /// A page of all layers' keys and values on its way to another: a buffer cannot be copied to itself.
     between: Buffer,
     bytes: u64,
+}
+
+/// A layer's keys, or its values.
+#[derive(Debug)]
+struct Half {
+    slice: Slice,
+    page_bytes: u64,
+    /// The group of layers whose pages these are.
+    group: usize,
 }
 
 impl GpuKvCache {
@@ -26,16 +35,16 @@ impl GpuKvCache {
         gpu: &GpuDevice,
         spec: &ModelSpec,
         mixers: &[MixerKernels],
-        options: &GpuForwardPassOptions,
+        groups: &CacheGroups,
+        layers_in_a_buffer: usize,
     ) -> Result<Self, GpuError> {
-        let room = options.capacity(spec);
-        let n_pages = room.n_pages();
         let owners: Vec<_> = (0..mixers.len()).filter_map(|i| Some((i, mixers[i].page_bytes()?))).collect();
         let slices = |half: usize| -> Result<Vec<Slice>, GpuError> {
-            let sizes: Vec<_> = owners.iter().map(|(_, page)| page[half].saturating_mul(n_pages as u64)).collect();
+            let bytes = |(i, page): &(usize, [u64; 2])| page[half].saturating_mul(groups.n_pages(*i) as u64);
+            let sizes: Vec<_> = owners.iter().map(bytes).collect();
             let padded: Vec<_> = sizes.iter().map(|&bytes| Arena::padded(bytes)).collect();
             let mut slices = Vec::new();
-            for (n, mut arena) in Arena::in_runs(gpu, "the KV cache", &padded, options.layers_in_a_buffer)? {
+            for (n, mut arena) in Arena::in_runs(gpu, "the KV cache", &padded, layers_in_a_buffer)? {
                 for &bytes in &sizes[slices.len()..][..n] {
                     slices.push(arena.take(gpu, "the KV cache", bytes)?);
                 }
@@ -48,25 +57,28 @@ impl GpuKvCache {
             let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
             (keys[at].clone(), values[at].clone())
         });
-        let halves = keys.iter().zip(&values).zip(&owners);
+        let halves = keys.iter().zip(&values).zip(&owners).flat_map(|((keys, values), &(i, page))| {
+            let half = |(slice, page_bytes)| Half { slice, page_bytes, group: groups.of_layer(i) };
+            [(keys.clone(), page[0]), (values.clone(), page[1])].map(half)
+        });
         Ok(Self {
             layers: layers.collect(),
-            pages: PageTable::new(n_pages, room.n_ctx, room.n_seq),
-            halves: halves.flat_map(|((k, v), (_, page))| [(k.clone(), page[0]), (v.clone(), page[1])]).collect(),
-            between: gpu.buffer("a page to copy", copy_bytes(mixers, options.n_seq))?,
-            bytes: cache_bytes(mixers, n_pages),
+            pages: PageTable::new(groups),
+            halves: halves.collect(),
+            between: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
+            bytes: cache_bytes(mixers, groups),
         })
     }
 
-    /// Checks a batch, finds pages for it and counts its tokens, as [`PageTable::append`] does; what is then to be copied is
-    /// copied before the next submission runs.
-    pub(super) fn append(&mut self, gpu: &GpuDevice, batch: &[BatchToken], n_vocab: usize) -> Result<(), ForwardError> {
-        for PageCopy { from, to } in self.pages.append(batch, n_vocab)? {
+    /// Finds pages for tokens and counts them, as [`PageTable::append`] does; what is then to be copied is copied before the
+    /// next submission runs.
+    pub(super) fn append(&mut self, gpu: &GpuDevice, batch: &[BatchToken]) {
+        for PageCopy { group, from, to } in self.pages.append(batch) {
             let mut encoder = gpu.encoder();
             let halves = || {
-                self.halves.iter().scan(0, |at, &(ref half, bytes)| {
-                    *at += bytes;
-                    Some((half.buffer(), half.offset(), *at - bytes, bytes))
+                self.halves.iter().filter(|half| half.group == group).scan(0, |at, half| {
+                    *at += half.page_bytes;
+                    Some((half.slice.buffer(), half.slice.offset(), *at - half.page_bytes, half.page_bytes))
                 })
             };
             for (buffer, offset, at, bytes) in halves() {
@@ -79,7 +91,6 @@ impl GpuKvCache {
             }
             gpu.submit(encoder);
         }
-        Ok(())
     }
 
     /// Bytes of all layers.
@@ -89,12 +100,20 @@ impl GpuKvCache {
 }
 
 /// Bytes of the keys and values of all layers.
-pub(super) fn cache_bytes(mixers: &[MixerKernels], n_pages: usize) -> u64 {
-    let pages = mixers.iter().filter_map(MixerKernels::page_bytes).flatten();
-    pages.fold(0_u64, |sum, page| sum.saturating_add(page.saturating_mul(n_pages as u64)))
+pub(super) fn cache_bytes(mixers: &[MixerKernels], groups: &CacheGroups) -> u64 {
+    bytes_of_pages(mixers, |i| groups.n_pages(i))
 }
 
 /// Bytes of a page of all layers on its way to another; a single sequence shares nothing.
 pub(super) fn copy_bytes(mixers: &[MixerKernels], n_seq: usize) -> u64 {
-    if n_seq > 1 { cache_bytes(mixers, 1) } else { 0 }
+    if n_seq > 1 { bytes_of_pages(mixers, |_| 1) } else { 0 }
+}
+
+/// Bytes of so many pages of each layer that has its own.
+fn bytes_of_pages(mixers: &[MixerKernels], n_pages: impl Fn(usize) -> usize) -> u64 {
+    let of_layer = |(i, mixer): (usize, &MixerKernels)| {
+        let [keys, values] = mixer.page_bytes()?;
+        Some((keys + values).saturating_mul(n_pages(i) as u64))
+    };
+    mixers.iter().enumerate().filter_map(of_layer).fold(0, u64::saturating_add)
 }

@@ -13,7 +13,8 @@ impl GpuForwardPass {
             self.clear_lookahead();
         }
         // Where a step is in flight, this takes the pages that were reserved for it.
-        self.cache.append(&self.gpu, batch, self.spec.n_vocab)?;
+        self.cache.pages.check(batch, self.spec.n_vocab)?;
+        self.cache.append(&self.gpu, batch);
         let outcome = self.decode(batch);
         if outcome.is_err() {
             self.clear_lookahead();

@@ -1,6 +1,6 @@
 //! How a model is set up on a GPU, and the memory that takes.
 
-use metal_attention_model::{CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
+use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
 
 use crate::activations::{Activations, Widths, experts_bytes};
 use crate::kv_cache::{cache_bytes, copy_bytes};
@@ -55,7 +55,8 @@ impl GpuForwardPassOptions {
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
     pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights, max_binding: u64) -> MemoryUse {
         let room = self.capacity(spec);
-        let mixers = MixerKernels::of_layers(spec, weights, self);
+        let groups = CacheGroups::new(spec, room);
+        let mixers = MixerKernels::of_layers(spec, weights, &groups, self.cache_type);
         let widths = Widths::new(spec, &mixers);
         let capacity = Activations::capacity(max_binding, &widths, room.n_tokens(spec));
         let n_rot = |rope: &Option<Rope>| rope.map_or(UNTURNED, |rope| rope.n_rot);
@@ -63,7 +64,7 @@ impl GpuForwardPassOptions {
         let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
         MemoryUse {
             weights: tensors.fold(rope.saturating_mul(room.n_positions() as u64), u64::saturating_add),
-            kv_cache: cache_bytes(&mixers, room.n_pages()),
+            kv_cache: cache_bytes(&mixers, &groups),
             scratch: Activations::bytes(&widths, capacity)
                 + experts_bytes(spec, capacity.0)
                 + copy_bytes(&mixers, self.n_seq),

@@ -1,8 +1,8 @@
 //! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, CacheType, Dense, DenseWeights, Embedding, Experts, FeedForward,
-    FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
+    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
+    FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
     MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, RopeLayout,
     Router, SharedExpert, Weights,
 };
@@ -12,7 +12,6 @@ use crate::kernels::{
     AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM,
     MAX_USED_EXPERTS,
 };
-use crate::options::GpuForwardPassOptions;
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
@@ -73,6 +72,16 @@ fn experts(e: &Experts) -> Result<(), &'static str> {
     }
 }
 
+/// Where a layer's keys and values lie.
+#[derive(Debug, Clone, Copy)]
+struct LayerPages {
+    /// Positions that a sequence has room for.
+    n_ctx: usize,
+    /// The group of layers whose pages they are in.
+    group: usize,
+    cache: CacheType,
+}
+
 /// The kernels that run a layer's mixer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum MixerKernels {
@@ -86,23 +95,23 @@ pub(super) enum MixerKernels {
 
 impl MixerKernels {
     /// Those of each layer.
-    pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, options: &GpuForwardPassOptions) -> Vec<Self> {
-        let (n_ctx, cache) = (options.capacity(spec).n_positions(), options.cache_type);
-        let of_layer = |(layer, w): (&LayerSpec, &LayerWeights)| match (&layer.mixer, &w.mixer) {
-            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, n_ctx, cache),
-            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, n_ctx, cache),
+    pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Self> {
+        let pages = |i| LayerPages { n_ctx: groups.room().n_positions(), group: groups.of_layer(i), cache };
+        let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
+            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
+            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::Attention(_), MixerWeights::LatentAttention(_))
             | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
-        spec.layers.iter().zip(&weights.layers).map(of_layer).collect()
+        spec.layers.iter().zip(&weights.layers).enumerate().map(of_layer).collect()
     }
 
-    fn of_attention(a: &AttentionSpec, w: &AttentionWeights, n_ctx: usize, cache: CacheType) -> Self {
+    fn of_attention(a: &AttentionSpec, w: &AttentionWeights, pages: LayerPages) -> Self {
         let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
         let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
-        if let Some(shape) = fast_attention(a, n_ctx, cache).filter(|_| !qk_norm_bias) {
+        if let Some(shape) = fast_attention(a, pages).filter(|_| !qk_norm_bias) {
             return Self::Fast(shape);
         }
         let AttentionSpec {
@@ -132,6 +141,7 @@ impl MixerKernels {
             KvSource::KeysAsValues => KvInputs::KeysAsValues,
             KvSource::Layer(_) => KvInputs::None,
         };
+        let LayerPages { n_ctx, group, cache } = pages;
         let inputs = InputsShape {
             n_head,
             n_head_kv,
@@ -143,6 +153,7 @@ impl MixerKernels {
             clamp: clamp_qkv,
             kv,
             n_ctx,
+            group,
             cache,
         };
         let attention = GeneralAttention {
@@ -157,12 +168,13 @@ impl MixerKernels {
             slopes,
             temperature,
             n_ctx,
+            group,
             cache,
         };
         Self::General(inputs, attention)
     }
 
-    fn of_latent_attention(a: &LatentAttentionSpec, n_ctx: usize, cache: CacheType) -> Self {
+    fn of_latent_attention(a: &LatentAttentionSpec, pages: LayerPages) -> Self {
         let LatentAttentionSpec {
             n_head,
             q_rank: _,
@@ -175,8 +187,18 @@ impl MixerKernels {
             temperature,
             fused_expansions: _,
         } = *a;
-        let inputs =
-            LatentShape { n_head, n_nope, n_rot: rope.n_rot, layout: rope.layout, rank: kv_rank, eps, n_ctx, cache };
+        let LayerPages { n_ctx, group, cache } = pages;
+        let inputs = LatentShape {
+            n_head,
+            n_nope,
+            n_rot: rope.n_rot,
+            layout: rope.layout,
+            rank: kv_rank,
+            eps,
+            n_ctx,
+            group,
+            cache,
+        };
         let attention = GeneralAttention {
             n_head,
             n_head_kv: 1,
@@ -189,6 +211,7 @@ impl MixerKernels {
             slopes: false,
             temperature,
             n_ctx,
+            group,
             cache,
         };
         Self::Latent(inputs, attention)
@@ -213,7 +236,7 @@ impl MixerKernels {
 }
 
 /// Attention that is causal, perhaps in a window, with RoPE or no positions, perhaps an RMSNorm of each head before it.
-fn fast_attention(a: &AttentionSpec, n_ctx: usize, cache: CacheType) -> Option<AttentionShape> {
+fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape> {
     let AttentionSpec {
         n_head,
         n_head_kv,
@@ -250,6 +273,7 @@ fn fast_attention(a: &AttentionSpec, n_ctx: usize, cache: CacheType) -> Option<A
         KvSource::Own => true,
         KvSource::KeysAsValues | KvSource::Layer(_) => false,
     };
+    let LayerPages { n_ctx, group, cache } = pages;
     let others = soft_cap.is_some() || sinks || value_norm.is_some() || clamp_qkv.is_some() || temperature.is_some();
     let fits = n_rot <= head_dim && head_dim <= MAX_FAST_HEAD_DIM;
     (own && !others && fits).then_some(AttentionShape {
@@ -259,6 +283,7 @@ fn fast_attention(a: &AttentionSpec, n_ctx: usize, cache: CacheType) -> Option<A
         scale,
         window,
         n_ctx,
+        group,
         n_rot,
         rope_layout,
         qk_norm_eps,

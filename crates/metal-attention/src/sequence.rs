@@ -60,7 +60,7 @@ impl Sequence {
         let cached = self.ids[..self.pass.position()].iter().zip(prompt).take_while(|(a, b)| a == b).count();
         // The last token is evaluated in any case: its logits choose the next one.
         let cached = cached.min(prompt.len() - 1);
-        self.pass.truncate(cached);
+        let cached = self.pass.truncate(cached);
         self.ids.clear();
         self.ids.extend_from_slice(prompt);
         self.sampler.reset();
@@ -184,10 +184,13 @@ mod tests {
         fn n_past(&self, seq: usize) -> usize {
             self.0.n_past(seq)
         }
-        fn truncate_seq(&mut self, seq: usize, n: usize) {
-            self.0.truncate_seq(seq, n);
+        fn rewind(&mut self, seq: usize, n: usize) -> usize {
+            self.0.rewind(seq, n)
         }
-        fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+        fn reachable(&self, seq: usize, n: usize) -> usize {
+            self.0.reachable(seq, n)
+        }
+        fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
             self.0.share_prefix(from, to, n)
         }
         fn cache_pages(&self) -> PageUse {

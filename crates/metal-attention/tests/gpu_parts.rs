@@ -2,91 +2,18 @@
 //! cache. Without a GPU the tests are skipped; in CI that is a failure.
 #![cfg(feature = "gpu")]
 
-use std::sync::{Arc, OnceLock};
+mod toys;
 
-use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
-use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
+use std::sync::Arc;
+
+use metal_attention::kernels::GpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec,
-    Weights,
+    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
-use metal_attention_model::ModelShape;
+use toys::{Toy, batch, gpu, metadata, nmse, some_ids, toy};
 
 const N_CTX: usize = 512;
-
-fn gpu() -> Option<Arc<GpuDevice>> {
-    static GPU: OnceLock<Option<Arc<GpuDevice>>> = OnceLock::new();
-    GPU.get_or_init(|| match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
-        Ok(gpu) => Some(Arc::new(gpu)),
-        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
-            eprintln!("skipped: this machine has no GPU");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    })
-    .clone()
-}
-
-/// A model with random weights.
-struct Toy {
-    name: &'static str,
-    spec: ModelSpec,
-    weights: Weights,
-}
-
-/// The model that `metadata` describes: what a file of its must have, in 32-bit floats.
-fn toy(name: &'static str, metadata: &Metadata) -> Toy {
-    let spec = ModelSpec::from_metadata(metadata).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let tensors: Vec<_> = spec.tensors().into_iter().filter(|tensor| tensor.required).collect();
-    let decl = |t: &metal_attention_model::TensorSpec| TensorDecl {
-        ty: TensorType::F32,
-        name: t.name.clone(),
-        shape: t.shape.clone(),
-    };
-    let decls: Vec<_> = tensors.iter().map(decl).collect();
-    let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("a header");
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    };
-    for tensor in &tensors {
-        let n: usize = tensor.shape.iter().product();
-        // So that activations keep their size from layer to layer, and softmax sees more than one position.
-        let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
-        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { 1.0 + 0.3 * random() });
-        let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-        writer.write(&bytes).expect("memory");
-    }
-    let file = GgufFile::from_bytes(&writer.finish().expect("all tensors")).expect("a file");
-    let spec = ModelSpec::from_gguf(&file).expect("a model");
-    let weights = Weights::load(&file, &spec).expect("its weights");
-    Toy { name, spec, weights }
-}
-
-fn metadata(architecture: &'static str, n_layer: usize, more: &[(&str, u32)]) -> Metadata {
-    let custom = ModelShape::named("custom").expect("a named shape").clone();
-    let shape = ModelShape {
-        architecture,
-        n_layer,
-        n_embd: 32,
-        n_head: 4,
-        n_head_kv: 2,
-        head_dim: 16,
-        n_ff: 40,
-        n_vocab: 96,
-        norm_eps: 1e-3,
-        ..custom
-    };
-    let mut metadata = shape.metadata();
-    for (key, value) in more {
-        metadata.set(format!("{architecture}.{key}"), *value);
-    }
-    metadata
-}
 
 /// A window in every second layer and capped scores; latent attention; streams, sparse activations, and layers that read
 /// others' caches; whole rows normalised; attention and feed-forward side by side; queries that grow.
@@ -141,23 +68,6 @@ fn on_cpu(toy: &Toy, n_seq: usize) -> CpuForwardPass {
     let options =
         CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
     CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
-}
-
-fn some_ids(n: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 96) as u32).collect()
-}
-
-/// The batch of `ids` at the end of sequence `seq`, with all wanted or only the last.
-fn batch(pass: &dyn ForwardPass, seq: usize, ids: &[u32], all: bool) -> Vec<BatchToken> {
-    let start = pass.n_past(seq);
-    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: all || i + 1 == ids.len() };
-    ids.iter().enumerate().map(token).collect()
-}
-
-fn nmse(got: &[f32], want: &[f32]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
-    error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
 }
 
 /// Logits, and states, of long and short prompts and single tokens of two sequences.

@@ -209,7 +209,7 @@ impl Case {
             evaluate(pass, [1, 1, 1], 1);
             evaluate(pass, [0, 1, 0], 1);
         }
-        pass.truncate_seq(0, 1);
+        pass.rewind(0, 1);
         evaluate(pass, [2, 0, 0], 1);
         all
     }

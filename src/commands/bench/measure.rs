@@ -98,7 +98,7 @@ impl Measurement<'_> {
     fn fill(&mut self, depth: usize, n_seq: usize) -> Result<(), ForwardError> {
         let n_vocab = self.pass.spec().n_vocab;
         for seq in 0..n_seq {
-            self.pass.truncate_seq(seq, depth);
+            self.pass.rewind(seq, depth);
             while self.pass.n_past(seq) < depth {
                 let n_past = self.pass.n_past(seq);
                 let token = |pos| BatchToken { id: random_id(pos, seq, n_vocab), seq, pos, logits: false };

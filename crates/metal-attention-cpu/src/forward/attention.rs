@@ -134,7 +134,7 @@ impl Run<'_> {
                 *x *= scale;
             }
             if a.owns_cache() {
-                let page = pages.page(seq, pos);
+                let page = pages.page(cache.group, seq, pos);
                 for h in 0..a.n_head_kv {
                     let (key, value) = (&k[h * dim..][..dim], &v[h * dim..][..dim]);
                     // SAFETY: each token owns its lane of the keys and its row of the values.
@@ -232,8 +232,10 @@ impl Run<'_> {
                     })
                     .collect();
                 let (seq, start) = (tokens[first_token].seq, (first_split + split) * SPLIT);
-                // SAFETY: the queries' results are this task's own; the cache holds every position below `end`.
-                isa.run(unsafe { Attention::new(cache, head, pages.pages(seq), &queries, a.soft_cap, start) });
+                // SAFETY: the queries' results are this task's own; the cache holds every position that they see.
+                isa.run(unsafe {
+                    Attention::new(cache, head, pages.pages(cache.group, seq), &queries, a.soft_cap, start)
+                });
                 if n_splits == 1 {
                     join(&tasks[i]);
                 }

@@ -103,7 +103,7 @@ impl Run<'_> {
             let compressed = k[..rank].to_vec();
             normalize_row(self.isa, NormKind::Rms, a.eps, &w.kv_a_norm, &compressed, &mut k[..rank]);
             rope_apply(a.rope.layout, &mut k[rank..], cos, sin);
-            let page = self.pages.page(token.seq, token.pos);
+            let page = self.pages.page(cache.group, token.seq, token.pos);
             // SAFETY: each token has its own lane of the keys and its row of the values.
             self.isa.run(unsafe { StoreKeyValue::new(cache, page, 0, token.pos, k, &k[..rank]) });
         }

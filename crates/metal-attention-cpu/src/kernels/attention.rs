@@ -47,7 +47,7 @@ pub(crate) struct Attention<'a, E> {
     keys: *const E,
     /// The KV head's values in page 0, `[PAGE, padded(value_dim)]`.
     values: *const E,
-    /// The sequence's pages.
+    /// The sequence's pages; numbers that stand for nothing before what the queries see.
     pages: &'a [u32],
     /// Elements from the keys of a page to those of the next.
     page_keys: usize,
@@ -67,7 +67,7 @@ impl<'a, E: Element> Attention<'a, E> {
     ///
     /// # Safety
     ///
-    /// `pages` are pages of the cache and hold every position below the queries' `end`; nobody writes to these meanwhile.
+    /// `pages` are pages of the cache and hold every position that the queries see; nobody writes to these meanwhile.
     /// The queries' pointers are valid, and nobody else uses their results.
     pub(crate) unsafe fn new(
         cache: &SharedCache<'a, E>,

@@ -1,29 +1,32 @@
 use super::*;
+use crate::Mask;
 use proptest::prelude::*;
 
 const N_SEQ: usize = 4;
 const N_PAGES: usize = 7;
 const N_CTX: usize = 3 * PAGE;
 const N_VOCAB: usize = 1000;
+/// Tokens that are appended at once.
+const N_UBATCH: usize = PAGE;
 
 /// What is done to a cache.
 #[derive(Debug, Clone)]
 enum Action {
     /// So many tokens to each sequence, interleaved.
     Append([usize; N_SEQ]),
-    Truncate(usize, usize),
+    Rewind(usize, usize),
     Share(usize, usize, usize),
     /// So many tokens of each of the sequences, which are written to the pages ahead of the time.
     Reserve([bool; N_SEQ], usize),
     Release,
 }
 
-fn action() -> impl Strategy<Value = Action> {
-    let length = prop_oneof![0..4usize, 0..N_CTX, Just(PAGE), Just(2 * PAGE)];
+fn action(n_ctx: usize) -> impl Strategy<Value = Action> {
+    let length = prop_oneof![0..4usize, 0..n_ctx, Just(PAGE), Just(2 * PAGE)];
     let seq = 0..N_SEQ;
     prop_oneof![
         3 => prop::array::uniform4(prop_oneof![2 => Just(0), 1 => length.clone()]).prop_map(Action::Append),
-        1 => (seq.clone(), length.clone()).prop_map(|(seq, n)| Action::Truncate(seq, n)),
+        1 => (seq.clone(), length.clone()).prop_map(|(seq, n)| Action::Rewind(seq, n)),
         2 => (seq.clone(), seq, length.clone()).prop_map(|(from, to, n)| Action::Share(from, to, n)),
         1 => (any::<[bool; N_SEQ]>(), length).prop_map(|(seqs, n)| Action::Reserve(seqs, n)),
         1 => Just(Action::Release),
@@ -33,24 +36,36 @@ fn action() -> impl Strategy<Value = Action> {
 /// A cache of token ids, page by page, as a backend would hold keys, beside the plain lists it stands for.
 struct Cache {
     table: PageTable,
-    memory: Vec<[u32; PAGE]>,
+    /// Of each group.
+    memory: Vec<Vec<[u32; PAGE]>>,
     lists: Vec<Vec<u32>>,
+    /// How long each sequence ever was, reserved tokens included, and those it was shared from.
+    longest: Vec<usize>,
     next_id: u32,
 }
 
 impl Cache {
+    /// One whose layers all see everything.
     fn new() -> Self {
+        Self::with(&[], N_CTX, N_PAGES)
+    }
+
+    fn with(masks: &[Mask], n_ctx: usize, n_pages: usize) -> Self {
+        let room = Capacity { n_ctx, n_seq: N_SEQ, n_cache: Some(n_pages * PAGE), n_ubatch: N_UBATCH };
+        let groups = CacheGroups::of_masks(room, masks.iter().copied());
+        assert_eq!(groups.groups().len(), 1 + masks.len());
         Self {
-            table: PageTable::new(N_PAGES, N_CTX, N_SEQ),
-            memory: vec![[0; PAGE]; N_PAGES],
+            table: PageTable::new(&groups),
+            memory: groups.groups().iter().map(|group| vec![[0; PAGE]; group.n_pages]).collect(),
             lists: vec![Vec::new(); N_SEQ],
+            longest: vec![0; N_SEQ],
             next_id: 0,
         }
     }
 
     fn batch(&mut self, new: [usize; N_SEQ]) -> Vec<BatchToken> {
         let mut batch = Vec::new();
-        for i in 0..N_CTX {
+        for i in 0..=self.table.room.n_ctx {
             for seq in (0..N_SEQ).filter(|&seq| i < new[seq]) {
                 self.next_id += 1;
                 let pos = self.lists[seq].len() + i;
@@ -60,37 +75,64 @@ impl Cache {
         batch
     }
 
+    fn place(&mut self, group: usize, seq: usize, pos: usize) -> &mut u32 {
+        &mut self.memory[group][self.table.page(group, seq, pos) as usize][pos % PAGE]
+    }
+
+    /// Appends a piece of a batch that was checked, as backends do, and looks at what its tokens see.
+    fn append(&mut self, piece: &[BatchToken]) -> Vec<PageCopy> {
+        let copies = self.table.append(piece);
+        for &PageCopy { group, from, to } in &copies {
+            self.memory[group][to as usize] = self.memory[group][from as usize];
+        }
+        for t in piece {
+            self.lists[t.seq].push(t.id);
+            self.longest[t.seq] = self.longest[t.seq].max(t.pos + 1);
+        }
+        for group in 0..self.table.n_groups() {
+            for t in piece {
+                *self.place(group, t.seq, t.pos) = t.id;
+            }
+            for t in piece {
+                self.see(group, t.seq, t.pos);
+            }
+        }
+        copies
+    }
+
+    /// Looks at what a token at `pos` sees of its sequence so far.
+    fn see(&self, group: usize, seq: usize, pos: usize) {
+        let seen = self.table.pools[group].group.mask.seen(pos, pos + 1);
+        for pos in seen.start..seen.end.min(self.lists[seq].len()) {
+            let page = self.table.page(group, seq, pos);
+            assert_eq!(self.memory[group][page as usize][pos % PAGE], self.lists[seq][pos], "position {pos} of {seq}");
+        }
+    }
+
+    /// Whether sequence `seq` could go on from its first `n` tokens, by the pages that it has.
+    fn can_go_on(&self, seq: usize, n: usize) -> bool {
+        self.table.pools.iter().all(|pool| {
+            let first = pool.group.mask.seen(n, n + 1).start;
+            first >= pool.lists[seq].n_dropped * PAGE || first == n && n.is_multiple_of(PAGE)
+        })
+    }
+
     fn run(&mut self, action: &Action) {
+        let n_ctx = self.table.room.n_ctx;
         match *action {
             Action::Append(new) => {
                 let batch = self.batch(new);
-                let before = format!("{:?}", self.table);
-                match self.table.append(&batch, N_VOCAB) {
-                    Ok(copies) => {
-                        for PageCopy { from, to } in copies {
-                            self.memory[to as usize] = self.memory[from as usize];
-                        }
-                        for t in batch {
-                            self.memory[self.table.page(t.seq, t.pos) as usize][t.pos % PAGE] = t.id;
-                            self.lists[t.seq].push(t.id);
-                        }
+                match self.table.check(&batch, N_VOCAB) {
+                    Ok(()) => batch.chunks(N_UBATCH).for_each(|piece| drop(self.append(piece))),
+                    Err(ForwardError::EmptyPrompt) => assert!(batch.is_empty()),
+                    Err(ForwardError::ContextFull { seq, .. }) => assert!(self.lists[seq].len() + new[seq] > n_ctx),
+                    Err(ForwardError::OutOfPages { needed, free, total, .. }) => {
+                        assert!(needed > free && free + self.n_reserved() == self.table.usage().free);
+                        // A copy takes a page at most for each sequence.
+                        let grown = |seq: usize| (self.lists[seq].len() + new[seq]).div_ceil(PAGE) + 1;
+                        assert!((0..N_SEQ).map(grown).sum::<usize>() + self.n_reserved() > total);
                     }
-                    Err(error) => {
-                        assert_eq!(format!("{:?}", self.table), before, "{error}");
-                        match error {
-                            ForwardError::EmptyPrompt => assert!(batch.is_empty()),
-                            ForwardError::ContextFull { seq, .. } => {
-                                assert!(self.lists[seq].len() + new[seq] > N_CTX);
-                            }
-                            ForwardError::OutOfPages { needed, free, .. } => {
-                                assert!(needed > free && free + self.n_reserved() == self.table.usage().free);
-                                // A copy takes a page at most for each sequence.
-                                let grown = |seq: usize| (self.lists[seq].len() + new[seq]).div_ceil(PAGE) + 1;
-                                assert!((0..N_SEQ).map(grown).sum::<usize>() + self.n_reserved() > N_PAGES);
-                            }
-                            error => panic!("{error}"),
-                        }
-                    }
+                    Err(error) => panic!("{error}"),
                 }
             }
             Action::Reserve(seqs, n) => {
@@ -101,36 +143,52 @@ impl Cache {
                     .collect();
                 let before = format!("{:?}", self.table);
                 if self.table.reserve(&batch, n) {
-                    for (seq, pos) in seqs.iter().flat_map(|&seq| (0..n).map(move |i| (seq, i))) {
-                        let pos = self.lists[seq].len() + pos;
-                        self.memory[self.table.page(seq, pos) as usize][pos % PAGE] = u32::MAX;
+                    for &seq in &seqs {
+                        let end = self.lists[seq].len() + n;
+                        self.longest[seq] = self.longest[seq].max(end);
+                        for group in 0..self.table.n_groups() {
+                            (end - n..end).for_each(|pos| self.see(group, seq, pos));
+                            (end - n..end).for_each(|pos| *self.place(group, seq, pos) = u32::MAX);
+                        }
                     }
                 } else {
                     assert_eq!(format!("{:?}", self.table), before);
-                    let full = |&seq: &usize| self.lists[seq].len() + n > N_CTX;
+                    let full = |&seq: &usize| self.lists[seq].len() + n > n_ctx;
                     let pages = |&seq: &usize| (self.lists[seq].len() + n).div_ceil(PAGE);
                     let shared = |&seq: &usize| {
-                        let page = self.table.partly_filled(seq);
-                        page.is_some_and(|page| self.table.counts[page as usize] > 1)
+                        let n_past = self.lists[seq].len();
+                        is_partly_filled(n_past) && self.table.pools[0].holders(seq, n_past) > 1
                     };
                     let free = self.table.usage().free - self.n_reserved();
-                    let has = |&seq: &usize| self.table.pages(seq).len();
+                    let has = |&seq: &usize| self.table.pages(0, seq).len();
                     let needed: usize = seqs.iter().map(|seq| pages(seq).saturating_sub(has(seq))).sum();
-                    assert!(seqs.iter().any(full) || seqs.iter().any(shared) || needed > free);
+                    let too_far = self.table.n_groups() > 1 && n >= N_UBATCH;
+                    assert!(too_far || seqs.iter().any(full) || seqs.iter().any(shared) || needed > free);
                 }
             }
             Action::Release => {
                 self.table.release();
                 assert_eq!(self.n_reserved(), 0);
             }
-            Action::Truncate(seq, n) => {
-                self.table.truncate(seq, n);
-                self.lists[seq].truncate(n);
+            Action::Rewind(seq, n) => {
+                let known = self.lists[seq].len();
+                let possible = (0..=n.min(known)).rev().find(|&n| n == known || self.can_go_on(seq, n));
+                let reached = self.table.rewind(seq, n);
+                assert_eq!(Some(reached), possible);
+                self.lists[seq].truncate(reached);
+                if reached == 0 {
+                    self.longest[seq] = 0;
+                }
             }
             Action::Share(from, to, n) => {
                 let known = self.lists[from].len();
+                let possible = (0..=n.min(known)).rev().find(|&n| n == known || self.can_go_on(from, n));
                 match self.table.share(from, to, n) {
-                    Ok(()) => self.lists[to] = self.lists[from][..n].to_vec(),
+                    Ok(reached) => {
+                        assert_eq!(Some(reached), possible);
+                        self.lists[to] = self.lists[from][..reached].to_vec();
+                        self.longest[to] = if reached == 0 { 0 } else { self.longest[from] };
+                    }
                     Err(error) => {
                         assert_eq!(error, ForwardError::PrefixTooLong { seq: from, n, n_past: known });
                         assert!(n > known);
@@ -141,46 +199,72 @@ impl Cache {
     }
 
     fn n_reserved(&self) -> usize {
-        (0..N_SEQ).map(|seq| self.table.pages(seq).len() - self.lists[seq].len().div_ceil(PAGE)).sum()
+        (0..N_SEQ).map(|seq| self.table.pages(0, seq).len() - self.lists[seq].len().div_ceil(PAGE)).sum()
     }
 
     fn check(&self) {
-        let mut counts = [0; N_PAGES];
         for (seq, list) in self.lists.iter().enumerate() {
             assert_eq!(self.table.n_past(seq), list.len());
-            assert!(self.table.pages(seq).len() >= list.len().div_ceil(PAGE));
-            let reserved = &self.table.pages(seq)[list.len().div_ceil(PAGE)..];
-            assert!(reserved.iter().all(|&page| self.table.counts[page as usize] == 1));
-            let read: Vec<u32> =
-                (0..list.len()).map(|pos| self.memory[self.table.page(seq, pos) as usize][pos % PAGE]).collect();
-            assert_eq!(&read, list, "sequence {seq}");
-            for &page in self.table.pages(seq) {
-                counts[page as usize] += 1;
+            for n in self.longest[seq].saturating_sub(N_UBATCH)..=list.len() {
+                assert_eq!(self.table.reachable(seq, n), n, "of {}, once {}", list.len(), self.longest[seq]);
             }
         }
-        let handed_out = self.table.counts.len();
-        assert_eq!(self.table.counts, counts[..handed_out]);
-        assert!(counts[handed_out..].iter().all(|&n| n == 0));
-        let unused = counts.iter().filter(|&&n| n == 0).count();
-        assert_eq!(self.table.usage().free, unused + self.n_reserved());
-        assert!(self.table.free.iter().all(|&page| counts[page as usize] == 0));
+        for (group, pool) in self.table.pools.iter().enumerate() {
+            let mut counts = vec![0; pool.group.n_pages];
+            for (seq, list) in self.lists.iter().enumerate() {
+                self.see(group, seq, list.len());
+                let n_dropped = pool.lists[seq].n_dropped;
+                assert!(group > 0 || n_dropped == 0);
+                let held = &pool.pages(seq)[n_dropped..];
+                assert!(held.len() <= pool.group.pages_of_a_sequence, "{held:?}");
+                assert!(pool.pages(seq).len() >= list.len().div_ceil(PAGE));
+                let reserved = &pool.pages(seq)[list.len().div_ceil(PAGE)..];
+                assert!(reserved.iter().all(|&page| pool.counts[page as usize] == 1));
+                for &page in held {
+                    counts[page as usize] += 1;
+                }
+            }
+            let handed_out = pool.counts.len();
+            assert_eq!(pool.counts, counts[..handed_out]);
+            assert!(counts[handed_out..].iter().all(|&n| n == 0));
+            let unused = counts.iter().filter(|&&n| n == 0).count();
+            assert_eq!(pool.n_free(), unused);
+            assert!(pool.free.iter().all(|&page| counts[page as usize] == 0));
+        }
+        assert_eq!(self.table.usage().free, self.table.pools[0].n_free() + self.n_reserved());
+    }
+
+    /// Runs all, looks at everything after each, and empties the cache.
+    fn run_all(&mut self, actions: &[Action]) {
+        for action in actions {
+            self.run(action);
+            self.check();
+        }
+        self.run(&Action::Release);
+        for seq in 0..N_SEQ {
+            self.run(&Action::Rewind(seq, 0));
+        }
+        self.check();
+        assert!(self.table.pools.iter().all(|pool| pool.n_free() == pool.group.n_pages));
     }
 }
 
 proptest! {
     #[test]
-    fn pages_hold_what_lists_would(actions in prop::collection::vec(action(), 1..60)) {
+    fn pages_hold_what_lists_would(actions in prop::collection::vec(action(N_CTX), 1..60)) {
         let mut cache = Cache::new();
-        for action in &actions {
-            cache.run(action);
-            cache.check();
-        }
-        cache.run(&Action::Release);
-        for seq in 0..N_SEQ {
-            cache.run(&Action::Truncate(seq, 0));
-        }
-        cache.check();
+        cache.run_all(&actions);
         prop_assert_eq!(cache.table.usage(), PageUse { page_len: PAGE, total: N_PAGES, free: N_PAGES });
+    }
+
+    #[test]
+    fn and_what_windows_and_chunks_see(
+        masks in prop::sample::subsequence(
+            vec![Mask::Window(2), Mask::Window(100), Mask::Chunk(2 * PAGE), Mask::Chunk(150), Mask::Window(2 * PAGE)], 1..4),
+        n_pages in prop_oneof![Just(9), Just(20), Just(4 * 9)],
+        actions in prop::collection::vec(action(9 * PAGE), 1..60),
+    ) {
+        Cache::with(&masks, 9 * PAGE, n_pages).run_all(&actions);
     }
 }
 
@@ -193,11 +277,11 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     cache.run(&Action::Share(0, 3, PAGE + 10));
     assert_eq!(cache.table.usage().free, N_PAGES - 2);
     let batch = cache.batch([1, 1, 1, 1]);
-    let copies = cache.table.append(&batch, N_VOCAB).unwrap();
+    let copies = cache.append(&batch);
     // Sequences 0 and 1 copy the second page, 3 keeps it, 2 begins a page of its own.
-    assert_eq!(copies, [PageCopy { from: 1, to: 2 }, PageCopy { from: 1, to: 3 }]);
-    assert_eq!(cache.table.pages(2), [0, 4]);
-    assert_eq!(cache.table.pages(3), [0, 1]);
+    assert_eq!(copies, [PageCopy { group: 0, from: 1, to: 2 }, PageCopy { group: 0, from: 1, to: 3 }]);
+    assert_eq!(cache.table.pages(0, 2), [0, 4]);
+    assert_eq!(cache.table.pages(0, 3), [0, 1]);
     assert_eq!(cache.table.usage().free, N_PAGES - 5);
 }
 
@@ -205,28 +289,28 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
 fn a_sequence_alone_lies_in_order() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([3 * PAGE, 0, 0, 0]));
-    assert_eq!(cache.table.pages(0), [0, 1, 2]);
-    cache.run(&Action::Truncate(0, 0));
+    assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
+    cache.run(&Action::Rewind(0, 0));
     cache.run(&Action::Append([2 * PAGE + 1, 0, 0, 0]));
-    assert_eq!(cache.table.pages(0), [0, 1, 2]);
+    assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
     assert!(cache.table.in_order(0));
     // A prefix of its own, tokens reserved and given back, more than before.
     cache.run(&Action::Share(0, 0, PAGE - 3));
     cache.run(&Action::Reserve([true, false, false, false], PAGE));
-    assert_eq!(cache.table.pages(0), [0, 1]);
+    assert_eq!(cache.table.pages(0, 0), [0, 1]);
     cache.run(&Action::Release);
     cache.run(&Action::Append([2 * PAGE, 0, 0, 0]));
-    assert_eq!(cache.table.pages(0), [0, 1, 2]);
+    assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
     // Two that grow by turns do not, but whoever is alone after them does.
-    cache.run(&Action::Truncate(0, PAGE));
+    cache.run(&Action::Rewind(0, PAGE));
     cache.run(&Action::Append([0, PAGE, 0, 0]));
     cache.run(&Action::Append([PAGE, PAGE, 0, 0]));
-    assert_eq!((cache.table.pages(0), cache.table.pages(1)), (&[0, 2][..], &[1, 3][..]));
+    assert_eq!((cache.table.pages(0, 0), cache.table.pages(0, 1)), (&[0, 2][..], &[1, 3][..]));
     assert!(!cache.table.in_order(0) && !cache.table.in_order(1));
-    cache.run(&Action::Truncate(0, 0));
-    cache.run(&Action::Truncate(1, 0));
+    cache.run(&Action::Rewind(0, 0));
+    cache.run(&Action::Rewind(1, 0));
     cache.run(&Action::Append([0, 0, 3 * PAGE, 0]));
-    assert_eq!(cache.table.pages(2), [0, 1, 2]);
+    assert_eq!(cache.table.pages(0, 2), [0, 1, 2]);
 }
 
 #[test]
@@ -234,20 +318,21 @@ fn reserved_pages_are_taken_first_and_given_back() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([PAGE - 1, PAGE - 1, 0, 0]));
     cache.run(&Action::Reserve([true, true, false, false], 2));
-    assert_eq!((cache.table.pages(0), cache.table.pages(1)), (&[0, 2][..], &[1, 3][..]));
+    assert_eq!((cache.table.pages(0, 0), cache.table.pages(0, 1)), (&[0, 2][..], &[1, 3][..]));
     assert_eq!(cache.table.usage().free, N_PAGES - 2);
     cache.run(&Action::Append([2, 1, 0, 0]));
-    assert_eq!((cache.table.pages(0), cache.table.pages(1)), (&[0, 2][..], &[1, 3][..]));
+    assert_eq!((cache.table.pages(0, 0), cache.table.pages(0, 1)), (&[0, 2][..], &[1, 3][..]));
     assert_eq!(cache.table.usage().free, N_PAGES - 3);
     // All or nothing.
     let token = |seq| BatchToken { id: 0, seq, pos: 0, logits: true };
     assert!(!cache.table.reserve(&[token(2), token(3)], 2 * PAGE));
     assert!(cache.table.reserve(&[token(2)], 2 * PAGE));
     let batch = cache.batch([0, 0, 0, 3 * PAGE]);
-    let error = cache.table.append(&batch, N_VOCAB).unwrap_err();
+    let error = cache.table.check(&batch, N_VOCAB).unwrap_err();
     assert_eq!(error, ForwardError::OutOfPages { needed: 3, free: 1, total: 7, page_len: PAGE });
     cache.table.release();
-    assert!(cache.table.append(&batch, N_VOCAB).is_ok());
+    assert_eq!(cache.table.check(&batch, N_VOCAB), Ok(()));
+    cache.append(&batch);
     // What is shared is not written to.
     cache.table.share(0, 2, PAGE - 1).unwrap();
     assert!(!cache.table.reserve(&[token(2)], 1));
@@ -258,7 +343,7 @@ fn what_does_not_fit_is_refused() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([3 * PAGE, 3 * PAGE, 0, 0]));
     let batch = cache.batch([0, 0, PAGE + 1, 0]);
-    let error = cache.table.append(&batch, N_VOCAB).unwrap_err();
+    let error = cache.table.check(&batch, N_VOCAB).unwrap_err();
     assert_eq!(error, ForwardError::OutOfPages { needed: 2, free: 1, total: 7, page_len: PAGE });
     assert_eq!(
         cache.table.share(0, N_SEQ, 1).unwrap_err(),

@@ -211,8 +211,7 @@ impl<'t> Engine<'t> {
         // The last token is evaluated in any case: its logits choose the next one.
         let ids = &ids[..ids.len() - 1];
         let evaluated = self.running.iter().map(|r| (r.seq, &r.text.ids[..self.pass.n_past(r.seq)]));
-        let prefix = [longest_prefix(ids, evaluated), self.slots.longest_prefix(ids)];
-        let prefix = prefix.into_iter().flatten().max_by_key(|prefix| prefix.n);
+        let prefix = longest_prefix(ids, evaluated.chain(self.slots.all_idle()), |seq, n| self.pass.reachable(seq, n));
         let page_len = self.pass.cache_pages().page_len;
         let cached = prefix.map_or(0, |prefix| prefix.n);
         let comes = |r: &Running<'_>| {
@@ -238,10 +237,10 @@ impl<'t> Engine<'t> {
             // Only whole pages are shared for good.
             if self.make_room(n_tokens - prefix.n / page_len * page_len, Some(prefix.seq)) {
                 match self.pass.share_prefix(prefix.seq, seq, prefix.n) {
-                    Ok(()) => {
+                    Ok(n) => {
                         self.slots.touch(prefix.seq);
                         self.slots.occupy(seq);
-                        return Place::At(seq, prefix.n);
+                        return Place::At(seq, n);
                     }
                     Err(why) => tracing::warn!("a prompt's beginning is evaluated again: {why}"),
                 }
@@ -249,7 +248,7 @@ impl<'t> Engine<'t> {
         }
         // What the text shares with a finished one is kept, and the rest of that is given up.
         if let Some(Prefix { seq, n }) = prefix.filter(|p| self.slots.idle(p.seq).is_some()) {
-            self.pass.truncate_seq(seq, n);
+            let n = self.pass.rewind(seq, n);
             self.slots.keep(seq, ids[..n].to_vec());
             if self.make_room(n_tokens.saturating_sub(n), Some(seq)) {
                 self.slots.occupy(seq);

@@ -183,7 +183,7 @@ impl<'t> Engine<'t> {
 
     /// Empties a sequence, whose pages are free then unless others share them.
     pub fn evict(&mut self, seq: usize) {
-        self.pass.truncate_seq(seq, 0);
+        self.pass.rewind(seq, 0);
         self.slots.clear(seq);
     }
 

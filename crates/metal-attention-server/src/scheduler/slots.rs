@@ -53,10 +53,9 @@ impl Slots {
         }
     }
 
-    /// The idle sequence that begins most like `ids`.
-    pub fn longest_prefix(&self, ids: &[u32]) -> Option<Prefix> {
-        let idle = (0..self.slots.len()).filter_map(|seq| Some((seq, self.idle(seq)?)));
-        longest_prefix(ids, idle)
+    /// The idle sequences and their tokens.
+    pub fn all_idle(&self) -> impl Iterator<Item = (usize, &[u32])> {
+        (0..self.slots.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
     }
 
     /// Notes that a sequence runs.
@@ -84,9 +83,14 @@ impl Slots {
     }
 }
 
-/// The sequence that begins most like `ids`, given sequences and their tokens; `None` where none does.
-pub(super) fn longest_prefix<'a>(ids: &[u32], known: impl Iterator<Item = (usize, &'a [u32])>) -> Option<Prefix> {
-    let prefixes = known.map(|(seq, tokens)| Prefix { seq, n: n_common(ids, tokens) });
+/// The sequence of which most can be used for `ids`, given sequences and their tokens, and how much of a beginning of each
+/// is `reachable`; `None` where nothing can. Of equals it is the last.
+pub(super) fn longest_prefix<'a>(
+    ids: &[u32],
+    known: impl Iterator<Item = (usize, &'a [u32])>,
+    reachable: impl Fn(usize, usize) -> usize,
+) -> Option<Prefix> {
+    let prefixes = known.map(|(seq, tokens)| Prefix { seq, n: reachable(seq, n_common(ids, tokens)) });
     prefixes.filter(|prefix| prefix.n > 0).max_by_key(|prefix| prefix.n)
 }
 
@@ -108,8 +112,11 @@ mod tests {
         slots.keep(2, vec![1, 2, 4, 5]);
         slots.keep(3, vec![]);
         assert_eq!(slots.empty(), Some(3));
-        assert_eq!(slots.longest_prefix(&[1, 2, 4, 6]), Some(Prefix { seq: 2, n: 3 }));
-        assert_eq!(slots.longest_prefix(&[2]), None);
+        let longest = |ids: &[u32]| longest_prefix(ids, slots.all_idle(), |_, n| n);
+        assert_eq!(longest(&[1, 2, 4, 6]), Some(Prefix { seq: 2, n: 3 }));
+        assert_eq!(longest(&[2]), None);
+        let lost = |seq: usize, n: usize| if seq == 2 { 0 } else { n };
+        assert_eq!(longest_prefix(&[1, 2, 4, 6], slots.all_idle(), lost), Some(Prefix { seq: 1, n: 2 }));
         assert_eq!(slots.oldest_idle(None), Some(1));
         slots.touch(1);
         assert_eq!((slots.oldest_idle(None), slots.oldest_idle(Some(2))), (Some(2), Some(1)));

@@ -149,10 +149,13 @@ impl ForwardPass for Wrapped {
     fn n_past(&self, seq: usize) -> usize {
         self.pass.n_past(seq)
     }
-    fn truncate_seq(&mut self, seq: usize, n: usize) {
-        self.pass.truncate_seq(seq, n);
+    fn rewind(&mut self, seq: usize, n: usize) -> usize {
+        self.pass.rewind(seq, n)
     }
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<(), ForwardError> {
+    fn reachable(&self, seq: usize, n: usize) -> usize {
+        self.pass.reachable(seq, n)
+    }
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
         self.pass.share_prefix(from, to, n)
     }
     fn cache_pages(&self) -> PageUse {

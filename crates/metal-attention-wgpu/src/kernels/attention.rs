@@ -30,6 +30,8 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Positions that a sequence has room for.
     pub n_ctx: usize,
+    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    pub group: usize,
     /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
     pub n_rot: usize,
     /// Which elements are rotated together.
@@ -101,6 +103,7 @@ impl AttentionShape {
             ("head_dim", self.head_dim.into()),
             ("n_ctx", self.n_ctx.into()),
             ("page", PAGE.into()),
+            ("group", self.group.into()),
             ("cache_f16", (self.cache == CacheType::F16).into()),
         ]
     }
@@ -135,6 +138,7 @@ impl AttentionShape {
         scale: 0.125,
         window: None,
         n_ctx: 2048,
+        group: 0,
         n_rot: 64,
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,

@@ -43,6 +43,8 @@ pub struct InputsShape {
     pub kv: KvInputs,
     /// Positions that a sequence has room for.
     pub n_ctx: usize,
+    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
 }
@@ -116,6 +118,7 @@ impl InputsShape {
                 ("owns_cache", (self.kv != KvInputs::None).into()),
                 ("n_ctx", self.n_ctx.into()),
                 ("page", PAGE.into()),
+                ("group", self.group.into()),
                 ("cache_f16", (self.cache == CacheType::F16).into()),
                 ("threads", self.head_dim.next_power_of_two().clamp(32, 256).into()),
             ],
@@ -247,6 +250,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         clamp: None,
         kv: KvInputs::Own,
         n_ctx: 2048,
+        group: 0,
         cache: CacheType::F16,
     };
     vec![of.key()]

@@ -40,6 +40,8 @@ pub struct GeneralAttention {
     pub temperature: Option<Temperature>,
     /// Positions that a sequence has room for.
     pub n_ctx: usize,
+    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
 }
@@ -108,6 +110,7 @@ impl GeneralAttention {
                 ("split", split.into()),
                 ("n_ctx", self.n_ctx.into()),
                 ("page", PAGE.into()),
+                ("group", self.group.into()),
                 ("cache_f16", (self.cache == CacheType::F16).into()),
             ],
         )
@@ -249,6 +252,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         slopes: false,
         temperature: None,
         n_ctx: 2048,
+        group: 0,
         cache: CacheType::F16,
     };
     vec![of.key(SPLIT), of.merge_key()]

@@ -28,6 +28,8 @@ pub struct LatentShape {
     pub eps: f32,
     /// Positions that a sequence has room for.
     pub n_ctx: usize,
+    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
 }
@@ -46,6 +48,7 @@ impl LatentShape {
                 ("eps", self.eps.into()),
                 ("n_ctx", self.n_ctx.into()),
                 ("page", PAGE.into()),
+                ("group", self.group.into()),
                 ("cache_f16", (self.cache == CacheType::F16).into()),
             ],
         )
@@ -122,6 +125,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         rank: 512,
         eps: 1e-6,
         n_ctx: 2048,
+        group: 0,
         cache: CacheType::F16,
     };
     vec![of.key()]

@@ -93,10 +93,11 @@ fn the_batch_advances() {
         run_sized(gpu, &dispatches, size);
         assert_eq!(gpu.read::<u32>(&ids, 2).unwrap(), [2, 5]);
         let mut want = batch_words(&tokens);
-        want[0][2..].copy_from_slice(&[5, 3]);
+        want[0][2..].copy_from_slice(&[5, 6]);
         (want[2][0], want[2][1]) = (2, 11);
         (want[3][0], want[3][1]) = (5, 21);
-        want.extend([[7, 8, 9, 3], [2, 1, 0, 0]]);
+        // The pages of each sequence, after those of another group.
+        want.extend([[9, 8, 7, 7], [8, 9, 1, 2], [3, 3, 2, 1]]);
         assert_eq!(gpu.read::<[u32; 4]>(batch.buffer(), want.len()).unwrap(), want);
     }
 }

@@ -1,6 +1,6 @@
 //! `decode_attention` and `prefill_attention` against their twin, and against each other.
 
-use crate::support::{batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
+use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
 use metal_attention_model::CacheType::{self, F16, F32};
 use metal_attention_model::RopeLayout::{Halves, Interleaved};
 use metal_attention_model::{BatchToken, Rope};
@@ -52,6 +52,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
         scale: 1.0 / (head_dim as f32).sqrt(),
         window: None,
         n_ctx: 1100,
+        group: GROUP,
         n_rot: head_dim,
         rope_layout: Interleaved,
         qk_norm_eps: None,

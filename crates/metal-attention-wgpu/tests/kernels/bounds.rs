@@ -65,14 +65,16 @@ fn steps_beyond_the_buffers_are_not_recorded() {
 #[test]
 fn batches_hold_what_shaders_may_index_by() {
     let Some(gpu) = gpu() else { return };
-    let batch = || BatchBuffer::new(gpu, 2, 3, 130, 5).unwrap();
+    let batch = || BatchBuffer::new(gpu, 2, 3, 130, &[9, 5]).unwrap();
     let token = |seq, pos| BatchToken { id: 0, seq, pos, logits: true };
     let writes = |tokens: &[BatchToken]| !panics(|| batch().write_tokens(gpu, tokens));
     assert!(writes(&[token(2, 129), token(0, 0)]));
     assert!(!writes(&[token(0, 0); 3]), "more tokens than there is room for");
     assert!(!writes(&[token(3, 0)]), "a sequence that is not there");
     assert!(!writes(&[token(0, 130)]) && !writes(&[token(0, usize::MAX)]), "a position beyond the context");
-    let pages = |seq, pages: &[u32]| !panics(|| batch().write_pages(gpu, seq, pages));
+    let pages = |seq, pages: &[u32]| !panics(|| batch().write_pages(gpu, 1, seq, pages));
+    assert!(!panics(|| batch().write_pages(gpu, 0, 0, &[8])), "a page that another group has");
+    assert!(panics(|| batch().write_pages(gpu, 2, 0, &[0])), "a group that is not there");
     assert!(pages(2, &[4, 0, 3]));
     assert!(!pages(0, &[0, 1, 2, 3]), "more pages than a sequence has");
     assert!(!pages(0, &[0, 5]) && !pages(0, &[u32::MAX]), "a page that is not there");

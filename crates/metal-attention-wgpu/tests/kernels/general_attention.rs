@@ -1,7 +1,7 @@
 //! Attention of any kind, from its projections on, and latent attention, against their twins.
 
 use crate::support::matrices::tensor;
-use crate::support::{batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
+use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::{
     BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling,
@@ -133,6 +133,7 @@ fn general_attention_matches_its_twin() {
         slopes: false,
         temperature: None,
         n_ctx: N_CTX,
+        group: GROUP,
         cache: CacheType::F16,
     };
     let temperature = Some(Temperature { scale: 0.3, length: 16, offset: 1 });
@@ -168,6 +169,7 @@ fn attention_inputs_match_their_twin() {
         clamp: None,
         kv: KvInputs::Own,
         n_ctx: N_CTX,
+        group: GROUP,
         cache: CacheType::F32,
     };
     let norm = |kind, over, after_rope| Some(QkNorm { kind, eps: 1e-3, over, after_rope });
@@ -245,7 +247,7 @@ fn latent_inputs_match_their_twin() {
             [(24, 8, 16, CacheType::F32), (30, 6, 5, CacheType::F32), (512, 64, 128, CacheType::F16)]
         {
             let (n_head, layout) = (3, RopeLayout::Halves);
-            let of = LatentShape { n_head, n_nope, n_rot, layout, rank, eps: 1e-3, n_ctx: N_CTX, cache };
+            let of = LatentShape { n_head, n_nope, n_rot, layout, rank, eps: 1e-3, n_ctx: N_CTX, group: GROUP, cache };
             let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
             let n = tokens.len();
             let (table, pages) = (angles(n_rot), shuffled_pages(2, N_CTX));

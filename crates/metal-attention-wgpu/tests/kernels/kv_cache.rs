@@ -1,6 +1,6 @@
 //! `kv_cache_copy` and `buffer_copy`, bit for bit.
 
-use crate::support::{batch_with_pages, poisoned, random, run, shuffled_pages, variants};
+use crate::support::{GROUP, batch_with_pages, poisoned, random, run, shuffled_pages, variants};
 use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
 use metal_attention_wgpu::kernels::{AttentionBuffers, AttentionShape, buffer_copy, kv_cache_copy, kv_cache_copy_twin};
 
@@ -12,6 +12,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         scale: 1.0,
         window: None,
         n_ctx: 140,
+        group: GROUP,
         n_rot: 0,
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,

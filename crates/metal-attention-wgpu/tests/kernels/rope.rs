@@ -72,6 +72,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                     scale: 1.0,
                     window: None,
                     n_ctx: N_CTX,
+                    group: 0,
                     n_rot,
                     rope_layout: layout,
                     qk_norm_eps,

@@ -69,13 +69,19 @@ pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
     pages.chunks(each).map(<[u32]>::to_vec).collect()
 }
 
-/// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages`.
+/// The group of layers that tests are in.
+pub const GROUP: usize = 1;
+
+/// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages` for layers of [`GROUP`] and others
+/// for the layers of a group before.
 pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
     let n_pages = pages.iter().flatten().map(|&page| page as usize + 1).max().unwrap_or(0);
-    let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, n_pages).unwrap();
+    let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, &[n_pages; GROUP + 1]).unwrap();
     batch.write_tokens(gpu, tokens);
     for (seq, pages) in pages.iter().enumerate() {
-        batch.write_pages(gpu, seq, pages);
+        let others: Vec<_> = pages.iter().rev().copied().collect();
+        batch.write_pages(gpu, 0, seq, &others);
+        batch.write_pages(gpu, GROUP, seq, pages);
     }
     batch
 }

@@ -1,0 +1,99 @@
+//! How far back the layers of a model look, and so how many pages of keys and values they need.
+
+use crate::{Cached, Capacity, LayerSpec, Mask, Mixer, ModelSpec, PAGE};
+
+/// Layers that look equally far back, and so need the same positions of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheGroup {
+    /// What a token sees: [`Mask::Causal`], a window or a chunk.
+    pub mask: Mask,
+    /// Pages for all sequences.
+    pub n_pages: usize,
+    /// Most pages of one sequence.
+    pub pages_of_a_sequence: usize,
+}
+
+/// The layers of a model by what they need of a sequence: each group has pages of its own.
+///
+/// The first group has all positions, and is there even where no layer needs them: it says which texts have room. The
+/// others have those of a window or a chunk, as far as that saves any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheGroups {
+    room: Capacity,
+    groups: Vec<CacheGroup>,
+    /// The group of each layer.
+    of_layers: Vec<usize>,
+}
+
+impl CacheGroups {
+    /// Those of `spec`, in a cache that has room for so much.
+    pub fn new(spec: &ModelSpec, room: Capacity) -> Self {
+        let room = Capacity { n_ubatch: room.n_tokens(spec), ..room };
+        let of_layer = |i: usize| match &spec.layers[i].mixer {
+            // Texts that are evaluated whole may be longer than a micro-batch.
+            Mixer::Attention(a) if spec.is_causal() => a.mask,
+            Mixer::Attention(_) | Mixer::LatentAttention(_) => Mask::Causal,
+        };
+        let read_by = |i: usize| spec.layers[i].mixer.cache_of(i);
+        // Of all layers that read a cache.
+        let of_cache = |cache: usize| {
+            let alike = (0..spec.n_layer()).all(|i| read_by(i) != cache || of_layer(i) == of_layer(cache));
+            if alike { of_layer(cache) } else { Mask::Causal }
+        };
+        Self::of_masks(room, (0..spec.n_layer()).map(|i| of_cache(read_by(i))))
+    }
+
+    /// Those of layers with caches that are seen through these masks.
+    pub(crate) fn of_masks(room: Capacity, masks: impl Iterator<Item = Mask>) -> Self {
+        let all = room.n_positions().div_ceil(PAGE);
+        let mut groups = vec![CacheGroup { mask: Mask::Causal, n_pages: room.n_pages(), pages_of_a_sequence: all }];
+        let of_mask = |mask: Mask| {
+            let reach = match mask {
+                Mask::Window(n) | Mask::Chunk(n) => n,
+                Mask::Causal | Mask::Full | Mask::Near(_) => return 0,
+            };
+            // What tokens appended at once see: they, and what the first of them sees before itself.
+            let most = reach.saturating_add(room.step()).saturating_sub(2).div_ceil(PAGE).saturating_add(1);
+            if most >= all {
+                return 0;
+            }
+            let n_pages = most.saturating_mul(room.n_seq).min(room.n_pages());
+            let group = CacheGroup { mask, n_pages, pages_of_a_sequence: most };
+            groups.iter().position(|known| *known == group).unwrap_or_else(|| {
+                groups.push(group);
+                groups.len() - 1
+            })
+        };
+        let of_layers = masks.map(of_mask).collect();
+        Self { room, groups, of_layers }
+    }
+
+    /// What there is room for.
+    pub fn room(&self) -> Capacity {
+        self.room
+    }
+
+    /// All groups.
+    pub fn groups(&self) -> &[CacheGroup] {
+        &self.groups
+    }
+
+    /// The group of the cache that layer `i` reads.
+    pub fn of_layer(&self, i: usize) -> usize {
+        self.of_layers[i]
+    }
+
+    /// Pages of the cache that layer `i` reads.
+    pub fn n_pages(&self, i: usize) -> usize {
+        self.groups[self.of_layers[i]].n_pages
+    }
+
+    /// Elements of the keys and values of all layers of `spec`, whose groups these are.
+    pub fn n_elements(&self, spec: &ModelSpec) -> u64 {
+        let of_layer = |(i, layer): (usize, &LayerSpec)| {
+            let Cached { n_head_kv, key_dim, value_dim } = layer.mixer.cached()?;
+            Some(((PAGE * n_head_kv * (key_dim + value_dim)) as u64).saturating_mul(self.n_pages(i) as u64))
+        };
+        spec.layers.iter().enumerate().filter_map(of_layer).fold(0, u64::saturating_add)
+    }
+}

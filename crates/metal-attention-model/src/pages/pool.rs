@@ -1,0 +1,123 @@
+//! The pages of one group of layers.
+
+use std::collections::BTreeSet;
+
+use crate::{CacheGroup, PAGE};
+
+/// Which page of a group's layers holds which positions of which sequence.
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    pub(super) group: CacheGroup,
+    /// How many sequences hold each page that was handed out so far.
+    pub(super) counts: Vec<u32>,
+    /// Pages that were given back. The lowest is the next to be handed out, so that the pages of a sequence that is alone
+    /// in the cache lie one after the other, however often it was cut.
+    pub(super) free: BTreeSet<u32>,
+    pub(super) lists: Vec<List>,
+}
+
+/// The pages of a sequence.
+#[derive(Debug, Clone, Default)]
+pub(super) struct List {
+    /// Position `p` is in page `p / PAGE`. Those beyond the sequence's length are reserved.
+    pub(super) pages: Vec<u32>,
+    /// How many of the first were given back: no token to come sees them. Their numbers stand for nothing.
+    pub(super) n_dropped: usize,
+}
+
+impl Pool {
+    pub(super) fn new(group: CacheGroup, n_seq: usize) -> Self {
+        let group = CacheGroup { n_pages: group.n_pages.min(u32::MAX as usize), ..group };
+        Self { group, counts: Vec::new(), free: BTreeSet::new(), lists: vec![List::default(); n_seq] }
+    }
+
+    pub(super) fn pages(&self, seq: usize) -> &[u32] {
+        &self.lists[seq].pages
+    }
+
+    pub(super) fn n_free(&self) -> usize {
+        self.group.n_pages - self.counts.len() + self.free.len()
+    }
+
+    /// How many sequences hold the page in which position `pos` of sequence `seq` lies.
+    pub(super) fn holders(&self, seq: usize, pos: usize) -> u32 {
+        self.counts[self.lists[seq].pages[pos / PAGE] as usize]
+    }
+
+    /// The longest beginning of sequence `seq`, `n` tokens at most, that could go on: what tokens after it see is there.
+    pub(super) fn reachable(&self, seq: usize, n: usize) -> usize {
+        let first_seen = |pos: usize| self.group.mask.seen(pos, pos + 1).start;
+        let first = first_seen(n);
+        if first >= self.lists[seq].n_dropped * PAGE {
+            n
+        } else if first_seen(first) == first && first.is_multiple_of(PAGE) {
+            // A chunk begins here, and a page: what was before is seen no more.
+            first
+        } else {
+            0
+        }
+    }
+
+    /// Gives sequence `seq` pages for `n` positions; there are enough. Where it has as many as a sequence may have, the
+    /// first ones go.
+    pub(super) fn grow(&mut self, seq: usize, n: usize) {
+        while self.lists[seq].pages.len() * PAGE < n {
+            let list = &mut self.lists[seq];
+            if list.pages.len() - list.n_dropped == self.group.pages_of_a_sequence {
+                list.n_dropped += 1;
+                let dropped = list.pages[list.n_dropped - 1];
+                self.put_back(dropped);
+            }
+            let page = self.take();
+            self.lists[seq].pages.push(page);
+        }
+    }
+
+    /// Puts a page of its own in the place of the shared one that holds position `pos` of sequence `seq`. Returns both.
+    pub(super) fn replace(&mut self, seq: usize, pos: usize) -> (u32, u32) {
+        let to = self.take();
+        let from = std::mem::replace(&mut self.lists[seq].pages[pos / PAGE], to);
+        self.put_back(from);
+        (from, to)
+    }
+
+    /// Takes all but the first `n` pages away from sequence `seq`.
+    pub(super) fn cut(&mut self, seq: usize, n: usize) {
+        let list = &mut self.lists[seq];
+        let cut = list.pages.split_off(n.max(list.n_dropped).min(list.pages.len()));
+        list.pages.truncate(n);
+        list.n_dropped = list.n_dropped.min(n);
+        for page in cut {
+            self.put_back(page);
+        }
+    }
+
+    /// Gives sequence `to`, which holds nothing, the first `n` pages of sequence `from`.
+    pub(super) fn share(&mut self, from: usize, to: usize, n: usize) {
+        let List { pages, n_dropped } = &self.lists[from];
+        let shared = List { pages: pages[..n].to_vec(), n_dropped: (*n_dropped).min(n) };
+        for &page in &shared.pages[shared.n_dropped..] {
+            self.counts[page as usize] += 1;
+        }
+        self.lists[to] = shared;
+    }
+
+    /// A page that nobody holds.
+    fn take(&mut self) -> u32 {
+        if let Some(page) = self.free.pop_first() {
+            self.counts[page as usize] = 1;
+            return page;
+        }
+        assert!(self.counts.len() < self.group.n_pages, "a page for every sequence that was promised one");
+        self.counts.push(1);
+        (self.counts.len() - 1) as u32
+    }
+
+    /// A sequence holds `page` no more.
+    fn put_back(&mut self, page: u32) {
+        self.counts[page as usize] -= 1;
+        if self.counts[page as usize] == 0 {
+            self.free.insert(page);
+        }
+    }
+}
