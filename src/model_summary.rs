@@ -285,7 +285,13 @@ impl MemoryUse {
         contexts.push(spec.n_ctx_train);
         let at = |n_ctx: usize| {
             let weights_bytes = file.tensor_bytes();
-            let room = Capacity { n_ctx, n_seq: 1, n_cache: None, n_ubatch: EngineOptions::default().n_ubatch };
+            let room = Capacity {
+                n_ctx,
+                n_seq: 1,
+                n_cache: None,
+                n_windows: None,
+                n_ubatch: EngineOptions::default().n_ubatch,
+            };
             let kv_cache_bytes = CacheGroups::new(spec, room).n_elements(spec).saturating_mul(2);
             Self { n_ctx, weights_bytes, kv_cache_bytes, total_bytes: weights_bytes.saturating_add(kv_cache_bytes) }
         };

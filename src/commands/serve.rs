@@ -192,7 +192,9 @@ impl Args {
         let engine = self.engine.options(&model);
         let n_cache = n_parallel.saturating_mul(engine.n_ctx_of(&model));
         let n_seq = n_parallel.saturating_add(KEPT_TEXTS);
-        let engine = EngineOptions { n_seq, n_cache: Some(n_cache), ..engine };
+        // Of texts, and of embeddings, of which there may be one more: finished texts have what these leave.
+        let n_windows = Some(n_parallel.saturating_mul(2).saturating_add(1));
+        let engine = EngineOptions { n_seq, n_cache: Some(n_cache), n_windows, ..engine };
         let n_batch = engine.n_ubatch.max(n_parallel);
         let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..Default::default() };
         let name = self.model.name();

@@ -31,6 +31,9 @@ pub struct CpuOptions {
     /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for
     /// each sequence.
     pub n_cache: Option<usize>,
+    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
+    /// window. `None`: all.
+    pub n_windows: Option<usize>,
     /// Threads to compute with.
     pub n_threads: usize,
     /// Element type of the KV cache.
@@ -52,6 +55,7 @@ impl Default for CpuOptions {
             n_ctx: 4096,
             n_seq: 1,
             n_cache: None,
+            n_windows: None,
             n_threads: physical_cores(),
             cache_type: CacheType::default(),
             exact: false,
@@ -98,9 +102,9 @@ impl CpuForwardPass {
     /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
     /// quantised weights.
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
-        let &CpuOptions { n_seq, n_cache, n_threads, n_ubatch, .. } = options;
+        let &CpuOptions { n_seq, n_cache, n_windows, n_threads, n_ubatch, .. } = options;
         let n_ctx = Capacity::n_ctx_of(&spec, options.n_ctx);
-        let capacity = Capacity { n_ctx, n_seq, n_cache, n_ubatch };
+        let capacity = Capacity { n_ctx, n_seq, n_cache, n_windows, n_ubatch };
         if let Some((option, max)) = capacity.out_of_range() {
             return Err(CpuError::Option { option, max });
         }

@@ -9,7 +9,7 @@ pub struct CacheGroup {
     pub mask: Mask,
     /// Pages for all sequences.
     pub n_pages: usize,
-    /// Most pages of one sequence.
+    /// Most pages of one sequence; from then on the first one goes for each that comes.
     pub pages_of_a_sequence: usize,
 }
 
@@ -46,7 +46,13 @@ impl CacheGroups {
     /// Those of layers with caches that are seen through these masks.
     pub(crate) fn of_masks(room: Capacity, masks: impl Iterator<Item = Mask>) -> Self {
         let all = room.n_positions().div_ceil(PAGE);
-        let mut groups = vec![CacheGroup { mask: Mask::Causal, n_pages: room.n_pages(), pages_of_a_sequence: all }];
+        let whole = CacheGroup {
+            mask: Mask::Causal,
+            n_pages: room.n_pages(),
+            // Never less: nothing of it is given back.
+            pages_of_a_sequence: room.n_ctx.div_ceil(PAGE),
+        };
+        let mut groups = vec![whole];
         let of_mask = |mask: Mask| {
             let reach = match mask {
                 Mask::Window(n) | Mask::Chunk(n) => n,
@@ -57,7 +63,8 @@ impl CacheGroups {
             if most >= all {
                 return 0;
             }
-            let n_pages = most.saturating_mul(room.n_seq).min(room.n_pages());
+            let n_windows = room.n_windows.unwrap_or(room.n_seq);
+            let n_pages = most.saturating_mul(n_windows).min(room.n_pages());
             let group = CacheGroup { mask, n_pages, pages_of_a_sequence: most };
             groups.iter().position(|known| *known == group).unwrap_or_else(|| {
                 groups.push(group);

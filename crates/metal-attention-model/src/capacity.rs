@@ -11,6 +11,9 @@ pub struct Capacity {
     pub n_seq: usize,
     /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
+    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
+    /// window. `None`: all.
+    pub n_windows: Option<usize>,
     /// Tokens that go through the layers at once.
     pub n_ubatch: usize,
 }
@@ -22,6 +25,7 @@ impl Capacity {
             ("the context length", self.n_ctx, usize::MAX),
             ("the number of sequences", self.n_seq, MAX_SEQUENCES),
             ("the size of the KV cache", self.n_cache.unwrap_or(1), usize::MAX),
+            ("the number of windows", self.n_windows.unwrap_or(1), usize::MAX),
             ("the ubatch size", self.n_ubatch, usize::MAX),
         ]
         .into_iter()
@@ -84,7 +88,7 @@ mod tests {
     use super::*;
     use crate::ModelShape;
 
-    const SOME: Capacity = Capacity { n_ctx: 1000, n_seq: 4, n_cache: None, n_ubatch: 512 };
+    const SOME: Capacity = Capacity { n_ctx: 1000, n_seq: 4, n_cache: None, n_windows: None, n_ubatch: 512 };
 
     fn spec(architecture: &str) -> ModelSpec {
         ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap()
@@ -97,6 +101,7 @@ mod tests {
             (Capacity { n_ctx: 0, ..SOME }, "the context length"),
             (Capacity { n_seq: MAX_SEQUENCES + 1, ..SOME }, "the number of sequences"),
             (Capacity { n_cache: Some(0), ..SOME }, "the size of the KV cache"),
+            (Capacity { n_windows: Some(0), ..SOME }, "the number of windows"),
             (Capacity { n_ubatch: 0, ..SOME }, "the ubatch size"),
         ] {
             assert_eq!(wrong.out_of_range().unwrap().0, name);

@@ -106,15 +106,17 @@ impl PageTable {
         PageUse { page_len: PAGE, total: all.group.n_pages, free }
     }
 
-    /// Checks `batch` as [`check_batch`] does, and that there are pages for it. What it lets through [`append`](Self::append)
+    /// Checks `batch` as [`check_batch`] does, and that there are pages for it. Those of a window are missing only where
+    /// [`n_windows`](Capacity::n_windows) is less than there are sequences. What it lets through [`append`](Self::append)
     /// takes, whole or piece by piece.
     pub fn check(&self, batch: &[BatchToken], n_vocab: usize) -> Result<(), ForwardError> {
         check_batch(batch, n_vocab, self.room.n_ctx, &self.n_past)?;
-        // Other groups never have more pages in use than their sequences may have, or than the first.
-        let (needed, all) = (self.pages_needed(&self.new_tokens(batch)), &self.pools[0]);
-        if needed > all.n_free() {
-            let (free, total) = (all.n_free(), all.group.n_pages);
-            return Err(ForwardError::OutOfPages { needed, free, total, page_len: PAGE });
+        let new = self.new_tokens(batch);
+        for pool in &self.pools {
+            let (needed, free) = (pool.pages_needed(&self.n_past, &new), pool.n_free());
+            if needed > free {
+                return Err(ForwardError::OutOfPages { needed, free, total: pool.group.n_pages, page_len: PAGE });
+            }
         }
         Ok(())
     }
@@ -156,16 +158,15 @@ impl PageTable {
         if self.n_groups() > 1 && n >= self.room.step() {
             return false;
         }
-        let all = &self.pools[0];
-        let mut needed = 0;
+        let mut new = vec![0; self.n_seq()];
         for &BatchToken { seq, .. } in batch {
             let n_past = self.n_past[seq];
-            if n_past + n > self.room.n_ctx || is_partly_filled(n_past) && all.holders(seq, n_past) > 1 {
+            if n_past + n > self.room.n_ctx || is_partly_filled(n_past) && self.pools[0].holders(seq, n_past) > 1 {
                 return false;
             }
-            needed += (n_past + n).div_ceil(PAGE).saturating_sub(all.pages(seq).len());
+            new[seq] = n;
         }
-        if needed > all.n_free() {
+        if self.pools.iter().any(|pool| pool.pages_needed(&self.n_past, &new) > pool.n_free()) {
             return false;
         }
         for &BatchToken { seq, .. } in batch {
@@ -189,27 +190,6 @@ impl PageTable {
             new[token.seq] += 1;
         }
         new
-    }
-
-    /// Pages for all positions that sequences need to grow by `new` tokens each, copies included.
-    fn pages_needed(&self, new: &[usize]) -> usize {
-        let all = &self.pools[0];
-        let mut needed = 0;
-        // Of those who share a page, the last one to grow may keep it.
-        let mut left: Vec<u32> = Vec::new();
-        for (seq, &n) in new.iter().enumerate().filter(|(_, n)| **n > 0) {
-            let n_past = self.n_past[seq];
-            needed += (n_past + n).div_ceil(PAGE).saturating_sub(all.pages(seq).len());
-            if is_partly_filled(n_past) {
-                let page = self.page(0, seq, n_past);
-                let before = left.iter().filter(|&&p| p == page).count();
-                if all.holders(seq, n_past) as usize - before > 1 {
-                    needed += 1;
-                    left.push(page);
-                }
-            }
-        }
-        needed
     }
 
     /// Takes the pages beyond the first `n` positions away from sequence `seq`.

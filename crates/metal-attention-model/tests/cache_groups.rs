@@ -3,7 +3,7 @@
 use metal_attention_model::{CacheGroups, Capacity, Mask, Mixer, ModelShape, ModelSpec, PAGE};
 
 fn room(n_ctx: usize) -> Capacity {
-    Capacity { n_ctx, n_seq: 1, n_cache: None, n_ubatch: 512 }
+    Capacity { n_ctx, n_seq: 1, n_cache: None, n_windows: None, n_ubatch: 512 }
 }
 
 /// The shape `name`, or one of the custom size with the keys of an architecture.
@@ -29,8 +29,9 @@ fn gemma_3_takes_hardly_more_than_llama_cpp() {
     let theirs = (n_full as u64 * 32_768 + (n_layer - n_full) as u64 * padded) * 2 * 4 * 256;
     let ours = groups.n_elements(&spec);
     assert!(ours as f64 <= 1.1 * theirs as f64, "{ours} elements, llama.cpp {theirs}");
-    // Without windows it was this much.
-    assert!(5 * ours < 32_768 * spec.kv_elements_per_token() as u64);
+    // In MiB of F16, and what it would be if all layers kept everything.
+    let mib = |elements: u64| (2 * elements) >> 20;
+    assert_eq!((mib(ours), mib(32_768 * spec.kv_elements_per_token() as u64)), (821, 4352));
     // Several sequences, each with its window.
     let four = CacheGroups::new(&spec, Capacity { n_seq: 4, ..room(32_768) });
     assert_eq!(four.n_elements(&spec), 4 * ours);
@@ -51,6 +52,9 @@ fn windows_that_save_nothing_are_none() {
     let room = Capacity { n_seq: 100, n_cache: Some(32_768), ..room(32_768) };
     let groups = CacheGroups::new(&spec, room);
     assert_eq!((groups.groups().len(), groups.groups()[1].n_pages), (2, 32_768 / PAGE));
+    // Or for fewer windows than there are sequences.
+    let fewer = CacheGroups::new(&spec, Capacity { n_windows: Some(3), ..room });
+    assert_eq!(fewer.groups()[1].n_pages, 3 * 25);
     let room = Capacity { n_ubatch: usize::MAX, ..room };
     assert_eq!(CacheGroups::new(&spec, room).groups().len(), 1);
 }

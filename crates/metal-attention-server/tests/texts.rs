@@ -9,7 +9,7 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::{EngineOptions, Model};
 use metal_attention_server::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
 use proptest::prelude::*;
-use support::{Wrapped, alone, encode, engine, greedy, read, start, stories};
+use support::{Wrapped, alone, alone_in, encode, engine, greedy, read, start, stories, windowed};
 
 /// A request of the property test.
 #[derive(Debug, Clone)]
@@ -77,9 +77,12 @@ proptest! {
         n_pages in 4..12usize,
         max_top_k in prop_oneof![Just(0), Just(8), Just(128)],
         turn in prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(3)), Just(Duration::from_secs(100))],
+        window in prop::option::of(Just(40)),
     ) {
-        let model = Model::built_in().unwrap();
-        let engine = EngineOptions { n_seq: n_parallel + n_idle, n_cache: Some(64 * n_pages), ..engine() };
+        let model = window.map_or_else(|| Model::built_in().unwrap(), windowed);
+        let n_seq = n_parallel + n_idle;
+        let n_windows = Some(n_parallel);
+        let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: 16, ..engine() };
         let pass = Wrapped { max_top_k, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
         let options = SchedulerOptions { n_parallel, n_batch, turn, ..Default::default() };
         let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
@@ -174,6 +177,94 @@ fn a_conversation_goes_on_in_its_cache() {
         cached = ids.len() - 1;
         ids.extend(encode(&model, " The end.").split_off(1));
     }
+}
+
+/// `n` ids, others for each `from`.
+fn some(from: u32, n: u32) -> Vec<u32> {
+    (from..from + n).map(|i| (i * i * 31 + i * 7 + 3) % 509 + 3).collect()
+}
+
+#[test]
+fn conversations_go_on_in_the_cache_of_a_window() {
+    let model = windowed(40);
+    let engine = EngineOptions { n_ctx: Some(512), n_seq: 3, n_ubatch: 16, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, n_batch: 64, ..Default::default() });
+    let ask = |ids: &[u32]| {
+        let request = || greedy(ids.to_vec(), 9);
+        let answer = read(scheduler.submit(request()).unwrap());
+        let room_for_all = EngineOptions { n_ubatch: 512, ..engine.clone() };
+        let alone = alone_in(&model, &room_for_all, &request());
+        assert_eq!((&answer.ids, answer.text), (&alone.0, alone.1));
+        (answer.usage.cached_tokens, answer.ids)
+    };
+    let mut ids = some(0, 300);
+    let mut expected = 0;
+    for turn in 0..4 {
+        let (cached, answer) = ask(&ids);
+        assert_eq!(cached, expected, "turn {turn}");
+        ids.extend(&answer);
+        // The last token that was generated was not evaluated.
+        expected = ids.len() - 1;
+        ids.extend(some(1000 * (turn + 1), 20));
+    }
+    // The last answer once more, and one to another last question: what these add to can still be cut back.
+    let asked = ids.len() - 29;
+    assert_eq!(ask(&ids[..asked]).0, asked - 1);
+    assert_eq!(ask(&[&ids[..asked - 10], &[7; 10][..]].concat()).0, asked - 10);
+    // Only the beginning in common: the window there is gone.
+    assert_eq!(ask(&[&ids[..200], &[9; 30][..]].concat()).0, 0);
+}
+
+#[test]
+fn finished_texts_give_their_windows_up_the_oldest_first() {
+    let model = windowed(40);
+    // All positions of five texts, and windows of two.
+    let engine = EngineOptions { n_ctx: Some(512), n_seq: 5, n_windows: Some(2), n_ubatch: 16, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, n_batch: 64, ..Default::default() });
+    let mut texts: Vec<_> = (0..3).map(|i| some(1000 * i, 250)).collect();
+    let mut ask = |i: usize| {
+        let request = || greedy(texts[i].clone(), 9);
+        let answer = read(scheduler.submit(request()).unwrap());
+        let room_for_all = EngineOptions { n_ubatch: 512, n_windows: None, ..engine.clone() };
+        let alone = alone_in(&model, &room_for_all, &request());
+        assert_eq!((&answer.ids, answer.text), (&alone.0, alone.1), "text {i}");
+        texts[i].extend(&answer.ids);
+        answer.usage.cached_tokens
+    };
+    let n = 250 + 9 - 1;
+    // The third takes the window of the first; that of the second is still there, and then used last.
+    for (i, cached) in [(0, 0), (1, 0), (2, 0), (1, n), (0, 0), (1, n + 9), (2, 0)] {
+        assert_eq!(ask(i), cached, "text {i}");
+    }
+    let metrics = scheduler.metrics();
+    assert_eq!((metrics.preemptions, metrics.requests.failed), (0, 0));
+    assert!(metrics.pages_free > metrics.pages_used, "{metrics:?}");
+}
+
+#[test]
+fn many_conversations_go_on_in_fewer_windows() {
+    let model = windowed(40);
+    let engine = EngineOptions { n_ctx: Some(512), n_seq: 9, n_windows: Some(3), n_ubatch: 16, ..engine() };
+    let turn = Duration::from_secs(100);
+    let options = SchedulerOptions { n_parallel: 3, n_batch: 48, turn, ..Default::default() };
+    let scheduler = start(&model, &engine, options);
+    let room_for_all = EngineOptions { n_seq: 1, n_windows: None, n_ubatch: 512, ..engine };
+    let mut texts: Vec<_> = (0..6).map(|i| [some(0, 128), some(1000 * (i + 1), 30 * i)].concat()).collect();
+    for round in 0..4 {
+        let request = |i: usize| Request { client: Client::Key(i), ..greedy(texts[i].clone(), 20) };
+        let events: Vec<_> = (0..texts.len()).map(|i| scheduler.submit(request(i)).unwrap()).collect();
+        let answers: Vec<_> = events.into_iter().map(read).collect();
+        for (i, answer) in answers.iter().enumerate() {
+            let alone = alone_in(&model, &room_for_all, &request(i));
+            assert_eq!((&answer.ids, &answer.text), (&alone.0, &alone.1), "text {i} in round {round}");
+        }
+        for (i, (text, answer)) in (0..).zip(texts.iter_mut().zip(answers)) {
+            text.extend(answer.ids);
+            text.extend(some(100 * i + round, 10));
+        }
+    }
+    let metrics = scheduler.metrics();
+    assert_eq!((metrics.preemptions, metrics.requests.failed, metrics.requests.length), (0, 0, 24));
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub struct GpuForwardPassOptions {
     /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for
     /// each sequence.
     pub n_cache: Option<usize>,
+    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
+    /// window. `None`: all.
+    pub n_windows: Option<usize>,
     /// Tokens that go through the layers at once; longer batches are cut.
     pub n_ubatch: usize,
     /// Element type of the KV cache.
@@ -36,6 +39,7 @@ impl Default for GpuForwardPassOptions {
             n_ctx: 4096,
             n_seq: 1,
             n_cache: None,
+            n_windows: None,
             n_ubatch: 512,
             cache_type: CacheType::default(),
             exact: false,
@@ -48,8 +52,8 @@ impl Default for GpuForwardPassOptions {
 impl GpuForwardPassOptions {
     /// What they have room for where `spec` runs.
     pub(super) fn capacity(&self, spec: &ModelSpec) -> Capacity {
-        let n_ctx = Capacity::n_ctx_of(spec, self.n_ctx);
-        Capacity { n_ctx, n_seq: self.n_seq, n_cache: self.n_cache, n_ubatch: self.n_ubatch }
+        let Self { n_seq, n_cache, n_windows, n_ubatch, .. } = *self;
+        Capacity { n_ctx: Capacity::n_ctx_of(spec, self.n_ctx), n_seq, n_cache, n_windows, n_ubatch }
     }
 
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.

@@ -21,6 +21,9 @@ pub struct EngineOptions {
     pub n_seq: usize,
     /// Tokens the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
+    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
+    /// window ([`ForwardError::OutOfPages`](crate::ForwardError::OutOfPages)). `None`: all.
+    pub n_windows: Option<usize>,
     /// Threads that compute on the CPU. `None`: one for each physical core.
     pub n_threads: Option<usize>,
     /// Number format of the KV cache.
@@ -41,6 +44,7 @@ impl Default for EngineOptions {
             n_ctx: None,
             n_seq: 1,
             n_cache: None,
+            n_windows: None,
             n_threads: None,
             cache_type: CacheType::F16,
             exact: false,
@@ -104,6 +108,7 @@ impl EngineOptions {
             n_ctx,
             n_seq: self.n_seq,
             n_cache: self.n_cache,
+            n_windows: self.n_windows,
             n_threads: self.n_threads.unwrap_or_else(physical_cores),
             cache_type: self.cache_type,
             exact: self.exact,

@@ -47,15 +47,47 @@ impl Pool {
     /// The longest beginning of sequence `seq`, `n` tokens at most, that could go on: what tokens after it see is there.
     pub(super) fn reachable(&self, seq: usize, n: usize) -> usize {
         let first_seen = |pos: usize| self.group.mask.seen(pos, pos + 1).start;
-        let first = first_seen(n);
-        if first >= self.lists[seq].n_dropped * PAGE {
-            n
-        } else if first_seen(first) == first && first.is_multiple_of(PAGE) {
-            // A chunk begins here, and a page: what was before is seen no more.
-            first
-        } else {
-            0
+        if first_seen(n) >= self.lists[seq].n_dropped * PAGE {
+            return n;
         }
+        // Where a chunk begins, and a page, what was before is seen no more.
+        (0..=n / PAGE).map(|page| page * PAGE).rfind(|&start| first_seen(start) == start).unwrap_or(0)
+    }
+
+    /// Pages that have to be free for sequences of `n_past` tokens to grow by `new` each.
+    pub(super) fn pages_needed(&self, n_past: &[usize], new: &[usize]) -> usize {
+        let (mut taken, mut freed) = (0, 0);
+        // Shared pages that a sequence gives up, for a copy or because its window moves on: the last to do so frees them.
+        let mut given_up: Vec<u32> = Vec::new();
+        for (seq, (&n_past, &n)) in n_past.iter().zip(new).enumerate().filter(|(_, (_, n))| **n > 0) {
+            let List { pages, n_dropped } = &self.lists[seq];
+            let more = (n_past + n).div_ceil(PAGE).saturating_sub(pages.len());
+            taken += more;
+            let mut others = &pages[*n_dropped..];
+            let n_moved = (others.len() + more).saturating_sub(self.group.pages_of_a_sequence);
+            if !n_past.is_multiple_of(PAGE) {
+                // A copy, or itself where no one else holds it.
+                taken += 1;
+                freed += self.give_up(pages[n_past / PAGE], &mut given_up);
+                others = &others[..n_past / PAGE - n_dropped];
+            }
+            for &page in &others[..n_moved.min(others.len())] {
+                freed += self.give_up(page, &mut given_up);
+            }
+            // Those that were its own by then.
+            freed += n_moved.saturating_sub(others.len());
+        }
+        taken - freed
+    }
+
+    /// Pages that come free when another sequence gives `page` up; `given_up`: the shared ones that were given up so far.
+    fn give_up(&self, page: u32, given_up: &mut Vec<u32>) -> usize {
+        let holders = self.counts[page as usize] as usize;
+        if holders == 1 {
+            return 1;
+        }
+        given_up.push(page);
+        usize::from(given_up.iter().filter(|&&other| other == page).count() == holders)
     }
 
     /// Gives sequence `seq` pages for `n` positions; there are enough. Where it has as many as a sequence may have, the

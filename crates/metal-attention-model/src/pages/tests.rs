@@ -47,11 +47,11 @@ struct Cache {
 impl Cache {
     /// One whose layers all see everything.
     fn new() -> Self {
-        Self::with(&[], N_CTX, N_PAGES)
+        Self::with(&[], N_CTX, N_PAGES, None)
     }
 
-    fn with(masks: &[Mask], n_ctx: usize, n_pages: usize) -> Self {
-        let room = Capacity { n_ctx, n_seq: N_SEQ, n_cache: Some(n_pages * PAGE), n_ubatch: N_UBATCH };
+    fn with(masks: &[Mask], n_ctx: usize, n_pages: usize, n_windows: Option<usize>) -> Self {
+        let room = Capacity { n_ctx, n_seq: N_SEQ, n_cache: Some(n_pages * PAGE), n_windows, n_ubatch: N_UBATCH };
         let groups = CacheGroups::of_masks(room, masks.iter().copied());
         assert_eq!(groups.groups().len(), 1 + masks.len());
         Self {
@@ -122,11 +122,27 @@ impl Cache {
         match *action {
             Action::Append(new) => {
                 let batch = self.batch(new);
+                let needed = |pool: &Pool| pool.pages_needed(&self.table.n_past, &new);
+                let left: Vec<_> = self.table.pools.iter().map(|p| p.n_free().checked_sub(needed(p))).collect();
                 match self.table.check(&batch, N_VOCAB) {
-                    Ok(()) => batch.chunks(N_UBATCH).for_each(|piece| drop(self.append(piece))),
+                    Ok(()) => {
+                        batch.chunks(N_UBATCH).for_each(|piece| drop(self.append(piece)));
+                        let found: Vec<_> = self.table.pools.iter().map(|pool| Some(pool.n_free())).collect();
+                        assert_eq!(found, left);
+                    }
                     Err(ForwardError::EmptyPrompt) => assert!(batch.is_empty()),
                     Err(ForwardError::ContextFull { seq, .. }) => assert!(self.lists[seq].len() + new[seq] > n_ctx),
+                    Err(ForwardError::OutOfPages { needed, free, .. }) if left[0].is_some() => {
+                        assert!(needed > free && self.table.room.n_windows.is_some());
+                        let alone = new.iter().filter(|n| **n > 0).count() == 1;
+                        let others = |seq: usize| new[seq] == 0 && !self.lists[seq].is_empty();
+                        assert!(!alone || self.n_reserved() > 0 || (0..N_SEQ).any(others));
+                    }
                     Err(ForwardError::OutOfPages { needed, free, total, .. }) => {
+                        // Where there is a whole window for each sequence, windows are not what is missing.
+                        let for_all = |pool: &Pool| pool.group.n_pages >= N_SEQ * pool.group.pages_of_a_sequence;
+                        let mut windows = self.table.pools.iter().zip(&left).skip(1);
+                        assert!(windows.all(|(pool, left)| left.is_some() || !for_all(pool)));
                         assert!(needed > free && free + self.n_reserved() == self.table.usage().free);
                         // A copy takes a page at most for each sequence.
                         let grown = |seq: usize| (self.lists[seq].len() + new[seq]).div_ceil(PAGE) + 1;
@@ -163,7 +179,8 @@ impl Cache {
                     let has = |&seq: &usize| self.table.pages(0, seq).len();
                     let needed: usize = seqs.iter().map(|seq| pages(seq).saturating_sub(has(seq))).sum();
                     let too_far = self.table.n_groups() > 1 && n >= N_UBATCH;
-                    assert!(too_far || seqs.iter().any(full) || seqs.iter().any(shared) || needed > free);
+                    let no_windows = self.table.room.n_windows.is_some();
+                    assert!(too_far || no_windows || seqs.iter().any(full) || seqs.iter().any(shared) || needed > free);
                 }
             }
             Action::Release => {
@@ -249,22 +266,36 @@ impl Cache {
     }
 }
 
+/// Windows and chunks, more and less than a page, that begin with one and that do not.
+const MASKS: [Mask; 7] = [
+    Mask::Window(1),
+    Mask::Window(2),
+    Mask::Window(100),
+    Mask::Window(2 * PAGE),
+    Mask::Chunk(96),
+    Mask::Chunk(2 * PAGE),
+    Mask::Chunk(150),
+];
+
 proptest! {
     #[test]
-    fn pages_hold_what_lists_would(actions in prop::collection::vec(action(N_CTX), 1..60)) {
-        let mut cache = Cache::new();
+    fn pages_hold_what_lists_would(
+        n_pages in prop_oneof![Just(2), Just(N_PAGES)],
+        actions in prop::collection::vec(action(N_CTX), 1..60),
+    ) {
+        let mut cache = Cache::with(&[], N_CTX, n_pages, None);
         cache.run_all(&actions);
-        prop_assert_eq!(cache.table.usage(), PageUse { page_len: PAGE, total: N_PAGES, free: N_PAGES });
+        prop_assert_eq!(cache.table.usage(), PageUse { page_len: PAGE, total: n_pages, free: n_pages });
     }
 
     #[test]
     fn and_what_windows_and_chunks_see(
-        masks in prop::sample::subsequence(
-            vec![Mask::Window(2), Mask::Window(100), Mask::Chunk(2 * PAGE), Mask::Chunk(150), Mask::Window(2 * PAGE)], 1..4),
-        n_pages in prop_oneof![Just(9), Just(20), Just(4 * 9)],
+        masks in prop::sample::subsequence(MASKS.to_vec(), 1..4),
+        n_pages in prop_oneof![Just(7), Just(9), Just(20), Just(4 * 9)],
+        n_windows in prop::option::of(1..N_SEQ),
         actions in prop::collection::vec(action(9 * PAGE), 1..60),
     ) {
-        Cache::with(&masks, 9 * PAGE, n_pages).run_all(&actions);
+        Cache::with(&masks, 9 * PAGE, n_pages, n_windows).run_all(&actions);
     }
 }
 
@@ -283,6 +314,23 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     assert_eq!(cache.table.pages(0, 2), [0, 4]);
     assert_eq!(cache.table.pages(0, 3), [0, 1]);
     assert_eq!(cache.table.usage().free, N_PAGES - 5);
+}
+
+#[test]
+fn what_was_lost_is_begun_where_nothing_of_it_is_seen() {
+    for (mask, n, reached) in [
+        (Mask::Window(1), 65, PAGE),
+        (Mask::Window(1), 63, 0),
+        (Mask::Window(2), 65, 0),
+        (Mask::Chunk(96), 200, 3 * PAGE),
+        (Mask::Chunk(96), 110, 0),
+        (Mask::Chunk(2 * PAGE), 3 * PAGE, 2 * PAGE),
+    ] {
+        let mut cache = Cache::with(&[mask], 9 * PAGE, 9, None);
+        cache.run(&Action::Append([9 * PAGE, 0, 0, 0]));
+        assert_eq!(cache.table.reachable(0, n), reached, "{mask:?}");
+        cache.run_all(&[Action::Share(0, 1, n), Action::Rewind(0, n), Action::Append([PAGE, PAGE, 0, 0])]);
+    }
 }
 
 #[test]

@@ -5,11 +5,12 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
-    BatchToken, Device, DeviceInfo, EngineOptions, ForwardError, ForwardPass, GenerateOptions, Generator, LayerTrace,
-    Logits, Model, ModelSpec, PageUse,
+    BUILT_IN_MODEL, BatchToken, Device, DeviceInfo, EngineOptions, ForwardError, ForwardPass, GenerateOptions,
+    Generator, LayerTrace, Logits, Model, ModelOptions, ModelSpec, PageUse,
 };
 use metal_attention_server::scheduler::{
     Event, Events, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, TokenLogprobs, Usage,
@@ -74,9 +75,27 @@ pub fn read(mut events: Events) -> Answer {
     answer
 }
 
+/// The built-in model, all of whose layers see so many tokens at most.
+pub fn windowed(window: u32) -> Model {
+    let file = GgufFile::from_bytes(BUILT_IN_MODEL).unwrap();
+    let mut metadata = file.metadata().clone();
+    metadata.set("llama.attention.sliding_window", window);
+    let decl = |t: &Tensor| TensorDecl { ty: t.ty(), name: t.name().to_owned(), shape: t.shape().to_vec() };
+    let decls: Vec<_> = file.tensors().iter().map(decl).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &decls).unwrap();
+    file.tensors().iter().for_each(|t| writer.write(t.bytes()).unwrap());
+    let file = GgufFile::from_bytes(&writer.finish().unwrap()).unwrap();
+    Model::from_gguf(file, &ModelOptions::default()).unwrap()
+}
+
 /// The ids and the text that a request without a constraint gets when it runs alone, in a `Generator`.
 pub fn alone(model: &Model, request: &Request) -> (Vec<u32>, String) {
-    let mut generator = Generator::new(model, &engine(), request.sampling.clone()).unwrap();
+    alone_in(model, &engine(), request)
+}
+
+/// The same in a context of another size.
+pub fn alone_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
+    let mut generator = Generator::new(model, engine, request.sampling.clone()).unwrap();
     generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options =
         GenerateOptions { n_predict: request.max_tokens, stop: request.stop.to_vec(), ignore_eos: request.ignore_eos };
