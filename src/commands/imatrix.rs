@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use metal_attention::gguf::Imatrix;
-use metal_attention::{Backend, BatchToken, Device, EngineOptions, Error, ForwardError};
+use metal_attention::{BatchToken, Device, EngineOptions, Error, ForwardError};
 
 use crate::cli_error::CliError;
 use crate::engine_args::SetupArgs;
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let _asked = interrupt::ask();
 
     let found = Arc::new(Mutex::new(Imatrix::default()));
-    let Backend::Cpu(pass) = &mut backend else { unreachable!("the device is the CPU") };
+    let pass = backend.cpu().expect("the device is the CPU");
     let (writer, output_head) = (Arc::clone(&found), args.output_head);
     pass.observe(Some(Box::new(move |input| {
         if input.matrix.starts_with("blk.") || output_head {

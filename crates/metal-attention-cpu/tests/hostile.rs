@@ -47,7 +47,7 @@ fn file(metadata: &Metadata, tensors: &[TensorSpec], special: impl Fn(&str, usiz
 
 /// The same numbers for a tensor whatever the others are: divisors of frequencies above 0, others as they come.
 fn divisors(name: &str, element: usize) -> Option<f32> {
-    (name == "rope_freqs.weight").then_some(1.0 + element as f32)
+    name.starts_with("rope_f").then_some(1.0 + element as f32)
 }
 
 /// Opens the model as `info` does to tell whether it runs, and runs it: nothing may go wrong where opening went well.

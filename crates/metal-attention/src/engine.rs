@@ -65,6 +65,15 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// The forward pass on the CPU, where it is one.
+    pub fn cpu(&mut self) -> Option<&mut CpuForwardPass> {
+        match self {
+            Self::Cpu(pass) => Some(pass),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(_) => None,
+        }
+    }
+
     /// The forward pass.
     pub fn pass(&mut self) -> &mut dyn ForwardPass {
         match self {
