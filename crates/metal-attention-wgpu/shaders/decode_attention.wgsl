@@ -54,6 +54,9 @@
 {% if qk_norm %}
 @group(0) @binding(7) var<storage, read> norm: array<f32>; // weights of a query head, then of a key head
 {% endif %}
+{% if sinks %}
+@group(0) @binding(7) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
+{% endif %}
 const N_HEAD: u32 = {{ n_head }}u;
 const GROUP: u32 = {{ n_head // n_head_kv }}u; // query heads of a KV head
 const HEADS: u32 = {{ heads }}u; // those of a workgroup
@@ -278,6 +281,10 @@ fn main(
             score += subgroupShuffleXor(score, 1u);
             score += subgroupShuffleXor(score, 2u);
 {% endif %}
+{% if cap %}
+            // Beyond 15 the tangent is 1, and no device has to divide infinities.
+            score = {{ soft_cap }} * tanh(clamp(score / {{ soft_cap }}, Heads(-15.0), Heads(15.0)));
+{% endif %}
             if row >= first && row <= last { largest = max(largest, score); }
             if lane == 0u && row - start < SPLIT { weights[row - start] = score; }
         }
@@ -299,6 +306,12 @@ fn main(
     largest = scratch[0];
 {% endif %}
 
+{% if sinks %}
+    // A score without a value, which the split of the token itself counts.
+    let head = kv_head * GROUP + block * HEADS;
+    let sink = Heads({% for h in range(heads) %}of_heads[min(head + {{ h }}u, N_HEAD - 1u)].x{{ ", " if not loop.last }}{% endfor %});
+    if last == pos { largest = max(largest, sink); }
+{% endif %}
     var total = Heads();
     for (var row = tid; row < SPLIT; row += {{ threads }}u) {
         var weight = Heads();
@@ -322,6 +335,9 @@ fn main(
     total = scratch_sum[0];
 {% endif %}
 
+{% if sinks %}
+    if last == pos { total += exp(sink - largest); }
+{% endif %}
 {% for h in range(heads) %}
     var sum_{{ h }} = vec4<f32>();
 {% endfor %}

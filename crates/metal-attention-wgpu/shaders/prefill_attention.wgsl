@@ -25,6 +25,9 @@
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
+{% if sinks %}
+@group(0) @binding(5) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
+{% endif %}
 const HEAD_DIM: u32 = {{ head_dim }}u;
 const N_HEAD: u32 = {{ n_head }}u;
 const QUERIES: u32 = {{ queries }}u;
@@ -145,6 +148,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
             score = vec4<f32>();
             for (var i = 0u; i < LANES; i++) { score += scratch[tid - lane + i]; }
 {% endif %}
+{% if cap %}
+            // Beyond 15 the tangent is 1, and no device has to divide infinities.
+            score = {{ soft_cap }} * tanh(clamp(score / {{ soft_cap }}, vec4(-15.0), vec4(15.0)));
+{% endif %}
             let at_mine = vec4(at + part * 4u) + vec4(0u, 1u, 2u, 3u);
             let seen = vec4<bool>(mine) & (at_mine >= vec4(first)) & (at_mine <= vec4(pos));
             score = select(vec4(NEVER), score, seen);
@@ -192,6 +199,16 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         workgroupBarrier();
     }
 
+{% if sinks %}
+    // A score without a value.
+    let sink = of_heads[head].x;
+    let with_sink = max(largest, sink);
+    let factor = exp(largest - with_sink);
+    total = total * factor + exp(sink - with_sink);
+{% for u in range(units) %}
+    sum_{{ u }} *= factor;
+{% endfor %}
+{% endif %}
     if part == 0u && token < end {
         let place = (token * N_HEAD + head) * HEAD_DIM;
 {% for u in range(units) %}

@@ -39,6 +39,9 @@ enable f16;
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
+{% if sinks %}
+@group(0) @binding(5) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
+{% endif %}
 const N_HEAD: u32 = {{ n_head }}u;
 const LANES: u32 = {{ lanes }}u;
 const KEYS: u32 = {{ keys_of_tile }}u;
@@ -187,11 +190,13 @@ fn main(
             let from_{{ q }} = row * RESULT_PITCH + quad_{{ q }};
             let at_{{ q }} = vec4(at + quad_{{ q }}) + vec4(0u, 1u, 2u, 3u);
             let seen_{{ q }} = vec4<bool>(mine) & (at_{{ q }} >= vec4(first)) & (at_{{ q }} <= vec4(pos));
-            let score_{{ q }} = select(
-                vec4(NEVER),
-                vec4(results[from_{{ q }}], results[from_{{ q }} + 1u], results[from_{{ q }} + 2u], results[from_{{ q }} + 3u]) * unscaled,
-                seen_{{ q }},
-            );
+            let of_{{ q }} = vec4(results[from_{{ q }}], results[from_{{ q }} + 1u], results[from_{{ q }} + 2u], results[from_{{ q }} + 3u]) * unscaled;
+{% if cap %}
+            // Beyond 15 the tangent is 1, and no device has to divide infinities.
+            let score_{{ q }} = select(vec4(NEVER), {{ soft_cap }} * tanh(clamp(of_{{ q }} / {{ soft_cap }}, vec4(-15.0), vec4(15.0))), seen_{{ q }});
+{% else %}
+            let score_{{ q }} = select(vec4(NEVER), of_{{ q }}, seen_{{ q }});
+{% endif %}
             larger = max(larger, max(max(score_{{ q }}.x, score_{{ q }}.y), max(score_{{ q }}.z, score_{{ q }}.w)));
 {% endfor %}
 {{ over_lanes("larger", "max") }}
@@ -239,6 +244,16 @@ fn main(
         run = next;
     }
 {{ over_lanes("total", "sum") }}
+{% if sinks %}
+    // A score without a value.
+    let sink = of_heads[head].x;
+    let with_sink = max(largest, sink);
+    let shrink = exp(largest - with_sink);
+    total = total * shrink + exp(sink - with_sink);
+{% for u in range(units) %}
+    sum_{{ u }} *= shrink;
+{% endfor %}
+{% endif %}
     if token < end {
 {% for u in range(units) %}
         if lane + {{ u * lanes }}u < KV_UNITS { att[(token * N_HEAD + head) * KV_UNITS + lane + {{ u * lanes }}u] = sum_{{ u }} / total; }

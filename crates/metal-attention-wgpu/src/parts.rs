@@ -235,7 +235,8 @@ impl MixerKernels {
     }
 }
 
-/// Attention that is causal, perhaps in a window, with RoPE or no positions, perhaps an RMSNorm of each head before it.
+/// Attention that is causal, perhaps in a window, with RoPE or no positions, perhaps with an RMSNorm of each head before it, a
+/// cap on the scores or sinks.
 fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape> {
     let AttentionSpec {
         n_head,
@@ -274,13 +275,15 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         KvSource::KeysAsValues | KvSource::Layer(_) => false,
     };
     let LayerPages { n_ctx, group, cache } = pages;
-    let others = soft_cap.is_some() || sinks || value_norm.is_some() || clamp_qkv.is_some() || temperature.is_some();
+    let others = value_norm.is_some() || clamp_qkv.is_some() || temperature.is_some() || sinks && qk_norm.is_some();
     let fits = n_rot <= head_dim && head_dim <= MAX_FAST_HEAD_DIM;
     (own && !others && fits).then_some(AttentionShape {
         n_head,
         n_head_kv,
         head_dim,
         scale,
+        soft_cap,
+        sinks,
         window,
         n_ctx,
         group,
@@ -350,6 +353,7 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         return None;
     }
     let attention = match mixer_kernels {
+        MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks => return None,
         MixerKernels::Fast(shape) => *shape,
         MixerKernels::General(..) | MixerKernels::Latent(..) => return None,
     };

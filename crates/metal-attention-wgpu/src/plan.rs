@@ -183,6 +183,9 @@ impl PlanBuilder<'_> {
                 return Method::TokenByToken(TOKEN_TILE);
             }
         }
+        if kernels::leaves_idle_in_tiles(matrix, self.most_tokens()) {
+            return Method::TokenByToken(TOKEN_TILE);
+        }
         Method::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 

@@ -26,6 +26,10 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Whether each head has a score that has no value. Not together with a norm.
+    pub sinks: bool,
     /// Positions a token sees, itself included; `None`: all.
     pub window: Option<usize>,
     /// Positions that a sequence has room for.
@@ -88,6 +92,8 @@ impl AttentionShape {
             format!("{} heads of {n} elements cannot share {} KV heads", self.n_head, self.n_head_kv)
         } else if self.n_rot > n || !self.n_rot.is_multiple_of(2) {
             format!("RoPE cannot turn {} elements of {n} in pairs", self.n_rot)
+        } else if self.sinks && self.qk_norm_eps.is_some() {
+            "heads have a norm and sinks, for which a kernel has too few bindings".to_owned()
         } else if self.n_ctx > MAX_CONTEXT {
             format!("a context has {} positions, and the kernels count {MAX_CONTEXT}", self.n_ctx)
         } else {
@@ -113,6 +119,16 @@ impl AttentionShape {
         ("window", self.window.filter(|&w| w < self.n_ctx).unwrap_or(0).into())
     }
 
+    /// What happens to a score: its factor, the cap, the sink.
+    pub(crate) fn score_constants(&self) -> Vec<(&'static str, Constant)> {
+        vec![
+            ("scale", self.scale.into()),
+            ("cap", self.soft_cap.is_some().into()),
+            ("soft_cap", self.soft_cap.unwrap_or(0.0).into()),
+            ("sinks", self.sinks.into()),
+        ]
+    }
+
     pub(crate) fn rope_constants(&self) -> Vec<(&'static str, Constant)> {
         vec![
             ("n_rot", self.n_rot.into()),
@@ -136,6 +152,8 @@ impl AttentionShape {
         n_head_kv: 3,
         head_dim: 64,
         scale: 0.125,
+        soft_cap: None,
+        sinks: false,
         window: None,
         n_ctx: 2048,
         group: 0,
@@ -156,6 +174,8 @@ pub struct AttentionBuffers<'a> {
     /// F32 `[2, head_dim]`: weights of the RMSNorm of query heads, then of key heads. There exactly when the shape has
     /// a `qk_norm_eps`.
     pub qk_norm: Option<&'a wgpu::Buffer>,
+    /// F32 `[n_head, 2]`: the sink's score of each head first. There where the shape has sinks.
+    pub of_heads: Option<&'a wgpu::Buffer>,
     /// Cached keys, [`AttentionShape::cache_bytes`] long.
     pub keys: &'a dyn Bind,
     /// Cached values, as long.
@@ -174,6 +194,7 @@ pub(super) struct BoundAttention<'a> {
     pub(super) qkv: (&'a dyn Bind, Reach),
     pub(super) rope: (&'a dyn Bind, Reach),
     pub(super) qk_norm: Option<(&'a dyn Bind, Reach)>,
+    pub(super) sinks: Option<(&'a dyn Bind, Reach)>,
     pub(super) keys: (&'a dyn Bind, Reach),
     pub(super) values: (&'a dyn Bind, Reach),
     pub(super) att: (&'a dyn Bind, Reach),
@@ -190,6 +211,10 @@ impl<'a> AttentionBuffers<'a> {
             qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_len()))),
             rope: (self.rope, Reach::floats(shape.n_ctx * shape.n_rot)),
             qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, Reach::floats(2 * shape.head_dim))),
+            sinks: self
+                .of_heads
+                .filter(|_| shape.sinks)
+                .map(|heads| (heads as &dyn Bind, Reach::floats(2 * shape.n_head))),
             keys: (self.keys, cache),
             values: (self.values, cache),
             att: (self.att, Reach::Tokens(floats(shape.att_len()))),
@@ -208,6 +233,8 @@ pub struct AttentionTwin {
     rope: Vec<f32>,
     /// As [`AttentionBuffers::qk_norm`].
     qk_norm: Vec<f32>,
+    /// As [`AttentionBuffers::of_heads`].
+    of_heads: Vec<f32>,
     /// `[n_seq, n_head_kv, n_ctx]`
     keys: Vec<Vec<f64>>,
     values: Vec<Vec<f64>>,
@@ -215,12 +242,13 @@ pub struct AttentionTwin {
 
 impl AttentionTwin {
     /// An empty cache of `n_seq` sequences.
-    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32]) -> Self {
+    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], of_heads: &[f32]) -> Self {
         let rows = n_seq * shape.n_head_kv * shape.n_ctx;
         Self {
             shape,
             rope: rope.to_vec(),
             qk_norm: qk_norm.to_vec(),
+            of_heads: of_heads.to_vec(),
             keys: vec![Vec::new(); rows],
             values: vec![Vec::new(); rows],
         }
@@ -280,10 +308,12 @@ impl AttentionTwin {
         let scores: Vec<f64> = rows
             .iter()
             .map(|&r| q.iter().zip(&self.keys[r]).map(|(a, b)| a * b).sum::<f64>() * f64::from(shape.scale))
+            .map(|score| shape.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()))
             .collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = shape.sinks.then(|| f64::from(self.of_heads[2 * head]));
+        let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
         (0..shape.head_dim)
             .map(|e| (rows.iter().zip(&weights).map(|(&r, w)| w * self.values[r][e]).sum::<f64>() / total) as f32)
             .collect()

@@ -42,6 +42,7 @@ pub fn decode_attention(
     let b = buffers.bound(shape);
     let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
     bound.extend(b.qk_norm);
+    bound.extend(b.sinks);
     let groups = shape.n_head_kv * heads_and_blocks(shape).1;
     let grid = [Extent::Fixed(groups as u32), Extent::Splits, Extent::Tokens(1)];
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)
@@ -70,14 +71,8 @@ fn heads_and_blocks(shape: &AttentionShape) -> (usize, usize) {
 
 fn decode_key(shape: &AttentionShape) -> PsoKey {
     let (heads, blocks) = heads_and_blocks(shape);
-    let more = [
-        ("heads", heads.into()),
-        ("blocks", blocks.into()),
-        ("split", SPLIT.into()),
-        ("scale", shape.scale.into()),
-        shape.window_constant(),
-    ];
-    shape.key("decode_attention", &[&shape.rope_constants(), &more])
+    let more = [("heads", heads.into()), ("blocks", blocks.into()), ("split", SPLIT.into()), shape.window_constant()];
+    shape.key("decode_attention", &[&shape.rope_constants(), &shape.score_constants(), &more])
 }
 
 fn merge_key(shape: &AttentionShape) -> PsoKey {

@@ -103,6 +103,14 @@ pub fn all_on_units(features: ShaderFeatures, matrix: &GpuMatrix, exact: bool) -
     matrix.parts().iter().all(|part| method(part) != MatmulMethod::Tiled)
 }
 
+/// Whether tiles for up to `n_tokens` tokens are so few that they leave most of a large GPU idle, and weights are read as they
+/// are, so that [`multi_token_matvec`](super::multi_token_matvec) is faster: routers of experts in F32.
+pub fn leaves_idle_in_tiles(matrix: &GpuMatrix, n_tokens: usize) -> bool {
+    const FEWEST_TILES: usize = 64;
+    let wide = matrix.parts().iter().all(|part| type_info(part.ty).wide);
+    wide && matrix.n_out().div_ceil(TILE) * n_tokens.div_ceil(TILE) < FEWEST_TILES
+}
+
 /// Room for the input of a product as matrix units take it. The products of a forward pass share one.
 #[derive(Debug)]
 pub struct MatmulScratch {

@@ -52,7 +52,9 @@ pub use general_attention::{
 pub use head_products::{HeadRows, head_products, head_products_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
 pub use latent_inputs::{LatentBuffers, LatentShape, latent_inputs, latent_inputs_twin};
-pub use matmul::{CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, matmul, matmul_by, matmul_method};
+pub use matmul::{
+    CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, leaves_idle_in_tiles, matmul, matmul_by, matmul_method,
+};
 pub use matmul_split::{SplitTile, split_matmul, split_tile};
 pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_twin, multi_token_matvec};
 pub use norm::{NormShape, norm, norm_twin};

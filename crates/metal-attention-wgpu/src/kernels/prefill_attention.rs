@@ -3,8 +3,9 @@
 use metal_attention_model::CacheType;
 
 use super::attention::{AttentionBuffers, AttentionShape};
+use crate::arena::Bind;
 use crate::device::GpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
@@ -42,8 +43,10 @@ fn dispatch(
     queries: usize,
 ) -> Result<Dispatch, GpuError> {
     let b = buffers.bound(shape);
+    let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.keys, b.values, b.att, b.batch];
+    bound.extend(b.sinks);
     let grid = [Extent::Fixed(shape.n_head as u32), Extent::Tokens(queries as u32), Extent::Fixed(1)];
-    Dispatch::new(gpu, key, &[b.qkv, b.keys, b.values, b.att, b.batch], grid)
+    Dispatch::new(gpu, key, &bound, grid)
 }
 
 /// Whether [`prefill_attention_cooperative`] does for a layer: with 16-bit matrix units and an F16 cache, for heads of
@@ -72,13 +75,13 @@ fn queries(shape: &AttentionShape) -> usize {
 }
 
 fn cooperative_key(shape: &AttentionShape, subgroups: usize) -> PsoKey {
-    let more = [("subgroup_count", subgroups.into()), ("scale", shape.scale.into()), shape.window_constant()];
-    shape.key("prefill_attention_cooperative", &[&more])
+    let more = [("subgroup_count", subgroups.into()), shape.window_constant()];
+    shape.key("prefill_attention_cooperative", &[&shape.score_constants(), &more])
 }
 
 fn prefill_key(shape: &AttentionShape) -> PsoKey {
-    let more = [("queries", queries(shape).into()), ("scale", shape.scale.into()), shape.window_constant()];
-    shape.key("prefill_attention", &[&more])
+    let more = [("queries", queries(shape).into()), shape.window_constant()];
+    shape.key("prefill_attention", &[&shape.score_constants(), &more])
 }
 
 pub(crate) fn catalogue() -> Vec<PsoKey> {

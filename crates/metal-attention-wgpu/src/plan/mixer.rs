@@ -34,9 +34,9 @@ impl PlanBuilder<'_> {
     ) -> Result<(&GpuLinear, &Buffer), GpuError> {
         let s = self.s;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
-            (GpuMixer::Attention { qkv, qk_norm, of_heads: _, out }, MixerKernels::Fast(shape)) => {
+            (GpuMixer::Attention { qkv, qk_norm, of_heads, out }, MixerKernels::Fast(shape)) => {
                 self.product_of(d, input, Product::new(qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
-                self.fast_attention(d, i, shape, qk_norm.as_ref())?;
+                self.fast_attention(d, i, shape, qk_norm.as_ref(), of_heads.as_ref())?;
                 Ok((out, &s.att))
             }
             (GpuMixer::Attention { qkv, qk_norm, of_heads, out }, MixerKernels::General(inputs, attention)) => {
@@ -63,6 +63,7 @@ impl PlanBuilder<'_> {
         i: usize,
         shape: &AttentionShape,
         qk_norm: Option<&Buffer>,
+        of_heads: Option<&Buffer>,
     ) -> Result<(), GpuError> {
         let gpu = self.gpu;
         let (keys, values) = &self.cache.layers[i];
@@ -70,6 +71,7 @@ impl PlanBuilder<'_> {
             qkv: &self.s.qkv,
             rope: &self.rope[i],
             qk_norm,
+            of_heads,
             keys,
             values,
             att: &self.s.att,

@@ -37,6 +37,7 @@ struct Pair<'a> {
     twin: AttentionTwin,
     rope: wgpu::Buffer,
     norm: wgpu::Buffer,
+    of_heads: wgpu::Buffer,
     keys: wgpu::Buffer,
     values: wgpu::Buffer,
     /// The pages of each sequence.
@@ -50,6 +51,8 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
         n_head_kv,
         head_dim,
         scale: 1.0 / (head_dim as f32).sqrt(),
+        soft_cap: None,
+        sinks: false,
         window: None,
         n_ctx: 1100,
         group: GROUP,
@@ -69,15 +72,18 @@ impl<'a> Pair<'a> {
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
+        // Scores are some 3; sinks that matter, and some that leave nothing else.
+        let of_heads: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();
         // Rows that nobody wrote must not be used: NaN.
         let pages = shuffled_pages(n_seq, shape.n_ctx);
         let cache = vec![u32::MAX; shape.cache_bytes(pages.concat().len()).div_ceil(4) as usize];
         Self {
             gpu,
             shape,
-            twin: AttentionTwin::new(shape, n_seq, &table, &norm),
+            twin: AttentionTwin::new(shape, n_seq, &table, &norm, &of_heads),
             rope: gpu.upload("rope", &table).unwrap(),
             norm: gpu.upload("norm", &norm).unwrap(),
+            of_heads: gpu.upload("sinks", &of_heads).unwrap(),
             keys: gpu.upload("keys", &cache).unwrap(),
             values: gpu.upload("values", &cache).unwrap(),
             pages,
@@ -102,6 +108,7 @@ impl<'a> Pair<'a> {
             qkv: &qkv,
             rope: &self.rope,
             qk_norm: shape.qk_norm_eps.is_some().then_some(&self.norm),
+            of_heads: Some(&self.of_heads),
             keys: &self.keys,
             values: &self.values,
             att: &att,
@@ -220,6 +227,10 @@ fn shapes() -> Vec<AttentionShape> {
         of(16, 1, 36, Some(33), 36, Interleaved, None, F16),
         of(2, 1, 31, None, 30, Halves, Some(1e-5), F32),
         of(2, 1, 124, None, 124, Halves, None, F16),
+        AttentionShape { soft_cap: Some(2.0), ..of(4, 2, 256, Some(150), 256, Halves, None, F32) },
+        AttentionShape { sinks: true, ..of(8, 1, 64, Some(128), 64, Halves, None, F16) },
+        AttentionShape { sinks: true, soft_cap: Some(5.0), ..of(5, 1, 20, None, 20, Interleaved, None, F32) },
+        AttentionShape { soft_cap: Some(4.0), ..of(3, 3, 80, None, 80, Halves, Some(1e-6), F32) },
     ]
 }
 
@@ -267,7 +278,8 @@ fn attention_on_matrix_units_matches_its_twin() {
             window: Some(window),
             ..AttentionShape { head_dim, n_rot: head_dim, ..base }
         };
-        for shape in [base, window(32, 40), window(96, 1)] {
+        let sinks = AttentionShape { sinks: true, soft_cap: Some(3.0), ..window(32, 60) };
+        for shape in [base, window(32, 40), window(96, 1), sinks, AttentionShape { soft_cap: None, ..sinks }] {
             // Plain loops take 32-bit floats, and so twice the memory.
             if !gpu.features().cooperative_f16 && shape.head_dim == 64 {
                 continue;
@@ -336,8 +348,9 @@ fn heads_beyond_the_kernels_are_refused() {
     for gpu in gpus() {
         let shape = AttentionShape { n_ctx: 4, ..shape(1, 1, 260) };
         let buffer = gpu.buffer("unused", 16).unwrap();
-        let (b, qk_norm) = (&buffer, None);
-        let buffers = AttentionBuffers { qkv: b, rope: b, qk_norm, keys: b, values: b, att: b, partial: b, batch: b };
+        let (b, qk_norm, of_heads) = (&buffer, None, None);
+        let buffers =
+            AttentionBuffers { qkv: b, rope: b, qk_norm, of_heads, keys: b, values: b, att: b, partial: b, batch: b };
         for refused in [decode_attention(gpu, &shape, &buffers), prefill_attention(gpu, &shape, &buffers)] {
             let error = refused.unwrap_err().to_string();
             assert_eq!(
