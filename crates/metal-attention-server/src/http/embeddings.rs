@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::body::{FromJson, Json, parse};
 use super::prompt::Prompt;
 use super::unsupported::{self, Endpoint};
-use super::{ApiError, App, prepare};
+use super::{ApiError, App, in_time, prepare};
 use crate::scheduler::Client;
 
 /// A request for embeddings.
@@ -104,7 +104,7 @@ pub async fn embeddings(
     request: Json<EmbeddingsRequest>,
 ) -> Result<axum::Json<Embeddings>, ApiError> {
     let format = request.encoding_format.unwrap_or_default();
-    let (pending, n_tokens) = prepare(&app, request, move |app, request| {
+    let prepared = prepare(&app, request, move |app, request| {
         let model = app.model_named(request.model.as_deref())?;
         model.check_embeds()?;
         let n_embd = model.n_embd();
@@ -116,20 +116,24 @@ pub async fn embeddings(
         let n_tokens = texts.iter().map(|ids| ids.len()).sum();
         let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
         Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens))
-    })
-    .await?;
-    let mut data = Vec::with_capacity(pending.len());
-    for (index, vector) in pending.into_iter().enumerate() {
-        let vector = vector.await?;
-        let vector = match format {
-            EncodingFormat::Float => Vector::Float(vector),
-            EncodingFormat::Base64 => {
-                let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
-                Vector::Base64(STANDARD.encode(bytes))
-            }
-        };
-        data.push(Embedding { object: "embedding", index, vector });
-    }
+    });
+    let all = async {
+        let (pending, n_tokens) = prepared.await?;
+        let mut data = Vec::with_capacity(pending.len());
+        for (index, vector) in pending.into_iter().enumerate() {
+            let vector = vector.await?;
+            let vector = match format {
+                EncodingFormat::Float => Vector::Float(vector),
+                EncodingFormat::Base64 => {
+                    let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
+                    Vector::Base64(STANDARD.encode(bytes))
+                }
+            };
+            data.push(Embedding { object: "embedding", index, vector });
+        }
+        Ok((data, n_tokens))
+    };
+    let (data, n_tokens) = in_time(&app, all).await?;
     let usage = EmbeddingsUsage::new(n_tokens);
     Ok(axum::Json(Embeddings { object: "list", data, model: app.model_name(), usage }))
 }

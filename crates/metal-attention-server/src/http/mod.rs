@@ -57,6 +57,14 @@ async fn prepare<R: Send + 'static, T: Send + 'static>(
     app.work.run(request.peer, request.weight, move || work(&owned, &request)).await
 }
 
+/// What `work` comes to, within the longest time of a request. Where that is over, `work` is dropped, and with it what it submitted.
+async fn in_time<T>(app: &App, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+    match app.options.timeout {
+        Some(timeout) => tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(ApiError::deadline())),
+        None => work.await,
+    }
+}
+
 /// Seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())

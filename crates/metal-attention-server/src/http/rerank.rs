@@ -13,7 +13,7 @@ use super::body::{FromJson, Json, parse};
 use super::embeddings::EmbeddingsUsage;
 use super::limits::{MAX_DOCUMENTS, MAX_IDS};
 use super::unsupported::{self, Endpoint};
-use super::{ApiError, App, prepare};
+use super::{ApiError, App, in_time, prepare};
 use crate::scheduler::{Client, Embedding};
 
 /// A request to rank documents.
@@ -92,12 +92,16 @@ pub async fn rerank(
     client: Client,
     request: Json<RerankRequest>,
 ) -> Result<axum::Json<Ranking>, ApiError> {
-    let pending = prepare(&app, request, move |app, request| request.submit(app, client)).await?;
-    let mut scores = Vec::with_capacity(pending.outputs.len());
-    for outputs in pending.outputs {
-        let outputs = outputs.await?;
-        scores.push(pending.reranker.score(&outputs));
-    }
+    let prepared = prepare(&app, request, move |app, request| request.submit(app, client));
+    let all = async {
+        let mut pending = prepared.await?;
+        let mut scores = Vec::with_capacity(pending.outputs.len());
+        for outputs in std::mem::take(&mut pending.outputs) {
+            scores.push(pending.reranker.score(&outputs.await?));
+        }
+        Ok((pending, scores))
+    };
+    let (pending, scores) = in_time(&app, all).await?;
     let best = best_first(&scores).into_iter().take(pending.top_n);
     let document = |i: usize| pending.documents.as_ref().map(|texts| TextDocument { text: texts[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };

@@ -1,5 +1,7 @@
 //! Rerankers and encoders over HTTP, which write no text.
 
+use std::time::Duration;
+
 use metal_attention::gguf::GgufFile;
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Device, EngineOptions, Model, ModelOptions, Pooler, Reranker};
@@ -171,4 +173,19 @@ fn an_encoder_embeds_texts_as_long_as_its_context() {
     assert_eq!(embed(json!({"input": "far", "dimensions": 7})).error().1, "dimensions");
     let base64 = embed(json!({"input": "far", "encoding_format": "base64"})).json();
     assert_eq!(base64["data"][0]["embedding"].as_str().unwrap().len(), (N_EMBD * 4).div_ceil(3) * 4);
+}
+
+#[test]
+fn what_takes_longer_than_the_server_allows_is_given_up() {
+    let in_no_time = || HttpOptions { timeout: Some(Duration::from_millis(1)), ..HttpOptions::default() };
+    let texts = vec![DOCUMENTS[3]; 200];
+    for (is_reranker, path, request) in [
+        (true, "/v1/rerank", json!({"query": QUERY, "documents": texts})),
+        (false, "/v1/embeddings", json!({"input": texts})),
+    ] {
+        let server = Server::with_model(in_no_time(), move || load_model(model(is_reranker), 2, 300));
+        server.wait_until_ready();
+        let answer = server.post(path, &request);
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (504, &json!("timeout")), "{path}");
+    }
 }
