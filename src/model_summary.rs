@@ -87,9 +87,10 @@ struct Heads {
 }
 
 impl Heads {
-    fn of(mixer: &Mixer) -> Self {
+    /// `None` where the mixer has none.
+    fn of(mixer: &Mixer) -> Option<Self> {
         match mixer {
-            Mixer::Attention(a) => Self {
+            Mixer::Attention(a) => Some(Self {
                 n_head: a.n_head,
                 n_head_kv: a.n_head_kv,
                 head_dim: a.head_dim,
@@ -99,10 +100,11 @@ impl Heads {
                     Mask::Near(distance) => Some(2 * distance + 1),
                 },
                 rope: a.rope().copied(),
-            },
+            }),
             Mixer::LatentAttention(a) => {
-                Self { n_head: a.n_head, n_head_kv: 1, head_dim: a.head_dim(), window: None, rope: Some(a.rope) }
+                Some(Self { n_head: a.n_head, n_head_kv: 1, head_dim: a.head_dim(), window: None, rope: Some(a.rope) })
             }
+            Mixer::ShortConv(_) => None,
         }
     }
 }
@@ -110,7 +112,7 @@ impl Heads {
 impl Sizes {
     /// Of a model that is understood; `rope_freqs`: whether the file has the tensor of that name.
     pub fn from_spec(spec: &ModelSpec, rope_freqs: bool) -> Self {
-        let heads = || spec.layers.iter().map(|layer| Heads::of(&layer.mixer));
+        let heads = || spec.layers.iter().filter_map(|layer| Heads::of(&layer.mixer));
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Dense(dense) => dense.n_ff,
             FeedForward::Experts(experts) => experts.expert.n_ff,
@@ -274,7 +276,9 @@ pub struct MemoryUse {
     pub weights_bytes: u64,
     /// Keys and values.
     pub kv_cache_bytes: u64,
-    /// Both together.
+    /// Recurrent states, those included that the text can be cut back to.
+    pub state_bytes: u64,
+    /// All together.
     pub total_bytes: u64,
 }
 
@@ -283,6 +287,7 @@ impl MemoryUse {
     pub fn at_several_contexts(file: &GgufFile, spec: &ModelSpec) -> Vec<Self> {
         let mut contexts: Vec<_> = [512, 2048, 4096, 8192].into_iter().filter(|&n| n < spec.n_ctx_train).collect();
         contexts.push(spec.n_ctx_train);
+        let options = EngineOptions::default();
         let at = |n_ctx: usize| {
             let weights_bytes = file.tensor_bytes();
             let room = Capacity {
@@ -290,10 +295,14 @@ impl MemoryUse {
                 n_seq: 1,
                 n_cache: None,
                 n_windows: None,
-                n_ubatch: EngineOptions::default().n_ubatch,
+                state_cache: options.state_cache,
+                n_ubatch: options.n_ubatch,
             };
-            let kv_cache_bytes = CacheGroups::new(spec, room).n_elements(spec).saturating_mul(2);
-            Self { n_ctx, weights_bytes, kv_cache_bytes, total_bytes: weights_bytes.saturating_add(kv_cache_bytes) }
+            let groups = CacheGroups::new(spec, room);
+            let kv_cache_bytes = groups.n_elements(spec).saturating_mul(2);
+            let state_bytes = groups.states().map_or(0, |states| states.bytes());
+            let total_bytes = [weights_bytes, kv_cache_bytes, state_bytes].into_iter().fold(0, u64::saturating_add);
+            Self { n_ctx, weights_bytes, kv_cache_bytes, state_bytes, total_bytes }
         };
         contexts.into_iter().map(at).collect()
     }

@@ -170,7 +170,12 @@ impl<'a> Info<'a> {
         for (i, m) in self.memory.iter().enumerate() {
             let (total, weights) = (units::bytes(m.total_bytes), units::bytes(m.weights_bytes));
             let kv_cache = units::bytes(m.kv_cache_bytes);
-            let text = format!("{total:>10} at -c {:<6}  weights {weights} + KV cache {kv_cache} (F16)", m.n_ctx);
+            let states = match m.state_bytes {
+                0 => String::new(),
+                bytes => format!(" + recurrent states {}", units::bytes(bytes)),
+            };
+            let text =
+                format!("{total:>10} at -c {:<6}  weights {weights} + KV cache {kv_cache} (F16){states}", m.n_ctx);
             line(if i == 0 { "memory" } else { "" }, text)?;
         }
         if args.metadata {

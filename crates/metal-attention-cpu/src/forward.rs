@@ -6,6 +6,7 @@ mod experts;
 mod feed_forward;
 mod latent_attention;
 mod per_layer;
+mod short_conv;
 mod streams;
 
 use metal_attention_model::{
@@ -22,6 +23,7 @@ use crate::observer::{MatrixInput, Observer};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
+use crate::state::SharedStates;
 
 /// Elements that are worth spreading over threads where little is done with each: a few microseconds.
 const MIN_ELEMENTS: usize = 4096;
@@ -106,6 +108,8 @@ pub(crate) struct Run<'a> {
     pub(crate) isa: Isa,
     /// Where the tokens lie in the KV cache, those of the batch included.
     pub(crate) pages: &'a PageTable,
+    /// The recurrent states of their sequences, and those that come of them.
+    pub(crate) states: &'a SharedStates<'a>,
     pub(crate) s: &'a mut Scratch,
     /// Takes a lap after every kernel, where somebody asked for a profile.
     pub(crate) profiler: Option<&'a mut Profiler>,
@@ -115,10 +119,10 @@ pub(crate) struct Run<'a> {
 
 impl Run<'_> {
     /// Evaluates `tokens` and writes what is wanted; nothing of use where the work of the pool was cancelled. `caches`: of
-    /// each layer its own or that of the layer whose keys and values it reads.
+    /// each layer its own or that of the layer whose keys and values it reads, where it reads any.
     pub(crate) fn forward<E: Element>(
         mut self,
-        caches: &[&SharedCache<'_, E>],
+        caches: &[Option<&SharedCache<'_, E>>],
         tokens: &[BatchToken],
         wanted: Wanted<'_>,
         mut trace: Option<LayerTrace<'_>>,
@@ -133,8 +137,8 @@ impl Run<'_> {
             self.begin_streams(w);
             self.normalize_input(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
-            match (&layer.mixer, &w.mixer) {
-                (Mixer::Attention(a), MixerWeights::Attention(w)) => {
+            match (&layer.mixer, &w.mixer, cache) {
+                (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
                     self.project_and_cache(i, a, w, cache, &tokens);
                     if last {
                         self.keep_wanted_rows(&mut tokens);
@@ -143,7 +147,7 @@ impl Run<'_> {
                         self.attend(&attention::Attended::of(a, w), cache, &tokens);
                     }
                 }
-                (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w)) => {
+                (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
                     self.compress_and_cache(i, a, w, cache, &tokens);
                     if last {
                         self.keep_wanted_rows(&mut tokens);
@@ -152,8 +156,13 @@ impl Run<'_> {
                         self.attend_latent(a, w, cache, &tokens);
                     }
                 }
-                (Mixer::Attention(_), MixerWeights::LatentAttention(_))
-                | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
+                (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => {
+                    self.short_conv(i, *conv, w, &tokens);
+                    if last {
+                        self.keep_wanted_rows(&mut tokens);
+                    }
+                }
+                (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _, _) => {
                     panic!("the weights are those of the layers: both were made from one description")
                 }
             }
@@ -164,6 +173,7 @@ impl Run<'_> {
             let out = match &w.mixer {
                 MixerWeights::Attention(w) => &w.out,
                 MixerWeights::LatentAttention(w) => &w.out,
+                MixerWeights::ShortConv(w) => &w.out,
             };
             self.finish_layer(i, layer, w, out);
             if self.pool.is_cancelled() {
@@ -291,7 +301,7 @@ impl Run<'_> {
     fn keep_wanted_rows(&mut self, tokens: &mut Vec<BatchToken>) {
         let s = &mut *self.s;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
-        let mut buffers = vec![&mut s.x, &mut s.h, &mut s.q, &mut s.per_layer];
+        let mut buffers = vec![&mut s.x, &mut s.h, &mut s.q, &mut s.att, &mut s.per_layer];
         buffers.extend(s.streams.rows(n_streams));
         for rows in buffers {
             let len = rows.len() / tokens.len();

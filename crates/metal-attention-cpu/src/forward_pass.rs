@@ -17,6 +17,7 @@ use crate::observer::Observer;
 use crate::pool::ThreadPool;
 use crate::side_by_side::SideBySide;
 use crate::simd::Isa;
+use crate::state::States;
 
 /// More threads than any machine has cores for.
 const MAX_THREADS: usize = 4096;
@@ -34,6 +35,8 @@ pub struct CpuOptions {
     /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
     /// window. `None`: all.
     pub n_windows: Option<usize>,
+    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    pub state_cache: usize,
     /// Threads to compute with.
     pub n_threads: usize,
     /// Element type of the KV cache.
@@ -56,6 +59,7 @@ impl Default for CpuOptions {
             n_seq: 1,
             n_cache: None,
             n_windows: None,
+            state_cache: 256 << 20,
             n_threads: physical_cores(),
             cache_type: CacheType::default(),
             exact: false,
@@ -71,6 +75,7 @@ pub struct CpuForwardPass {
     spec: ModelSpec,
     weights: PreparedWeights,
     cache: Cache,
+    states: States,
     /// Which page of the cache holds what.
     pages: PageTable,
     scratch: Scratch,
@@ -102,9 +107,9 @@ impl CpuForwardPass {
     /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
     /// quantised weights.
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
-        let &CpuOptions { n_seq, n_cache, n_windows, n_threads, n_ubatch, .. } = options;
+        let &CpuOptions { n_seq, n_cache, n_windows, state_cache, n_threads, n_ubatch, .. } = options;
         let n_ctx = Capacity::n_ctx_of(&spec, options.n_ctx);
-        let capacity = Capacity { n_ctx, n_seq, n_cache, n_windows, n_ubatch };
+        let capacity = Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch };
         if let Some((option, max)) = capacity.out_of_range() {
             return Err(CpuError::Option { option, max });
         }
@@ -116,6 +121,9 @@ impl CpuForwardPass {
             CacheType::F16 => Cache::F16(layer_caches(&spec, &groups)?),
             CacheType::F32 => Cache::F32(layer_caches(&spec, &groups)?),
         };
+        let state_bytes = groups.states().map_or(0, |room| room.bytes());
+        let states = States::new(&spec, &groups)
+            .ok_or(CpuError::OutOfMemory { what: "the recurrent states", bytes: state_bytes })?;
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.unwrap_or_else(Isa::best);
@@ -124,6 +132,7 @@ impl CpuForwardPass {
         Ok(Self {
             weights,
             cache,
+            states,
             pages: PageTable::new(&groups),
             scratch: Scratch::default(),
             side_by_side,
@@ -188,10 +197,13 @@ fn layer_caches<E: Element>(spec: &ModelSpec, groups: &CacheGroups) -> Result<Ve
     Ok(layers)
 }
 
-/// The cache that each layer reads: its own or another's.
-fn read_by_layers<'c, 'm, E>(spec: &ModelSpec, own: &'c [Option<SharedCache<'m, E>>]) -> Vec<&'c SharedCache<'m, E>> {
+/// The cache that each layer reads: its own, another's, or none.
+fn read_by_layers<'c, 'm, E>(
+    spec: &ModelSpec,
+    own: &'c [Option<SharedCache<'m, E>>],
+) -> Vec<Option<&'c SharedCache<'m, E>>> {
     let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i));
-    sources.map(|i| own[i].as_ref().expect("layers read a cache that its layer owns")).collect()
+    sources.map(|source| own[source?].as_ref()).collect()
 }
 
 /// Evaluates `tokens`, side by side where that can be.
@@ -246,6 +258,8 @@ impl CpuForwardPass {
         self.pool.begin();
         check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == Kind::Logits)?;
         self.pages.check(batch, self.spec.n_vocab)?;
+        self.pages.begin(batch);
+        let states = self.states.shared();
         let mut done = 0;
         for tokens in pieces(&self.spec, batch, self.n_ubatch, usize::MAX) {
             for copy in self.pages.append(tokens) {
@@ -269,6 +283,7 @@ impl CpuForwardPass {
                 pool: &self.pool,
                 isa: self.isa,
                 pages: &self.pages,
+                states: &states,
                 s: &mut self.scratch,
                 profiler: self.profiler.as_mut(),
                 observer: self.observer.as_mut(),
@@ -329,10 +344,11 @@ impl ForwardPass for CpuForwardPass {
     }
 
     fn kv_cache_bytes(&self) -> usize {
-        match &self.cache {
+        let keys_and_values: usize = match &self.cache {
             Cache::F16(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
             Cache::F32(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
-        }
+        };
+        keys_and_values + self.states.bytes()
     }
 
     fn start_profile(&mut self) -> Result<(), ForwardError> {

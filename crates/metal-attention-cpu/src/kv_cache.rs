@@ -226,7 +226,7 @@ impl Places {
 
 /// `n` zeros straight from the system, which hands pages out as they are
 /// touched: a context that is never filled costs no memory.
-fn zeroed<E: Element>(n: usize) -> Option<Vec<E>> {
+pub(crate) fn zeroed<E: Element>(n: usize) -> Option<Vec<E>> {
     let layout = std::alloc::Layout::array::<E>(n).ok()?;
     if layout.size() == 0 {
         return Some(Vec::new());

@@ -23,6 +23,7 @@ mod pool;
 mod shared;
 mod side_by_side;
 mod simd;
+mod state;
 #[cfg(test)]
 mod test_support;
 

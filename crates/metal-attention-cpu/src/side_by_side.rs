@@ -47,7 +47,7 @@ impl SideBySide {
     pub(crate) fn forward<E: Element>(
         &mut self,
         run: &mut Run<'_>,
-        caches: &[&SharedCache<'_, E>],
+        caches: &[Option<&SharedCache<'_, E>>],
         tokens: &[BatchToken],
         mut logits: &mut [f32],
     ) -> bool {

@@ -1,6 +1,6 @@
 //! How far back the layers of a model look, and so how many pages of keys and values they need.
 
-use crate::{Cached, Capacity, LayerSpec, Mask, Mixer, ModelSpec, PAGE};
+use crate::{Cached, Capacity, LayerSpec, Mask, Mixer, ModelSpec, PAGE, StateLayout};
 
 /// Layers that look equally far back, and so need the same positions of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,38 @@ pub struct CacheGroups {
     groups: Vec<CacheGroup>,
     /// The group of each layer.
     of_layers: Vec<usize>,
+    /// Room for recurrent states, where layers keep some.
+    states: Option<StateRoom>,
+}
+
+/// How many recurrent states there is room for.
+///
+/// A sequence that is evaluated has three: the one that it goes on from, the one that it comes to, and that before its last
+/// token. The others are there to cut texts back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateRoom {
+    /// F32 elements of a text's state, over all layers.
+    pub n_elements: usize,
+    /// States, besides that of the empty text, which is zeros.
+    pub n_states: usize,
+}
+
+impl StateRoom {
+    /// That of `room` for states of so many elements; `None` where they have none.
+    fn new(room: &Capacity, n_elements: usize) -> Option<Self> {
+        let bytes = n_elements.saturating_mul(size_of::<f32>());
+        // More than one for each page would never be used.
+        let more = room.state_cache.checked_div(bytes)?.min(room.n_pages());
+        let running = room.n_windows.unwrap_or(room.n_seq).min(room.n_seq);
+        let n_states = running.saturating_mul(3).saturating_add(more).min(u32::MAX as usize - 1);
+        Some(Self { n_elements, n_states })
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        let elements = (self.n_states as u64 + 1).saturating_mul(self.n_elements as u64);
+        elements.saturating_mul(size_of::<f32>() as u64)
+    }
 }
 
 impl CacheGroups {
@@ -32,18 +64,20 @@ impl CacheGroups {
         let of_layer = |i: usize| match &spec.layers[i].mixer {
             // Texts that are evaluated whole may be longer than a micro-batch.
             Mixer::Attention(a) if spec.is_causal() => a.mask,
-            Mixer::Attention(_) | Mixer::LatentAttention(_) => Mask::Causal,
+            Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) => Mask::Causal,
         };
         let read_by = |i: usize| spec.layers[i].mixer.cache_of(i);
         // Of all layers that read a cache.
         let of_cache = |cache: usize| {
-            let alike = (0..spec.n_layer()).all(|i| read_by(i) != cache || of_layer(i) == of_layer(cache));
+            let alike = (0..spec.n_layer()).all(|i| read_by(i) != Some(cache) || of_layer(i) == of_layer(cache));
             if alike { of_layer(cache) } else { Mask::Causal }
         };
-        Self::of_masks(room, (0..spec.n_layer()).map(|i| of_cache(read_by(i))))
+        let masks = (0..spec.n_layer()).map(|i| read_by(i).map_or(Mask::Causal, of_cache));
+        let states = StateRoom::new(&room, StateLayout::new(spec).n_elements());
+        Self { states, ..Self::of_masks(room, masks) }
     }
 
-    /// Those of layers with caches that are seen through these masks.
+    /// Those of layers with caches that are seen through these masks, and without recurrent states.
     pub(crate) fn of_masks(room: Capacity, masks: impl Iterator<Item = Mask>) -> Self {
         let all = room.n_positions().div_ceil(PAGE);
         let whole = CacheGroup {
@@ -72,7 +106,7 @@ impl CacheGroups {
             })
         };
         let of_layers = masks.map(of_mask).collect();
-        Self { room, groups, of_layers }
+        Self { room, groups, of_layers, states: None }
     }
 
     /// What there is room for.
@@ -83,6 +117,17 @@ impl CacheGroups {
     /// All groups.
     pub fn groups(&self) -> &[CacheGroup] {
         &self.groups
+    }
+
+    /// Room for recurrent states, where layers keep some.
+    pub fn states(&self) -> Option<StateRoom> {
+        self.states
+    }
+
+    /// The same groups with states of `n_elements`.
+    #[cfg(test)]
+    pub(crate) fn with_states(self, n_elements: usize) -> Self {
+        Self { states: StateRoom::new(&self.room, n_elements), ..self }
     }
 
     /// The group of the cache that layer `i` reads.

@@ -14,6 +14,8 @@ pub struct Capacity {
     /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
     /// window. `None`: all.
     pub n_windows: Option<usize>,
+    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    pub state_cache: usize,
     /// Tokens that go through the layers at once.
     pub n_ubatch: usize,
 }
@@ -70,7 +72,7 @@ impl Capacity {
 pub struct MemoryUse {
     /// Weights as the kernels read them, and tables made for them.
     pub weights: u64,
-    /// KV cache of all sequences.
+    /// KV cache and recurrent states of all sequences.
     pub kv_cache: u64,
     /// Activations, logits and what else steps work with.
     pub scratch: u64,
@@ -88,7 +90,8 @@ mod tests {
     use super::*;
     use crate::ModelShape;
 
-    const SOME: Capacity = Capacity { n_ctx: 1000, n_seq: 4, n_cache: None, n_windows: None, n_ubatch: 512 };
+    const SOME: Capacity =
+        Capacity { n_ctx: 1000, n_seq: 4, n_cache: None, n_windows: None, state_cache: 0, n_ubatch: 512 };
 
     fn spec(architecture: &str) -> ModelSpec {
         ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap()

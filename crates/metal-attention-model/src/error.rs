@@ -61,6 +61,18 @@ pub enum ForwardError {
         /// Positions of a page.
         page_len: usize,
     },
+    /// More sequences than there are recurrent states for.
+    #[error(
+        "there is no room for the recurrent states: the batch needs {needed} more and {free} of {total} can be had; end a sequence, or ask for room for more"
+    )]
+    OutOfStates {
+        /// States that the batch needs.
+        needed: usize,
+        /// States that are free, or that sequences could only be cut back to.
+        free: usize,
+        /// States there are.
+        total: usize,
+    },
     /// Logits of a model that has none.
     #[error("the model has no output head: it makes embeddings of texts (`embed`, /v1/embeddings) and writes none")]
     NoLogits,

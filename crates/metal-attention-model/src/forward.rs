@@ -94,6 +94,10 @@ pub trait ForwardPass: Send {
     /// Layers with a window keep what tokens to come see. Where they hold less than a token at `n` sees, the sequence
     /// becomes as long as it can be and still go on, which may be nothing. From the longest that a sequence was a
     /// micro-batch can always be taken back, but for the few tokens that steps run ahead; so can its last token.
+    ///
+    /// Layers with a recurrent state can go on only from where it was kept: at the ends of pages, as far as there is room,
+    /// where the last batch began, and before the last token. The sequence becomes as long as the longest such beginning;
+    /// what of the `n` tokens is missing then is to be evaluated again.
     fn rewind(&mut self, seq: usize, n: usize) -> usize;
 
     /// The length that [`rewind`](Self::rewind) would reach.
@@ -108,7 +112,7 @@ pub trait ForwardPass: Send {
     /// may be left.
     fn cache_pages(&self) -> PageUse;
 
-    /// Bytes of the KV cache.
+    /// Bytes of the KV cache, recurrent states included.
     fn kv_cache_bytes(&self) -> usize;
 
     /// Evaluates `batch`, appending every token to its sequence's KV cache, and

@@ -124,6 +124,15 @@ impl<'a> Keys<'a> {
 
     /// A value that is one number for all layers, or an array with one per layer (and perhaps for those after the last).
     pub(crate) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {
+        let values = self.per_layer_or_none(key, n_layer)?;
+        for &n in values.iter().flatten() {
+            self.check(key, n, n > 0, "must be a plausible size above 0")?;
+        }
+        Ok(values)
+    }
+
+    /// The same where layers may have none: 0.
+    pub(crate) fn per_layer_or_none(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {
         let full = self.key(key);
         let mut values: Vec<usize> = match self.metadata.get(&full) {
             None => return Ok(None),
@@ -138,7 +147,7 @@ impl<'a> Keys<'a> {
         };
         values.truncate(n_layer);
         for &n in &values {
-            self.check(key, n, n > 0 && n <= MAX_SIZE, "must be a plausible size above 0")?;
+            self.check(key, n, n <= MAX_SIZE, "must be a plausible size above 0")?;
         }
         Ok(Some(values))
     }

@@ -18,6 +18,7 @@ mod lookahead;
 mod pages;
 mod profile;
 mod recipe;
+mod recurrent;
 mod rope;
 mod shapes;
 mod spec;
@@ -28,7 +29,7 @@ mod weights;
 
 pub use attention::{AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature};
 pub use batch_kind::{AFew, BatchKind};
-pub use cache_groups::{CacheGroup, CacheGroups};
+pub use cache_groups::{CacheGroup, CacheGroups, StateRoom};
 pub use cache_type::CacheType;
 pub use capacity::{Capacity, MemoryUse};
 pub use error::{ForwardError, ModelError};
@@ -37,9 +38,10 @@ pub use feed_forward::{
 };
 pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_wanted, pieces};
 pub use lookahead::{Lookahead, is_decode};
-pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, check_share};
+pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
+pub use recurrent::{ShortConvSpec, StateLayout};
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use shapes::{Key, ModelShape, RopeStretch};
 pub use spec::{
@@ -51,6 +53,6 @@ pub use top_k::{TopK, highest};
 pub use watch::Watch;
 pub use weights::{
     AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights, FeedForwardWeights, LatentAttentionWeights,
-    LayerStreams, LayerWeights, Linear, MixerWeights, NormWeights, PerLayerTables, PerLayerWeights, StreamsWeights,
-    Weights,
+    LayerStreams, LayerWeights, Linear, MixerWeights, NormWeights, PerLayerTables, PerLayerWeights, ShortConvWeights,
+    StreamsWeights, Weights,
 };

@@ -87,7 +87,14 @@ mod tests {
 
     /// Two pages for `n_seq` sequences.
     fn two_pages(n_seq: usize) -> PageTable {
-        let room = Capacity { n_ctx: 2 * PAGE, n_seq, n_cache: Some(2 * PAGE), n_windows: None, n_ubatch: PAGE };
+        let room = Capacity {
+            n_ctx: 2 * PAGE,
+            n_seq,
+            n_cache: Some(2 * PAGE),
+            n_windows: None,
+            state_cache: 0,
+            n_ubatch: PAGE,
+        };
         PageTable::new(&CacheGroups::of_masks(room, std::iter::empty()))
     }
 

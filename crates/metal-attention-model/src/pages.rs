@@ -1,9 +1,12 @@
-//! The KV cache as pages of positions that sequences share: which page holds what.
+//! The KV cache as pages of positions that sequences share: which page holds what; and beside it the recurrent states.
 
 mod pool;
+mod states;
 
 use crate::{BatchToken, CacheGroups, Capacity, ForwardError, check_batch};
 use pool::Pool;
+pub use states::Segment;
+use states::States;
 
 /// Positions of a page.
 pub const PAGE: usize = 64;
@@ -44,11 +47,16 @@ pub struct PageCopy {
 /// to new ones. So a sequence can be cut back only as far as the window before the cut is still there. The last
 /// [`n_ubatch`](Capacity::n_ubatch) tokens, a page full at least, can always be taken back from the longest that a
 /// sequence was, those reserved included.
+///
+/// Layers with a recurrent state can go on from the positions alone whose states were kept: what the last batch added, its
+/// last token, and the ends of pages as far as there is room for them.
 #[derive(Debug, Clone)]
 pub struct PageTable {
     room: Capacity,
     /// Of each group of layers; the first holds all positions.
     pools: Vec<Pool>,
+    /// Recurrent states, where layers keep some.
+    states: Option<States>,
     /// Length of each sequence.
     n_past: Vec<usize>,
 }
@@ -60,6 +68,7 @@ impl PageTable {
         Self {
             room,
             pools: groups.groups().iter().map(|&group| Pool::new(group, room.n_seq)).collect(),
+            states: groups.states().map(|states| States::new(states, room.n_seq)),
             n_past: vec![0; room.n_seq],
         }
     }
@@ -118,7 +127,21 @@ impl PageTable {
                 return Err(ForwardError::OutOfPages { needed, free, total: pool.group.n_pages, page_len: PAGE });
             }
         }
-        Ok(())
+        self.states.as_ref().map_or(Ok(()), |states| states.check(&new))
+    }
+
+    /// Where layers keep recurrent states: until another batch is begun, [`retract`](Self::retract) takes the sequences of
+    /// `batch`, which is to be appended in pieces, back to what they are now.
+    pub fn begin(&mut self, batch: &[BatchToken]) {
+        if let Some(states) = &mut self.states {
+            states.hold(batch);
+        }
+    }
+
+    /// What recurrent layers do with `tokens`, which are those [appended](Self::append) last, or some that follow each other
+    /// there and are all of their sequences': in order, segment by segment.
+    pub fn segments(&self, tokens: &[BatchToken]) -> &[Segment] {
+        self.states.as_ref().map_or(&[], |states| states.segments(tokens))
     }
 
     /// Finds pages for the tokens of `batch`, those reserved for its sequences first, and counts them as part of their
@@ -139,6 +162,9 @@ impl PageTable {
                 pool.grow(seq, n_past + n);
             }
         }
+        if let Some(states) = &mut self.states {
+            states.append(batch);
+        }
         copies
     }
 
@@ -153,8 +179,11 @@ impl PageTable {
     /// Finds pages for `n` more tokens of each sequence of `batch`, which are not counted yet; nobody else gets these pages
     /// until they are given back by [`release`](Self::release) or a cut. False, and nothing has changed, where there are not
     /// so many pages or positions, the page to be written to first is shared, or windows would move on so far that the last
-    /// token could not be taken back.
+    /// token could not be taken back. Recurrent states do not run ahead at all.
     pub fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
+        if self.states.is_some() {
+            return false;
+        }
         if self.n_groups() > 1 && n >= self.room.step() {
             return false;
         }
@@ -197,6 +226,12 @@ impl PageTable {
         self.pools.iter_mut().for_each(|pool| pool.cut(seq, n.div_ceil(PAGE)));
     }
 
+    fn cut_states(&mut self, seq: usize, n: usize) {
+        if let Some(states) = &mut self.states {
+            states.cut(seq, n);
+        }
+    }
+
     /// The length that [`rewind`](Self::rewind) would reach.
     pub fn reachable(&self, seq: usize, n: usize) -> usize {
         let n_past = self.n_past(seq);
@@ -206,6 +241,7 @@ impl PageTable {
         let mut reached = n;
         loop {
             let next = self.pools.iter().fold(reached, |n, pool| pool.reachable(seq, n));
+            let next = self.states.as_ref().map_or(next, |states| states.reachable(seq, next));
             if next == reached {
                 return reached;
             }
@@ -220,6 +256,7 @@ impl PageTable {
         if reached < self.n_past(seq) {
             self.n_past[seq] = reached;
             self.cut(seq, reached);
+            self.cut_states(seq, reached);
         }
         reached
     }
@@ -233,7 +270,11 @@ impl PageTable {
         }
         let n = self.reachable(from, n);
         self.cut(to, 0);
+        self.cut_states(to, 0);
         self.pools.iter_mut().for_each(|pool| pool.share(from, to, n.div_ceil(PAGE)));
+        if let Some(states) = &mut self.states {
+            states.share(from, to, n);
+        }
         self.n_past[to] = n;
         Ok(n)
     }
@@ -256,5 +297,7 @@ pub fn check_share(from: usize, to: usize, n: usize, n_past: &[usize]) -> Result
     Ok(())
 }
 
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;

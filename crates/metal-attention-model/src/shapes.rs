@@ -167,6 +167,8 @@ const GPT_OSS_KEYS: &[(&str, Key)] = &[
     ("expert_used_count", U(4)),
     ("expert_feed_forward_length", U(2880)),
 ];
+const LFM_2_KEYS: &[(&str, Key)] =
+    &[("attention.head_count_kv", L(&[0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0])), ("shortconv.l_cache", U(3))];
 const GRANITE_KEYS: &[(&str, Key)] = &[
     ("embedding_scale", F(12.0)),
     ("residual_scale", F(0.22)),
@@ -227,6 +229,7 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "granite-3.1-1b-a400m", architecture: "granitemoe", n_layer: 24, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 512, n_vocab: 49_155, n_ctx_train: 131_072, rope_freq_base: 1_500_000.0, norm_eps: 1e-6, keys: GRANITE_KEYS, ..LLAMA },
     ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
     ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
+    ModelShape { name: "lfm2-1.2b", architecture: "lfm2", n_layer: 16, n_embd: 2048, n_head: 32, n_head_kv: 8, n_ff: 8192, n_vocab: 65_536, n_ctx_train: 128_000, rope_freq_base: 1_000_000.0, keys: LFM_2_KEYS, ..LLAMA },
     ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
     ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: NO_BIASES, keys: ENCODER, ..BERT },
 ];
@@ -240,6 +243,8 @@ const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type
 #[rustfmt::skip]
 const MISTRAL_4: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(1)), ("attention.temperature_scale", F(0.1)), ("attention.temperature_length", U(8)), ("expert_weights_norm", B(true))];
 const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
+
+const LFM_2_CUSTOM: &[(&str, Key)] = &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
 
 type Keys = &'static [(&'static str, Key)];
 
@@ -281,6 +286,8 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("jais2", &[], ALL_BIASES),
     ("jina-bert-v2", ENCODER, ALL_BIASES),
     ("jina-bert-v3", ENCODER, ALL_BIASES),
+    ("lfm2", LFM_2_CUSTOM, NO_BIASES),
+    ("lfm2moe", &[LFM_2_CUSTOM[0], LFM_2_CUSTOM[1], EXPERTS[0], EXPERTS[1], EXPERTS[2], ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], &["exp_probs_b"]),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),
     ("llama-embed", ENCODER, NO_BIASES),
     ("mellum", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], ("rope.scaling.type", S("yarn")), ("rope.scaling.factor", F(4.0)), ("rope.scaling.original_context_length", U(512))], NO_BIASES),

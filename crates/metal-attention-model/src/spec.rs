@@ -9,6 +9,7 @@ use crate::architectures;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec};
 use crate::feed_forward::FeedForward;
 use crate::keys::Keys;
+use crate::recurrent::ShortConvSpec;
 use crate::{ModelError, Rope};
 
 /// Everything about a model except its weights.
@@ -159,6 +160,8 @@ pub enum Mixer {
     Attention(AttentionSpec),
     /// Attention whose keys and values are compressed to one row a token (DeepSeek).
     LatentAttention(LatentAttentionSpec),
+    /// A gated short convolution, with a recurrent state (LFM2).
+    ShortConv(ShortConvSpec),
 }
 
 /// What comes of the last layer's state.
@@ -250,7 +253,7 @@ impl ModelSpec {
     pub fn is_causal(&self) -> bool {
         self.layers.iter().all(|layer| match &layer.mixer {
             Mixer::Attention(a) => a.mask.is_causal(),
-            Mixer::LatentAttention(_) => true,
+            Mixer::LatentAttention(_) | Mixer::ShortConv(_) => true,
         })
     }
 
@@ -281,21 +284,23 @@ impl Mixer {
         match self {
             Self::Attention(a) => a.rope(),
             Self::LatentAttention(a) => Some(&a.rope),
+            Self::ShortConv(_) => None,
         }
     }
 
-    /// The layer whose keys and values are read, for the mixer of layer `i`: itself or an earlier one.
-    pub fn cache_of(&self, i: usize) -> usize {
+    /// The layer whose keys and values are read, for the mixer of layer `i`: itself or an earlier one. `None` where none are.
+    pub fn cache_of(&self, i: usize) -> Option<usize> {
         match self {
             Self::Attention(a) => match a.kv {
-                KvSource::Own | KvSource::KeysAsValues => i,
-                KvSource::Layer(layer) => layer,
+                KvSource::Own | KvSource::KeysAsValues => Some(i),
+                KvSource::Layer(layer) => Some(layer),
             },
-            Self::LatentAttention(_) => i,
+            Self::LatentAttention(_) => Some(i),
+            Self::ShortConv(_) => None,
         }
     }
 
-    /// What the layer adds to the KV cache for each token; `None` where it reads another layer's.
+    /// What the layer adds to the KV cache for each token; `None` where it reads another layer's, or none.
     pub fn cached(&self) -> Option<Cached> {
         match self {
             Self::Attention(a) => {
@@ -304,6 +309,15 @@ impl Mixer {
             Self::LatentAttention(a) => {
                 Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.rope.n_rot, value_dim: a.kv_rank })
             }
+            Self::ShortConv(_) => None,
+        }
+    }
+
+    /// F32 elements of the state that the layer keeps of each sequence, however long it is; 0 where it keeps none.
+    pub fn state_elements(&self) -> usize {
+        match self {
+            Self::Attention(_) | Self::LatentAttention(_) => 0,
+            Self::ShortConv(conv) => conv.state_elements(),
         }
     }
 }

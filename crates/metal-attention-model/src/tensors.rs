@@ -22,9 +22,10 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Whether it is a matrix that may be quantised; vectors, and the biases of experts, are F32.
+    /// Whether it is a matrix that may be quantised; vectors, the biases of experts, and what convolutions multiply each
+    /// channel by are F32.
     pub fn is_matrix(&self) -> bool {
-        self.shape.len() > 1 && !self.is_bias()
+        self.shape.len() > 1 && !self.is_bias() && !self.name.contains("shortconv.conv")
     }
 
     /// Whether it is added to what a matrix gives.
@@ -91,6 +92,9 @@ pub(crate) trait Source {
 
     /// The weight of a norm: a vector, or as many rows as there are heads of it.
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Self::Error>;
+
+    /// `n` numbers of each of so many channels, `[width, n]`.
+    fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
     /// `n` ones, the weight of a norm without.
     fn ones(&mut self, n: usize) -> Vec<f32>;
@@ -177,6 +181,11 @@ impl Source for List {
             Some(n_head) => self.push(name.to_owned(), &[n / n_head.max(1), n_head], Need::Required),
             None => self.push(name.to_owned(), &[n], Need::Required),
         }
+        Ok(Vec::new())
+    }
+
+    fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
+        self.push(name.to_owned(), &[n, width], Need::Required);
         Ok(Vec::new())
     }
 
@@ -336,6 +345,10 @@ impl Source for FileSource<'_> {
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, ModelError> {
         let shape = n_head.map_or(vec![n], |n_head| vec![n / n_head.max(1), n_head]);
         Ok(self.find(name, &shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+    }
+
+    fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(self.find(name, &[n, width], Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn ones(&mut self, n: usize) -> Vec<f32> {

@@ -11,6 +11,7 @@ use metal_attention_gguf::Tensor;
 use crate::Rope;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec, NormOver, QkNorm};
 use crate::feed_forward::{Dense, Experts, FeedForward};
+use crate::recurrent::ShortConvSpec;
 use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Residual};
 use crate::tensors::{Need, Shape, Source};
 
@@ -124,6 +125,8 @@ pub enum MixerWeights<L = Linear> {
     Attention(AttentionWeights<L>),
     /// Of latent attention.
     LatentAttention(LatentAttentionWeights<L>),
+    /// Of a short convolution.
+    ShortConv(ShortConvWeights<L>),
 }
 
 /// Weights of an attention mixer.
@@ -161,6 +164,17 @@ pub struct LatentAttentionWeights<L = Linear> {
     /// Of each head: from the compressed row to a value, `[value_dim, kv_rank]`.
     pub v_b: Vec<L>,
     /// Output, `[n_embd, n_head * value_dim]`.
+    pub out: L,
+}
+
+/// Weights of a short convolution.
+#[derive(Debug, Clone)]
+pub struct ShortConvWeights<L = Linear> {
+    /// Both gates and the input, `b`, `c` and `x` one below the other, `[3 * width, n_embd]`.
+    pub input: L,
+    /// Factors of each channel, those of the oldest token first, `[n_tap, width]`.
+    pub taps: Vec<f32>,
+    /// Output, `[n_embd, width]`.
     pub out: L,
 }
 
@@ -298,6 +312,11 @@ impl<L> LayerWeights<L> {
                     out: f(&a.out)?,
                 })
             }
+            MixerWeights::ShortConv(conv) => MixerWeights::ShortConv(ShortConvWeights {
+                input: f(&conv.input)?,
+                taps: conv.taps.clone(),
+                out: f(&conv.out)?,
+            }),
         };
         let streams = match &self.streams {
             Some(s) => Some(LayerStreams {
@@ -497,6 +516,7 @@ impl<S: Source> Builder<'_, S> {
         let mixer = match mixer {
             Mixer::Attention(a) => MixerWeights::Attention(self.attention(a, &p, n_embd)?),
             Mixer::LatentAttention(a) => MixerWeights::LatentAttention(self.latent_attention(a, &p, n_embd)?),
+            Mixer::ShortConv(conv) => MixerWeights::ShortConv(self.short_conv(*conv, &p, n_embd)?),
         };
         let mixer_post_norm = self.norm(*mixer_post_norm, &p, n_embd)?;
         let feed_forward_norm = self.norm(*feed_forward_norm, &p, n_embd)?;
@@ -615,6 +635,21 @@ impl<S: Source> Builder<'_, S> {
         let (k_b, v_b) = self.source.expansions(p, a)?;
         let out = self.linear(&format!("{p}attn_output"), [a.n_head * a.value_dim, n_embd])?;
         Ok(LatentAttentionWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, out })
+    }
+
+    fn short_conv(
+        &mut self,
+        ShortConvSpec { width, n_tap }: ShortConvSpec,
+        p: &str,
+        n_embd: usize,
+    ) -> Result<ShortConvWeights<S::Linear>, S::Error> {
+        let of_channels = self.source.channels(&format!("{p}shortconv.conv.weight"), n_tap, width)?;
+        let taps = (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect();
+        Ok(ShortConvWeights {
+            input: self.matrix(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width])?,
+            taps,
+            out: self.matrix(&format!("{p}shortconv.out_proj"), [width, n_embd])?,
+        })
     }
 
     fn dense(

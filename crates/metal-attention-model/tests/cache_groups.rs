@@ -3,7 +3,7 @@
 use metal_attention_model::{CacheGroups, Capacity, Mask, Mixer, ModelShape, ModelSpec, PAGE};
 
 fn room(n_ctx: usize) -> Capacity {
-    Capacity { n_ctx, n_seq: 1, n_cache: None, n_windows: None, n_ubatch: 512 }
+    Capacity { n_ctx, n_seq: 1, n_cache: None, n_windows: None, state_cache: 0, n_ubatch: 512 }
 }
 
 /// The shape `name`, or one of the custom size with the keys of an architecture.
@@ -13,7 +13,7 @@ fn spec(name: &str) -> ModelSpec {
 }
 
 fn cache_of(spec: &ModelSpec, i: usize) -> usize {
-    spec.layers[i].mixer.cache_of(i)
+    spec.layers[i].mixer.cache_of(i).unwrap()
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("granite-3.1-1b-a400m", 1_334_628_352),
         ("olmoe-1b-7b", 6_919_161_856),
         ("deepseek-v2-lite", 15_706_484_224),
+        ("lfm2-1.2b", 1_170_340_608),
         // Without the pooler, which files leave out.
         ("bge-small", 33_360_000 - 384 * 385),
         // With 30522 tokens, not filled up to 30528.
@@ -42,7 +43,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
         assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
     }
-    assert_eq!(ModelShape::all().len(), 29, "a named shape is not in the list above");
+    assert_eq!(ModelShape::all().len(), 30, "a named shape is not in the list above");
     assert!(ModelShape::named("smollm-136m").is_none());
 }
 
@@ -63,6 +64,7 @@ fn metadata_read_back_as_the_shape() {
                     }
                 }
                 Mixer::LatentAttention(a) => assert_eq!((a.n_head, a.head_dim()), (shape.n_head, shape.head_dim)),
+                Mixer::ShortConv(conv) => assert_eq!((conv.width, conv.n_tap), (shape.n_embd, 3)),
             }
             match &layer.feed_forward {
                 FeedForward::Dense(dense) => assert_eq!(dense.n_ff, shape.n_ff),

@@ -67,7 +67,8 @@ impl Widths {
                 }
             }
             match &layer.mixer {
-                Mixer::Attention(_) => {}
+                // What is refused needs nothing.
+                Mixer::Attention(_) | Mixer::ShortConv(_) => {}
                 Mixer::LatentAttention(a) => {
                     let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, rope, .. } = a;
                     widen(&mut w.qkv, n_head * a.head_dim());

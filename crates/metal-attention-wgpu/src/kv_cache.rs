@@ -54,7 +54,8 @@ impl GpuKvCache {
         let (keys, values) = (slices(0)?, slices(1)?);
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
             let source = layer.mixer.cache_of(i);
-            let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
+            let at =
+                owners.iter().position(|(owner, _)| Some(*owner) == source).expect("the layer read has its own cache");
             (keys[at].clone(), values[at].clone())
         });
         let halves = keys.iter().zip(&values).zip(&owners).flat_map(|((keys, values), &(i, page))| {

@@ -53,7 +53,7 @@ impl GpuForwardPassOptions {
     /// What they have room for where `spec` runs.
     pub(super) fn capacity(&self, spec: &ModelSpec) -> Capacity {
         let Self { n_seq, n_cache, n_windows, n_ubatch, .. } = *self;
-        Capacity { n_ctx: Capacity::n_ctx_of(spec, self.n_ctx), n_seq, n_cache, n_windows, n_ubatch }
+        Capacity { n_ctx: Capacity::n_ctx_of(spec, self.n_ctx), n_seq, n_cache, n_windows, state_cache: 0, n_ubatch }
     }
 
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.

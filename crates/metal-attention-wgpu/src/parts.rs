@@ -13,6 +13,9 @@ use crate::kernels::{
     MAX_USED_EXPERTS,
 };
 
+/// A part that [`supports`] refuses.
+pub(super) const SHORT_CONV: &str = "short convolutions, which keep a recurrent state";
+
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
     // Scale, token types, positions, norm, embeddings for each layer and streams are all run; so are all of the output's parts:
@@ -50,6 +53,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             ..
         }) => return Err("norms of whole rows of queries and keys after RoPE"),
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
+        Mixer::ShortConv(_) => return Err(SHORT_CONV),
     }
     match feed_forward {
         FeedForward::Dense(_) => Ok(()),
@@ -100,8 +104,8 @@ impl MixerKernels {
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
-            (Mixer::Attention(_), MixerWeights::LatentAttention(_))
-            | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
+            (Mixer::ShortConv(_), _) => panic!("a model with {SHORT_CONV} is refused before its kernels are chosen"),
+            (Mixer::Attention(_) | Mixer::LatentAttention(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
@@ -368,7 +372,7 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
 fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
     let attention = match &w.mixer {
         MixerWeights::Attention(a) => a,
-        MixerWeights::LatentAttention(_) => return None,
+        MixerWeights::LatentAttention(_) | MixerWeights::ShortConv(_) => return None,
     };
     let DenseWeights { gate, up, down } = match &w.feed_forward {
         FeedForwardWeights::Dense(dense) => dense,

@@ -8,7 +8,7 @@ use metal_attention_model::{
 use wgpu::Buffer;
 
 use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
-use crate::parts::PlainWeights;
+use crate::parts::{PlainWeights, SHORT_CONV};
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
@@ -381,8 +381,8 @@ impl GpuMixer {
                     out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
                 })
             }
-            (Mixer::Attention(_), MixerWeights::LatentAttention(_))
-            | (Mixer::LatentAttention(_), MixerWeights::Attention(_)) => {
+            (Mixer::ShortConv(_), _) => Err(GpuError::UnsupportedPart { part: SHORT_CONV }),
+            (Mixer::Attention(_) | Mixer::LatentAttention(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }

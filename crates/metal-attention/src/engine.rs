@@ -10,6 +10,9 @@ use crate::{GpuForwardPass, gpu_engine};
 /// Context length where neither the caller nor the model asks for less.
 const DEFAULT_N_CTX: usize = 4096;
 
+/// Bytes for recurrent states to cut texts back to, where nobody asks for more or less.
+const DEFAULT_STATE_CACHE: usize = 256 << 20;
+
 /// How a [`ForwardPass`] is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -24,6 +27,9 @@ pub struct EngineOptions {
     /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
     /// window ([`ForwardError::OutOfPages`](crate::ForwardError::OutOfPages)). `None`: all.
     pub n_windows: Option<usize>,
+    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from: in models whose layers
+    /// keep such states in the place of keys and values.
+    pub state_cache: usize,
     /// Threads that compute on the CPU. `None`: one for each physical core.
     pub n_threads: Option<usize>,
     /// Number format of the KV cache.
@@ -45,6 +51,7 @@ impl Default for EngineOptions {
             n_seq: 1,
             n_cache: None,
             n_windows: None,
+            state_cache: DEFAULT_STATE_CACHE,
             n_threads: None,
             cache_type: CacheType::F16,
             exact: false,
@@ -118,6 +125,7 @@ impl EngineOptions {
             n_seq: self.n_seq,
             n_cache: self.n_cache,
             n_windows: self.n_windows,
+            state_cache: self.state_cache,
             n_threads: self.n_threads.unwrap_or_else(physical_cores),
             cache_type: self.cache_type,
             exact: self.exact,

@@ -25,6 +25,7 @@ pub(crate) fn forward_pass(
 
 /// Sets `model` up on a GPU that is no software and has room for it. An error says why there is none.
 pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<GpuForwardPass, GpuError> {
+    GpuForwardPass::supports(model.spec())?;
     // No GPU binds more; where a binding can be smaller, less is held at once.
     let max_binding = u64::from(u32::MAX);
     let needed = pass_options(options, n_ctx).memory_needed(model.spec(), model.weights(), max_binding);

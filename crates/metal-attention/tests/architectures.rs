@@ -83,6 +83,11 @@ fn hold_to_references(device: &Device, limit: f64) {
     assert_eq!(models.len(), more_architectures().len());
     for (name, case) in models {
         let model = model(&name);
+        if *device == Device::Gpu && model.spec().layers.iter().any(|layer| layer.mixer.state_elements() > 0) {
+            let why = pass_on(Device::Gpu, &model, tokens.len(), 1, false).err().unwrap().to_string();
+            assert!(why.contains("recurrent state") && why.contains("--device cpu"), "{name}: {why}");
+            continue;
+        }
         // Where experts are quantised the reference took their numbers as floats.
         let mut pass = pass_on(device.clone(), &model, tokens.len(), 1, case.quantized).unwrap();
         let limit = if case.quantized { 1e-6 } else { limit };
@@ -121,7 +126,7 @@ fn and_so_it_does_on_a_gpu() {
 }
 
 /// One model of each kind: windows, latent attention, experts of several makes, caches and embeddings that layers share,
-/// several streams, side by side, positions that come otherwise.
+/// several streams, side by side, positions that come otherwise, recurrent states.
 const KINDS: &[&str] = &[
     "gemma3.gguf",
     "deepseek2.gguf",
@@ -132,6 +137,8 @@ const KINDS: &[&str] = &[
     "gemma3n.gguf",
     "cohere2.gguf",
     "mistral3.gguf",
+    "lfm2.gguf",
+    "lfm2moe.gguf",
 ];
 
 #[test]
@@ -154,11 +161,11 @@ fn the_bits_do_not_depend_on_how_tokens_come() {
         // A prefix that is shared, beside another text, in one batch.
         let mut several = pass(&model, 256, 3, false);
         several.forward(&batch(&ids[..20], 0, 0)).unwrap();
-        several.share_prefix(0, 2, 17).unwrap();
+        assert_eq!(several.share_prefix(0, 2, 19).unwrap(), 19, "{name}");
         let other: Vec<u32> = ids.iter().rev().copied().collect();
-        let both = [batch(&other, 1, 0), batch(&ids[17..], 2, 17)].concat();
+        let both = [batch(&other, 1, 0), batch(&ids[19..], 2, 19)].concat();
         let found = rows(&mut *several, &both);
-        assert!(found[n * n_vocab..] == whole[17 * n_vocab..], "{name}: after a shared prefix");
+        assert!(found[n * n_vocab..] == whole[19 * n_vocab..], "{name}: after a shared prefix");
         // Greedy ids, and what is cut off and written anew.
         let mut greedy = pass(&model, 256, 1, false);
         let mut texts = Vec::new();

@@ -5,5 +5,6 @@ pub(crate) mod elementwise;
 pub(crate) mod matmul;
 mod matmul_packed;
 mod matmul_plain;
+pub(crate) mod short_conv;
 #[cfg(test)]
 mod tests;

@@ -11,48 +11,54 @@ use crate::{ModelError, RopeFactors, RopeLayout};
 /// A Llama-like decoder with this family's norms and rotation: norms before attention and feed-forward, a gated feed-forward
 /// with SiLU, one head over the last state.
 pub(super) fn decoder(k: &Keys<'_>, norm: NormKind, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
-    let n_embd = k.positive("embedding_length")?;
     let n_layer = k.n_layer()?;
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let head_count_kv = k.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
-    for (n_head, n_head_kv) in head_count.iter().zip(&head_count_kv) {
-        let divides = n_head.is_multiple_of(*n_head_kv);
-        k.check("attention.head_count_kv", n_head_kv, divides, "must divide attention.head_count")?;
-    }
-    // One length for all heads: that of the first layer's, where layers have different numbers of heads.
+    let heads = head_count.iter().copied().zip(head_count_kv);
+    let mixers = heads.map(|heads| attention(k, layout, head_count[0], heads)).collect::<Result<_, ModelError>>()?;
+    around(k, norm, mixers)
+}
+
+/// Causal attention of a layer with so many heads, and so many of keys and values. All layers' heads are of one length: that
+/// of the `n_head_first` heads of the first layer, where no key says it.
+pub(super) fn attention(
+    k: &Keys<'_>,
+    layout: RopeLayout,
+    n_head_first: usize,
+    (n_head, n_head_kv): (usize, usize),
+) -> Result<Mixer, ModelError> {
+    let divides = n_head.is_multiple_of(n_head_kv);
+    k.check("attention.head_count_kv", n_head_kv, divides, "must divide attention.head_count")?;
     let head_dim = if let Some(n) = k.opt_positive("attention.key_length")? {
         n
     } else {
+        let n_embd = k.positive("embedding_length")?;
         let why = "must divide embedding_length where attention.key_length is not given";
-        k.check("attention.head_count", head_count[0], n_embd.is_multiple_of(head_count[0]), why)?;
-        n_embd / head_count[0]
+        k.check("attention.head_count", n_head_first, n_embd.is_multiple_of(n_head_first), why)?;
+        n_embd / n_head_first
     };
     if let Some(v) = k.opt_positive("attention.value_length")? {
         k.check("attention.value_length", v, v == head_dim, "value heads must be as long as key heads")?;
     }
     let rope = k.rope(layout, head_dim)?;
-    let attention = |(&n_head, &n_head_kv): (&usize, &usize)| {
-        check_heads(k, n_head, head_dim)?;
-        Ok(Mixer::Attention(AttentionSpec {
-            n_head,
-            n_head_kv,
-            head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            mask: Mask::Causal,
-            positions: Positions::Rope(rope),
-            soft_cap: None,
-            sinks: false,
-            qk_norm: None,
-            value_norm: None,
-            clamp_qkv: None,
-            kv: KvSource::Own,
-            temperature: None,
-            qkv_bias: false,
-            fused_qkv: false,
-        }))
-    };
-    let mixers: Vec<_> = head_count.iter().zip(&head_count_kv).map(attention).collect::<Result<_, ModelError>>()?;
-    around(k, norm, mixers)
+    check_heads(k, n_head, head_dim)?;
+    Ok(Mixer::Attention(AttentionSpec {
+        n_head,
+        n_head_kv,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        mask: Mask::Causal,
+        positions: Positions::Rope(rope),
+        soft_cap: None,
+        sinks: false,
+        qk_norm: None,
+        value_norm: None,
+        clamp_qkv: None,
+        kv: KvSource::Own,
+        temperature: None,
+        qkv_bias: false,
+        fused_qkv: false,
+    }))
 }
 
 /// The rest of such a decoder around these mixers, one a layer.
@@ -105,7 +111,7 @@ impl ModelSpec {
     pub(super) fn attention_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionSpec)> {
         self.layers.iter_mut().enumerate().filter_map(|(i, layer)| match &mut layer.mixer {
             Mixer::Attention(a) => Some((i, a)),
-            Mixer::LatentAttention(_) => None,
+            Mixer::LatentAttention(_) | Mixer::ShortConv(_) => None,
         })
     }
 

@@ -7,7 +7,6 @@ const MISSING: &[(&[&str], &str)] = &[
     (&["mamba", "mamba2", "jamba", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "plamo2"], "layers with a recurrent state (state spaces)"),
     (&["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"], "layers with a recurrent state (time mixing)"),
     (&["minimax-01"], "layers with a recurrent state (lightning attention)"),
-    (&["lfm2", "lfm2moe"], "short convolutions"),
     (&["t5"], "attention from one text to another"),
     (&["t5encoder"], "learned biases of distances"),
     (&["deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4", "minimax-m3"], "sparse attention by an indexer"),

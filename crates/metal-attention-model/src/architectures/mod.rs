@@ -16,6 +16,7 @@ mod gpt_oss;
 mod granite;
 mod grok;
 mod hunyuan;
+mod lfm;
 mod llama;
 mod mellum;
 mod minimax;
@@ -83,6 +84,8 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("jais2",          gpt::jais2),
     ("jina-bert-v2",   bert::jina_v2),
     ("jina-bert-v3",   bert::jina_v3),
+    ("lfm2",           lfm::lfm2),
+    ("lfm2moe",        lfm::lfm2moe),
     ("llama",          llama::neighbours),
     ("llama4",         llama::llama4),
     ("llama-embed",    llama::embed),

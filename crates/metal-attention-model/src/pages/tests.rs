@@ -51,7 +51,14 @@ impl Cache {
     }
 
     fn with(masks: &[Mask], n_ctx: usize, n_pages: usize, n_windows: Option<usize>) -> Self {
-        let room = Capacity { n_ctx, n_seq: N_SEQ, n_cache: Some(n_pages * PAGE), n_windows, n_ubatch: N_UBATCH };
+        let room = Capacity {
+            n_ctx,
+            n_seq: N_SEQ,
+            n_cache: Some(n_pages * PAGE),
+            n_windows,
+            state_cache: 0,
+            n_ubatch: N_UBATCH,
+        };
         let groups = CacheGroups::of_masks(room, masks.iter().copied());
         assert_eq!(groups.groups().len(), 1 + masks.len());
         Self {

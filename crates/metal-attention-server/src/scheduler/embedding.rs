@@ -75,10 +75,12 @@ impl Engine<'_> {
                     self.finish_embedding(at);
                 }
             }
-            Err(ForwardError::OutOfPages { .. }) => match self.slots.oldest_idle(None) {
-                Some(seq) => self.evict(seq),
-                None => self.put_embedding_off(),
-            },
+            Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => {
+                match self.slots.oldest_idle(None) {
+                    Some(seq) => self.evict(seq),
+                    None => self.put_embedding_off(),
+                }
+            }
             Err(why) => {
                 self.count(|metrics| metrics.requests.failed += 1);
                 self.drop_embedding(at, why.into());

@@ -54,7 +54,7 @@ impl Engine<'_> {
                     }
                     return;
                 }
-                Err(ForwardError::OutOfPages { .. }) => self.give_pages_up(),
+                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.give_pages_up(),
                 Err(why) => {
                     tracing::error!("a step over {} tokens failed: {why}", batch.tokens.len());
                     let failed = |seq| batch.tokens.iter().any(|token| token.seq == seq);

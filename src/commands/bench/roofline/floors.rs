@@ -103,13 +103,16 @@ impl Work {
         work.bytes += (model.spec().kv_elements_per_token() * element * n_past) as u64;
         for layer in &model.spec().layers {
             // A product with the key and one with the value.
-            let (mask, elements) = match &layer.mixer {
-                Mixer::Attention(a) => (a.mask, 2 * a.n_head * a.head_dim),
-                Mixer::LatentAttention(a) => (Mask::Causal, a.n_head * (2 * a.kv_rank + a.rope.n_rot)),
+            let of_attention = |mask: Mask, elements: usize| {
+                let end = n_past + n_tokens;
+                (n_past..end).map(|pos| mask.seen(pos, end).len()).sum::<usize>() * elements
             };
-            let end = n_past + n_tokens;
-            let pairs: usize = (n_past..end).map(|pos| mask.seen(pos, end).len()).sum();
-            work.f32_multiplications += (pairs * elements) as u64;
+            work.f32_multiplications += match &layer.mixer {
+                Mixer::Attention(a) => of_attention(a.mask, 2 * a.n_head * a.head_dim),
+                Mixer::LatentAttention(a) => of_attention(Mask::Causal, a.n_head * (2 * a.kv_rank + a.rope.n_rot)),
+                // Both gates and the taps.
+                Mixer::ShortConv(conv) => n_tokens * conv.width * (conv.n_tap + 2),
+            } as u64;
         }
         work
     }

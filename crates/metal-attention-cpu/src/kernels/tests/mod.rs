@@ -3,3 +3,4 @@
 mod elementwise;
 mod packed;
 mod plain;
+mod short_conv;

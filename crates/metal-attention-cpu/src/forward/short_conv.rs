@@ -1,0 +1,56 @@
+//! Gated short convolutions (LFM2), whose last inputs are a recurrent state.
+
+use metal_attention_model::{BatchToken, ShortConvSpec, ShortConvWeights};
+
+use super::{Input, MIN_ELEMENTS, Run, add_bias, resize};
+use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::short_conv::ShortConv;
+use crate::layers::PreparedLinear;
+use crate::shared::SharedMut;
+
+/// Channels of one task: rows of a few cache lines.
+const CHANNELS: usize = 256;
+
+impl Run<'_> {
+    /// Both gates and the convolution of all tokens, up to the row that the output matrix multiplies; the states of their
+    /// sequences go on to what they are after them.
+    pub(super) fn short_conv(
+        &mut self,
+        layer: usize,
+        ShortConvSpec { width, n_tap: _ }: ShortConvSpec,
+        w: &ShortConvWeights<PreparedLinear>,
+        tokens: &[BatchToken],
+    ) {
+        self.show(&[&w.input], Input::Normed);
+        let s = &mut *self.s;
+        resize(&mut s.q, tokens.len() * 3 * width);
+        let rows = 0..tokens.len();
+        let mut products = [Product { matrix: &w.input.weight, rows, y: &mut s.q, accumulate: false }];
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        for row in s.q.chunks_exact_mut(3 * width) {
+            add_bias(row, &w.input);
+        }
+        self.lap("matmul_short_conv");
+
+        let s = &mut *self.s;
+        resize(&mut s.att, tokens.len() * width);
+        let (inputs, out) = (&s.q, SharedMut::new(&mut s.att));
+        let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
+        let n_tasks = width.div_ceil(CHANNELS);
+        self.pool.for_each_if(tokens.len() * width >= MIN_ELEMENTS, n_tasks, &|i| {
+            let channels = i * CHANNELS..width.min((i + 1) * CHANNELS);
+            let mut first = 0;
+            for segment in segments {
+                let inputs = &inputs[first * 3 * width..][..segment.n * 3 * width];
+                // SAFETY: the task has these channels of all states and results for itself, and goes through the segments
+                // in order; the rows of results of this segment lie in the buffer.
+                isa.run(unsafe {
+                    let state = states.begin(layer, segment, width, &channels);
+                    ShortConv::new(inputs, &w.taps, state, out.at(first * width), width, channels.clone())
+                });
+                first += segment.n;
+            }
+        });
+        self.lap("short_conv");
+    }
+}

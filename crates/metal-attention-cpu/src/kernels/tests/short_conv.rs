@@ -1,0 +1,58 @@
+use crate::kernels::short_conv::ShortConv;
+use crate::simd::Isa;
+use crate::test_support::Random;
+
+/// `[n_tokens, width]`, and what the state becomes.
+fn twin(inputs: &[f32], taps: &[f32], state: &[f32], width: usize) -> (Vec<f64>, Vec<f32>) {
+    let n_before = taps.len() / width - 1;
+    let mut seen = state.to_vec();
+    for row in inputs.chunks_exact(3 * width) {
+        seen.extend((0..width).map(|i| row[i] * row[2 * width + i]));
+    }
+    let n_tokens = inputs.len() / (3 * width);
+    let y = |t: usize, i: usize| {
+        let sum: f64 =
+            (0..=n_before).map(|j| f64::from(taps[j * width + i]) * f64::from(seen[(t + j) * width + i])).sum();
+        f64::from(inputs[(3 * t + 1) * width + i]) * sum
+    };
+    let out = (0..n_tokens).flat_map(|t| (0..width).map(move |i| (t, i))).map(|(t, i)| y(t, i)).collect();
+    (out, seen[n_tokens * width..].to_vec())
+}
+
+fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, cut: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; inputs.len() / 3];
+    for channels in [0..cut, cut..width] {
+        // SAFETY: state and results are as long as they should be, and one kernel runs after the other.
+        isa.run(unsafe { ShortConv::new(inputs, taps, state.as_mut_ptr(), out.as_mut_ptr(), width, channels) });
+    }
+    out
+}
+
+#[test]
+fn convolutions_are_those_of_plain_sums() {
+    let mut random = Random(5);
+    for isa in Isa::available() {
+        for (width, cut) in [(1, 0), (15, 7), (16, 16), (33, 16), (64, 48)] {
+            for n_tap in [2, 3, 4, 16] {
+                for n_tokens in [1, 2, 5, 20] {
+                    let inputs = random.floats(n_tokens * 3 * width, 2.0);
+                    let taps = random.floats(n_tap * width, 1.0);
+                    let before = random.floats((n_tap - 1) * width, 4.0);
+                    let (want, after) = twin(&inputs, &taps, &before, width);
+                    let mut state = before.clone();
+                    let found = run(isa, &inputs, &taps, &mut state, width, cut);
+                    assert_eq!(state, after, "{isa:?} {width} {n_tap} {n_tokens}");
+                    for (got, want) in found.iter().zip(&want) {
+                        let error = (f64::from(*got) - want).abs();
+                        assert!(error <= 3e-5, "{isa:?} {width} {n_tap} {n_tokens}: {got} {want}");
+                    }
+                    // Token by token come the same bits.
+                    let mut state = before;
+                    let one = |row: &[f32]| run(isa, row, &taps, &mut state, width, width);
+                    let singly: Vec<f32> = inputs.chunks_exact(3 * width).flat_map(one).collect();
+                    assert_eq!((singly, state), (found, after), "{isa:?} {width} {n_tap} {n_tokens}");
+                }
+            }
+        }
+    }
+}

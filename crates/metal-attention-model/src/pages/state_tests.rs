@@ -1,0 +1,258 @@
+//! Recurrent states against sequences that are computed from scratch.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Mask;
+
+const N_SEQ: usize = 4;
+const N_CTX: usize = 5 * PAGE;
+const N_VOCAB: usize = 1000;
+/// Bytes of a state, of which a cache may have room for some.
+const STATE: usize = 8;
+
+/// What is done to a cache.
+#[derive(Debug, Clone)]
+enum Action {
+    /// So many tokens to each sequence, in turns of so many.
+    Append([usize; N_SEQ], usize),
+    /// The same, of which only so many pieces are computed before it is taken back.
+    Fail([usize; N_SEQ], usize),
+    Rewind(usize, usize),
+    Share(usize, usize, usize),
+    /// The last token is taken back, and another one put there.
+    Again(usize),
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let length = || prop_oneof![2 => 0..4usize, 2 => 0..N_CTX, 1 => Just(PAGE), 1 => Just(2 * PAGE)];
+    let new = || prop::array::uniform4(prop_oneof![1 => Just(0), 2 => length()]);
+    let seq = 0..N_SEQ;
+    prop_oneof![
+        4 => (new(), prop_oneof![Just(1), Just(3), Just(N_CTX)]).prop_map(|(new, turn)| Action::Append(new, turn)),
+        1 => (new(), 0..5usize).prop_map(|(new, n)| Action::Fail(new, n)),
+        1 => (seq.clone(), length()).prop_map(|(seq, n)| Action::Rewind(seq, n)),
+        2 => (seq.clone(), seq.clone(), length()).prop_map(|(from, to, n)| Action::Share(from, to, n)),
+        1 => seq.prop_map(Action::Again),
+    ]
+}
+
+/// The state after one more token: different for all texts, and for all lengths.
+fn step(state: u64, id: u32) -> u64 {
+    (state ^ u64::from(id)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) + 1
+}
+
+fn state_of(ids: &[u32]) -> u64 {
+    ids.iter().fold(0, |state, &id| step(state, id))
+}
+
+struct Cache {
+    table: PageTable,
+    /// Of each slot.
+    memory: Vec<u64>,
+    lists: Vec<Vec<u32>>,
+    n_ubatch: usize,
+    next_id: u32,
+}
+
+impl Cache {
+    fn new(n_states: usize, n_windows: Option<usize>, n_ubatch: usize) -> Self {
+        let room =
+            Capacity { n_ctx: N_CTX, n_seq: N_SEQ, n_cache: None, n_windows, state_cache: n_states * STATE, n_ubatch };
+        let groups = CacheGroups::of_masks(room, [Mask::Causal].into_iter()).with_states(STATE / 4);
+        let n_states = groups.states().unwrap().n_states;
+        assert_eq!(n_states, 3 * n_windows.unwrap_or(N_SEQ) + (room.state_cache / STATE).min(room.n_pages()));
+        Self {
+            table: PageTable::new(&groups),
+            memory: vec![0; n_states + 1],
+            lists: vec![Vec::new(); N_SEQ],
+            n_ubatch,
+            next_id: 0,
+        }
+    }
+
+    fn states(&self) -> &States {
+        self.table.states.as_ref().unwrap()
+    }
+
+    fn batch(&mut self, new: [usize; N_SEQ], turn: usize) -> Vec<BatchToken> {
+        let mut batch = Vec::new();
+        let mut done = [0; N_SEQ];
+        while (0..N_SEQ).any(|seq| done[seq] < new[seq]) {
+            for seq in 0..N_SEQ {
+                for _ in 0..turn.min(new[seq] - done[seq]) {
+                    self.next_id += 1;
+                    let pos = self.lists[seq].len() + done[seq];
+                    batch.push(BatchToken { id: self.next_id % N_VOCAB as u32, seq, pos, logits: false });
+                    done[seq] += 1;
+                }
+            }
+        }
+        batch
+    }
+
+    /// Appends a piece as a backend does.
+    fn append(&mut self, piece: &[BatchToken]) {
+        self.table.append(piece);
+        let segments = self.table.segments(piece).to_vec();
+        let mut ids: Vec<_> = self.lists.clone();
+        piece.iter().for_each(|t| ids[t.seq].push(t.id));
+        for Segment { seq, pos, n, from, to } in segments {
+            let mut state = self.memory[from as usize];
+            assert_eq!(state, state_of(&ids[seq][..pos]), "before {pos} of {seq}");
+            state = ids[seq][pos..pos + n].iter().fold(state, |state, &id| step(state, id));
+            assert!(to != 0, "the state of the empty text stays");
+            self.memory[to as usize] = state;
+        }
+        self.lists = ids;
+    }
+
+    fn run(&mut self, action: &Action) {
+        match *action {
+            Action::Append(new, turn) => {
+                let batch = self.batch(new, turn);
+                match self.table.check(&batch, N_VOCAB) {
+                    Ok(()) => {
+                        let before: Vec<_> = self.lists.iter().map(Vec::len).collect();
+                        self.table.begin(&batch);
+                        for piece in batch.chunks(self.n_ubatch) {
+                            self.append(piece);
+                        }
+                        for seq in (0..N_SEQ).filter(|&seq| new[seq] > 0) {
+                            assert_eq!(self.table.reachable(seq, before[seq]), before[seq], "before the batch");
+                            let last = self.lists[seq].len() - 1;
+                            assert_eq!(self.table.reachable(seq, last), last, "without the last token");
+                        }
+                    }
+                    Err(ForwardError::EmptyPrompt | ForwardError::ContextFull { .. }) => {}
+                    Err(ForwardError::OutOfStates { needed, free, total }) => {
+                        assert!(needed > free && self.table.room.n_windows.is_some());
+                        let others = self.lists.iter().filter(|list| !list.is_empty()).count();
+                        assert!(2 * new.iter().filter(|n| **n > 0).count() + others > total);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Action::Fail(new, n_pieces) => {
+                let batch = self.batch(new, N_CTX);
+                if self.table.check(&batch, N_VOCAB).is_ok() {
+                    let before = self.lists.clone();
+                    self.table.begin(&batch);
+                    for piece in batch.chunks(self.n_ubatch).take(n_pieces) {
+                        self.append(piece);
+                    }
+                    self.table.retract(&batch);
+                    self.lists = before;
+                }
+            }
+            Action::Rewind(seq, n) => {
+                let reachable = self.table.reachable(seq, n);
+                let reached = self.table.rewind(seq, n);
+                assert!(reached == reachable && reached <= self.lists[seq].len());
+                assert!(reached <= n || reached == self.lists[seq].len());
+                self.lists[seq].truncate(reached);
+            }
+            Action::Share(from, to, n) => match self.table.share(from, to, n) {
+                Ok(reached) => self.lists[to] = self.lists[from][..reached].to_vec(),
+                Err(error) => assert!(matches!(error, ForwardError::PrefixTooLong { .. }), "{error}"),
+            },
+            Action::Again(seq) => {
+                let mut new = [0; N_SEQ];
+                new[seq] = 1;
+                self.run(&Action::Append(new, 1));
+                if let Some(last) = self.lists[seq].len().checked_sub(1) {
+                    let reached = self.table.rewind(seq, last);
+                    self.lists[seq].truncate(reached);
+                    self.run(&Action::Append(new, 1));
+                }
+            }
+        }
+    }
+
+    fn check(&self) {
+        let states = self.states();
+        let mut counts = vec![0; states.counts.len()];
+        counts[0] = 1;
+        for (seq, list) in self.lists.iter().enumerate() {
+            assert_eq!(self.table.n_past(seq), list.len());
+            let kept = &states.kept[seq];
+            assert_eq!(kept.last().map_or(0, |state| state.pos), list.len());
+            assert!(kept.windows(2).all(|pair| pair[0].pos < pair[1].pos), "{kept:?}");
+            for state in kept {
+                assert_eq!(self.memory[state.slot as usize], state_of(&list[..state.pos]), "{} of {seq}", state.pos);
+                counts[state.slot as usize] += 1;
+            }
+        }
+        assert_eq!(states.counts, counts);
+        let unused = (0..counts.len() as u32).filter(|&slot| counts[slot as usize] == 0);
+        assert!(unused.eq(states.free.iter().copied()));
+        assert!(counts.len() <= states.room.n_states + 1);
+        assert_eq!(self.memory[0], 0);
+    }
+}
+
+proptest! {
+    #[test]
+    fn states_are_those_of_texts_computed_from_scratch(
+        n_states in prop_oneof![Just(0), Just(3), Just(100)],
+        n_windows in prop::option::of(2..N_SEQ),
+        n_ubatch in prop_oneof![Just(5), Just(PAGE), Just(200), Just(4 * N_CTX)],
+        actions in prop::collection::vec(action(), 1..50),
+    ) {
+        let mut cache = Cache::new(n_states, n_windows, n_ubatch);
+        for action in &actions {
+            cache.run(action);
+            cache.check();
+        }
+        (0..N_SEQ).for_each(|seq| cache.run(&Action::Rewind(seq, 0)));
+        cache.check();
+        prop_assert_eq!(cache.states().free.len() + 1, cache.states().counts.len());
+    }
+}
+
+#[test]
+fn the_ends_of_pages_can_be_gone_back_to() {
+    let mut cache = Cache::new(100, None, N_CTX);
+    cache.run(&Action::Append([4 * PAGE + 10, 0, 0, 0], N_CTX));
+    for (n, reached) in [
+        (4 * PAGE + 10, 4 * PAGE + 10),
+        (4 * PAGE + 9, 4 * PAGE + 9),
+        (4 * PAGE + 8, 4 * PAGE),
+        (3 * PAGE + 5, 3 * PAGE),
+        (PAGE, PAGE),
+        (PAGE - 1, 0),
+    ] {
+        assert_eq!(cache.table.reachable(0, n), reached, "{n}");
+    }
+    // All that follows is shared: no new state but those after what is new.
+    let n_held = |cache: &Cache| cache.states().counts.iter().filter(|n| **n > 0).count();
+    let before = n_held(&cache);
+    for seq in 1..N_SEQ {
+        cache.run(&Action::Share(0, seq, 2 * PAGE + 7));
+        assert_eq!(cache.lists[seq].len(), 2 * PAGE);
+    }
+    assert_eq!(n_held(&cache), before);
+    cache.run(&Action::Append([0, 1, 1, 1], 1));
+    assert_eq!(n_held(&cache), before + 3);
+    cache.check();
+}
+
+#[test]
+fn checkpoints_grow_thin_with_age() {
+    let mut cache = Cache::new(0, Some(2), N_CTX);
+    let kept = |cache: &Cache| -> Vec<usize> { cache.states().kept[0].iter().map(|state| state.pos).collect() };
+    // Six slots for one text: the ends of all pages are there.
+    cache.run(&Action::Append([5 * PAGE - 1, 0, 0, 0], N_CTX));
+    assert_eq!(kept(&cache), [PAGE, 2 * PAGE, 3 * PAGE, 4 * PAGE, 5 * PAGE - 2, 5 * PAGE - 1]);
+    // Another one takes two.
+    cache.run(&Action::Append([0, 20, 0, 0], N_CTX));
+    assert_eq!(kept(&cache), [2 * PAGE, 4 * PAGE, 5 * PAGE - 2, 5 * PAGE - 1]);
+    cache.check();
+}
+
+#[test]
+fn nothing_runs_ahead_of_a_state() {
+    let mut cache = Cache::new(0, None, N_CTX);
+    assert!(!cache.table.reserve(&[BatchToken { id: 0, seq: 0, pos: 0, logits: true }], 1));
+    assert_eq!(cache.table.segments(&[]), []);
+}

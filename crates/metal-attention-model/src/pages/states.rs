@@ -1,0 +1,258 @@
+//! Recurrent states: which slot holds the state of which sequence, and where sequences can be cut back to.
+
+use std::collections::BTreeSet;
+
+use crate::{BatchToken, ForwardError, PAGE, StateRoom};
+
+/// The slot of the empty text: zeros, which nobody writes to.
+const EMPTY: u32 = 0;
+
+/// Tokens of a sequence that follow each other in a batch, and the slots of the state before them and of that after them.
+///
+/// The state after them is made in its own slot: where that is another one, the state before is copied there first, and
+/// stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Sequence.
+    pub seq: usize,
+    /// Position of the first token.
+    pub pos: usize,
+    /// Tokens.
+    pub n: usize,
+    /// Slot of the state after `pos` tokens.
+    pub from: u32,
+    /// Slot of the state after `pos + n` tokens.
+    pub to: u32,
+}
+
+/// A state that is kept of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Tokens that it is the state after; at least 1.
+    pub(super) pos: usize,
+    pub(super) slot: u32,
+}
+
+/// The states that are kept of all sequences.
+///
+/// A sequence keeps the state that it goes on from, that before its last token, that from before the last batch, and
+/// checkpoints: the states at the ends of pages. A state is written to by one batch only, and so shared like a page: its
+/// holders are counted. Checkpoints go where slots are needed, those first that shorten the least of what would have to be
+/// evaluated again, in proportion to how far back they lie.
+#[derive(Debug, Clone)]
+pub(super) struct States {
+    pub(super) room: StateRoom,
+    /// How many sequences hold each slot that was handed out so far.
+    pub(super) counts: Vec<u32>,
+    pub(super) free: BTreeSet<u32>,
+    /// Of each sequence, the shortest first; the last one is that which it goes on from. Without any it goes on from nothing.
+    pub(super) kept: Vec<Vec<Kept>>,
+    /// Length of each sequence of the last batch before that; `None` of the others.
+    held: Vec<Option<usize>>,
+    /// Those of the tokens that were appended last.
+    segments: Vec<Segment>,
+}
+
+impl States {
+    pub(super) fn new(room: StateRoom, n_seq: usize) -> Self {
+        Self {
+            room,
+            counts: vec![1],
+            free: BTreeSet::new(),
+            kept: vec![Vec::new(); n_seq],
+            held: vec![None; n_seq],
+            segments: Vec::new(),
+        }
+    }
+
+    /// The longest beginning of sequence `seq`, `n` tokens at most, whose state is there.
+    pub(super) fn reachable(&self, seq: usize, n: usize) -> usize {
+        self.kept[seq].iter().rev().find(|kept| kept.pos <= n).map_or(0, |kept| kept.pos)
+    }
+
+    /// Checks that there are slots for as many new tokens of each sequence.
+    pub(super) fn check(&self, new: &[usize]) -> Result<(), ForwardError> {
+        let needed = new.iter().map(|&n| n.min(2)).sum();
+        let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot));
+        let total = self.room.n_states;
+        let free = total - last.collect::<BTreeSet<_>>().len();
+        if needed > free { Err(ForwardError::OutOfStates { needed, free, total }) } else { Ok(()) }
+    }
+
+    /// From now on the sequences of `batch` can be cut back to what they are, until another batch is begun.
+    pub(super) fn hold(&mut self, batch: &[BatchToken]) {
+        self.held.fill(None);
+        for token in batch {
+            self.held[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
+        }
+    }
+
+    /// Finds slots for the states that come of `piece`: after each page, before the last token of each sequence, and after
+    /// it.
+    pub(super) fn append(&mut self, piece: &[BatchToken]) {
+        self.segments.clear();
+        let mut ends = vec![None; self.kept.len()];
+        for token in piece {
+            ends[token.seq] = Some(token.pos);
+        }
+        let mut ready = Vec::new();
+        for (seq, last) in ends.iter().enumerate() {
+            let Some(last) = last else { continue };
+            self.tidy(seq);
+            let (start, copied) = match self.kept[seq].last() {
+                Some(kept) => (kept.pos, self.must_stay(seq, *kept)),
+                None => (0, true),
+            };
+            // Before a single token the state that must stay is that before the last token.
+            let n_slots = if start == *last { 1 } else { 1 + usize::from(copied) };
+            for _ in 0..n_slots {
+                ready.push(self.take(&ends).expect("a slot for every state that was promised one"));
+            }
+        }
+        for run in piece.chunk_by(|t, u| t.seq == u.seq) {
+            let (seq, mut pos, end) = (run[0].seq, run[0].pos, run[0].pos + run.len());
+            let last = ends[seq].unwrap_or(pos);
+            while pos < end {
+                let page_end = (pos / PAGE + 1) * PAGE;
+                let next = if pos < last { page_end.min(end).min(last) } else { end };
+                let must = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
+                let to = match must {
+                    true => Some(ready.pop().expect("a slot for every state that must stay")),
+                    // A checkpoint, where there is room for it.
+                    false if pos.is_multiple_of(PAGE) => self.take(&ends),
+                    false => None,
+                };
+                let (from, to) = self.advance(seq, next, to);
+                self.segments.push(Segment { seq, pos, n: next - pos, from, to });
+                pos = next;
+            }
+        }
+        for slot in ready {
+            self.put_back(slot);
+        }
+    }
+
+    /// The slots of the state that sequence `seq` goes on from and of that after `next` tokens, which takes its place where
+    /// there is no slot `to` for it.
+    fn advance(&mut self, seq: usize, next: usize, to: Option<u32>) -> (u32, u32) {
+        let kept = &mut self.kept[seq];
+        match (kept.last_mut(), to) {
+            (Some(last), None) => {
+                last.pos = next;
+                (last.slot, last.slot)
+            }
+            (last, to) => {
+                let from = last.map_or(EMPTY, |last| last.slot);
+                let slot = to.unwrap_or(EMPTY);
+                kept.push(Kept { pos: next, slot });
+                (from, slot)
+            }
+        }
+    }
+
+    /// Whether a state that sequence `seq` goes on from is needed as it is: others hold it, or the batch may be taken back.
+    fn must_stay(&self, seq: usize, state: Kept) -> bool {
+        self.held[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
+    }
+
+    /// Gives up what sequence `seq` kept for the last batch alone.
+    fn tidy(&mut self, seq: usize) {
+        let held = self.held[seq];
+        let mut kept = std::mem::take(&mut self.kept[seq]);
+        let last = kept.last().copied();
+        kept.retain(|state| {
+            let stays = Some(*state) == last || held == Some(state.pos) || state.pos.is_multiple_of(PAGE);
+            if !stays {
+                self.put_back(state.slot);
+            }
+            stays
+        });
+        self.kept[seq] = kept;
+    }
+
+    /// The segments of `tokens`, which are those appended last or some that follow each other there, without parts of a
+    /// sequence's.
+    pub(super) fn segments(&self, tokens: &[BatchToken]) -> &[Segment] {
+        let Some(first) = tokens.first() else { return &[] };
+        let begins = |segment: &Segment| (segment.seq, segment.pos) == (first.seq, first.pos);
+        let start = self.segments.iter().position(begins).expect("tokens that were appended");
+        let mut left = tokens.len();
+        let n = self.segments[start..].iter().take_while(|segment| {
+            let more = left > 0;
+            left = left.saturating_sub(segment.n);
+            more
+        });
+        &self.segments[start..start + n.count()]
+    }
+
+    /// Cuts sequence `seq` back to its first `n` tokens, whose state is there.
+    pub(super) fn cut(&mut self, seq: usize, n: usize) {
+        while let Some(state) = self.kept[seq].pop_if(|state| state.pos > n) {
+            self.put_back(state.slot);
+        }
+        self.held[seq] = self.held[seq].filter(|&pos| pos <= n);
+    }
+
+    /// Makes sequence `to`, which holds nothing, the first `n` tokens of sequence `from`.
+    pub(super) fn share(&mut self, from: usize, to: usize, n: usize) {
+        let shared: Vec<_> = self.kept[from].iter().copied().filter(|state| state.pos <= n).collect();
+        for state in &shared {
+            self.counts[state.slot as usize] += 1;
+        }
+        self.kept[to] = shared;
+    }
+
+    /// A slot that nobody holds, if need be that of a checkpoint. `ends`: the last new token of each sequence that grows.
+    fn take(&mut self, ends: &[Option<usize>]) -> Option<u32> {
+        if self.free.is_empty() && self.counts.len() > self.room.n_states {
+            let slot = self.least_useful(ends)?;
+            for kept in &mut self.kept {
+                kept.retain(|state| state.slot != slot);
+            }
+            self.counts[slot as usize] = 0;
+            self.free.insert(slot);
+        }
+        if let Some(slot) = self.free.pop_first() {
+            self.counts[slot as usize] = 1;
+            return Some(slot);
+        }
+        self.counts.push(1);
+        Some((self.counts.len() - 1) as u32)
+    }
+
+    /// The state without which the least is lost: the tokens that it spares a cut just before the next one, in proportion to
+    /// how far back they are. Those that sequences go on from, or may be taken back to, and those of the batch are none.
+    fn least_useful(&self, ends: &[Option<usize>]) -> Option<u32> {
+        let mut worth: Vec<Option<f64>> = vec![Some(-1.0); self.counts.len()];
+        for segment in &self.segments {
+            worth[segment.from as usize] = None;
+            worth[segment.to as usize] = None;
+        }
+        for (seq, (kept, held)) in self.kept.iter().zip(&self.held).enumerate() {
+            let end = kept.last().map_or(0, |state| state.pos);
+            let before_last = |pos: usize| ends[seq].is_none() && pos + 1 == end;
+            let stays = |pos: usize| held.is_some_and(|held| pos == held || before_last(pos));
+            for (i, state) in kept.iter().enumerate() {
+                let before = i.checked_sub(1).map_or(0, |i| kept[i].pos);
+                let place = &mut worth[state.slot as usize];
+                *place = match (kept.get(i + 1), *place) {
+                    (Some(next), Some(other)) if !stays(state.pos) => {
+                        let spared = (next.pos - before) as f64 / (end - state.pos + PAGE) as f64;
+                        Some(spared.max(other))
+                    }
+                    (Some(_) | None, _) => None,
+                };
+            }
+        }
+        let held = worth.into_iter().enumerate().filter_map(|(slot, worth)| Some((slot, worth.filter(|w| *w >= 0.0)?)));
+        held.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(slot, _)| slot as u32)
+    }
+
+    /// A sequence holds `slot` no more.
+    fn put_back(&mut self, slot: u32) {
+        self.counts[slot as usize] -= 1;
+        if self.counts[slot as usize] == 0 {
+            self.free.insert(slot);
+        }
+    }
+}
