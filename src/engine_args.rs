@@ -43,6 +43,12 @@ pub struct SetupArgs {
     #[arg(short = 't', long, aliases = ["n-threads", "num-threads"], value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
 
+    /// MiB of memory for states that texts can be cut back to, in models that keep a recurrent state (LFM2). They are kept at
+    /// every 64th token, the older ones more thinly where there is no room for all; what lies behind the last one is
+    /// evaluated again when an answer is taken back or a prompt begins like another
+    #[arg(long, value_name = "MIB", default_value = "256")]
+    state_cache: usize,
+
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -56,6 +62,7 @@ impl SetupArgs {
                 n_ctx => n_ctx,
             },
             n_threads: self.threads,
+            state_cache: self.state_cache.saturating_mul(1 << 20),
             ..self.compute.options()
         }
     }

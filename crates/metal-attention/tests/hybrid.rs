@@ -6,7 +6,14 @@ mod archives;
 mod toys;
 
 use archives::more_architectures;
-use metal_attention::{BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass};
+use std::ops::ControlFlow;
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::{
+    BatchToken, CacheType, CpuForwardPass, Device, EngineOptions, ForwardError, ForwardPass, GenerateOptions,
+    Generator, Model, ModelOptions,
+};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
 use toys::{Toy, batch, metadata, read, some_ids, toy};
@@ -130,4 +137,27 @@ fn sequences_without_room_for_their_states_are_refused() {
     assert_eq!((pass.n_past(1), pass.n_past(2)), (2, 0));
     pass.rewind(0, 0);
     logits(&mut pass, 2, &[1, 2]);
+}
+
+/// What a chat does with `/undo` and `/regenerate`: prompts that end earlier than the text so far, or go on otherwise.
+#[test]
+fn answers_can_be_taken_back_and_written_anew() {
+    let file = GgufFile::from_bytes(&more_architectures()["lfm2.gguf"]).unwrap();
+    let model = Model::from_gguf(file, &ModelOptions::default()).unwrap();
+    let options = EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_threads: Some(2), ..Default::default() };
+    let generator = || Generator::new(&model, &options, SamplerOptions::greedy()).unwrap();
+    let write = |generator: &mut Generator<'_>, prompt: &[u32]| {
+        generator.prompt(prompt, |_, _| ControlFlow::Continue(())).unwrap();
+        let options = GenerateOptions { n_predict: Some(30), ignore_eos: true, ..Default::default() };
+        let mut generation = generator.generate(options);
+        let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+        (ids, generation.timings().cached_tokens)
+    };
+    let ids = some_ids(250);
+    let mut chat = generator();
+    let other = [&ids[..190], &[7; 9]].concat();
+    for (prompt, cached) in [(&ids[..200], 0), (&ids[..200], 192), (&ids[..180], 128), (&other, 128), (&ids[..60], 0)] {
+        let found = write(&mut chat, prompt);
+        assert_eq!(found, (write(&mut generator(), prompt).0, cached), "{} tokens", prompt.len());
+    }
 }

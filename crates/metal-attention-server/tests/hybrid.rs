@@ -1,0 +1,109 @@
+//! Texts of a model whose layers keep a recurrent state: they can be cut back only to where it was kept.
+
+#[path = "../../../tests/common/archives.rs"]
+mod archives;
+mod support;
+
+use archives::more_architectures;
+use metal_attention::gguf::GgufFile;
+use metal_attention::{EngineOptions, Model, ModelOptions};
+use metal_attention_server::scheduler::{Client, Request, SchedulerOptions};
+use support::{alone_in, engine, greedy, read, start};
+
+/// Tokens between two states that are kept.
+const PAGE: usize = 64;
+
+fn lfm2() -> Model {
+    let file = GgufFile::from_bytes(&more_architectures()["lfm2.gguf"]).unwrap();
+    Model::from_gguf(file, &ModelOptions::default()).unwrap()
+}
+
+fn some(seed: usize, n: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 7 + i * 13 + seed * 31) % 500 + 3) as u32).collect()
+}
+
+#[test]
+fn clients_with_one_long_beginning_evaluate_it_once() {
+    const N: usize = 16;
+    let model = lfm2();
+    let engine = EngineOptions { n_seq: 2 * N, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: N, ..Default::default() });
+    let begin = some(0, 150);
+    let request = |i: usize| {
+        let prompt = [&begin[..], &some(i + 1, 5)].concat();
+        Request { client: Client::Key(i), ignore_eos: true, ..greedy(prompt, 20) }
+    };
+    let expect = |i: usize, answer: support::Answer, cached: usize| {
+        assert_eq!((answer.ids, answer.text), alone_in(&model, &engine, &request(i)), "client {i}");
+        assert_eq!(answer.usage.cached_tokens, cached, "client {i}");
+    };
+    expect(0, read(scheduler.submit(request(0)).unwrap()), 0);
+    let events: Vec<_> = (1..N).map(|i| scheduler.submit(request(i)).unwrap()).collect();
+    for (i, events) in (1..).zip(events) {
+        expect(i, read(events), 2 * PAGE);
+    }
+    // What lies behind the last state that was kept is all that was evaluated again.
+    let metrics = scheduler.metrics();
+    assert_eq!(metrics.prompt_tokens, (155 + (N - 1) * (155 - 2 * PAGE)) as u64);
+    assert_eq!((metrics.preemptions, metrics.requests.failed), (0, 0));
+}
+
+#[test]
+fn equal_prompts_of_one_client_are_evaluated_once() {
+    let model = lfm2();
+    let engine = EngineOptions { n_seq: 4, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 4, ..Default::default() });
+    let request = || Request { ignore_eos: true, ..greedy(some(3, 150), 10) };
+    let events: Vec<_> = (0..4).map(|_| scheduler.submit(request()).unwrap()).collect();
+    let want = alone_in(&model, &engine, &request());
+    let answers: Vec<_> = events.into_iter().map(read).collect();
+    let cached: Vec<_> = answers.iter().map(|answer| answer.usage.cached_tokens).collect();
+    for answer in answers {
+        assert_eq!((answer.ids, answer.text), want);
+    }
+    assert_eq!(cached[0], 0);
+    assert!(cached[1..].iter().all(|&n| n >= 2 * PAGE), "{cached:?}");
+}
+
+#[test]
+fn conversations_go_on_where_they_ended_and_answers_can_be_taken_back() {
+    let model = lfm2();
+    let engine = EngineOptions { n_seq: 3, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, ..Default::default() });
+    let ask = |ids: &[u32]| {
+        let request = || Request { ignore_eos: true, ..greedy(ids.to_vec(), 9) };
+        let answer = read(scheduler.submit(request()).unwrap());
+        assert_eq!((answer.ids.clone(), answer.text), alone_in(&model, &engine, &request()));
+        (answer.usage.cached_tokens, answer.ids)
+    };
+    let mut ids = some(0, 100);
+    let mut expected = 0;
+    for turn in 0..3 {
+        let (cached, answer) = ask(&ids);
+        assert_eq!(cached, expected, "turn {turn}");
+        ids.extend(&answer);
+        expected = ids.len() - 1;
+        ids.extend(some(1000 * (turn + 1), 20));
+    }
+    // The last answer once more, and another question in the place of the second one: from the page before.
+    let asked = ids.len() - 29;
+    assert_eq!(ask(&ids[..asked]).0, asked / PAGE * PAGE);
+    assert_eq!(ask(&[&ids[..110], &[7; 10][..]].concat()).0, PAGE);
+}
+
+#[test]
+fn texts_take_turns_where_there_are_states_for_few() {
+    let model = lfm2();
+    let engine = EngineOptions { n_seq: 8, n_windows: Some(2), state_cache: 0, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 2, ..Default::default() });
+    for round in 0..2 {
+        let request = |i: usize| Request { client: Client::Key(i), ignore_eos: true, ..greedy(some(i, 90), 20) };
+        let events: Vec<_> = (0..8).map(|i| scheduler.submit(request(i)).unwrap()).collect();
+        for (i, events) in events.into_iter().enumerate() {
+            let answer = read(events);
+            assert_eq!(answer.error, None, "text {i} in round {round}");
+            assert_eq!((answer.ids, answer.text), alone_in(&model, &engine, &request(i)), "text {i} in round {round}");
+        }
+    }
+    assert_eq!(scheduler.metrics().requests.failed, 0);
+}
