@@ -146,7 +146,7 @@ fn answers_can_be_taken_back_and_written_anew() {
     let model = Model::from_gguf(file, &ModelOptions::default()).unwrap();
     let options = EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_threads: Some(2), ..Default::default() };
     let generator = || Generator::new(&model, &options, SamplerOptions::greedy()).unwrap();
-    let write = |generator: &mut Generator<'_>, prompt: &[u32]| {
+    let write = |generator: &mut Generator, prompt: &[u32]| {
         generator.prompt(prompt, |_, _| ControlFlow::Continue(())).unwrap();
         let options = GenerateOptions { n_predict: Some(30), ignore_eos: true, ..Default::default() };
         let mut generation = generator.generate(options);
