@@ -96,7 +96,9 @@ impl Cache {
         self.table.append(piece);
         let segments = self.table.segments(piece).to_vec();
         let mut ids: Vec<_> = self.lists.clone();
-        piece.iter().for_each(|t| ids[t.seq].push(t.id));
+        for t in piece {
+            ids[t.seq].push(t.id);
+        }
         for Segment { seq, pos, n, from, to } in segments {
             let mut state = self.memory[from as usize];
             assert_eq!(state, state_of(&ids[seq][..pos]), "before {pos} of {seq}");
