@@ -14,7 +14,7 @@ use crate::kernels::{
 };
 
 /// A part that [`supports`] refuses.
-pub(super) const SHORT_CONV: &str = "short convolutions, which keep a recurrent state";
+pub(super) const SHORT_CONV: &str = "short convolutions (with a recurrent state)";
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
