@@ -285,6 +285,7 @@ fn any_value() -> impl Strategy<Value = Value> {
 }
 
 const KEYS: &[&str] = &[
+    "shortconv.l_cache",
     "vocab_size",
     "context_length",
     "embedding_length",
