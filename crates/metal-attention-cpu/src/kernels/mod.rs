@@ -5,6 +5,8 @@ pub(crate) mod elementwise;
 pub(crate) mod matmul;
 mod matmul_packed;
 mod matmul_plain;
+#[cfg_attr(not(test), expect(dead_code, reason = "no model's layers are run by these yet"))]
+pub(crate) mod recurrent;
 pub(crate) mod short_conv;
 #[cfg(test)]
 mod tests;

@@ -3,4 +3,5 @@
 mod elementwise;
 mod packed;
 mod plain;
+mod recurrent;
 mod short_conv;

@@ -1,0 +1,215 @@
+//! The gated delta rule (Gated DeltaNet, arXiv 2412.06464) of one head.
+//!
+//! With key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta` of each token:
+//!
+//! `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`
+//!
+//! A chunk solves for all `u` at once. With `c_i = g_1 .. g_i` and `d_ij = g_(j+1) .. g_i`, which both come of
+//! multiplications alone and so neither overflow nor divide:
+//!
+//! `u_i = beta_i (v_i - c_i k_i S - sum over j < i of d_ij (k_i . k_j) u_j)`, a triangular system of equations,
+//! `out_i = c_i q_i S + sum over j <= i of d_ij (q_i . k_j) u_j` and `S = c_n S + sum of d_nj k_j^T u_j`.
+
+use std::ops::Range;
+
+use super::products::{Keep, LowerProduct, Matrix, Product, scores};
+use super::vectors::{dot, load, store};
+use super::{Head, Rows, RowsMut, padded, take};
+use crate::simd::{LANES, Simd};
+
+/// One head, or some columns of one.
+pub(crate) struct DeltaRule<'a> {
+    /// Of each token, `[n_tokens, key_dim]`: normalised and, as the model has it, scaled.
+    pub(crate) q: Rows<'a>,
+    /// `[n_tokens, key_dim]`, normalised
+    pub(crate) k: Rows<'a>,
+    /// `[n_tokens, value_dim]`
+    pub(crate) v: Rows<'a>,
+    /// `[n_tokens, 1]`, in 0..=1
+    pub(crate) decay: Rows<'a>,
+    /// `[n_tokens, 1]`, in 0..=1
+    pub(crate) beta: Rows<'a>,
+    /// `[key_dim, value_dim]`, changed in place
+    pub(crate) state: RowsMut<'a>,
+    /// `[n_tokens, value_dim]`
+    pub(crate) out: RowsMut<'a>,
+}
+
+impl DeltaRule<'_> {
+    /// `V` columns of one token.
+    #[inline(always)]
+    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
+        let n = self.v.width - column;
+        let (q, k) = (self.q.row(token), self.k.row(token));
+        let (decay, beta) = (self.decay.row(token)[0], self.beta.row(token)[0]);
+        let stride = self.state.stride;
+        // SAFETY: rows and columns that there are.
+        unsafe {
+            let state = self.state.ptr.add(column);
+            let mut u = dot::<S, V, PART>(k, state, stride, n);
+            let (decays, beta) = (S::f_splat(decay), S::f_splat(beta));
+            for v in 0..V {
+                let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
+                u[v] = S::f_mul(beta, S::f_sub(value, S::f_mul(decays, u[v])));
+            }
+            let mut sum = [[S::f_splat(0.0); V]; 2];
+            for i in (0..k.len()).step_by(2) {
+                for r in 0..2.min(k.len() - i) {
+                    let (q, k) = (S::f_splat(q[i + r]), S::f_splat(k[i + r]));
+                    for v in 0..V {
+                        let p = state.add((i + r) * stride + v * LANES);
+                        let s = S::f_fma(k, u[v], S::f_mul(decays, load::<S, PART>(p, n)));
+                        store::<S, PART>(p, s, n);
+                        sum[r][v] = S::f_fma(q, s, sum[r][v]);
+                    }
+                }
+            }
+            for v in 0..V {
+                let out = self.out.at(token).add(column + v * LANES);
+                store::<S, PART>(out, S::f_add(sum[0][v], sum[1][v]), n);
+            }
+        }
+    }
+}
+
+impl Head for DeltaRule<'_> {
+    const CHUNK: usize = 64;
+
+    #[inline(always)]
+    fn n_tokens(&self) -> usize {
+        self.v.rows
+    }
+
+    #[inline(always)]
+    fn n_columns(&self) -> usize {
+        self.v.width
+    }
+
+    #[inline(always)]
+    fn check(&self) {
+        let (n_tokens, key_dim, value_dim) = (self.v.rows, self.k.width, self.v.width);
+        assert_eq!((self.q.rows, self.q.width), (n_tokens, key_dim), "the queries");
+        assert_eq!(self.k.rows, n_tokens, "the keys");
+        assert_eq!((self.decay.rows, self.decay.width), (n_tokens, 1), "the decays");
+        assert_eq!((self.beta.rows, self.beta.width), (n_tokens, 1), "the writing strengths");
+        assert_eq!((self.state.rows, self.state.width), (key_dim, value_dim), "the state");
+        assert_eq!((self.out.rows, self.out.width), (n_tokens, value_dim), "the output");
+    }
+
+    #[inline(always)]
+    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize) {
+        for token in tokens {
+            // SAFETY: passed on to the caller.
+            unsafe { self.step::<S, V, PART>(token, column) };
+        }
+    }
+
+    #[inline(always)]
+    fn scratch(&self) -> usize {
+        Self::CHUNK * (2 * self.k.width + padded(self.v.width) + 2 * Self::CHUNK + 2)
+    }
+
+    #[inline(always)]
+    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, mut scratch: &mut [f32]) {
+        const C: usize = <DeltaRule<'static> as Head>::CHUNK;
+        let (first, n) = (tokens.start, tokens.len());
+        let (key_dim, value_dim) = (self.k.width, self.v.width);
+        let u_row = padded(value_dim);
+        let keys = take(&mut scratch, key_dim * C);
+        let left = take(&mut scratch, C * key_dim);
+        let u = take(&mut scratch, C * u_row);
+        let qk = take(&mut scratch, C * C);
+        let kk = take(&mut scratch, C * C);
+        let betas = take(&mut scratch, C);
+        let since = take(&mut scratch, C);
+
+        // Keys the other way round, `[key_dim, C]`.
+        for j in 0..n {
+            for (i, k) in self.k.row(first + j).iter().enumerate() {
+                keys[i * C + j] = *k;
+            }
+        }
+        let (out, out_row) = (self.out.at(first), self.out.stride);
+        // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
+        unsafe {
+            let (q, k) = (
+                Matrix { ptr: self.q.at(first), row: self.q.stride },
+                Matrix { ptr: self.k.at(first), row: self.k.stride },
+            );
+            scores::<S>(q, keys.as_ptr(), qk.as_mut_ptr(), C, n, key_dim);
+            scores::<S>(k, keys.as_ptr(), kk.as_mut_ptr(), C, n, key_dim);
+
+            let mut total = 1.0;
+            for i in 0..n {
+                let (decay, beta) = (self.decay.row(first + i)[0], self.beta.row(first + i)[0]);
+                total *= decay;
+                betas[i] = beta;
+                for since in &mut since[..i] {
+                    *since *= decay;
+                }
+                since[i] = 1.0;
+                for j in 0..=i {
+                    qk[i * C + j] *= since[j];
+                    kk[i * C + j] *= -beta * since[j];
+                }
+                for (left, q) in left[i * key_dim..].iter_mut().zip(self.q.row(first + i)) {
+                    *left = total * q;
+                }
+            }
+            let from_state = Product {
+                a: Matrix { ptr: left.as_ptr(), row: key_dim },
+                b: Matrix { ptr: self.state.ptr, row: self.state.stride },
+                out,
+                out_row,
+                rows: n,
+                depth: key_dim,
+                columns: value_dim,
+                keep: Keep::Nothing,
+            };
+            from_state.run::<S>();
+
+            let mut total_i = 1.0;
+            for i in 0..n {
+                total_i *= self.decay.row(first + i)[0];
+                let factor = -betas[i] * total_i;
+                for (left, k) in left[i * key_dim..].iter_mut().zip(self.k.row(first + i)) {
+                    *left = factor * k;
+                }
+                u[i * u_row..][..value_dim].copy_from_slice(self.v.row(first + i));
+            }
+            let left = Matrix { ptr: left.as_ptr(), row: key_dim };
+            let (u_out, keep) = (u.as_mut_ptr(), Keep::Rows(betas.as_ptr()));
+            let u = Matrix { ptr: u_out, row: u_row };
+            Product { a: left, out: u_out, out_row: u_row, keep, ..from_state }.run::<S>();
+            let solve = LowerProduct {
+                a: Matrix { ptr: kk.as_ptr(), row: C },
+                diagonal: false,
+                b: u,
+                out: u_out,
+                out_row: u_row,
+                n,
+                columns: value_dim,
+            };
+            solve.run::<S>();
+            let qk = Matrix { ptr: qk.as_ptr(), row: C };
+            LowerProduct { a: qk, diagonal: true, out, out_row, ..solve }.run::<S>();
+
+            for keys in keys.chunks_exact_mut(C) {
+                for (k, since) in keys[..n].iter_mut().zip(&*since) {
+                    *k *= since;
+                }
+            }
+            let update = Product {
+                a: Matrix { ptr: keys.as_ptr(), row: C },
+                b: u,
+                out: self.state.ptr,
+                out_row: self.state.stride,
+                rows: key_dim,
+                depth: n,
+                columns: value_dim,
+                keep: Keep::Times(total),
+            };
+            update.run::<S>();
+        }
+    }
+}

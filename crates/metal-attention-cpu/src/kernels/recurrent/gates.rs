@@ -1,0 +1,81 @@
+//! What stands between a layer's matrix products and its recurrence.
+
+use super::vectors::{load, store};
+use crate::simd::{Kernel, LANES, Simd, exp};
+
+/// `x[i] = ln(1 + exp(x[i] + bias[i]))`, a row.
+pub(crate) struct Softplus<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) bias: &'a [f32],
+}
+
+impl Kernel for Softplus<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { x, bias } = self;
+        assert_eq!(x.len(), bias.len(), "rows of one length");
+        let whole = x.len() / LANES * LANES;
+        // SAFETY: vectors lie inside the slices.
+        unsafe {
+            for i in (0..whole).step_by(LANES) {
+                let p = x.as_mut_ptr().add(i);
+                S::f_store(p, softplus::<S>(S::f_add(S::f_load(p), S::f_load(bias.as_ptr().add(i)))));
+            }
+            let n = x.len() - whole;
+            if n > 0 {
+                let (p, bias) = (x.as_mut_ptr().add(whole), bias.as_ptr().add(whole));
+                let sum = S::f_add(load::<S, true>(p, n), load::<S, true>(bias, n));
+                store::<S, true>(p, softplus::<S>(sum), n);
+            }
+        }
+    }
+}
+
+/// `ln(1 + e^x)` within a few last bits, also where it is next to nothing: `max(x, 0) + ln(1 + y)`, `y = e^-|x|`, and
+/// `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y)`, at most a third, as a series.
+#[inline(always)]
+unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let y = exp::<S>(S::f_sub(S::f_splat(0.0), S::f_abs(x)));
+        let s = S::f_div(y, S::f_add(y, S::f_splat(2.0)));
+        let squared = S::f_mul(s, s);
+        let mut p = S::f_splat(2.0 / 15.0);
+        for c in [2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0] {
+            p = S::f_fma(p, squared, S::f_splat(c));
+        }
+        S::f_fma(p, s, S::f_max(x, S::f_splat(0.0)))
+    }
+}
+
+/// `x[i] = scale * x[i] / sqrt(sum(x^2) + eps)`, one head's query or key.
+pub(crate) struct L2Norm<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) eps: f32,
+    pub(crate) scale: f32,
+}
+
+impl Kernel for L2Norm<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { x, eps, scale } = self;
+        let whole = x.len() / LANES * LANES;
+        let n = x.len() - whole;
+        // SAFETY: vectors lie inside the slice.
+        unsafe {
+            let mut sum = S::f_splat(0.0);
+            for i in (0..whole).step_by(LANES) {
+                let v = S::f_load(x.as_ptr().add(i));
+                sum = S::f_fma(v, v, sum);
+            }
+            if n > 0 {
+                let v = load::<S, true>(x.as_ptr().add(whole), n);
+                sum = S::f_fma(v, v, sum);
+            }
+            let factor = scale / (S::f_sum(sum) + eps).sqrt();
+            for x in x {
+                *x *= factor;
+            }
+        }
+    }
+}

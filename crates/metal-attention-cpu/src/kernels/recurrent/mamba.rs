@@ -1,0 +1,89 @@
+//! The selective scan of Mamba (arXiv 2312.00752), over a range of channels.
+//!
+//! With `dt`, which is positive, and the input `x` of each token and channel, `B` and `C` of each token, `A`, which is
+//! negative, of each channel and element of the state, and `D` of each channel:
+//!
+//! `h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = sum over s of C[s] h[s] + D x`
+//!
+//! Each element decays by itself, so there is no product of matrices in it: tokens follow each other, 16 channels at a time.
+
+use super::vectors::{load, store};
+use super::{Rows, RowsMut};
+use crate::simd::{Kernel, LANES, Simd, exp};
+
+/// Vectors of channels whose state stays in the L1 cache from token to token.
+const TILE: usize = 4;
+
+/// A range of channels.
+pub(crate) struct Mamba<'a> {
+    /// Of each token, `[n_tokens, channels]`
+    pub(crate) x: Rows<'a>,
+    /// `[n_tokens, channels]`: after its bias and softplus
+    pub(crate) dt: Rows<'a>,
+    /// `[n_tokens, d_state]`
+    pub(crate) b: Rows<'a>,
+    /// `[n_tokens, d_state]`
+    pub(crate) c: Rows<'a>,
+    /// `[d_state, channels]`, negative: the tensor of a file, which is `[channels, d_state]`, the other way round
+    pub(crate) a: Rows<'a>,
+    /// `[channels]`
+    pub(crate) d: &'a [f32],
+    /// `[d_state, channels]`, changed in place
+    pub(crate) state: RowsMut<'a>,
+    /// `[n_tokens, channels]`
+    pub(crate) out: RowsMut<'a>,
+}
+
+impl Kernel for Mamba<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let (n_tokens, channels, d_state) = (self.x.rows, self.x.width, self.b.width);
+        assert_eq!((self.dt.rows, self.dt.width), (n_tokens, channels), "dt");
+        assert_eq!(self.b.rows, n_tokens, "B");
+        assert_eq!((self.c.rows, self.c.width), (n_tokens, d_state), "C");
+        assert_eq!((self.a.rows, self.a.width), (d_state, channels), "A");
+        assert_eq!(self.d.len(), channels, "D");
+        assert_eq!((self.state.rows, self.state.width), (d_state, channels), "the state");
+        assert_eq!((self.out.rows, self.out.width), (n_tokens, channels), "the output");
+        for first in (0..channels).step_by(TILE * LANES) {
+            let end = channels.min(first + TILE * LANES);
+            for token in 0..n_tokens {
+                // SAFETY: channels that there are.
+                unsafe {
+                    let mut channel = first;
+                    while end - channel >= LANES {
+                        self.step::<S, false>(token, channel);
+                        channel += LANES;
+                    }
+                    if channel < end {
+                        self.step::<S, true>(token, channel);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Mamba<'_> {
+    /// 16 channels of a token, or those that are left.
+    #[inline(always)]
+    unsafe fn step<S: Simd, const PART: bool>(&self, token: usize, channel: usize) {
+        let n = self.x.width - channel;
+        let (b, c) = (self.b.row(token), self.c.row(token));
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let x = load::<S, PART>(self.x.at(token).add(channel), n);
+            let dt = load::<S, PART>(self.dt.at(token).add(channel), n);
+            let mut sum = S::f_mul(x, load::<S, PART>(self.d.as_ptr().add(channel), n));
+            let x = S::f_mul(dt, x);
+            for s in 0..b.len() {
+                let p = self.state.at(s).add(channel);
+                let decay = exp::<S>(S::f_mul(dt, load::<S, PART>(self.a.at(s).add(channel), n)));
+                let h = S::f_fma(decay, load::<S, PART>(p, n), S::f_mul(S::f_splat(b[s]), x));
+                store::<S, PART>(p, h, n);
+                sum = S::f_fma(S::f_splat(c[s]), h, sum);
+            }
+            store::<S, PART>(self.out.at(token).add(channel), sum, n);
+        }
+    }
+}

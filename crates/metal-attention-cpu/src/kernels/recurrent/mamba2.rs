@@ -1,0 +1,187 @@
+//! The state space of Mamba-2 (arXiv 2405.21060) of one head.
+//!
+//! With `dt`, which is positive, `B`, `C` and the inputs `x` of each token, and `A`, which is negative, and `D` of the head:
+//!
+//! `S = exp(dt A) S + dt B^T x; out = C S + D x`
+//!
+//! A chunk is the paper's structured matrix, section 6: with `c_i` the product of the decays of tokens 1 to i and `d_ij` that
+//! of tokens j + 1 to i, `out_i = c_i C_i S + sum over j <= i of d_ij (C_i . B_j) dt_j x_j + D x_i` and
+//! `S = c_n S + sum of d_nj dt_j B_j^T x_j`.
+
+use std::ops::Range;
+
+use super::products::{Keep, LowerProduct, Matrix, Product, scores};
+use super::vectors::{load, store};
+use super::{Head, Rows, RowsMut, take};
+use crate::simd::{LANES, Simd};
+
+/// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
+pub(crate) struct Mamba2<'a> {
+    /// Of each token, `[n_tokens, head_dim]`
+    pub(crate) x: Rows<'a>,
+    /// `[n_tokens, 1]`: after its bias and softplus
+    pub(crate) dt: Rows<'a>,
+    /// `[n_tokens, d_state]`
+    pub(crate) b: Rows<'a>,
+    /// `[n_tokens, d_state]`
+    pub(crate) c: Rows<'a>,
+    /// `A`, negative, as files hold it
+    pub(crate) a: f32,
+    pub(crate) d: f32,
+    /// `[d_state, head_dim]`, changed in place
+    pub(crate) state: RowsMut<'a>,
+    /// `[n_tokens, head_dim]`
+    pub(crate) out: RowsMut<'a>,
+}
+
+impl Mamba2<'_> {
+    /// What is left of the state after a token.
+    #[inline(always)]
+    fn decay(&self, token: usize) -> f32 {
+        (self.dt.row(token)[0] * self.a).exp()
+    }
+
+    /// `V` columns of one token.
+    #[inline(always)]
+    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
+        let n = self.x.width - column;
+        let (b, c) = (self.b.row(token), self.c.row(token));
+        let stride = self.state.stride;
+        // SAFETY: rows and columns that there are.
+        unsafe {
+            let state = self.state.ptr.add(column);
+            let (decay, dt) = (S::f_splat(self.decay(token)), S::f_splat(self.dt.row(token)[0]));
+            let mut sum = [[S::f_splat(0.0); V]; 2];
+            let mut x = [S::f_splat(0.0); V];
+            for v in 0..V {
+                let value = load::<S, PART>(self.x.at(token).add(column + v * LANES), n);
+                sum[0][v] = S::f_mul(S::f_splat(self.d), value);
+                x[v] = S::f_mul(dt, value);
+            }
+            for i in (0..b.len()).step_by(2) {
+                for r in 0..2.min(b.len() - i) {
+                    let (b, c) = (S::f_splat(b[i + r]), S::f_splat(c[i + r]));
+                    for v in 0..V {
+                        let p = state.add((i + r) * stride + v * LANES);
+                        let s = S::f_fma(b, x[v], S::f_mul(decay, load::<S, PART>(p, n)));
+                        store::<S, PART>(p, s, n);
+                        sum[r][v] = S::f_fma(c, s, sum[r][v]);
+                    }
+                }
+            }
+            for v in 0..V {
+                let out = self.out.at(token).add(column + v * LANES);
+                store::<S, PART>(out, S::f_add(sum[0][v], sum[1][v]), n);
+            }
+        }
+    }
+}
+
+impl Head for Mamba2<'_> {
+    const CHUNK: usize = 64;
+
+    #[inline(always)]
+    fn n_tokens(&self) -> usize {
+        self.x.rows
+    }
+
+    #[inline(always)]
+    fn n_columns(&self) -> usize {
+        self.x.width
+    }
+
+    #[inline(always)]
+    fn check(&self) {
+        let (n_tokens, d_state, head_dim) = (self.x.rows, self.b.width, self.x.width);
+        assert_eq!((self.dt.rows, self.dt.width), (n_tokens, 1), "dt");
+        assert_eq!(self.b.rows, n_tokens, "B");
+        assert_eq!((self.c.rows, self.c.width), (n_tokens, d_state), "C");
+        assert_eq!((self.state.rows, self.state.width), (d_state, head_dim), "the state");
+        assert_eq!((self.out.rows, self.out.width), (n_tokens, head_dim), "the output");
+    }
+
+    #[inline(always)]
+    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize) {
+        for token in tokens {
+            // SAFETY: passed on to the caller.
+            unsafe { self.step::<S, V, PART>(token, column) };
+        }
+    }
+
+    #[inline(always)]
+    fn scratch(&self) -> usize {
+        Self::CHUNK * (2 * self.b.width + Self::CHUNK + 1)
+    }
+
+    #[inline(always)]
+    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, mut scratch: &mut [f32]) {
+        const C: usize = <Mamba2<'static> as Head>::CHUNK;
+        let (first, n) = (tokens.start, tokens.len());
+        let (d_state, head_dim) = (self.b.width, self.x.width);
+        let bs = take(&mut scratch, d_state * C);
+        let left = take(&mut scratch, C * d_state);
+        let cb = take(&mut scratch, C * C);
+        let since = take(&mut scratch, C);
+
+        // B the other way round, `[d_state, C]`.
+        for j in 0..n {
+            for (i, b) in self.b.row(first + j).iter().enumerate() {
+                bs[i * C + j] = *b;
+            }
+        }
+        // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
+        unsafe {
+            let cs = Matrix { ptr: self.c.at(first), row: self.c.stride };
+            scores::<S>(cs, bs.as_ptr(), cb.as_mut_ptr(), C, n, d_state);
+            let mut total = 1.0;
+            for i in 0..n {
+                let decay = self.decay(first + i);
+                total *= decay;
+                for since in &mut since[..i] {
+                    *since *= decay;
+                }
+                // The decays since a token, times what it brings.
+                since[i] = self.dt.row(first + i)[0];
+                for (cb, since) in cb[i * C..][..=i].iter_mut().zip(&*since) {
+                    *cb *= since;
+                }
+                cb[i * C + i] += self.d;
+                for (left, c) in left[i * d_state..].iter_mut().zip(self.c.row(first + i)) {
+                    *left = total * c;
+                }
+            }
+            let (out, out_row) = (self.out.at(first), self.out.stride);
+            let from_state = Product {
+                a: Matrix { ptr: left.as_ptr(), row: d_state },
+                b: Matrix { ptr: self.state.ptr, row: self.state.stride },
+                out,
+                out_row,
+                rows: n,
+                depth: d_state,
+                columns: head_dim,
+                keep: Keep::Nothing,
+            };
+            from_state.run::<S>();
+            let x = Matrix { ptr: self.x.at(first), row: self.x.stride };
+            let a = Matrix { ptr: cb.as_ptr(), row: C };
+            LowerProduct { a, diagonal: true, b: x, out, out_row, n, columns: head_dim }.run::<S>();
+
+            for bs in bs.chunks_exact_mut(C) {
+                for (b, since) in bs[..n].iter_mut().zip(&*since) {
+                    *b *= since;
+                }
+            }
+            let update = Product {
+                a: Matrix { ptr: bs.as_ptr(), row: C },
+                b: x,
+                out: self.state.ptr,
+                out_row: self.state.stride,
+                rows: d_state,
+                depth: n,
+                columns: head_dim,
+                keep: Keep::Times(total),
+            };
+            update.run::<S>();
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Vectors at the end of a row, and sums over rows.
+
+use crate::simd::{LANES, Simd};
+
+/// 16 floats or, where `PART`, the first `n` of them and zeros.
+///
+/// # Safety
+///
+/// So many floats are valid; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn load<S: Simd, const PART: bool>(p: *const f32, n: usize) -> S::F {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if PART {
+            let mut lanes = [0.0; LANES];
+            std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n.min(LANES));
+            S::f_load(lanes.as_ptr())
+        } else {
+            S::f_load(p)
+        }
+    }
+}
+
+/// Stores 16 floats or, where `PART`, the first `n` of them.
+///
+/// # Safety
+///
+/// So many floats are valid; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn store<S: Simd, const PART: bool>(p: *mut f32, x: S::F, n: usize) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if PART {
+            let mut lanes = [0.0; LANES];
+            S::f_store(lanes.as_mut_ptr(), x);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n.min(LANES));
+        } else {
+            S::f_store(p, x);
+        }
+    }
+}
+
+/// `sum over i of x[i] * rows[i]` for `V` vectors of each row. The order of additions does not depend on `V`.
+///
+/// # Safety
+///
+/// Each of the `x.len()` rows, `stride` apart, holds the vectors, or `n` floats where `PART`.
+#[inline(always)]
+pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
+    x: &[f32],
+    rows: *const f32,
+    stride: usize,
+    n: usize,
+) -> [S::F; V] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        // Two sums, so that additions need not wait for each other.
+        let mut even = [S::f_splat(0.0); V];
+        let mut odd = [S::f_splat(0.0); V];
+        let mut i = 0;
+        while i + 2 <= x.len() {
+            let (a, b) = (S::f_splat(x[i]), S::f_splat(x[i + 1]));
+            for v in 0..V {
+                let row = rows.add(i * stride + v * LANES);
+                even[v] = S::f_fma(a, load::<S, PART>(row, n), even[v]);
+                odd[v] = S::f_fma(b, load::<S, PART>(row.add(stride), n), odd[v]);
+            }
+            i += 2;
+        }
+        if i < x.len() {
+            let a = S::f_splat(x[i]);
+            for v in 0..V {
+                even[v] = S::f_fma(a, load::<S, PART>(rows.add(i * stride + v * LANES), n), even[v]);
+            }
+        }
+        for v in 0..V {
+            even[v] = S::f_add(even[v], odd[v]);
+        }
+        even
+    }
+}

@@ -1,0 +1,371 @@
+//! Recurrences whose state is a matrix for each head.
+
+use std::ops::Range;
+
+use super::{Decay, Form, Mixer, Padded, run};
+use crate::kernels::recurrent::delta_rule::DeltaRule;
+use crate::kernels::recurrent::mamba2::Mamba2;
+use crate::kernels::recurrent::rwkv6::Rwkv6;
+use crate::kernels::recurrent::rwkv7::Rwkv7;
+use crate::simd::Isa;
+use crate::test_support::Random;
+
+/// Rows of length 1.
+fn unit(random: &mut Random, n: usize, width: usize) -> Padded {
+    let mut rows = Padded::new(n, width, || random.float(1.0));
+    for row in rows.data.chunks_exact_mut(width + super::BETWEEN) {
+        let factor = 1.0 / row[..width].iter().map(|x| x * x).sum::<f32>().sqrt();
+        for x in row {
+            *x *= factor;
+        }
+    }
+    rows
+}
+
+/// `sum over i of x[i] * state[i][column]`
+fn read(x: &[f64], state: &[f64], columns: usize, column: usize) -> f64 {
+    x.iter().enumerate().map(|(i, x)| x * state[i * columns + column]).sum()
+}
+
+/// Gated DeltaNet, arXiv 2412.06464, equation 10: `S = S (alpha (I - beta k k^T)) + beta v k^T; o = S q`, here transposed.
+struct Delta {
+    q: Padded,
+    k: Padded,
+    v: Padded,
+    decay: Padded,
+    beta: Padded,
+}
+
+impl Mixer for Delta {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        Self {
+            q: unit(random, n, rows),
+            k: unit(random, n, rows),
+            v: Padded::new(n, columns, || random.float(2.0)),
+            decay: Padded::new(n, 1, || decay.random(random)),
+            beta: Padded::new(n, 1, || random.float(0.5) + 0.5),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.k.width
+    }
+
+    fn columns(&self) -> usize {
+        self.v.width
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.beta.all().len()
+    }
+
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    ) {
+        let head = DeltaRule {
+            q: self.q.rows(tokens.clone()),
+            k: self.k.rows(tokens.clone()),
+            v: self.v.part(tokens.clone(), columns.clone()),
+            decay: self.decay.rows(tokens.clone()),
+            beta: self.beta.rows(tokens.clone()),
+            state: state.part_mut(0..self.rows(), columns.clone()),
+            out: out.part_mut(tokens, columns),
+        };
+        run(isa, form, head);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (q, k, v) = (self.q.wide(t), self.k.wide(t), self.v.wide(t));
+            let (alpha, beta) = (self.decay.wide(t)[0], self.beta.wide(t)[0]);
+            for j in 0..columns {
+                let known = read(&k, state, columns, j);
+                for i in 0..rows {
+                    let s = &mut state[i * columns + j];
+                    *s = alpha * (*s - beta * k[i] * known) + beta * k[i] * v[j];
+                }
+                out.push(read(&q, state, columns, j));
+            }
+        }
+        out
+    }
+}
+
+/// Mamba-2, arXiv 2405.21060, equation 1 with `A` a scalar, discretised as in Mamba: `h = exp(dt A) h + dt B x; y = C h + D x`.
+struct Space {
+    x: Padded,
+    dt: Padded,
+    b: Padded,
+    c: Padded,
+    a: f32,
+    d: f32,
+}
+
+impl Mixer for Space {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        let a = -3.0;
+        Self {
+            x: Padded::new(n, columns, || random.float(2.0)),
+            // Zeros become steps that leave next to nothing.
+            dt: Padded::new(n, 1, || (decay.random(random).max(1e-45).ln() / a).max(1e-9)),
+            b: Padded::new(n, rows, || random.float(1.0)),
+            c: Padded::new(n, rows, || random.float(1.0)),
+            a,
+            d: 0.7,
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.b.width
+    }
+
+    fn columns(&self) -> usize {
+        self.x.width
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.dt.all().len()
+    }
+
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    ) {
+        let head = Mamba2 {
+            x: self.x.part(tokens.clone(), columns.clone()),
+            dt: self.dt.rows(tokens.clone()),
+            b: self.b.rows(tokens.clone()),
+            c: self.c.rows(tokens.clone()),
+            a: self.a,
+            d: self.d,
+            state: state.part_mut(0..self.rows(), columns.clone()),
+            out: out.part_mut(tokens, columns),
+        };
+        run(isa, form, head);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (x, b, c, dt) = (self.x.wide(t), self.b.wide(t), self.c.wide(t), self.dt.wide(t)[0]);
+            let decay = (dt * f64::from(self.a)).exp();
+            for j in 0..columns {
+                for i in 0..rows {
+                    let s = &mut state[i * columns + j];
+                    *s = decay * *s + dt * b[i] * x[j];
+                }
+                out.push(read(&c, state, columns, j) + f64::from(self.d) * x[j]);
+            }
+        }
+        out
+    }
+}
+
+/// RWKV-6, arXiv 2404.05892, section 4.2: `wkv = diag(u) k^T v + S; S = diag(w) S + k^T v; o = r wkv`.
+struct Finch {
+    r: Padded,
+    k: Padded,
+    v: Padded,
+    w: Padded,
+    u: Vec<f32>,
+}
+
+impl Mixer for Finch {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        Self {
+            r: Padded::new(n, rows, || random.float(1.0)),
+            k: Padded::new(n, rows, || random.float(1.0)),
+            v: Padded::new(n, columns, || random.float(2.0)),
+            w: Padded::new(n, rows, || decay.random(random)),
+            u: random.floats(rows, 1.0),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.k.width
+    }
+
+    fn columns(&self) -> usize {
+        self.v.width
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.k.data.len() / (self.k.width + super::BETWEEN)
+    }
+
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    ) {
+        let head = Rwkv6 {
+            r: self.r.rows(tokens.clone()),
+            k: self.k.rows(tokens.clone()),
+            v: self.v.part(tokens.clone(), columns.clone()),
+            decay: self.w.rows(tokens.clone()),
+            bonus: &self.u,
+            state: state.part_mut(0..self.rows(), columns.clone()),
+            out: out.part_mut(tokens, columns),
+        };
+        run(isa, form, head);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (r, k, v, w) = (self.r.wide(t), self.k.wide(t), self.v.wide(t), self.w.wide(t));
+            for j in 0..columns {
+                let mut sum = 0.0;
+                for i in 0..rows {
+                    let s = &mut state[i * columns + j];
+                    sum += r[i] * (f64::from(self.u[i]) * k[i] * v[j] + *s);
+                    *s = w[i] * *s + k[i] * v[j];
+                }
+                out.push(sum);
+            }
+        }
+        out
+    }
+}
+
+/// RWKV-7, arXiv 2503.14456, equation 16: `S = S (diag(w) - kappa^T (a * kappa)) + v^T k; o = r S^T`, here transposed.
+struct Goose {
+    r: Padded,
+    w: Padded,
+    k: Padded,
+    v: Padded,
+    kappa: Padded,
+    rate: Padded,
+    /// What the kernel takes: `-kappa`, and `kappa` times the rates.
+    minus: Padded,
+    back: Padded,
+}
+
+impl Mixer for Goose {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        let kappa = unit(random, n, rows);
+        let rate = Padded::new(n, rows, || random.float(0.5) + 0.5);
+        let (mut minus, mut back) = (Padded::new(n, rows, || 0.0), Padded::new(n, rows, || 0.0));
+        for (i, kappa) in kappa.data.iter().enumerate() {
+            (minus.data[i], back.data[i]) = (-kappa, kappa * rate.data[i]);
+        }
+        Self {
+            r: Padded::new(n, rows, || random.float(1.0)),
+            // A channel that decays at once has no key to take away, so that the state stays bounded.
+            w: Padded::new(n, rows, || decay.random(random)),
+            k: Padded::new(n, rows, || random.float(1.0)),
+            v: Padded::new(n, columns, || random.float(2.0)),
+            kappa,
+            rate,
+            minus,
+            back,
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.k.width
+    }
+
+    fn columns(&self) -> usize {
+        self.v.width
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.k.data.len() / (self.k.width + super::BETWEEN)
+    }
+
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    ) {
+        let head = Rwkv7 {
+            r: self.r.rows(tokens.clone()),
+            decay: self.w.rows(tokens.clone()),
+            k: self.k.rows(tokens.clone()),
+            v: self.v.part(tokens.clone(), columns.clone()),
+            a: self.minus.rows(tokens.clone()),
+            b: self.back.rows(tokens.clone()),
+            state: state.part_mut(0..self.rows(), columns.clone()),
+            out: out.part_mut(tokens, columns),
+        };
+        run(isa, form, head);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (r, w, k, v) = (self.r.wide(t), self.w.wide(t), self.k.wide(t), self.v.wide(t));
+            let (kappa, rate) = (self.kappa.wide(t), self.rate.wide(t));
+            for j in 0..columns {
+                let known = read(&kappa, state, columns, j);
+                for i in 0..rows {
+                    let s = &mut state[i * columns + j];
+                    *s = w[i] * *s - known * rate[i] * kappa[i] + k[i] * v[j];
+                }
+                out.push(read(&r, state, columns, j));
+            }
+        }
+        out
+    }
+}
+
+macro_rules! of_each_head {
+    ($($name:ident: $mixer:ty, $long:expr;)*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn agrees_with_its_twin() {
+                let shapes = [(16, 16), (64, 64), (5, 7), (33, 50), (100, 81), (128, 128), (256, 40)];
+                super::super::agrees_with_its_twin::<$mixer>(&shapes, &[1, 7, 8, 65, 100]);
+            }
+
+            #[test]
+            fn chunks_agree_with_tokens() {
+                super::super::chunks_agree_with_tokens::<$mixer>($long, 64);
+            }
+
+            #[test]
+            fn stays_exact_in_long_texts() {
+                super::super::stays_exact_in_long_texts::<$mixer>($long, 32);
+            }
+
+            #[test]
+            fn tokens_do_not_depend_on_their_company() {
+                super::super::tokens_do_not_depend_on_their_company::<$mixer>();
+            }
+        })*
+    };
+}
+
+of_each_head! {
+    delta_rule: Delta, 128;
+    mamba2: Space, 128;
+    rwkv6: Finch, 64;
+    rwkv7: Goose, 64;
+}

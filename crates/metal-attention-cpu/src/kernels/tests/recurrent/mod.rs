@@ -1,0 +1,248 @@
+//! Recurrences against the formulas of their papers, token by token, in float64.
+
+mod channels;
+mod heads;
+
+use std::ops::Range;
+
+use crate::kernels::recurrent::{Chunks, Head, Rows, RowsMut, Tokens};
+use crate::simd::Isa;
+use crate::test_support::Random;
+
+/// How much of a state is left after a token.
+#[derive(Debug, Clone, Copy)]
+enum Decay {
+    /// As models have it.
+    Usual,
+    /// So near to one that F32 hardly tells it apart.
+    NearOne,
+    /// So near to zero that F32 has no normal number for it, or zero.
+    NearZero,
+    /// All of that and more, in any order.
+    Any,
+}
+
+const DECAYS: [Decay; 4] = [Decay::Usual, Decay::NearOne, Decay::NearZero, Decay::Any];
+
+impl Decay {
+    fn random(self, random: &mut Random) -> f32 {
+        let x = f64::from(random.float(1.0));
+        let decay = match self {
+            Self::Usual => (-(2.0 * x - 3.0).exp()).exp(),
+            Self::NearOne => 1.0 - 1e-7 * x.abs(),
+            Self::NearZero if x < -0.5 => 0.0,
+            Self::NearZero => 1e-40 * x.abs(),
+            Self::Any => match random.bits() % 8 {
+                0 => 0.0,
+                1 => 1.0,
+                2 => 1e-40,
+                3 => 1e-20,
+                4 => 0.5 + 0.5 * x,
+                _ => return Self::Usual.random(random),
+            },
+        };
+        decay as f32
+    }
+}
+
+/// Squared error, as part of the squares of what is wanted.
+fn nmse(is: impl IntoIterator<Item = f64>, want: &[f64]) -> f64 {
+    let (mut error, mut squares, mut n) = (0.0, 0.0, 0);
+    for (is, want) in is.into_iter().zip(want) {
+        error += (is - want).powi(2);
+        squares += want * want;
+        n += 1;
+    }
+    assert_eq!(n, want.len());
+    assert!(f64::is_finite(error), "a number is none");
+    if squares == 0.0 { error } else { error / squares }
+}
+
+fn wide(x: &[f32]) -> impl Iterator<Item = f64> {
+    x.iter().map(|&x| f64::from(x))
+}
+
+/// Rows with others' numbers between them, which must be neither read nor written.
+struct Padded {
+    data: Vec<f32>,
+    width: usize,
+}
+
+const BETWEEN: usize = 3;
+
+impl Padded {
+    fn new(rows: usize, width: usize, mut value: impl FnMut() -> f32) -> Self {
+        let data = (0..rows * (width + BETWEEN))
+            .map(|i| if i % (width + BETWEEN) < width { value() } else { f32::NAN })
+            .collect();
+        Self { data, width }
+    }
+
+    fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * (self.width + BETWEEN)..][..self.width]
+    }
+
+    fn wide(&self, i: usize) -> Vec<f64> {
+        wide(self.row(i)).collect()
+    }
+
+    /// All rows, one after the other.
+    fn all(&self) -> Vec<f32> {
+        self.data.chunks_exact(self.width + BETWEEN).flat_map(|row| &row[..self.width]).copied().collect()
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Rows<'_> {
+        self.part(rows, 0..self.width)
+    }
+
+    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Rows<'_> {
+        let stride = self.width + BETWEEN;
+        Rows::new(&self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
+    }
+
+    fn part_mut(&mut self, rows: Range<usize>, columns: Range<usize>) -> RowsMut<'_> {
+        let stride = self.width + BETWEEN;
+        RowsMut::new(&mut self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
+    }
+
+    fn check_between(&self) {
+        for row in self.data.chunks_exact(self.width + BETWEEN) {
+            assert!(row[self.width..].iter().all(|x| x.is_nan()), "written between the rows");
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Form {
+    Tokens,
+    Chunks,
+}
+
+const FORMS: [Form; 2] = [Form::Tokens, Form::Chunks];
+
+fn run<H: Head>(isa: Isa, form: Form, head: H) {
+    match form {
+        Form::Tokens => isa.run(Tokens(head)),
+        // What lies in it already is of no account.
+        Form::Chunks => isa.run(Chunks(head, &mut vec![f32::NAN; 100_000])),
+    }
+}
+
+/// A mixer and the inputs of some tokens for it.
+trait Mixer: Sized {
+    fn random(random: &mut Random, decay: Decay, n_tokens: usize, rows: usize, columns: usize) -> Self;
+    /// Of the state.
+    fn rows(&self) -> usize;
+    fn columns(&self) -> usize;
+    fn n_tokens(&self) -> usize;
+    /// Some tokens, some columns. `out` is for all tokens and columns.
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    );
+    /// All tokens, in float64; `state` is `[rows, columns]`.
+    fn twin(&self, state: &mut [f64]) -> Vec<f64>;
+
+    fn empty_out(&self) -> Padded {
+        Padded::new(self.n_tokens(), self.columns(), || f32::NAN)
+    }
+
+    /// Output and state of all tokens at once.
+    fn run_all(&self, isa: Isa, form: Form, before: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        self.run_pieces(isa, form, before, &[self.n_tokens()])
+    }
+
+    /// The same in several calls.
+    fn run_pieces(&self, isa: Isa, form: Form, before: &[f32], pieces: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let mut out = self.empty_out();
+        let mut values = before.iter();
+        let mut state = Padded::new(self.rows(), self.columns(), || *values.next().expect("one for each element"));
+        let mut token = 0;
+        for &n in pieces {
+            self.run(isa, form, token..token + n, 0..self.columns(), &mut state, &mut out);
+            token += n;
+        }
+        out.check_between();
+        state.check_between();
+        (out.all(), state.all())
+    }
+}
+
+/// Both forms against the twin, on every instruction set, from a state that is not empty.
+fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) {
+    let mut random = Random(1);
+    for (&(rows, columns), &n_tokens) in shapes.iter().flat_map(|shape| lengths.iter().map(move |n| (shape, n))) {
+        for decay in DECAYS {
+            let mixer = M::random(&mut random, decay, n_tokens, rows, columns);
+            let before = random.floats(rows * columns, 1.0);
+            let mut state: Vec<f64> = wide(&before).collect();
+            let want = mixer.twin(&mut state);
+            for (isa, form) in Isa::available().into_iter().flat_map(|isa| FORMS.map(|form| (isa, form))) {
+                let (out, after) = mixer.run_all(isa, form, &before);
+                let (of_out, of_state) = (nmse(wide(&out), &want), nmse(wide(&after), &state));
+                assert!(
+                    of_out < 1e-11 && of_state < 1e-11,
+                    "{isa:?} {form:?} {decay:?} [{rows}, {columns}] {n_tokens} tokens: {of_out:e} {of_state:e}"
+                );
+            }
+        }
+    }
+}
+
+/// Chunks against single tokens, 512 of them.
+fn chunks_agree_with_tokens<M: Mixer>(rows: usize, columns: usize) {
+    let mut random = Random(2);
+    for decay in DECAYS {
+        let mixer = M::random(&mut random, decay, 512, rows, columns);
+        let before = vec![0.0; rows * columns];
+        let (out, after) = mixer.run_all(Isa::best(), Form::Tokens, &before);
+        let (out, after): (Vec<f64>, Vec<f64>) = (wide(&out).collect(), wide(&after).collect());
+        let (chunks, state) = mixer.run_all(Isa::best(), Form::Chunks, &before);
+        let errors = (nmse(wide(&chunks), &out), nmse(wide(&state), &after));
+        println!("{} {decay:?}: {errors:?}", std::any::type_name::<M>());
+        assert!(errors.0 < 1e-10 && errors.1 < 1e-10, "{decay:?}: {errors:?}");
+    }
+}
+
+/// Both forms after 8192 tokens: the outputs of the last ones and the state.
+fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
+    const LAST: usize = 64;
+    let mut random = Random(3);
+    for decay in DECAYS {
+        let mixer = M::random(&mut random, decay, 8192, rows, columns);
+        let mut state = vec![0.0; rows * columns];
+        let want = mixer.twin(&mut state);
+        for form in FORMS {
+            let (out, after) = mixer.run_all(Isa::best(), form, &vec![0.0; rows * columns]);
+            let last = want.len() - LAST * columns;
+            let errors = (nmse(wide(&out), &want), nmse(wide(&out[last..]), &want[last..]), nmse(wide(&after), &state));
+            println!("{} {form:?} {decay:?}: {errors:?}", std::any::type_name::<M>());
+            assert!(errors.0 < 1e-6 && errors.1 < 1e-6 && errors.2 < 1e-6, "{form:?} {decay:?}: {errors:?}");
+        }
+    }
+}
+
+/// Token by token nothing depends on how many come at once, nor on which columns a task has.
+fn tokens_do_not_depend_on_their_company<M: Mixer>() {
+    let mut random = Random(4);
+    let (rows, columns) = (48, 150);
+    let mixer = M::random(&mut random, Decay::Usual, 40, rows, columns);
+    let before = random.floats(rows * columns, 1.0);
+    for isa in Isa::available() {
+        let want = mixer.run_all(isa, Form::Tokens, &before);
+        assert_eq!(mixer.run_pieces(isa, Form::Tokens, &before, &[1; 40]), want, "{isa:?}");
+        assert_eq!(mixer.run_pieces(isa, Form::Tokens, &before, &[17, 1, 22]), want, "{isa:?}");
+        let mut values = before.iter();
+        let mut state = Padded::new(rows, columns, || *values.next().expect("one for each element"));
+        let mut out = mixer.empty_out();
+        for part in [0..64, 64..80, 80..columns] {
+            mixer.run(isa, Form::Tokens, 0..40, part, &mut state, &mut out);
+        }
+        assert_eq!((out.all(), state.all()), want, "{isa:?}");
+    }
+}
