@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{dot, load, store};
 use super::{Head, Rows, RowsMut, padded, take};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct DeltaRule<'a> {
@@ -110,7 +110,7 @@ impl Head for DeltaRule<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
         const C: usize = <DeltaRule<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (key_dim, value_dim) = (self.k.width, self.v.width);
@@ -136,8 +136,8 @@ impl Head for DeltaRule<'_> {
                 Matrix { ptr: self.q.at(first), row: self.q.stride },
                 Matrix { ptr: self.k.at(first), row: self.k.stride },
             );
-            scores::<S>(q, keys.as_ptr(), qk.as_mut_ptr(), C, n, key_dim);
-            scores::<S>(k, keys.as_ptr(), kk.as_mut_ptr(), C, n, key_dim);
+            scores(isa, q, keys.as_ptr(), qk.as_mut_ptr(), C, n, key_dim);
+            scores(isa, k, keys.as_ptr(), kk.as_mut_ptr(), C, n, key_dim);
 
             let mut total = 1.0;
             for i in 0..n {
@@ -166,7 +166,7 @@ impl Head for DeltaRule<'_> {
                 columns: value_dim,
                 keep: Keep::Nothing,
             };
-            from_state.run::<S>();
+            from_state.run(isa);
 
             let mut total_i = 1.0;
             for i in 0..n {
@@ -180,7 +180,7 @@ impl Head for DeltaRule<'_> {
             let left = Matrix { ptr: left.as_ptr(), row: key_dim };
             let (u_out, keep) = (u.as_mut_ptr(), Keep::Rows(betas.as_ptr()));
             let u = Matrix { ptr: u_out, row: u_row };
-            Product { a: left, out: u_out, out_row: u_row, keep, ..from_state }.run::<S>();
+            Product { a: left, out: u_out, out_row: u_row, keep, ..from_state }.run(isa);
             let solve = LowerProduct {
                 a: Matrix { ptr: kk.as_ptr(), row: C },
                 diagonal: false,
@@ -190,9 +190,9 @@ impl Head for DeltaRule<'_> {
                 n,
                 columns: value_dim,
             };
-            solve.run::<S>();
+            solve.run(isa);
             let qk = Matrix { ptr: qk.as_ptr(), row: C };
-            LowerProduct { a: qk, diagonal: true, out, out_row, ..solve }.run::<S>();
+            LowerProduct { a: qk, diagonal: true, out, out_row, ..solve }.run(isa);
 
             for keys in keys.chunks_exact_mut(C) {
                 for (k, since) in keys[..n].iter_mut().zip(&*since) {
@@ -209,7 +209,7 @@ impl Head for DeltaRule<'_> {
                 columns: value_dim,
                 keep: Keep::Times(total),
             };
-            update.run::<S>();
+            update.run(isa);
         }
     }
 }

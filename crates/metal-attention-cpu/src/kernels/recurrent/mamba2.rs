@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{load, store};
 use super::{Head, Rows, RowsMut, take};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
 pub(crate) struct Mamba2<'a> {
@@ -114,7 +114,7 @@ impl Head for Mamba2<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
         const C: usize = <Mamba2<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (d_state, head_dim) = (self.b.width, self.x.width);
@@ -132,7 +132,7 @@ impl Head for Mamba2<'_> {
         // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
         unsafe {
             let cs = Matrix { ptr: self.c.at(first), row: self.c.stride };
-            scores::<S>(cs, bs.as_ptr(), cb.as_mut_ptr(), C, n, d_state);
+            scores(isa, cs, bs.as_ptr(), cb.as_mut_ptr(), C, n, d_state);
             let mut total = 1.0;
             for i in 0..n {
                 let decay = self.decay(first + i);
@@ -161,10 +161,10 @@ impl Head for Mamba2<'_> {
                 columns: head_dim,
                 keep: Keep::Nothing,
             };
-            from_state.run::<S>();
+            from_state.run(isa);
             let x = Matrix { ptr: self.x.at(first), row: self.x.stride };
             let a = Matrix { ptr: cb.as_ptr(), row: C };
-            LowerProduct { a, diagonal: true, b: x, out, out_row, n, columns: head_dim }.run::<S>();
+            LowerProduct { a, diagonal: true, b: x, out, out_row, n, columns: head_dim }.run(isa);
 
             for bs in bs.chunks_exact_mut(C) {
                 for (b, since) in bs[..n].iter_mut().zip(&*since) {
@@ -181,7 +181,7 @@ impl Head for Mamba2<'_> {
                 columns: head_dim,
                 keep: Keep::Times(total),
             };
-            update.run::<S>();
+            update.run(isa);
         }
     }
 }

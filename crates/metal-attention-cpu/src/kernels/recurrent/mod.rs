@@ -4,9 +4,9 @@
 //! C), whose columns do not touch each other. So the columns lie across the lanes of a vector, no sum runs over lanes, and
 //! a tile of columns stays in the L1 cache for all tokens. A head comes in two forms, which [`Head`] names:
 //!
-//! - [`Tokens`] goes token by token, as the papers write it. What it computes for a token does not depend, bit for bit,
+//! - [`run_tokens`] goes token by token, as the papers write it. What it computes for a token does not depend, bit for bit,
 //!   on how many tokens come with it.
-//! - [`Chunks`] takes up to [`Head::CHUNK`] tokens at once, as products of matrices ([`products`]): what the state before
+//! - [`run_chunks`] takes up to [`Head::CHUNK`] tokens at once, as products of matrices ([`products`]): what the state before
 //!   the chunk gives each token, what the tokens of the chunk give each other, and the state after. It rounds otherwise
 //!   than the first form does; the tests hold both to float64.
 //!
@@ -118,11 +118,6 @@ fn extent(rows: usize, width: usize, stride: usize) -> usize {
 }
 
 /// One head of one sequence over some tokens: its recurrence in both forms.
-///
-/// # Safety
-///
-/// Functions are called with `S` only where the CPU has the instruction set, with tokens and columns that there are, and
-/// after [`check`](Self::check).
 pub(crate) trait Head {
     /// Tokens of a chunk, at most.
     const CHUNK: usize;
@@ -133,6 +128,10 @@ pub(crate) trait Head {
     /// Panics where the inputs do not fit each other.
     fn check(&self);
     /// The columns `column..column + 16 V`, or, where `PART`, those from `column` on that are left; token by token.
+    ///
+    /// # Safety
+    ///
+    /// The head is [checked](Self::check), and has the tokens and columns; the CPU has the instruction set.
     unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize);
     /// Floats that [`chunk`](Self::chunk) works in.
     fn scratch(&self) -> usize;
@@ -141,59 +140,73 @@ pub(crate) trait Head {
     fn chunk_end(&self, tokens: Range<usize>) -> usize {
         tokens.end
     }
-    /// All columns, all `tokens` at once, no more than a [`CHUNK`](Self::CHUNK); `scratch` holds anything.
-    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, scratch: &mut [f32]);
+    /// All columns, all `tokens` at once, no more than a [`CHUNK`](Self::CHUNK); `scratch` holds anything. Inlined, so that what
+    /// stands between the products is compiled for the instruction set, too.
+    ///
+    /// # Safety
+    ///
+    /// The head is [checked](Self::check), and has the tokens; there is as much scratch as it asks for.
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, scratch: &mut [f32]);
 }
 
-/// A head, token by token.
-pub(crate) struct Tokens<H>(pub(crate) H);
+/// Runs a head token by token.
+pub(crate) fn run_tokens<H: Head>(isa: Isa, head: &H) {
+    head.check();
+    isa.run(Tokens { head, tokens: 0..head.n_tokens() });
+}
 
-impl<H: Head> Kernel for Tokens<H> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        self.0.check();
-        // SAFETY: checked; the caller vouches for the instruction set.
-        unsafe { token_by_token::<S, H>(&self.0, 0..self.0.n_tokens()) }
+/// Runs a head chunk by chunk; the vector is for what lies between, and can be used again.
+pub(crate) fn run_chunks<H: Head>(isa: Isa, head: &H, scratch: &mut Vec<f32>) {
+    head.check();
+    let n_scratch = head.scratch();
+    if scratch.len() < n_scratch {
+        scratch.resize(n_scratch, 0.0);
     }
-}
-
-/// A head, chunk by chunk; the vector is for what lies between, and can be used again.
-pub(crate) struct Chunks<'a, H>(pub(crate) H, pub(crate) &'a mut Vec<f32>);
-
-impl<H: Head> Kernel for Chunks<'_, H> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Self(head, scratch) = self;
-        head.check();
-        let n_scratch = head.scratch();
-        if scratch.len() < n_scratch {
-            scratch.resize(n_scratch, 0.0);
+    let (mut token, n_tokens) = (0, head.n_tokens());
+    while token < n_tokens {
+        let end = head.chunk_end(token..n_tokens.min(token + H::CHUNK)).max(token + 1);
+        let tokens = token..end;
+        if tokens.len() < SHORTEST_CHUNK {
+            isa.run(Tokens { head, tokens });
+        } else {
+            isa.run(Chunk { head, isa, tokens, scratch: &mut scratch[..n_scratch] });
         }
-        let (mut token, n_tokens) = (0, head.n_tokens());
-        while token < n_tokens {
-            let most = token..n_tokens.min(token + H::CHUNK);
-            let end = head.chunk_end(most);
-            // SAFETY: checked; the caller vouches for the instruction set.
-            unsafe {
-                if end - token < SHORTEST_CHUNK {
-                    let end = end.max(token + 1);
-                    token_by_token::<S, H>(&head, token..end);
-                    token = end;
-                } else {
-                    head.chunk::<S>(token..end, &mut scratch[..n_scratch]);
-                    token = end;
-                }
-            }
-        }
+        token = end;
     }
 }
 
 /// Runs a head in the form that is faster for so many tokens.
-pub(crate) fn run<H: Head>(isa: Isa, head: H, scratch: &mut Vec<f32>) {
-    if head.n_tokens() < SHORTEST_CHUNK {
-        isa.run(Tokens(head));
-    } else {
-        isa.run(Chunks(head, scratch));
+pub(crate) fn run<H: Head>(isa: Isa, head: &H, scratch: &mut Vec<f32>) {
+    if head.n_tokens() < SHORTEST_CHUNK { run_tokens(isa, head) } else { run_chunks(isa, head, scratch) }
+}
+
+/// Some tokens of a head that is checked, one by one.
+struct Tokens<'a, H> {
+    head: &'a H,
+    tokens: Range<usize>,
+}
+
+impl<H: Head> Kernel for Tokens<'_, H> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: checked; the caller vouches for the instruction set.
+        unsafe { token_by_token::<S, H>(self.head, self.tokens) }
+    }
+}
+
+/// Some tokens of a head that is checked, at once.
+struct Chunk<'a, H> {
+    head: &'a H,
+    isa: Isa,
+    tokens: Range<usize>,
+    scratch: &'a mut [f32],
+}
+
+impl<H: Head> Kernel for Chunk<'_, H> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: checked, and there is scratch.
+        unsafe { self.head.chunk(self.isa, self.tokens, self.scratch) }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Products of the small matrices that a chunk consists of. All are F32 and lie in the L1 and L2 caches; columns lie across
 //! the lanes, so that the left matrix is read element by element.
+//!
+//! Each product is a kernel of its own, so that it is compiled once and not for every place that has one.
 
 use super::vectors::{load, store};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Isa, Kernel, LANES, Simd};
 
 /// Rows and columns of a block of a lower triangle.
 const BLOCK: usize = 16;
@@ -52,9 +54,16 @@ pub(super) enum Keep {
 impl Product {
     /// # Safety
     ///
-    /// The matrices are there, `out` is nobody else's; the CPU has the instruction set.
+    /// The matrices are there, and `out` is nobody else's and lies in neither of the others.
+    pub(super) unsafe fn run(self, isa: Isa) {
+        isa.run(Whole(self));
+    }
+
+    /// # Safety
+    ///
+    /// As for [`run`](Self::run), and the CPU has the instruction set.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd>(&self) {
+    unsafe fn all<S: Simd>(&self) {
         let mut column = 0;
         // SAFETY: tiles lie inside the matrices.
         unsafe {
@@ -131,6 +140,17 @@ impl Product {
     }
 }
 
+/// A product that may be computed.
+struct Whole(Product);
+
+impl Kernel for Whole {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: whoever made it vouches for the matrices, the caller for the instruction set.
+        unsafe { self.0.all::<S>() }
+    }
+}
+
 /// `out[i] += sum over j < i, or j <= i, of a[i][j] * b[j]`, rows from the first to the last. Where `b` is `out` this solves
 /// `out = before + a out`.
 #[derive(Clone, Copy)]
@@ -150,9 +170,26 @@ pub(super) struct LowerProduct {
 impl LowerProduct {
     /// # Safety
     ///
-    /// As for [`Product::run`]; `b` may be `out`.
+    /// As for [`Product::run`], but `b` may be `out`.
+    pub(super) unsafe fn run(self, isa: Isa) {
+        isa.run(Triangle(self));
+    }
+}
+
+/// One that may be computed.
+struct Triangle(LowerProduct);
+
+impl Kernel for Triangle {
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd>(&self) {
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: whoever made it vouches for the matrices, the caller for the instruction set.
+        unsafe { self.0.all::<S>() }
+    }
+}
+
+impl LowerProduct {
+    #[inline(always)]
+    unsafe fn all<S: Simd>(&self) {
         // SAFETY: passed on to the caller; blocks left of the diagonal read rows that are finished.
         unsafe {
             for first in (0..self.n).step_by(BLOCK) {
@@ -168,7 +205,7 @@ impl LowerProduct {
                         columns: self.columns,
                         keep: Keep::All,
                     };
-                    left.run::<S>();
+                    left.all::<S>();
                 }
                 let mut column = 0;
                 while self.columns - column >= 4 * LANES && S::TILE >= 8 {
@@ -217,22 +254,21 @@ impl LowerProduct {
 ///
 /// # Safety
 ///
-/// `x` is `[n, depth]`; `y` is `[depth, padded(n)]`, the other way round, and `out` is `[n, padded(n)]`, both `row` apart.
-#[inline(always)]
-pub(super) unsafe fn scores<S: Simd>(x: Matrix, y: *const f32, out: *mut f32, row: usize, n: usize, depth: usize) {
+/// `x` is `[n, depth]`; `y` is `[depth, n]`, the other way round, and `out` is `[n, n]`, nobody else's, both with rows that lie
+/// `row` apart and go on to whole vectors.
+pub(super) unsafe fn scores(isa: Isa, x: Matrix, y: *const f32, out: *mut f32, row: usize, n: usize, depth: usize) {
     for first in (0..n).step_by(BLOCK) {
-        let rows = BLOCK.min(n - first);
         let product = Product {
             a: x.from_row(first),
             b: Matrix { ptr: y, row },
             out: out.wrapping_add(first * row),
             out_row: row,
-            rows,
+            rows: BLOCK.min(n - first),
             depth,
             columns: first + BLOCK,
             keep: Keep::Nothing,
         };
         // SAFETY: as the caller vouches; blocks are as wide as a vector.
-        unsafe { product.run::<S>() };
+        unsafe { product.run(isa) };
     }
 }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{load, store};
 use super::{Head, Rows, RowsMut, end_of_slow_decay, take};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct Rwkv6<'a> {
@@ -123,7 +123,7 @@ impl Head for Rwkv6<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
         const C: usize = <Rwkv6<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (key_dim, value_dim) = (self.k.width, self.v.width);
@@ -144,7 +144,7 @@ impl Head for Rwkv6<'_> {
         // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
         unsafe {
             let left = Matrix { ptr: left.as_ptr(), row: key_dim };
-            scores::<S>(left, keys.as_ptr(), rk.as_mut_ptr(), C, n, key_dim);
+            scores(isa, left, keys.as_ptr(), rk.as_mut_ptr(), C, n, key_dim);
             for i in 0..n {
                 rk[i * C + i] = self.own(first + i);
             }
@@ -159,10 +159,10 @@ impl Head for Rwkv6<'_> {
                 columns: value_dim,
                 keep: Keep::Nothing,
             };
-            from_state.run::<S>();
+            from_state.run(isa);
             let b = Matrix { ptr: self.v.at(first), row: self.v.stride };
             let a = Matrix { ptr: rk.as_ptr(), row: C };
-            LowerProduct { a, diagonal: true, b, out, out_row, n, columns: value_dim }.run::<S>();
+            LowerProduct { a, diagonal: true, b, out, out_row, n, columns: value_dim }.run(isa);
 
             for (keys, total) in keys.chunks_exact_mut(C).zip(&*total) {
                 for k in &mut keys[..n] {
@@ -179,7 +179,7 @@ impl Head for Rwkv6<'_> {
                 columns: value_dim,
                 keep: Keep::Rows(total.as_ptr()),
             };
-            update.run::<S>();
+            update.run(isa);
         }
     }
 }

@@ -19,7 +19,7 @@ use std::ops::Range;
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{dot, load, store};
 use super::{Head, Rows, RowsMut, end_of_slow_decay, padded, take};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct Rwkv7<'a> {
@@ -123,7 +123,7 @@ impl Head for Rwkv7<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk<S: Simd>(&self, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
         const C: usize = <Rwkv7<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (key_dim, value_dim) = (self.k.width, self.v.width);
@@ -176,18 +176,18 @@ impl Head for Rwkv7<'_> {
         };
         // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
         unsafe {
-            from_state.run::<S>();
-            scores::<S>(removed, ks.as_ptr(), weights, C, n, key_dim);
-            among.run::<S>();
-            scores::<S>(removed, bs.as_ptr(), weights, C, n, key_dim);
-            LowerProduct { b: u, ..among }.run::<S>();
+            from_state.run(isa);
+            scores(isa, removed, ks.as_ptr(), weights, C, n, key_dim);
+            among.run(isa);
+            scores(isa, removed, bs.as_ptr(), weights, C, n, key_dim);
+            LowerProduct { b: u, ..among }.run(isa);
 
-            Product { a: read, out, out_row, ..from_state }.run::<S>();
+            Product { a: read, out, out_row, ..from_state }.run(isa);
             let among = LowerProduct { diagonal: true, out, out_row, ..among };
-            scores::<S>(read, ks.as_ptr(), weights, C, n, key_dim);
-            among.run::<S>();
-            scores::<S>(read, bs.as_ptr(), weights, C, n, key_dim);
-            LowerProduct { b: u, ..among }.run::<S>();
+            scores(isa, read, ks.as_ptr(), weights, C, n, key_dim);
+            among.run(isa);
+            scores(isa, read, bs.as_ptr(), weights, C, n, key_dim);
+            LowerProduct { b: u, ..among }.run(isa);
 
             for (row, keep, b) in [(ks, Keep::Rows(total.as_ptr()), values), (bs, Keep::All, u)] {
                 for (row, total) in row.chunks_exact_mut(C).zip(&*total) {
@@ -205,7 +205,7 @@ impl Head for Rwkv7<'_> {
                     columns: value_dim,
                     keep,
                 };
-                update.run::<S>();
+                update.run(isa);
             }
         }
     }

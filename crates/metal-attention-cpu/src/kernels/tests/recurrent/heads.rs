@@ -77,7 +77,7 @@ impl Mixer for Delta {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, head);
+        run(isa, form, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -154,7 +154,7 @@ impl Mixer for Space {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, head);
+        run(isa, form, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -225,7 +225,7 @@ impl Mixer for Finch {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, head);
+        run(isa, form, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -270,7 +270,6 @@ impl Mixer for Goose {
         }
         Self {
             r: Padded::new(n, rows, || random.float(1.0)),
-            // A channel that decays at once has no key to take away, so that the state stays bounded.
             w: Padded::new(n, rows, || decay.random(random)),
             k: Padded::new(n, rows, || random.float(1.0)),
             v: Padded::new(n, columns, || random.float(2.0)),
@@ -312,7 +311,7 @@ impl Mixer for Goose {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, head);
+        run(isa, form, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
