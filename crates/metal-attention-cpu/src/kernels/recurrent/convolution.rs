@@ -25,11 +25,11 @@ pub(crate) struct Convolution<'a> {
 impl Kernel for Convolution<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (n_tokens, channels, before) = (self.x.rows, self.x.width, self.state.rows);
-        assert_eq!((self.weights.rows, self.weights.width), (before + 1, channels), "the weights");
+        let (n_tokens, channels, before) = (self.x.count, self.x.width, self.state.count);
+        assert_eq!((self.weights.count, self.weights.width), (before + 1, channels), "the weights");
         assert!(self.bias.is_none_or(|bias| bias.len() == channels), "the bias");
         assert_eq!(self.state.width, channels, "the state");
-        assert_eq!((self.out.rows, self.out.width), (n_tokens, channels), "the output");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, channels), "the output");
         // SAFETY: channels that there are.
         unsafe {
             for t in 0..n_tokens {
@@ -54,7 +54,7 @@ impl Convolution<'_> {
     /// Row `i` of the state and the inputs one after the other.
     #[inline(always)]
     fn input(&self, i: usize) -> *const f32 {
-        if i < self.state.rows { self.state.at(i) } else { self.x.at(i - self.state.rows) }
+        if i < self.state.count { self.state.at(i) } else { self.x.at(i - self.state.count) }
     }
 
     /// 16 channels of a token, or those that are left.
@@ -67,7 +67,7 @@ impl Convolution<'_> {
                 Some(bias) => load::<S, PART>(bias.as_ptr().add(channel), n),
                 None => S::f_splat(0.0),
             };
-            for j in 0..self.weights.rows {
+            for j in 0..self.weights.count {
                 let x = load::<S, PART>(self.input(token + j).add(channel), n);
                 sum = S::f_fma(load::<S, PART>(self.weights.at(j).add(channel), n), x, sum);
             }

@@ -1,4 +1,4 @@
-//! The gated delta rule (Gated DeltaNet, arXiv 2412.06464) of one head.
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) of one head.
 //!
 //! With key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta` of each token:
 //!
@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{dot, load, store};
-use super::{Head, Rows, RowsMut, padded, take};
+use super::{Head, Rows, RowsMut, Scratch, padded};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
@@ -77,7 +77,7 @@ impl Head for DeltaRule<'_> {
 
     #[inline(always)]
     fn n_tokens(&self) -> usize {
-        self.v.rows
+        self.v.count
     }
 
     #[inline(always)]
@@ -87,13 +87,13 @@ impl Head for DeltaRule<'_> {
 
     #[inline(always)]
     fn check(&self) {
-        let (n_tokens, key_dim, value_dim) = (self.v.rows, self.k.width, self.v.width);
-        assert_eq!((self.q.rows, self.q.width), (n_tokens, key_dim), "the queries");
-        assert_eq!(self.k.rows, n_tokens, "the keys");
-        assert_eq!((self.decay.rows, self.decay.width), (n_tokens, 1), "the decays");
-        assert_eq!((self.beta.rows, self.beta.width), (n_tokens, 1), "the writing strengths");
-        assert_eq!((self.state.rows, self.state.width), (key_dim, value_dim), "the state");
-        assert_eq!((self.out.rows, self.out.width), (n_tokens, value_dim), "the output");
+        let (n_tokens, key_dim, value_dim) = (self.v.count, self.k.width, self.v.width);
+        assert_eq!((self.q.count, self.q.width), (n_tokens, key_dim), "the queries");
+        assert_eq!(self.k.count, n_tokens, "the keys");
+        assert_eq!((self.decay.count, self.decay.width), (n_tokens, 1), "the decays");
+        assert_eq!((self.beta.count, self.beta.width), (n_tokens, 1), "the writing strengths");
+        assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
     }
 
     #[inline(always)]
@@ -110,18 +110,18 @@ impl Head for DeltaRule<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
         const C: usize = <DeltaRule<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (key_dim, value_dim) = (self.k.width, self.v.width);
         let u_row = padded(value_dim);
-        let keys = take(&mut scratch, key_dim * C);
-        let left = take(&mut scratch, C * key_dim);
-        let u = take(&mut scratch, C * u_row);
-        let qk = take(&mut scratch, C * C);
-        let kk = take(&mut scratch, C * C);
-        let betas = take(&mut scratch, C);
-        let since = take(&mut scratch, C);
+        let keys = scratch.take(key_dim * C);
+        let left = scratch.take(C * key_dim);
+        let u = scratch.take(C * u_row);
+        let qk = scratch.take(C * C);
+        let kk = scratch.take(C * C);
+        let betas = scratch.take(C);
+        let since = scratch.take(C);
 
         // Keys the other way round, `[key_dim, C]`.
         for j in 0..n {

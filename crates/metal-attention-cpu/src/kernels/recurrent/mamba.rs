@@ -37,14 +37,14 @@ pub(crate) struct Mamba<'a> {
 impl Kernel for Mamba<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (n_tokens, channels, d_state) = (self.x.rows, self.x.width, self.b.width);
-        assert_eq!((self.dt.rows, self.dt.width), (n_tokens, channels), "dt");
-        assert_eq!(self.b.rows, n_tokens, "B");
-        assert_eq!((self.c.rows, self.c.width), (n_tokens, d_state), "C");
-        assert_eq!((self.a.rows, self.a.width), (d_state, channels), "A");
+        let (n_tokens, channels, d_state) = (self.x.count, self.x.width, self.b.width);
+        assert_eq!((self.dt.count, self.dt.width), (n_tokens, channels), "dt");
+        assert_eq!(self.b.count, n_tokens, "B");
+        assert_eq!((self.c.count, self.c.width), (n_tokens, d_state), "C");
+        assert_eq!((self.a.count, self.a.width), (d_state, channels), "A");
         assert_eq!(self.d.len(), channels, "D");
-        assert_eq!((self.state.rows, self.state.width), (d_state, channels), "the state");
-        assert_eq!((self.out.rows, self.out.width), (n_tokens, channels), "the output");
+        assert_eq!((self.state.count, self.state.width), (d_state, channels), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, channels), "the output");
         for first in (0..channels).step_by(TILE * LANES) {
             let end = channels.min(first + TILE * LANES);
             for token in 0..n_tokens {

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{load, store};
-use super::{Head, Rows, RowsMut, take};
+use super::{Head, Rows, RowsMut, Scratch};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
@@ -82,7 +82,7 @@ impl Head for Mamba2<'_> {
 
     #[inline(always)]
     fn n_tokens(&self) -> usize {
-        self.x.rows
+        self.x.count
     }
 
     #[inline(always)]
@@ -92,12 +92,12 @@ impl Head for Mamba2<'_> {
 
     #[inline(always)]
     fn check(&self) {
-        let (n_tokens, d_state, head_dim) = (self.x.rows, self.b.width, self.x.width);
-        assert_eq!((self.dt.rows, self.dt.width), (n_tokens, 1), "dt");
-        assert_eq!(self.b.rows, n_tokens, "B");
-        assert_eq!((self.c.rows, self.c.width), (n_tokens, d_state), "C");
-        assert_eq!((self.state.rows, self.state.width), (d_state, head_dim), "the state");
-        assert_eq!((self.out.rows, self.out.width), (n_tokens, head_dim), "the output");
+        let (n_tokens, d_state, head_dim) = (self.x.count, self.b.width, self.x.width);
+        assert_eq!((self.dt.count, self.dt.width), (n_tokens, 1), "dt");
+        assert_eq!(self.b.count, n_tokens, "B");
+        assert_eq!((self.c.count, self.c.width), (n_tokens, d_state), "C");
+        assert_eq!((self.state.count, self.state.width), (d_state, head_dim), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, head_dim), "the output");
     }
 
     #[inline(always)]
@@ -114,14 +114,14 @@ impl Head for Mamba2<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
         const C: usize = <Mamba2<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (d_state, head_dim) = (self.b.width, self.x.width);
-        let bs = take(&mut scratch, d_state * C);
-        let left = take(&mut scratch, C * d_state);
-        let cb = take(&mut scratch, C * C);
-        let since = take(&mut scratch, C);
+        let bs = scratch.take(d_state * C);
+        let left = scratch.take(C * d_state);
+        let cb = scratch.take(C * C);
+        let since = scratch.take(C);
 
         // B the other way round, `[d_state, C]`.
         for j in 0..n {

@@ -39,7 +39,7 @@ const SMALLEST_DECAY: f32 = 1e-15;
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     ptr: *const f32,
-    rows: usize,
+    count: usize,
     width: usize,
     stride: usize,
     borrow: PhantomData<&'a [f32]>,
@@ -49,13 +49,13 @@ impl<'a> Rows<'a> {
     /// `rows` rows of `width` floats, the first one at the beginning of `data`.
     pub(crate) fn new(data: &'a [f32], rows: usize, width: usize, stride: usize) -> Self {
         assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
-        Self { ptr: data.as_ptr(), rows, width, stride, borrow: PhantomData }
+        Self { ptr: data.as_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
     /// Row `i`.
     #[inline(always)]
     fn row(&self, i: usize) -> &'a [f32] {
-        assert!(i < self.rows, "one of the rows");
+        assert!(i < self.count, "one of the rows");
         // SAFETY: inside the buffer, as checked when this was made, which nobody changes meanwhile.
         unsafe { std::slice::from_raw_parts(self.ptr.add(i * self.stride), self.width) }
     }
@@ -69,7 +69,7 @@ impl<'a> Rows<'a> {
 /// Rows that lie `stride` floats apart and that nobody else reads or writes: an output, or a state.
 pub(crate) struct RowsMut<'a> {
     ptr: *mut f32,
-    rows: usize,
+    count: usize,
     width: usize,
     stride: usize,
     borrow: PhantomData<&'a mut [f32]>,
@@ -79,7 +79,7 @@ impl<'a> RowsMut<'a> {
     /// `rows` rows of `width` floats, the first one at the beginning of `data`.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, width: usize, stride: usize) -> Self {
         assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
-        Self { ptr: data.as_mut_ptr(), rows, width, stride, borrow: PhantomData }
+        Self { ptr: data.as_mut_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
     /// The same from element `first` of a buffer on that other tasks write to, too.
@@ -97,12 +97,12 @@ impl<'a> RowsMut<'a> {
         // The end is one past the last element, which `at` checks; the addition may not wrap.
         let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
         let _ = data.at(end);
-        Self { ptr: data.at(first), rows, width, stride, borrow: PhantomData }
+        Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
     }
 
     #[inline(always)]
     fn at(&self, i: usize) -> *mut f32 {
-        assert!(i < self.rows, "one of the rows");
+        assert!(i < self.count, "one of the rows");
         // SAFETY: inside the buffer, as checked when this was made.
         unsafe { self.ptr.add(i * self.stride) }
     }
@@ -146,7 +146,7 @@ pub(crate) trait Head {
     /// # Safety
     ///
     /// The head is [checked](Self::check), and has the tokens; there is as much scratch as it asks for.
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, scratch: &mut [f32]);
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, scratch: Scratch<'_>);
 }
 
 /// Runs a head token by token.
@@ -156,7 +156,7 @@ pub(crate) fn run_tokens<H: Head>(isa: Isa, head: &H) {
 }
 
 /// Runs a head chunk by chunk; the vector is for what lies between, and can be used again.
-pub(crate) fn run_chunks<H: Head>(isa: Isa, head: &H, scratch: &mut Vec<f32>) {
+fn run_chunks<H: Head>(isa: Isa, head: &H, scratch: &mut Vec<f32>) {
     head.check();
     let n_scratch = head.scratch();
     if scratch.len() < n_scratch {
@@ -206,7 +206,7 @@ impl<H: Head> Kernel for Chunk<'_, H> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: checked, and there is scratch.
-        unsafe { self.head.chunk(self.isa, self.tokens, self.scratch) }
+        unsafe { self.head.chunk(self.isa, self.tokens, Scratch(self.scratch)) }
     }
 }
 
@@ -238,10 +238,15 @@ unsafe fn token_by_token<S: Simd, H: Head>(head: &H, tokens: Range<usize>) {
     }
 }
 
-/// The first `n` floats of `scratch`, which goes on behind them.
-#[inline(always)]
-fn take<'a>(scratch: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
-    scratch.split_off_mut(..n).expect("scratch for a chunk")
+/// What is left of the floats that a chunk works in.
+pub(crate) struct Scratch<'a>(&'a mut [f32]);
+
+impl<'a> Scratch<'a> {
+    /// The next `n`, which hold anything.
+    #[inline(always)]
+    fn take(&mut self, n: usize) -> &'a mut [f32] {
+        self.0.split_off_mut(..n).expect("scratch for a chunk")
+    }
 }
 
 /// The end of the longest run of `tokens` whose decays, multiplied, stay so large in every channel that what they divide

@@ -17,9 +17,9 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// The matrix from row `i` on.
+    /// The matrix without its first `i` rows.
     #[inline(always)]
-    fn from_row(self, i: usize) -> Self {
+    fn below(self, i: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(i * self.row), ..self }
     }
 }
@@ -196,7 +196,7 @@ impl LowerProduct {
                 let rows = BLOCK.min(self.n - first);
                 if first > 0 {
                     let left = Product {
-                        a: self.a.from_row(first),
+                        a: self.a.below(first),
                         b: self.b,
                         out: self.out.add(first * self.out_row),
                         out_row: self.out_row,
@@ -259,7 +259,7 @@ impl LowerProduct {
 pub(super) unsafe fn scores(isa: Isa, x: Matrix, y: *const f32, out: *mut f32, row: usize, n: usize, depth: usize) {
     for first in (0..n).step_by(BLOCK) {
         let product = Product {
-            a: x.from_row(first),
+            a: x.below(first),
             b: Matrix { ptr: y, row },
             out: out.wrapping_add(first * row),
             out_row: row,

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{load, store};
-use super::{Head, Rows, RowsMut, end_of_slow_decay, take};
+use super::{Head, Rows, RowsMut, Scratch, end_of_slow_decay};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
@@ -85,7 +85,7 @@ impl Head for Rwkv6<'_> {
 
     #[inline(always)]
     fn n_tokens(&self) -> usize {
-        self.v.rows
+        self.v.count
     }
 
     #[inline(always)]
@@ -95,13 +95,13 @@ impl Head for Rwkv6<'_> {
 
     #[inline(always)]
     fn check(&self) {
-        let (n_tokens, key_dim, value_dim) = (self.v.rows, self.k.width, self.v.width);
-        assert_eq!((self.r.rows, self.r.width), (n_tokens, key_dim), "the receptances");
-        assert_eq!(self.k.rows, n_tokens, "the keys");
-        assert_eq!((self.decay.rows, self.decay.width), (n_tokens, key_dim), "the decays");
+        let (n_tokens, key_dim, value_dim) = (self.v.count, self.k.width, self.v.width);
+        assert_eq!((self.r.count, self.r.width), (n_tokens, key_dim), "the receptances");
+        assert_eq!(self.k.count, n_tokens, "the keys");
+        assert_eq!((self.decay.count, self.decay.width), (n_tokens, key_dim), "the decays");
         assert_eq!(self.bonus.len(), key_dim, "the bonus");
-        assert_eq!((self.state.rows, self.state.width), (key_dim, value_dim), "the state");
-        assert_eq!((self.out.rows, self.out.width), (n_tokens, value_dim), "the output");
+        assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
     }
 
     #[inline(always)]
@@ -123,14 +123,14 @@ impl Head for Rwkv6<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
         const C: usize = <Rwkv6<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (key_dim, value_dim) = (self.k.width, self.v.width);
-        let keys = take(&mut scratch, key_dim * C);
-        let left = take(&mut scratch, C * key_dim);
-        let rk = take(&mut scratch, C * C);
-        let total = take(&mut scratch, key_dim);
+        let keys = scratch.take(key_dim * C);
+        let left = scratch.take(C * key_dim);
+        let rk = scratch.take(C * C);
+        let total = scratch.take(key_dim);
 
         total.fill(1.0);
         for j in 0..n {

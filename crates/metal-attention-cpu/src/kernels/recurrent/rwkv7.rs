@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{dot, load, store};
-use super::{Head, Rows, RowsMut, end_of_slow_decay, padded, take};
+use super::{Head, Rows, RowsMut, Scratch, end_of_slow_decay, padded};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
@@ -84,7 +84,7 @@ impl Head for Rwkv7<'_> {
 
     #[inline(always)]
     fn n_tokens(&self) -> usize {
-        self.v.rows
+        self.v.count
     }
 
     #[inline(always)]
@@ -94,14 +94,14 @@ impl Head for Rwkv7<'_> {
 
     #[inline(always)]
     fn check(&self) {
-        let (n_tokens, key_dim, value_dim) = (self.v.rows, self.k.width, self.v.width);
+        let (n_tokens, key_dim, value_dim) = (self.v.count, self.k.width, self.v.width);
         let of_keys =
             [(&self.r, "the receptances"), (&self.decay, "the decays"), (&self.k, "the keys"), (&self.a, "a")];
         for (rows, what) in of_keys.into_iter().chain([(&self.b, "b")]) {
-            assert_eq!((rows.rows, rows.width), (n_tokens, key_dim), "{what}");
+            assert_eq!((rows.count, rows.width), (n_tokens, key_dim), "{what}");
         }
-        assert_eq!((self.state.rows, self.state.width), (key_dim, value_dim), "the state");
-        assert_eq!((self.out.rows, self.out.width), (n_tokens, value_dim), "the output");
+        assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
     }
 
     #[inline(always)]
@@ -123,18 +123,18 @@ impl Head for Rwkv7<'_> {
     }
 
     #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: &mut [f32]) {
+    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
         const C: usize = <Rwkv7<'static> as Head>::CHUNK;
         let (first, n) = (tokens.start, tokens.len());
         let (key_dim, value_dim) = (self.k.width, self.v.width);
         let u_row = padded(value_dim);
-        let ks = take(&mut scratch, key_dim * C);
-        let bs = take(&mut scratch, key_dim * C);
-        let removed = take(&mut scratch, C * key_dim);
-        let read = take(&mut scratch, C * key_dim);
-        let u = take(&mut scratch, C * u_row);
-        let weights = take(&mut scratch, C * C);
-        let total = take(&mut scratch, key_dim);
+        let ks = scratch.take(key_dim * C);
+        let bs = scratch.take(key_dim * C);
+        let removed = scratch.take(C * key_dim);
+        let read = scratch.take(C * key_dim);
+        let u = scratch.take(C * u_row);
+        let weights = scratch.take(C * C);
+        let total = scratch.take(key_dim);
 
         total.fill(1.0);
         for j in 0..n {

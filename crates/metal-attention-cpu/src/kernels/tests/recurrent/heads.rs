@@ -27,7 +27,7 @@ fn read(x: &[f64], state: &[f64], columns: usize, column: usize) -> f64 {
     x.iter().enumerate().map(|(i, x)| x * state[i * columns + column]).sum()
 }
 
-/// Gated DeltaNet, arXiv 2412.06464, equation 10: `S = S (alpha (I - beta k k^T)) + beta v k^T; o = S q`, here transposed.
+/// Gated `DeltaNet`, arXiv 2412.06464, equation 10: `S = S (alpha (I - beta k k^T)) + beta v k^T; o = S q`, here transposed.
 struct Delta {
     q: Padded,
     k: Padded,
