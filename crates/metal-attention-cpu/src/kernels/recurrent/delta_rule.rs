@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{dot, load, store};
+use super::vectors::{dot, load, row, store};
 use super::{Head, Rows, RowsMut, Scratch, padded};
 use crate::simd::{Isa, LANES, Simd};
 
@@ -52,28 +52,27 @@ impl DeltaRule<'_> {
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
                 u[v] = S::f_mul(beta, S::f_sub(value, S::f_mul(decays, u[v])));
             }
-            let mut sum = [[S::f_splat(0.0); V]; 2];
-            for i in (0..k.len()).step_by(2) {
-                for r in 0..2.min(k.len() - i) {
-                    let (q, k) = (S::f_splat(q[i + r]), S::f_splat(k[i + r]));
-                    for v in 0..V {
-                        let p = state.add((i + r) * stride + v * LANES);
-                        let s = S::f_fma(k, u[v], S::f_mul(decays, load::<S, PART>(p, n)));
-                        store::<S, PART>(p, s, n);
-                        sum[r][v] = S::f_fma(q, s, sum[r][v]);
-                    }
-                }
+            let mut even = [S::f_splat(0.0); V];
+            let mut odd = [S::f_splat(0.0); V];
+            let mut i = 0;
+            while i + 2 <= k.len() {
+                row::<S, V, PART>(state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
+                row::<S, V, PART>(state.add((i + 1) * stride), decays, k[i + 1], q[i + 1], &u, &mut odd, n);
+                i += 2;
+            }
+            if i < k.len() {
+                row::<S, V, PART>(state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(sum[0][v], sum[1][v]), n);
+                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
         }
     }
 }
 
 impl Head for DeltaRule<'_> {
-    const CHUNK: usize = 64;
+    const CHUNK: usize = 32;
 
     #[inline(always)]
     fn n_tokens(&self) -> usize {

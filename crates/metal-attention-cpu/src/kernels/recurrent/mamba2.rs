@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{load, store};
+use super::vectors::{load, row, store};
 use super::{Head, Rows, RowsMut, Scratch};
 use crate::simd::{Isa, LANES, Simd};
 
@@ -51,34 +51,33 @@ impl Mamba2<'_> {
         unsafe {
             let state = self.state.ptr.add(column);
             let (decay, dt) = (S::f_splat(self.decay(token)), S::f_splat(self.dt.row(token)[0]));
-            let mut sum = [[S::f_splat(0.0); V]; 2];
+            let mut even = [S::f_splat(0.0); V];
+            let mut odd = [S::f_splat(0.0); V];
             let mut x = [S::f_splat(0.0); V];
             for v in 0..V {
                 let value = load::<S, PART>(self.x.at(token).add(column + v * LANES), n);
-                sum[0][v] = S::f_mul(S::f_splat(self.d), value);
+                even[v] = S::f_mul(S::f_splat(self.d), value);
                 x[v] = S::f_mul(dt, value);
             }
-            for i in (0..b.len()).step_by(2) {
-                for r in 0..2.min(b.len() - i) {
-                    let (b, c) = (S::f_splat(b[i + r]), S::f_splat(c[i + r]));
-                    for v in 0..V {
-                        let p = state.add((i + r) * stride + v * LANES);
-                        let s = S::f_fma(b, x[v], S::f_mul(decay, load::<S, PART>(p, n)));
-                        store::<S, PART>(p, s, n);
-                        sum[r][v] = S::f_fma(c, s, sum[r][v]);
-                    }
-                }
+            let mut i = 0;
+            while i + 2 <= b.len() {
+                row::<S, V, PART>(state.add(i * stride), decay, b[i], c[i], &x, &mut even, n);
+                row::<S, V, PART>(state.add((i + 1) * stride), decay, b[i + 1], c[i + 1], &x, &mut odd, n);
+                i += 2;
+            }
+            if i < b.len() {
+                row::<S, V, PART>(state.add(i * stride), decay, b[i], c[i], &x, &mut even, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(sum[0][v], sum[1][v]), n);
+                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
         }
     }
 }
 
 impl Head for Mamba2<'_> {
-    const CHUNK: usize = 64;
+    const CHUNK: usize = 32;
 
     #[inline(always)]
     fn n_tokens(&self) -> usize {

@@ -1,14 +1,14 @@
 //! Recurrences: mixers that keep a state of fixed size instead of keys and values.
 //!
 //! All but Mamba-1 keep a matrix for each head, `[key_dim, value_dim]`, a row for each element of the key (Mamba: of B and
-//! C), whose columns do not touch each other. So the columns lie across the lanes of a vector, no sum runs over lanes, and
-//! a tile of columns stays in the L1 cache for all tokens. A head comes in two forms, which [`Head`] names:
+//! C), whose columns do not touch each other. So the columns lie across the lanes of a vector, and no sum runs over lanes. A
+//! head comes in two forms:
 //!
 //! - [`run_tokens`] goes token by token, as the papers write it. What it computes for a token does not depend, bit for bit,
 //!   on how many tokens come with it.
-//! - [`run_chunks`] takes up to [`Head::CHUNK`] tokens at once, as products of matrices ([`products`]): what the state before
-//!   the chunk gives each token, what the tokens of the chunk give each other, and the state after. It rounds otherwise
-//!   than the first form does; the tests hold both to float64.
+//! - [`run`] takes up to [`Head::CHUNK`] tokens at once, where there are as many, as products of matrices ([`products`]): what
+//!   the state before the chunk gives each token, what the tokens of the chunk give each other, and the state after. It rounds
+//!   otherwise than the first form does; the tests hold both to float64.
 //!
 //! A task is a head, or some columns of one, or in [`mamba`] and [`convolution`] a range of channels: tasks share inputs and
 //! write to what is theirs alone. States are F32 and are changed in place.
@@ -175,7 +175,7 @@ fn run_chunks<H: Head>(isa: Isa, head: &H, scratch: &mut Vec<f32>) {
     }
 }
 
-/// Runs a head in the form that is faster for so many tokens.
+/// Runs a head chunk by chunk, or token by token where there are few.
 pub(crate) fn run<H: Head>(isa: Isa, head: &H, scratch: &mut Vec<f32>) {
     if head.n_tokens() < SHORTEST_CHUNK { run_tokens(isa, head) } else { run_chunks(isa, head, scratch) }
 }
@@ -217,16 +217,21 @@ unsafe fn token_by_token<S: Simd, H: Head>(head: &H, tokens: Range<usize>) {
     let mut column = 0;
     // SAFETY: passed on to the caller.
     unsafe {
-        // One token reads the state from memory: whole rows of it. Many tokens leave a narrow tile in the L1 cache.
-        if tokens.len() == 1 && S::TILE >= 8 {
+        // As wide as there are registers for: whole rows are read in order, and need not share a few places of the L1 cache.
+        if S::TILE >= 8 {
             while n - column >= 8 * LANES {
                 head.tokens::<S, 8, false>(tokens.clone(), column);
                 column += 8 * LANES;
             }
-        }
-        while n - column >= 2 * LANES {
-            head.tokens::<S, 2, false>(tokens.clone(), column);
-            column += 2 * LANES;
+            while n - column >= 4 * LANES {
+                head.tokens::<S, 4, false>(tokens.clone(), column);
+                column += 4 * LANES;
+            }
+        } else {
+            while n - column >= 2 * LANES {
+                head.tokens::<S, 2, false>(tokens.clone(), column);
+                column += 2 * LANES;
+            }
         }
         while n - column >= LANES {
             head.tokens::<S, 1, false>(tokens.clone(), column);

@@ -46,34 +46,55 @@ impl Rwkv7<'_> {
     #[inline(always)]
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.v.width - column;
-        let (r, k, decay) = (self.r.row(token), self.k.row(token), self.decay.row(token));
-        let (a, b) = (self.a.row(token), self.b.row(token));
-        let stride = self.state.stride;
+        let (a, stride) = (self.a.row(token), self.state.stride);
         // SAFETY: rows and columns that there are.
         unsafe {
             let state = self.state.ptr.add(column);
             let u = dot::<S, V, PART>(a, state, stride, n);
-            let mut sum = [[S::f_splat(0.0); V]; 2];
+            let mut even = [S::f_splat(0.0); V];
+            let mut odd = [S::f_splat(0.0); V];
             let mut value = [S::f_splat(0.0); V];
             for v in 0..V {
                 value[v] = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
             }
-            for i in (0..k.len()).step_by(2) {
-                for m in 0..2.min(k.len() - i) {
-                    let (r, w) = (S::f_splat(r[i + m]), S::f_splat(decay[i + m]));
-                    let (k, b) = (S::f_splat(k[i + m]), S::f_splat(b[i + m]));
-                    for v in 0..V {
-                        let p = state.add((i + m) * stride + v * LANES);
-                        let s = S::f_fma(k, value[v], S::f_mul(w, load::<S, PART>(p, n)));
-                        let s = S::f_fma(b, u[v], s);
-                        store::<S, PART>(p, s, n);
-                        sum[m][v] = S::f_fma(r, s, sum[m][v]);
-                    }
-                }
+            let mut i = 0;
+            while i + 2 <= self.k.width {
+                self.row::<S, V, PART>(token, i, state, &u, &value, &mut even, n);
+                self.row::<S, V, PART>(token, i + 1, state, &u, &value, &mut odd, n);
+                i += 2;
+            }
+            if i < self.k.width {
+                self.row::<S, V, PART>(token, i, state, &u, &value, &mut even, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(sum[0][v], sum[1][v]), n);
+                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
+            }
+        }
+    }
+
+    /// `V` columns of row `i`, one token.
+    #[inline(always)]
+    unsafe fn row<S: Simd, const V: usize, const PART: bool>(
+        &self,
+        token: usize,
+        i: usize,
+        state: *mut f32,
+        u: &[S::F; V],
+        value: &[S::F; V],
+        sum: &mut [S::F; V],
+        n: usize,
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let row = state.add(i * self.state.stride);
+            let (r, w) = (S::f_splat(self.r.row(token)[i]), S::f_splat(self.decay.row(token)[i]));
+            let (k, b) = (S::f_splat(self.k.row(token)[i]), S::f_splat(self.b.row(token)[i]));
+            for v in 0..V {
+                let s = S::f_fma(k, value[v], S::f_mul(w, load::<S, PART>(row.add(v * LANES), n)));
+                let s = S::f_fma(b, u[v], s);
+                store::<S, PART>(row.add(v * LANES), s, n);
+                sum[v] = S::f_fma(r, s, sum[v]);
             }
         }
     }

@@ -79,3 +79,31 @@ pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
         even
     }
 }
+
+/// What a token does to `V` vectors of a row of the state: `row = decay * row + key * u`, of which the token reads
+/// `query * row`, added to `sum`.
+///
+/// # Safety
+///
+/// The row holds the vectors, or `n` floats where `PART`; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool>(
+    row: *mut f32,
+    decay: S::F,
+    key: f32,
+    query: f32,
+    u: &[S::F; V],
+    sum: &mut [S::F; V],
+    n: usize,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let (key, query) = (S::f_splat(key), S::f_splat(query));
+        for v in 0..V {
+            let p = row.add(v * LANES);
+            let s = S::f_fma(key, u[v], S::f_mul(decay, load::<S, PART>(p, n)));
+            store::<S, PART>(p, s, n);
+            sum[v] = S::f_fma(query, s, sum[v]);
+        }
+    }
+}
