@@ -10,3 +10,4 @@ pub(crate) mod recurrent;
 pub(crate) mod short_conv;
 #[cfg(test)]
 mod tests;
+mod vectors;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Most taps of a convolution: its window stays in registers.
@@ -45,76 +46,54 @@ impl<'a> ShortConv<'a> {
 impl Kernel for ShortConv<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { inputs, taps, state, out, width, channels } = self;
-        let n_before = taps.len() / width - 1;
-        let mut at = channels.start;
-        while at < channels.end {
-            let n = LANES.min(channels.end - at);
-            // SAFETY: rows are `width` long and `at + n` is no more; the channels are this kernel's own.
-            unsafe {
-                let mut window = [S::f_splat(0.0); MAX_TAPS];
-                let mut factors = [S::f_splat(0.0); MAX_TAPS];
-                for (j, factor) in factors.iter_mut().enumerate().take(n_before + 1) {
-                    *factor = load::<S>(taps.as_ptr().add(j * width + at), n);
-                }
-                for (j, seen) in window.iter_mut().enumerate().take(n_before) {
-                    *seen = load::<S>(state.add(j * width + at), n);
-                }
-                for (t, row) in inputs.chunks_exact(3 * width).enumerate() {
-                    let row = row.as_ptr().add(at);
-                    let x = S::f_mul(load::<S>(row, n), load::<S>(row.add(2 * width), n));
-                    let mut sum = S::f_mul(factors[0], window[0]);
-                    for j in 1..n_before {
-                        sum = S::f_fma(factors[j], window[j], sum);
-                    }
-                    sum = S::f_fma(factors[n_before], x, sum);
-                    store::<S>(out.add(t * width + at), S::f_mul(load::<S>(row.add(width), n), sum), n);
-                    for j in 1..n_before {
-                        window[j - 1] = window[j];
-                    }
-                    window[n_before - 1] = x;
-                }
-                for (j, seen) in window.iter().enumerate().take(n_before) {
-                    store::<S>(state.add(j * width + at), *seen, n);
-                }
+        let mut at = self.channels.start;
+        // SAFETY: rows are `width` long, and the channels are no more.
+        unsafe {
+            while at + LANES <= self.channels.end {
+                self.some::<S, false>(at);
+                at += LANES;
             }
-            at += n;
+            if at < self.channels.end {
+                self.some::<S, true>(at);
+            }
         }
     }
 }
 
-/// The first `n` lanes from `p`, zeros in the others.
-///
-/// # Safety
-///
-/// `p` points to `n` floats, 16 at most; the CPU has the instruction set.
-#[inline(always)]
-unsafe fn load<S: Simd>(p: *const f32, n: usize) -> S::F {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        if n == LANES {
-            return S::f_load(p);
+impl ShortConv<'_> {
+    /// All tokens of 16 channels from `at` on or, where `PART`, of those that are left.
+    #[inline(always)]
+    unsafe fn some<S: Simd, const PART: bool>(&self, at: usize) {
+        let Self { inputs, taps, state, out, width, ref channels } = *self;
+        let n_before = taps.len() / width - 1;
+        let n = channels.end - at;
+        // SAFETY: rows are `width` long and the channels lie in them; they are this kernel's own.
+        unsafe {
+            let mut window = [S::f_splat(0.0); MAX_TAPS];
+            let mut factors = [S::f_splat(0.0); MAX_TAPS];
+            for (j, factor) in factors.iter_mut().enumerate().take(n_before + 1) {
+                *factor = load::<S, PART>(taps.as_ptr().add(j * width + at), n);
+            }
+            for (j, seen) in window.iter_mut().enumerate().take(n_before) {
+                *seen = load::<S, PART>(state.add(j * width + at), n);
+            }
+            for (t, row) in inputs.chunks_exact(3 * width).enumerate() {
+                let row = row.as_ptr().add(at);
+                let x = S::f_mul(load::<S, PART>(row, n), load::<S, PART>(row.add(2 * width), n));
+                let mut sum = S::f_mul(factors[0], window[0]);
+                for j in 1..n_before {
+                    sum = S::f_fma(factors[j], window[j], sum);
+                }
+                sum = S::f_fma(factors[n_before], x, sum);
+                store::<S, PART>(out.add(t * width + at), S::f_mul(load::<S, PART>(row.add(width), n), sum), n);
+                for j in 1..n_before {
+                    window[j - 1] = window[j];
+                }
+                window[n_before - 1] = x;
+            }
+            for (j, seen) in window.iter().enumerate().take(n_before) {
+                store::<S, PART>(state.add(j * width + at), *seen, n);
+            }
         }
-        let mut lanes = [0.0; LANES];
-        lanes[..n].copy_from_slice(std::slice::from_raw_parts(p, n));
-        S::f_load(lanes.as_ptr())
-    }
-}
-
-/// Stores the first `n` lanes at `p`.
-///
-/// # Safety
-///
-/// As for [`load`].
-#[inline(always)]
-unsafe fn store<S: Simd>(p: *mut f32, x: S::F, n: usize) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        if n == LANES {
-            return S::f_store(p, x);
-        }
-        let mut lanes = [0.0; LANES];
-        S::f_store(lanes.as_mut_ptr(), x);
-        std::slice::from_raw_parts_mut(p, n).copy_from_slice(&lanes[..n]);
     }
 }

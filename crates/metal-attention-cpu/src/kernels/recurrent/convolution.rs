@@ -1,7 +1,7 @@
 //! The short causal convolution of each channel with weights of its own, before a recurrence.
 
-use super::vectors::{load, store};
 use super::{Rows, RowsMut};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
 /// `out[t][c] = f(bias[c] + sum over j < width of weights[j][c] * x[t - (width - 1) + j][c])` for a range of channels, where

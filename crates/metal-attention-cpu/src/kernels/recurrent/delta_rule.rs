@@ -13,8 +13,9 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{dot, load, row, store};
+use super::vectors::{dot, row};
 use super::{Head, Rows, RowsMut, Scratch, padded};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
@@ -35,8 +36,30 @@ pub(crate) struct DeltaRule<'a> {
     pub(crate) out: RowsMut<'a>,
 }
 
-impl DeltaRule<'_> {
-    /// `V` columns of one token.
+impl Head for DeltaRule<'_> {
+    const CHUNK: usize = 32;
+
+    #[inline(always)]
+    fn n_tokens(&self) -> usize {
+        self.v.count
+    }
+
+    #[inline(always)]
+    fn n_columns(&self) -> usize {
+        self.v.width
+    }
+
+    #[inline(always)]
+    fn check(&self) {
+        let (n_tokens, key_dim, value_dim) = (self.v.count, self.k.width, self.v.width);
+        assert_eq!((self.q.count, self.q.width), (n_tokens, key_dim), "the queries");
+        assert_eq!(self.k.count, n_tokens, "the keys");
+        assert_eq!((self.decay.count, self.decay.width), (n_tokens, 1), "the decays");
+        assert_eq!((self.beta.count, self.beta.width), (n_tokens, 1), "the writing strengths");
+        assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
+    }
+
     #[inline(always)]
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.v.width - column;
@@ -67,39 +90,6 @@ impl DeltaRule<'_> {
                 let out = self.out.at(token).add(column + v * LANES);
                 store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
-        }
-    }
-}
-
-impl Head for DeltaRule<'_> {
-    const CHUNK: usize = 32;
-
-    #[inline(always)]
-    fn n_tokens(&self) -> usize {
-        self.v.count
-    }
-
-    #[inline(always)]
-    fn n_columns(&self) -> usize {
-        self.v.width
-    }
-
-    #[inline(always)]
-    fn check(&self) {
-        let (n_tokens, key_dim, value_dim) = (self.v.count, self.k.width, self.v.width);
-        assert_eq!((self.q.count, self.q.width), (n_tokens, key_dim), "the queries");
-        assert_eq!(self.k.count, n_tokens, "the keys");
-        assert_eq!((self.decay.count, self.decay.width), (n_tokens, 1), "the decays");
-        assert_eq!((self.beta.count, self.beta.width), (n_tokens, 1), "the writing strengths");
-        assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
-        assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
-    }
-
-    #[inline(always)]
-    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize) {
-        for token in tokens {
-            // SAFETY: passed on to the caller.
-            unsafe { self.step::<S, V, PART>(token, column) };
         }
     }
 

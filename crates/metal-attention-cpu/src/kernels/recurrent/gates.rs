@@ -1,6 +1,6 @@
 //! What stands between a layer's matrix products and its recurrence.
 
-use super::vectors::{load, store};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
 /// `x[i] = ln(1 + exp(x[i] + bias[i]))`, a row.

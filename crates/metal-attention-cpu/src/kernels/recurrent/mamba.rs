@@ -7,8 +7,8 @@
 //!
 //! Each element decays by itself, so there is no product of matrices in it: tokens follow each other, 16 channels at a time.
 
-use super::vectors::{load, store};
 use super::{Rows, RowsMut};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
 /// Vectors of channels whose state stays in the L1 cache from token to token.

@@ -11,8 +11,9 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{load, row, store};
+use super::vectors::row;
 use super::{Head, Rows, RowsMut, Scratch};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
@@ -40,8 +41,31 @@ impl Mamba2<'_> {
     fn decay(&self, token: usize) -> f32 {
         (self.dt.row(token)[0] * self.a).exp()
     }
+}
 
-    /// `V` columns of one token.
+impl Head for Mamba2<'_> {
+    const CHUNK: usize = 32;
+
+    #[inline(always)]
+    fn n_tokens(&self) -> usize {
+        self.x.count
+    }
+
+    #[inline(always)]
+    fn n_columns(&self) -> usize {
+        self.x.width
+    }
+
+    #[inline(always)]
+    fn check(&self) {
+        let (n_tokens, d_state, head_dim) = (self.x.count, self.b.width, self.x.width);
+        assert_eq!((self.dt.count, self.dt.width), (n_tokens, 1), "dt");
+        assert_eq!(self.b.count, n_tokens, "B");
+        assert_eq!((self.c.count, self.c.width), (n_tokens, d_state), "C");
+        assert_eq!((self.state.count, self.state.width), (d_state, head_dim), "the state");
+        assert_eq!((self.out.count, self.out.width), (n_tokens, head_dim), "the output");
+    }
+
     #[inline(always)]
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.x.width - column;
@@ -72,38 +96,6 @@ impl Mamba2<'_> {
                 let out = self.out.at(token).add(column + v * LANES);
                 store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
-        }
-    }
-}
-
-impl Head for Mamba2<'_> {
-    const CHUNK: usize = 32;
-
-    #[inline(always)]
-    fn n_tokens(&self) -> usize {
-        self.x.count
-    }
-
-    #[inline(always)]
-    fn n_columns(&self) -> usize {
-        self.x.width
-    }
-
-    #[inline(always)]
-    fn check(&self) {
-        let (n_tokens, d_state, head_dim) = (self.x.count, self.b.width, self.x.width);
-        assert_eq!((self.dt.count, self.dt.width), (n_tokens, 1), "dt");
-        assert_eq!(self.b.count, n_tokens, "B");
-        assert_eq!((self.c.count, self.c.width), (n_tokens, d_state), "C");
-        assert_eq!((self.state.count, self.state.width), (d_state, head_dim), "the state");
-        assert_eq!((self.out.count, self.out.width), (n_tokens, head_dim), "the output");
-    }
-
-    #[inline(always)]
-    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize) {
-        for token in tokens {
-            // SAFETY: passed on to the caller.
-            unsafe { self.step::<S, V, PART>(token, column) };
         }
     }
 

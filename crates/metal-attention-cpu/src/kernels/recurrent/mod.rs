@@ -127,12 +127,12 @@ pub(crate) trait Head {
     fn n_columns(&self) -> usize;
     /// Panics where the inputs do not fit each other.
     fn check(&self);
-    /// The columns `column..column + 16 V`, or, where `PART`, those from `column` on that are left; token by token.
+    /// One token of the columns `column..column + 16 V`, or, where `PART`, of those from `column` on that are left.
     ///
     /// # Safety
     ///
-    /// The head is [checked](Self::check), and has the tokens and columns; the CPU has the instruction set.
-    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize);
+    /// The head is [checked](Self::check), and has the token and columns; the CPU has the instruction set.
+    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize);
     /// Floats that [`chunk`](Self::chunk) works in.
     fn scratch(&self) -> usize;
     /// As many of `tokens`, from the first on, as one chunk can take.
@@ -190,7 +190,7 @@ impl<H: Head> Kernel for Tokens<'_, H> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: checked; the caller vouches for the instruction set.
-        unsafe { token_by_token::<S, H>(self.head, self.tokens) }
+        unsafe { token_by_token::<S, H>(self.head, &self.tokens) }
     }
 }
 
@@ -212,7 +212,7 @@ impl<H: Head> Kernel for Chunk<'_, H> {
 
 /// All columns of some tokens.
 #[inline(always)]
-unsafe fn token_by_token<S: Simd, H: Head>(head: &H, tokens: Range<usize>) {
+unsafe fn token_by_token<S: Simd, H: Head>(head: &H, tokens: &Range<usize>) {
     let n = head.n_columns();
     let mut column = 0;
     // SAFETY: passed on to the caller.
@@ -220,26 +220,35 @@ unsafe fn token_by_token<S: Simd, H: Head>(head: &H, tokens: Range<usize>) {
         // As wide as there are registers for: whole rows are read in order, and need not share a few places of the L1 cache.
         if S::TILE >= 8 {
             while n - column >= 8 * LANES {
-                head.tokens::<S, 8, false>(tokens.clone(), column);
+                columns::<S, H, 8, false>(head, tokens, column);
                 column += 8 * LANES;
             }
             while n - column >= 4 * LANES {
-                head.tokens::<S, 4, false>(tokens.clone(), column);
+                columns::<S, H, 4, false>(head, tokens, column);
                 column += 4 * LANES;
             }
         } else {
             while n - column >= 2 * LANES {
-                head.tokens::<S, 2, false>(tokens.clone(), column);
+                columns::<S, H, 2, false>(head, tokens, column);
                 column += 2 * LANES;
             }
         }
         while n - column >= LANES {
-            head.tokens::<S, 1, false>(tokens.clone(), column);
+            columns::<S, H, 1, false>(head, tokens, column);
             column += LANES;
         }
         if column < n {
-            head.tokens::<S, 1, true>(tokens, column);
+            columns::<S, H, 1, true>(head, tokens, column);
         }
+    }
+}
+
+/// The columns of [`Head::step`], token by token.
+#[inline(always)]
+unsafe fn columns<S: Simd, H: Head, const V: usize, const PART: bool>(head: &H, tokens: &Range<usize>, column: usize) {
+    for token in tokens.clone() {
+        // SAFETY: passed on to the caller.
+        unsafe { head.step::<S, V, PART>(token, column) };
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Each product is a kernel of its own, so that it is compiled once and not for every place that has one.
 
-use super::vectors::{load, store};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, Kernel, LANES, Simd};
 
 /// Rows and columns of a block of a lower triangle.

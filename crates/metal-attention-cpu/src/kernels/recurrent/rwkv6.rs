@@ -12,8 +12,8 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{load, store};
 use super::{Head, Rows, RowsMut, Scratch, end_of_slow_decay};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
@@ -43,37 +43,6 @@ impl Rwkv6<'_> {
             sum += r * k * u;
         }
         sum
-    }
-
-    /// `V` columns of one token.
-    #[inline(always)]
-    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
-        let n = self.v.width - column;
-        // SAFETY: rows and columns that there are.
-        unsafe {
-            let state = self.state.ptr.add(column);
-            let own = S::f_splat(self.own(token));
-            let mut even = [S::f_splat(0.0); V];
-            let mut odd = [S::f_splat(0.0); V];
-            let mut value = [S::f_splat(0.0); V];
-            for v in 0..V {
-                value[v] = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
-                even[v] = S::f_mul(own, value[v]);
-            }
-            let mut i = 0;
-            while i + 2 <= self.k.width {
-                self.row::<S, V, PART>(token, i, state, &value, &mut even, n);
-                self.row::<S, V, PART>(token, i + 1, state, &value, &mut odd, n);
-                i += 2;
-            }
-            if i < self.k.width {
-                self.row::<S, V, PART>(token, i, state, &value, &mut even, n);
-            }
-            for v in 0..V {
-                let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
-            }
-        }
     }
 
     /// `V` columns of row `i`, one token.
@@ -126,10 +95,32 @@ impl Head for Rwkv6<'_> {
     }
 
     #[inline(always)]
-    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize) {
-        for token in tokens {
-            // SAFETY: passed on to the caller.
-            unsafe { self.step::<S, V, PART>(token, column) };
+    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
+        let n = self.v.width - column;
+        // SAFETY: rows and columns that there are.
+        unsafe {
+            let state = self.state.ptr.add(column);
+            let own = S::f_splat(self.own(token));
+            let mut even = [S::f_splat(0.0); V];
+            let mut odd = [S::f_splat(0.0); V];
+            let mut value = [S::f_splat(0.0); V];
+            for v in 0..V {
+                value[v] = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
+                even[v] = S::f_mul(own, value[v]);
+            }
+            let mut i = 0;
+            while i + 2 <= self.k.width {
+                self.row::<S, V, PART>(token, i, state, &value, &mut even, n);
+                self.row::<S, V, PART>(token, i + 1, state, &value, &mut odd, n);
+                i += 2;
+            }
+            if i < self.k.width {
+                self.row::<S, V, PART>(token, i, state, &value, &mut even, n);
+            }
+            for v in 0..V {
+                let out = self.out.at(token).add(column + v * LANES);
+                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
+            }
         }
     }
 

@@ -17,8 +17,9 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{dot, load, store};
+use super::vectors::dot;
 use super::{Head, Rows, RowsMut, Scratch, end_of_slow_decay, padded};
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
 /// One head, or some columns of one.
@@ -42,37 +43,6 @@ pub(crate) struct Rwkv7<'a> {
 }
 
 impl Rwkv7<'_> {
-    /// `V` columns of one token.
-    #[inline(always)]
-    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
-        let n = self.v.width - column;
-        let (a, stride) = (self.a.row(token), self.state.stride);
-        // SAFETY: rows and columns that there are.
-        unsafe {
-            let state = self.state.ptr.add(column);
-            let u = dot::<S, V, PART>(a, state, stride, n);
-            let mut even = [S::f_splat(0.0); V];
-            let mut odd = [S::f_splat(0.0); V];
-            let mut value = [S::f_splat(0.0); V];
-            for v in 0..V {
-                value[v] = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
-            }
-            let mut i = 0;
-            while i + 2 <= self.k.width {
-                self.row::<S, V, PART>(token, i, state, &u, &value, &mut even, n);
-                self.row::<S, V, PART>(token, i + 1, state, &u, &value, &mut odd, n);
-                i += 2;
-            }
-            if i < self.k.width {
-                self.row::<S, V, PART>(token, i, state, &u, &value, &mut even, n);
-            }
-            for v in 0..V {
-                let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
-            }
-        }
-    }
-
     /// `V` columns of row `i`, one token.
     #[inline(always)]
     unsafe fn row<S: Simd, const V: usize, const PART: bool>(
@@ -126,10 +96,32 @@ impl Head for Rwkv7<'_> {
     }
 
     #[inline(always)]
-    unsafe fn tokens<S: Simd, const V: usize, const PART: bool>(&self, tokens: Range<usize>, column: usize) {
-        for token in tokens {
-            // SAFETY: passed on to the caller.
-            unsafe { self.step::<S, V, PART>(token, column) };
+    unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
+        let n = self.v.width - column;
+        let (a, stride) = (self.a.row(token), self.state.stride);
+        // SAFETY: rows and columns that there are.
+        unsafe {
+            let state = self.state.ptr.add(column);
+            let u = dot::<S, V, PART>(a, state, stride, n);
+            let mut even = [S::f_splat(0.0); V];
+            let mut odd = [S::f_splat(0.0); V];
+            let mut value = [S::f_splat(0.0); V];
+            for v in 0..V {
+                value[v] = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
+            }
+            let mut i = 0;
+            while i + 2 <= self.k.width {
+                self.row::<S, V, PART>(token, i, state, &u, &value, &mut even, n);
+                self.row::<S, V, PART>(token, i + 1, state, &u, &value, &mut odd, n);
+                i += 2;
+            }
+            if i < self.k.width {
+                self.row::<S, V, PART>(token, i, state, &u, &value, &mut even, n);
+            }
+            for v in 0..V {
+                let out = self.out.at(token).add(column + v * LANES);
+                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
+            }
         }
     }
 

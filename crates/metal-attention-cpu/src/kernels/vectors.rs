@@ -1,0 +1,41 @@
+//! Vectors at the end of a row.
+
+use crate::simd::{LANES, Simd};
+
+/// 16 floats or, where `PART`, the first `n` of them and zeros.
+///
+/// # Safety
+///
+/// So many floats are valid; the CPU has the instruction set.
+#[inline(always)]
+pub(crate) unsafe fn load<S: Simd, const PART: bool>(p: *const f32, n: usize) -> S::F {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if PART {
+            let mut lanes = [0.0; LANES];
+            std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n.min(LANES));
+            S::f_load(lanes.as_ptr())
+        } else {
+            S::f_load(p)
+        }
+    }
+}
+
+/// Stores 16 floats or, where `PART`, the first `n` of them.
+///
+/// # Safety
+///
+/// So many floats are valid; the CPU has the instruction set.
+#[inline(always)]
+pub(crate) unsafe fn store<S: Simd, const PART: bool>(p: *mut f32, x: S::F, n: usize) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if PART {
+            let mut lanes = [0.0; LANES];
+            S::f_store(lanes.as_mut_ptr(), x);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n.min(LANES));
+        } else {
+            S::f_store(p, x);
+        }
+    }
+}
