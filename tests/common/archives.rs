@@ -10,8 +10,9 @@ use std::sync::OnceLock;
 /// Files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// The models of `quants.json`, as `Q4_K.gguf`, but for that in F16, whose file is as large as four others. Three lie in the
-/// folder `quants` for tests that open files, the others in an archive beside it.
+/// A small model in each quantised type, as `Q4_K.gguf`. Three lie in the folder `quants` for tests that open files, with two
+/// layers and the logits of `quants.json`; the others, with one layer, in an archive beside it, with those of
+/// `quants-one-layer.json`.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -20,7 +21,7 @@ pub fn quants() -> &'static Files {
             .map(|entry| entry.expect("an entry"))
             .map(|entry| (entry.file_name().into_string().expect("a plain name"), std::fs::read(entry.path()).unwrap()))
             .collect();
-        files.extend(archive("quants.tar.xz"));
+        files.extend(archive("quants-one-layer.tar.xz"));
         assert_eq!(files.len(), 12, "{:?}", files.keys());
         files
     })
