@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use metal_attention::EngineOptions;
 use metal_attention::gguf::{GgufFile, Metadata, StringArray, TensorType};
 use metal_attention_model::{
-    CacheGroups, Capacity, FeedForward, Mask, Mixer, ModelSpec, Rope, RopeLayout, RopeScaling,
+    AttentionSpec, CacheGroups, Capacity, FeedForward, LatentAttentionSpec, Mask, Mixer, ModelSpec, Rope, RopeLayout,
+    RopeScaling,
 };
 use serde::Serialize;
 
@@ -89,23 +90,25 @@ struct Heads {
 impl Heads {
     /// `None` where the mixer has none.
     fn of(mixer: &Mixer) -> Option<Self> {
-        match mixer {
-            Mixer::Attention(a) => Some(Self {
-                n_head: a.n_head,
-                n_head_kv: a.n_head_kv,
-                head_dim: a.head_dim,
-                window: match a.mask {
-                    Mask::Causal | Mask::Full => None,
-                    Mask::Window(n) | Mask::Chunk(n) => Some(n),
-                    Mask::Near(distance) => Some(2 * distance + 1),
-                },
-                rope: a.rope().copied(),
-            }),
-            Mixer::LatentAttention(a) => {
-                Some(Self { n_head: a.n_head, n_head_kv: 1, head_dim: a.head_dim(), window: None, rope: Some(a.rope) })
-            }
-            Mixer::ShortConv(_) => None,
-        }
+        let of_attention = |a: &AttentionSpec| Self {
+            n_head: a.n_head,
+            n_head_kv: a.n_head_kv,
+            head_dim: a.head_dim,
+            window: match a.mask {
+                Mask::Causal | Mask::Full => None,
+                Mask::Window(n) | Mask::Chunk(n) => Some(n),
+                Mask::Near(distance) => Some(2 * distance + 1),
+            },
+            rope: a.rope().copied(),
+        };
+        let of_latent_attention = |a: &LatentAttentionSpec| Self {
+            n_head: a.n_head,
+            n_head_kv: 1,
+            head_dim: a.head_dim(),
+            window: None,
+            rope: Some(a.rope),
+        };
+        mixer.attention().map(of_attention).or_else(|| mixer.latent_attention().map(of_latent_attention))
     }
 }
 
@@ -116,10 +119,12 @@ impl Sizes {
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Dense(dense) => dense.n_ff,
             FeedForward::Experts(experts) => experts.expert.n_ff,
+            FeedForward::ChannelMix(mix) => mix.width,
+            FeedForward::None => 0,
         });
         let experts = || {
             spec.layers.iter().filter_map(|layer| match &layer.feed_forward {
-                FeedForward::Dense(_) => None,
+                FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => None,
                 FeedForward::Experts(experts) => Some(experts),
             })
         };

@@ -2,10 +2,16 @@
 //! and its way into the residual stream; output head.
 
 mod attention;
+mod channel_mix;
+mod delta_rule;
 mod experts;
 mod feed_forward;
 mod latent_attention;
+mod mamba;
+mod mamba2;
 mod per_layer;
+mod rwkv6;
+mod rwkv7;
 mod short_conv;
 mod streams;
 
@@ -156,26 +162,42 @@ impl Run<'_> {
                         self.attend_latent(a, w, cache, &tokens);
                     }
                 }
-                (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => {
-                    self.short_conv(i, *conv, w, &tokens);
-                    if last {
-                        self.keep_wanted_rows(&mut tokens);
-                    }
+                (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => self.short_conv(i, *conv, w, &tokens),
+                (Mixer::Mamba(spec), MixerWeights::Mamba(w), None) => self.mamba(i, spec, w, &tokens),
+                (Mixer::Mamba2(spec), MixerWeights::Mamba2(w), None) => self.mamba2(i, spec, w, &tokens),
+                (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
+                    todo!("{both:?} {} {}", w.mamba2.out.name, cache.group)
                 }
-                (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _, _) => {
+                (Mixer::DeltaRule(spec), MixerWeights::DeltaRule(w), None) => self.delta_rule(i, spec, w, &tokens),
+                (Mixer::Rwkv6(spec), MixerWeights::Rwkv6(w), None) => self.rwkv6(i, spec, w, &tokens),
+                (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w), None) => self.rwkv7(i, spec, w, &tokens),
+                (Mixer::None, MixerWeights::None, None) => {}
+                (
+                    Mixer::Attention(_)
+                    | Mixer::LatentAttention(_)
+                    | Mixer::ShortConv(_)
+                    | Mixer::Mamba(_)
+                    | Mixer::Mamba2(_)
+                    | Mixer::AttentionAndMamba2(_)
+                    | Mixer::DeltaRule(_)
+                    | Mixer::Rwkv6(_)
+                    | Mixer::Rwkv7(_)
+                    | Mixer::None,
+                    _,
+                    _,
+                ) => {
                     panic!("the weights are those of the layers: both were made from one description")
                 }
+            }
+            // What attends has dropped the rows that nobody asked for before it did.
+            if last && tokens.iter().any(|t| !t.logits) {
+                self.keep_wanted_rows(&mut tokens);
             }
             if tokens.is_empty() {
                 self.pool.watch().advance(n_tokens);
                 return;
             }
-            let out = match &w.mixer {
-                MixerWeights::Attention(w) => &w.out,
-                MixerWeights::LatentAttention(w) => &w.out,
-                MixerWeights::ShortConv(w) => &w.out,
-            };
-            self.finish_layer(i, layer, w, out);
+            self.finish_layer(i, layer, w);
             if self.pool.is_cancelled() {
                 return;
             }
@@ -248,13 +270,7 @@ impl Run<'_> {
 
     /// The mixer's way back into the residual stream, from attention's result on, the feed-forward, and what else the layer
     /// does.
-    fn finish_layer(
-        &mut self,
-        i: usize,
-        layer: &LayerSpec,
-        w: &LayerWeights<PreparedLinear>,
-        mixer_out: &PreparedLinear,
-    ) {
+    fn finish_layer(&mut self, i: usize, layer: &LayerSpec, w: &LayerWeights<PreparedLinear>) {
         let scale = match layer.residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => 1.0,
@@ -262,11 +278,13 @@ impl Run<'_> {
         let parallel = layer.residual == Residual::Parallel;
         let mixer_post = layer.mixer_post_norm.as_ref().zip(w.mixer_post_norm.as_ref());
         let straight = scale == 1.0 && mixer_post.is_none() && !(parallel && layer.feed_forward_norm.is_some());
-        self.product(mixer_out, Input::Att, straight);
-        self.lap("matmul_attn_output");
+        if let Some(out) = w.mixer.out() {
+            self.product(out, Input::Att, straight);
+            self.lap("matmul_attn_output");
+        }
         // Side by side: what the feed-forward reads does not have it yet.
         let waits = (!straight && parallel).then(|| std::mem::take(&mut self.s.result));
-        if !straight && !parallel {
+        if w.mixer.out().is_some() && !straight && !parallel {
             self.add_result(mixer_post, scale);
         }
         self.add_laurel();
@@ -279,8 +297,8 @@ impl Run<'_> {
         }
         let post = layer.feed_forward_post_norm.as_ref().zip(w.feed_forward_post_norm.as_ref());
         let straight = scale == 1.0 && post.is_none();
-        self.feed_forward(&layer.feed_forward, &w.feed_forward, straight);
-        if !straight {
+        let something = self.feed_forward(&layer.feed_forward, &w.feed_forward, straight);
+        if something && !straight {
             self.add_result(post, scale);
         }
         if let Some(mixer) = waits {

@@ -1,5 +1,7 @@
 //! Recurrent states of all layers, in slots that the sequences' [`PageTable`](metal_attention_model::PageTable) names.
 
+use std::ops::Range;
+
 use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 
 use crate::kv_cache::zeroed;
@@ -45,26 +47,37 @@ impl SharedStates<'_> {
     /// # Safety
     ///
     /// Nobody else uses these elements of the two slots; segments of a sequence come one after the other.
-    pub(crate) unsafe fn begin(
-        &self,
-        layer: usize,
-        segment: &Segment,
-        row: usize,
-        part: &std::ops::Range<usize>,
-    ) -> *mut f32 {
-        let range = self.layout.of_layer(layer);
-        assert!(part.start <= part.end && part.end <= row && range.len().is_multiple_of(row), "a part of whole rows");
-        let at = |slot: u32| slot as usize * self.layout.n_elements() + range.start;
-        if segment.from != segment.to {
-            for start in (0..range.len()).step_by(row) {
-                // SAFETY: as the caller vouches; the two slots differ.
-                let (from, to) = unsafe {
-                    let of = |slot| self.slots.slice(at(slot) + start + part.start, part.len());
-                    (of(segment.from), of(segment.to))
-                };
-                to.copy_from_slice(from);
-            }
+    pub(crate) unsafe fn begin(&self, layer: usize, segment: &Segment, row: usize, part: &Range<usize>) -> *mut f32 {
+        let n = self.layout.of_layer(layer).len();
+        assert!(part.start <= part.end && part.end <= row && n.is_multiple_of(row), "a part of whole rows");
+        for start in (0..n).step_by(row) {
+            // SAFETY: as the caller vouches.
+            unsafe { self.begin_part(layer, segment, start + part.start..start + part.end) };
         }
-        self.slots.at(at(segment.to))
+        self.slots.at(self.start(layer, segment.to))
+    }
+
+    /// Elements `part` of the state of layer `layer` that `segment` makes of the state before it: so far that one's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`begin`](Self::begin).
+    #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
+    pub(crate) unsafe fn begin_part(&self, layer: usize, segment: &Segment, part: Range<usize>) -> &mut [f32] {
+        assert!(part.start <= part.end && part.end <= self.layout.of_layer(layer).len(), "a part of the state");
+        // SAFETY: as the caller vouches; the two slots differ where both are looked at.
+        unsafe {
+            let of = |slot| self.slots.slice(self.start(layer, slot) + part.start, part.len());
+            let to: &mut [f32] = of(segment.to);
+            if segment.from != segment.to {
+                to.copy_from_slice(of(segment.from));
+            }
+            to
+        }
+    }
+
+    /// Where the state of layer `layer` begins in a slot.
+    fn start(&self, layer: usize, slot: u32) -> usize {
+        slot as usize * self.layout.n_elements() + self.layout.of_layer(layer).start
     }
 }

@@ -35,6 +35,9 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// Whether files of the family have one matrix for Q, K and V, `attn_qkv`. Either form is read.
     pub fused_qkv: bool,
+    /// Whether `attn_q` gives each head a gate after its query, `[n_head, 2 * head_dim]`, whose sigmoid multiplies the
+    /// head's result (Qwen 3.5).
+    pub output_gate: bool,
 }
 
 impl AttentionSpec {

@@ -1,6 +1,6 @@
 //! How far back the layers of a model look, and so how many pages of keys and values they need.
 
-use crate::{Cached, Capacity, LayerSpec, Mask, Mixer, ModelSpec, PAGE, StateLayout};
+use crate::{Cached, Capacity, LayerSpec, Mask, ModelSpec, PAGE, StateLayout};
 
 /// Layers that look equally far back, and so need the same positions of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,10 +61,10 @@ impl CacheGroups {
     /// Those of `spec`, in a cache that has room for so much.
     pub fn new(spec: &ModelSpec, room: Capacity) -> Self {
         let room = Capacity { n_ubatch: room.n_tokens(spec), ..room };
-        let of_layer = |i: usize| match &spec.layers[i].mixer {
+        let of_layer = |i: usize| match spec.layers[i].mixer.attention() {
             // Texts that are evaluated whole may be longer than a micro-batch.
-            Mixer::Attention(a) if spec.is_causal() => a.mask,
-            Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) => Mask::Causal,
+            Some(a) if spec.is_causal() => a.mask,
+            Some(_) | None => Mask::Causal,
         };
         let read_by = |i: usize| spec.layers[i].mixer.cache_of(i);
         // Of all layers that read a cache.

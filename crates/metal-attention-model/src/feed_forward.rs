@@ -1,6 +1,7 @@
 //! The parts of feed-forwards.
 
 use crate::Norm;
+use crate::recurrent::ChannelMixSpec;
 
 /// What works on each token alone.
 #[derive(Debug, Clone, PartialEq)]
@@ -9,6 +10,20 @@ pub enum FeedForward {
     Dense(Dense),
     /// Each token goes to a few of many.
     Experts(Box<Experts>),
+    /// The input is mixed with that of the token before, which is a recurrent state (RWKV).
+    ChannelMix(ChannelMixSpec),
+    /// Nothing: the layer has a mixer alone (Mamba).
+    None,
+}
+
+impl FeedForward {
+    /// F32 elements of the state that it keeps of each sequence; 0 where it keeps none.
+    pub fn state_elements(&self) -> usize {
+        match self {
+            Self::Dense(_) | Self::Experts(_) | Self::None => 0,
+            Self::ChannelMix(mix) => mix.state_elements(),
+        }
+    }
 }
 
 /// `down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))` where gated (arXiv 2002.05202).

@@ -41,18 +41,21 @@ pub use lookahead::{Lookahead, is_decode};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
-pub use recurrent::{ShortConvSpec, StateLayout};
+pub use recurrent::{
+    ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, Mamba2Spec, Mamba2Weights, MambaSpec,
+    MambaWeights, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec, ShortConvWeights, StateLayout,
+};
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use shapes::{Key, ModelShape, RopeStretch};
 pub use spec::{
-    Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output,
-    PerLayerEmbedding, Pooling, Residual, Streams,
+    AttentionAndMamba2Spec, Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm,
+    NormKind, Output, PerLayerEmbedding, Pooling, Residual, Streams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
 pub use watch::Watch;
 pub use weights::{
-    AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights, FeedForwardWeights, LatentAttentionWeights,
-    LayerStreams, LayerWeights, Linear, MixerWeights, NormWeights, PerLayerTables, PerLayerWeights, ShortConvWeights,
-    StreamsWeights, Weights,
+    AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights, FeedForwardWeights,
+    LatentAttentionWeights, LayerStreams, LayerWeights, Linear, MixerWeights, NormWeights, PerLayerTables,
+    PerLayerWeights, StreamsWeights, Weights,
 };

@@ -9,7 +9,7 @@ use crate::architectures;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec};
 use crate::feed_forward::FeedForward;
 use crate::keys::Keys;
-use crate::recurrent::ShortConvSpec;
+use crate::recurrent::{DeltaRuleSpec, Mamba2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec, ShortConvSpec};
 use crate::{ModelError, Rope};
 
 /// Everything about a model except its weights.
@@ -162,6 +162,29 @@ pub enum Mixer {
     LatentAttention(LatentAttentionSpec),
     /// A gated short convolution, with a recurrent state (LFM2).
     ShortConv(ShortConvSpec),
+    /// A selective state space (Mamba).
+    Mamba(MambaSpec),
+    /// A selective state space with one decay a head (Mamba-2).
+    Mamba2(Mamba2Spec),
+    /// Attention and Mamba-2 side by side over the same input; their results are added (Falcon-H1).
+    AttentionAndMamba2(Box<AttentionAndMamba2Spec>),
+    /// The gated delta rule (Qwen 3.5).
+    DeltaRule(DeltaRuleSpec),
+    /// The time mix of RWKV-6.
+    Rwkv6(Rwkv6Spec),
+    /// The time mix of RWKV-7.
+    Rwkv7(Rwkv7Spec),
+    /// Nothing: the layer has a feed-forward alone (Nemotron-H).
+    None,
+}
+
+/// Attention and Mamba-2 over the same input.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionAndMamba2Spec {
+    /// The attention.
+    pub attention: AttentionSpec,
+    /// The state space.
+    pub mamba2: Mamba2Spec,
 }
 
 /// What comes of the last layer's state.
@@ -251,10 +274,8 @@ impl ModelSpec {
 
     /// Whether a token sees no token after it, in any layer: texts can be evaluated piece by piece.
     pub fn is_causal(&self) -> bool {
-        self.layers.iter().all(|layer| match &layer.mixer {
-            Mixer::Attention(a) => a.mask.is_causal(),
-            Mixer::LatentAttention(_) | Mixer::ShortConv(_) => true,
-        })
+        // Latent attention and recurrences always are.
+        self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
     /// Elements that one token adds to the KV cache, over all layers, keys and values together.
@@ -279,45 +300,88 @@ pub struct Cached {
 }
 
 impl Mixer {
+    /// Its softmax attention, where it has some: alone, or beside something else.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        match self {
+            Self::Attention(a) => Some(a),
+            Self::AttentionAndMamba2(both) => Some(&both.attention),
+            Self::LatentAttention(_)
+            | Self::ShortConv(_)
+            | Self::Mamba(_)
+            | Self::Mamba2(_)
+            | Self::DeltaRule(_)
+            | Self::Rwkv6(_)
+            | Self::Rwkv7(_)
+            | Self::None => None,
+        }
+    }
+
+    /// Its latent attention, where it is that.
+    pub fn latent_attention(&self) -> Option<&LatentAttentionSpec> {
+        match self {
+            Self::LatentAttention(a) => Some(a),
+            Self::Attention(_)
+            | Self::AttentionAndMamba2(_)
+            | Self::ShortConv(_)
+            | Self::Mamba(_)
+            | Self::Mamba2(_)
+            | Self::DeltaRule(_)
+            | Self::Rwkv6(_)
+            | Self::Rwkv7(_)
+            | Self::None => None,
+        }
+    }
+
     /// The rotation of queries and keys, where there is one.
     pub fn rope(&self) -> Option<&Rope> {
-        match self {
-            Self::Attention(a) => a.rope(),
-            Self::LatentAttention(a) => Some(&a.rope),
-            Self::ShortConv(_) => None,
+        match (self.attention(), self.latent_attention()) {
+            (Some(a), _) => a.rope(),
+            (None, Some(a)) => Some(&a.rope),
+            (None, None) => None,
         }
     }
 
     /// The layer whose keys and values are read, for the mixer of layer `i`: itself or an earlier one. `None` where none are.
     pub fn cache_of(&self, i: usize) -> Option<usize> {
-        match self {
-            Self::Attention(a) => match a.kv {
+        match (self.attention(), self.latent_attention()) {
+            (Some(a), _) => match a.kv {
                 KvSource::Own | KvSource::KeysAsValues => Some(i),
                 KvSource::Layer(layer) => Some(layer),
             },
-            Self::LatentAttention(_) => Some(i),
-            Self::ShortConv(_) => None,
+            (None, Some(_)) => Some(i),
+            (None, None) => None,
         }
     }
 
     /// What the layer adds to the KV cache for each token; `None` where it reads another layer's, or none.
     pub fn cached(&self) -> Option<Cached> {
-        match self {
-            Self::Attention(a) => {
+        match (self.attention(), self.latent_attention()) {
+            (Some(a), _) => {
                 a.owns_cache().then_some(Cached { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
             }
-            Self::LatentAttention(a) => {
-                Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.rope.n_rot, value_dim: a.kv_rank })
-            }
-            Self::ShortConv(_) => None,
+            (None, Some(a)) => Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.rope.n_rot, value_dim: a.kv_rank }),
+            (None, None) => None,
         }
     }
 
-    /// F32 elements of the state that the layer keeps of each sequence, however long it is; 0 where it keeps none.
+    /// F32 elements of the state that it keeps of each sequence, however long it is; 0 where it keeps none.
     pub fn state_elements(&self) -> usize {
         match self {
-            Self::Attention(_) | Self::LatentAttention(_) => 0,
+            Self::Attention(_) | Self::LatentAttention(_) | Self::None => 0,
             Self::ShortConv(conv) => conv.state_elements(),
+            Self::Mamba(mamba) => mamba.state_elements(),
+            Self::Mamba2(mamba) => mamba.state_elements(),
+            Self::AttentionAndMamba2(both) => both.mamba2.state_elements(),
+            Self::DeltaRule(rule) => rule.state_elements(),
+            Self::Rwkv6(mix) => mix.state_elements(),
+            Self::Rwkv7(mix) => mix.state_elements(),
         }
+    }
+}
+
+impl LayerSpec {
+    /// F32 elements of the state that the layer keeps of each sequence: the mixer's, and after it the feed-forward's.
+    pub fn state_elements(&self) -> usize {
+        self.mixer.state_elements().saturating_add(self.feed_forward.state_elements())
     }
 }

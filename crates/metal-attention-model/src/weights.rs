@@ -11,7 +11,10 @@ use metal_attention_gguf::Tensor;
 use crate::Rope;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec, NormOver, QkNorm};
 use crate::feed_forward::{Dense, Experts, FeedForward};
-use crate::recurrent::ShortConvSpec;
+use crate::recurrent::{
+    ChannelMixWeights, DeltaRuleWeights, Mamba2Weights, MambaWeights, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
+    channel_mix, delta_rule, mamba, mamba2, rwkv6, rwkv7, short_conv,
+};
 use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Residual};
 use crate::tensors::{Need, Shape, Source};
 
@@ -127,12 +130,35 @@ pub enum MixerWeights<L = Linear> {
     LatentAttention(LatentAttentionWeights<L>),
     /// Of a short convolution.
     ShortConv(ShortConvWeights<L>),
+    /// Of Mamba.
+    Mamba(MambaWeights<L>),
+    /// Of Mamba-2.
+    Mamba2(Mamba2Weights<L>),
+    /// Of attention and Mamba-2 side by side.
+    AttentionAndMamba2(Box<AttentionAndMamba2Weights<L>>),
+    /// Of a gated delta rule.
+    DeltaRule(DeltaRuleWeights<L>),
+    /// Of RWKV-6's time mix.
+    Rwkv6(Rwkv6Weights<L>),
+    /// Of RWKV-7's time mix.
+    Rwkv7(Rwkv7Weights<L>),
+    /// None.
+    None,
+}
+
+/// Weights of attention and Mamba-2 side by side.
+#[derive(Debug, Clone)]
+pub struct AttentionAndMamba2Weights<L = Linear> {
+    /// Of the attention.
+    pub attention: AttentionWeights<L>,
+    /// Of the state space.
+    pub mamba2: Mamba2Weights<L>,
 }
 
 /// Weights of an attention mixer.
 #[derive(Debug, Clone)]
 pub struct AttentionWeights<L = Linear> {
-    /// Queries, `[n_head * head_dim, n_embd]`.
+    /// Queries, `[n_head * head_dim, n_embd]`; each head's gate after it where there is one, `[n_head * 2 * head_dim, n_embd]`.
     pub q: L,
     /// Keys, `[n_head_kv * head_dim, n_embd]`; none where another layer's cache is read.
     pub k: Option<L>,
@@ -167,17 +193,6 @@ pub struct LatentAttentionWeights<L = Linear> {
     pub out: L,
 }
 
-/// Weights of a short convolution.
-#[derive(Debug, Clone)]
-pub struct ShortConvWeights<L = Linear> {
-    /// Both gates and the input, `b`, `c` and `x` one below the other, `[3 * width, n_embd]`.
-    pub input: L,
-    /// Factors of each channel, those of the oldest token first, `[n_tap, width]`.
-    pub taps: Vec<f32>,
-    /// Output, `[n_embd, width]`.
-    pub out: L,
-}
-
 /// Weights of a feed-forward.
 #[derive(Debug, Clone)]
 pub enum FeedForwardWeights<L = Linear> {
@@ -185,6 +200,10 @@ pub enum FeedForwardWeights<L = Linear> {
     Dense(DenseWeights<L>),
     /// Experts.
     Experts(Box<ExpertsWeights<L>>),
+    /// Of RWKV's channel mix.
+    ChannelMix(ChannelMixWeights<L>),
+    /// None.
+    None,
 }
 
 /// Weights of a dense feed-forward, or of one expert.
@@ -288,15 +307,7 @@ impl<L> LayerWeights<L> {
     /// The same with `f` of every matrix.
     pub fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<LayerWeights<M>, E> {
         let mixer = match &self.mixer {
-            MixerWeights::Attention(a) => MixerWeights::Attention(AttentionWeights {
-                q: f(&a.q)?,
-                k: a.k.as_ref().map(&mut *f).transpose()?,
-                v: a.v.as_ref().map(&mut *f).transpose()?,
-                out: f(&a.out)?,
-                q_norm: a.q_norm.clone(),
-                k_norm: a.k_norm.clone(),
-                sinks: a.sinks.clone(),
-            }),
+            MixerWeights::Attention(a) => MixerWeights::Attention(a.map(f)?),
             MixerWeights::LatentAttention(a) => {
                 let q_a = match &a.q_a {
                     Some((linear, norm)) => Some((f(linear)?, norm.clone())),
@@ -312,11 +323,17 @@ impl<L> LayerWeights<L> {
                     out: f(&a.out)?,
                 })
             }
-            MixerWeights::ShortConv(conv) => MixerWeights::ShortConv(ShortConvWeights {
-                input: f(&conv.input)?,
-                taps: conv.taps.clone(),
-                out: f(&conv.out)?,
-            }),
+            MixerWeights::ShortConv(conv) => MixerWeights::ShortConv(conv.map(f)?),
+            MixerWeights::Mamba(mamba) => MixerWeights::Mamba(mamba.map(f)?),
+            MixerWeights::Mamba2(mamba) => MixerWeights::Mamba2(mamba.map(f)?),
+            MixerWeights::AttentionAndMamba2(both) => {
+                let (attention, mamba2) = (both.attention.map(f)?, both.mamba2.map(f)?);
+                MixerWeights::AttentionAndMamba2(Box::new(AttentionAndMamba2Weights { attention, mamba2 }))
+            }
+            MixerWeights::DeltaRule(rule) => MixerWeights::DeltaRule(rule.map(f)?),
+            MixerWeights::Rwkv6(mix) => MixerWeights::Rwkv6(mix.map(f)?),
+            MixerWeights::Rwkv7(mix) => MixerWeights::Rwkv7(mix.map(f)?),
+            MixerWeights::None => MixerWeights::None,
         };
         let streams = match &self.streams {
             Some(s) => Some(LayerStreams {
@@ -343,6 +360,8 @@ impl<L> LayerWeights<L> {
                 shared_gate: e.shared_gate.clone(),
                 own_norms: e.own_norms.clone(),
             })),
+            FeedForwardWeights::ChannelMix(mix) => FeedForwardWeights::ChannelMix(mix.map(f)?),
+            FeedForwardWeights::None => FeedForwardWeights::None,
         };
         let per_layer = match &self.per_layer {
             Some(p) => Some(PerLayerWeights { gate: f(&p.gate)?, proj: f(&p.proj)?, post_norm: p.post_norm.clone() }),
@@ -360,6 +379,38 @@ impl<L> LayerWeights<L> {
             streams,
             output_scale: self.output_scale,
         })
+    }
+}
+
+impl<L> AttentionWeights<L> {
+    fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<AttentionWeights<M>, E> {
+        Ok(AttentionWeights {
+            q: f(&self.q)?,
+            k: self.k.as_ref().map(&mut *f).transpose()?,
+            v: self.v.as_ref().map(&mut *f).transpose()?,
+            out: f(&self.out)?,
+            q_norm: self.q_norm.clone(),
+            k_norm: self.k_norm.clone(),
+            sinks: self.sinks.clone(),
+        })
+    }
+}
+
+impl<L> MixerWeights<L> {
+    /// The matrix of its output, `[n_embd, ..]`; the last one where there are two. `None` where there is no mixer.
+    pub fn out(&self) -> Option<&L> {
+        match self {
+            Self::Attention(w) => Some(&w.out),
+            Self::LatentAttention(w) => Some(&w.out),
+            Self::ShortConv(w) => Some(&w.out),
+            Self::Mamba(w) => Some(&w.out),
+            Self::Mamba2(w) => Some(&w.out),
+            Self::AttentionAndMamba2(both) => Some(&both.attention.out),
+            Self::DeltaRule(w) => Some(&w.out),
+            Self::Rwkv6(w) => Some(&w.out),
+            Self::Rwkv7(w) => Some(&w.out),
+            Self::None => None,
+        }
     }
 }
 
@@ -516,13 +567,28 @@ impl<S: Source> Builder<'_, S> {
         let mixer = match mixer {
             Mixer::Attention(a) => MixerWeights::Attention(self.attention(a, &p, n_embd)?),
             Mixer::LatentAttention(a) => MixerWeights::LatentAttention(self.latent_attention(a, &p, n_embd)?),
-            Mixer::ShortConv(conv) => MixerWeights::ShortConv(self.short_conv(*conv, &p, n_embd)?),
+            Mixer::ShortConv(conv) => MixerWeights::ShortConv(short_conv::build(self.source, *conv, &p, n_embd)?),
+            Mixer::Mamba(spec) => MixerWeights::Mamba(mamba::build(self.source, spec, &p, n_embd)?),
+            Mixer::Mamba2(spec) => MixerWeights::Mamba2(mamba2::build(self.source, spec, &p, n_embd)?),
+            Mixer::AttentionAndMamba2(both) => {
+                let attention = self.attention(&both.attention, &p, n_embd)?;
+                let mamba2 = mamba2::build(self.source, &both.mamba2, &p, n_embd)?;
+                MixerWeights::AttentionAndMamba2(Box::new(AttentionAndMamba2Weights { attention, mamba2 }))
+            }
+            Mixer::DeltaRule(spec) => MixerWeights::DeltaRule(delta_rule::build(self.source, spec, &p, n_embd)?),
+            Mixer::Rwkv6(spec) => MixerWeights::Rwkv6(rwkv6::build(self.source, spec, &p, n_embd)?),
+            Mixer::Rwkv7(spec) => MixerWeights::Rwkv7(rwkv7::build(self.source, spec, &p, n_embd)?),
+            Mixer::None => MixerWeights::None,
         };
         let mixer_post_norm = self.norm(*mixer_post_norm, &p, n_embd)?;
         let feed_forward_norm = self.norm(*feed_forward_norm, &p, n_embd)?;
         let feed_forward = match feed_forward {
             FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.dense(dense, &p, "", n_embd)?),
             FeedForward::Experts(e) => FeedForwardWeights::Experts(Box::new(self.experts(e, &p, n_embd)?)),
+            FeedForward::ChannelMix(mix) => {
+                FeedForwardWeights::ChannelMix(channel_mix::build(self.source, mix, &p, n_embd)?)
+            }
+            FeedForward::None => FeedForwardWeights::None,
         };
         let feed_forward_post_norm = self.norm(*feed_forward_post_norm, &p, n_embd)?;
         let sum_norms = match residual {
@@ -578,7 +644,8 @@ impl<S: Source> Builder<'_, S> {
         p: &str,
         n_embd: usize,
     ) -> Result<AttentionWeights<S::Linear>, S::Error> {
-        let (n_q, n_kv) = (a.n_head * a.head_dim, a.n_head_kv * a.head_dim);
+        let n_gate = if a.output_gate { a.n_head * a.head_dim } else { 0 };
+        let (n_q, n_kv) = (a.n_head * a.head_dim + n_gate, a.n_head_kv * a.head_dim);
         let bias = if a.qkv_bias { Need::Required } else { Need::Optional };
         let (q, k, v) = match a.kv {
             KvSource::Own => {
@@ -610,7 +677,7 @@ impl<S: Source> Builder<'_, S> {
         };
         let sinks = if a.sinks { Need::Required } else { Need::None };
         let sinks = self.source.vector(&format!("{p}attn_sinks.weight"), a.n_head, sinks)?;
-        let out = self.linear(&format!("{p}attn_output"), [n_q, n_embd])?;
+        let out = self.linear(&format!("{p}attn_output"), [a.n_head * a.head_dim, n_embd])?;
         Ok(AttentionWeights { q, k, v, out, q_norm, k_norm, sinks })
     }
 
@@ -635,21 +702,6 @@ impl<S: Source> Builder<'_, S> {
         let (k_b, v_b) = self.source.expansions(p, a)?;
         let out = self.linear(&format!("{p}attn_output"), [a.n_head * a.value_dim, n_embd])?;
         Ok(LatentAttentionWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, out })
-    }
-
-    fn short_conv(
-        &mut self,
-        ShortConvSpec { width, n_tap }: ShortConvSpec,
-        p: &str,
-        n_embd: usize,
-    ) -> Result<ShortConvWeights<S::Linear>, S::Error> {
-        let of_channels = self.source.channels(&format!("{p}shortconv.conv.weight"), n_tap, width)?;
-        let taps = (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect();
-        Ok(ShortConvWeights {
-            input: self.matrix(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width])?,
-            taps,
-            out: self.matrix(&format!("{p}shortconv.out_proj"), [width, n_embd])?,
-        })
     }
 
     fn dense(

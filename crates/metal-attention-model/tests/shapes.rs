@@ -65,10 +65,19 @@ fn metadata_read_back_as_the_shape() {
                 }
                 Mixer::LatentAttention(a) => assert_eq!((a.n_head, a.head_dim()), (shape.n_head, shape.head_dim)),
                 Mixer::ShortConv(conv) => assert_eq!((conv.width, conv.n_tap), (shape.n_embd, 3)),
+                Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None => assert!(layer.state_elements() > 0 || layer.feed_forward != FeedForward::None),
             }
             match &layer.feed_forward {
                 FeedForward::Dense(dense) => assert_eq!(dense.n_ff, shape.n_ff),
                 FeedForward::Experts(e) => assert!(e.n_used < e.n_expert && e.expert.n_ff <= shape.n_ff),
+                FeedForward::ChannelMix(mix) => assert_eq!(mix.width, shape.n_ff),
+                FeedForward::None => {}
             }
         }
     }

@@ -88,6 +88,7 @@ fn the_models_of_the_repository_are_what_their_notes_say() {
             temperature: None,
             qkv_bias: false,
             fused_qkv: false,
+            output_gate: false,
         }
     );
     assert_eq!(s.layers[0].feed_forward, silu(172));

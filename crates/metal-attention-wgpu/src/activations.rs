@@ -68,7 +68,15 @@ impl Widths {
             }
             match &layer.mixer {
                 // What is refused needs nothing.
-                Mixer::Attention(_) | Mixer::ShortConv(_) => {}
+                Mixer::Attention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None => {}
                 Mixer::LatentAttention(a) => {
                     let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, rope, .. } = a;
                     widen(&mut w.qkv, n_head * a.head_dim());
@@ -78,6 +86,7 @@ impl Widths {
                 }
             }
             match &layer.feed_forward {
+                FeedForward::None | FeedForward::ChannelMix(_) => {}
                 FeedForward::Dense(dense) => {
                     widen(&mut w.gate_up, dense.n_ff * if dense.gated { 2 } else { 1 });
                     widen(&mut w.gated, dense.n_ff);
@@ -207,7 +216,7 @@ pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
     let mut shapes = Vec::new();
     for layer in &spec.layers {
         match &layer.feed_forward {
-            FeedForward::Dense(_) => {}
+            FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => {}
             FeedForward::Experts(e) => {
                 let shape = ExpertsShape::new(e, spec.n_embd);
                 if !shapes.contains(&shape) {

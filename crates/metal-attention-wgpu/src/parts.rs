@@ -52,12 +52,21 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             qk_norm: Some(QkNorm { over: NormOver::Row, after_rope: true, kind: _, eps: _ }),
             ..
         }) => return Err("norms of whole rows of queries and keys after RoPE"),
+        Mixer::Attention(AttentionSpec { output_gate: true, .. }) => return Err("gates of attention's output"),
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
         Mixer::ShortConv(_) => return Err(SHORT_CONV),
+        Mixer::Mamba(_) => return Err("Mamba"),
+        Mixer::Mamba2(_) => return Err("Mamba-2"),
+        Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
+        Mixer::DeltaRule(_) => return Err("the gated delta rule"),
+        Mixer::Rwkv6(_) => return Err("RWKV-6"),
+        Mixer::Rwkv7(_) => return Err("RWKV-7"),
+        Mixer::None => return Err("layers without a mixer"),
     }
     match feed_forward {
-        FeedForward::Dense(_) => Ok(()),
+        FeedForward::Dense(_) | FeedForward::None => Ok(()),
         FeedForward::Experts(e) => experts(e),
+        FeedForward::ChannelMix(_) => Err("RWKV's channel mix"),
     }
 }
 
@@ -105,6 +114,16 @@ impl MixerKernels {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::ShortConv(_), _) => panic!("a model with {SHORT_CONV} is refused before its kernels are chosen"),
+            (
+                Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None,
+                _,
+            ) => panic!("a model with such layers is refused before its kernels are chosen"),
             (Mixer::Attention(_) | Mixer::LatentAttention(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
@@ -134,6 +153,7 @@ impl MixerKernels {
             temperature,
             qkv_bias: _,
             fused_qkv: _,
+            output_gate: _,
         } = *a;
         let (rope, slopes) = match positions {
             Positions::None => (None, false),
@@ -258,6 +278,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         temperature,
         qkv_bias: _,
         fused_qkv: _,
+        output_gate: _,
     } = *a;
     let window = match mask {
         Mask::Causal => None,
@@ -365,18 +386,26 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {
             Some(PlainLayer { attention, n_ff: *n_ff, norm_eps: mixer_norm.eps })
         }
-        FeedForward::Dense(_) | FeedForward::Experts(_) => None,
+        FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => None,
     }
 }
 
 fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
     let attention = match &w.mixer {
         MixerWeights::Attention(a) => a,
-        MixerWeights::LatentAttention(_) | MixerWeights::ShortConv(_) => return None,
+        MixerWeights::LatentAttention(_)
+        | MixerWeights::ShortConv(_)
+        | MixerWeights::Mamba(_)
+        | MixerWeights::Mamba2(_)
+        | MixerWeights::AttentionAndMamba2(_)
+        | MixerWeights::DeltaRule(_)
+        | MixerWeights::Rwkv6(_)
+        | MixerWeights::Rwkv7(_)
+        | MixerWeights::None => return None,
     };
     let DenseWeights { gate, up, down } = match &w.feed_forward {
         FeedForwardWeights::Dense(dense) => dense,
-        FeedForwardWeights::Experts(_) => return None,
+        FeedForwardWeights::Experts(_) | FeedForwardWeights::ChannelMix(_) | FeedForwardWeights::None => return None,
     };
     let without_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_none());
     if !without_bias(&w.mixer_norm) || !without_bias(&w.feed_forward_norm) {

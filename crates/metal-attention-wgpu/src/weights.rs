@@ -87,6 +87,8 @@ pub(super) enum GpuFeedForward {
     Dense(GpuDense),
     /// Experts.
     Experts(Box<GpuExperts>),
+    /// None.
+    None,
 }
 
 /// Weights of a mixture of experts.
@@ -278,8 +280,14 @@ impl GpuLayer {
             (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
                 GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, arena)?))
             }
-            (FeedForward::Dense(_), FeedForwardWeights::Experts(_))
-            | (FeedForward::Experts(_), FeedForwardWeights::Dense(_)) => {
+            (FeedForward::None, FeedForwardWeights::None) => GpuFeedForward::None,
+            (
+                FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
+                FeedForwardWeights::Dense(_)
+                | FeedForwardWeights::Experts(_)
+                | FeedForwardWeights::ChannelMix(_)
+                | FeedForwardWeights::None,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
@@ -329,7 +337,7 @@ impl GpuLayer {
                     down: &dense.down.weight,
                 })
             }
-            (GpuMixer::Latent { .. }, _) | (_, GpuFeedForward::Experts(_)) => None,
+            (GpuMixer::Latent { .. }, _) | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
         }
     }
 }
@@ -382,6 +390,16 @@ impl GpuMixer {
                 })
             }
             (Mixer::ShortConv(_), _) => Err(GpuError::UnsupportedPart { part: SHORT_CONV }),
+            (
+                Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None,
+                _,
+            ) => panic!("a model with such layers is refused before its weights are uploaded"),
             (Mixer::Attention(_) | Mixer::LatentAttention(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }

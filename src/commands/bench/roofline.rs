@@ -160,11 +160,11 @@ fn matrices(model: &Model) -> Vec<(&metal_attention::gguf::Tensor, f64)> {
     let mut all = Vec::new();
     for (layer, w) in model.spec().layers.iter().zip(&model.weights().layers) {
         let share = match &layer.feed_forward {
-            FeedForward::Dense(_) => 1.0,
+            FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => 1.0,
             FeedForward::Experts(e) => e.n_used as f64 / e.n_expert as f64,
         };
         let is_expert = |linear: &Linear| match &w.feed_forward {
-            FeedForwardWeights::Dense(_) => false,
+            FeedForwardWeights::Dense(_) | FeedForwardWeights::ChannelMix(_) | FeedForwardWeights::None => false,
             FeedForwardWeights::Experts(e) => e.experts.iter().any(|expert| expert.has(linear)),
         };
         all.extend(w.linears().into_iter().map(|l| (&l.weight, if is_expert(l) { share } else { 1.0 })));

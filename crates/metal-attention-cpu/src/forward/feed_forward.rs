@@ -9,16 +9,29 @@ use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
 impl Run<'_> {
-    /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was.
-    pub(super) fn feed_forward(&mut self, spec: &FeedForward, w: &FeedForwardWeights<PreparedLinear>, to_stream: bool) {
+    /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was; whether there is one.
+    pub(super) fn feed_forward(
+        &mut self,
+        spec: &FeedForward,
+        w: &FeedForwardWeights<PreparedLinear>,
+        to_stream: bool,
+    ) -> bool {
         match (spec, w) {
             (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_stream),
             (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_stream),
-            (FeedForward::Dense(_), FeedForwardWeights::Experts(_))
-            | (FeedForward::Experts(_), FeedForwardWeights::Dense(_)) => {
+            (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => self.channel_mix(mix, w, to_stream),
+            (FeedForward::None, FeedForwardWeights::None) => return false,
+            (
+                FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
+                FeedForwardWeights::Dense(_)
+                | FeedForwardWeights::Experts(_)
+                | FeedForwardWeights::ChannelMix(_)
+                | FeedForwardWeights::None,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
+        true
     }
 
     /// `down(activation(gate(h)) * up(h))`.

@@ -58,6 +58,7 @@ pub(super) fn attention(
         temperature: None,
         qkv_bias: false,
         fused_qkv: false,
+        output_gate: false,
     }))
 }
 
@@ -107,11 +108,19 @@ pub(super) fn check_heads(k: &Keys<'_>, n_head: usize, head_dim: usize) -> Resul
 }
 
 impl ModelSpec {
-    /// The attention of every layer, with its number; layers with another mixer are left out.
+    /// The attention of every layer, with its number; layers without are left out.
     pub(super) fn attention_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionSpec)> {
         self.layers.iter_mut().enumerate().filter_map(|(i, layer)| match &mut layer.mixer {
             Mixer::Attention(a) => Some((i, a)),
-            Mixer::LatentAttention(_) | Mixer::ShortConv(_) => None,
+            Mixer::AttentionAndMamba2(both) => Some((i, &mut both.attention)),
+            Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => None,
         })
     }
 
@@ -119,7 +128,7 @@ impl ModelSpec {
     pub(super) fn dense_mut(&mut self) -> impl Iterator<Item = &mut Dense> {
         self.layers.iter_mut().filter_map(|layer| match &mut layer.feed_forward {
             FeedForward::Dense(dense) => Some(dense),
-            FeedForward::Experts(_) => None,
+            FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => None,
         })
     }
 

@@ -15,7 +15,7 @@ enum Given<'a> {
     Gated(&'a GpuLinear),
     /// A sum that lies there.
     Sum(&'a Buffer),
-    /// Nothing more: it is in the residual stream.
+    /// Nothing more: it is in the residual stream, or there is none.
     Added,
 }
 
@@ -108,8 +108,11 @@ impl PlanBuilder<'_> {
                 self.experts(d, e, w, input, sum, added)?;
                 Ok(if added { Given::Added } else { Given::Sum(sum) })
             }
-            (FeedForward::Dense(_), GpuFeedForward::Experts(_))
-            | (FeedForward::Experts(_), GpuFeedForward::Dense(_)) => {
+            (FeedForward::None, GpuFeedForward::None) => Ok(Given::Added),
+            (
+                FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
+                GpuFeedForward::Dense(_) | GpuFeedForward::Experts(_) | GpuFeedForward::None,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
@@ -119,7 +122,7 @@ impl PlanBuilder<'_> {
     /// one token take the norm on the way, but for a shared expert, which comes after others were added to the stream.
     fn feed_forward_shares_input(&self, i: usize) -> bool {
         match &self.spec.layers[i].feed_forward {
-            FeedForward::Dense(_) => false,
+            FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => false,
             FeedForward::Experts(e) => self.kind != BatchKind::One || e.shared.is_some(),
         }
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use metal_attention::gguf::{Tensor, TensorType};
 use metal_attention::{Backend, CacheType, EngineOptions, Error, ForwardError, Model};
-use metal_attention_model::{Mask, Mixer};
+use metal_attention_model::Mask;
 use serde::Serialize;
 
 use super::ceilings::Ceilings;
@@ -107,12 +107,14 @@ impl Work {
                 let end = n_past + n_tokens;
                 (n_past..end).map(|pos| mask.seen(pos, end).len()).sum::<usize>() * elements
             };
-            work.f32_multiplications += match &layer.mixer {
-                Mixer::Attention(a) => of_attention(a.mask, 2 * a.n_head * a.head_dim),
-                Mixer::LatentAttention(a) => of_attention(Mask::Causal, a.n_head * (2 * a.kv_rank + a.rope.n_rot)),
-                // Both gates and the taps.
-                Mixer::ShortConv(conv) => n_tokens * conv.width * (conv.n_tap + 2),
-            } as u64;
+            let attended = match (layer.mixer.attention(), layer.mixer.latent_attention()) {
+                (Some(a), _) => of_attention(a.mask, 2 * a.n_head * a.head_dim),
+                (None, Some(a)) => of_attention(Mask::Causal, a.n_head * (2 * a.kv_rank + a.rope.n_rot)),
+                (None, None) => 0,
+            };
+            // Of a state every element decays, is read and is added to.
+            let carried_on = n_tokens * 3 * layer.state_elements();
+            work.f32_multiplications += (attended + carried_on) as u64;
         }
         work
     }
