@@ -214,6 +214,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_sampled_text_goes_on_elsewhere_from_wherever_it_is_cut() {
+        let model = Model::built_in().unwrap();
+        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+        let sampling = SamplerOptions { seed: Some(9), repeat_penalty: 1.1, ..Default::default() };
+        let new = || Sequence::new(model.forward_pass(&options).unwrap(), Sampler::new(sampling.clone()).unwrap(), 8);
+        let go_on = |sequence: &mut Sequence, start: &[u32], n: usize| {
+            sequence.start(start, |_, _| ControlFlow::Continue(())).unwrap();
+            while sequence.ids().len() < n {
+                let id = sequence.step(&[]).unwrap();
+                sequence.push(id);
+            }
+            sequence.ids().to_vec()
+        };
+        let prompt = [1, 403, 407, 261, 378];
+        let whole = go_on(&mut new(), &prompt, 40);
+        for cut in prompt.len()..whole.len() {
+            assert_eq!(go_on(&mut new(), &whole[..cut], whole.len()), whole, "cut at {cut}");
+        }
+    }
+
     /// Forty tokens after a prompt.
     fn text(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
         let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap(), 2);

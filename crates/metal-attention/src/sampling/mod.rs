@@ -9,7 +9,8 @@
 //! The same seed, options and logits give the same tokens. Random numbers come
 //! from `ChaCha8`, which is defined independently of any library, platform or
 //! version; between platforms only the last bit of an exponential may differ.
-//! They are not llama.cpp's random numbers.
+//! They are not llama.cpp's random numbers. Those of a token depend on the seed
+//! and its position alone, so that a text can be continued elsewhere.
 //!
 //! ```
 //! use metal_attention::sampling::{Sampler, SamplerOptions};
@@ -27,6 +28,7 @@ mod dry;
 mod error;
 mod options;
 mod penalties;
+mod random;
 mod sampler;
 mod temperature;
 mod truncation;

@@ -1,12 +1,12 @@
 //! The chain of samplers and the draw at its end.
 
 use metal_attention_model::{argmax, highest};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
+use rand_chacha::rand_core::{OsRng, TryRngCore};
 
 use super::candidates::Candidates;
 use super::dry::Dry;
 use super::penalties::Penalties;
+use super::random::RandomNumbers;
 use super::{SamplerKind, SamplerOptions, SamplingError, temperature, truncation};
 
 /// Logits that are looked at before all others: more than most choices hang on.
@@ -16,6 +16,10 @@ const SPARE: usize = 8;
 
 /// Chooses tokens for one text, and remembers what was chosen.
 ///
+/// The random numbers of a choice are those of the seed and the position, the number of tokens [accepted](Self::accept) so
+/// far. So a text can be continued elsewhere: a sampler of the same options and seed that has accepted the text so far
+/// chooses what this one would have chosen.
+///
 /// Its buffers are reused: after the first token of a text it allocates no more
 /// than its memory of the text needs.
 #[derive(Debug)]
@@ -23,8 +27,7 @@ pub struct Sampler {
     options: SamplerOptions,
     /// The samplers that have an effect, in order.
     chain: Vec<SamplerKind>,
-    seed: u64,
-    rng: ChaCha8Rng,
+    random: RandomNumbers,
     penalties: Penalties,
     dry: Dry,
     candidates: Candidates,
@@ -40,8 +43,7 @@ impl Sampler {
         };
         Ok(Self {
             chain: options.active_samplers(),
-            seed,
-            rng: seeded(seed),
+            random: RandomNumbers::new(seed),
             penalties: Penalties::new(&options),
             dry: Dry::new(&options),
             candidates: Candidates::default(),
@@ -144,9 +146,10 @@ impl Sampler {
         self.draw()
     }
 
-    /// Remembers a token of the text for the penalties and DRY. Call it with the
-    /// tokens of the prompt as well, for the penalties to cover them.
+    /// Remembers a token of the text, for the penalties, DRY and the random numbers, which are those of the next position
+    /// from now on. Call it with the tokens of the prompt as well.
     pub fn accept(&mut self, id: u32) {
+        self.random.advance();
         for sampler in &self.chain {
             match sampler {
                 SamplerKind::Penalties => self.penalties.accept(id),
@@ -160,7 +163,7 @@ impl Sampler {
     pub fn reset(&mut self) {
         self.penalties.reset();
         self.dry.reset();
-        self.rng = seeded(self.seed);
+        self.random = RandomNumbers::new(self.seed());
     }
 
     /// Whether every choice is the plain [`argmax`] of the logits: temperature 0,
@@ -171,7 +174,7 @@ impl Sampler {
 
     /// The seed in use: the one given, or the one drawn in its place.
     pub fn seed(&self) -> u64 {
-        self.seed
+        self.random.seed()
     }
 
     /// The options in use.
@@ -199,7 +202,7 @@ impl Sampler {
             SamplerKind::TopP => truncation::top_p(candidates, options.top_p),
             SamplerKind::MinP => truncation::min_p(candidates, options.min_p),
             SamplerKind::Xtc => {
-                if uniform(&mut self.rng) < f64::from(options.xtc_probability) {
+                if self.random.uniform() < f64::from(options.xtc_probability) {
                     truncation::xtc(candidates, options.xtc_threshold);
                 }
             }
@@ -217,7 +220,7 @@ impl Sampler {
         let chosen = if self.options.temperature == 0.0 {
             self.candidates.best()
         } else {
-            self.candidates.at(uniform(&mut self.rng))
+            self.candidates.at(self.random.uniform())
         };
         chosen.map(|candidate| candidate.id)
     }
@@ -252,16 +255,4 @@ enum Needed {
     Highest(usize),
     /// Those with at least the highest logit plus this.
     Above(f32),
-}
-
-/// `ChaCha8` keyed with the seed, padded with zeros.
-fn seeded(seed: u64) -> ChaCha8Rng {
-    let mut key = [0; 32];
-    key[..8].copy_from_slice(&seed.to_le_bytes());
-    ChaCha8Rng::from_seed(key)
-}
-
-/// A number from 0 up to but not including 1, made of 53 random bits.
-fn uniform(rng: &mut ChaCha8Rng) -> f64 {
-    (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -101,3 +101,36 @@ fn a_step_depends_on_nothing_but_its_logits() {
         assert_eq!(used.sample(&logits), fresh.sample(&logits));
     }
 }
+
+#[test]
+fn a_text_is_continued_by_another_sampler() {
+    let options = SamplerOptions {
+        seed: Some(11),
+        temperature: 1.3,
+        xtc_probability: 0.5,
+        xtc_threshold: 0.05,
+        presence_penalty: 0.4,
+        dry_multiplier: 0.8,
+        ..SamplerOptions::default()
+    };
+    let logits =
+        |position: usize| -> Vec<f32> { (0..60).map(|i| ((i * 7 + position) as f32 * 0.9).sin() * 2.0).collect() };
+    let prompt = [3, 1, 4, 1, 5];
+    let mut first = sampler(options.clone());
+    prompt.iter().for_each(|&id| first.accept(id));
+    let mut text = prompt.to_vec();
+    for position in prompt.len()..40 {
+        let id = first.sample(&logits(position));
+        first.accept(id);
+        text.push(id);
+    }
+    for cut in prompt.len()..text.len() {
+        let mut other = sampler(options.clone());
+        text[..cut].iter().for_each(|&id| other.accept(id));
+        for position in cut..text.len() {
+            let id = other.sample(&logits(position));
+            other.accept(id);
+            assert_eq!(id, text[position], "at {position}, from {cut} on");
+        }
+    }
+}
