@@ -242,6 +242,6 @@ mod gpu {
     }
 
     fn size(n_tokens: usize, pos: usize) -> StepSize {
-        StepSize { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_splits: n_splits(pos) }
+        StepSize { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
     }
 }

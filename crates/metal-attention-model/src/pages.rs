@@ -144,6 +144,12 @@ impl PageTable {
         self.states.as_ref().map_or(&[], |states| states.segments(tokens))
     }
 
+    /// The [`segments`](Self::segments) of a step that is queued `ahead` tokens after `batch`, one token of each sequence, which
+    /// were appended last; its tokens are [reserved](Self::reserve). Those of `batch` itself where `ahead` is 0.
+    pub fn segments_ahead(&self, batch: &[BatchToken], ahead: usize) -> Vec<Segment> {
+        self.states.as_ref().map_or(Vec::new(), |states| states.segments_ahead(batch, ahead))
+    }
+
     /// Finds pages for the tokens of `batch`, those reserved for its sequences first, and counts them as part of their
     /// sequences. Returns the copies that have to be made first, in order. [`check`](Self::check) has let a batch through
     /// that begins with these; where there are windows they are no more than `n_ubatch`.
@@ -177,13 +183,10 @@ impl PageTable {
     }
 
     /// Finds pages for `n` more tokens of each sequence of `batch`, which are not counted yet; nobody else gets these pages
-    /// until they are given back by [`release`](Self::release) or a cut. False, and nothing has changed, where there are not
-    /// so many pages or positions, the page to be written to first is shared, or windows would move on so far that the last
-    /// token could not be taken back. Recurrent states do not run ahead at all.
+    /// until they are given back by [`release`](Self::release) or a cut. The same goes for slots of recurrent states, one for each
+    /// token. False, and nothing has changed, where there are not so many pages, positions or slots, the page to be written to
+    /// first is shared, or windows would move on so far that the last token could not be taken back.
     pub fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
-        if self.states.is_some() {
-            return false;
-        }
         if self.n_groups() > 1 && n >= self.room.step() {
             return false;
         }
@@ -198,6 +201,9 @@ impl PageTable {
         if self.pools.iter().any(|pool| pool.pages_needed(&self.n_past, &new) > pool.n_free()) {
             return false;
         }
+        if self.states.as_mut().is_some_and(|states| !states.reserve(batch, n)) {
+            return false;
+        }
         for &BatchToken { seq, .. } in batch {
             let end = self.n_past[seq] + n;
             self.pools.iter_mut().for_each(|pool| pool.grow(seq, end));
@@ -205,10 +211,11 @@ impl PageTable {
         true
     }
 
-    /// Gives back all pages that are reserved.
+    /// Gives back all pages and slots that are reserved.
     pub fn release(&mut self) {
         for seq in 0..self.n_seq() {
             self.cut(seq, self.n_past[seq]);
+            self.states.iter_mut().for_each(|states| states.release(seq));
         }
     }
 

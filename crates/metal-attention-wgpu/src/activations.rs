@@ -13,7 +13,7 @@ use crate::{GpuDevice, GpuError};
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Widths {
     pub(super) n_embd: usize,
-    /// What is projected to queries, keys and values; queries alone where attention is latent.
+    /// What is projected to queries, keys and values; queries alone where attention is latent. The inputs of other mixers.
     pub(super) qkv: usize,
     /// Queries as the general kernels compare them with cached keys.
     pub(super) queries: usize,
@@ -21,7 +21,7 @@ pub(super) struct Widths {
     pub(super) q_rank: usize,
     /// Compressed rows and the key that heads share.
     pub(super) compressed: usize,
-    /// What attention gives.
+    /// What attention or another mixer gives.
     pub(super) att: usize,
     /// Values of the heads, where what attention gives has to be expanded to them.
     pub(super) values: usize,
@@ -64,6 +64,10 @@ impl Widths {
                 MixerKernels::Latent(_, attention) => {
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
                     widen(&mut w.att, attention.n_head * attention.value_dim);
+                }
+                MixerKernels::ShortConv(conv) => {
+                    widen(&mut w.qkv, 3 * conv.width);
+                    widen(&mut w.att, conv.width);
                 }
             }
             match &layer.mixer {

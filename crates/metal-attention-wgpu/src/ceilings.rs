@@ -24,7 +24,7 @@ const CHAIN: usize = 128;
 /// Submissions that are queued before the last of them is waited for.
 const QUEUED: usize = 32;
 /// One token, for dispatches whose grids do not depend on the step.
-const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_splits: 1 };
+const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
 /// Measures an open GPU, by the clock of the CPU. Rates are the best of a few runs, each over the `time` given.
 pub struct GpuCeilings<'a> {
@@ -155,7 +155,7 @@ impl<'a> GpuCeilings<'a> {
                         None => multi_token_matvec(gpu, matrix, options, tokens_of_tile, &x, &y, &batch)?,
                     });
                 }
-                self.seconds(&dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_splits: 1 })
+                self.seconds(&dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits: 1 })
             })
             .collect()
     }

@@ -14,6 +14,8 @@ pub enum Extent {
     Tokens(u32),
     /// One for every so many tokens whose logits are wanted.
     Wanted(u32),
+    /// One for each sequence that the batch has tokens of, in models that keep recurrent states.
+    Runs,
     /// One for each part that decode attention cuts the context into.
     Splits,
     /// So many when there is more than one such part, else none: what joins the parts.
@@ -56,6 +58,8 @@ pub struct StepSize {
     pub n_tokens: u32,
     /// Tokens whose logits are wanted.
     pub n_wanted: u32,
+    /// Tokens of one sequence that follow each other are a run.
+    pub n_runs: u32,
     /// Parts of the context in decode attention.
     pub n_splits: u32,
 }
@@ -66,6 +70,7 @@ impl Extent {
             Self::Fixed(n) => n,
             Self::Tokens(per) => size.n_tokens.div_ceil(per),
             Self::Wanted(per) => size.n_wanted.div_ceil(per),
+            Self::Runs => size.n_runs,
             Self::Splits => size.n_splits,
             Self::WhenSplit(n) => {
                 if size.n_splits > 1 {
@@ -95,6 +100,8 @@ pub enum Reach {
     ExpertTiles(ExpertTiles, u64),
     /// A batch as [`batch_words`](crate::batch_words) lays it out.
     Batch,
+    /// What it does with recurrent states, as [`segment_words`](crate::segment_words) lays it out.
+    Segments,
 }
 
 impl Reach {
@@ -127,6 +134,8 @@ impl Room {
                 Reach::Splits(each) => room.parts = room.parts.min(bytes / each.max(1)),
                 Reach::ExpertTiles(tiles, each) => room.tokens = room.tokens.min(tiles.tokens_for(bytes / each.max(1))),
                 Reach::Batch => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)?),
+                // A run and a segment for each token at most.
+                Reach::Segments => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)? / 2),
             }
         }
         Some(room)
@@ -242,7 +251,7 @@ mod tests {
     }
 
     fn step(n_tokens: u32, n_wanted: u32, n_splits: u32) -> StepSize {
-        StepSize { n_tokens, n_wanted, n_splits }
+        StepSize { n_tokens, n_wanted, n_runs: 1, n_splits }
     }
 
     #[test]
@@ -251,6 +260,7 @@ mod tests {
             (&Bytes(64), Reach::Fixed(64)),
             (&Bytes(96), Reach::Tokens(32)),
             (&Bytes(80), Reach::Batch),
+            (&Bytes(112), Reach::Segments),
             (&Bytes(8), Reach::Wanted(4)),
             (&Bytes(48), Reach::Splits(8)),
         ]);
@@ -282,6 +292,7 @@ mod tests {
     fn a_buffer_shorter_than_any_step_needs_has_no_room() {
         assert_eq!(Room::of(&[(&Bytes(60), Reach::Fixed(64))]), None);
         assert_eq!(Room::of(&[(&Bytes(8), Reach::Batch)]), None);
+        assert_eq!(Room::of(&[(&Bytes(8), Reach::Segments)]), None);
         let none = Room::of(&[(&Bytes(15), Reach::Tokens(16))]).expect("a step of no tokens");
         assert!(!none.holds(step(1, 0, 1)));
     }

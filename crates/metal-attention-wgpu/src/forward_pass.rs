@@ -17,6 +17,8 @@ use crate::options::{GpuForwardPassOptions, distinct_ropes};
 use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
 use crate::plan::{FEW, Plan, PlanBuilder, few_on};
 use crate::profile;
+use crate::segments::one_run_of_each;
+use crate::state::GpuStates;
 use crate::weights::GpuWeights;
 use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 
@@ -64,6 +66,7 @@ pub struct GpuForwardPass {
     pub(super) spec: ModelSpec,
     pub(super) s: Activations,
     pub(super) cache: GpuKvCache,
+    pub(super) states: GpuStates,
     pub(super) one: Plan,
     sequences: Plan,
     few: Plan,
@@ -103,7 +106,7 @@ impl GpuForwardPass {
         weights: &Weights,
         options: &GpuForwardPassOptions,
     ) -> Result<Self, GpuError> {
-        let room = options.capacity(&spec);
+        let room = options.capacity(&spec, gpu.summary().max_binding);
         if let Some((option, max)) = room.out_of_range() {
             return Err(GpuError::Option { option, max });
         }
@@ -132,6 +135,7 @@ impl GpuForwardPass {
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(capacity.0)?;
         let cache = GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.layers_in_a_buffer)?;
+        let states = GpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer)?;
         let rope = rope_tables(&gpu, &spec, weights, room)?;
@@ -148,6 +152,7 @@ impl GpuForwardPass {
                     weights: &gpu_weights,
                     s: &s,
                     cache: &cache,
+                    states: &states,
                     mixers: &mixers,
                     rope: &rope,
                     batch,
@@ -167,12 +172,14 @@ impl GpuForwardPass {
             let [one, sequences, few, many] = plans.map(|plan| plan.join().expect("building a plan does not panic"));
             Ok::<_, GpuError>((one?, sequences?, few?, many?))
         })?;
+        // Of plain layers, which all have a cache of their own.
+        let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
         let at_once = LayersAtOnceBuilder {
             gpu: &gpu,
             spec: &spec,
             layers: plain_layers(&spec, weights, &mixers),
             weights: &gpu_weights,
-            cache: &cache.layers,
+            cache: &keys_and_values,
             rope: &rope,
             x: &s.x,
             batch: &batch_of_one,
@@ -194,8 +201,8 @@ impl GpuForwardPass {
         let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
         let memory = MemoryUse {
             weights: weight_bytes,
-            kv_cache: cache.bytes(),
-            scratch: gpu.allocated_bytes() - before - weight_bytes - cache.bytes(),
+            kv_cache: cache.bytes() + states.bytes(),
+            scratch: gpu.allocated_bytes() - before - weight_bytes - cache.bytes() - states.bytes(),
         };
         Ok(Self {
             few_are: few_on(&gpu, options.exact),
@@ -203,6 +210,7 @@ impl GpuForwardPass {
             spec,
             s,
             cache,
+            states,
             one,
             sequences,
             few,
@@ -243,7 +251,7 @@ impl GpuForwardPass {
     /// Names of the kernels that a step over `n_tokens` tokens of one sequence dispatches, in order: embedding, each
     /// layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
-        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: 1 };
+        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: 1 };
         self.plan(BatchKind::of_text(n_tokens, self.few_are)).greedy(size).map(Dispatch::kernel).collect()
     }
 
@@ -324,6 +332,7 @@ impl GpuForwardPass {
         let size = StepSize {
             n_tokens: batch.len() as u32,
             n_wanted: batch.iter().filter(|t| t.logits).count() as u32,
+            n_runs: batch.chunk_by(|a, b| a.seq == b.seq).count() as u32,
             n_splits: kernels::n_splits(longest),
         };
         // A sequence alone in the cache always lies in order: see `PageTable`.
@@ -332,13 +341,14 @@ impl GpuForwardPass {
     }
 
     /// Cuts a batch so that each part fits the activations and what comes back; where a token sees those after it, into whole
-    /// texts.
+    /// texts; where layers keep recurrent states, so that no sequence comes twice.
     fn parts<'b>(&self, batch: &'b [BatchToken], output: Output) -> Vec<&'b [BatchToken]> {
         let most_wanted = match output {
             Output::Hidden => self.s.n_tokens,
             Output::Logits | Output::Id | Output::TopK => self.s.n_wanted,
         };
-        pieces(&self.spec, batch, self.s.n_tokens, most_wanted)
+        let parts = pieces(&self.spec, batch, self.s.n_tokens, most_wanted);
+        if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() }
     }
 
     /// Evaluates a batch and hands `results` the bytes of what comes back of each part. On an error the cache is as it was.
@@ -352,6 +362,7 @@ impl GpuForwardPass {
         check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != Output::Hidden)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
+        self.cache.pages.begin(batch);
         let outcome = self.evaluate_parts(batch, output, trace, results);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
@@ -399,6 +410,7 @@ impl GpuForwardPass {
         }
         self.write_pages(part);
         self.write_batch(part);
+        self.states.write(&self.gpu, self.cache.pages.segments(part));
         let traced = 4 * (part.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
         let prepared = self.prepared.take().filter(|p| p.step == step && trace.is_none());
         let commands = match prepared {
@@ -549,7 +561,7 @@ impl ForwardPass for GpuForwardPass {
     }
 
     fn kv_cache_bytes(&self) -> usize {
-        self.cache.bytes() as usize
+        (self.cache.bytes() + self.states.bytes()) as usize
     }
 
     fn forward_traced(

@@ -10,8 +10,8 @@ use super::parts::MixerKernels;
 #[derive(Debug)]
 pub struct GpuKvCache {
     /// Keys and values that each layer reads, `[n_pages, n_head_kv, PAGE, padded elements of a head]` each, with the pages of
-    /// the layer's group.
-    pub(super) layers: Vec<(Slice, Slice)>,
+    /// the layer's group; `None` where it reads none.
+    pub(super) layers: Vec<Option<(Slice, Slice)>>,
     /// Which page holds what.
     pub(super) pages: PageTable,
     /// Keys, or values, of each layer that has its own.
@@ -53,10 +53,9 @@ impl GpuKvCache {
         };
         let (keys, values) = (slices(0)?, slices(1)?);
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let source = layer.mixer.cache_of(i);
-            let at =
-                owners.iter().position(|(owner, _)| Some(*owner) == source).expect("the layer read has its own cache");
-            (keys[at].clone(), values[at].clone())
+            let source = layer.mixer.cache_of(i)?;
+            let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
+            Some((keys[at].clone(), values[at].clone()))
         });
         let halves = keys.iter().zip(&values).zip(&owners).flat_map(|((keys, values), &(i, page))| {
             let half = |(slice, page_bytes)| Half { slice, page_bytes, group: groups.of_layer(i) };
@@ -69,6 +68,12 @@ impl GpuKvCache {
             between: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
             bytes: cache_bytes(mixers, groups),
         })
+    }
+
+    /// Keys and values that layer `i` reads, which has attention.
+    pub(super) fn of_layer(&self, i: usize) -> (&Slice, &Slice) {
+        let (keys, values) = self.layers[i].as_ref().expect("a layer with attention reads a cache");
+        (keys, values)
     }
 
     /// Finds pages for tokens and counts them, as [`PageTable::append`] does; what is then to be copied is copied before the

@@ -23,7 +23,9 @@ mod plan;
 mod profile;
 mod pso;
 mod readback;
+mod segments;
 mod shader;
+mod state;
 mod weights;
 
 pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, no_hardware};
@@ -41,5 +43,6 @@ pub use matrix::{GpuMatrix, MatrixPart};
 pub use options::GpuForwardPassOptions;
 pub use pso::{PsoCache, PsoKey};
 pub use readback::Readback;
+pub use segments::segment_words;
 pub use shader::{Constant, ShaderFeatures, wgsl};
 pub use wgpu;

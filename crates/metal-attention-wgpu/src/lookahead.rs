@@ -12,8 +12,9 @@ impl GpuForwardPass {
         if !self.lookahead.continues(batch) {
             self.clear_lookahead();
         }
-        // Where a step is in flight, this takes the pages that were reserved for it.
+        // Where a step is in flight, this takes the pages and slots that were reserved for it.
         self.cache.pages.check(batch, self.spec.n_vocab)?;
+        self.cache.pages.begin(batch);
         self.cache.append(&self.gpu, batch);
         let outcome = self.decode(batch);
         if outcome.is_err() {
@@ -54,6 +55,7 @@ impl GpuForwardPass {
             None => Readback::new(&self.gpu, bytes + STATE)?,
         };
         self.write_pages(batch);
+        self.states.write(&self.gpu, &self.cache.pages.segments_ahead(batch, ahead));
         let mut encoder = self.record(self.step_of(batch, ahead, Output::Id), false);
         readback.copy(&mut encoder, &self.ids, bytes);
         if let Some(gave_up) = &self.at_once {
@@ -64,7 +66,7 @@ impl GpuForwardPass {
         Ok(())
     }
 
-    /// Forgets every step in flight, and gives the pages back that these reserved.
+    /// Forgets every step in flight, and gives back what these reserved.
     pub(super) fn clear_lookahead(&mut self) {
         for mut readback in self.lookahead.forget(&mut self.cache.pages) {
             readback.forget();

@@ -5,6 +5,7 @@ use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSp
 use crate::activations::{Activations, Widths, experts_bytes};
 use crate::kv_cache::{cache_bytes, copy_bytes};
 use crate::parts::{MixerKernels, UNTURNED};
+use crate::state::{state_bytes, within_bindings};
 
 /// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct GpuForwardPassOptions {
     /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
     /// window. `None`: all.
     pub n_windows: Option<usize>,
+    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    pub state_cache: usize,
     /// Tokens that go through the layers at once; longer batches are cut.
     pub n_ubatch: usize,
     /// Element type of the KV cache.
@@ -40,6 +43,7 @@ impl Default for GpuForwardPassOptions {
             n_seq: 1,
             n_cache: None,
             n_windows: None,
+            state_cache: 256 << 20,
             n_ubatch: 512,
             cache_type: CacheType::default(),
             exact: false,
@@ -50,15 +54,16 @@ impl Default for GpuForwardPassOptions {
 }
 
 impl GpuForwardPassOptions {
-    /// What they have room for where `spec` runs.
-    pub(super) fn capacity(&self, spec: &ModelSpec) -> Capacity {
-        let Self { n_seq, n_cache, n_windows, n_ubatch, .. } = *self;
-        Capacity { n_ctx: Capacity::n_ctx_of(spec, self.n_ctx), n_seq, n_cache, n_windows, state_cache: 0, n_ubatch }
+    /// What they have room for where `spec` runs, on a GPU whose largest binding is `max_binding` bytes.
+    pub(super) fn capacity(&self, spec: &ModelSpec, max_binding: u64) -> Capacity {
+        let Self { n_seq, n_cache, n_windows, state_cache, n_ubatch, .. } = *self;
+        let n_ctx = Capacity::n_ctx_of(spec, self.n_ctx);
+        within_bindings(Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch }, spec, max_binding)
     }
 
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
     pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights, max_binding: u64) -> MemoryUse {
-        let room = self.capacity(spec);
+        let room = self.capacity(spec, max_binding);
         let groups = CacheGroups::new(spec, room);
         let mixers = MixerKernels::of_layers(spec, weights, &groups, self.cache_type);
         let widths = Widths::new(spec, &mixers);
@@ -68,7 +73,7 @@ impl GpuForwardPassOptions {
         let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
         MemoryUse {
             weights: tensors.fold(rope.saturating_mul(room.n_positions() as u64), u64::saturating_add),
-            kv_cache: cache_bytes(&mixers, &groups),
+            kv_cache: cache_bytes(&mixers, &groups).saturating_add(state_bytes(&groups)),
             scratch: Activations::bytes(&widths, capacity)
                 + experts_bytes(spec, capacity.0)
                 + copy_bytes(&mixers, self.n_seq),

@@ -4,17 +4,14 @@ use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
     FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
     MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, RopeLayout,
-    Router, SharedExpert, Weights,
+    Router, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
 use crate::kernels::{
-    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM,
+    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM, MAX_TAPS,
     MAX_USED_EXPERTS,
 };
-
-/// A part that [`supports`] refuses.
-pub(super) const SHORT_CONV: &str = "short convolutions (with a recurrent state)";
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
@@ -54,7 +51,6 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         }) => return Err("norms of whole rows of queries and keys after RoPE"),
         Mixer::Attention(AttentionSpec { output_gate: true, .. }) => return Err("gates of attention's output"),
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
-        Mixer::ShortConv(_) => return Err(SHORT_CONV),
         Mixer::Mamba(_) => return Err("Mamba"),
         Mixer::Mamba2(_) => return Err("Mamba-2"),
         Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
@@ -62,6 +58,11 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Rwkv6(_) => return Err("RWKV-6"),
         Mixer::Rwkv7(_) => return Err("RWKV-7"),
         Mixer::None => return Err("layers without a mixer"),
+        Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
+            if *n_tap > MAX_TAPS {
+                return Err("short convolutions over so many tokens");
+            }
+        }
     }
     match feed_forward {
         FeedForward::Dense(_) | FeedForward::None => Ok(()),
@@ -104,6 +105,8 @@ pub(super) enum MixerKernels {
     General(InputsShape, GeneralAttention),
     /// Latent attention.
     Latent(LatentShape, GeneralAttention),
+    /// A gated short convolution.
+    ShortConv(ShortConvSpec),
 }
 
 impl MixerKernels {
@@ -113,7 +116,7 @@ impl MixerKernels {
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
-            (Mixer::ShortConv(_), _) => panic!("a model with {SHORT_CONV} is refused before its kernels are chosen"),
+            (Mixer::ShortConv(of), MixerWeights::ShortConv(_)) => Self::ShortConv(*of),
             (
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
@@ -124,7 +127,7 @@ impl MixerKernels {
                 | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its kernels are chosen"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_), _) => {
+            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
@@ -241,12 +244,13 @@ impl MixerKernels {
         Self::Latent(inputs, attention)
     }
 
-    /// Bytes of a page of the layer's keys and of its values; none where it reads another layer's.
+    /// Bytes of a page of the layer's keys and of its values; none where it reads another layer's, or none.
     pub(super) fn page_bytes(&self) -> Option<[u64; 2]> {
         match self {
             Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
             Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
+            Self::ShortConv(_) => None,
         }
     }
 
@@ -255,6 +259,7 @@ impl MixerKernels {
         match self {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
             Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
+            Self::ShortConv(_) => 0,
         }
     }
 }
@@ -380,7 +385,7 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
     let attention = match mixer_kernels {
         MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks => return None,
         MixerKernels::Fast(shape) => *shape,
-        MixerKernels::General(..) | MixerKernels::Latent(..) => return None,
+        MixerKernels::General(..) | MixerKernels::Latent(..) | MixerKernels::ShortConv(_) => return None,
     };
     match feed_forward {
         FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {

@@ -4,6 +4,7 @@ mod ends;
 mod experts;
 mod layer;
 mod mixer;
+mod short_conv;
 mod streams;
 
 use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
@@ -16,6 +17,7 @@ use crate::kernels::{
 };
 use crate::kv_cache::GpuKvCache;
 use crate::parts::MixerKernels;
+use crate::state::GpuStates;
 use crate::weights::{GpuLinear, GpuNorm, GpuWeights};
 use crate::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
 
@@ -93,6 +95,7 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) weights: &'a GpuWeights,
     pub(super) s: &'a Activations,
     pub(super) cache: &'a GpuKvCache,
+    pub(super) states: &'a GpuStates,
     pub(super) mixers: &'a [MixerKernels],
     /// Cosines and sines of each layer.
     pub(super) rope: &'a [Buffer],

@@ -9,6 +9,7 @@ use wgpu::{
 
 use crate::forward_pass::{GpuForwardPass, Output, Step};
 use crate::kernels;
+use crate::segments::repeatable;
 use crate::{Dispatch, GpuError, StepSize};
 
 /// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
@@ -24,7 +25,7 @@ type Ticks = [u64; 2];
 impl GpuForwardPass {
     /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
-        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_splits: kernels::n_splits(last) };
+        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
         let plan = self.plan(BatchKind::of_text(n_tokens, self.few_are));
         plan.greedy(size).filter(|dispatch| dispatch.runs(size)).count()
     }
@@ -74,6 +75,8 @@ impl GpuForwardPass {
         let gpu = &*self.gpu;
         let (device, _) = gpu.clock()?;
         self.write_batch(batch);
+        // Run again and again, and then once more as the step itself.
+        self.states.write(gpu, &repeatable(self.cache.pages.segments(batch)));
         let mut ticks = Vec::new();
         for passes in passes.chunks(PASSES_AT_ONCE) {
             let count = 2 * passes.len() as u32;

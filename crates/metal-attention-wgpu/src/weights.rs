@@ -8,7 +8,7 @@ use metal_attention_model::{
 use wgpu::Buffer;
 
 use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
-use crate::parts::{PlainWeights, SHORT_CONV};
+use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
@@ -76,6 +76,14 @@ pub(super) enum GpuMixer {
         k_b: GpuMatrix,
         /// And from it to values.
         v_b: GpuMatrix,
+        out: GpuLinear,
+    },
+    /// Of a gated short convolution.
+    ShortConv {
+        /// Both gates and the convolution's input.
+        input: GpuLinear,
+        /// F32 `[n_tap, width]`, the oldest token's first.
+        taps: Buffer,
         out: GpuLinear,
     },
 }
@@ -337,7 +345,8 @@ impl GpuLayer {
                     down: &dense.down.weight,
                 })
             }
-            (GpuMixer::Latent { .. }, _) | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
+            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _)
+            | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
         }
     }
 }
@@ -389,7 +398,11 @@ impl GpuMixer {
                     out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
                 })
             }
-            (Mixer::ShortConv(_), _) => Err(GpuError::UnsupportedPart { part: SHORT_CONV }),
+            (Mixer::ShortConv(_), MixerWeights::ShortConv(w)) => Ok(Self::ShortConv {
+                input: concat(gpu, "the convolution's gates and input", &[&w.input], arena)?,
+                taps: gpu.upload("the taps of a convolution", &w.taps)?,
+                out: concat(gpu, "the convolution's output matrix", &[&w.out], arena)?,
+            }),
             (
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
@@ -400,7 +413,7 @@ impl GpuMixer {
                 | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its weights are uploaded"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_), _) => {
+            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }

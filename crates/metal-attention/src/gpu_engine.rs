@@ -40,6 +40,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions 
         n_seq: options.n_seq,
         n_cache: options.n_cache,
         n_windows: options.n_windows,
+        state_cache: options.state_cache,
         n_ubatch: options.n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,

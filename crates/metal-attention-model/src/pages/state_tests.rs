@@ -1,5 +1,7 @@
 //! Recurrent states against sequences that are computed from scratch.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -22,6 +24,14 @@ enum Action {
     Share(usize, usize, usize),
     /// The last token is taken back, and another one put there.
     Again(usize),
+    /// So many steps over a token of each of these sequences, each with some queued behind it; from that one on, which is not
+    /// what was queued, otherwise than expected.
+    Decode {
+        seqs: [bool; N_SEQ],
+        n: usize,
+        depth: usize,
+        turns: usize,
+    },
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -34,6 +44,8 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (seq.clone(), length()).prop_map(|(seq, n)| Action::Rewind(seq, n)),
         2 => (seq.clone(), seq.clone(), length()).prop_map(|(from, to, n)| Action::Share(from, to, n)),
         1 => seq.prop_map(Action::Again),
+        2 => (prop::array::uniform4(any::<bool>()), 0..90usize, 0..5usize, 0..100usize)
+            .prop_map(|(seqs, n, depth, turns)| Action::Decode { seqs, n, depth, turns }),
     ]
 }
 
@@ -94,19 +106,66 @@ impl Cache {
     /// Appends a piece as a backend does.
     fn append(&mut self, piece: &[BatchToken]) {
         self.table.append(piece);
-        let segments = self.table.segments(piece).to_vec();
-        let mut ids: Vec<_> = self.lists.clone();
+        let mut ids = self.lists.clone();
         for t in piece {
             ids[t.seq].push(t.id);
         }
-        for Segment { seq, pos, n, from, to } in segments {
+        self.compute(&self.table.segments(piece).to_vec(), &ids);
+        self.lists = ids;
+    }
+
+    /// The states of texts with these ids.
+    fn compute(&mut self, segments: &[Segment], ids: &[Vec<u32>]) {
+        for &Segment { seq, pos, n, from, to } in segments {
             let mut state = self.memory[from as usize];
             assert_eq!(state, state_of(&ids[seq][..pos]), "before {pos} of {seq}");
             state = ids[seq][pos..pos + n].iter().fold(state, |state, &id| step(state, id));
             assert!(to != 0, "the state of the empty text stays");
             self.memory[to as usize] = state;
         }
-        self.lists = ids;
+    }
+
+    /// Greedy decoding with steps queued ahead: what they compute is not computed again when their token comes.
+    fn decode(&mut self, seqs: [bool; N_SEQ], n: usize, depth: usize, turns: usize) {
+        let mut queued: VecDeque<Vec<Segment>> = VecDeque::new();
+        for i in 0..n {
+            if i == turns {
+                queued.clear();
+                self.table.release();
+            }
+            let batch = self.batch(seqs.map(usize::from), 1);
+            // Those that are expected: the next id comes of the position.
+            let expect = |t: &BatchToken, pos: usize| BatchToken { id: (pos % 99) as u32, pos, ..*t };
+            let batch: Vec<_> = batch.iter().map(|t| expect(t, t.pos)).collect();
+            if self.table.check(&batch, N_VOCAB).is_err() {
+                break;
+            }
+            self.table.begin(&batch);
+            match queued.pop_front() {
+                Some(computed) => {
+                    self.table.append(&batch);
+                    assert_eq!(self.table.segments(&batch), computed, "what the step did that was queued");
+                    batch.iter().for_each(|t| self.lists[t.seq].push(t.id));
+                }
+                None => self.append(&batch),
+            }
+            let mut ids = self.lists.clone();
+            for ahead in 1..=depth {
+                batch.iter().for_each(|t| ids[t.seq].push(expect(t, t.pos + ahead).id));
+                if ahead > queued.len() {
+                    if !self.table.reserve(&batch, ahead) {
+                        break;
+                    }
+                    let segments = self.table.segments_ahead(&batch, ahead);
+                    self.compute(&segments, &ids);
+                    queued.push_back(segments);
+                }
+            }
+            for t in &batch {
+                assert_eq!(self.table.reachable(t.seq, t.pos), t.pos, "without the last token");
+            }
+        }
+        self.table.release();
     }
 
     fn run(&mut self, action: &Action) {
@@ -158,6 +217,7 @@ impl Cache {
                 Ok(reached) => self.lists[to] = self.lists[from][..reached].to_vec(),
                 Err(error) => assert!(matches!(error, ForwardError::PrefixTooLong { .. }), "{error}"),
             },
+            Action::Decode { seqs, n, depth, turns } => self.decode(seqs, n, depth, turns),
             Action::Again(seq) => {
                 let mut new = [0; N_SEQ];
                 new[seq] = 1;
@@ -253,8 +313,36 @@ fn checkpoints_grow_thin_with_age() {
 }
 
 #[test]
-fn nothing_runs_ahead_of_a_state() {
+fn steps_run_ahead_as_far_as_there_are_slots() {
+    let token = |pos| [BatchToken { id: 0, seq: 0, pos, logits: true }];
+    for (n_states, most) in [(0, 1), (1, 2), (100, 3)] {
+        // Three for the one text that runs, of which two are needed.
+        let mut cache = Cache::new(n_states, Some(1), N_CTX);
+        cache.run(&Action::Append([10, 0, 0, 0], 1));
+        cache.table.begin(&token(10));
+        cache.append(&token(10));
+        assert_eq!((1..=3).take_while(|&n| cache.table.reserve(&token(10), n)).count(), most, "{n_states} more");
+        let states = cache.states();
+        assert_eq!(states.counts.iter().filter(|n| **n > 0).count(), 1 + 2 + most);
+        cache.table.release();
+        cache.check();
+        // A checkpoint goes for a step ahead, and another one comes about.
+        cache.run(&Action::Decode { seqs: [true, false, false, false], n: 2 * PAGE, depth: 2, turns: 2 * PAGE });
+        cache.check();
+        let checkpoint = if n_states == 100 { PAGE } else { 0 };
+        assert_eq!(cache.table.reachable(0, PAGE + 1), checkpoint, "{n_states} more");
+    }
+}
+
+#[test]
+fn steps_of_a_sequence_that_is_cut_are_forgotten() {
     let mut cache = Cache::new(0, None, N_CTX);
-    assert!(!cache.table.reserve(&[BatchToken { id: 0, seq: 0, pos: 0, logits: true }], 1));
+    cache.run(&Action::Append([20, 0, 0, 0], 1));
+    let last = [BatchToken { id: 0, seq: 0, pos: 19, logits: true }];
+    assert!(cache.table.reserve(&last, 2));
+    assert_eq!(cache.states().reserved[0].len(), 2);
+    cache.run(&Action::Rewind(0, 19));
+    assert_eq!(cache.states().reserved[0].len(), 0);
+    cache.check();
     assert_eq!(cache.table.segments(&[]), []);
 }

@@ -1,6 +1,6 @@
 //! Recurrent states: which slot holds the state of which sequence, and where sequences can be cut back to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::{BatchToken, ForwardError, PAGE, StateRoom};
 
@@ -49,6 +49,8 @@ pub(super) struct States {
     pub(super) kept: Vec<Vec<Kept>>,
     /// Length of each sequence of the last batch before that; `None` of the others.
     held: Vec<Option<usize>>,
+    /// Slots of the states after the tokens of each sequence that are not counted yet, one for each.
+    pub(super) reserved: Vec<VecDeque<u32>>,
     /// Those of the tokens that were appended last.
     segments: Vec<Segment>,
 }
@@ -61,6 +63,7 @@ impl States {
             free: BTreeSet::new(),
             kept: vec![Vec::new(); n_seq],
             held: vec![None; n_seq],
+            reserved: vec![VecDeque::new(); n_seq],
             segments: Vec::new(),
         }
     }
@@ -72,10 +75,15 @@ impl States {
 
     /// Checks that there are slots for as many new tokens of each sequence.
     pub(super) fn check(&self, new: &[usize]) -> Result<(), ForwardError> {
-        let needed = new.iter().map(|&n| n.min(2)).sum();
+        // A single token takes a slot that is reserved; where there are more, what is reserved is given back first.
+        let takes_reserved = |seq: usize| new[seq] == 1 && !self.reserved[seq].is_empty();
+        let of_seq = |seq: usize| if takes_reserved(seq) { 0 } else { new[seq].min(2) };
+        let needed = (0..new.len()).map(of_seq).sum();
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot));
+        let reserved: usize =
+            self.reserved.iter().zip(new).filter(|(_, n)| **n <= 1).map(|(slots, _)| slots.len()).sum();
         let total = self.room.n_states;
-        let free = total - last.collect::<BTreeSet<_>>().len();
+        let free = total - last.collect::<BTreeSet<_>>().len() - reserved;
         if needed > free { Err(ForwardError::OutOfStates { needed, free, total }) } else { Ok(()) }
     }
 
@@ -99,6 +107,12 @@ impl States {
         for (seq, last) in ends.iter().enumerate() {
             let Some(last) = last else { continue };
             self.tidy(seq);
+            let n_new = piece.iter().filter(|token| token.seq == seq).count();
+            if n_new > 1 {
+                self.release(seq);
+            } else if !self.reserved[seq].is_empty() {
+                continue;
+            }
             let (start, copied) = match self.kept[seq].last() {
                 Some(kept) => (kept.pos, self.must_stay(seq, *kept)),
                 None => (0, true),
@@ -117,6 +131,7 @@ impl States {
                 let next = if pos < last { page_end.min(end).min(last) } else { end };
                 let must = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
                 let to = match must {
+                    true if !self.reserved[seq].is_empty() => self.reserved[seq].pop_front(),
                     true => Some(ready.pop().expect("a slot for every state that must stay")),
                     // A checkpoint, where there is room for it.
                     false if pos.is_multiple_of(PAGE) => self.take(&ends),
@@ -170,6 +185,46 @@ impl States {
         self.kept[seq] = kept;
     }
 
+    /// Finds slots for the states after each of the next `n` tokens of the sequences of `batch`; false, and nothing has changed,
+    /// where there are not so many.
+    pub(super) fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
+        let none = vec![None; self.kept.len()];
+        let more = |seq: usize| n.saturating_sub(self.reserved[seq].len());
+        let needed: usize = batch.iter().map(|token| more(token.seq)).sum();
+        let never_used = self.room.n_states + 1 - self.counts.len();
+        let unused = self.free.len() + never_used;
+        if needed > unused && needed > unused + self.worth(&none).into_iter().flatten().count() {
+            return false;
+        }
+        for &BatchToken { seq, .. } in batch {
+            while self.reserved[seq].len() < n {
+                let slot = self.take(&none).expect("as many slots as were counted");
+                self.reserved[seq].push_back(slot);
+            }
+        }
+        true
+    }
+
+    /// Gives back the slots that are reserved for sequence `seq`.
+    pub(super) fn release(&mut self, seq: usize) {
+        for slot in std::mem::take(&mut self.reserved[seq]) {
+            self.put_back(slot);
+        }
+    }
+
+    /// What a step does with the states that runs `ahead` tokens after `batch`, which was appended last: one token of each
+    /// sequence, whose slot is reserved.
+    pub(super) fn segments_ahead(&self, batch: &[BatchToken], ahead: usize) -> Vec<Segment> {
+        let Some(before) = ahead.checked_sub(1) else { return self.segments(batch).to_vec() };
+        let segment = |&BatchToken { seq, pos, .. }: &BatchToken| {
+            let slots = &self.reserved[seq];
+            let last = || self.kept[seq].last().map_or(EMPTY, |kept| kept.slot);
+            let from = before.checked_sub(1).map_or_else(last, |i| slots[i]);
+            Segment { seq, pos: pos + ahead, n: 1, from, to: slots[before] }
+        };
+        batch.iter().map(segment).collect()
+    }
+
     /// The segments of `tokens`, which are those appended last or some that follow each other there, without parts of a
     /// sequence's.
     pub(super) fn segments(&self, tokens: &[BatchToken]) -> &[Segment] {
@@ -191,6 +246,7 @@ impl States {
             self.put_back(state.slot);
         }
         self.held[seq] = self.held[seq].filter(|&pos| pos <= n);
+        self.release(seq);
     }
 
     /// Makes sequence `to`, which holds nothing, the first `n` tokens of sequence `from`.
@@ -221,8 +277,15 @@ impl States {
     }
 
     /// The state without which the least is lost: the tokens that it spares a cut just before the next one, in proportion to
-    /// how far back they are. Those that sequences go on from, or may be taken back to, and those of the batch are none.
+    /// how far back they are.
     fn least_useful(&self, ends: &[Option<usize>]) -> Option<u32> {
+        let held = self.worth(ends).into_iter().enumerate().filter_map(|(slot, worth)| Some((slot, worth?)));
+        held.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(slot, _)| slot as u32)
+    }
+
+    /// What each state spares that may go. Those that sequences go on from, or may be taken back to, and those of the batch may
+    /// not, nor what is reserved.
+    fn worth(&self, ends: &[Option<usize>]) -> Vec<Option<f64>> {
         let mut worth: Vec<Option<f64>> = vec![Some(-1.0); self.counts.len()];
         for segment in &self.segments {
             worth[segment.from as usize] = None;
@@ -244,8 +307,7 @@ impl States {
                 };
             }
         }
-        let held = worth.into_iter().enumerate().filter_map(|(slot, worth)| Some((slot, worth.filter(|w| *w >= 0.0)?)));
-        held.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(slot, _)| slot as u32)
+        worth.into_iter().map(|worth| worth.filter(|w| *w >= 0.0)).collect()
     }
 
     /// A sequence holds `slot` no more.

@@ -27,6 +27,7 @@ mod rmsnorm;
 mod rope;
 mod row_gate;
 mod scale;
+mod short_conv;
 mod streams;
 mod top_k;
 
@@ -65,6 +66,7 @@ pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
 pub use row_gate::{row_gate, row_gate_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
+pub use short_conv::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};
 pub use streams::{
     RowsOf, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
     predict_streams, predict_streams_twin, stretch, stretch_twin,
@@ -103,6 +105,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         latent_inputs::catalogue(),
         head_products::catalogue(),
         streams::catalogue(),
+        short_conv::catalogue(),
     ]
     .concat()
 }

@@ -20,7 +20,7 @@ impl PlanBuilder<'_> {
             return true;
         }
         match self.mixers[i] {
-            MixerKernels::Fast(_) | MixerKernels::General(..) => false,
+            MixerKernels::Fast(_) | MixerKernels::General(..) | MixerKernels::ShortConv(_) => false,
             MixerKernels::Latent(..) => true,
         }
     }
@@ -49,8 +49,11 @@ impl PlanBuilder<'_> {
                 self.latent_attention(d, i, input, inputs, attention)?;
                 Ok((out, &s.values))
             }
-            (GpuMixer::Attention { .. }, MixerKernels::Latent(..))
-            | (GpuMixer::Latent { .. }, MixerKernels::Fast(_) | MixerKernels::General(..)) => {
+            (GpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(of)) => {
+                self.short_conv(d, i, *of, linear, taps, input)?;
+                Ok((out, &s.att))
+            }
+            (GpuMixer::Attention { .. } | GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
@@ -66,7 +69,7 @@ impl PlanBuilder<'_> {
         of_heads: Option<&Buffer>,
     ) -> Result<(), GpuError> {
         let gpu = self.gpu;
-        let (keys, values) = &self.cache.layers[i];
+        let (keys, values) = self.cache.of_layer(i);
         let buffers = AttentionBuffers {
             qkv: &self.s.qkv,
             rope: &self.rope[i],
@@ -106,7 +109,7 @@ impl PlanBuilder<'_> {
         of: &InputsShape,
         qk_norm: Option<&Buffer>,
     ) -> Result<(), GpuError> {
-        let (s, (keys, values)) = (self.s, &self.cache.layers[i]);
+        let (s, (keys, values)) = (self.s, self.cache.of_layer(i));
         let buffers = InputsBuffers {
             qkv: &s.qkv,
             queries: &s.queries,
@@ -127,7 +130,7 @@ impl PlanBuilder<'_> {
         of: &GeneralAttention,
         of_heads: Option<&Buffer>,
     ) -> Result<(), GpuError> {
-        let (s, (keys, values)) = (self.s, &self.cache.layers[i]);
+        let (s, (keys, values)) = (self.s, self.cache.of_layer(i));
         let buffers = GeneralBuffers {
             queries: &s.queries,
             keys,
@@ -154,7 +157,7 @@ impl PlanBuilder<'_> {
         inputs: &LatentShape,
         attention: &GeneralAttention,
     ) -> Result<(), GpuError> {
-        let (gpu, s, (keys, values)) = (self.gpu, self.s, &self.cache.layers[i]);
+        let (gpu, s, (keys, values)) = (self.gpu, self.s, self.cache.of_layer(i));
         let (GpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
             (&self.weights.layers[i].mixer, &self.spec.layers[i].mixer)
         else {

@@ -132,7 +132,7 @@ impl<'a> Pair<'a> {
                 dispatches.push(decode_attention_merge(gpu, shape, &buffers).unwrap());
             }
         }
-        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_splits });
+        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits });
         gpu.read(&att, n * shape.att_len()).unwrap()
     }
 

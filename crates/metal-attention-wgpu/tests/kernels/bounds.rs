@@ -52,7 +52,7 @@ fn steps_beyond_the_buffers_are_not_recorded() {
     let Some(gpu) = gpu() else { return };
     let x = gpu.buffer("x", 4 * 32 * 3).unwrap();
     let add = residual_add(gpu, 32, &x, &x).unwrap();
-    let step = |n_tokens| StepSize { n_tokens, n_wanted: 0, n_splits: 1 };
+    let step = |n_tokens| StepSize { n_tokens, n_wanted: 0, n_runs: 1, n_splits: 1 };
     assert!(add.holds(step(3)) && !add.holds(step(4)) && !add.holds(step(u32::MAX)));
     let record = |n_tokens| {
         let mut encoder = gpu.encoder();

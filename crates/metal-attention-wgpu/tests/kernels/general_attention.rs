@@ -103,7 +103,8 @@ fn check_attention(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], token
         dispatches.push(general_attention_merge(gpu, of, &buffers).unwrap());
     }
     let last = tokens.iter().map(|t| t.pos).max().unwrap_or(0);
-    let size = StepSize { n_tokens: n as u32, n_wanted: 0, n_splits: if split { n_splits(last) } else { 1 } };
+    let size =
+        StepSize { n_tokens: n as u32, n_wanted: 0, n_runs: 1, n_splits: if split { n_splits(last) } else { 1 } };
     run_sized(gpu, &dispatches, size);
     let mut want = Vec::new();
     for (t, &token) in tokens.iter().enumerate() {

@@ -19,6 +19,7 @@ mod rates;
 mod rmsnorm;
 mod rope;
 mod rows;
+mod short_conv;
 mod streams;
 mod support;
 mod top_k;

@@ -232,7 +232,11 @@ fn rows_of_wanted_tokens() {
             let options = MatvecOptions { rows, ..Default::default() };
             let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
             let dispatches = matmul(gpu, &matrix, options, n, false, &gx, &y, &scratch, &batch).unwrap();
-            run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_splits: 1 });
+            run_sized(
+                gpu,
+                &dispatches,
+                StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 },
+            );
             let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
             let source = |i: usize| if rows == Rows::Wanted { 2 * i + 1 } else { i };
             let want: Vec<f32> =

@@ -170,7 +170,7 @@ fn rows_of_wanted_tokens() {
         let y = poisoned(gpu, n * n_out);
         let options = MatvecOptions { rows: Rows::Wanted, ..Default::default() };
         let dispatches = split_matmul(gpu, &matrix, options, TILE, &gx, &y, &batch).unwrap();
-        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_splits: 1 });
+        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 });
         let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
         let want: Vec<f32> =
             (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[(2 * i + 1) * n_in..][..n_in])).collect();

@@ -164,7 +164,7 @@ fn many_rows() {
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
             let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().subgroup_size >= 4;
             assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
-            run_sized(gpu, &dispatches, StepSize { n_tokens: 2, n_wanted: 1, n_splits: 1 });
+            run_sized(gpu, &dispatches, StepSize { n_tokens: 2, n_wanted: 1, n_runs: 1, n_splits: 1 });
             let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
             let x = &x[n_in..];
             let want = matvec_twin(&values, &if with_norm { rmsnorm_twin(x, &norm, 1e-5) } else { x.to_vec() });
@@ -273,7 +273,7 @@ fn rows_of_wanted_tokens() {
                 let y = poisoned(gpu, 6 * n_out);
                 let options = MatvecOptions { rows, ..Default::default() };
                 let dispatches = multi_token_matvec(gpu, &matrix, options, token_tile, &gx, &y, &batch).unwrap();
-                run_sized(gpu, &dispatches, StepSize { n_tokens: 6, n_wanted: 3, n_splits: 1 });
+                run_sized(gpu, &dispatches, StepSize { n_tokens: 6, n_wanted: 3, n_runs: 1, n_splits: 1 });
                 let got: Vec<f32> = gpu.read(&y, 6 * n_out).unwrap();
                 let want: Vec<f32> =
                     sources.iter().flat_map(|&t| matvec_twin(&w.to_f32(), &x[t * n_in..][..n_in])).collect();

@@ -38,7 +38,8 @@ fn norms_match_their_twin() {
                     let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
                     let dispatch = norm(gpu, of, source, Some(gw), target, &words).unwrap();
                     let n_wanted = n_tokens.div_ceil(2);
-                    let size = StepSize { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_splits: 1 };
+                    let size =
+                        StepSize { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_runs: 1, n_splits: 1 };
                     run_sized(gpu, &[dispatch], size);
                     let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
                     let taken: Vec<usize> = (0..n_tokens).filter(|t| !wanted_only || t % 2 == 0).collect();

@@ -88,7 +88,7 @@ pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pa
 
 /// Runs `dispatches` for a batch of `n` tokens, all wanted.
 pub fn run(gpu: &GpuDevice, dispatches: &[Dispatch], n: usize) {
-    run_sized(gpu, dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_splits: 1 });
+    run_sized(gpu, dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: n as u32, n_splits: 1 });
 }
 
 pub fn run_sized(gpu: &GpuDevice, dispatches: &[Dispatch], size: StepSize) {

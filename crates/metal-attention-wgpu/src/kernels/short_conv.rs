@@ -1,0 +1,84 @@
+//! Gated short convolutions (LFM2).
+
+use metal_attention_model::ShortConvSpec;
+
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Channels of a workgroup.
+const CHANNELS: usize = 64;
+
+/// Tokens of a thread.
+const TILE: u32 = 16;
+
+/// Most taps: a thread of the first tile alone reads the state before a run.
+pub const MAX_TAPS: usize = TILE as usize;
+
+/// Buffers of a gated short convolution.
+#[derive(Debug, Clone, Copy)]
+pub struct ShortConvBuffers<'a> {
+    /// F32 `[n_tokens, 3 * width]`: `b`, `c` and `x` of each token.
+    pub inputs: &'a wgpu::Buffer,
+    /// F32 `[n_tap, width]`, the oldest token's first.
+    pub taps: &'a wgpu::Buffer,
+    /// F32 `[n_slots, n_tap - 1, width]`: inputs of the convolution, oldest first.
+    pub states: &'a dyn Bind,
+    /// F32 `[n_tokens, width]`.
+    pub out: &'a wgpu::Buffer,
+    /// As [`segment_words`](crate::segment_words) lays them out; a sequence has one run.
+    pub segments: &'a wgpu::Buffer,
+}
+
+/// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, and the states after each segment, of which there are `n_slots`.
+pub fn short_conv(
+    gpu: &GpuDevice,
+    of: ShortConvSpec,
+    n_slots: usize,
+    b: &ShortConvBuffers<'_>,
+) -> Result<Dispatch, GpuError> {
+    let ShortConvSpec { width, n_tap } = of;
+    if !(2..=MAX_TAPS).contains(&n_tap) {
+        let why = format!("{n_tap} taps, of 2 to {MAX_TAPS}");
+        return Err(GpuError::Mismatch { what: "a short convolution".into(), why });
+    }
+    let row = |n: usize| Reach::Tokens(4 * n as u64);
+    let buffers: [(&dyn Bind, Reach); 5] = [
+        (b.inputs, row(3 * width)),
+        (b.taps, Reach::floats(n_tap * width)),
+        (b.states, Reach::floats(n_slots * of.state_elements())),
+        (b.out, row(width)),
+        (b.segments, Reach::Segments),
+    ];
+    let grid = [Extent::Fixed(width.div_ceil(CHANNELS) as u32), Extent::Runs, Extent::Tokens(TILE)];
+    Dispatch::new(gpu, &key(of), &buffers, grid)
+}
+
+fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PsoKey {
+    PsoKey::new(
+        "short_conv",
+        [("width", width.into()), ("n_tap", n_tap.into()), ("tile", TILE.into()), ("threads", CHANNELS.into())],
+    )
+}
+
+/// The scalar twin over the tokens of a run: `inputs` `[n_tokens, 3 * width]`; `state`, `[n_tap - 1, width]`, becomes that after
+/// them.
+pub fn short_conv_twin(of: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &mut Vec<f32>) -> Vec<f32> {
+    let ShortConvSpec { width, n_tap } = of;
+    let mut out = Vec::new();
+    for row in inputs.chunks_exact(3 * width) {
+        state.extend((0..width).map(|i| row[i] * row[2 * width + i]));
+        let sum = |i: usize| -> f64 {
+            (0..n_tap).map(|j| f64::from(taps[j * width + i]) * f64::from(state[j * width + i])).sum()
+        };
+        out.extend((0..width).map(|i| (f64::from(row[width + i]) * sum(i)) as f32));
+        state.drain(..width);
+    }
+    out
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(ShortConvSpec { width: 2048, n_tap: 3 })]
+}

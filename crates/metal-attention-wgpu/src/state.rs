@@ -1,0 +1,114 @@
+//! Recurrent states in the GPU's memory, in slots that the sequences' [`PageTable`](metal_attention_model::PageTable) names.
+
+use crate::segments::segment_words;
+use crate::{Arena, GpuDevice, GpuError, Slice};
+use metal_attention_model::{CacheGroups, Capacity, ModelSpec, Segment, StateLayout};
+use wgpu::Buffer;
+
+/// The states of every layer that keeps some, in slots. A slot holds the state of a text after some tokens; the first one is
+/// that of the empty text: zeros, which nobody writes to.
+#[derive(Debug)]
+pub(super) struct GpuStates {
+    /// Those of each layer, F32 `[n_slots, elements]`, where it keeps some.
+    layers: Vec<Option<Slice>>,
+    /// What the next step does with them, as [`segment_words`] lays it out.
+    segments: Buffer,
+    n_slots: usize,
+    bytes: u64,
+}
+
+impl GpuStates {
+    /// Zeros for all states that `groups` have room for, and room for the segments of `n_tokens` tokens.
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        spec: &ModelSpec,
+        groups: &CacheGroups,
+        n_tokens: usize,
+    ) -> Result<Self, GpuError> {
+        let what = "the recurrent states";
+        let layout = StateLayout::new(spec);
+        let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
+        let sizes: Vec<_> =
+            (0..spec.n_layer()).map(|i| bytes_of_layer(&layout, i).saturating_mul(n_slots as u64)).collect();
+        let kept: Vec<_> = sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| Arena::padded(bytes)).collect();
+        let mut slices = Vec::new();
+        let some: Vec<_> = sizes.iter().filter(|&&bytes| bytes > 0).collect();
+        for (n, mut arena) in Arena::in_runs(gpu, what, &kept, usize::MAX)? {
+            for &&bytes in &some[slices.len()..][..n] {
+                slices.push(arena.take(gpu, what, bytes)?);
+            }
+        }
+        let mut slices = slices.into_iter();
+        // A run and a segment for each token at most.
+        let n_words = if n_slots == 0 { 1 } else { 1 + 2 * n_tokens as u64 };
+        Ok(Self {
+            layers: sizes.iter().map(|&bytes| if bytes > 0 { slices.next() } else { None }).collect(),
+            segments: gpu.buffer("the segments of a batch", 16 * n_words)?,
+            n_slots,
+            bytes: state_bytes(groups),
+        })
+    }
+
+    /// Whether no layer keeps any.
+    pub(super) fn is_empty(&self) -> bool {
+        self.n_slots == 0
+    }
+
+    /// Those of layer `i`, which keeps some: F32 `[n_slots, elements]`.
+    pub(super) fn of_layer(&self, i: usize) -> &Slice {
+        self.layers[i].as_ref().expect("a layer that keeps states has room for them")
+    }
+
+    /// Slots of each layer.
+    pub(super) fn n_slots(&self) -> usize {
+        self.n_slots
+    }
+
+    /// The segments, to bind.
+    pub(super) fn segments(&self) -> &Buffer {
+        &self.segments
+    }
+
+    /// Makes `segments` what the next submission does with the states.
+    ///
+    /// # Panics
+    /// When there are more than there is room for, or one has a slot that is not there or is not to be written to: shaders
+    /// take it that there are none.
+    pub(super) fn write(&self, gpu: &GpuDevice, segments: &[Segment]) {
+        if self.is_empty() {
+            return;
+        }
+        let n_slots = self.n_slots as u32;
+        let known = |segment: &Segment| segment.from < n_slots && (1..n_slots).contains(&segment.to);
+        assert!(segments.iter().all(known), "states in {segments:?}, of {n_slots}");
+        let words = segment_words(segments);
+        assert!(16 * words.len() as u64 <= self.segments.size(), "{} words of segments", words.len());
+        gpu.write(&self.segments, &words);
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn bytes_of_layer(layout: &StateLayout, i: usize) -> u64 {
+    (layout.of_layer(i).len() as u64).saturating_mul(size_of::<f32>() as u64)
+}
+
+/// Bytes of the states of all layers.
+pub(super) fn state_bytes(groups: &CacheGroups) -> u64 {
+    groups.states().map_or(0, |room| room.bytes())
+}
+
+/// `room` with no more bytes for states than bindings of `max_binding` bytes reach: those of a layer lie in one.
+pub(super) fn within_bindings(room: Capacity, spec: &ModelSpec, max_binding: u64) -> Capacity {
+    let layout = StateLayout::new(spec);
+    let widest = (0..spec.n_layer()).map(|i| bytes_of_layer(&layout, i)).max().unwrap_or(0);
+    let Some(n_slots) = max_binding.checked_div(widest) else { return room };
+    let least =
+        CacheGroups::new(spec, Capacity { state_cache: 0, ..room }).states().map_or(0, |room| room.n_states + 1);
+    let more = n_slots.saturating_sub(least as u64);
+    let bytes = more.saturating_mul(layout.n_elements() as u64).saturating_mul(size_of::<f32>() as u64);
+    Capacity { state_cache: room.state_cache.min(usize::try_from(bytes).unwrap_or(usize::MAX)), ..room }
+}
