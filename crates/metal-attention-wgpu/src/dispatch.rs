@@ -95,6 +95,8 @@ pub enum Reach {
     ExpertTiles(ExpertTiles, u64),
     /// A batch as [`batch_words`](crate::batch_words) lays it out.
     Batch,
+    /// Segments as [`segment_words`](crate::kernels::segment_words) lays them out, of as many runs as tokens at most.
+    Segments,
 }
 
 impl Reach {
@@ -127,6 +129,7 @@ impl Room {
                 Reach::Splits(each) => room.parts = room.parts.min(bytes / each.max(1)),
                 Reach::ExpertTiles(tiles, each) => room.tokens = room.tokens.min(tiles.tokens_for(bytes / each.max(1))),
                 Reach::Batch => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)?),
+                Reach::Segments => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)? / 2),
             }
         }
         Some(room)

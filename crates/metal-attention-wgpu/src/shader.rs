@@ -135,6 +135,8 @@ shaders![
     "rate_floats.wgsl",
     "rate_matrix.wgsl",
     "rate_read.wgsl",
+    "recurrent/convolution.wgsl",
+    "recurrent/segments.wgsl",
     "reduce.wgsl",
     "residual_add.wgsl",
     "rmsnorm.wgsl",
