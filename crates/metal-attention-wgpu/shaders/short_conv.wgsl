@@ -1,15 +1,15 @@
 // A gated short convolution: y_t = c_t * sum_j taps[j] * (b x)_(t - N_BEFORE + j), each channel by itself, and the states after
 // the segments of a run. A thread takes a channel of TILE tokens of a run; that of the first ones reads the state before
 // the run, which no other does, and then writes all states, so that one of them may lie where that was.
-// Bounds: channels are compared with WIDTH, runs with `n_runs`, tokens with those of the run (segments.wgsl), which `inputs`
+// Bounds: channels are compared with WIDTH, runs with `n_runs`, tokens with those of the run (recurrent/segments.wgsl), which `inputs`
 // and `y` have (`Dispatch`), as `states` has all slots. Tiles are longer than N_BEFORE, so that in all but the first what
 // comes before lies in the run.
 @group(0) @binding(0) var<storage, read> inputs: array<f32>; // [n_tokens, 3, WIDTH]: b, c and x
 @group(0) @binding(1) var<storage, read> taps: array<f32>; // [N_BEFORE + 1, WIDTH], the oldest token's first
 @group(0) @binding(2) var<storage, read_write> states: array<f32>; // [n_slots, N_BEFORE, WIDTH], the oldest input first
 @group(0) @binding(3) var<storage, read_write> y: array<f32>; // [n_tokens, WIDTH]
-{% set segments_binding = 4 %}
-{% include "segments.wgsl" %}
+@group(0) @binding(4) var<storage, read> segments: array<vec4<u32>>;
+{% include "recurrent/segments.wgsl" %}
 {% set n_before = n_tap - 1 %}
 const WIDTH: u32 = {{ width }}u;
 const N_BEFORE: u32 = {{ n_before }}u;
@@ -31,18 +31,18 @@ fn input_before(j: u32, n: u32, first: u32, slot: u32, channel: u32) -> f32 {
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let channel = group.x * {{ threads }}u + tid;
     if channel >= WIDTH || group.y >= n_runs() { return; }
-    let tokens = run(group.y);
+    let tokens = run_of(group.y);
     let start = group.z * TILE;
     if start >= tokens.n_tokens { return; }
-    let slot = segment(tokens.first).before;
+    let slot = segment_of(tokens.first).from_slot;
 {% for j in range(n_before) %}
-    var seen{{ j }} = input_before({{ j }}u, start, tokens.first_token, slot, channel);
+    var seen{{ j }} = input_before({{ j }}u, start, tokens.token, slot, channel);
 {% endfor %}
 {% for j in range(n_tap) %}
     let tap{{ j }} = taps[{{ j }}u * WIDTH + channel];
 {% endfor %}
-    let end = tokens.first_token + min(start + TILE, tokens.n_tokens);
-    for (var token = tokens.first_token + start; token < end; token++) {
+    let end = tokens.token + min(start + TILE, tokens.n_tokens);
+    for (var token = tokens.token + start; token < end; token++) {
         let x = input_at(token, channel);
         var sum = tap0 * seen0;
 {% for j in range(1, n_before) %}
@@ -57,11 +57,11 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     }
     if start > 0u { return; }
     for (var i = 0u; i < tokens.n_segments; i++) {
-        let part = segment(tokens.first + i);
+        let part = segment_of(tokens.first + i);
         // Oldest first: what is read of the state before has not been written to yet where that is the state after.
         for (var j = 0u; j < N_BEFORE; j++) {
-            let seen = input_before(j, part.n_tokens, part.first_token, part.before, channel);
-            states[(part.after * N_BEFORE + j) * WIDTH + channel] = seen;
+            let seen = input_before(j, part.n_tokens, part.token, part.from_slot, channel);
+            states[(part.to_slot * N_BEFORE + j) * WIDTH + channel] = seen;
         }
     }
 }

@@ -100,7 +100,7 @@ pub enum Reach {
     ExpertTiles(ExpertTiles, u64),
     /// A batch as [`batch_words`](crate::batch_words) lays it out.
     Batch,
-    /// What it does with recurrent states, as [`segment_words`](crate::segment_words) lays it out.
+    /// Segments as [`segment_words`](crate::kernels::segment_words) lays them out, of as many runs as tokens at most.
     Segments,
 }
 

@@ -43,6 +43,5 @@ pub use matrix::{GpuMatrix, MatrixPart};
 pub use options::GpuForwardPassOptions;
 pub use pso::{PsoCache, PsoKey};
 pub use readback::Readback;
-pub use segments::segment_words;
 pub use shader::{Constant, ShaderFeatures, wgsl};
 pub use wgpu;

@@ -1,27 +1,6 @@
-//! What recurrent layers do with a batch, as the kernels read it.
+//! What recurrent layers do with a batch, made fit for kernels that go through all runs at the same time.
 
 use metal_attention_model::{BatchToken, Segment};
-
-/// The words of `segments` for kernels of recurrent layers. Segments that follow each other in a sequence are a *run*. First
-/// `[n_runs, 0, 0, 0]`; then of each run `[first segment, as an index of these words, segments, first token in the batch,
-/// tokens]`; then of each segment `[first token in the batch, tokens, slot of the state before, slot of that after]`.
-pub fn segment_words(segments: &[Segment]) -> Vec<[u32; 4]> {
-    let runs = || segments.chunk_by(follow_each_other);
-    let mut words = vec![[runs().count() as u32, 0, 0, 0]];
-    let (mut at, mut row) = (1 + words[0][0], 0);
-    for run in runs() {
-        let n_tokens = run.iter().map(|segment| segment.n as u32).sum();
-        words.push([at, run.len() as u32, row, n_tokens]);
-        at += run.len() as u32;
-        row += n_tokens;
-    }
-    let mut row = 0;
-    words.extend(segments.iter().map(|&Segment { n, from, to, .. }| {
-        row += n as u32;
-        [row - n as u32, n as u32, from, to]
-    }));
-    words
-}
 
 fn follow_each_other(a: &Segment, b: &Segment) -> bool {
     a.seq == b.seq && a.pos + a.n == b.pos
@@ -62,14 +41,6 @@ mod tests {
     /// Two runs, the first in three segments, of which the second works in place.
     const SOME: [Segment; 4] =
         [segment(2, 60, 4, 3, 4), segment(2, 64, 9, 4, 4), segment(2, 73, 1, 4, 5), segment(0, 0, 1, 0, 6)];
-
-    #[test]
-    fn runs_come_before_their_segments() {
-        let runs = [[2, 0, 0, 0], [3, 3, 0, 14], [6, 1, 14, 1]];
-        let segments = [[0, 4, 3, 4], [4, 9, 4, 4], [13, 1, 4, 5], [14, 1, 0, 6]];
-        assert_eq!(segment_words(&SOME), [&runs[..], &segments[..]].concat());
-        assert_eq!(segment_words(&[]), [[0; 4]]);
-    }
 
     #[test]
     fn what_is_gone_through_again_reads_nothing_it_wrote() {

@@ -1,6 +1,6 @@
 //! Recurrent states in the GPU's memory, in slots that the sequences' [`PageTable`](metal_attention_model::PageTable) names.
 
-use crate::segments::segment_words;
+use crate::kernels::segment_words;
 use crate::{Arena, GpuDevice, GpuError, Slice};
 use metal_attention_model::{CacheGroups, Capacity, ModelSpec, Segment, StateLayout};
 use wgpu::Buffer;
@@ -72,16 +72,12 @@ impl GpuStates {
     /// Makes `segments` what the next submission does with the states.
     ///
     /// # Panics
-    /// When there are more than there is room for, or one has a slot that is not there or is not to be written to: shaders
-    /// take it that there are none.
+    /// When there are more than there is room for, or as [`segment_words`] does: shaders take it that there are none.
     pub(super) fn write(&self, gpu: &GpuDevice, segments: &[Segment]) {
         if self.is_empty() {
             return;
         }
-        let n_slots = self.n_slots as u32;
-        let known = |segment: &Segment| segment.from < n_slots && (1..n_slots).contains(&segment.to);
-        assert!(segments.iter().all(known), "states in {segments:?}, of {n_slots}");
-        let words = segment_words(segments);
+        let words = segment_words(segments, self.n_slots);
         assert!(16 * words.len() as u64 <= self.segments.size(), "{} words of segments", words.len());
         gpu.write(&self.segments, &words);
     }

@@ -22,6 +22,7 @@ mod matvec;
 mod norm;
 mod prefill_attention;
 mod rates;
+mod recurrent;
 mod residual_add;
 mod rmsnorm;
 mod rope;
@@ -61,6 +62,9 @@ pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, mat
 pub use norm::{NormShape, norm, norm_twin};
 pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
+pub use recurrent::{
+    ConvolutionBuffers, ConvolutionShape, RowsAt, StatesAt, convolution, convolution_twin, segment_words,
+};
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
@@ -90,6 +94,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         rope::catalogue(),
         top_k::catalogue(),
         rates::catalogue(),
+        recurrent::catalogue(),
         residual_add::catalogue(),
         ffn_silu::catalogue(),
         experts::catalogue(),

@@ -28,7 +28,7 @@ pub struct ShortConvBuffers<'a> {
     pub states: &'a dyn Bind,
     /// F32 `[n_tokens, width]`.
     pub out: &'a wgpu::Buffer,
-    /// As [`segment_words`](crate::segment_words) lays them out; a sequence has one run.
+    /// As [`segment_words`](super::segment_words) lays them out; a sequence has one run.
     pub segments: &'a wgpu::Buffer,
 }
 

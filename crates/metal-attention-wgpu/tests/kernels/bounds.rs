@@ -12,7 +12,8 @@ use metal_attention_wgpu::{BatchBuffer, GpuError, StepSize, catalogue, wgpu};
 #[test]
 fn every_shader_states_its_bounds() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
-    let files: Vec<_> = std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.unwrap().path()).collect();
+    let paths = |folder: &Path| std::fs::read_dir(folder).expect("a folder").map(|entry| entry.unwrap().path());
+    let files: Vec<_> = paths(&folder).chain(paths(&folder.join("recurrent"))).collect();
     let text = |path: &Path| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     for path in files.iter().filter(|path| path.extension().is_some_and(|e| e == "wgsl")) {
         let stated = text(path).lines().any(|line| line.starts_with("// Bounds: ") && line.len() > 20);

@@ -16,6 +16,7 @@ mod matrix_units;
 mod matvec;
 mod pipeline_cache;
 mod rates;
+mod recurrent;
 mod rmsnorm;
 mod rope;
 mod rows;

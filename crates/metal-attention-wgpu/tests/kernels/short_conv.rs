@@ -2,8 +2,8 @@
 
 use crate::support::{nmse, poisoned, random, run_sized, variants};
 use metal_attention_model::{Segment, ShortConvSpec};
-use metal_attention_wgpu::kernels::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};
-use metal_attention_wgpu::{GpuDevice, GpuError, StepSize, segment_words};
+use metal_attention_wgpu::kernels::{MAX_TAPS, ShortConvBuffers, segment_words, short_conv, short_conv_twin};
+use metal_attention_wgpu::{GpuDevice, GpuError, StepSize};
 
 const N_SLOTS: usize = 12;
 
@@ -27,7 +27,7 @@ fn check(gpu: &GpuDevice, of: ShortConvSpec, segments: &[Segment]) {
     let mut states = random(3, N_SLOTS * elements);
     states[..elements].fill(0.0);
     let [gi, gt, gs] = [&inputs, &taps, &states].map(|v| gpu.upload("x", v).unwrap());
-    let words = segment_words(segments);
+    let words = segment_words(segments, N_SLOTS);
     // As long as a batch of so many tokens has room for.
     let mut padded = vec![[u32::MAX; 4]; 1 + 2 * n_tokens];
     padded[..words.len()].copy_from_slice(&words);

@@ -1,0 +1,130 @@
+//! What the kernels of recurrences are bound to. They read parts of rows and of states that others lay out, in buffers that
+//! may be one or several: each is declared with the function that finds an element of it.
+
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+use crate::shader::Constant;
+
+/// Where what a kernel takes of each token lies in the rows of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowsAt {
+    /// Elements of a row.
+    pub stride: usize,
+    /// The first element taken.
+    pub at: usize,
+}
+
+impl RowsAt {
+    /// Whole rows of `n` elements.
+    pub fn whole(n: usize) -> Self {
+        Self { stride: n, at: 0 }
+    }
+}
+
+/// Where what a kernel keeps of a layer lies in the slots of states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatesAt {
+    /// Slots.
+    pub n_slots: usize,
+    /// Elements of a slot.
+    pub stride: usize,
+    /// The first element.
+    pub at: usize,
+}
+
+/// How a kernel reaches a buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Access {
+    /// `fn NAME(token, i) -> f32` reads one of so many elements.
+    Rows(RowsAt, usize),
+    /// `fn set_NAME(token, i, v)` writes one of so many elements.
+    Results(RowsAt, usize),
+    /// `NAME[i]` is one of so many.
+    Floats(usize),
+    /// `NAME[NAME_place(slot) + i]` is one of so many, read and written.
+    States(StatesAt, usize),
+    /// `segments`, for `segments.wgsl`.
+    Segments,
+    /// `NAME[i]` is one of so many counters, zero before and after each step.
+    Counters(usize),
+}
+
+impl Access {
+    fn reach(self) -> Reach {
+        match self {
+            Self::Rows(rows, _) | Self::Results(rows, _) => Reach::Tokens(4 * rows.stride as u64),
+            Self::Floats(n) | Self::Counters(n) => Reach::floats(n),
+            Self::States(states, _) => Reach::Fixed(4 * (states.n_slots as u64).saturating_mul(states.stride as u64)),
+            Self::Segments => Reach::Segments,
+        }
+    }
+
+    /// Whether the elements lie in their rows, or slots.
+    fn fits(self) -> bool {
+        match self {
+            Self::Rows(RowsAt { stride, at }, n) | Self::Results(RowsAt { stride, at }, n) => fits(at, n, stride),
+            Self::States(StatesAt { n_slots: _, stride, at }, n) => fits(at, n, stride),
+            Self::Floats(_) | Self::Segments | Self::Counters(_) => true,
+        }
+    }
+
+    fn declaration(self, name: &str, binding: usize) -> String {
+        let var = |access: &str, ty: &str| format!("@group(0) @binding({binding}) var<storage, {access}> {ty};\n");
+        match self {
+            Self::Rows(RowsAt { stride, at }, _) => {
+                let find = format!("{{ return {name}_rows[token * {stride}u + {at}u + i]; }}");
+                var("read", &format!("{name}_rows: array<f32>"))
+                    + &format!("fn {name}(token: u32, i: u32) -> f32 {find}\n")
+            }
+            Self::Results(RowsAt { stride, at }, _) => {
+                let set = format!("{{ {name}_rows[token * {stride}u + {at}u + i] = v; }}");
+                var("read_write", &format!("{name}_rows: array<f32>"))
+                    + &format!("fn set_{name}(token: u32, i: u32, v: f32) {set}\n")
+            }
+            Self::Floats(_) => var("read", &format!("{name}: array<f32>")),
+            Self::States(StatesAt { n_slots: _, stride, at }, _) => {
+                var("read_write", &format!("{name}: array<f32>"))
+                    + &format!("fn {name}_place(slot: u32) -> u32 {{ return slot * {stride}u + {at}u; }}\n")
+            }
+            Self::Segments => var("read", "segments: array<vec4<u32>>"),
+            Self::Counters(_) => var("read_write", &format!("{name}: array<atomic<u32>>")),
+        }
+    }
+}
+
+fn fits(at: usize, n: usize, stride: usize) -> bool {
+    at.checked_add(n).is_some_and(|end| end <= stride)
+}
+
+/// The buffers of a kernel by the names they have in its shader, in the order of their bindings.
+pub(super) type Bindings = Vec<(&'static str, Access)>;
+
+/// The kernel of `file` with these bindings and `constants`.
+pub(super) fn key(file: &'static str, bindings: &Bindings, constants: Vec<(&'static str, Constant)>) -> PsoKey {
+    let each = bindings.iter().enumerate();
+    let declarations: String = each.map(|(i, (name, access))| access.declaration(name, i)).collect();
+    let name = file.strip_prefix("recurrent/").unwrap_or(file).to_owned();
+    let declarations = ("declarations", declarations.into());
+    PsoKey { name, file, constants: constants.into_iter().chain([declarations]).collect() }
+}
+
+/// The kernel of `key` with `buffers`, in the order of `bindings`. Refuses elements beyond their rows.
+pub(super) fn dispatch(
+    gpu: &GpuDevice,
+    key: &PsoKey,
+    bindings: &Bindings,
+    buffers: &[&dyn Bind],
+    grid: [Extent; 3],
+) -> Result<Dispatch, GpuError> {
+    assert_eq!(bindings.len(), buffers.len(), "a buffer for each binding of {}", key.name);
+    if let Some((name, access)) = bindings.iter().find(|(_, access)| !access.fits()) {
+        let why = format!("{name} of {access:?} reaches beyond its rows");
+        return Err(GpuError::Mismatch { what: format!("the buffers of {}", key.name), why });
+    }
+    let reaches = bindings.iter().map(|(_, access)| access.reach());
+    let buffers: Vec<(&dyn Bind, Reach)> = buffers.iter().copied().zip(reaches).collect();
+    Dispatch::new(gpu, key, &buffers, grid)
+}

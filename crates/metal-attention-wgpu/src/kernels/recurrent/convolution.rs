@@ -1,0 +1,130 @@
+//! The short causal convolution of each channel with weights of its own, before a recurrence.
+
+use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Tokens of an invocation.
+const TOKENS: u32 = 16;
+const THREADS: usize = 64;
+
+/// What [`convolution`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConvolutionShape {
+    /// Channels.
+    pub channels: usize,
+    /// Tokens that a result sees, its own included.
+    pub width: usize,
+    /// Whether channels have a bias.
+    pub bias: bool,
+    /// Whether the result goes through SiLU.
+    pub silu: bool,
+    /// The channels' inputs.
+    pub x: RowsAt,
+    /// The channels' results.
+    pub out: RowsAt,
+    /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`.
+    pub states: StatesAt,
+}
+
+/// The buffers of [`convolution`].
+#[derive(Debug, Clone, Copy)]
+pub struct ConvolutionBuffers<'a> {
+    /// Rows with the inputs of each token.
+    pub x: &'a dyn Bind,
+    /// `[width, channels]`, that of the token itself last.
+    pub taps: &'a dyn Bind,
+    /// `[channels]`
+    pub bias: Option<&'a dyn Bind>,
+    /// The states.
+    pub states: &'a dyn Bind,
+    /// Rows with the results of each token.
+    pub out: &'a dyn Bind,
+    /// The words of [`segment_words`](super::segment_words).
+    pub segments: &'a dyn Bind,
+}
+
+impl ConvolutionShape {
+    fn bindings(&self) -> Bindings {
+        let kept = self.width.saturating_sub(1).saturating_mul(self.channels);
+        let mut bindings = vec![
+            ("segments", Access::Segments),
+            ("x", Access::Rows(self.x, self.channels)),
+            ("taps", Access::Floats(self.width.saturating_mul(self.channels))),
+            ("out", Access::Results(self.out, self.channels)),
+        ];
+        if self.width > 1 {
+            bindings.push(("state", Access::States(self.states, kept)));
+        }
+        if self.bias {
+            bindings.push(("bias", Access::Floats(self.channels)));
+        }
+        bindings
+    }
+
+    fn key(&self) -> PsoKey {
+        let constants = vec![
+            ("channels", self.channels.into()),
+            ("width", self.width.into()),
+            ("bias", self.bias.into()),
+            ("silu", self.silu.into()),
+            ("tokens", TOKENS.into()),
+            ("threads", THREADS.into()),
+        ];
+        bindings::key("recurrent/convolution", &self.bindings(), constants)
+    }
+}
+
+/// `out[t][c] = f(bias[c] + sum over j < width of taps[j][c] * x[t - (width - 1) + j][c])` for all tokens of the batch's first
+/// `runs` runs, each going on from its state. Widths are 1 to [`MAX_WIDTH`](ConvolutionShape::MAX_WIDTH).
+pub fn convolution(
+    gpu: &GpuDevice,
+    of: &ConvolutionShape,
+    b: &ConvolutionBuffers<'_>,
+    runs: Extent,
+) -> Result<Dispatch, GpuError> {
+    if !(1..=ConvolutionShape::MAX_WIDTH).contains(&of.width) || of.bias != b.bias.is_some() {
+        let why = format!("{of:?} with{} a bias", if b.bias.is_some() { "" } else { "out" });
+        return Err(GpuError::Mismatch { what: "a convolution".into(), why });
+    }
+    let mut buffers = vec![b.segments, b.x, b.taps, b.out];
+    buffers.extend((of.width > 1).then_some(b.states));
+    buffers.extend(b.bias);
+    let columns = Extent::Fixed(of.channels.div_ceil(THREADS) as u32);
+    bindings::dispatch(gpu, &of.key(), &of.bindings(), &buffers, [columns, runs, Extent::Tokens(TOKENS)])
+}
+
+impl ConvolutionShape {
+    /// The widest: no more than the tokens of an invocation, of which the first alone reads the state.
+    pub const MAX_WIDTH: usize = TOKENS as usize;
+}
+
+/// The scalar twin of some tokens of one sequence: the results `[n_tokens, channels]` of `x`, of as many; `state`
+/// `[width - 1, channels]` becomes that after them.
+pub fn convolution_twin(
+    of: &ConvolutionShape,
+    x: &[f64],
+    taps: &[f64],
+    bias: Option<&[f64]>,
+    state: &mut Vec<f64>,
+) -> Vec<f64> {
+    let channels = of.channels;
+    state.extend(x);
+    let sum = |t: usize, c: usize| {
+        let products = (0..of.width).map(|j| taps[j * channels + c] * state[(t + j) * channels + c]);
+        let sum = products.sum::<f64>() + bias.map_or(0.0, |bias| bias[c]);
+        if of.silu { sum / (1.0 + (-sum).exp()) } else { sum }
+    };
+    let out = (0..x.len()).map(|i| sum(i / channels, i % channels)).collect();
+    state.drain(..x.len());
+    out
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let states = StatesAt { n_slots: 4, stride: 3 * 6144 + 16 * 128 * 128, at: 0 };
+    let (x, out) = (RowsAt::whole(6144), RowsAt::whole(6144));
+    vec![ConvolutionShape { channels: 6144, width: 4, bias: true, silu: true, x, out, states }.key()]
+}

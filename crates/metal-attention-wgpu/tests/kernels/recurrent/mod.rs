@@ -1,0 +1,125 @@
+//! The kernels of recurrences against twins in float64, over batches of several runs and segments.
+
+mod convolution;
+
+use crate::support::{nmse, random};
+use metal_attention_model::Segment;
+use metal_attention_wgpu::kernels::{RowsAt, StatesAt, segment_words};
+use metal_attention_wgpu::{GpuDevice, wgpu};
+
+/// Slots of the states in tests.
+pub const N_SLOTS: usize = 9;
+
+/// A segment of `n` tokens.
+fn segment(seq: usize, pos: usize, n: usize, from: u32, to: u32) -> Segment {
+    Segment { seq, pos, n, from, to }
+}
+
+/// Batches: a token alone, in place or not; a prompt from nothing, with checkpoints; several sequences, one of which goes on in
+/// place, others from a state they share, with segments of one token and of many.
+pub fn batches() -> Vec<Vec<Segment>> {
+    vec![
+        vec![segment(0, 5, 1, 3, 3)],
+        vec![segment(0, 5, 1, 3, 4)],
+        vec![segment(0, 0, 40, 0, 1), segment(0, 40, 19, 1, 2)],
+        vec![
+            segment(0, 7, 1, 5, 5),
+            segment(0, 8, 1, 5, 6),
+            segment(0, 9, 2, 6, 7),
+            segment(2, 64, 17, 3, 2),
+            segment(1, 64, 1, 3, 1),
+            segment(3, 1, 1, 8, 8),
+            segment(3, 2, 6, 8, 4),
+        ],
+    ]
+}
+
+/// Runs of `segments`.
+pub fn n_runs(segments: &[Segment]) -> u32 {
+    segment_words(segments, N_SLOTS)[0][0]
+}
+
+pub fn n_tokens(segments: &[Segment]) -> usize {
+    segments.iter().map(|segment| segment.n).sum()
+}
+
+/// The words of `segments`, in a buffer with room for as many segments as tokens.
+pub fn words_of(gpu: &GpuDevice, segments: &[Segment]) -> wgpu::Buffer {
+    let buffer = gpu.buffer("segments", 16 * (1 + 2 * n_tokens(segments)) as u64).unwrap();
+    gpu.write(&buffer, &segment_words(segments, N_SLOTS));
+    buffer
+}
+
+/// As 64-bit floats.
+pub fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// Rows of a buffer in which `n` elements of each token lie, with others around.
+pub fn rows_at(n: usize) -> RowsAt {
+    RowsAt { stride: n + 5, at: 3 }
+}
+
+/// The elements of row `token`.
+pub fn row(x: &[f32], at: RowsAt, token: usize, n: usize) -> &[f32] {
+    &x[token * at.stride + at.at..][..n]
+}
+
+/// Random states of `n` elements for each slot, in slots that have others around; those of slot 0 are zeros.
+pub fn states(n: usize) -> (StatesAt, Vec<f32>) {
+    let at = StatesAt { n_slots: N_SLOTS, stride: n + 7, at: 4 };
+    let mut all = random(77, N_SLOTS * at.stride);
+    all[..at.stride].fill(0.0);
+    (at, all)
+}
+
+/// A twin of some tokens of a sequence: with (row in the batch, tokens) and the state before, which becomes that after, the
+/// results `[n_tokens, n_out]`.
+pub type Twin<'a> = dyn Fn(usize, usize, &mut Vec<f64>) -> Vec<f64> + 'a;
+
+/// Compares what a kernel left in `out` and `states` with what `twin` says of `segments` for the states before it. Nobody
+/// wrote to other slots, or between what kernels write.
+#[allow(clippy::too_many_arguments)]
+pub fn check(
+    gpu: &GpuDevice,
+    what: &str,
+    segments: &[Segment],
+    out: (&wgpu::Buffer, RowsAt, usize),
+    after: (&wgpu::Buffer, StatesAt, usize, &[f32]),
+    twin: &Twin<'_>,
+    limit: f64,
+) {
+    let (out, out_at, n_out) = out;
+    let (states, states_at, n_state, before) = after;
+    let total = n_tokens(segments);
+    let got: Vec<f32> = gpu.read(out, total * out_at.stride).unwrap();
+    let mut want_states = before.to_vec();
+    let place = |slot: u32| slot as usize * states_at.stride + states_at.at;
+    let mut token = 0;
+    for s in segments {
+        // A later segment of a run goes on from what the one before wrote: the same numbers, rounded to F32.
+        let mut state = wide(&want_states[place(s.from)..][..n_state]);
+        let want: Vec<f32> = twin(token, s.n, &mut state).iter().map(|&x| x as f32).collect();
+        let rows: Vec<f32> = (token..token + s.n).flat_map(|t| row(&got, out_at, t, n_out).to_vec()).collect();
+        let error = nmse(&rows, &want);
+        assert!(error < limit, "{what}, {s:?}: results are off by {error:e}");
+        for (to, x) in want_states[place(s.to)..].iter_mut().zip(&state) {
+            *to = *x as f32;
+        }
+        token += s.n;
+    }
+    let got_states: Vec<f32> = gpu.read(states, before.len()).unwrap();
+    for (slot, (got, want)) in got_states.chunks(states_at.stride).zip(want_states.chunks(states_at.stride)).enumerate()
+    {
+        let inside = states_at.at..states_at.at + n_state;
+        let error = nmse(&got[inside.clone()], &want[inside.clone()]);
+        assert!(error < limit, "{what}: the state of slot {slot} is off by {error:e}");
+        assert_eq!(got[..inside.start], want[..inside.start], "{what}: before the state of slot {slot}");
+        assert_eq!(got[inside.end..], want[inside.end..], "{what}: behind the state of slot {slot}");
+    }
+    for t in 0..total {
+        let row = &got[t * out_at.stride..][..out_at.stride];
+        let others = row[..out_at.at].iter().chain(&row[out_at.at + n_out..]);
+        assert!(others.into_iter().all(|x| x.is_nan()), "{what}: written beside the results");
+    }
+}
