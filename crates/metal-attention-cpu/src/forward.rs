@@ -50,6 +50,8 @@ pub(crate) struct Scratch {
     k: Vec<f32>,
     /// `[n_tokens, n_head_kv * head_dim]`
     v: Vec<f32>,
+    /// Queries of attention with the gate of each head after it, `[n_tokens, n_head * 2 * head_dim]`.
+    q_and_gate: Vec<f32>,
     /// Attention's result, `[n_tokens, n_head * head_dim]`.
     att: Vec<f32>,
     /// `[n_tokens, n_ff]`
@@ -68,6 +70,7 @@ pub(crate) struct Scratch {
     /// Inputs of every layer's own embedding, `[n_tokens, n_layer * width]`.
     per_layer: Vec<f32>,
     streams: streams::StreamScratch,
+    delta: delta_rule::DeltaScratch,
 }
 
 /// Cosines and sines of the angles of a batch's tokens.
@@ -86,6 +89,7 @@ impl Scratch {
             &self.q,
             &self.k,
             &self.v,
+            &self.q_and_gate,
             &self.att,
             &self.gate,
             &self.up,
@@ -94,7 +98,7 @@ impl Scratch {
         ];
         let turns = self.turns.iter().map(|t| 4 * (t.cos.capacity() + t.sin.capacity())).sum::<usize>();
         let own = floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * self.max_sum.capacity() + turns;
-        own + self.q8.bytes() + self.experts.bytes() + self.latent.bytes() + self.streams.bytes()
+        own + self.q8.bytes() + self.experts.bytes() + self.latent.bytes() + self.streams.bytes() + self.delta.bytes()
     }
 }
 
@@ -151,6 +155,7 @@ impl Run<'_> {
                     }
                     if !tokens.is_empty() {
                         self.attend(&attention::Attended::of(a, w), cache, &tokens);
+                        self.gate_heads(a);
                     }
                 }
                 (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
@@ -319,7 +324,7 @@ impl Run<'_> {
     fn keep_wanted_rows(&mut self, tokens: &mut Vec<BatchToken>) {
         let s = &mut *self.s;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
-        let mut buffers = vec![&mut s.x, &mut s.h, &mut s.q, &mut s.att, &mut s.per_layer];
+        let mut buffers = vec![&mut s.x, &mut s.h, &mut s.q, &mut s.q_and_gate, &mut s.att, &mut s.per_layer];
         buffers.extend(s.streams.rows(n_streams));
         for rows in buffers {
             let len = rows.len() / tokens.len();

@@ -76,6 +76,28 @@ impl SharedStates<'_> {
         }
     }
 
+    /// Elements `part` of the state of layer `layer` before `segment`, where they lie elsewhere than those after it, and these:
+    /// to be written as a whole.
+    ///
+    /// # Safety
+    ///
+    /// As for [`begin`](Self::begin).
+    #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
+    pub(crate) unsafe fn parts(
+        &self,
+        layer: usize,
+        segment: &Segment,
+        part: Range<usize>,
+    ) -> (Option<&[f32]>, &mut [f32]) {
+        assert!(part.start <= part.end && part.end <= self.layout.of_layer(layer).len(), "a part of the state");
+        // SAFETY: as the caller vouches; the two slots differ where both are looked at.
+        unsafe {
+            let of = |slot| self.slots.slice(self.start(layer, slot) + part.start, part.len());
+            let before = (segment.from != segment.to).then(|| &*of(segment.from));
+            (before, of(segment.to))
+        }
+    }
+
     /// Where the state of layer `layer` begins in a slot.
     fn start(&self, layer: usize, slot: u32) -> usize {
         slot as usize * self.layout.n_elements() + self.layout.of_layer(layer).start

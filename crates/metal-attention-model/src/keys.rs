@@ -161,22 +161,24 @@ impl<'a> Keys<'a> {
         full_first: bool,
     ) -> Result<Vec<bool>, ModelError> {
         let key = "attention.sliding_window_pattern";
-        let full = self.key(key);
-        let period = match self.metadata.get(&full) {
-            None => period,
-            Some(Value::Array(array)) => {
-                let flags: Vec<bool> = if let Array::Bool(flags) = array {
-                    flags.clone()
-                } else {
-                    self.metadata.u32s(&full)?.unwrap_or_default().iter().map(|&n| n != 0).collect()
-                };
-                self.check(key, flags.len(), flags.len() >= n_layer, "an array needs one value per layer")?;
-                return Ok(flags[..n_layer].to_vec());
-            }
-            Some(_) => self.opt_usize(key)?.unwrap_or(period),
-        };
+        if let Some(flags) = self.layer_flags(key, n_layer)? {
+            return Ok(flags);
+        }
+        let period = self.opt_usize(key)?.unwrap_or(period);
         let full_at = if full_first { 0 } else { period.saturating_sub(1) };
         Ok((0..n_layer).map(|i| period == 0 || i % period != full_at).collect())
+    }
+
+    /// An array of a flag for each layer (and perhaps for those after the last); `None` where there is no array.
+    pub(crate) fn layer_flags(&self, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, ModelError> {
+        let full = self.key(key);
+        let flags: Vec<bool> = match self.metadata.get(&full) {
+            Some(Value::Array(Array::Bool(flags))) => flags.clone(),
+            Some(Value::Array(_)) => self.metadata.u32s(&full)?.unwrap_or_default().iter().map(|&n| n != 0).collect(),
+            None | Some(_) => return Ok(None),
+        };
+        self.check(key, flags.len(), flags.len() >= n_layer, "an array needs one value per layer")?;
+        Ok(Some(flags[..n_layer].to_vec()))
     }
 
     /// The window's size, where the model has one.

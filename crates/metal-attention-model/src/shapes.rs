@@ -135,6 +135,14 @@ const QWEN_2: ModelShape = ModelShape {
     ..LLAMA
 };
 const QWEN_3: ModelShape = ModelShape { architecture: "qwen3", head_dim: 128, n_ctx_train: 40_960, ..QWEN_2 };
+const QWEN_3_5: ModelShape = ModelShape {
+    architecture: "qwen35",
+    head_dim: 256,
+    n_vocab: 248_320,
+    n_ctx_train: 262_144,
+    rope_freq_base: 10_000_000.0,
+    ..QWEN_2
+};
 const GEMMA_3: ModelShape = ModelShape {
     architecture: "gemma3",
     head_dim: 256,
@@ -156,6 +164,45 @@ const BERT: ModelShape = ModelShape {
     keys: &[("attention.causal", B(false)), ("pooling_type", U(2)), TOKEN_TYPES],
     ..LLAMA
 };
+/// Of Qwen 3.5, with 16, 32 or 48 value heads, and of Qwen3-Next.
+const QWEN_3_5_KEYS: &[(&str, Key)] =
+    &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(16)), ("ssm.inner_size", U(2048))];
+const QWEN_3_5_KEYS_32: &[(&str, Key)] =
+    &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(32)), ("ssm.inner_size", U(4096))];
+const QWEN_3_5_KEYS_48: &[(&str, Key)] =
+    &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(48)), ("ssm.inner_size", U(6144))];
+const QWEN_3_5_MOE_KEYS: &[(&str, Key)] = &[
+    DELTA[0],
+    DELTA[1],
+    DELTA[2],
+    DELTA[3],
+    ROTATED_64,
+    ("ssm.time_step_rank", U(32)),
+    ("ssm.inner_size", U(4096)),
+    ("expert_count", U(256)),
+    ("expert_used_count", U(8)),
+    ("expert_feed_forward_length", U(512)),
+    ("expert_shared_feed_forward_length", U(512)),
+];
+const QWEN3_NEXT_KEYS: &[(&str, Key)] = &[
+    DELTA[0],
+    DELTA[1],
+    DELTA[2],
+    ROTATED_64,
+    ("ssm.time_step_rank", U(32)),
+    ("ssm.inner_size", U(4096)),
+    ("expert_count", U(512)),
+    ("expert_used_count", U(10)),
+    ("expert_feed_forward_length", U(512)),
+    ("expert_shared_feed_forward_length", U(512)),
+];
+const DELTA: [(&str, Key); 4] = [
+    ("ssm.group_count", U(16)),
+    ("ssm.state_size", U(128)),
+    ("ssm.conv_kernel", U(4)),
+    ("rope.dimension_sections", L(&[11, 11, 10, 0])),
+];
+const ROTATED_64: (&str, Key) = ("rope.dimension_count", U(64));
 const QWEN3_MOE_KEYS: &[(&str, Key)] =
     &[("expert_count", U(128)), ("expert_used_count", U(8)), ("expert_feed_forward_length", U(768))];
 const GPT_OSS_KEYS: &[(&str, Key)] = &[
@@ -221,6 +268,11 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "qwen3-8b", n_layer: 36, n_embd: 4096, n_head: 32, n_head_kv: 8, n_ff: 12_288, tied: false, ..QWEN_3 },
     ModelShape { name: "qwen3-30b-a3b", architecture: "qwen3moe", n_layer: 48, n_embd: 2048, n_head: 32, n_head_kv: 4, n_ff: 6144, tied: false, keys: QWEN3_MOE_KEYS, ..QWEN_3 },
     ModelShape { name: "qwen3-embedding-0.6b", n_layer: 28, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 3072, n_vocab: 151_669, n_ctx_train: 32_768, keys: &[("pooling_type", U(3))], ..QWEN_3 },
+    ModelShape { name: "qwen3.5-0.8b", n_layer: 24, n_embd: 1024, n_head: 8, n_head_kv: 2, n_ff: 3584, keys: QWEN_3_5_KEYS, ..QWEN_3_5 },
+    ModelShape { name: "qwen3.5-4b", n_layer: 32, n_embd: 2560, n_head: 16, n_head_kv: 4, n_ff: 9216, keys: QWEN_3_5_KEYS_32, ..QWEN_3_5 },
+    ModelShape { name: "qwen3.5-27b", n_layer: 64, n_embd: 5120, n_head: 24, n_head_kv: 4, n_ff: 17_408, tied: false, keys: QWEN_3_5_KEYS_48, ..QWEN_3_5 },
+    ModelShape { name: "qwen3.5-35b-a3b", architecture: "qwen35moe", n_layer: 40, n_embd: 2048, n_head: 16, n_head_kv: 2, n_ff: 512, tied: false, keys: QWEN_3_5_MOE_KEYS, ..QWEN_3_5 },
+    ModelShape { name: "qwen3-next-80b-a3b", architecture: "qwen3next", n_layer: 48, n_embd: 2048, n_head: 16, n_head_kv: 2, n_ff: 5120, n_vocab: 151_936, tied: false, keys: QWEN3_NEXT_KEYS, ..QWEN_3_5 },
     ModelShape { name: "gemma-3-1b", n_layer: 26, n_embd: 1152, n_head: 4, n_head_kv: 1, n_ff: 6912, n_ctx_train: 32_768, keys: &[("attention.sliding_window", U(512))], ..GEMMA_3 },
     ModelShape { name: "gemma-3-4b", n_layer: 34, n_embd: 2560, n_head: 8, n_head_kv: 4, n_ff: 10_240, n_vocab: 262_208, ..GEMMA_3 },
     ModelShape { name: "gemma-3-27b", n_layer: 62, n_embd: 5376, n_head: 32, n_head_kv: 16, head_dim: 128, n_ff: 21_504, n_vocab: 262_208, ..GEMMA_3 },
@@ -245,6 +297,18 @@ const MISTRAL_4: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, 
 const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
 const LFM_2_CUSTOM: &[(&str, Key)] = &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
+
+/// Two key heads, which twice as many value heads read.
+const DELTA_CUSTOM: [(&str, Key); 7] = [
+    ("ssm.group_count", U(2)),
+    ("ssm.state_size", U(32)),
+    ("ssm.time_step_rank", U(4)),
+    ("ssm.inner_size", U(128)),
+    ("ssm.conv_kernel", U(4)),
+    ("rope.dimension_count", U(16)),
+    ("rope.dimension_sections", L(&[4, 2, 2, 0])),
+];
+const SHARED_WIDTH: (&str, Key) = ("expert_shared_feed_forward_length", U(192));
 
 type Keys = &'static [(&'static str, Key)];
 
@@ -310,7 +374,10 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("qwen", &[("attention.head_count_kv", U(4))], NO_BIASES),
     ("qwen2moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_shared_feed_forward_length", U(256))], NO_BIASES),
     ("qwen2vl", &[SECTIONS], NO_BIASES),
+    ("qwen35", &DELTA_CUSTOM, NO_BIASES),
+    ("qwen35moe", &[DELTA_CUSTOM[0], DELTA_CUSTOM[1], DELTA_CUSTOM[2], DELTA_CUSTOM[3], DELTA_CUSTOM[4], DELTA_CUSTOM[5], DELTA_CUSTOM[6], EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED_WIDTH], NO_BIASES),
     ("qwen3moe", &EXPERTS, NO_BIASES),
+    ("qwen3next", &[DELTA_CUSTOM[0], DELTA_CUSTOM[1], DELTA_CUSTOM[2], DELTA_CUSTOM[3], DELTA_CUSTOM[4], DELTA_CUSTOM[5], DELTA_CUSTOM[6], EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED_WIDTH], NO_BIASES),
     ("qwen3vl", &[SECTIONS], NO_BIASES),
     ("qwen3vlmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SECTIONS], NO_BIASES),
     ("stablelm", &[], ALL_BIASES),

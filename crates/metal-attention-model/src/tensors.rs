@@ -25,7 +25,8 @@ impl TensorSpec {
     /// Whether it is a matrix that may be quantised; vectors, the biases of experts, and what convolutions multiply each
     /// channel by are F32.
     pub fn is_matrix(&self) -> bool {
-        self.shape.len() > 1 && !self.is_bias() && !self.name.contains("shortconv.conv")
+        let is_convolution = ["shortconv.conv", "ssm_conv1d"].iter().any(|part| self.name.contains(part));
+        self.shape.len() > 1 && !self.is_bias() && !is_convolution
     }
 
     /// Whether it is added to what a matrix gives.
@@ -83,6 +84,17 @@ pub(crate) trait Source {
 
     /// A matrix that must be there.
     fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Self::Linear, Self::Error>;
+
+    /// Whether there is a matrix of that name beside those that the family's files commonly have.
+    fn has(&self, name: &str) -> bool;
+
+    /// Parts of a matrix that must be there: of each how many rows it has, and which row of the whole its `i`-th is.
+    fn reordered<const N: usize>(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        parts: [(usize, &dyn Fn(usize) -> usize); N],
+    ) -> Result<[Self::Linear; N], Self::Error>;
 
     /// A matrix with any number of rows, where it is there.
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Self::Linear>, Self::Error>;
@@ -165,6 +177,20 @@ impl Source for List {
 
     fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<(), Infallible> {
         self.linear(name, shape, Need::Required, bias).map(|_| ())
+    }
+
+    fn has(&self, _name: &str) -> bool {
+        false
+    }
+
+    fn reordered<const N: usize>(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        _parts: [(usize, &dyn Fn(usize) -> usize); N],
+    ) -> Result<[(); N], Infallible> {
+        self.required(name, shape, Need::None)?;
+        Ok([(); N])
     }
 
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<()>, Infallible> {
@@ -293,10 +319,6 @@ impl FileSource<'_> {
         self.matrix(name, shape, Need::Required)?.ok_or_else(missing)
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.0.tensor(&format!("{name}.weight")).is_some()
-    }
-
     /// The biases of several matrices one behind the other, where each has one.
     fn biases<const N: usize>(
         &mut self,
@@ -326,6 +348,24 @@ impl Source for FileSource<'_> {
     fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Linear, ModelError> {
         let weight = self.must(name, &shape)?;
         Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.tensor(&format!("{name}.weight")).is_some()
+    }
+
+    fn reordered<const N: usize>(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        parts: [(usize, &dyn Fn(usize) -> usize); N],
+    ) -> Result<[Linear; N], ModelError> {
+        let tensor = self.must(name, &shape)?;
+        Ok(parts.map(|(n_rows, row)| {
+            let bytes: Vec<u8> = (0..n_rows).flat_map(|i| tensor.row(row(i))).copied().collect();
+            let weight = Tensor::in_memory(tensor.name(), [tensor.row_len(), n_rows], tensor.ty(), &bytes);
+            Linear { weight, bias: None }
+        }))
     }
 
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Linear>, ModelError> {

@@ -1,6 +1,6 @@
 //! Named shapes: their metadata read back, and they have as many parameters as the models they are named after.
 
-use metal_attention_model::{FeedForward, Mask, Mixer, ModelShape, ModelSpec};
+use metal_attention_model::{DeltaRuleSpec, FeedForward, Key, Mask, Mixer, ModelShape, ModelSpec};
 
 #[test]
 fn named_shapes_have_the_published_number_of_parameters() {
@@ -32,6 +32,12 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("olmoe-1b-7b", 6_919_161_856),
         ("deepseek-v2-lite", 15_706_484_224),
         ("lfm2-1.2b", 1_170_340_608),
+        // The part that reads text, without the layer that predicts a further token.
+        ("qwen3.5-0.8b", 752_393_024),
+        ("qwen3.5-4b", 4_205_751_296),
+        ("qwen3.5-27b", 26_895_998_464),
+        ("qwen3.5-35b-a3b", 34_660_610_688),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
         // Without the pooler, which files leave out.
         ("bge-small", 33_360_000 - 384 * 385),
         // With 30522 tokens, not filled up to 30528.
@@ -43,7 +49,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
         assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
     }
-    assert_eq!(ModelShape::all().len(), 30, "a named shape is not in the list above");
+    assert_eq!(ModelShape::all().len(), 35, "a named shape is not in the list above");
     assert!(ModelShape::named("smollm-136m").is_none());
 }
 
@@ -60,15 +66,21 @@ fn metadata_read_back_as_the_shape() {
                 Mixer::Attention(a) => {
                     assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (shape.n_head, shape.n_head_kv, shape.head_dim));
                     if let (Some(rope), Mask::Causal) = (a.rope(), a.mask) {
-                        assert_eq!((rope.n_rot, rope.freq_base), (shape.head_dim, shape.rope_freq_base));
+                        let n_rot = shape.keys.iter().find(|(name, _)| *name == "rope.dimension_count");
+                        let n_rot = n_rot.map_or(Key::U(shape.head_dim as u32), |(_, value)| *value);
+                        assert_eq!((Key::U(rope.n_rot as u32), rope.freq_base), (n_rot, shape.rope_freq_base));
                     }
                 }
                 Mixer::LatentAttention(a) => assert_eq!((a.n_head, a.head_dim()), (shape.n_head, shape.head_dim)),
                 Mixer::ShortConv(conv) => assert_eq!((conv.width, conv.n_tap), (shape.n_embd, 3)),
+                Mixer::DeltaRule(rule) => {
+                    let DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, .. } = *rule;
+                    assert_eq!((n_head_k, key_dim, value_dim, n_tap), (16, 128, 128, 4));
+                    assert_eq!(layer.state_elements(), 3 * (4096 + 128 * n_head_v) + 128 * 128 * n_head_v);
+                }
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
                 | Mixer::Rwkv6(_)
                 | Mixer::Rwkv7(_)
                 | Mixer::None => assert!(layer.state_elements() > 0 || layer.feed_forward != FeedForward::None),

@@ -3,7 +3,7 @@
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
     Activation, AttentionSpec, Dense, FeedForward, FeedForwardWeights, KvSource, Mask, Mixer, ModelError, ModelShape,
-    ModelSpec, NormKind, NormOver, Positions, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling, Weights,
+    ModelSpec, NormKind, NormOver, Positions, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling, StateLayout, Weights,
 };
 use proptest::prelude::*;
 
@@ -287,6 +287,13 @@ fn any_value() -> impl Strategy<Value = Value> {
 
 const KEYS: &[&str] = &[
     "shortconv.l_cache",
+    "ssm.group_count",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+    "ssm.conv_kernel",
+    "full_attention_interval",
+    "attention.recurrent_layers",
     "vocab_size",
     "context_length",
     "embedding_length",
@@ -378,7 +385,9 @@ proptest! {
             }
         }
         if let Ok(s) = ModelSpec::from_metadata(&m) {
-            prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0 && s.kv_elements_per_token() > 0);
+            let state_elements = StateLayout::new(&s).n_elements();
+            prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0);
+            prop_assert!(s.kv_elements_per_token() > 0 || state_elements > 0);
             for t in s.tensors() {
                 prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
             }

@@ -2,8 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention_model::{
-    AttentionWeights, DenseWeights, FeedForwardWeights, LayerWeights, MixerWeights, ModelError, ModelShape, ModelSpec,
-    NormWeights, Weights,
+    AttentionWeights, DenseWeights, FeedForwardWeights, LayerWeights, Linear, MixerWeights, ModelError, ModelShape,
+    ModelSpec, NormWeights, Weights,
 };
 
 fn shape(architecture: &'static str) -> ModelShape {
@@ -162,4 +162,57 @@ fn factors_of_whole_matrices_are_refused_unless_they_are_1() {
     // The second tensor is filled with 1; that of no matrix is nobody's business.
     load(&shape("llama"), |tensors| tensors.insert(1, factor(name))).unwrap();
     load(&shape("llama"), |tensors| tensors.push(factor("blk.0.ffn_up.input_scale"))).unwrap();
+}
+
+/// A file of Qwen3-Next in which each row of a matrix is filled with its number.
+fn qwen3next(older: bool) -> Weights {
+    let shape = ModelShape { n_layer: 1, ..ModelShape::custom("qwen3next").unwrap() };
+    let metadata = shape.metadata();
+    let spec = ModelSpec::from_metadata(&metadata).unwrap();
+    let declare =
+        |t: metal_attention_model::TensorSpec| TensorDecl { name: t.name, shape: t.shape, ty: TensorType::F32 };
+    let mut tensors: Vec<_> = shape.tensors(&spec).into_iter().map(declare).collect();
+    if older {
+        tensors.retain(|t| !["blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"].contains(&t.name.as_str()));
+        tensors.push(TensorDecl { name: "blk.0.ssm_in.weight".into(), shape: vec![256, 384], ty: TensorType::F32 });
+    }
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &tensors).unwrap();
+    for tensor in &tensors {
+        for i in 0..tensor.shape.iter().product::<usize>() {
+            writer.write(&((i / tensor.shape[0]) as f32).to_le_bytes()).unwrap();
+        }
+    }
+    Weights::load(&GgufFile::from_bytes(&writer.finish().unwrap()).unwrap(), &spec).unwrap()
+}
+
+#[test]
+fn rows_of_delta_rules_are_found_in_both_orders() {
+    let numbers = |linear: &Linear| -> Vec<usize> {
+        let values = linear.weight.to_f32();
+        values.chunks_exact(linear.weight.row_len()).map(|row| row[0] as usize).collect()
+    };
+    let rule = |weights: &Weights| match &weights.layers[0].mixer {
+        MixerWeights::DeltaRule(rule) => rule.clone(),
+        other => panic!("no delta rule: {other:?}"),
+    };
+    let range = |ranges: [std::ops::Range<usize>; 2]| ranges.into_iter().flatten().collect::<Vec<_>>();
+    // Two key heads of 32, each with two value heads of 32; of each key head two rows of beta and two of the decay.
+    for older in [false, true] {
+        let w = rule(&qwen3next(older));
+        assert_eq!((numbers(&w.beta), numbers(&w.decay)), (vec![0, 1, 4, 5], vec![2, 3, 6, 7]));
+        let [q, k, v, gate] = match older {
+            false => {
+                [range([0..32, 32..64]), range([64..96, 96..128]), range([128..192, 192..256]), range([0..64, 64..128])]
+            }
+            true => [
+                range([0..32, 192..224]),
+                range([32..64, 224..256]),
+                range([64..128, 256..320]),
+                range([128..192, 320..384]),
+            ],
+        };
+        assert_eq!([numbers(&w.q), numbers(&w.k), numbers(&w.v), numbers(&w.gate)], [q, k, v, gate], "{older}");
+        // Taps are turned round: those of all channels one after the other.
+        assert_eq!((w.taps[0], w.taps[255], w.taps[256]), (0.0, 255.0, 0.0));
+    }
 }

@@ -54,7 +54,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Mamba(_) => return Err("Mamba"),
         Mixer::Mamba2(_) => return Err("Mamba-2"),
         Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
-        Mixer::DeltaRule(_) => return Err("the gated delta rule"),
+        Mixer::DeltaRule(_) => return Err("the gated delta rule, a recurrent state"),
         Mixer::Rwkv6(_) => return Err("RWKV-6"),
         Mixer::Rwkv7(_) => return Err("RWKV-7"),
         Mixer::None => return Err("layers without a mixer"),

@@ -139,6 +139,8 @@ const KINDS: &[&str] = &[
     "mistral3.gguf",
     "lfm2.gguf",
     "lfm2moe.gguf",
+    "qwen35.gguf",
+    "qwen3next.gguf",
 ];
 
 #[test]

@@ -20,12 +20,23 @@ use toys::{Toy, batch, metadata, read, some_ids, toy};
 
 const N_CTX: usize = 400;
 
-/// Published models of each kind, and one that ends with a convolution.
+/// Published models of each kind, and some that end with a state.
 fn models() -> Vec<Toy> {
-    let published = ["lfm2.gguf", "lfm2moe.gguf"].map(|name| read(name, &more_architectures()[name]));
+    let published = ["lfm2.gguf", "lfm2moe.gguf", "qwen35.gguf", "qwen35moe.gguf", "qwen3next.gguf"];
+    let published = published.map(|name| read(name, &more_architectures()[name]));
     let mut ends = metadata("lfm2", 4, &[("shortconv.l_cache", 4)]);
     ends.set("lfm2.attention.head_count_kv", vec![0u32, 2, 0, 0]);
-    published.into_iter().chain([toy("a convolution last", &ends)]).collect()
+    let delta = [
+        ("ssm.group_count", 3),
+        ("ssm.state_size", 20),
+        ("ssm.time_step_rank", 6),
+        ("ssm.inner_size", 54),
+        ("ssm.conv_kernel", 3),
+        ("rope.dimension_count", 8),
+        ("full_attention_interval", 2),
+    ];
+    let delta = toy("the delta rule last, in heads of odd lengths", &metadata("qwen35", 3, &delta));
+    published.into_iter().chain([toy("a convolution last", &ends), delta]).collect()
 }
 
 fn options() -> CpuOptions {

@@ -6,7 +6,7 @@ use metal_attention_model::{
 
 use super::{Input, MIN_ELEMENTS, Run, add_bias, normalize_row, resize};
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
-use crate::kernels::elementwise::{RmsNorm, rope_apply};
+use crate::kernels::elementwise::{GateBySigmoid, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, Product, matmul};
 use crate::kv_cache::{Element, SharedCache, StoreKeyValue, padded};
 use crate::layers::PreparedLinear;
@@ -75,9 +75,11 @@ impl Run<'_> {
         self.show(&linears, Input::Normed);
         let s = &mut *self.s;
         resize(&mut s.q, n_tokens * n_q);
+        resize(&mut s.q_and_gate, if a.output_gate { n_tokens * 2 * n_q } else { 0 });
         resize(&mut s.k, n_tokens * n_kv);
         resize(&mut s.v, n_tokens * n_kv);
-        let mut products = vec![Product { matrix: &w.q.weight, rows: 0..n_tokens, y: &mut s.q, accumulate: false }];
+        let y = if a.output_gate { &mut s.q_and_gate } else { &mut s.q };
+        let mut products = vec![Product { matrix: &w.q.weight, rows: 0..n_tokens, y, accumulate: false }];
         for (linear, y) in [(&w.k, &mut s.k), (&w.v, &mut s.v)] {
             if let Some(linear) = linear {
                 products.push(Product { matrix: &linear.weight, rows: 0..n_tokens, y, accumulate: false });
@@ -89,11 +91,21 @@ impl Run<'_> {
         let s = &mut *self.s;
         let (isa, pages) = (self.isa, self.pages);
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
+        let q_and_gate = SharedMut::new(&mut s.q_and_gate);
         let turns = self.weights.rotation_of[layer].map(|i| &s.turns[i]);
         self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
-            add_bias(q, &w.q);
+            if a.output_gate {
+                // SAFETY: each token owns its row.
+                let both = unsafe { q_and_gate.slice(t * 2 * n_q, 2 * n_q) };
+                add_bias(both, &w.q);
+                for (q, both) in q.chunks_exact_mut(dim).zip(both.chunks_exact(2 * dim)) {
+                    q.copy_from_slice(&both[..dim]);
+                }
+            } else {
+                add_bias(q, &w.q);
+            }
             if let Some(linear) = &w.k {
                 add_bias(k, linear);
             }
@@ -245,6 +257,28 @@ impl Run<'_> {
             self.pool.for_each_if(tokens.len() > 1, heads.len(), &|i| join(heads[i]));
         }
         self.lap("attention");
+    }
+}
+
+impl Run<'_> {
+    /// Each head's result times the sigmoid of its gate, where heads have one.
+    pub(super) fn gate_heads(&mut self, a: &AttentionSpec) {
+        if !a.output_gate {
+            return;
+        }
+        let (isa, dim, s) = (self.isa, a.head_dim, &mut *self.s);
+        let (len, gates) = (a.n_head * dim, &s.q_and_gate);
+        let (worth, n_tokens) = (s.att.len() >= MIN_ELEMENTS, s.att.len() / len);
+        let att = SharedMut::new(&mut s.att);
+        self.pool.for_each_if(worth, n_tokens, &|t| {
+            // SAFETY: each token owns its row.
+            let row = unsafe { att.slice(t * len, len) };
+            let gates = &gates[t * 2 * len..][..2 * len];
+            for (x, both) in row.chunks_exact_mut(dim).zip(gates.chunks_exact(2 * dim)) {
+                isa.run(GateBySigmoid { x, gate: &both[dim..] });
+            }
+        });
+        self.lap("attention_gate");
     }
 }
 

@@ -1,9 +1,37 @@
-//! The gated delta rule.
+//! The gated delta rule: projections, convolution, gates, the recurrence, and the gated norm of its result.
 
 use metal_attention_model::{BatchToken, DeltaRuleSpec, DeltaRuleWeights};
 
-use super::Run;
+use super::{Input, Run, resize};
+use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::recurrent::convolution::Convolution;
+use crate::kernels::recurrent::delta_rule::DeltaRule;
+use crate::kernels::recurrent::gated_norm::GatedNorm;
+use crate::kernels::recurrent::gates::L2Norm;
+use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
+use crate::shared::SharedMut;
+
+/// Tokens that a task takes through all steps at once: what lies between these stays in its cache.
+const BLOCK: usize = 16;
+
+/// What lies between the projections and the recurrence.
+#[derive(Default)]
+pub(super) struct DeltaScratch {
+    /// What beta comes of, `[n_tokens, n_head_v]`.
+    beta: Vec<f32>,
+    /// What the decay comes of, `[n_tokens, n_head_v]`.
+    decay: Vec<f32>,
+    /// Of each task queries, keys and values after the convolution, `[BLOCK, key_dim]` twice and `[BLOCK, value_dim]`, and
+    /// decays and betas, `[BLOCK]` each.
+    blocks: Vec<f32>,
+}
+
+impl DeltaScratch {
+    pub(super) fn bytes(&self) -> usize {
+        4 * (self.beta.capacity() + self.decay.capacity() + self.blocks.capacity())
+    }
+}
 
 impl Run<'_> {
     /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
@@ -15,6 +43,207 @@ impl Run<'_> {
         w: &DeltaRuleWeights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        todo!("{layer} {spec:?} {} {tokens:?}", w.out.name)
+        let (n, n_keys, n_values, n_head_v) = (tokens.len(), spec.n_keys(), spec.n_values(), spec.n_head_v);
+        self.show(&[&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay], Input::Normed);
+        let s = &mut *self.s;
+        let products = [
+            (&w.q, &mut s.q, n_keys),
+            (&w.k, &mut s.k, n_keys),
+            (&w.v, &mut s.v, n_values),
+            (&w.gate, &mut s.gate, n_values),
+            (&w.beta, &mut s.delta.beta, n_head_v),
+            (&w.decay, &mut s.delta.decay, n_head_v),
+        ];
+        let mut products = products.map(|(linear, y, width)| {
+            resize(y, n * width);
+            Product { matrix: &linear.weight, rows: 0..n, y, accumulate: false }
+        });
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        self.lap("matmul_delta_rule");
+
+        let s = &mut *self.s;
+        let of_block = block_elements(spec);
+        resize(&mut s.att, n * n_values);
+        resize(&mut s.delta.blocks, spec.n_head_k * of_block);
+        let (blocks, out) = (SharedMut::new(&mut s.delta.blocks), SharedMut::new(&mut s.att));
+        let inputs = Inputs { q: &s.q, k: &s.k, v: &s.v, gate: &s.gate, beta: &s.delta.beta, decay: &s.delta.decay };
+        let (states, segments) = (self.states, self.pages.segments(tokens));
+        let of_head = state_of_head(spec);
+        self.pool.for_each(spec.n_head_k, &|head| {
+            // SAFETY: the task's own block.
+            let block = unsafe { blocks.slice(head * of_block, of_block) };
+            let mut task = Task { isa: self.isa, spec, w, inputs, head, block, out: &out };
+            let mut first = 0;
+            for segment in segments {
+                // SAFETY: the task has the state of this key head and its value heads for itself, and goes through the
+                // segments in order.
+                let (before, after) = unsafe { states.parts(layer, segment, head * of_head..(head + 1) * of_head) };
+                task.segment(first, segment.n, before, after);
+                first += segment.n;
+            }
+        });
+        self.lap("delta_rule");
     }
+}
+
+/// The state of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries and
+/// of keys and `[n_tap - 1, value_dim]` of each value head, then the matrix of each value head.
+fn state_of_head(spec: &DeltaRuleSpec) -> usize {
+    spec.state_elements() / spec.n_head_k
+}
+
+/// Floats that a task works in.
+fn block_elements(spec: &DeltaRuleSpec) -> usize {
+    BLOCK * (2 * spec.key_dim + spec.value_dim + 2)
+}
+
+/// What the projections gave, a row for each token.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    gate: &'a [f32],
+    beta: &'a [f32],
+    decay: &'a [f32],
+}
+
+/// A key head with the value heads that read it, of all tokens.
+struct Task<'a, 'b> {
+    isa: crate::simd::Isa,
+    spec: &'a DeltaRuleSpec,
+    w: &'a DeltaRuleWeights<PreparedLinear>,
+    inputs: Inputs<'a>,
+    head: usize,
+    block: &'a mut [f32],
+    out: &'a SharedMut<'b, f32>,
+}
+
+impl Task<'_, '_> {
+    /// `n` tokens from `first` on, which go on from the state `before`, or from what `after` holds.
+    fn segment(&mut self, first: usize, n: usize, before: Option<&[f32]>, after: &mut [f32]) {
+        let spec = self.spec;
+        let of_matrix = spec.key_dim * spec.value_dim;
+        let n_matrices = spec.n_shared() * of_matrix;
+        let (inputs, matrices) = after.split_at_mut(after.len() - n_matrices);
+        if let Some(before) = before {
+            inputs.copy_from_slice(&before[..inputs.len()]);
+        }
+        for start in (0..n).step_by(BLOCK) {
+            let count = BLOCK.min(n - start);
+            // Where the matrices before the first token lie.
+            let before = before.filter(|_| start == 0).map(|before| &before[inputs.len()..]);
+            self.convolve_keys(first + start, count, inputs);
+            for i in 0..spec.n_shared() {
+                let matrix = i * of_matrix..(i + 1) * of_matrix;
+                let before = before.map(|before| &before[matrix.clone()]);
+                self.value_head(first + start, count, i, inputs, before, &mut matrices[matrix]);
+            }
+        }
+    }
+
+    /// The block's queries and keys: convolution, norm, and the queries' scale.
+    fn convolve_keys(&mut self, first: usize, count: usize, state: &mut [f32]) {
+        let DeltaRuleSpec { key_dim, n_tap, eps, .. } = *self.spec;
+        let (channel, n_keys) = (self.head * key_dim, self.spec.n_keys());
+        let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
+        let k = &mut rest[..BLOCK * key_dim];
+        let (of_q, of_k) = state.split_at_mut((n_tap - 1) * key_dim);
+        let queries = Part { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
+        let keys = Part { x: self.inputs.k, tap: n_keys + channel, ..queries };
+        convolve(self.isa, self.spec, self.w, &queries, first, count, of_q, q);
+        convolve(self.isa, self.spec, self.w, &keys, first, count, &mut of_k[..(n_tap - 1) * key_dim], k);
+        let scale = 1.0 / (key_dim as f32).sqrt();
+        for (rows, scale) in [(q, scale), (k, 1.0)] {
+            for x in rows.chunks_exact_mut(key_dim).take(count) {
+                self.isa.run(L2Norm { x, eps, scale });
+            }
+        }
+    }
+
+    /// The `i`-th value head of the block, up to its gated norm.
+    fn value_head(
+        &mut self,
+        first: usize,
+        count: usize,
+        i: usize,
+        state: &mut [f32],
+        before: Option<&[f32]>,
+        matrix: &mut [f32],
+    ) {
+        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_v, eps, .. } = *self.spec;
+        let (head, n_values) = (self.spec.value_head(self.head, i), self.spec.n_values());
+        let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
+        let (k, rest) = rest.split_at_mut(BLOCK * key_dim);
+        let (v, gates) = rest.split_at_mut(BLOCK * value_dim);
+        let (decays, betas) = gates.split_at_mut(BLOCK);
+        let channel = head * value_dim;
+        let values =
+            Part { x: self.inputs.v, width: n_values, channel, tap: 2 * self.spec.n_keys() + channel, dim: value_dim };
+        let of_values = (n_tap - 1) * value_dim;
+        let of_v = &mut state[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
+        convolve(self.isa, self.spec, self.w, &values, first, count, of_v, v);
+        for t in 0..count {
+            let at = (first + t) * n_head_v + head;
+            decays[t] = (softplus(self.inputs.decay[at] + self.w.dt_bias[head]) * self.w.a[head]).exp();
+            betas[t] = 1.0 / (1.0 + (-self.inputs.beta[at]).exp());
+        }
+        let out = first * n_values + channel;
+        let rule = DeltaRule {
+            q: Rows::new(q, count, key_dim, key_dim),
+            k: Rows::new(k, count, key_dim, key_dim),
+            v: Rows::new(v, count, value_dim, value_dim),
+            decay: Rows::new(decays, count, 1, 1),
+            beta: Rows::new(betas, count, 1, 1),
+            before: before.map(|before| Rows::new(before, key_dim, value_dim, value_dim)),
+            state: RowsMut::new(matrix, key_dim, value_dim, value_dim),
+            // SAFETY: nobody else writes this head's results of these tokens.
+            out: unsafe { RowsMut::shared(self.out, out, count, value_dim, n_values) },
+        };
+        run_tokens(self.isa, &rule);
+        for t in 0..count {
+            let gate = &self.inputs.gate[out + t * n_values..][..value_dim];
+            // SAFETY: as above, and the recurrence is through with them.
+            let x = unsafe { self.out.slice(out + t * n_values, value_dim) };
+            self.isa.run(GatedNorm { x, weight: &self.w.norm, gate, eps });
+        }
+    }
+}
+
+/// Some channels of what a projection gave.
+struct Part<'a> {
+    /// `[n_tokens, width]`
+    x: &'a [f32],
+    width: usize,
+    /// The first of `dim` channels, in a row of `x` and in one of the taps.
+    channel: usize,
+    tap: usize,
+    dim: usize,
+}
+
+/// The convolution of `count` tokens from `first` on, `[count, dim]`; `state` holds the inputs before them.
+#[expect(clippy::too_many_arguments)]
+fn convolve(
+    isa: crate::simd::Isa,
+    spec: &DeltaRuleSpec,
+    w: &DeltaRuleWeights<PreparedLinear>,
+    &Part { x, width, channel, tap, dim }: &Part<'_>,
+    first: usize,
+    count: usize,
+    state: &mut [f32],
+    out: &mut [f32],
+) {
+    isa.run(Convolution {
+        x: Rows::new(&x[first * width + channel..], count, dim, width),
+        weights: Rows::new(&w.taps[tap..], spec.n_tap, dim, spec.n_channels()),
+        bias: None,
+        silu: true,
+        state: RowsMut::new(state, spec.n_tap - 1, dim, dim),
+        out: RowsMut::new(out, count, dim, dim),
+    });
+}
+
+/// `ln(1 + e^x)`
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }

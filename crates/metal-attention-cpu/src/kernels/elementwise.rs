@@ -2,6 +2,7 @@
 
 use metal_attention_model::{Activation, RopeLayout};
 
+use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
 /// `out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]` (arXiv 1910.07467).
@@ -82,6 +83,34 @@ impl Kernel for LayerNorm<'_> {
             }
             for i in whole..x.len() {
                 out[i] = (x[i] - mean) * factor * weight[i] + bias.map_or(0.0, |bias| bias[i]);
+            }
+        }
+    }
+}
+
+/// `x[i] = x[i] * sigmoid(gate[i])`.
+pub(crate) struct GateBySigmoid<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) gate: &'a [f32],
+}
+
+impl Kernel for GateBySigmoid<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { x, gate } = self;
+        assert_eq!(x.len(), gate.len(), "rows of one length");
+        let whole = x.len() / LANES * LANES;
+        let n = x.len() - whole;
+        // SAFETY: vectors lie inside the slices.
+        unsafe {
+            for i in (0..whole).step_by(LANES) {
+                let p = x.as_mut_ptr().add(i);
+                S::f_store(p, S::f_mul(S::f_load(p), sigmoid::<S>(S::f_load(gate.as_ptr().add(i)))));
+            }
+            if n > 0 {
+                let (p, gate) = (x.as_mut_ptr().add(whole), gate.as_ptr().add(whole));
+                let y = S::f_mul(load::<S, true>(p, n), sigmoid::<S>(load::<S, true>(gate, n)));
+                store::<S, true>(p, y, n);
             }
         }
     }

@@ -64,7 +64,14 @@ pub(super) fn attention(
 
 /// The rest of such a decoder around these mixers, one a layer.
 pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
-    let n_ff = k.per_layer("feed_forward_length", mixers.len())?.ok_or_else(|| k.missing("feed_forward_length"))?;
+    let n_ff = match k.per_layer("feed_forward_length", mixers.len())? {
+        Some(widths) => widths,
+        // Models that have nothing but experts may leave it out.
+        None => {
+            let widths = k.per_layer("expert_feed_forward_length", mixers.len())?;
+            widths.ok_or_else(|| k.missing("feed_forward_length"))?
+        }
+    };
     let norm = k.norm(norm)?;
     let layer = |(mixer, n_ff)| LayerSpec {
         mixer_norm: Some(norm),

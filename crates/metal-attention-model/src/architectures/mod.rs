@@ -28,6 +28,7 @@ mod openelm;
 mod phi;
 mod plamo;
 mod qwen;
+mod qwen_hybrid;
 mod stablelm;
 
 use crate::keys::Keys;
@@ -119,7 +120,10 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("qwen2moe",       qwen::qwen2moe),
     ("qwen2vl",        qwen::qwen2),
     ("qwen3",          qwen::qwen3),
+    ("qwen35",         qwen_hybrid::qwen35),
+    ("qwen35moe",      qwen_hybrid::qwen35moe),
     ("qwen3moe",       qwen::qwen3moe),
+    ("qwen3next",      qwen_hybrid::qwen3next),
     ("qwen3vl",        qwen::qwen3),
     ("qwen3vlmoe",     qwen::qwen3moe),
     ("refact",         llama::refact),

@@ -1,32 +1,120 @@
-//! The gated delta rule (arXiv 2412.06464).
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) as Qwen 3.5 and Qwen3-Next have it.
 
 use crate::Linear;
 use crate::tensors::{Need, Source};
 
-/// A gated delta rule.
+/// A gated delta rule. Queries, keys and values go through a causal convolution with SiLU, of each channel by itself; each
+/// head of queries and keys is divided by its length, queries by `sqrt(key_dim)`, too. Each head of values has a state `S`,
+/// `[key_dim, value_dim]`, and with `decay = exp(a softplus(W_decay x + dt_bias))`, `beta = sigmoid(W_beta x)` a token does
+///
+/// `S = decay S; S = S + k^T beta (v - k S); o = q S`, then `RMSNorm(o) * silu(gate)`, and `W_out` of all heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleSpec {
-    /// Channels.
-    pub width: usize,
+    /// Heads of queries, and of keys.
+    pub n_head_k: usize,
+    /// Heads of values, and so of the state; a multiple of `n_head_k`.
+    pub n_head_v: usize,
+    /// Elements of a query or key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// Tokens that a result of the convolution sees, its own included; at least 2.
+    pub n_tap: usize,
+    /// Which value heads read which key head.
+    pub sharing: KeySharing,
+    /// Whether files have the matrices of `beta` and of the decay in one, `ssm_ba`: of each key head the rows of its value
+    /// heads for `beta`, then those for the decay.
+    pub paired_gates: bool,
+    /// Epsilon of the norms.
+    pub eps: f32,
+}
+
+/// Which value heads read which key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeySharing {
+    /// Value head `h` reads key head `h mod n_head_k`.
+    InTurns,
+    /// Value head `h` reads key head `h / (n_head_v / n_head_k)`.
+    Grouped,
 }
 
 impl DeltaRuleSpec {
-    /// Elements of the state.
+    /// Elements of a token's queries, or keys.
+    pub fn n_keys(&self) -> usize {
+        self.n_head_k * self.key_dim
+    }
+
+    /// Elements of a token's values.
+    pub fn n_values(&self) -> usize {
+        self.n_head_v * self.value_dim
+    }
+
+    /// Channels of the convolution: queries, keys, values.
+    pub fn n_channels(&self) -> usize {
+        2 * self.n_keys() + self.n_values()
+    }
+
+    /// Value heads that read the same key head.
+    pub fn n_shared(&self) -> usize {
+        self.n_head_v / self.n_head_k
+    }
+
+    /// The `i`-th of the value heads that read key head `head`.
+    pub fn value_head(&self, head: usize, i: usize) -> usize {
+        match self.sharing {
+            KeySharing::InTurns => i * self.n_head_k + head,
+            KeySharing::Grouped => head * self.n_shared() + i,
+        }
+    }
+
+    /// Elements of the state: the last `n_tap - 1` inputs of the convolution, and a matrix for each value head.
     pub fn state_elements(&self) -> usize {
-        self.width
+        (self.n_tap - 1) * self.n_channels() + self.n_head_v * self.key_dim * self.value_dim
     }
 }
 
-/// Weights of such a part.
+/// Weights of a gated delta rule.
 #[derive(Debug, Clone)]
 pub struct DeltaRuleWeights<L = Linear> {
-    /// Output, `[n_embd, width]`.
+    /// Queries, `[n_keys, n_embd]`.
+    pub q: L,
+    /// Keys, `[n_keys, n_embd]`.
+    pub k: L,
+    /// Values, `[n_values, n_embd]`.
+    pub v: L,
+    /// The gate of the result, `[n_values, n_embd]`.
+    pub gate: L,
+    /// What `beta` comes of, `[n_head_v, n_embd]`.
+    pub beta: L,
+    /// What the decay comes of, `[n_head_v, n_embd]`.
+    pub decay: L,
+    /// Factors of each channel, those of the oldest token first, `[n_tap, n_channels]`.
+    pub taps: Vec<f32>,
+    /// Added to what the decay comes of, `[n_head_v]`.
+    pub dt_bias: Vec<f32>,
+    /// How fast the state decays, `[n_head_v]`: below 0.
+    pub a: Vec<f32>,
+    /// Weight of the norm of each head's result, `[value_dim]`.
+    pub norm: Vec<f32>,
+    /// Output, `[n_embd, n_values]`.
     pub out: L,
 }
 
 impl<L> DeltaRuleWeights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<DeltaRuleWeights<M>, E> {
-        Ok(DeltaRuleWeights { out: f(&self.out)? })
+        Ok(DeltaRuleWeights {
+            q: f(&self.q)?,
+            k: f(&self.k)?,
+            v: f(&self.v)?,
+            gate: f(&self.gate)?,
+            beta: f(&self.beta)?,
+            decay: f(&self.decay)?,
+            taps: self.taps.clone(),
+            dt_bias: self.dt_bias.clone(),
+            a: self.a.clone(),
+            norm: self.norm.clone(),
+            out: f(&self.out)?,
+        })
     }
 }
 
@@ -37,5 +125,51 @@ pub(crate) fn build<S: Source>(
     p: &str,
     n_embd: usize,
 ) -> Result<DeltaRuleWeights<S::Linear>, S::Error> {
-    Ok(DeltaRuleWeights { out: source.required(&format!("{p}ssm_out"), [spec.width, n_embd], Need::None)? })
+    let (n_keys, n_values, n_head_v) = (spec.n_keys(), spec.n_values(), spec.n_head_v);
+    let [q, k, v, gate] = inputs(source, spec, p, n_embd)?;
+    let [beta, decay] = if spec.paired_gates {
+        // The row of a value head's beta; that of its decay comes as many rows later as value heads share the key head.
+        let n = spec.n_shared();
+        let row = move |head: usize| head / n * 2 * n + head % n;
+        let parts = [(n_head_v, &row as &dyn Fn(usize) -> usize), (n_head_v, &move |head| row(head) + n)];
+        source.reordered(&format!("{p}ssm_ba"), [n_embd, 2 * n_head_v], parts)?
+    } else {
+        let mut of = |name: &str| source.required(&format!("{p}{name}"), [n_embd, n_head_v], Need::None);
+        [of("ssm_beta")?, of("ssm_alpha")?]
+    };
+    let (n_tap, n_channels) = (spec.n_tap, 2 * n_keys + n_values);
+    let of_channels = source.channels(&format!("{p}ssm_conv1d.weight"), n_tap, n_channels)?;
+    let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
+    Ok(DeltaRuleWeights {
+        q,
+        k,
+        v,
+        gate,
+        beta,
+        decay,
+        taps: (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect(),
+        dt_bias: vector("ssm_dt.bias", n_head_v)?,
+        a: vector("ssm_a", n_head_v)?,
+        norm: vector("ssm_norm.weight", spec.value_dim)?,
+        out: source.required(&format!("{p}ssm_out"), [n_values, n_embd], Need::None)?,
+    })
+}
+
+/// Queries, keys, values and gate: in `attn_qkv` and `attn_gate`, or, in older files of models with grouped heads, in one
+/// matrix, `ssm_in`, which has these four of each key head one below the other.
+fn inputs<S: Source>(source: &mut S, spec: &DeltaRuleSpec, p: &str, n_embd: usize) -> Result<[S::Linear; 4], S::Error> {
+    let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
+    let in_one = format!("{p}ssm_in");
+    if spec.sharing == KeySharing::Grouped && source.has(&in_one) {
+        let (key_dim, of_values) = (spec.key_dim, spec.n_shared() * spec.value_dim);
+        let of_head = 2 * (key_dim + of_values);
+        let rows = |start: usize, n: usize| move |row: usize| row / n * of_head + start + row % n;
+        let (q, k) = (rows(0, key_dim), rows(key_dim, key_dim));
+        let (v, gate) = (rows(2 * key_dim, of_values), rows(2 * key_dim + of_values, of_values));
+        let parts = [(n_keys, &q as &dyn Fn(usize) -> usize), (n_keys, &k), (n_values, &v), (n_values, &gate)];
+        return source.reordered(&in_one, [n_embd, 2 * (n_keys + n_values)], parts);
+    }
+    let parts = [("attn_q", n_keys), ("attn_k", n_keys), ("attn_v", n_values)];
+    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Need::None, true)?;
+    Ok([q, k, v, source.required(&format!("{p}attn_gate"), [n_embd, n_values], Need::None)?])
 }

@@ -56,7 +56,14 @@ pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
         let n: usize = tensor.shape.iter().product();
         // So that activations keep their size from layer to layer, and softmax sees more than one position.
         let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
-        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { 1.0 + 0.3 * random() });
+        // Of a state most is left after a token.
+        let (mean, scale) = match tensor.name.rsplit_once('.') {
+            Some((_, "ssm_a")) => (-4.0, 1.0),
+            Some((role, "bias")) if role.ends_with("ssm_dt") => (-4.0, 1.0),
+            _ if tensor.is_matrix() => (0.0, scale),
+            _ => (1.0, 0.3),
+        };
+        let values = (0..n).map(|_| mean + scale * random());
         let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
         writer.write(&bytes).expect("memory");
     }

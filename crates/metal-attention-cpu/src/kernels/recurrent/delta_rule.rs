@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{dot, row};
+use super::vectors::{dot, row_from};
 use super::{Head, Rows, RowsMut, Scratch, padded};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
@@ -30,6 +30,8 @@ pub(crate) struct DeltaRule<'a> {
     pub(crate) decay: Rows<'a>,
     /// `[n_tokens, 1]`, in 0..=1
     pub(crate) beta: Rows<'a>,
+    /// The state before the first token, `[key_dim, value_dim]`, where it is not what `state` holds: then that is overwritten.
+    pub(crate) before: Option<Rows<'a>>,
     /// `[key_dim, value_dim]`, changed in place
     pub(crate) state: RowsMut<'a>,
     /// `[n_tokens, value_dim]`
@@ -57,6 +59,8 @@ impl Head for DeltaRule<'_> {
         assert_eq!((self.decay.count, self.decay.width), (n_tokens, 1), "the decays");
         assert_eq!((self.beta.count, self.beta.width), (n_tokens, 1), "the writing strengths");
         assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
+        let before = self.before.is_none_or(|before| (before.count, before.width) == (key_dim, value_dim));
+        assert!(before, "the state before");
         assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
     }
 
@@ -69,7 +73,11 @@ impl Head for DeltaRule<'_> {
         // SAFETY: rows and columns that there are.
         unsafe {
             let state = self.state.ptr.add(column);
-            let mut u = dot::<S, V, PART>(k, state, stride, n);
+            let (from, from_stride) = match &self.before {
+                Some(before) if token == 0 => (before.ptr.add(column), before.stride),
+                _ => (state.cast_const(), stride),
+            };
+            let mut u = dot::<S, V, PART>(k, from, from_stride, n);
             let (decays, beta) = (S::f_splat(decay), S::f_splat(beta));
             for v in 0..V {
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
@@ -79,12 +87,15 @@ impl Head for DeltaRule<'_> {
             let mut odd = [S::f_splat(0.0); V];
             let mut i = 0;
             while i + 2 <= k.len() {
-                row::<S, V, PART>(state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
-                row::<S, V, PART>(state.add((i + 1) * stride), decays, k[i + 1], q[i + 1], &u, &mut odd, n);
+                let (first, second) = (from.add(i * from_stride), from.add((i + 1) * from_stride));
+                row_from::<S, V, PART>(first, state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
+                let state = state.add((i + 1) * stride);
+                row_from::<S, V, PART>(second, state, decays, k[i + 1], q[i + 1], &u, &mut odd, n);
                 i += 2;
             }
             if i < k.len() {
-                row::<S, V, PART>(state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
+                let last = from.add(i * from_stride);
+                row_from::<S, V, PART>(last, state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
@@ -112,6 +123,12 @@ impl Head for DeltaRule<'_> {
         let betas = scratch.take(C);
         let since = scratch.take(C);
 
+        if let Some(before) = self.before.filter(|_| first == 0) {
+            for i in 0..key_dim {
+                // SAFETY: rows that there are, of the same length; the state is nobody else's.
+                unsafe { std::ptr::copy_nonoverlapping(before.at(i), self.state.at(i), value_dim) };
+            }
+        }
         // Keys the other way round, `[key_dim, C]`.
         for j in 0..n {
             for (i, k) in self.k.row(first + j).iter().enumerate() {

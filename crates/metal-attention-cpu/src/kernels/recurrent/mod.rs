@@ -15,6 +15,7 @@
 
 pub(crate) mod convolution;
 pub(crate) mod delta_rule;
+pub(crate) mod gated_norm;
 pub(crate) mod gates;
 pub(crate) mod mamba;
 pub(crate) mod mamba2;

@@ -60,12 +60,33 @@ pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool>(
     n: usize,
 ) {
     // SAFETY: as the caller vouches.
+    unsafe { row_from::<S, V, PART>(row, row, decay, key, query, u, sum, n) }
+}
+
+/// [`row`] where the row before the token lies elsewhere.
+///
+/// # Safety
+///
+/// As for [`row`], and of both.
+#[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
+#[inline(always)]
+pub(super) unsafe fn row_from<S: Simd, const V: usize, const PART: bool>(
+    from: *const f32,
+    row: *mut f32,
+    decay: S::F,
+    key: f32,
+    query: f32,
+    u: &[S::F; V],
+    sum: &mut [S::F; V],
+    n: usize,
+) {
+    // SAFETY: as the caller vouches.
     unsafe {
         let (key, query) = (S::f_splat(key), S::f_splat(query));
         for v in 0..V {
-            let p = row.add(v * LANES);
-            let s = S::f_fma(key, u[v], S::f_mul(decay, load::<S, PART>(p, n)));
-            store::<S, PART>(p, s, n);
+            let before = load::<S, PART>(from.add(v * LANES), n);
+            let s = S::f_fma(key, u[v], S::f_mul(decay, before));
+            store::<S, PART>(row.add(v * LANES), s, n);
             sum[v] = S::f_fma(query, s, sum[v]);
         }
     }

@@ -1,6 +1,6 @@
 use metal_attention_model::{Activation, RopeLayout};
 
-use crate::kernels::elementwise::{Activate, LayerNorm, RmsNorm, rope_apply};
+use crate::kernels::elementwise::{Activate, GateBySigmoid, LayerNorm, RmsNorm, rope_apply};
 use crate::simd::Isa;
 use crate::test_support::Random;
 
@@ -152,6 +152,21 @@ fn rope_turns_each_pair_by_its_angle() {
                 assert!((f64::from(head[i]) - want[i]).abs() <= 1e-6, "{layout:?} {head_dim} {n_rot} [{i}]");
             }
             assert_eq!(head[n_rot..], before[n_rot..], "{layout:?}: what lies behind the rotated part");
+        }
+    }
+}
+
+#[test]
+fn gates_by_sigmoid() {
+    let mut random = Random(9);
+    for (isa, n) in Isa::available().into_iter().flat_map(|isa| LENGTHS.map(|n| (isa, n))) {
+        let (x, gate) = (random.floats(n, 3.0), random.floats(n, 20.0));
+        let mut found = x.clone();
+        isa.run(GateBySigmoid { x: &mut found, gate: &gate });
+        for i in 0..n {
+            let want = f64::from(x[i]) / (1.0 + (-f64::from(gate[i])).exp());
+            let error = (f64::from(found[i]) - want).abs();
+            assert!(error <= 1e-6 * want.abs(), "{isa:?} {n} [{i}]: {} {want}", found[i]);
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::{Padded, nmse, wide};
 use crate::kernels::recurrent::RowsMut;
 use crate::kernels::recurrent::convolution::Convolution;
+use crate::kernels::recurrent::gated_norm::GatedNorm;
 use crate::kernels::recurrent::gates::{L2Norm, Softplus};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::shared::SharedMut;
@@ -193,4 +194,22 @@ fn rows_of_a_shared_buffer() {
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make(5, 4, 6, 10))).is_err());
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make(0, 4, 11, 10))).is_err());
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make(usize::MAX, 1, 6, 10))).is_err());
+}
+
+#[test]
+fn gated_norms() {
+    let mut random = Random(6);
+    for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 64, 128, 150].map(|n| (isa, n))) {
+        for (limit, eps) in [(1.0, 1e-6), (1e-4, 1e-3), (300.0, 1e-5)] {
+            let (x, weight, gate) = (random.floats(n, limit), random.floats(n, 2.0), random.floats(n, 9.0));
+            let mean = wide(&x).map(|x| x * x).sum::<f64>() / n as f64;
+            let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+            let gates = wide(&gate).map(|gate| gate / (1.0 + (-gate).exp()));
+            let want: Vec<f64> = wide(&x).zip(wide(&weight)).zip(gates).map(|((x, w), g)| x * factor * w * g).collect();
+            let mut found = x;
+            isa.run(GatedNorm { x: &mut found, weight: &weight, gate: &gate, eps });
+            let error = nmse(wide(&found), &want);
+            assert!(error < 1e-12, "{isa:?} {n} of {limit}: {error:e}");
+        }
+    }
 }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Decay, Form, Mixer, Padded, run};
+use super::{Decay, FORMS, Form, Mixer, Padded, run};
+use crate::kernels::recurrent::Rows;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::rwkv6::Rwkv6;
@@ -74,6 +75,7 @@ impl Mixer for Delta {
             v: self.v.part(tokens.clone(), columns.clone()),
             decay: self.decay.rows(tokens.clone()),
             beta: self.beta.rows(tokens.clone()),
+            before: None,
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
@@ -367,4 +369,32 @@ of_each_head! {
     mamba2: Space, 128;
     rwkv6: Finch, 64;
     rwkv7: Goose, 64;
+}
+
+/// Tokens that go on from a state which lies elsewhere, and stays as it is.
+#[test]
+fn a_state_goes_on_in_another_place() {
+    let mut random = Random(5);
+    let (rows, columns) = (24, 40);
+    for (n, form) in [1, 40].into_iter().flat_map(|n| FORMS.map(|form| (n, form))) {
+        let delta = Delta::random(&mut random, Decay::Usual, n, rows, columns);
+        let before = random.floats(rows * columns, 1.0);
+        for isa in Isa::available() {
+            let want = delta.run_all(isa, form, &before);
+            let mut state = Padded::new(rows, columns, || f32::NAN);
+            let mut out = delta.empty_out();
+            let head = DeltaRule {
+                q: delta.q.rows(0..n),
+                k: delta.k.rows(0..n),
+                v: delta.v.rows(0..n),
+                decay: delta.decay.rows(0..n),
+                beta: delta.beta.rows(0..n),
+                before: Some(Rows::new(&before, rows, columns, columns)),
+                state: state.part_mut(0..rows, 0..columns),
+                out: out.part_mut(0..n, 0..columns),
+            };
+            run(isa, form, &head);
+            assert_eq!((out.all(), state.all()), want, "{isa:?} {form:?} {n} tokens");
+        }
+    }
 }

@@ -1,0 +1,94 @@
+//! Qwen 3.5 (and 3.6) and Qwen3-Next: the gated delta rule in most layers, attention with a gated result in the others, of
+//! whose heads a part is rotated. (Sections of the rotation are for pictures: with equal positions they are the plain one.)
+
+use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
+use crate::feed_forward::RouterScore;
+use crate::keys::Keys;
+use crate::recurrent::{DeltaRuleSpec, KeySharing};
+use crate::spec::{Mixer, NormKind};
+use crate::{ModelError, ModelSpec, RopeLayout};
+
+/// Far more than files have: 4.
+const MAX_TAPS: usize = 16;
+
+/// Qwen 3.5 with dense feed-forwards.
+pub(super) fn qwen35(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    hybrid(k, KeySharing::InTurns, false)
+}
+
+/// Qwen 3.5 with experts.
+pub(super) fn qwen35moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = qwen35(k)?;
+    add_experts(k, &mut m).map(|()| m)
+}
+
+/// Qwen3-Next: its value heads read their key heads in groups.
+pub(super) fn qwen3next(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = hybrid(k, KeySharing::Grouped, true)?;
+    add_experts(k, &mut m).map(|()| m)
+}
+
+/// What they have in common.
+fn hybrid(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool) -> Result<ModelSpec, ModelError> {
+    let n_layer = k.n_layer()?;
+    let norm = k.norm(NormKind::Rms)?;
+    let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
+    let head_count_kv = k.per_layer_or_none("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
+    let recurrent = recurrent_layers(k, n_layer)?;
+    let rule = Mixer::DeltaRule(delta_rule(k, sharing, paired_gates, norm.eps)?);
+    let mixer = |i: usize| match recurrent[i] {
+        true => Ok(rule.clone()),
+        false => {
+            let kv = head_count_kv[i];
+            k.check("attention.head_count_kv", kv, kv > 0, "layers with attention must have heads of keys")?;
+            attention(k, RopeLayout::Halves, head_count[0], (head_count[i], kv))
+        }
+    };
+    let mixers = (0..n_layer).map(mixer).collect::<Result<_, _>>()?;
+    let mut m = around(k, NormKind::Rms, mixers)?;
+    m.norm_heads(norm.eps);
+    let scale = k.opt_positive_f32("attention.scale")?;
+    for (_, a) in m.attention_mut() {
+        a.output_gate = true;
+        a.scale = scale.unwrap_or(a.scale);
+    }
+    for layer in &mut m.layers {
+        layer.feed_forward_norm = Some(norm.named("post_attention_norm"));
+    }
+    Ok(m)
+}
+
+/// Which layers have the delta rule: as `attention.recurrent_layers` says, layer by layer, or all but each so-many-th.
+fn recurrent_layers(k: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, ModelError> {
+    if let Some(flags) = k.layer_flags("attention.recurrent_layers", n_layer)? {
+        return Ok(flags);
+    }
+    let interval = k.opt_positive("full_attention_interval")?.unwrap_or(4);
+    Ok((0..n_layer).map(|i| !(i + 1).is_multiple_of(interval)).collect())
+}
+
+fn delta_rule(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool, eps: f32) -> Result<DeltaRuleSpec, ModelError> {
+    let (n_head_k, n_head_v) = (k.positive("ssm.group_count")?, k.positive("ssm.time_step_rank")?);
+    let (key_dim, n_values) = (k.positive("ssm.state_size")?, k.positive("ssm.inner_size")?);
+    let divides = n_head_v.is_multiple_of(n_head_k);
+    k.check("ssm.group_count", n_head_k, divides, "must divide ssm.time_step_rank")?;
+    k.check("ssm.time_step_rank", n_head_v, n_values.is_multiple_of(n_head_v), "must divide ssm.inner_size")?;
+    let n_tap = k.positive("ssm.conv_kernel")?;
+    k.check("ssm.conv_kernel", n_tap, (2..=MAX_TAPS).contains(&n_tap), "must be 2 to 16")?;
+    let plausible = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| n <= 1 << 28);
+    let fits = plausible(n_head_k, key_dim) && plausible(n_values, key_dim);
+    k.check("ssm.state_size", key_dim, fits, "a state this large is not plausible")?;
+    let value_dim = n_values / n_head_v;
+    Ok(DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, sharing, paired_gates, eps })
+}
+
+/// Experts in every layer, beside one that all tokens go through by a gate.
+fn add_experts(k: &Keys<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
+    let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
+    let n_ff = k.opt_size("feed_forward_length")?;
+    let mut e = experts(k, defaults, n_ff.unwrap_or(0) / k.positive("expert_used_count")?)?;
+    let shared = k.opt_size("expert_shared_feed_forward_length")?.or(n_ff).unwrap_or(e.expert.n_ff);
+    e.shared = Some(shared_expert(shared, true));
+    m.set_experts(0, &e);
+    Ok(())
+}
