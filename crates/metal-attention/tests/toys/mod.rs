@@ -56,7 +56,8 @@ pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
         let n: usize = tensor.shape.iter().product();
         // So that activations keep their size from layer to layer, and softmax sees more than one position.
         let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
-        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { 1.0 + 0.3 * random() });
+        let sign = if tensor.is_decay() { -1.0 } else { 1.0 };
+        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { sign * (1.0 + 0.3 * random()) });
         let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
         writer.write(&bytes).expect("memory");
     }
