@@ -215,12 +215,14 @@ fn n_elements(tensor: &TensorDecl) -> usize {
 /// Mean and standard deviation of a tensor's numbers. Matrices keep the length of what they multiply; norms are near 1.
 fn distribution(tensor: &TensorDecl) -> (f32, f32) {
     match tensor.name.rsplit_once('.') {
-        // Steps of recurrences: what is left of a state after a token is near 1 for most tokens, and less for some.
-        Some((role, "bias")) if role.ends_with("ssm_dt") => (-4.0, 1.0),
-        Some((_, "ssm_a")) => (-4.0, 1.0),
+        // Of recurrences: a state has lost half of itself after some ten tokens.
+        Some((_, "ssm_a")) => (-2.0, 0.4),
+        Some((_, "ssm_d")) => (1.0, 0.05),
+        Some((role, "bias")) if role.ends_with("ssm_dt") => (-3.5, 0.4),
         Some((_, "bias")) => (0.0, 0.02),
         // Factors: of norms, of layers and their parts.
         Some((_, "scale")) => (1.0, 0.05),
+        Some((_, role)) if role.contains("norm") => (1.0, 0.05),
         Some((role, _)) if role.contains("norm") || role.ends_with("_scale") => (1.0, 0.05),
         Some((role, _)) if role.contains("rope_factors") => (1.5, 0.1),
         _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),

@@ -34,6 +34,9 @@ use crate::state::SharedStates;
 /// Elements that are worth spreading over threads where little is done with each: a few microseconds.
 const MIN_ELEMENTS: usize = 4096;
 
+/// Elements of states, over all tokens, whose steps are worth spreading over threads.
+const MIN_STEPS: usize = 1 << 15;
+
 /// Activations of one run through the layers; buffers grow to the largest batch
 /// and are kept.
 #[derive(Default)]
@@ -71,6 +74,7 @@ pub(crate) struct Scratch {
     per_layer: Vec<f32>,
     streams: streams::StreamScratch,
     delta: delta_rule::DeltaScratch,
+    mamba: mamba::MambaScratch,
 }
 
 /// Cosines and sines of the angles of a batch's tokens.
@@ -98,7 +102,12 @@ impl Scratch {
         ];
         let turns = self.turns.iter().map(|t| 4 * (t.cos.capacity() + t.sin.capacity())).sum::<usize>();
         let own = floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * self.max_sum.capacity() + turns;
-        own + self.q8.bytes() + self.experts.bytes() + self.latent.bytes() + self.streams.bytes() + self.delta.bytes()
+        own + self.q8.bytes()
+            + self.experts.bytes()
+            + self.latent.bytes()
+            + self.streams.bytes()
+            + self.delta.bytes()
+            + self.mamba.bytes()
     }
 }
 
@@ -168,10 +177,18 @@ impl Run<'_> {
                     }
                 }
                 (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => self.short_conv(i, *conv, w, &tokens),
-                (Mixer::Mamba(spec), MixerWeights::Mamba(w), None) => self.mamba(i, spec, w, &tokens),
-                (Mixer::Mamba2(spec), MixerWeights::Mamba2(w), None) => self.mamba2(i, spec, w, &tokens),
+                (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, &tokens),
+                (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, &tokens),
                 (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
-                    todo!("{both:?} {} {}", w.mamba2.out.name, cache.group)
+                    self.mamba2(i, &both.mamba2, &w.mamba2, &tokens);
+                    std::mem::swap(&mut self.s.att, &mut self.s.mamba.beside);
+                    self.project_and_cache(i, &both.attention, &w.attention, cache, &tokens);
+                    if last {
+                        self.keep_wanted_rows(&mut tokens);
+                    }
+                    if !tokens.is_empty() {
+                        self.attend(&attention::Attended::of(&both.attention, &w.attention), cache, &tokens);
+                    }
                 }
                 (Mixer::DeltaRule(spec), MixerWeights::DeltaRule(w), None) => self.delta_rule(i, spec, w, &tokens),
                 (Mixer::Rwkv6(spec), MixerWeights::Rwkv6(w), None) => self.rwkv6(i, spec, w, &tokens),
@@ -287,6 +304,10 @@ impl Run<'_> {
             self.product(out, Input::Att, straight);
             self.lap("matmul_attn_output");
         }
+        if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
+            self.add_product(&both.mamba2.out, Input::Beside, straight);
+            self.lap("matmul_ssm_out");
+        }
         // Side by side: what the feed-forward reads does not have it yet.
         let waits = (!straight && parallel).then(|| std::mem::take(&mut self.s.result));
         if w.mixer.out().is_some() && !straight && !parallel {
@@ -324,7 +345,8 @@ impl Run<'_> {
     fn keep_wanted_rows(&mut self, tokens: &mut Vec<BatchToken>) {
         let s = &mut *self.s;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
-        let mut buffers = vec![&mut s.x, &mut s.h, &mut s.q, &mut s.q_and_gate, &mut s.att, &mut s.per_layer];
+        let mut buffers =
+            vec![&mut s.x, &mut s.h, &mut s.q, &mut s.q_and_gate, &mut s.att, &mut s.mamba.beside, &mut s.per_layer];
         buffers.extend(s.streams.rows(n_streams));
         for rows in buffers {
             let len = rows.len() / tokens.len();
@@ -374,6 +396,7 @@ impl Run<'_> {
         let x = match input {
             Input::Normed => &self.s.h,
             Input::Att => &self.s.att,
+            Input::Beside => &self.s.mamba.beside,
             Input::Gate => &self.s.gate,
         };
         for linear in linears {
@@ -417,6 +440,15 @@ impl Run<'_> {
 
     /// `W input + b`, added to `x`, or instead of what `result` was.
     fn product(&mut self, linear: &PreparedLinear, input: Input, to_stream: bool) {
+        self.product_onto(linear, input, to_stream, to_stream);
+    }
+
+    /// `W input + b`, added to `x`, or to `result`.
+    fn add_product(&mut self, linear: &PreparedLinear, input: Input, to_stream: bool) {
+        self.product_onto(linear, input, to_stream, true);
+    }
+
+    fn product_onto(&mut self, linear: &PreparedLinear, input: Input, to_stream: bool, accumulate: bool) {
         self.show(&[linear], input);
         let s = &mut *self.s;
         let n_embd = self.spec.n_embd;
@@ -424,11 +456,12 @@ impl Run<'_> {
         let x = match input {
             Input::Normed => &s.h,
             Input::Att => &s.att,
+            Input::Beside => &s.mamba.beside,
             Input::Gate => &s.gate,
         };
         let y = if to_stream { &mut s.x } else { &mut s.result };
         resize(y, rows.len() * n_embd);
-        let mut products = [Product { matrix: &linear.weight, rows, y, accumulate: to_stream }];
+        let mut products = [Product { matrix: &linear.weight, rows, y, accumulate }];
         matmul(self.pool, self.isa, x, &mut s.q8, &mut products);
         for row in y.chunks_exact_mut(n_embd) {
             add_bias(row, linear);
@@ -441,6 +474,7 @@ impl Run<'_> {
 enum Input {
     Normed,
     Att,
+    Beside,
     Gate,
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 
+use crate::kernels::recurrent::RowsMut;
 use crate::kv_cache::zeroed;
 use crate::shared::SharedMut;
 
@@ -96,6 +97,29 @@ impl SharedStates<'_> {
             let before = (segment.from != segment.to).then(|| &*of(segment.from));
             (before, of(segment.to))
         }
+    }
+
+    /// Columns `part` of the rows `width` long from element `first` on of the state of layer `layer` that `segment` makes of
+    /// the state before it: so far that one's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`begin`](Self::begin).
+    pub(crate) unsafe fn begin_rows(
+        &self,
+        layer: usize,
+        segment: &Segment,
+        (first, n_rows, width): (usize, usize, usize),
+        part: &Range<usize>,
+    ) -> RowsMut<'_> {
+        assert!(part.start <= part.end && part.end <= width, "a part of the rows");
+        for start in (0..n_rows).map(|row| first + row * width) {
+            // SAFETY: as the caller vouches.
+            unsafe { self.begin_part(layer, segment, start + part.start..start + part.end) };
+        }
+        let start = self.start(layer, segment.to) + first + part.start;
+        // SAFETY: as the caller vouches.
+        unsafe { RowsMut::shared(&self.slots, start, n_rows, part.len(), width) }
     }
 
     /// Where the state of layer `layer` begins in a slot.

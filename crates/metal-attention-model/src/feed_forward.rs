@@ -73,6 +73,9 @@ pub struct Experts {
     pub expert: Dense,
     /// Whether router and experts have biases (gpt-oss).
     pub biases: bool,
+    /// Width of the row that experts work on, where it is not that of the stream: `up(sum of experts(down(x)))` (Nemotron 3
+    /// Super).
+    pub latent: Option<usize>,
     /// How they are chosen.
     pub router: Router,
     /// Norms of their own beside those of the layer (Gemma 4): the experts' input is then the residual stream.

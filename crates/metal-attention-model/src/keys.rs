@@ -194,7 +194,7 @@ impl<'a> Keys<'a> {
         };
         let eps = self.opt_f32(key)?.ok_or_else(|| self.missing(key))?;
         self.check(key, eps, eps >= 0.0, "must be at least 0")?;
-        Ok(Norm { tensor: "attn_norm", weight: true, bias: kind == NormKind::Layer, kind, eps })
+        Ok(Norm { tensor: "attn_norm", weight: true, bias: kind == NormKind::Layer, kind, eps, bare: false })
     }
 
     pub(crate) fn rope(&self, layout: RopeLayout, head_dim: usize) -> Result<Rope, ModelError> {

@@ -43,8 +43,8 @@ pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profile
 pub use recipe::{Recipe, TypeChoices};
 pub use recurrent::{
     ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, KeySharing, Mamba2Spec, Mamba2Weights,
-    MambaSpec, MambaWeights, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec, ShortConvWeights,
-    StateLayout,
+    MambaDecay, MambaNorms, MambaSpec, MambaWeights, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, Selection,
+    ShortConvSpec, ShortConvWeights, StateLayout,
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use shapes::{Key, ModelShape, RopeStretch};

@@ -94,9 +94,21 @@ pub struct Norm {
     pub kind: NormKind,
     /// Added to the mean of squares.
     pub eps: f32,
+    /// Whether files name the weight as `tensor` alone (Falcon-H1).
+    pub bare: bool,
 }
 
 impl Norm {
+    /// The same norm where files name its weight without `.weight`.
+    pub(crate) fn bare(self) -> Self {
+        Self { bare: true, ..self }
+    }
+
+    /// The RMSNorm with that epsilon.
+    pub(crate) fn rms(self) -> Self {
+        Self { kind: NormKind::Rms, bias: false, ..self }
+    }
+
     /// The same norm with another tensor.
     pub(crate) fn named(self, tensor: &'static str) -> Self {
         Self { tensor, ..self }

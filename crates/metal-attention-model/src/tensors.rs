@@ -25,13 +25,24 @@ impl TensorSpec {
     /// Whether it is a matrix that may be quantised; vectors, the biases of experts, and what convolutions multiply each
     /// channel by are F32.
     pub fn is_matrix(&self) -> bool {
-        let is_convolution = ["shortconv.conv", "ssm_conv1d"].iter().any(|part| self.name.contains(part));
-        self.shape.len() > 1 && !self.is_bias() && !is_convolution
+        let small = ["shortconv.conv", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"];
+        let is_small = small.iter().any(|name| self.role() == *name || self.name.contains(&format!("{name}.")));
+        self.shape.len() > 1 && !self.is_bias() && !is_small
+    }
+
+    /// Whether its numbers are below 0: by these, times a positive one, a recurrent state decays exponentially.
+    pub fn is_decay(&self) -> bool {
+        self.role() == "ssm_a"
+    }
+
+    /// The last part of the name.
+    fn role(&self) -> &str {
+        self.name.rsplit('.').next().unwrap_or_default()
     }
 
     /// Whether it is added to what a matrix gives.
     pub fn is_bias(&self) -> bool {
-        self.name.rsplit('.').next() == Some("bias")
+        self.role() == "bias"
     }
 }
 

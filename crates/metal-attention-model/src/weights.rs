@@ -226,6 +226,8 @@ pub struct ExpertsWeights<L = Linear> {
     pub router_scale: Option<Vec<f32>>,
     /// Added to the scores for the choice, `[n_expert]`.
     pub choice_bias: Option<Vec<f32>>,
+    /// From the stream to the row that experts work on, `[latent, n_embd]`, and back, `[n_embd, latent]`.
+    pub latent: Option<[L; 2]>,
     /// The experts.
     pub experts: Vec<DenseWeights<L>>,
     /// Factor on each expert's result, `[n_expert]`.
@@ -354,6 +356,10 @@ impl<L> LayerWeights<L> {
                 router: f(&e.router)?,
                 router_scale: e.router_scale.clone(),
                 choice_bias: e.choice_bias.clone(),
+                latent: match &e.latent {
+                    Some([down, up]) => Some([f(down)?, f(up)?]),
+                    None => None,
+                },
                 experts: e.experts.iter().map(|dense| dense.map(f)).collect::<Result<_, _>>()?,
                 expert_scale: e.expert_scale.clone(),
                 shared: e.shared.as_ref().map(|dense| dense.map(f)).transpose()?,
@@ -397,7 +403,7 @@ impl<L> AttentionWeights<L> {
 }
 
 impl<L> MixerWeights<L> {
-    /// The matrix of its output, `[n_embd, ..]`; the last one where there are two. `None` where there is no mixer.
+    /// The matrix of its output, `[n_embd, ..]`; that of attention where there are two. `None` where there is no mixer.
     pub fn out(&self) -> Option<&L> {
         match self {
             Self::Attention(w) => Some(&w.out),
@@ -544,7 +550,8 @@ impl<S: Source> Builder<'_, S> {
             return Ok(NormWeights { weight: self.source.ones(n), bias: None });
         }
         let name = format!("{prefix}{}", norm.tensor);
-        let weight = self.source.vector(&format!("{name}.weight"), n, Need::Required)?.unwrap_or_default();
+        let suffix = if norm.bare { "" } else { ".weight" };
+        let weight = self.source.vector(&format!("{name}{suffix}"), n, Need::Required)?.unwrap_or_default();
         let bias = if norm.bias { Need::Required } else { Need::None };
         let bias = self.source.vector(&format!("{name}.bias"), n, bias)?;
         Ok(NormWeights { weight, bias })
@@ -688,7 +695,7 @@ impl<S: Source> Builder<'_, S> {
         n_embd: usize,
     ) -> Result<LatentAttentionWeights<S::Linear>, S::Error> {
         let n_q = a.n_head * a.head_dim();
-        let norm = |tensor| Norm { tensor, weight: true, bias: false, kind: NormKind::Rms, eps: a.eps };
+        let norm = |tensor| Norm { tensor, weight: true, bias: false, kind: NormKind::Rms, eps: a.eps, bare: false };
         let (q_a, q) = match a.q_rank {
             Some(rank) => {
                 let q_a = self.matrix(&format!("{p}attn_q_a"), [n_embd, rank])?;
@@ -737,14 +744,22 @@ impl<S: Source> Builder<'_, S> {
             choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, need)?;
         }
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
+        let latent = match e.latent {
+            Some(n) => Some([
+                self.matrix(&format!("{p}ffn_latent_down"), [n_embd, n])?,
+                self.matrix(&format!("{p}ffn_latent_up"), [n, n_embd])?,
+            ]),
+            None => None,
+        };
+        let n_in = e.latent.unwrap_or(n_embd);
         let (gates, ups) = if e.expert.gated {
-            let (gates, ups) = self.source.expert_pairs(p, [n_embd, n_ff, n], bias, e.expert.fused)?;
+            let (gates, ups) = self.source.expert_pairs(p, [n_in, n_ff, n], bias, e.expert.fused)?;
             (gates.into_iter().map(Some).collect(), ups)
         } else {
             let none: Vec<Option<S::Linear>> = (0..n).map(|_| None).collect();
-            (none, self.source.matrices(&format!("{p}ffn_up_exps"), [n_embd, n_ff, n], bias)?)
+            (none, self.source.matrices(&format!("{p}ffn_up_exps"), [n_in, n_ff, n], bias)?)
         };
-        let downs = self.source.matrices(&format!("{p}ffn_down_exps"), [n_ff, n_embd, n], bias)?;
+        let downs = self.source.matrices(&format!("{p}ffn_down_exps"), [n_ff, n_in, n], bias)?;
         let parts = gates.into_iter().zip(ups).zip(downs);
         let experts = parts.map(|((gate, up), down)| DenseWeights { gate, up, down }).collect();
         let expert_scale = self.source.vector(&format!("{p}ffn_down_exps.scale"), n, Need::Optional)?;
@@ -764,6 +779,16 @@ impl<S: Source> Builder<'_, S> {
             ]),
             None => None,
         };
-        Ok(ExpertsWeights { router, router_scale, choice_bias, experts, expert_scale, shared, shared_gate, own_norms })
+        Ok(ExpertsWeights {
+            router,
+            router_scale,
+            choice_bias,
+            latent,
+            experts,
+            expert_scale,
+            shared,
+            shared_gate,
+            own_norms,
+        })
     }
 }

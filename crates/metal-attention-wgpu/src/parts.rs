@@ -72,7 +72,10 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
 }
 
 fn experts(e: &Experts) -> Result<(), &'static str> {
-    let Experts { n_expert, n_used, expert, biases: _, router, own_norms: _, shared } = e;
+    let Experts { n_expert, n_used, expert, biases: _, latent, router, own_norms: _, shared } = e;
+    if latent.is_some() {
+        return Err("experts over a narrower row");
+    }
     if *n_used > MAX_USED_EXPERTS || *n_expert > MAX_EXPERTS {
         return Err("so many experts");
     }

@@ -374,8 +374,14 @@ impl GpuMixer {
                 })
             }
             (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
-                let norm =
-                    Norm { tensor: "attn_q_a_norm", weight: true, bias: false, kind: NormKind::Rms, eps: spec.eps };
+                let norm = Norm {
+                    tensor: "attn_q_a_norm",
+                    weight: true,
+                    bias: false,
+                    kind: NormKind::Rms,
+                    eps: spec.eps,
+                    bare: false,
+                };
                 let q_a = match &a.q_a {
                     Some((linear, w)) => {
                         Some((concat(gpu, "the queries' compression", &[linear], arena)?, GpuNorm::new(gpu, &norm, w)?))

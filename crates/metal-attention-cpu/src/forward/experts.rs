@@ -3,7 +3,7 @@
 
 use metal_attention_model::{Experts, ExpertsWeights, Norm};
 
-use super::{MIN_ELEMENTS, Run, add, add_bias, normalize, normalize_row, resize, scale_by};
+use super::{Input, MIN_ELEMENTS, Run, add, add_bias, normalize, normalize_row, resize, scale_by};
 use crate::kernels::elementwise::{Activate, RmsNorm};
 use crate::kernels::matmul::{Product, matmul};
 use crate::layers::PreparedLinear;
@@ -15,7 +15,7 @@ use crate::shared::SharedMut;
 pub(super) struct ExpertScratch {
     /// The router's products, `[n_tokens, n_expert]`.
     scores: Vec<f32>,
-    /// The input of router or experts, where it is not the normalised state, `[n_tokens, n_embd]`.
+    /// The input of router or experts, where it is not the normalised state, `[n_tokens, n_embd]`, or as wide as experts are.
     input: Vec<f32>,
     /// Rows of the input sorted by expert, `[n_tokens * n_used, n_embd]`.
     sorted: Vec<f32>,
@@ -58,6 +58,9 @@ impl Run<'_> {
             s.experts.input.resize(s.experts.sum.len(), 0.0);
             normalize(self.pool, self.isa, (&own.result, result), &s.experts.sum, &mut s.experts.input);
             std::mem::swap(&mut s.experts.sum, &mut s.experts.input);
+        }
+        if let Some([_, up]) = &w.latent {
+            self.widen_sum(up, n_tokens);
         }
         if let (Some(shared), Some(weights)) = (&e.shared, &w.shared) {
             self.dense(&shared.dense, weights, false);
@@ -111,20 +114,43 @@ impl Run<'_> {
             let s = &mut *self.s;
             normalize(self.pool, self.isa, (&own.input, input), &s.x, &mut s.experts.input);
         }
+        if let Some([down, _]) = &w.latent {
+            self.show(&[down], Input::Normed);
+            let s = &mut *self.s;
+            let rows = 0..s.h.len() / self.spec.n_embd;
+            resize(&mut s.experts.input, rows.len() * down.weight.n_out());
+            let mut products = [Product { matrix: &down.weight, rows, y: &mut s.experts.input, accumulate: false }];
+            matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+            self.lap("matmul_experts_latent");
+        }
+    }
+
+    /// The experts' sum, as wide as the stream again.
+    fn widen_sum(&mut self, up: &PreparedLinear, n_tokens: usize) {
+        let s = &mut *self.s;
+        if let Some(observer) = &mut self.observer {
+            observer(MatrixInput { matrix: &up.name, part: None, x: &s.experts.sum, n_in: up.weight.n_in() });
+        }
+        resize(&mut s.experts.input, n_tokens * self.spec.n_embd);
+        let y = &mut s.experts.input;
+        let mut products = [Product { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, self.isa, &s.experts.sum, &mut s.q8, &mut products);
+        std::mem::swap(&mut s.experts.sum, &mut s.experts.input);
+        self.lap("matmul_experts_latent");
     }
 
     /// `down(activation(gate(x)) * up(x))` of every visit, to `experts.down`.
     fn visit(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, visits: &[Visit], n_tokens: usize) {
-        let (n_embd, n_ff, isa) = (self.spec.n_embd, e.expert.n_ff, self.isa);
+        let (n_in, n_ff, isa) = (e.latent.unwrap_or(self.spec.n_embd), e.expert.n_ff, self.isa);
         let runs: Vec<_> = visits.chunk_by(|a, b| a.expert == b.expert).collect();
         let s = &mut *self.s;
-        let input = if e.own_norms.is_some() { &s.experts.input } else { &s.h };
+        let input = if e.own_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.h };
         // A single token's row need not be sorted: all its experts read it.
         let one = n_tokens == 1 && !e.router.weight_input;
         if !one {
-            resize(&mut s.experts.sorted, visits.len() * n_embd);
-            for (visit, row) in visits.iter().zip(s.experts.sorted.chunks_exact_mut(n_embd)) {
-                row.copy_from_slice(&input[visit.token * n_embd..][..n_embd]);
+            resize(&mut s.experts.sorted, visits.len() * n_in);
+            for (visit, row) in visits.iter().zip(s.experts.sorted.chunks_exact_mut(n_in)) {
+                row.copy_from_slice(&input[visit.token * n_in..][..n_in]);
                 if e.router.weight_input {
                     scale_by(row, visit.weight);
                 }
@@ -142,14 +168,9 @@ impl Run<'_> {
             let linears =
                 [Some(weights.gate.as_ref().unwrap_or(&weights.up)), weights.gate.as_ref().map(|_| &weights.up)];
             if let Some(observer) = &mut self.observer {
-                let x = &x[rows.start * n_embd..rows.end * n_embd];
+                let x = &x[rows.start * n_in..rows.end * n_in];
                 for linear in linears.iter().flatten() {
-                    observer(MatrixInput {
-                        matrix: &linear.name,
-                        part: Some((run[0].expert, e.n_expert)),
-                        x,
-                        n_in: n_embd,
-                    });
+                    observer(MatrixInput { matrix: &linear.name, part: Some((run[0].expert, e.n_expert)), x, n_in });
                 }
             }
             for (linear, y) in linears.into_iter().zip([&mut gates, &mut ups]) {
@@ -178,7 +199,7 @@ impl Run<'_> {
         });
         self.lap("ffn_activation");
         let s = &mut *self.s;
-        resize(&mut s.experts.down, visits.len() * n_embd);
+        resize(&mut s.experts.down, visits.len() * n_in);
         let mut products = Vec::with_capacity(runs.len());
         let (mut downs, mut first) = (&mut s.experts.down[..], 0);
         for run in &runs {
@@ -189,7 +210,7 @@ impl Run<'_> {
                 let x = &s.gate[rows.start * n_ff..rows.end * n_ff];
                 observer(MatrixInput { matrix: &down.name, part: Some((run[0].expert, e.n_expert)), x, n_in: n_ff });
             }
-            let y = downs.split_off_mut(..run.len() * n_embd).expect("a row for each visit");
+            let y = downs.split_off_mut(..run.len() * n_in).expect("a row for each visit");
             products.push(Product { matrix: &down.weight, rows, y, accumulate: false });
         }
         matmul(self.pool, isa, &s.gate, &mut s.q8, &mut products);
@@ -198,24 +219,24 @@ impl Run<'_> {
 
     /// `experts.sum`: of each token the weighted sum of its visits, in the order of the choice.
     fn sum_visits(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, visits: &[Visit], n_tokens: usize) {
-        let n_embd = self.spec.n_embd;
+        let n_in = e.latent.unwrap_or(self.spec.n_embd);
         let mut of_token: Vec<Vec<usize>> = vec![Vec::with_capacity(e.n_used); n_tokens];
         for (v, visit) in visits.iter().enumerate() {
             of_token[visit.token].push(v);
         }
         let s = &mut *self.s;
-        resize(&mut s.experts.sum, n_tokens * n_embd);
+        resize(&mut s.experts.sum, n_tokens * n_in);
         let (down, sum) = (&s.experts.down, SharedMut::new(&mut s.experts.sum));
-        self.pool.for_each_if(visits.len() * n_embd >= MIN_ELEMENTS, n_tokens, &|t| {
+        self.pool.for_each_if(visits.len() * n_in >= MIN_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its row.
-            let sum = unsafe { sum.slice(t * n_embd, n_embd) };
+            let sum = unsafe { sum.slice(t * n_in, n_in) };
             sum.fill(0.0);
             for &v in &of_token[t] {
                 let Visit { expert, weight, .. } = visits[v];
                 let weight = if e.router.weight_input { 1.0 } else { weight };
                 let weight = weight * w.expert_scale.as_ref().map_or(1.0, |scale| scale[expert]);
                 let bias = w.experts[expert].down.bias.as_deref();
-                for (i, (sum, x)) in sum.iter_mut().zip(&down[v * n_embd..][..n_embd]).enumerate() {
+                for (i, (sum, x)) in sum.iter_mut().zip(&down[v * n_in..][..n_in]).enumerate() {
                     *sum += weight * (x + bias.map_or(0.0, |bias| bias[i]));
                 }
             }

@@ -64,7 +64,14 @@ impl Run<'_> {
         ];
         matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
         if let Some((_, weights)) = &w.q_a {
-            let norm = Norm { tensor: "attn_q_a_norm", weight: true, bias: false, kind: NormKind::Rms, eps: a.eps };
+            let norm = Norm {
+                tensor: "attn_q_a_norm",
+                weight: true,
+                bias: false,
+                kind: NormKind::Rms,
+                eps: a.eps,
+                bare: false,
+            };
             resize(&mut s.latent.q_a_normed, s.latent.q_a.len());
             normalize(self.pool, self.isa, (&norm, weights), &s.latent.q_a, &mut s.latent.q_a_normed);
             if let Some(observer) = &mut self.observer {

@@ -1,20 +1,113 @@
-//! Mamba-2.
+//! Mamba-2: the input's matrix, a convolution, the state space of each head, a gate and a norm.
 
 use metal_attention_model::{BatchToken, Mamba2Spec, Mamba2Weights};
 
-use super::Run;
+use super::mamba::Convolved;
+use super::{Input, MIN_ELEMENTS, MIN_STEPS, Run, resize};
+use crate::kernels::elementwise::RmsNorm;
+use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::recurrent::gates::{SiluGate, Softplus};
+use crate::kernels::recurrent::mamba2::Mamba2;
+use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
+use crate::shared::SharedMut;
 
 impl Run<'_> {
-    /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
-    /// after them.
+    /// Mamba-2 up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they
+    /// are after them.
     pub(super) fn mamba2(
         &mut self,
         layer: usize,
-        spec: &Mamba2Spec,
+        m: &Mamba2Spec,
         w: &Mamba2Weights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        todo!("{layer} {spec:?} {} {tokens:?}", w.out.name)
+        let (n_tokens, isa) = (tokens.len(), self.isa);
+        let (width, n_conv, n_in) = (m.width(), m.conv_width(), m.input_width());
+        let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm } = *m;
+        self.show(&[&w.input], Input::Normed);
+        let s = &mut *self.s;
+        resize(&mut s.mamba.input, n_tokens * n_in);
+        let y = &mut s.mamba.input;
+        let mut products = [Product { matrix: &w.input.weight, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, isa, &s.h, &mut s.q8, &mut products);
+        self.lap("matmul_ssm_in");
+
+        let s = &mut *self.s;
+        let input = SharedMut::new(&mut s.mamba.input);
+        self.pool.for_each_if(n_tokens * n_head >= MIN_ELEMENTS, n_tokens, &|t| {
+            // SAFETY: each token owns its row.
+            let dt = unsafe { input.slice(t * n_in + n_in - n_head, n_head) };
+            isa.run(Softplus { x: dt, bias: &w.dt_bias });
+        });
+        let segments = self.pages.segments(tokens);
+        resize(&mut s.mamba.conv, n_tokens * n_conv);
+        let convolved = Convolved {
+            input: &s.mamba.input,
+            n_in,
+            first: width,
+            step: Convolved::BLOCK,
+            block: Convolved::BLOCK,
+            taps: &w.taps,
+            bias: w.conv_bias.as_deref(),
+            width: n_conv,
+        };
+        convolved.run(self.pool, isa, layer, self.states, segments, &mut s.mamba.conv);
+        self.lap("ssm_conv");
+
+        let s = &mut *self.s;
+        resize(&mut s.att, n_tokens * width);
+        let y = if norm.is_some() { &mut s.mamba.y } else { &mut s.att };
+        resize(y, n_tokens * width);
+        let (input, conv, y, states) = (&s.mamba.input, &s.mamba.conv, SharedMut::new(y), self.states);
+        let of_head = d_state * head_dim;
+        self.pool.for_each_if(n_tokens * width * d_state >= MIN_STEPS, n_head, &|h| {
+            let group = h / (n_head / n_group);
+            let start = (n_tap - 1) * n_conv + h * of_head;
+            let mut first = 0;
+            for segment in segments {
+                let n = segment.n;
+                let (conv, input) = (&conv[first * n_conv..], &input[first * n_in..]);
+                // SAFETY: the task has this head of all states and results for itself, and goes through the segments in
+                // order.
+                let (state, out) = unsafe {
+                    let state = states.begin_part(layer, segment, start..start + of_head);
+                    (state, RowsMut::shared(&y, first * width + h * head_dim, n, head_dim, width))
+                };
+                let head = Mamba2 {
+                    x: Rows::new(&conv[h * head_dim..], n, head_dim, n_conv),
+                    dt: Rows::new(&input[n_in - n_head + h..], n, 1, n_in),
+                    b: Rows::new(&conv[width + group * d_state..], n, d_state, n_conv),
+                    c: Rows::new(&conv[width + (n_group + group) * d_state..], n, d_state, n_conv),
+                    a: w.a[h],
+                    d: w.d[h],
+                    state: RowsMut::new(state, d_state, head_dim, head_dim),
+                    out,
+                };
+                run_tokens(isa, &head);
+                for t in 0..n {
+                    // SAFETY: as above; the head is done.
+                    let x = unsafe { y.slice((first + t) * width + h * head_dim, head_dim) };
+                    isa.run(SiluGate { x, gate: &input[t * n_in + h * head_dim..][..head_dim] });
+                }
+                first += n;
+            }
+        });
+        self.lap("ssm_scan");
+
+        if let (Some(eps), Some(weight)) = (norm, &w.norm) {
+            let s = &mut *self.s;
+            let (y, att) = (&s.mamba.y, SharedMut::new(&mut s.att));
+            let n = width / n_group;
+            self.pool.for_each_if(n_tokens * width >= MIN_ELEMENTS, n_tokens, &|t| {
+                for (group, weight) in weight.chunks_exact(n).enumerate() {
+                    let at = t * width + group * n;
+                    // SAFETY: each token owns its row.
+                    let out = unsafe { att.slice(at, n) };
+                    isa.run(RmsNorm { x: &y[at..][..n], weight, eps, out });
+                }
+            });
+            self.lap("ssm_norm");
+        }
     }
 }

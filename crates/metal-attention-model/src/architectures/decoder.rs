@@ -72,13 +72,18 @@ pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result
             widths.ok_or_else(|| k.missing("feed_forward_length"))?
         }
     };
-    let norm = k.norm(norm)?;
-    let layer = |(mixer, n_ff)| LayerSpec {
-        mixer_norm: Some(norm),
+    let dense = |n_ff| FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false });
+    stack(k, k.norm(norm)?, mixers.into_iter().zip(n_ff.into_iter().map(dense)).collect())
+}
+
+/// A decoder of these mixers and feed-forwards, one after the other, each with a norm before it where it is there.
+pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>) -> Result<ModelSpec, ModelError> {
+    let layer = |(mixer, feed_forward)| LayerSpec {
+        mixer_norm: (mixer != Mixer::None).then_some(norm),
         mixer,
         mixer_post_norm: None,
-        feed_forward_norm: Some(norm.named("ffn_norm")),
-        feed_forward: FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false }),
+        feed_forward_norm: (feed_forward != FeedForward::None).then_some(norm.named("ffn_norm")),
+        feed_forward,
         feed_forward_post_norm: None,
         residual: Residual::Sequential { scale: 1.0 },
         output_scale: false,
@@ -96,7 +101,7 @@ pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result
             per_layer: None,
             streams: None,
         },
-        layers: mixers.into_iter().zip(n_ff).map(layer).collect(),
+        layers: layers.into_iter().map(layer).collect(),
         output: Output {
             norm: Some(norm.named("output_norm")),
             head: Some(Head { scale: 1.0, soft_cap: None, tied: None, bias: false }),
@@ -257,9 +262,7 @@ pub(super) struct ExpertDefaults {
 
 /// The experts that the file describes; an error where it has none. `n_ff`: an expert's width where no key says it.
 pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Result<Experts, ModelError> {
-    let n_expert = k.n_expert()?.ok_or_else(|| k.missing("expert_count"))?;
     let n_used = k.positive("expert_used_count")?;
-    k.check("expert_used_count", n_used, n_used <= n_expert, "must be at most expert_count")?;
     let n_ff = match k.per_layer("expert_feed_forward_length", k.n_layer()?) {
         Ok(Some(widths)) => {
             let alike = widths.iter().all(|n| *n == widths[0]);
@@ -271,6 +274,19 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
         Err(_) if k.opt_usize("expert_feed_forward_length").ok().flatten() == Some(0) => n_ff,
         Err(e) => return Err(e),
     };
+    experts_of(k, defaults, n_used, n_ff)
+}
+
+/// The same where layers differ in how many experts a token goes to, and in their width.
+pub(super) fn experts_of(
+    k: &Keys<'_>,
+    defaults: ExpertDefaults,
+    n_used: usize,
+    n_ff: usize,
+) -> Result<Experts, ModelError> {
+    let n_expert = k.n_expert()?.ok_or_else(|| k.missing("expert_count"))?;
+    let some = n_used > 0 && n_used <= n_expert;
+    k.check("expert_used_count", n_used, some, "must be above 0 and at most expert_count")?;
     k.check("expert_feed_forward_length", n_ff, n_ff > 0, "experts need a width")?;
     let score = match k.opt_usize("expert_gating_func")? {
         None | Some(0) => defaults.score,
@@ -284,10 +300,10 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
     };
     let groups = match (k.opt_usize("expert_group_count")?, k.opt_usize("expert_group_used_count")?) {
         (Some(n), used) if n > 1 => {
-            let n_used = used.unwrap_or(n);
+            let (n_used_experts, n_used) = (n_used, used.unwrap_or(n));
             k.check("expert_group_count", n, n_expert.is_multiple_of(n), "must divide expert_count")?;
             k.check("expert_group_used_count", n_used, n_used > 0 && n_used <= n, "must be 1 to expert_group_count")?;
-            let enough = n_used * (n_expert / n) >= k.positive("expert_used_count")?;
+            let enough = n_used * (n_expert / n) >= n_used_experts;
             k.check("expert_group_used_count", n_used, enough, "the groups must hold expert_used_count experts")?;
             Some(RouterGroups { n, n_used })
         }
@@ -298,6 +314,7 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
         n_used,
         expert: Dense { n_ff, gated: true, activation: Activation::Silu, fused: false },
         biases: false,
+        latent: None,
         router: Router {
             score,
             choice_bias: false,

@@ -1,18 +1,57 @@
-//! Granite 3 and 4 without recurrent layers, and MiniCPM: Llama with factors on embeddings, sums, scores and logits.
+//! Granite 3 and 4, and MiniCPM: Llama, in Granite 4 H with Mamba-2 in most layers, and factors on embeddings, sums, scores
+//! and logits.
 
-use super::decoder::shared_expert;
+use super::decoder::{ExpertDefaults, attention, experts, shared_expert, stack};
 use super::deepseek::first_latent;
 use super::llama;
-use crate::feed_forward::FeedForward;
+use super::mamba::{heads, mamba2_spec};
+use crate::attention::Positions;
+use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
 use crate::keys::Keys;
-use crate::spec::{Mixer, Residual};
+use crate::recurrent::Mamba2Spec;
+use crate::spec::{Mixer, NormKind, Residual};
 use crate::{Head, ModelError, ModelSpec, RopeFactors, RopeLayout};
 
 /// Granite, dense and with experts.
 pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = llama::neighbours(k)?;
     let divisor = k.positive_f32("logit_scale", 0.0).map_err(|_| k.missing("logit_scale"))?;
-    scale(&mut m, k.positive_f32("embedding_scale", 1.0)?, k.positive_f32("residual_scale", 1.0)?, 1.0 / divisor);
+    granite_parts(k, &mut m, divisor)?;
+    Ok(m)
+}
+
+/// Granite 4 H: layers without heads of keys and values are Mamba-2, dense or with experts.
+pub(super) fn granite_hybrid(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+    let norm = k.norm(NormKind::Rms)?;
+    let mamba = Mamba2Spec { norm: Some(norm.eps), ..mamba2_spec(k)? };
+    let n_ff = k.positive("feed_forward_length")?;
+    let feed_forward = match k.n_expert()? {
+        None => FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false }),
+        Some(_) => {
+            let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
+            FeedForward::Experts(Box::new(experts(k, defaults, n_ff)?))
+        }
+    };
+    let layer = |(n_head, n_head_kv): (usize, usize)| {
+        let mixer = match n_head_kv {
+            0 => Mixer::Mamba2(mamba),
+            _ => attention(k, RopeLayout::Interleaved, n_head, (n_head, n_head_kv))?,
+        };
+        Ok((mixer, feed_forward.clone()))
+    };
+    let layers = heads(k)?.into_iter().map(layer).collect::<Result<_, ModelError>>()?;
+    let mut m = stack(k, norm, layers)?;
+    // A flag that says so in these files alone.
+    if k.opt_bool("rope.scaling.finetuned")? == Some(false) {
+        m.set_positions(Positions::None);
+    }
+    granite_parts(k, &mut m, k.positive_f32("logit_scale", 1.0)?)?;
+    Ok(m)
+}
+
+/// Granite's factors, and the expert that all tokens go to.
+fn granite_parts(k: &Keys<'_>, m: &mut ModelSpec, divisor: f32) -> Result<(), ModelError> {
+    scale(m, k.positive_f32("embedding_scale", 1.0)?, k.positive_f32("residual_scale", 1.0)?, 1.0 / divisor);
     if let Some(scale) = k.opt_f32("attention.scale")?.filter(|&scale| scale != 0.0) {
         m.attention_mut().for_each(|(_, a)| a.scale = scale);
     }
@@ -23,7 +62,7 @@ pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
             }
         }
     }
-    Ok(m)
+    Ok(())
 }
 
 /// MiniCPM: the same with factors that its older files leave out.

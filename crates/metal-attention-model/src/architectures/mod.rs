@@ -9,6 +9,7 @@ mod decoder;
 mod deepseek;
 mod eurobert;
 mod exaone;
+mod falcon_h1;
 mod gemma;
 mod glm;
 mod gpt;
@@ -18,11 +19,13 @@ mod grok;
 mod hunyuan;
 mod lfm;
 mod llama;
+mod mamba;
 mod mellum;
 mod minimax;
 mod missing;
 mod mistral;
 mod modern_bert;
+mod nemotron_h;
 mod olmo;
 mod openelm;
 mod phi;
@@ -62,6 +65,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("exaone4",        exaone::exaone4),
     ("exaone-moe",     exaone::exaone_moe),
     ("falcon",         gpt::falcon),
+    ("falcon-h1",      falcon_h1::falcon_h1),
     ("gemma",          gemma::gemma),
     ("gemma2",         gemma::gemma2),
     ("gemma3",         gemma::gemma3),
@@ -74,6 +78,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("gptneox",        gpt::gptneox),
     ("gpt-oss",        gpt_oss::gpt_oss),
     ("granite",        granite::granite),
+    ("granitehybrid",  granite::granite_hybrid),
     ("granitemoe",     granite::granite),
     ("grok",           grok::grok),
     ("hunyuan-dense",  hunyuan::hunyuan),
@@ -83,6 +88,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("internlm2",      llama::neighbours),
     ("jais",           gpt::jais),
     ("jais2",          gpt::jais2),
+    ("jamba",          mamba::jamba),
     ("jina-bert-v2",   bert::jina_v2),
     ("jina-bert-v3",   bert::jina_v3),
     ("lfm2",           lfm::lfm2),
@@ -91,6 +97,8 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("llama4",         llama::llama4),
     ("llama-embed",    llama::embed),
     ("maincoder",      llama::maincoder),
+    ("mamba",          mamba::mamba),
+    ("mamba2",         mamba::mamba2),
     ("mellum",         mellum::mellum),
     ("minicpm",        granite::minicpm),
     ("minicpm3",       granite::minicpm3),
@@ -100,6 +108,8 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("modern-bert",    modern_bert::modern_bert),
     ("mpt",            gpt::mpt),
     ("nemotron",       gpt::nemotron),
+    ("nemotron_h",     nemotron_h::nemotron_h),
+    ("nemotron_h_moe", nemotron_h::nemotron_h),
     ("neo-bert",       eurobert::neo_bert),
     ("nomic-bert",     bert::nomic),
     ("nomic-bert-moe", bert::nomic_moe),
@@ -114,6 +124,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("phi3",           phi::phi3),
     ("phimoe",         phi::phimoe),
     ("plamo",          plamo::plamo),
+    ("plamo2",         plamo::plamo2),
     ("plm",            deepseek::plm),
     ("qwen",           qwen::qwen),
     ("qwen2",          qwen::qwen2),

@@ -1,32 +1,120 @@
-//! Mamba (arXiv 2312.00752).
+//! Mamba: a selective state space in which each channel decays by itself (arXiv 2312.00752).
 
 use crate::Linear;
 use crate::tensors::{Need, Source};
 
-/// A selective state space with a decay of each channel and state element.
+/// With `[x, z] = W_in h`, `x = silu(conv(x) + bias)`, `[dt, B, C] = W_x x`, each normalised where there are norms, and
+/// `dt = softplus(W_dt dt + bias)`, each channel: `s = exp(dt A) s + dt B x; y = C s + D x`, and then `W_out (y * silu(z))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MambaSpec {
-    /// Channels.
+    /// Channels of `x`, `z` and `y`.
     pub width: usize,
+    /// Elements of a channel's state, of `B` and of `C`.
+    pub d_state: usize,
+    /// Elements of `dt` before it is expanded.
+    pub dt_rank: usize,
+    /// Tokens that the convolution sees, the newest included; at least 2.
+    pub n_tap: usize,
+    /// RMSNorms of `dt`, `B` and `C`.
+    pub norms: Option<MambaNorms>,
+    /// How many channels share a decay.
+    pub decay: MambaDecay,
+}
+
+/// Norms of `dt`, `B` and `C`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MambaNorms {
+    /// Whether they have weights (Jamba); Falcon-Mamba's have none.
+    pub weights: bool,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// Which numbers `dt`, `A` and `D` are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MambaDecay {
+    /// `dt` and `D` of each channel, `A` of each channel and element of its state.
+    Channels,
+    /// `dt`, `A` and `D` of each of so many heads (`PLaMo` 2). The input's matrix then has `z` and `x` of each head one below
+    /// the other, `W_x` gives `[B, C, dt]`, and the convolution has no bias.
+    Heads(usize),
 }
 
 impl MambaSpec {
-    /// Elements of the state.
+    /// How many numbers `dt` has.
+    pub fn n_dt(&self) -> usize {
+        match self.decay {
+            MambaDecay::Channels => self.width,
+            MambaDecay::Heads(n_head) => n_head,
+        }
+    }
+
+    /// What `W_x` gives: where in it `dt`, `B` and `C` begin, and how many elements it has.
+    pub fn selection(&self) -> Selection {
+        let (n_state, n_dt) = (self.d_state, self.dt_rank);
+        let n = n_dt + 2 * n_state;
+        match self.decay {
+            MambaDecay::Channels => Selection { dt: 0, b: n_dt, c: n_dt + n_state, n },
+            MambaDecay::Heads(_) => Selection { b: 0, c: n_state, dt: 2 * n_state, n },
+        }
+    }
+
+    /// Elements of the state: the convolution's last inputs, oldest first, `[n_tap - 1, width]`, then `[d_state, width]`, or
+    /// that of each head, `[n_head, d_state, width / n_head]`.
     pub fn state_elements(&self) -> usize {
-        self.width
+        (self.n_tap - 1 + self.d_state) * self.width
     }
 }
 
-/// Weights of such a part.
+/// Where the parts of what `W_x` gives begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Selection {
+    /// First element of `dt`.
+    pub dt: usize,
+    /// First element of `B`.
+    pub b: usize,
+    /// First element of `C`.
+    pub c: usize,
+    /// Elements of all three.
+    pub n: usize,
+}
+
+/// Weights of Mamba.
 #[derive(Debug, Clone)]
 pub struct MambaWeights<L = Linear> {
+    /// `x` and `z` one below the other, `[2 * width, n_embd]`; where there are heads, `z` and `x` of each.
+    pub input: L,
+    /// Factors of the convolution, those of the oldest token first, `[n_tap, width]`.
+    pub taps: Vec<f32>,
+    /// Bias of the convolution, `[width]`.
+    pub conv_bias: Option<Vec<f32>>,
+    /// `W_x`, `[dt_rank + 2 * d_state, width]`.
+    pub select: L,
+    /// Weights of the norms of `dt`, `B` and `C`; ones where they have none.
+    pub norms: Option<[Vec<f32>; 3]>,
+    /// `W_dt`, `[n_dt, dt_rank]`, with its bias.
+    pub dt: L,
+    /// `A`, negative: `[d_state, width]`, or `[n_head]`.
+    pub a: Vec<f32>,
+    /// `D`, `[n_dt]`.
+    pub d: Vec<f32>,
     /// Output, `[n_embd, width]`.
     pub out: L,
 }
 
 impl<L> MambaWeights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<MambaWeights<M>, E> {
-        Ok(MambaWeights { out: f(&self.out)? })
+        Ok(MambaWeights {
+            input: f(&self.input)?,
+            taps: self.taps.clone(),
+            conv_bias: self.conv_bias.clone(),
+            select: f(&self.select)?,
+            norms: self.norms.clone(),
+            dt: f(&self.dt)?,
+            a: self.a.clone(),
+            d: self.d.clone(),
+            out: f(&self.out)?,
+        })
     }
 }
 
@@ -37,5 +125,34 @@ pub(crate) fn build<S: Source>(
     p: &str,
     n_embd: usize,
 ) -> Result<MambaWeights<S::Linear>, S::Error> {
-    Ok(MambaWeights { out: source.required(&format!("{p}ssm_out"), [spec.width, n_embd], Need::None)? })
+    let MambaSpec { width, d_state, dt_rank, n_tap, norms, decay } = *spec;
+    let input = source.required(&format!("{p}ssm_in"), [n_embd, 2 * width], Need::None)?;
+    let taps = super::taps(&source.channels(&format!("{p}ssm_conv1d.weight"), n_tap, width)?, n_tap);
+    let select = source.required(&format!("{p}ssm_x"), [width, spec.selection().n], Need::None)?;
+    let required =
+        |source: &mut S, name: &str, n: usize| Ok(source.vector(name, n, Need::Required)?.unwrap_or_default());
+    // Files of models with heads have the norms' names without `.weight`.
+    let (conv_bias, suffix) = match decay {
+        MambaDecay::Channels => (Some(required(source, &format!("{p}ssm_conv1d.bias"), width)?), ".weight"),
+        MambaDecay::Heads(_) => (None, ""),
+    };
+    let norms = match norms {
+        None => None,
+        Some(MambaNorms { weights: false, eps: _ }) => {
+            Some([source.ones(dt_rank), source.ones(d_state), source.ones(d_state)])
+        }
+        Some(MambaNorms { weights: true, eps: _ }) => Some([
+            required(source, &format!("{p}ssm_dt_norm{suffix}"), dt_rank)?,
+            required(source, &format!("{p}ssm_b_norm{suffix}"), d_state)?,
+            required(source, &format!("{p}ssm_c_norm{suffix}"), d_state)?,
+        ]),
+    };
+    let dt = source.required(&format!("{p}ssm_dt"), [dt_rank, spec.n_dt()], Need::Required)?;
+    let a = match decay {
+        MambaDecay::Channels => super::taps(&source.channels(&format!("{p}ssm_a"), d_state, width)?, d_state),
+        MambaDecay::Heads(n_head) => required(source, &format!("{p}ssm_a"), n_head)?,
+    };
+    let d = required(source, &format!("{p}ssm_d"), spec.n_dt())?;
+    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Need::None)?;
+    Ok(MambaWeights { input, taps, conv_bias, select, norms, dt, a, d, out })
 }

@@ -19,7 +19,7 @@ use std::ops::Range;
 use crate::{LayerSpec, ModelSpec};
 pub use channel_mix::{ChannelMixSpec, ChannelMixWeights};
 pub use delta_rule::{DeltaRuleSpec, DeltaRuleWeights, KeySharing};
-pub use mamba::{MambaSpec, MambaWeights};
+pub use mamba::{MambaDecay, MambaNorms, MambaSpec, MambaWeights, Selection};
 pub use mamba2::{Mamba2Spec, Mamba2Weights};
 pub use rwkv6::{Rwkv6Spec, Rwkv6Weights};
 pub use rwkv7::{Rwkv7Spec, Rwkv7Weights};
@@ -53,4 +53,10 @@ impl StateLayout {
     pub fn of_layer(&self, i: usize) -> Range<usize> {
         self.of_layers[i].clone()
     }
+}
+
+/// Numbers of channels, `[width, n]`, the other way round, `[n, width]`: what stands for the same tap of all channels lies
+/// side by side.
+fn taps(of_channels: &[f32], n: usize) -> Vec<f32> {
+    (0..n).flat_map(|tap| of_channels.iter().skip(tap).step_by(n)).copied().collect()
 }

@@ -58,7 +58,7 @@ pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
         let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
         // Of a state most is left after a token.
         let (mean, scale) = match tensor.name.rsplit_once('.') {
-            Some((_, "ssm_a")) => (-4.0, 1.0),
+            _ if tensor.is_decay() => (-4.0, 1.0),
             Some((role, "bias")) if role.ends_with("ssm_dt") => (-4.0, 1.0),
             _ if tensor.is_matrix() => (0.0, scale),
             _ => (1.0, 0.3),

@@ -53,6 +53,23 @@ impl<'a> Rows<'a> {
         Self { ptr: data.as_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
+    /// The same from element `first` of a buffer to which other tasks write elsewhere.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes to these rows as long as this is alive. What lies between them may be anybody's.
+    pub(crate) unsafe fn shared(
+        data: &SharedMut<'a, f32>,
+        first: usize,
+        rows: usize,
+        width: usize,
+        stride: usize,
+    ) -> Self {
+        let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
+        let _ = data.at(end);
+        Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
+    }
+
     /// Row `i`.
     #[inline(always)]
     fn row(&self, i: usize) -> &'a [f32] {
