@@ -9,15 +9,21 @@
 
 mod bindings;
 mod convolution;
+mod delta_rule;
+mod heads;
 mod segments;
 
 pub use bindings::{RowsAt, StatesAt};
 pub use convolution::{ConvolutionBuffers, ConvolutionShape, convolution, convolution_twin};
+pub use delta_rule::{
+    Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken, KeyHeads, OutputGate,
+    delta_rule, delta_rule_step, delta_rule_twin,
+};
 pub use segments::segment_words;
 
 use crate::pso::PsoKey;
 
 /// Every kernel once, with the sizes of a small model.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
-    [convolution::catalogue()].concat()
+    [convolution::catalogue(), delta_rule::catalogue()].concat()
 }

@@ -1,6 +1,7 @@
 //! The kernels of recurrences against twins in float64, over batches of several runs and segments.
 
 mod convolution;
+mod delta_rule;
 
 use crate::support::{nmse, random};
 use metal_attention_model::Segment;
