@@ -13,6 +13,10 @@ fn channel_of(head: u32, local: u32) -> u32 {
 }
 {% endblock %}
 {% block functions %}
+{% if fused %}
+{% include "reduce.wgsl" %}
+
+{% endif %}
 fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
 {% if by_channel %}
     if vector == 2u {
@@ -67,8 +71,7 @@ fn gates_of(token: u32, head: u32) -> vec2<f32> {
             let k_factor = 1.0;
 {% endif %}
             let left = gates[t - first].x;
-            let value = staged[at + VECTORS * KEY_UNITS + tid / SPLITS / 4u][tid / SPLITS % 4u];
-            let u = gates[t - first].y * (value - left * k_factor * ks);
+            let u = gates[t - first].y * (value_of(at, 0u, tid) - left * k_factor * ks);
             let out = q_factor * (left * qs + k_factor * qk * u);
             let written = k_factor * u;
 {% for i in range(units) %}

@@ -16,7 +16,8 @@
 {% set threads = columns * splits %}
 {% set units = (key_dim + 4 * splits - 1) // (4 * splits) %}
 {% set key_units = units * splits %}
-{% set row_units = n_vectors * key_units + (columns + 3) // 4 %}
+{% set value_units = (columns + 3) // 4 %}
+{% set row_units = n_vectors * key_units + n_values * value_units %}
 {% set n_ahead = (block * row_units + threads - 1) // threads %}
 {% set shuffles = subgroup_size >= splits %}
 {{ declarations }}
@@ -30,8 +31,9 @@ const COLUMNS: u32 = {{ columns }}u;
 const SPLITS: u32 = {{ splits }}u;
 const CHUNKS: u32 = {{ (value_dim + columns - 1) // columns }}u;
 const BLOCK: u32 = {{ block }}u;
-const VECTORS: u32 = {{ n_vectors }}u; // that a token has of KEY_DIM elements; the value comes after them
+const VECTORS: u32 = {{ n_vectors }}u; // that a token has of KEY_DIM elements; those of VALUE_DIM come after them
 const KEY_UNITS: u32 = {{ key_units }}u;
+const VALUE_UNITS: u32 = {{ value_units }}u;
 const ROW_UNITS: u32 = {{ row_units }}u;
 
 var<workgroup> staged: array<vec4<f32>, {{ block * row_units }}>;
@@ -41,10 +43,6 @@ var<workgroup> gates: array<vec2<f32>, {{ block }}>;
 {% if not shuffles %}
 // What neighbours add up, by turns in two halves.
 var<workgroup> partial: array<f32, {{ 2 * n_sums * threads }}>;
-{% endif %}
-{% if fused %}
-{% include "reduce.wgsl" %}
-
 {% endif %}
 
 {% if convolved %}
@@ -89,15 +87,22 @@ fn input(run: Run, t: u32, head: u32, local: u32) -> f32 {
 
 // Four elements of what is staged of the run's token `t`.
 fn unit_of(run: Run, t: u32, head: u32, first_column: u32, unit: u32) -> vec4<f32> {
-    let vector = min(unit / KEY_UNITS, VECTORS);
-    let own = vector == VECTORS;
-    let first = 4u * (unit - vector * KEY_UNITS) + select(0u, first_column, own);
-    let end = select(KEY_DIM, VALUE_DIM, own);
+    let value_unit = max(unit, VECTORS * KEY_UNITS) - VECTORS * KEY_UNITS;
+    let is_value = unit >= VECTORS * KEY_UNITS;
+    let vector = select(unit / KEY_UNITS, VECTORS + value_unit / VALUE_UNITS, is_value);
+    let first = select(4u * (unit % KEY_UNITS), first_column + 4u * (value_unit % VALUE_UNITS), is_value);
+    let end = select(KEY_DIM, VALUE_DIM, is_value);
     var v = vec4<f32>();
 {% for j in range(4) %}
     if first + {{ j }}u < end { v[{{ j }}] = element(run, t, head, vector, first + {{ j }}u); }
 {% endfor %}
     return v;
+}
+
+// What is staged of a vector of values, for the invocation's column.
+fn value_of(at: u32, i: u32, tid: u32) -> f32 {
+    let place = tid / SPLITS;
+    return staged[at + VECTORS * KEY_UNITS + i * VALUE_UNITS + place / 4u][place % 4u];
 }
 
 // Four rows of a column of the state, and back.

@@ -136,7 +136,7 @@ impl DeltaRuleShape {
             Decay::OfHeads => 2,
             Decay::OfChannels => 3,
         };
-        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors, n_sums: 5 }
+        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors, n_values: 1, n_sums: 5 }
     }
 
     fn n_decay(&self) -> usize {

@@ -7,8 +7,8 @@ use crate::shader::Constant;
 const STAGED_BYTES: usize = 12 << 10;
 /// Invocations of a workgroup that has a whole head, at most.
 const MOST_THREADS: usize = 512;
-/// Bytes of workgroup memory that every device has.
-const WORKGROUP_BYTES: usize = 16 << 10;
+/// Bytes of workgroup memory that nearly every device has.
+const WORKGROUP_BYTES: usize = 32 << 10;
 
 /// The part of a head that a workgroup has, and how it goes through the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub(super) struct Head {
     pub(super) value_dim: usize,
     /// Vectors of `key_dim` elements that a token has.
     pub(super) n_vectors: usize,
+    /// Vectors of `value_dim` elements that a token has.
+    pub(super) n_values: usize,
     /// Sums over the rows of a column that a token takes.
     pub(super) n_sums: usize,
 }
@@ -40,14 +42,15 @@ impl Head {
 
     fn row_bytes(&self, columns: usize, splits: usize) -> usize {
         let keys = self.key_dim.div_ceil(4 * splits) * splits;
-        16 * (self.n_vectors * keys + columns.div_ceil(4))
+        16 * (self.n_vectors * keys + self.n_values * columns.div_ceil(4))
     }
 
     /// A few columns, for many tokens: columns do not touch each other, and a large GPU wants many workgroups.
     pub(super) fn scan(&self) -> Tile {
         let (columns, splits) = (self.value_dim.next_power_of_two().min(16), self.splits(8));
         let fitting = STAGED_BYTES / self.row_bytes(columns, splits);
-        Tile { columns, splits, block: fitting.clamp(1, 8) }
+        // Gates are computed by an invocation each.
+        Tile { columns, splits, block: fitting.min(columns * splits).clamp(1, 8) }
     }
 
     /// All columns, for a few tokens, with so many channels' last inputs beside them; `None` where they are too many for a
@@ -71,9 +74,9 @@ impl Head {
         self.whole(kept, threads as usize, limits.max_compute_workgroup_storage_size as usize)
     }
 
-    /// [`whole`](Self::whole) on any device.
+    /// [`whole`](Self::whole) on nearly every device.
     pub(super) fn whole_anywhere(&self, kept: usize) -> Option<Tile> {
-        self.whole(kept, MOST_THREADS, WORKGROUP_BYTES.max(32 << 10))
+        self.whole(kept, MOST_THREADS, WORKGROUP_BYTES)
     }
 
     pub(super) fn constants(&self, tile: Tile) -> Vec<(&'static str, Constant)> {
@@ -81,6 +84,7 @@ impl Head {
             ("key_dim", self.key_dim.into()),
             ("value_dim", self.value_dim.into()),
             ("n_vectors", self.n_vectors.into()),
+            ("n_values", self.n_values.into()),
             ("n_sums", self.n_sums.into()),
             ("columns", tile.columns.into()),
             ("splits", tile.splits.into()),

@@ -10,7 +10,10 @@
 mod bindings;
 mod convolution;
 mod delta_rule;
+mod group_norm;
 mod heads;
+mod mamba;
+mod mamba2;
 mod segments;
 
 pub use bindings::{RowsAt, StatesAt};
@@ -19,11 +22,23 @@ pub use delta_rule::{
     Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken, KeyHeads, OutputGate,
     delta_rule, delta_rule_step, delta_rule_twin,
 };
+pub use group_norm::{GroupNormBuffers, GroupNormShape, group_norm, group_norm_twin};
+pub use mamba::{MambaBuffers, MambaShape, MambaToken, mamba, mamba_twin};
+pub use mamba2::{
+    Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, mamba2, mamba2_step, mamba2_twin,
+};
 pub use segments::segment_words;
 
 use crate::pso::PsoKey;
 
 /// Every kernel once, with the sizes of a small model.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
-    [convolution::catalogue(), delta_rule::catalogue()].concat()
+    [
+        convolution::catalogue(),
+        delta_rule::catalogue(),
+        group_norm::catalogue(),
+        mamba::catalogue(),
+        mamba2::catalogue(),
+    ]
+    .concat()
 }
