@@ -254,7 +254,7 @@ pub fn delta_rule_step(
         return Err(GpuError::Mismatch { what: "a step of a delta rule".into(), why });
     }
     let own = (step.width - 1) * (2 * of.key_dim + of.value_dim);
-    let Some(tile) = of.head().whole_on(gpu, own) else { return Ok(None) };
+    let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };
     let mut buffers = b.all().to_vec();
     buffers.extend([with.taps, with.gate, with.norm_weight]);
     buffers.extend((of.share() > 1).then_some(with.tickets));
@@ -343,7 +343,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         gate: RowsAt::whole(n_head * dim),
     };
     let by_channel = DeltaRuleShape { decay_of: Decay::OfChannels, decay: RowsAt::whole(n_head * dim), ..of };
-    let whole = of.head().whole_anywhere((step.width - 1) * 3 * dim);
+    let whole = of.head().whole_anywhere((step.width - 1) * 3 * dim, 1);
     let key = |of: &DeltaRuleShape| of.key(None, of.head().scan());
     let mut keys = vec![key(&of), key(&by_channel).named("delta_rule_by_channel")];
     keys.extend(whole.map(|tile| of.key(Some(&step), tile)));

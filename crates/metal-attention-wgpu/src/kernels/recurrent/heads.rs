@@ -5,6 +5,8 @@ use crate::shader::Constant;
 
 /// Bytes of workgroup memory that the vectors of a block of tokens may take up.
 const STAGED_BYTES: usize = 12 << 10;
+/// Tokens of a block, at most.
+pub(super) const MOST_BLOCK: usize = 8;
 /// Invocations of a workgroup that has a whole head, at most.
 const MOST_THREADS: usize = 512;
 /// Bytes of workgroup memory that nearly every device has.
@@ -50,12 +52,12 @@ impl Head {
         let (columns, splits) = (self.value_dim.next_power_of_two().min(16), self.splits(8));
         let fitting = STAGED_BYTES / self.row_bytes(columns, splits);
         // Gates are computed by an invocation each.
-        Tile { columns, splits, block: fitting.min(columns * splits).clamp(1, 8) }
+        Tile { columns, splits, block: fitting.min(columns * splits).clamp(1, MOST_BLOCK) }
     }
 
-    /// All columns, for a few tokens, with so many channels' last inputs beside them; `None` where they are too many for a
-    /// workgroup.
-    pub(super) fn whole(&self, kept: usize, max_threads: usize, max_bytes: usize) -> Option<Tile> {
+    /// All columns, with up to `most_block` tokens at once and so many other floats beside them; `None` where they are too many
+    /// for a workgroup.
+    fn whole(&self, kept: usize, most_block: usize, max_threads: usize, max_bytes: usize) -> Option<Tile> {
         let columns = self.value_dim.next_power_of_two();
         let most = max_threads.min(MOST_THREADS) / columns;
         if most == 0 {
@@ -63,20 +65,24 @@ impl Head {
         }
         let splits = self.splits(prev_power_of_two(most).min(8));
         let threads = columns * splits;
-        let bytes = self.row_bytes(columns, splits) + 4 * (2 * self.n_sums * threads + threads + kept) + 64;
-        (bytes <= max_bytes).then_some(Tile { columns, splits, block: 1 })
+        // What sums go through where there are no subgroups is counted everywhere.
+        let others = 4 * (2 * self.n_sums * threads + threads + kept) + 64;
+        let fitting = max_bytes.saturating_sub(others).min(STAGED_BYTES) / self.row_bytes(columns, splits);
+        let block = fitting.min(most_block).min(threads);
+        (block > 0).then_some(Tile { columns, splits, block })
     }
 
-    /// [`whole`](Self::whole) on `gpu`.
-    pub(super) fn whole_on(&self, gpu: &GpuDevice, kept: usize) -> Option<Tile> {
+    /// All columns on `gpu`, with up to `most_block` tokens at once and so many other floats in workgroup memory; `None` where
+    /// they are too many for a workgroup.
+    pub(super) fn whole_on(&self, gpu: &GpuDevice, kept: usize, most_block: usize) -> Option<Tile> {
         let limits = gpu.wgpu().limits();
         let threads = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
-        self.whole(kept, threads as usize, limits.max_compute_workgroup_storage_size as usize)
+        self.whole(kept, most_block, threads as usize, limits.max_compute_workgroup_storage_size as usize)
     }
 
-    /// [`whole`](Self::whole) on nearly every device.
-    pub(super) fn whole_anywhere(&self, kept: usize) -> Option<Tile> {
-        self.whole(kept, MOST_THREADS, WORKGROUP_BYTES)
+    /// [`whole_on`](Self::whole_on) nearly every device.
+    pub(super) fn whole_anywhere(&self, kept: usize, most_block: usize) -> Option<Tile> {
+        self.whole(kept, most_block, MOST_THREADS, WORKGROUP_BYTES)
     }
 
     pub(super) fn constants(&self, tile: Tile) -> Vec<(&'static str, Constant)> {

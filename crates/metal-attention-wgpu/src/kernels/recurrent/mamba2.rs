@@ -189,7 +189,7 @@ pub fn mamba2_step(
         return Err(GpuError::Mismatch { what: "a step of a Mamba-2 layer".into(), why });
     }
     let own = (step.width - 1) * (2 * of.d_state + of.head_dim);
-    let Some(tile) = of.head().whole_on(gpu, own) else { return Ok(None) };
+    let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };
     let mut buffers = b.all();
     buffers.push(with.taps);
     buffers.extend((of.share() > 1).then_some(with.tickets));
@@ -249,7 +249,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         states: StatesAt { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
     };
     let step = Mamba2Step { width: 4, bias: true, convolution_at: of.state_elements() };
-    let whole = of.head().whole_anywhere((step.width - 1) * (2 * d_state + head_dim));
+    let whole = of.head().whole_anywhere((step.width - 1) * (2 * d_state + head_dim), 1);
     let mut keys = vec![of.key(None, of.head().scan())];
     keys.extend(whole.map(|tile| of.key(Some(&step), tile)));
     keys

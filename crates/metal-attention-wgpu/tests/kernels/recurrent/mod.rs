@@ -4,6 +4,8 @@ mod convolution;
 mod delta_rule;
 mod group_norm;
 mod mamba;
+mod rwkv;
+mod token_shift;
 
 use crate::support::{nmse, random};
 use metal_attention_model::Segment;
