@@ -62,9 +62,7 @@ pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, mat
 pub use norm::{NormShape, norm, norm_twin};
 pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
-pub use recurrent::{
-    ConvolutionBuffers, ConvolutionShape, RowsAt, StatesAt, convolution, convolution_twin, segment_words,
-};
+pub use recurrent::*;
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};

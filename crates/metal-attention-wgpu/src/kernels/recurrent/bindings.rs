@@ -48,7 +48,7 @@ pub(super) enum Access {
     States(StatesAt, usize),
     /// `segments`, for `segments.wgsl`.
     Segments,
-    /// `NAME[i]` is one of so many counters, zero before and after each step.
+    /// `NAME[run * n + i]` is one of so many counters of a run, zero before and after each step.
     Counters(usize),
 }
 
@@ -56,7 +56,9 @@ impl Access {
     fn reach(self) -> Reach {
         match self {
             Self::Rows(rows, _) | Self::Results(rows, _) => Reach::Tokens(4 * rows.stride as u64),
-            Self::Floats(n) | Self::Counters(n) => Reach::floats(n),
+            Self::Floats(n) => Reach::floats(n),
+            // A run has a token.
+            Self::Counters(n) => Reach::Tokens(4 * n as u64),
             Self::States(states, _) => Reach::Fixed(4 * (states.n_slots as u64).saturating_mul(states.stride as u64)),
             Self::Segments => Reach::Segments,
         }

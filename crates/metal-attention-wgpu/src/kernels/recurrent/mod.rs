@@ -9,15 +9,45 @@
 
 mod bindings;
 mod convolution;
+mod delta_rule;
+mod group_norm;
+mod heads;
+mod mamba;
+mod mamba2;
+mod rwkv6;
+mod rwkv7;
 mod segments;
+mod token_shift;
 
 pub use bindings::{RowsAt, StatesAt};
 pub use convolution::{ConvolutionBuffers, ConvolutionShape, convolution, convolution_twin};
+pub use delta_rule::{
+    Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken, KeyHeads, OutputGate,
+    delta_rule, delta_rule_step, delta_rule_twin,
+};
+pub use group_norm::{GroupNormBuffers, GroupNormShape, group_norm, group_norm_twin};
+pub use mamba::{MambaBuffers, MambaShape, MambaToken, mamba, mamba_twin};
+pub use mamba2::{
+    Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, mamba2, mamba2_step, mamba2_twin,
+};
+pub use rwkv6::{Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Shape, Rwkv6Token, rwkv6, rwkv6_mix, rwkv6_twin};
+pub use rwkv7::{Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, rwkv7, rwkv7_mix, rwkv7_twin};
 pub use segments::segment_words;
+pub use token_shift::{TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
 
 use crate::pso::PsoKey;
 
 /// Every kernel once, with the sizes of a small model.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
-    [convolution::catalogue()].concat()
+    [
+        convolution::catalogue(),
+        delta_rule::catalogue(),
+        group_norm::catalogue(),
+        mamba::catalogue(),
+        mamba2::catalogue(),
+        rwkv6::catalogue(),
+        rwkv7::catalogue(),
+        token_shift::catalogue(),
+    ]
+    .concat()
 }

@@ -1,6 +1,11 @@
 //! The kernels of recurrences against twins in float64, over batches of several runs and segments.
 
 mod convolution;
+mod delta_rule;
+mod group_norm;
+mod mamba;
+mod rwkv;
+mod token_shift;
 
 use crate::support::{nmse, random};
 use metal_attention_model::Segment;
@@ -53,6 +58,11 @@ pub fn words_of(gpu: &GpuDevice, segments: &[Segment]) -> wgpu::Buffer {
 /// As 64-bit floats.
 pub fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
+}
+
+pub fn silu(x: f32) -> f64 {
+    let x = f64::from(x);
+    x / (1.0 + (-x).exp())
 }
 
 /// Rows of a buffer in which `n` elements of each token lie, with others around.

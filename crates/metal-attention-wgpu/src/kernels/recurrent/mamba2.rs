@@ -1,0 +1,256 @@
+//! The state space of Mamba-2 (arXiv 2405.21060), with the gates around it.
+
+use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
+use super::heads::{Head, Tile};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// What [`mamba2`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mamba2Shape {
+    /// Heads.
+    pub n_head: usize,
+    /// Groups of as many heads, which have B and C in common.
+    pub n_group: usize,
+    /// Elements of B and C.
+    pub d_state: usize,
+    /// Elements of a head's input.
+    pub head_dim: usize,
+    /// `[n_head, head_dim]` inputs, `[n_group, d_state]` B, as many C.
+    pub x: RowsAt,
+    /// `[n_head]`: before its bias and softplus.
+    pub dt: RowsAt,
+    /// What goes through SiLU and multiplies the results, `[n_head, head_dim]`.
+    pub gate: Option<RowsAt>,
+    /// `[n_head, head_dim]`
+    pub out: RowsAt,
+    /// `[n_head, d_state, head_dim]`
+    pub states: StatesAt,
+}
+
+/// The convolution that [`mamba2_step`] computes, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mamba2Step {
+    /// Tokens that a result of the convolution sees.
+    pub width: usize,
+    /// Whether channels have a bias.
+    pub bias: bool,
+    /// The first element of the convolution's last inputs in a slot of the states, `[width - 1, channels]`.
+    pub convolution_at: usize,
+}
+
+/// The buffers of [`mamba2`].
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba2Buffers<'a> {
+    /// Rows with the results of the convolution, or for [`mamba2_step`] its inputs.
+    pub x: &'a dyn Bind,
+    /// Rows with dt.
+    pub dt: &'a dyn Bind,
+    /// `[n_head]`
+    pub dt_bias: &'a dyn Bind,
+    /// `[n_head]`, negative, as files hold it
+    pub a: &'a dyn Bind,
+    /// `[n_head]`
+    pub d: &'a dyn Bind,
+    /// Rows with the gates, where there are any.
+    pub gate: Option<&'a dyn Bind>,
+    /// The states.
+    pub states: &'a dyn Bind,
+    /// Rows with the results.
+    pub out: &'a dyn Bind,
+    /// The words of [`segment_words`](super::segment_words).
+    pub segments: &'a dyn Bind,
+}
+
+/// The other buffers of [`mamba2_step`].
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba2StepBuffers<'a> {
+    /// `[width, channels]`, that of the token itself last
+    pub taps: &'a dyn Bind,
+    /// `[channels]`
+    pub bias: Option<&'a dyn Bind>,
+    /// `[n_group]` zeros for each run, which are zeros again afterwards.
+    pub tickets: &'a dyn Bind,
+}
+
+impl Mamba2Shape {
+    /// Channels of the convolution.
+    pub fn channels(&self) -> usize {
+        self.n_head * self.head_dim + 2 * self.n_group * self.d_state
+    }
+
+    /// Elements of a state's matrices.
+    pub fn state_elements(&self) -> usize {
+        self.n_head * self.d_state * self.head_dim
+    }
+
+    fn head(&self) -> Head {
+        Head { key_dim: self.d_state, value_dim: self.head_dim, n_vectors: 2, n_values: 1, n_sums: 2 }
+    }
+
+    fn share(&self) -> usize {
+        self.n_head / self.n_group.max(1)
+    }
+
+    fn bindings(&self, step: Option<&Mamba2Step>) -> Bindings {
+        let n = self.n_head * self.head_dim;
+        let mut bindings = vec![
+            ("segments", Access::Segments),
+            ("x", Access::Rows(self.x, self.channels())),
+            ("dt", Access::Rows(self.dt, self.n_head)),
+            ("dt_bias", Access::Floats(self.n_head)),
+            ("a", Access::Floats(self.n_head)),
+            ("d", Access::Floats(self.n_head)),
+            ("state", Access::States(self.states, self.state_elements())),
+            ("out", Access::Results(self.out, n)),
+        ];
+        bindings.extend(self.gate.map(|gate| ("gate", Access::Rows(gate, n))));
+        if let Some(step) = step {
+            bindings.push(("taps", Access::Floats(step.width * self.channels())));
+            if self.share() > 1 {
+                bindings.push(("tickets", Access::Counters(self.n_group)));
+            }
+            if step.bias {
+                bindings.push(("bias", Access::Floats(self.channels())));
+            }
+        }
+        bindings
+    }
+
+    fn key(&self, step: Option<&Mamba2Step>, tile: Tile) -> PsoKey {
+        let mut constants = self.head().constants(tile);
+        constants.extend([
+            ("gates", true.into()),
+            ("convolved", true.into()),
+            ("fused", step.is_some().into()),
+            ("n_head", self.n_head.into()),
+            ("n_group", self.n_group.into()),
+            ("gated", self.gate.is_some().into()),
+        ]);
+        if let Some(step) = step {
+            constants.extend([
+                ("channels", self.channels().into()),
+                ("width", step.width.into()),
+                ("bias", step.bias.into()),
+                ("state_stride", self.states.stride.into()),
+                ("convolution_at", step.convolution_at.into()),
+                ("share", self.share().into()),
+                ("n_shared", self.n_group.into()),
+            ]);
+        }
+        let key = bindings::key("recurrent/mamba2", &self.bindings(step), constants);
+        if step.is_some() { key.named("mamba2_step") } else { key }
+    }
+
+    fn check(&self, b: &Mamba2Buffers<'_>) -> Result<(), GpuError> {
+        let sizes = [self.n_head, self.n_group, self.d_state, self.head_dim];
+        if sizes.contains(&0) || !self.n_head.is_multiple_of(self.n_group) || self.gate.is_some() != b.gate.is_some() {
+            return Err(GpuError::Mismatch { what: "a Mamba-2 layer".into(), why: format!("{self:?}") });
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Mamba2Buffers<'a> {
+    fn all(&self) -> Vec<&'a dyn Bind> {
+        let mut all = vec![self.segments, self.x, self.dt, self.dt_bias, self.a, self.d, self.states, self.out];
+        all.extend(self.gate);
+        all
+    }
+}
+
+/// For each head of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
+/// `S = exp(dt A) S + dt B^T x; out = (C S + D x) SiLU(gate)`.
+pub fn mamba2(gpu: &GpuDevice, of: &Mamba2Shape, b: &Mamba2Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+    of.check(b)?;
+    let tile = of.head().scan();
+    let columns = Extent::Fixed((of.n_head * of.head_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
+}
+
+/// The convolution of `x` with SiLU and the [`mamba2`] of what comes of it at once, for runs of few tokens. `None` where a head is
+/// too large for a workgroup.
+pub fn mamba2_step(
+    gpu: &GpuDevice,
+    of: &Mamba2Shape,
+    step: &Mamba2Step,
+    b: &Mamba2Buffers<'_>,
+    with: &Mamba2StepBuffers<'_>,
+    runs: Extent,
+) -> Result<Option<Dispatch>, GpuError> {
+    of.check(b)?;
+    let kept = step.width.saturating_sub(1).saturating_mul(of.channels());
+    let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > of.states.stride);
+    if step.width == 0 || beyond || step.bias != with.bias.is_some() {
+        let why = format!("{step:?} for slots of {} elements", of.states.stride);
+        return Err(GpuError::Mismatch { what: "a step of a Mamba-2 layer".into(), why });
+    }
+    let own = (step.width - 1) * (2 * of.d_state + of.head_dim);
+    let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };
+    let mut buffers = b.all();
+    buffers.push(with.taps);
+    buffers.extend((of.share() > 1).then_some(with.tickets));
+    buffers.extend(with.bias);
+    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
+    bindings::dispatch(gpu, &of.key(Some(step), tile), &of.bindings(Some(step)), &buffers, grid).map(Some)
+}
+
+/// The weights of heads that the twin takes, `[n_head]` each.
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba2Weights<'a> {
+    /// As [`Mamba2Buffers::dt_bias`].
+    pub dt_bias: &'a [f64],
+    /// As [`Mamba2Buffers::a`].
+    pub a: &'a [f64],
+    /// As [`Mamba2Buffers::d`].
+    pub d: &'a [f64],
+}
+
+/// The scalar twin of one token, of the convolution's results `x`: those of all heads, `[n_head, head_dim]`, without a gate; `state`
+/// becomes that after it.
+pub fn mamba2_twin(of: &Mamba2Shape, w: &Mamba2Weights<'_>, x: &[f64], dt: &[f64], state: &mut [f64]) -> Vec<f64> {
+    let (x, bc) = x.split_at(of.n_head * of.head_dim);
+    let (b, c) = bc.split_at(of.n_group * of.d_state);
+    let mut out = Vec::new();
+    for h in 0..of.n_head {
+        let dt = dt[h] + w.dt_bias[h];
+        let dt = dt.max(0.0) + (-dt.abs()).exp().ln_1p();
+        let group = h / of.share() * of.d_state;
+        for i in 0..of.head_dim {
+            let x = x[h * of.head_dim + i];
+            let mut sum = w.d[h] * x;
+            for s in 0..of.d_state {
+                let at = &mut state[(h * of.d_state + s) * of.head_dim + i];
+                *at = (dt * w.a[h]).exp() * *at + dt * b[group + s] * x;
+                sum += c[group + s] * *at;
+            }
+            out.push(sum);
+        }
+    }
+    out
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let (n_head, n_group, d_state, head_dim) = (24, 1, 128, 64);
+    let inner = n_head * head_dim;
+    let channels = inner + 2 * n_group * d_state;
+    let of = Mamba2Shape {
+        n_head,
+        n_group,
+        d_state,
+        head_dim,
+        x: RowsAt { stride: inner + channels + n_head, at: inner },
+        dt: RowsAt { stride: inner + channels + n_head, at: inner + channels },
+        gate: Some(RowsAt { stride: inner + channels + n_head, at: 0 }),
+        out: RowsAt::whole(inner),
+        states: StatesAt { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
+    };
+    let step = Mamba2Step { width: 4, bias: true, convolution_at: of.state_elements() };
+    let whole = of.head().whole_anywhere((step.width - 1) * (2 * d_state + head_dim), 1);
+    let mut keys = vec![of.key(None, of.head().scan())];
+    keys.extend(whole.map(|tile| of.key(Some(&step), tile)));
+    keys
+}

@@ -1,0 +1,195 @@
+//! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what stands around it.
+
+use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
+use super::heads::{Head, MOST_BLOCK, Tile};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// What [`rwkv6`] computes. For [`rwkv6_mix`] `decay` is what the layer's matrices give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rwkv6Shape {
+    /// Heads.
+    pub n_head: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Receptances, `[n_head, key_dim]`.
+    pub r: RowsAt,
+    /// `[n_head, key_dim]`
+    pub k: RowsAt,
+    /// `[n_head, value_dim]`
+    pub v: RowsAt,
+    /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
+    pub decay: RowsAt,
+    /// `[n_head, value_dim]`
+    pub out: RowsAt,
+    /// `[n_head, key_dim, value_dim]`
+    pub states: StatesAt,
+}
+
+/// What else [`rwkv6_mix`] computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rwkv6Mix {
+    /// Of the norm of each head's result.
+    pub norm_eps: f32,
+    /// What goes through SiLU and multiplies the results, `[n_head, value_dim]`.
+    pub gate: RowsAt,
+}
+
+/// The buffers of [`rwkv6`], each with the rows that the shape says.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // as in the shape
+pub struct Rwkv6Buffers<'a> {
+    pub r: &'a dyn Bind,
+    pub k: &'a dyn Bind,
+    pub v: &'a dyn Bind,
+    pub decay: &'a dyn Bind,
+    /// How much a token has of its own value, `[n_head, key_dim]`
+    pub bonus: &'a dyn Bind,
+    pub states: &'a dyn Bind,
+    pub out: &'a dyn Bind,
+    /// The words of [`segment_words`](super::segment_words).
+    pub segments: &'a dyn Bind,
+}
+
+/// The other buffers of [`rwkv6_mix`].
+#[derive(Debug, Clone, Copy)]
+pub struct Rwkv6MixBuffers<'a> {
+    /// `[n_head, key_dim]`
+    pub decay_bias: &'a dyn Bind,
+    /// `[n_head, value_dim]`
+    pub norm_weight: &'a dyn Bind,
+    /// `[n_head, value_dim]`
+    pub norm_bias: &'a dyn Bind,
+    /// As [`Rwkv6Mix::gate`].
+    pub gate: &'a dyn Bind,
+}
+
+impl Rwkv6Shape {
+    fn head(&self) -> Head {
+        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 3, n_values: 1, n_sums: 2 }
+    }
+
+    fn bindings(&self, mix: Option<&Rwkv6Mix>) -> Bindings {
+        let (keys, values) = (self.n_head * self.key_dim, self.n_head * self.value_dim);
+        let mut bindings = vec![
+            ("segments", Access::Segments),
+            ("r", Access::Rows(self.r, keys)),
+            ("k", Access::Rows(self.k, keys)),
+            ("v", Access::Rows(self.v, values)),
+            ("w", Access::Rows(self.decay, keys)),
+            ("bonus", Access::Floats(keys)),
+            ("state", Access::States(self.states, keys * self.value_dim)),
+            ("out", Access::Results(self.out, values)),
+        ];
+        if let Some(mix) = mix {
+            bindings.push(("w_bias", Access::Floats(keys)));
+            bindings.push(("norm_weight", Access::Floats(values)));
+            bindings.push(("norm_bias", Access::Floats(values)));
+            bindings.push(("gate", Access::Rows(mix.gate, values)));
+        }
+        bindings
+    }
+
+    fn key(&self, mix: Option<&Rwkv6Mix>, tile: Tile) -> PsoKey {
+        let mut constants = self.head().constants(tile);
+        constants.extend([
+            ("gates", false.into()),
+            ("convolved", false.into()),
+            ("fused", false.into()),
+            ("mixed", mix.is_some().into()),
+            ("norm_eps", mix.map_or(0.0, |mix| mix.norm_eps).into()),
+        ]);
+        let key = bindings::key("recurrent/rwkv6", &self.bindings(mix), constants);
+        if mix.is_some() { key.named("rwkv6_mix") } else { key }
+    }
+
+    fn check(&self) -> Result<(), GpuError> {
+        if [self.n_head, self.key_dim, self.value_dim].contains(&0) {
+            return Err(GpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{self:?}") });
+        }
+        Ok(())
+    }
+}
+
+impl Rwkv6Buffers<'_> {
+    fn all(&self) -> [&dyn Bind; 8] {
+        [self.segments, self.r, self.k, self.v, self.decay, self.bonus, self.states, self.out]
+    }
+}
+
+/// For each head of all tokens of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
+pub fn rwkv6(gpu: &GpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+    of.check()?;
+    let tile = of.head().scan();
+    let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
+}
+
+/// All between a layer's matrix products at once, for runs of any length: [`rwkv6`] with `exp(-exp(decay + decay_bias))` for
+/// `decay`, then a layer norm of each head times SiLU of the gate. `None` where a head is too large for a workgroup.
+pub fn rwkv6_mix(
+    gpu: &GpuDevice,
+    of: &Rwkv6Shape,
+    mix: &Rwkv6Mix,
+    b: &Rwkv6Buffers<'_>,
+    with: &Rwkv6MixBuffers<'_>,
+    runs: Extent,
+) -> Result<Option<Dispatch>, GpuError> {
+    of.check()?;
+    let Some(tile) = of.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
+    let mut buffers = b.all().to_vec();
+    buffers.extend([with.decay_bias, with.norm_weight, with.norm_bias, with.gate]);
+    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
+    bindings::dispatch(gpu, &of.key(Some(mix), tile), &of.bindings(Some(mix)), &buffers, grid).map(Some)
+}
+
+/// What the twin takes of one token and head.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // as in the shape
+pub struct Rwkv6Token<'a> {
+    pub r: &'a [f64],
+    pub k: &'a [f64],
+    pub v: &'a [f64],
+    pub decay: &'a [f64],
+}
+
+/// The scalar twin of one token and head with its `bonus`: the results `[value_dim]`; `state` `[key_dim, value_dim]` becomes that
+/// after it.
+pub fn rwkv6_twin(token: &Rwkv6Token<'_>, bonus: &[f64], state: &mut [f64]) -> Vec<f64> {
+    let n = token.v.len();
+    let column = |c: usize| {
+        let mut sum = 0.0;
+        for (i, r) in token.r.iter().enumerate() {
+            let (s, kv) = (&mut state[i * n + c], token.k[i] * token.v[c]);
+            sum += r * (*s + bonus[i] * kv);
+            *s = token.decay[i] * *s + kv;
+        }
+        sum
+    };
+    (0..n).map(column).collect()
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let (n_head, dim) = (32, 64);
+    let row = RowsAt::whole(n_head * dim);
+    let of = Rwkv6Shape {
+        n_head,
+        key_dim: dim,
+        value_dim: dim,
+        r: row,
+        k: row,
+        v: row,
+        decay: row,
+        out: row,
+        states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+    };
+    let mut keys = vec![of.key(None, of.head().scan())];
+    let mix = Rwkv6Mix { norm_eps: 64e-5, gate: row };
+    keys.extend(of.head().whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
+    keys
+}

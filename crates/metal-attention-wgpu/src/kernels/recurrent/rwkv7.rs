@@ -1,0 +1,215 @@
+//! The recurrence of RWKV-7 (Goose, arXiv 2503.14456), alone and with what stands around it.
+
+use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
+use super::heads::{Head, MOST_BLOCK, Tile};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// What [`rwkv7`] computes. For [`rwkv7_mix`] `decay`, `k`, `v` and `a` are what the layer's matrices give, and `b` is not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rwkv7Shape {
+    /// Heads.
+    pub n_head: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Receptances, `[n_head, key_dim]`.
+    pub r: RowsAt,
+    /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
+    pub decay: RowsAt,
+    /// `[n_head, key_dim]`
+    pub k: RowsAt,
+    /// `[n_head, value_dim]`
+    pub v: RowsAt,
+    /// `[n_head, key_dim]`: less the normalised key that is taken away.
+    pub a: RowsAt,
+    /// `[n_head, key_dim]`: the normalised key times the learning rates.
+    pub b: RowsAt,
+    /// `[n_head, value_dim]`
+    pub out: RowsAt,
+    /// `[n_head, key_dim, value_dim]`
+    pub states: StatesAt,
+}
+
+/// What else [`rwkv7_mix`] computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rwkv7Mix {
+    /// Of the norm of each head's result.
+    pub norm_eps: f32,
+    /// The first layer's values and how much of them the layer takes, before its bias and sigmoid, `[n_head, value_dim]` each.
+    pub residual: Option<[RowsAt; 2]>,
+    /// What multiplies the results, `[n_head, value_dim]`.
+    pub gate: Option<RowsAt>,
+}
+
+/// The buffers of [`rwkv7`], each with the rows that the shape says.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // as in the shape
+pub struct Rwkv7Buffers<'a> {
+    pub r: &'a dyn Bind,
+    pub decay: &'a dyn Bind,
+    pub k: &'a dyn Bind,
+    pub v: &'a dyn Bind,
+    pub a: &'a dyn Bind,
+    pub b: &'a dyn Bind,
+    pub states: &'a dyn Bind,
+    pub out: &'a dyn Bind,
+    /// The words of [`segment_words`](super::segment_words).
+    pub segments: &'a dyn Bind,
+}
+
+/// The other buffers of [`rwkv7_mix`].
+#[derive(Debug, Clone, Copy)]
+pub struct Rwkv7MixBuffers<'a> {
+    /// `[8, channels]`: the biases of the decays (w0), of the learning rates (a0) and of the residual (v0; anything where there is
+    /// none), the factors of the removed key (`k_k`) and of the key (`k_a`), the bonus (`r_k`), weight and bias of the norm.
+    pub weights: &'a dyn Bind,
+    /// As [`Rwkv7Mix::residual`].
+    pub residual: Option<[&'a dyn Bind; 2]>,
+    /// As [`Rwkv7Mix::gate`].
+    pub gate: Option<&'a dyn Bind>,
+}
+
+impl Rwkv7Shape {
+    fn head(&self, mixed: bool) -> Head {
+        let n_sums = if mixed { 6 } else { 4 };
+        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 5, n_values: 1, n_sums }
+    }
+
+    fn bindings(&self, mix: Option<&Rwkv7Mix>) -> Bindings {
+        let (keys, values) = (self.n_head * self.key_dim, self.n_head * self.value_dim);
+        let mut bindings = vec![
+            ("segments", Access::Segments),
+            ("r", Access::Rows(self.r, keys)),
+            ("w", Access::Rows(self.decay, keys)),
+            ("k", Access::Rows(self.k, keys)),
+            ("v", Access::Rows(self.v, values)),
+            ("a", Access::Rows(self.a, keys)),
+            ("state", Access::States(self.states, keys * self.value_dim)),
+            ("out", Access::Results(self.out, values)),
+        ];
+        match mix {
+            None => bindings.push(("b", Access::Rows(self.b, keys))),
+            Some(mix) => {
+                bindings.push(("weights", Access::Floats(8 * keys)));
+                if let Some([first, much]) = mix.residual {
+                    bindings.push(("first_v", Access::Rows(first, values)));
+                    bindings.push(("v_mix", Access::Rows(much, values)));
+                }
+                bindings.extend(mix.gate.map(|gate| ("gate", Access::Rows(gate, values))));
+            }
+        }
+        bindings
+    }
+
+    fn key(&self, mix: Option<&Rwkv7Mix>, tile: Tile) -> PsoKey {
+        let mut constants = self.head(mix.is_some()).constants(tile);
+        constants.extend([
+            ("gates", false.into()),
+            ("convolved", false.into()),
+            ("fused", false.into()),
+            ("n_head", self.n_head.into()),
+            ("mixed", mix.is_some().into()),
+            ("residual", mix.is_some_and(|mix| mix.residual.is_some()).into()),
+            ("gated", mix.is_some_and(|mix| mix.gate.is_some()).into()),
+            ("norm_eps", mix.map_or(0.0, |mix| mix.norm_eps).into()),
+        ]);
+        let key = bindings::key("recurrent/rwkv7", &self.bindings(mix), constants);
+        if mix.is_some() { key.named("rwkv7_mix") } else { key }
+    }
+
+    fn check(&self) -> Result<(), GpuError> {
+        if [self.n_head, self.key_dim, self.value_dim].contains(&0) {
+            return Err(GpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{self:?}") });
+        }
+        Ok(())
+    }
+}
+
+/// For each head of all tokens of the batch's first `runs` runs: `S = diag(decay) S + b^T (a S) + k^T v; out = r S`.
+pub fn rwkv7(gpu: &GpuDevice, of: &Rwkv7Shape, b: &Rwkv7Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+    of.check()?;
+    let tile = of.head(false).scan();
+    let buffers = [b.segments, b.r, b.decay, b.k, b.v, b.a, b.states, b.out, b.b];
+    let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &buffers, [columns, runs, Extent::Fixed(1)])
+}
+
+/// All between a layer's matrix products at once, for runs of any length: [`rwkv7`] with `decay = exp(-0.606531 sigmoid(decay +
+/// w0))`, `rate = sigmoid(a + a0)`, `kk = k k_k` of length 1, `a = -kk`, `b = kk rate`, `k (1 + (rate - 1) k_a)` for `k` and
+/// `v + (first - v) sigmoid(mix + v0)` for `v`; then a layer norm of each head, `+ (r . k r_k) v`, and the gate. `None` where a
+/// head is too large for a workgroup.
+pub fn rwkv7_mix(
+    gpu: &GpuDevice,
+    of: &Rwkv7Shape,
+    mix: &Rwkv7Mix,
+    b: &Rwkv7Buffers<'_>,
+    with: &Rwkv7MixBuffers<'_>,
+    runs: Extent,
+) -> Result<Option<Dispatch>, GpuError> {
+    of.check()?;
+    let fits = mix.residual.is_some() == with.residual.is_some() && mix.gate.is_some() == with.gate.is_some();
+    if of.key_dim != of.value_dim || !fits {
+        return Err(GpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{of:?}, {mix:?}") });
+    }
+    let Some(tile) = of.head(true).whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
+    let mut buffers = vec![b.segments, b.r, b.decay, b.k, b.v, b.a, b.states, b.out, with.weights];
+    buffers.extend(with.residual.into_iter().flatten());
+    buffers.extend(with.gate);
+    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
+    bindings::dispatch(gpu, &of.key(Some(mix), tile), &of.bindings(Some(mix)), &buffers, grid).map(Some)
+}
+
+/// What the twin takes of one token and head.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // as in the shape
+pub struct Rwkv7Token<'a> {
+    pub r: &'a [f64],
+    pub decay: &'a [f64],
+    pub k: &'a [f64],
+    pub v: &'a [f64],
+    pub a: &'a [f64],
+    pub b: &'a [f64],
+}
+
+/// The scalar twin of one token and head: the results `[value_dim]`; `state` `[key_dim, value_dim]` becomes that after it.
+pub fn rwkv7_twin(token: &Rwkv7Token<'_>, state: &mut [f64]) -> Vec<f64> {
+    let n = token.v.len();
+    let column = |c: usize| {
+        let removed: f64 = token.a.iter().enumerate().map(|(i, a)| a * state[i * n + c]).sum();
+        let mut sum = 0.0;
+        for (i, r) in token.r.iter().enumerate() {
+            let s = &mut state[i * n + c];
+            *s = token.decay[i] * *s + token.b[i] * removed + token.k[i] * token.v[c];
+            sum += r * *s;
+        }
+        sum
+    };
+    (0..n).map(column).collect()
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let (n_head, dim) = (32, 64);
+    let row = RowsAt::whole(n_head * dim);
+    let of = Rwkv7Shape {
+        n_head,
+        key_dim: dim,
+        value_dim: dim,
+        r: row,
+        decay: row,
+        k: row,
+        v: row,
+        a: row,
+        b: row,
+        out: row,
+        states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+    };
+    let mix = Rwkv7Mix { norm_eps: 64e-5, residual: Some([row; 2]), gate: Some(row) };
+    let mut keys = vec![of.key(None, of.head(false).scan())];
+    keys.extend(of.head(true).whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
+    keys
+}

@@ -1,0 +1,109 @@
+//! RWKV's token shift: each token's row mixed with that of the token before.
+
+use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
+use crate::arena::Bind;
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+/// Tokens of an invocation.
+const TOKENS: u32 = 16;
+const THREADS: usize = 64;
+/// The results' names in the shader.
+const OUT: [&str; 6] = ["out_0", "out_1", "out_2", "out_3", "out_4", "out_5"];
+
+/// What [`token_shift`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenShiftShape {
+    /// Channels.
+    pub channels: usize,
+    /// Results of a token; 1 to 6.
+    pub n_out: usize,
+    /// `[channels]`
+    pub x: RowsAt,
+    /// What a token adds to the factors, `[n_out, channels]`.
+    pub mu_of_tokens: Option<RowsAt>,
+    /// The row of the last token, `[channels]`.
+    pub states: StatesAt,
+}
+
+/// The buffers of [`token_shift`].
+#[derive(Debug, Clone, Copy)]
+pub struct TokenShiftBuffers<'a> {
+    /// Rows of tokens.
+    pub x: &'a dyn Bind,
+    /// The factors, `[n_out, channels]`.
+    pub mu: &'a dyn Bind,
+    /// As [`TokenShiftShape::mu_of_tokens`].
+    pub mu_of_tokens: Option<&'a dyn Bind>,
+    /// The states.
+    pub states: &'a dyn Bind,
+    /// The results, `[n_tokens, channels]` each.
+    pub out: &'a [&'a dyn Bind],
+    /// The words of [`segment_words`](super::segment_words).
+    pub segments: &'a dyn Bind,
+}
+
+impl TokenShiftShape {
+    fn bindings(&self) -> Bindings {
+        let n_mu = self.n_out * self.channels;
+        let mut bindings = vec![
+            ("segments", Access::Segments),
+            ("x", Access::Rows(self.x, self.channels)),
+            ("mu", Access::Floats(n_mu)),
+            ("state", Access::States(self.states, self.channels)),
+        ];
+        bindings.extend(self.mu_of_tokens.map(|rows| ("mu_of", Access::Rows(rows, n_mu))));
+        let out = Access::Results(RowsAt::whole(self.channels), self.channels);
+        bindings.extend(OUT.iter().take(self.n_out).map(|&name| (name, out)));
+        bindings
+    }
+
+    fn key(&self) -> PsoKey {
+        let constants = vec![
+            ("channels", self.channels.into()),
+            ("n_out", self.n_out.into()),
+            ("by_token", self.mu_of_tokens.is_some().into()),
+            ("tokens", TOKENS.into()),
+            ("threads", THREADS.into()),
+        ];
+        bindings::key("recurrent/token_shift", &self.bindings(), constants)
+    }
+}
+
+/// `out_j[t] = x[t] + (x[t - 1] - x[t]) * (mu[j] + mu_of_tokens[t][j])` for all tokens of the batch's first `runs` runs, each going
+/// on from its state.
+pub fn token_shift(
+    gpu: &GpuDevice,
+    of: &TokenShiftShape,
+    b: &TokenShiftBuffers<'_>,
+    runs: Extent,
+) -> Result<Dispatch, GpuError> {
+    let fits = b.out.len() == of.n_out && of.mu_of_tokens.is_some() == b.mu_of_tokens.is_some();
+    if !fits || !(1..=OUT.len()).contains(&of.n_out) {
+        let why = format!("{of:?} with {} results", b.out.len());
+        return Err(GpuError::Mismatch { what: "a token shift".into(), why });
+    }
+    let mut buffers = vec![b.segments, b.x, b.mu, b.states];
+    buffers.extend(b.mu_of_tokens);
+    buffers.extend(b.out);
+    let columns = Extent::Fixed(of.channels.div_ceil(THREADS) as u32);
+    bindings::dispatch(gpu, &of.key(), &of.bindings(), &buffers, [columns, runs, Extent::Tokens(TOKENS)])
+}
+
+/// The scalar twin of one token with the factors `mu` `[n_out, channels]`: `[n_out, channels]`; `before` becomes its row.
+pub fn token_shift_twin(x: &[f64], mu: &[f64], before: &mut Vec<f64>) -> Vec<f64> {
+    let mixed = |(i, mu): (usize, &f64)| x[i % x.len()] + (before[i % x.len()] - x[i % x.len()]) * mu;
+    let out = mu.iter().enumerate().map(mixed).collect();
+    *before = x.to_vec();
+    out
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let channels = 2048;
+    let states = StatesAt { n_slots: 4, stride: channels * 66, at: 0 };
+    let mu_of_tokens = Some(RowsAt::whole(6 * channels));
+    let of = TokenShiftShape { channels, n_out: 6, x: RowsAt::whole(channels), mu_of_tokens, states };
+    vec![of.key()]
+}

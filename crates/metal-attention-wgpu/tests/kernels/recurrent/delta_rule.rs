@@ -1,0 +1,166 @@
+//! The gated delta rule, alone and with all around it.
+
+use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
+use crate::support::{poisoned, random, run, variants};
+use metal_attention_wgpu::kernels::{
+    ConvolutionShape, Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken,
+    KeyHeads, OutputGate, RowsAt, StatesAt, convolution_twin, delta_rule, delta_rule_step, delta_rule_twin,
+};
+use metal_attention_wgpu::{Bind, Extent};
+
+/// Heads, key heads, elements of a key, of a value, whether channels decay by themselves.
+const SHAPES: [(usize, usize, usize, usize, bool); 6] = [
+    (3, 1, 8, 8, false),
+    (2, 2, 16, 24, true),
+    (4, 2, 96, 96, false),
+    (6, 2, 9, 5, false),
+    (2, 1, 128, 128, false),
+    (1, 1, 130, 33, true),
+];
+
+fn shape((n_head, n_key_head, key_dim, value_dim, by_channel): (usize, usize, usize, usize, bool)) -> DeltaRuleShape {
+    let (decay_of, n_decay) = if by_channel { (Decay::OfChannels, n_head * key_dim) } else { (Decay::OfHeads, n_head) };
+    let channels = 2 * n_key_head * key_dim + n_head * value_dim;
+    DeltaRuleShape {
+        n_head,
+        n_key_head,
+        key_heads: if n_head == 6 { KeyHeads::Grouped } else { KeyHeads::InTurn },
+        key_dim,
+        value_dim,
+        decay_of,
+        l2_eps: (key_dim != 9).then_some(1e-3),
+        scale: if key_dim == 9 { 0.3 } else { 1.5 },
+        x: rows_at(channels),
+        decay: rows_at(n_decay),
+        beta: RowsAt { stride: n_head, at: 0 },
+        out: rows_at(n_head * value_dim),
+        states: StatesAt { n_slots: 1, stride: 0, at: 0 },
+    }
+}
+
+fn doubled(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|x| 2.0 * x).collect()
+}
+
+#[test]
+fn delta_rules_match_their_twin() {
+    for gpu in variants() {
+        for of in SHAPES.map(shape) {
+            let channels = of.channels();
+            let n_out = of.n_head * of.value_dim;
+            let n_decay = of.decay.stride - 5;
+            let a: Vec<f32> = random(5, of.n_head).iter().map(|x| -x.abs()).collect();
+            let decay_bias = random(6, n_decay);
+            let (taps, bias, norm_weight) = (random(7, 4 * channels), random(8, channels), random(9, of.value_dim));
+            for (i, segments) in batches().into_iter().enumerate() {
+                let n = n_tokens(&segments);
+                let x = random(1, n * of.x.stride);
+                let decay = doubled(&random(2, n * of.decay.stride));
+                let beta = doubled(&random(3, n * of.beta.stride));
+                let gate_at = rows_at(n_out);
+                let gate = doubled(&random(4, n * gate_at.stride));
+                let words = words_of(gpu, &segments);
+                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let wide_tokens = |token: usize, n: usize| -> Vec<[Vec<f64>; 3]> {
+                    let of_token = |t| {
+                        let x = wide(row(&x, of.x, t, channels));
+                        [x, wide(row(&decay, of.decay, t, n_decay)), wide(row(&beta, of.beta, t, of.n_head))]
+                    };
+                    (token..token + n).map(of_token).collect()
+                };
+                let (a64, bias64) = (wide(&a), wide(&decay_bias));
+                let token_twin =
+                    |x: &[f64], [_, decay, beta]: &[Vec<f64>; 3], of: &DeltaRuleShape, state: &mut [f64]| {
+                        let token = DeltaRuleToken { x, decay, beta, a: &a64, decay_bias: &bias64 };
+                        delta_rule_twin(of, &token, state)
+                    };
+                for fused in [false, true] {
+                    let matrices = of.state_elements();
+                    let kept = if fused { 3 * channels } else { 0 };
+                    let (states_at, before) = states(kept + matrices);
+                    let of = DeltaRuleShape { states: StatesAt { at: states_at.at + kept, ..states_at }, ..of };
+                    let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
+                    let [gx, gd, gb, ga, gbias] = [&x, &decay, &beta, &a, &decay_bias].map(upload);
+                    let gs = upload(&before);
+                    let out = poisoned(gpu, n * of.out.stride);
+                    let b = DeltaRuleBuffers {
+                        x: &gx,
+                        decay: &gd,
+                        beta: &gb,
+                        a: &ga,
+                        decay_bias: &gbias,
+                        states: &gs,
+                        out: &out,
+                        segments: &words,
+                    };
+                    let what = format!("{of:?}, batch {i}, fused: {fused}");
+                    let [gt, gcb, gg, gw] = [&taps, &bias, &gate, &norm_weight].map(upload);
+                    let tickets = upload(&vec![0.0; n * of.n_key_head]);
+                    let has_bias = i % 2 == 0;
+                    let step = DeltaRuleStep {
+                        width: 4,
+                        bias: has_bias,
+                        convolution_at: states_at.at,
+                        norm_eps: 1e-3,
+                        gate_kind: if i == 0 { OutputGate::Sigmoid } else { OutputGate::Silu },
+                        gate: gate_at,
+                    };
+                    let dispatch = if fused {
+                        let with = DeltaRuleStepBuffers {
+                            taps: &gt,
+                            bias: has_bias.then_some(&gcb as &dyn Bind),
+                            gate: &gg,
+                            norm_weight: &gw,
+                            tickets: &tickets,
+                        };
+                        delta_rule_step(gpu, &of, &step, &b, &with, runs).unwrap().expect("heads that fit")
+                    } else {
+                        delta_rule(gpu, &of, &b, runs).unwrap()
+                    };
+                    run(gpu, &[dispatch], n);
+                    let convolution = ConvolutionShape {
+                        channels,
+                        width: 4,
+                        bias: has_bias,
+                        silu: true,
+                        x: of.x,
+                        out: of.x,
+                        states: of.states,
+                    };
+                    let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
+                        let tokens = wide_tokens(token, n);
+                        let mut inputs: Vec<f64> = tokens.iter().flat_map(|[x, ..]| x.clone()).collect();
+                        let mut matrices = state.split_off(kept);
+                        if fused {
+                            let bias = has_bias.then(|| wide(&bias));
+                            inputs = convolution_twin(&convolution, &inputs, &wide(&taps), bias.as_deref(), state);
+                        }
+                        let mut results = Vec::new();
+                        for (i, (x, of_token)) in inputs.chunks(channels).zip(&tokens).enumerate() {
+                            let out = token_twin(x, of_token, &of, &mut matrices);
+                            let gate = wide(row(&gate, gate_at, token + i, n_out));
+                            for (out, gate) in out.chunks(of.value_dim).zip(gate.chunks(of.value_dim)) {
+                                let squares = out.iter().map(|x| x * x).sum::<f64>() / out.len() as f64;
+                                let factor = 1.0 / (squares + f64::from(step.norm_eps)).sqrt();
+                                results.extend(out.iter().zip(gate).zip(&norm_weight).map(|((x, g), w)| {
+                                    let sigmoid = 1.0 / (1.0 + (-g).exp());
+                                    let gate = match step.gate_kind {
+                                        OutputGate::Silu => g * sigmoid,
+                                        OutputGate::Sigmoid => sigmoid,
+                                    };
+                                    if fused { x * factor * f64::from(*w) * gate } else { *x }
+                                }));
+                            }
+                        }
+                        state.extend(matrices);
+                        results
+                    };
+                    let after = (&gs, states_at, kept + matrices, &before[..]);
+                    check(gpu, &what, &segments, (&out, of.out, n_out), after, &twin, 1e-11);
+                    let left: Vec<u32> = gpu.read(&tickets, n * of.n_key_head).unwrap();
+                    assert!(left.iter().all(|&n| n == 0), "{what}: {left:?}");
+                }
+            }
+        }
+    }
+}

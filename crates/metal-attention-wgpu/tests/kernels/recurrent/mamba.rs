@@ -1,0 +1,180 @@
+//! Mamba and Mamba-2.
+
+use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, words_of};
+use crate::support::{poisoned, random, run, variants};
+use metal_attention_wgpu::kernels::{
+    ConvolutionShape, Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, MambaBuffers,
+    MambaShape, MambaToken, StatesAt, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step, mamba2_twin,
+};
+use metal_attention_wgpu::{Bind, Extent};
+
+fn negative(x: Vec<f32>) -> Vec<f32> {
+    x.iter().map(|x| -x.abs()).collect()
+}
+
+#[test]
+fn mamba2_matches_its_twin() {
+    for gpu in variants() {
+        // Heads, groups, elements of a state's column, of a head, whether results are gated.
+        for (n_head, n_group, d_state, head_dim, gated) in [
+            (3, 1, 8, 8, true),
+            (4, 2, 16, 24, false),
+            (5, 5, 96, 7, true),
+            (6, 2, 128, 64, false),
+            (2, 1, 256, 20, true),
+        ] {
+            let n_out = n_head * head_dim;
+            let channels = n_out + 2 * n_group * d_state;
+            let (x_at, dt_at, row_at) = (rows_at(channels), rows_at(n_head), rows_at(n_out));
+            let (a, d, dt_bias) = (negative(random(5, n_head)), random(6, n_head), random(7, n_head));
+            let (taps, bias) = (random(8, 4 * channels), random(9, channels));
+            let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
+            let weights = Mamba2Weights { dt_bias: &dt_bias64, a: &a64, d: &d64 };
+            for (i, segments) in batches().into_iter().enumerate() {
+                let n = n_tokens(&segments);
+                let (x, dt) = (random(1, n * x_at.stride), random(2, n * dt_at.stride));
+                let gate = random(3, n * row_at.stride);
+                let words = words_of(gpu, &segments);
+                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                for fused in [false, true] {
+                    let kept = if fused { 3 * channels } else { 0 };
+                    let matrices = n_head * d_state * head_dim;
+                    let (states_at, before) = states(kept + matrices);
+                    let of = Mamba2Shape {
+                        n_head,
+                        n_group,
+                        d_state,
+                        head_dim,
+                        x: x_at,
+                        dt: dt_at,
+                        gate: gated.then_some(row_at),
+                        out: row_at,
+                        states: StatesAt { at: states_at.at + kept, ..states_at },
+                    };
+                    let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
+                    let [gx, gdt, ga, gd, gbias, gg, gs] = [&x, &dt, &a, &d, &dt_bias, &gate, &before].map(upload);
+                    let [gt, gcb] = [&taps, &bias].map(upload);
+                    let tickets = upload(&vec![0.0; n * n_group]);
+                    let out = poisoned(gpu, n * row_at.stride);
+                    let b = Mamba2Buffers {
+                        x: &gx,
+                        dt: &gdt,
+                        dt_bias: &gbias,
+                        a: &ga,
+                        d: &gd,
+                        gate: gated.then_some(&gg as &dyn Bind),
+                        states: &gs,
+                        out: &out,
+                        segments: &words,
+                    };
+                    let has_bias = i % 2 == 0;
+                    let dispatch = if fused {
+                        let step = Mamba2Step { width: 4, bias: has_bias, convolution_at: states_at.at };
+                        let bias = has_bias.then_some(&gcb as &dyn Bind);
+                        let with = Mamba2StepBuffers { taps: &gt, bias, tickets: &tickets };
+                        mamba2_step(gpu, &of, &step, &b, &with, runs).unwrap().expect("heads that fit")
+                    } else {
+                        mamba2(gpu, &of, &b, runs).unwrap()
+                    };
+                    run(gpu, &[dispatch], n);
+                    let convolution = ConvolutionShape {
+                        channels,
+                        width: 4,
+                        bias: has_bias,
+                        silu: true,
+                        x: x_at,
+                        out: x_at,
+                        states: of.states,
+                    };
+                    let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
+                        let rows = (token..token + n).flat_map(|t| wide(row(&x, x_at, t, channels)));
+                        let mut inputs: Vec<f64> = rows.collect();
+                        let mut matrices = state.split_off(kept);
+                        if fused {
+                            let bias = has_bias.then(|| wide(&bias));
+                            inputs = convolution_twin(&convolution, &inputs, &wide(&taps), bias.as_deref(), state);
+                        }
+                        let mut results = Vec::new();
+                        for (t, x) in (token..).zip(inputs.chunks(channels)) {
+                            let dt = wide(row(&dt, dt_at, t, n_head));
+                            let out = mamba2_twin(&of, &weights, x, &dt, &mut matrices);
+                            let gate = row(&gate, row_at, t, n_out);
+                            results.extend(out.iter().zip(gate).map(|(x, g)| if gated { x * silu(*g) } else { *x }));
+                        }
+                        state.extend(matrices);
+                        results
+                    };
+                    let what = format!("{of:?}, batch {i}, fused: {fused}");
+                    let after = (&gs, states_at, kept + matrices, &before[..]);
+                    check(gpu, &what, &segments, (&out, row_at, n_out), after, &twin, 1e-11);
+                    let left: Vec<u32> = gpu.read(&tickets, n * n_group).unwrap();
+                    assert!(left.iter().all(|&n| n == 0), "{what}: {left:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mamba_matches_its_twin() {
+    for gpu in variants() {
+        for (channels, d_state, gated) in [(1, 1, false), (24, 16, true), (97, 8, true), (130, 17, false)] {
+            let (row_at, bc_at) = (rows_at(channels), rows_at(d_state));
+            let n_state = d_state * channels;
+            let (states_at, before) = states(n_state);
+            let (a, d, dt_bias) = (negative(random(5, n_state)), random(6, channels), random(7, channels));
+            let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
+            for (i, segments) in batches().into_iter().enumerate() {
+                let n = n_tokens(&segments);
+                let [x, dt, gate] = [1, 2, 3].map(|seed| random(seed, n * row_at.stride));
+                let [b, c] = [10, 11].map(|seed| random(seed, n * bc_at.stride));
+                let words = words_of(gpu, &segments);
+                let of = MambaShape {
+                    channels,
+                    d_state,
+                    x: row_at,
+                    dt: row_at,
+                    b: bc_at,
+                    c: bc_at,
+                    gate: gated.then_some(row_at),
+                    out: row_at,
+                    states: states_at,
+                };
+                let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
+                let [gx, gdt, gb, gc, gg] = [&x, &dt, &b, &c, &gate].map(upload);
+                let [ga, gd, gbias, gs] = [&a, &d, &dt_bias, &before].map(upload);
+                let out = poisoned(gpu, n * row_at.stride);
+                let buffers = MambaBuffers {
+                    x: &gx,
+                    dt: &gdt,
+                    b: &gb,
+                    c: &gc,
+                    dt_bias: &gbias,
+                    a: &ga,
+                    d: &gd,
+                    gate: gated.then_some(&gg as &dyn Bind),
+                    states: &gs,
+                    out: &out,
+                    segments: &words,
+                };
+                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                run(gpu, &[mamba(gpu, &of, &buffers, runs).unwrap()], n);
+                let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
+                    let of_token = |t: usize| {
+                        let [x, dt] = [&x, &dt].map(|v| wide(row(v, row_at, t, channels)));
+                        let [b, c] = [&b, &c].map(|v| wide(row(v, bc_at, t, d_state)));
+                        let token = MambaToken { x: &x, dt: &dt, b: &b, c: &c };
+                        let out = mamba_twin(&token, &dt_bias64, &a64, &d64, state);
+                        let gate = row(&gate, row_at, t, channels);
+                        let gated = |(x, g): (&f64, &f32)| if gated { x * silu(*g) } else { *x };
+                        out.iter().zip(gate).map(gated).collect::<Vec<_>>()
+                    };
+                    (token..token + n).flat_map(of_token).collect()
+                };
+                let what = format!("{of:?}, batch {i}");
+                let after = (&gs, states_at, n_state, &before[..]);
+                check(gpu, &what, &segments, (&out, row_at, channels), after, &twin, 1e-11);
+            }
+        }
+    }
+}

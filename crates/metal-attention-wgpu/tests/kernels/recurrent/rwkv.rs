@@ -1,0 +1,232 @@
+//! RWKV-6 and RWKV-7.
+
+use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, words_of};
+use crate::support::{poisoned, random, run, variants};
+use metal_attention_model::NormKind;
+use metal_attention_wgpu::kernels::{
+    GroupNormShape, RowsAt, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Shape, Rwkv6Token, Rwkv7Buffers, Rwkv7Mix,
+    Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin, rwkv7, rwkv7_mix,
+    rwkv7_twin,
+};
+use metal_attention_wgpu::{Bind, Extent};
+
+/// Heads, elements of a key and of a value.
+const SHAPES: [(usize, usize, usize); 5] = [(3, 8, 8), (2, 16, 24), (5, 24, 24), (1, 96, 96), (2, 64, 64)];
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// In 0..=1.
+fn fraction(x: &[f64]) -> Vec<f64> {
+    x.iter().map(|x| (1.0 + x) / 2.0).collect()
+}
+
+/// A layer norm of a head.
+fn normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
+    let at = RowsAt::whole(x.len());
+    let (n, kind) = (x.len(), NormKind::Layer);
+    let of = GroupNormShape { n, groups: 1, kind, eps: 1e-3, of_groups: true, bias: true, x: at, gate: None, out: at };
+    group_norm_twin(&of, x, weight, Some(bias), &[])
+}
+
+#[test]
+fn rwkv7_matches_its_twin() {
+    for gpu in variants() {
+        for (n_head, key_dim, value_dim) in SHAPES {
+            let (keys, values) = (n_head * key_dim, n_head * value_dim);
+            let (key_at, value_at) = (rows_at(keys), rows_at(values));
+            let n_state = keys * value_dim;
+            let (states_at, before) = states(n_state);
+            let weights = random(20, 8 * keys);
+            for (i, segments) in batches().into_iter().enumerate() {
+                let n = n_tokens(&segments);
+                let [r, k, a] = [1, 2, 3].map(|seed| random(seed, n * key_at.stride));
+                // The raw form takes decays in 0..=1 and keys that do not make it grow.
+                let decay: Vec<f32> = random(5, n * key_at.stride).iter().map(|x| x.abs()).collect();
+                let b: Vec<f32> = random(4, n * key_at.stride).iter().map(|x| x / 20.0).collect();
+                let [v, first, much, gate] = [6, 7, 8, 9].map(|seed| random(seed, n * value_at.stride));
+                let of = Rwkv7Shape {
+                    n_head,
+                    key_dim,
+                    value_dim,
+                    r: key_at,
+                    decay: key_at,
+                    k: key_at,
+                    v: value_at,
+                    a: key_at,
+                    b: key_at,
+                    out: value_at,
+                    states: states_at,
+                };
+                let words = words_of(gpu, &segments);
+                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
+                let [gr, gk, ga, gdecay, gb] = [&r, &k, &a, &decay, &b].map(upload);
+                let [gv, gfirst, gmuch, ggate, gweights] = [&v, &first, &much, &gate, &weights].map(upload);
+                for mixed in [false, true] {
+                    if mixed && key_dim != value_dim {
+                        continue;
+                    }
+                    let (gs, out) = (upload(&before), poisoned(gpu, n * value_at.stride));
+                    let buffers = Rwkv7Buffers {
+                        r: &gr,
+                        decay: &gdecay,
+                        k: &gk,
+                        v: &gv,
+                        a: &ga,
+                        b: &gb,
+                        states: &gs,
+                        out: &out,
+                        segments: &words,
+                    };
+                    let (residual, gated) = (i % 2 == 0, i != 2);
+                    let dispatch = if mixed {
+                        let mix = Rwkv7Mix {
+                            norm_eps: 1e-3,
+                            residual: residual.then_some([value_at; 2]),
+                            gate: gated.then_some(value_at),
+                        };
+                        let with = Rwkv7MixBuffers {
+                            weights: &gweights,
+                            residual: residual.then_some([&gfirst as &dyn Bind, &gmuch]),
+                            gate: gated.then_some(&ggate as &dyn Bind),
+                        };
+                        rwkv7_mix(gpu, &of, &mix, &buffers, &with, runs).unwrap().expect("heads that fit")
+                    } else {
+                        rwkv7(gpu, &of, &buffers, runs).unwrap()
+                    };
+                    run(gpu, &[dispatch], n);
+                    let of_head = |t: usize, h: usize, state: &mut [f64]| -> Vec<f64> {
+                        let [r, mut k, mut a, mut decay, mut b] =
+                            [&r, &k, &a, &decay, &b].map(|v| wide(&row(v, key_at, t, keys)[h * key_dim..][..key_dim]));
+                        let of_values = |v| wide(&row(v, value_at, t, values)[h * value_dim..][..value_dim]);
+                        let [mut v, first, much, gate] = [&v, &first, &much, &gate].map(|v: &Vec<f32>| of_values(v));
+                        if !mixed {
+                            return rwkv7_twin(&Rwkv7Token { r: &r, decay: &decay, k: &k, v: &v, a: &a, b: &b }, state);
+                        }
+                        let w: Vec<Vec<f64>> =
+                            weights.chunks(keys).map(|w| wide(&w[h * key_dim..][..key_dim])).collect();
+                        decay.iter_mut().zip(&w[0]).for_each(|(d, w)| *d = (-0.606531 * sigmoid(*d + w)).exp());
+                        let rate: Vec<f64> = a.iter().zip(&w[1]).map(|(a, w)| sigmoid(a + w)).collect();
+                        let removed: Vec<f64> = k.iter().zip(&w[3]).map(|(k, w)| k * w).collect();
+                        let length = removed.iter().map(|x| x * x).sum::<f64>().sqrt();
+                        for i in 0..key_dim {
+                            a[i] = -removed[i] / length;
+                            b[i] = removed[i] / length * rate[i];
+                            k[i] *= 1.0 + (rate[i] - 1.0) * w[4][i];
+                        }
+                        if residual {
+                            (0..value_dim).for_each(|i| v[i] += (first[i] - v[i]) * sigmoid(much[i] + w[2][i]));
+                        }
+                        let out = rwkv7_twin(&Rwkv7Token { r: &r, decay: &decay, k: &k, v: &v, a: &a, b: &b }, state);
+                        let bonus: f64 = (0..key_dim).map(|i| r[i] * k[i] * w[5][i]).sum();
+                        let normed = normed(&out, &w[6], &w[7]);
+                        let open = |i: usize| if gated { gate[i] } else { 1.0 };
+                        (0..value_dim).map(|i| (normed[i] + bonus * v[i]) * open(i)).collect()
+                    };
+                    let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
+                        let heads = |t| (0..n_head).map(move |h| (t, h));
+                        let all = (token..token + n).flat_map(heads);
+                        let size = key_dim * value_dim;
+                        all.flat_map(|(t, h)| of_head(t, h, &mut state[h * size..][..size])).collect()
+                    };
+                    let what = format!("{of:?}, batch {i}, mixed: {mixed}");
+                    let after = (&gs, states_at, n_state, &before[..]);
+                    check(gpu, &what, &segments, (&out, value_at, values), after, &twin, 1e-11);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rwkv6_matches_its_twin() {
+    for gpu in variants() {
+        for (n_head, key_dim, value_dim) in SHAPES {
+            let (keys, values) = (n_head * key_dim, n_head * value_dim);
+            let (key_at, value_at) = (rows_at(keys), rows_at(values));
+            let n_state = keys * value_dim;
+            let (states_at, before) = states(n_state);
+            let [bonus, decay_bias] = [20, 21].map(|seed| random(seed, keys));
+            let [norm_weight, norm_bias] = [22, 23].map(|seed| random(seed, values));
+            for (i, segments) in batches().into_iter().enumerate() {
+                let n = n_tokens(&segments);
+                let [r, k, raw] = [1, 2, 3].map(|seed| random(seed, n * key_at.stride));
+                let [v, gate] = [4, 5].map(|seed| random(seed, n * value_at.stride));
+                let of = Rwkv6Shape {
+                    n_head,
+                    key_dim,
+                    value_dim,
+                    r: key_at,
+                    k: key_at,
+                    v: value_at,
+                    decay: key_at,
+                    out: value_at,
+                    states: states_at,
+                };
+                let words = words_of(gpu, &segments);
+                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
+                for mixed in [false, true] {
+                    let decay: Vec<f32> =
+                        if mixed { raw.clone() } else { fraction(&wide(&raw)).iter().map(|&x| x as f32).collect() };
+                    let [gr, gk, gv, gdecay, ggate] = [&r, &k, &v, &decay, &gate].map(upload);
+                    let [gbonus, gbias, gweight, gnorm_bias] =
+                        [&bonus, &decay_bias, &norm_weight, &norm_bias].map(upload);
+                    let (gs, out) = (upload(&before), poisoned(gpu, n * value_at.stride));
+                    let buffers = Rwkv6Buffers {
+                        r: &gr,
+                        k: &gk,
+                        v: &gv,
+                        decay: &gdecay,
+                        bonus: &gbonus,
+                        states: &gs,
+                        out: &out,
+                        segments: &words,
+                    };
+                    let dispatch = if mixed {
+                        let mix = Rwkv6Mix { norm_eps: 1e-3, gate: value_at };
+                        let with = Rwkv6MixBuffers {
+                            decay_bias: &gbias,
+                            norm_weight: &gweight,
+                            norm_bias: &gnorm_bias,
+                            gate: &ggate,
+                        };
+                        rwkv6_mix(gpu, &of, &mix, &buffers, &with, runs).unwrap().expect("heads that fit")
+                    } else {
+                        rwkv6(gpu, &of, &buffers, runs).unwrap()
+                    };
+                    run(gpu, &[dispatch], n);
+                    let of_head = |t: usize, h: usize, state: &mut [f64]| -> Vec<f64> {
+                        let of_keys = |v: &[f32]| wide(&v[h * key_dim..][..key_dim]);
+                        let of_values = |v: &[f32]| wide(&v[h * value_dim..][..value_dim]);
+                        let [r, k, mut decay] = [&r, &k, &decay].map(|v| of_keys(row(v, key_at, t, keys)));
+                        let v = of_values(row(&v, value_at, t, values));
+                        if mixed {
+                            let bias = of_keys(&decay_bias);
+                            decay.iter_mut().zip(&bias).for_each(|(d, b)| *d = (-(*d + b).exp()).exp());
+                        }
+                        let token = Rwkv6Token { r: &r, k: &k, v: &v, decay: &decay };
+                        let out = rwkv6_twin(&token, &of_keys(&bonus), state);
+                        if !mixed {
+                            return out;
+                        }
+                        let gate = &row(&gate, value_at, t, values)[h * value_dim..][..value_dim];
+                        let normed = normed(&out, &of_values(&norm_weight), &of_values(&norm_bias));
+                        normed.iter().zip(gate).map(|(x, g)| x * silu(*g)).collect()
+                    };
+                    let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
+                        let heads = |t| (0..n_head).map(move |h| (t, h));
+                        let all = (token..token + n).flat_map(heads);
+                        let size = key_dim * value_dim;
+                        all.flat_map(|(t, h)| of_head(t, h, &mut state[h * size..][..size])).collect()
+                    };
+                    let what = format!("{of:?}, batch {i}, mixed: {mixed}");
+                    let after = (&gs, states_at, n_state, &before[..]);
+                    check(gpu, &what, &segments, (&out, value_at, values), after, &twin, 1e-11);
+                }
+            }
+        }
+    }
+}
