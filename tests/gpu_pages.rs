@@ -86,7 +86,7 @@ fn sequences_that_share_pages_write_the_texts_they_write_alone() {
     for (seq, n, _) in &begins[1..] {
         model.share_prefix(0, *seq, *n).unwrap();
     }
-    assert_eq!(model.cache_pages(), PageUse { page_len: PAGE, total: 9, free: 7 });
+    assert_eq!(model.cache_pages(), PageUse { page_len: PAGE, total: 9, free: 7, ..Default::default() });
     let mut texts: Vec<_> = begins.iter().map(|&(seq, _, own)| (seq, vec![own])).collect();
     for i in 0..70 {
         step(&mut model, &mut texts).unwrap();
@@ -199,7 +199,10 @@ fn the_size_of_the_pool_is_what_the_cache_takes() {
     {
         let options = GpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() };
         let model = start(&gpu, &file, &options);
-        assert_eq!(model.cache_pages(), PageUse { page_len: PAGE, total: n_pages, free: n_pages });
+        assert_eq!(
+            model.cache_pages(),
+            PageUse { page_len: PAGE, total: n_pages, free: n_pages, ..Default::default() }
+        );
         assert_eq!(model.memory_use().kv_cache, n_pages as u64 * page);
         assert_eq!(model.kv_cache_bytes() as u64, n_pages as u64 * page);
         assert_eq!((model.n_ctx(), model.n_seq()), (n_ctx, n_seq));
@@ -241,5 +244,5 @@ fn a_shared_prefix_is_the_sequence_it_was_taken_from() {
     assert_eq!(go_on(&mut model, 1, &ids[80..]), want);
     assert_eq!(model.share_prefix(0, 1, 78).unwrap_err(), ForwardError::PrefixTooLong { seq: 0, n: 78, n_past: 77 });
     model.reset();
-    assert_eq!(model.cache_pages(), PageUse { page_len: 64, total: 24, free: 24 });
+    assert_eq!(model.cache_pages(), PageUse { page_len: 64, total: 24, free: 24, ..Default::default() });
 }

@@ -16,9 +16,9 @@ pub(crate) const MAX_STEPS: u64 = 5_000_000;
 /// Bytes that one rendering writes.
 pub(crate) const MAX_OUTPUT: usize = 32 << 20;
 /// Bytes of values that one rendering handles, besides [`WORK_PER_BYTE`] for each byte of the conversation. Published
-/// templates take up to 5 for a byte.
+/// templates take up to 8 for a byte.
 const MAX_WORK: u64 = 128 << 20;
-const WORK_PER_BYTE: u64 = 8;
+const WORK_PER_BYTE: u64 = 16;
 /// The last resort, for what costs more than it is charged for. Real conversations take milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Charges between two looks at the clock.

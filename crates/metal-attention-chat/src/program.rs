@@ -180,7 +180,7 @@ mod tests {
                 let Ok(rendered) = program.run_here(context) else { panic!("{name}") };
                 assert!(rendered.len() > texts * text.len() / 2 || name.contains("python"), "{name}");
                 // Ours tries out what the others leave out.
-                let most = if name.contains("python") { 25 } else { 6 };
+                let most = if name.contains("python") { 25 } else { 9 };
                 assert!(meter::work() < most * bytes, "{name}: {} for {bytes}", meter::work());
             }
         }

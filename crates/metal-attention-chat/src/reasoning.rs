@@ -82,6 +82,13 @@ mod tests {
             ("granite-4.0", None),
             ("mistral-nemo", None),
             ("llama-3.1", None),
+            ("qwen3.5", Some("<think>")),
+            ("nemotron-3-nano", Some("<think>")),
+            ("nemotron-nano-2", Some("<think>")),
+            ("lfm2", None),
+            ("lfm2.5", Some("<think>")),
+            ("granite-4.1", None),
+            ("rwkv-world", Some("<think>")),
         ] {
             let source = std::fs::read_to_string(path(name)).unwrap();
             assert_eq!(ReasoningMarkers::of_model(&source, None).map(|m| m.start), start, "{name}");

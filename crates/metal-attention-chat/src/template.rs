@@ -27,6 +27,18 @@ const FALLBACK: &str = "\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
+/// What files of RWKV models may have in place of a template, and what it means.
+const RWKV_WORLD: &str = "rwkv-world";
+const RWKV_WORLD_TEMPLATE: &str = "\
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ 'System: ' }}
+{%- elif message.role == 'user' %}{{ 'User: ' }}
+{%- else %}{{ 'Assistant: ' }}
+{%- endif %}{{ message.content | trim + '\n\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+
 /// Turns conversations into prompts.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
@@ -65,7 +77,10 @@ impl ChatTemplate {
         let named = |name: &str| metadata.str(&format!("tokenizer.chat_template.{name}"));
         let tool_use = named("tool_use")?;
         let default = metadata.str("tokenizer.chat_template")?.or(named("default")?).or(tool_use);
-        let Some(default) = default else { return Ok(None) };
+        let Some(default) = default.map(|source| if source == RWKV_WORLD { RWKV_WORLD_TEMPLATE } else { source })
+        else {
+            return Ok(None);
+        };
         let mut template = Self::compile(default, Some(tokenizer))?;
         if let Some(tool_use) = tool_use {
             template.tool_use = Some((Arc::new(Program::compile(TOOL_USE, tool_use)?), tool_use.to_owned()));
@@ -268,12 +283,16 @@ impl ChatTemplate {
             None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
             content => content.as_deref(),
         };
-        fields.insert("content".into(), content.map(|text| marker.mark(text)).into());
-        // The template of gpt-oss has another name for it, and wants no text beside it where there are calls.
+        let content = content.map(|text| marker.mark(text));
+        let content = match names.telling.in_text(&message.tool_calls) {
+            Some([start, calls, end]) => Some(content.unwrap_or_default() + &start + &marker.mark(&calls) + &end),
+            None => content,
+        };
+        fields.insert("content".into(), content.into());
+        // Some templates have another name for it. That of gpt-oss wants no text beside it where there are calls.
         let has_text = message.content.as_ref().is_some_and(|text| !text.is_empty());
-        let thinking = &message.reasoning_content;
-        let thinking = if message.tool_calls.is_empty() || !has_text { thinking } else { &None };
-        let thinking = if names.has_thinking { thinking } else { &None };
+        let excluded = names.either_thinking_or_text && has_text && !message.tool_calls.is_empty();
+        let thinking = if names.has_thinking && !excluded { &message.reasoning_content } else { &None };
         for (name, text) in [
             ("reasoning_content", &message.reasoning_content),
             ("thinking", thinking),
@@ -318,12 +337,18 @@ struct Fields {
     telling: Telling,
     /// Thoughts are in `thinking`.
     has_thinking: bool,
+    /// Messages that call a tool have thoughts or a text there.
+    either_thinking_or_text: bool,
 }
 
 impl Fields {
     /// Those that the template of this text knows.
     fn of(source: &str) -> Self {
-        Self { telling: Telling::of_template(source), has_thinking: source.contains("message.thinking") }
+        Self {
+            telling: Telling::of_template(source),
+            has_thinking: source.contains("message.thinking"),
+            either_thinking_or_text: ToolFormat::of_template(source) == ToolFormat::Harmony,
+        }
     }
 }
 

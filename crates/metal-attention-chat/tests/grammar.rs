@@ -58,6 +58,16 @@ fn forced_calls_are_read_as_such() {
             format!("[TOOL_CALLS]get_weather[ARGS]{bern}[TOOL_CALLS]say \"now\"[ARGS]{{}}"),
         ),
         (ToolFormat::Json, arguments.clone(), format!("{arguments}\n{now}")),
+        (
+            ToolFormat::Nemotron,
+            format!("<TOOLCALL>[{arguments}]</TOOLCALL>"),
+            format!("<TOOLCALL>[{arguments}, {now}]</TOOLCALL>"),
+        ),
+        (
+            ToolFormat::Jamba,
+            format!("<tool_calls>[{arguments}]</tool_calls>"),
+            format!("<tool_calls>[{arguments}, {now}]</tool_calls>"),
+        ),
     ] {
         let single = format.grammar(&tools(), false, None, None);
         assert!(accepts(&single, &one), "{format:?}: {one}");
@@ -104,9 +114,9 @@ fn forced_calls_of_other_formats_are_read_as_such() {
         let arguments: String = arguments.iter().map(argument).collect();
         format!("<tool_call>{tool}\n{arguments}</tool_call>")
     };
-    let plain = [("city", "\"Bern\""), ("days", "2")];
+    let plain = [("city", "Bern"), ("days", "2")];
     let plain_all = [
-        ("city", "\"Bern\""),
+        ("city", "Bern"),
         ("days", "2"),
         ("note", "a <b>, c"),
         ("mode", "rail"),
@@ -131,6 +141,7 @@ fn forced_calls_of_other_formats_are_read_as_such() {
     let harmony = |arguments: &str, tool: &str| {
         format!("<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{arguments}")
     };
+    let python = |calls: &str| format!("<|tool_call_start|>[{calls}]<|tool_call_end|>");
     let (listed, listed_now) = (json_call("trip", "arguments"), json_call("now", "arguments"));
     for (format, one, with_all, two) in [
         (
@@ -162,6 +173,14 @@ fn forced_calls_of_other_formats_are_read_as_such() {
             keys(&plain, "trip"),
             keys(&plain_all, "trip"),
             format!("{}\n{}", keys(&plain, "trip"), keys(&[], "now")),
+        ),
+        (
+            ToolFormat::Pythonic,
+            python("trip(city=\"Bern\", days=2)"),
+            python(
+                "trip(city=\"Bern\", days=2, note=\"a <b>, c\", mode=\"rail\", via=[\"x\"], seat={\"row\": 3}, any=null)",
+            ),
+            python("trip(city=\"Bern\", days=2), now()"),
         ),
         (
             ToolFormat::Gemma,
@@ -222,6 +241,32 @@ fn forced_calls_of_other_formats_are_read_as_such() {
     assert!(accepts(&ToolFormat::Harmony.grammar(&tools, true, None, None), &thought));
 }
 
+/// Scalars as Python has them, and arguments of which none is required.
+#[test]
+fn forced_calls_of_python_have_its_scalars() {
+    let tool = json!({"type": "function", "function": {"name": "set", "parameters": {"type": "object", "properties": {
+        "on": {"type": "boolean"}, "nothing": {"type": "null"}, "level": {"type": "number"},
+        "fixed": {"type": "boolean", "const": true}}}}});
+    let tools = [Tool::try_from(tool).unwrap()];
+    let grammar = ToolFormat::Pythonic.grammar(&tools, false, None, None);
+    for (call, arguments) in [
+        ("set()", "{}"),
+        ("set(on=True)", r#"{"on": true}"#),
+        ("set(level=-0.5)", r#"{"level": -0.5}"#),
+        ("set(nothing=None, level=1)", r#"{"nothing": null, "level": 1}"#),
+        ("set(on=False, fixed=true)", r#"{"on": false, "fixed": true}"#),
+    ] {
+        let text = format!("<|tool_call_start|>[{call}]<|tool_call_end|>");
+        assert!(accepts(&grammar, &text), "{call}\n{grammar}");
+        let mut parser = ToolCallParser::new(ToolFormat::Pythonic, &tools);
+        let events: Vec<AnswerEvent> = parser.push(&text).into_iter().chain(parser.finish()).collect();
+        assert_eq!(Message::from_events(events).tool_calls[0].function.arguments, arguments);
+    }
+    for call in ["set(on=true)", "set(level=1, on=True)", "set(on=True,)", "set", "get()"] {
+        assert!(!accepts(&grammar, &format!("<|tool_call_start|>[{call}]<|tool_call_end|>")), "{call}");
+    }
+}
+
 /// JSON as the text of an answer comes after thoughts, and in its channel.
 #[test]
 fn forced_json_comes_after_thoughts() {
@@ -251,7 +296,9 @@ fn grammars_of_hostile_schemas_are_small() {
     for schema in [loops, nodes, large] {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
         let tools = [Tool::try_from(tool).unwrap()];
-        for format in [ToolFormat::FunctionTags, ToolFormat::Seed, ToolFormat::Glm, ToolFormat::Gemma] {
+        for format in
+            [ToolFormat::FunctionTags, ToolFormat::Seed, ToolFormat::Glm, ToolFormat::Gemma, ToolFormat::Pythonic]
+        {
             let grammar = format.grammar(&tools, true, None, None);
             assert!(grammar.len() < 8 << 20, "{format:?}: {}", grammar.len());
         }

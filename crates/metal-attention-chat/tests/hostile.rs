@@ -524,7 +524,7 @@ fn limits_are_told() {
     let message = |source: &str| render(source, &RenderRequest::default()).unwrap_err().to_string();
     assert_eq!(
         message("\n{{ 'x' * 1000000000 }}"),
-        "the chat template goes beyond a limit: it makes or searches more than 134223936 bytes of values"
+        "the chat template goes beyond a limit: it makes or searches more than 134230144 bytes of values"
     );
     assert_eq!(
         message(&format!("\n\n{{{{ {}1 }}}}", "-".repeat(3000))),

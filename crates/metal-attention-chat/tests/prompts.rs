@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use metal_attention_chat::{ChatTemplate, Message, RenderRequest, Tool, ToolCall};
+use metal_attention_chat::{ChatTemplate, Message, RenderRequest, Role, Tool, ToolCall};
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 use serde_json::json;
@@ -194,6 +194,65 @@ fn calls_without_a_text_suit_every_template() {
         let prompt = template.render(&RenderRequest { messages: &messages, ..Default::default() }).unwrap();
         assert_eq!(prompt.text, expected, "{source}");
     }
+}
+
+/// A template that knows tools and no calls of LFM2 gets them in the text, as the model has written them.
+#[test]
+fn calls_of_lfm2_stand_in_the_text() {
+    let path = format!("{}/tests/data/templates/lfm2.jinja", env!("CARGO_MANIFEST_DIR"));
+    let template = ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let tool = json!({"type": "function", "function": {"name": "get"}});
+    let tools = [Tool::try_from(tool).unwrap()];
+    let arguments = r#"{"city": "Zürich \"x\"\n", "days": 2.5, "all": true, "list": [null, {"a": false}]}"#;
+    let call = Message {
+        tool_calls: vec![ToolCall::new("1", "get", arguments), ToolCall::new("2", "get", "{}")],
+        ..Message::assistant("Well.")
+    };
+    let messages = [Message::user("Hi"), call, Message::new(Role::Tool, "sun")];
+    let request =
+        RenderRequest { messages: &messages, tools: &tools, add_generation_prompt: true, ..Default::default() };
+    let text = template.render(&request).unwrap().text;
+    let answer = "Well.<|tool_call_start|>[get(city=\"Zürich \\\"x\\\"\\n\", days=2.5, all=True, list=[None, {\"a\": False}]), get()]\
+                  <|tool_call_end|>";
+    assert_eq!(
+        text,
+        format!(
+            "<|im_start|>system\nList of tools: <|tool_list_start|>[{{\"type\": \"function\", \"function\": {{\"name\": \"get\"}}}}]\
+             <|tool_list_end|><|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n\
+             <|im_start|>tool\n<|tool_response_start|>sun<|tool_response_end|><|im_end|>\n<|im_start|>assistant\n"
+        )
+    );
+    // What was written is what was read.
+    let mut parser = template.answer_parser(&text, &tools);
+    let again = Message::from_events(parser.push(answer).into_iter().chain(parser.finish()));
+    assert_eq!((again.text(), &*again.tool_calls[0].function.arguments), ("Well.", arguments));
+}
+
+/// A control token in the arguments of such a call is text, and the marks around it are none.
+#[test]
+fn control_tokens_in_calls_of_the_text_stay_text() {
+    let source = "List of tools: [{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>";
+    let call = ToolCall::new("1", "f", r#"{"a": "<|im_end|>"}"#);
+    let call = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
+    assert_eq!(
+        render(source, &[call]),
+        "{259}List of tools: [None<|tool_call_start|>[f(a=\"<|im_end|>\")]<|tool_call_end|>{257}"
+    );
+}
+
+#[test]
+fn rwkv_files_may_name_a_template() {
+    let mut metadata = metadata();
+    metadata.set("tokenizer.chat_template", "rwkv-world");
+    let template = ChatTemplate::from_metadata(&metadata, tokenizer()).unwrap().unwrap();
+    let messages =
+        [Message::system("Be kind. "), Message::user("Hi"), Message::assistant(" Hello."), Message::user("x")];
+    let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
+    assert_eq!(
+        template.render(&request).unwrap().text,
+        "<s>System: Be kind.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: x\n\nAssistant:"
+    );
+    assert!(!template.is_fallback());
 }
 
 #[test]

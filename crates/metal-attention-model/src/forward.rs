@@ -109,7 +109,7 @@ pub trait ForwardPass: Send {
     fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError>;
 
     /// How full the KV cache is, which all sequences share: less than [`n_ctx`](Self::n_ctx) positions for each of them
-    /// may be left.
+    /// may be left; and how many recurrent states there are.
     fn cache_pages(&self) -> PageUse;
 
     /// Bytes of the KV cache, recurrent states included.

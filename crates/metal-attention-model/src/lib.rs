@@ -38,7 +38,7 @@ pub use feed_forward::{
 };
 pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_wanted, pieces};
 pub use lookahead::{Lookahead, is_decode};
-pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, check_share};
+pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, StateUse, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
 pub use recurrent::{

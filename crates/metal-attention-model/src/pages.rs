@@ -23,6 +23,19 @@ pub struct PageUse {
     pub total: usize,
     /// Pages that hold nothing, those reserved among them.
     pub free: usize,
+    /// Recurrent states, which lie beside the pages; none where no layer keeps one.
+    pub states: StateUse,
+}
+
+/// How full the room for recurrent states is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StateUse {
+    /// States there is room for.
+    pub total: usize,
+    /// States that are not there.
+    pub free: usize,
+    /// States that no sequence goes on from: sequences can be cut back to them, and they give way where others need room.
+    pub checkpoints: usize,
 }
 
 /// A page to be copied to another before a batch is evaluated.
@@ -107,12 +120,13 @@ impl PageTable {
         self.pools[group].pages(seq)[pos / PAGE]
     }
 
-    /// How many pages there are that hold all positions, and how many are free.
+    /// How many pages there are that hold all positions, and how many are free; and the same of recurrent states.
     pub fn usage(&self) -> PageUse {
         let all = &self.pools[0];
         let reserved = |seq: usize| all.pages(seq).len() - self.n_past[seq].div_ceil(PAGE);
         let free = all.n_free() + (0..self.n_seq()).map(reserved).sum::<usize>();
-        PageUse { page_len: PAGE, total: all.group.n_pages, free }
+        let states = self.states.as_ref().map(States::usage).unwrap_or_default();
+        PageUse { page_len: PAGE, total: all.group.n_pages, free, states }
     }
 
     /// Checks `batch` as [`check_batch`] does, and that there are pages for it. Those of a window are missing only where

@@ -1,7 +1,7 @@
 //! Where a model runs, with how much memory and how many threads.
 
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores};
-use metal_attention_model::{ForwardPass, Watch};
+use metal_attention_model::{ForwardPass, PageUse, Watch};
 
 use crate::{Device, Error, Model};
 #[cfg(feature = "gpu")]
@@ -184,6 +184,15 @@ pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
+/// What a KV cache has room for.
+pub(crate) fn room(pages: PageUse) -> String {
+    let states = match pages.states.total {
+        0 => String::new(),
+        n => format!(" and {n} recurrent states"),
+    };
+    format!("{} tokens{states}", pages.total * pages.page_len)
+}
+
 /// Logs what runs the model and the memory it takes.
 fn log(model: &Model, pass: &CpuForwardPass) {
     let memory = pass.memory_use();
@@ -191,7 +200,7 @@ fn log(model: &Model, pass: &CpuForwardPass) {
     tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
     tracing::info!("repacked weights: {}", mib(memory.weights));
     let pages = pass.cache_pages();
-    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), pages.total * pages.page_len);
+    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metal_attention_model::ForwardPass;
 use metal_attention_wgpu::{AdapterChoice, GpuDevice, GpuError, GpuForwardPass, GpuForwardPassOptions, GpuOptions};
 
-use crate::engine::mib;
+use crate::engine::{mib, room};
 use crate::{EngineOptions, Model};
 
 /// Sets `model` up on the GPU that `adapter` names.
@@ -59,7 +59,7 @@ fn log(pass: &GpuForwardPass) {
     }
     tracing::info!("weights: {}", mib(memory.weights));
     let pages = pass.cache_pages();
-    tracing::info!("KV cache: {} for {} tokens", mib(memory.kv_cache), pages.total * pages.page_len);
+    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
     tracing::info!("pipelines: {}", gpu.pso().len());
 }

@@ -52,7 +52,8 @@ pub use metal_attention_cpu::{
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
     BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, MemoryUse,
-    ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, TopK, TypeChoices, Watch, Weights, highest,
+    ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, StateUse, TopK, TypeChoices, Watch, Weights,
+    highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "gpu")]

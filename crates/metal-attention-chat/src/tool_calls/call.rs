@@ -1,7 +1,11 @@
 //! A call that is being read, however it is written.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
 use super::call_gemma::CallGemma;
 use super::call_json::CallJson;
+use super::call_python::CallPython;
 use super::call_tags::CallTags;
 
 /// What was found in a call.
@@ -33,6 +37,8 @@ pub(super) enum Call {
     Tags(CallTags),
     /// As Gemma writes it.
     Gemma(CallGemma),
+    /// As Python writes it.
+    Python(CallPython),
 }
 
 impl Call {
@@ -42,6 +48,7 @@ impl Call {
             Self::Json(call) => call.push(c),
             Self::Tags(call) => call.push(c),
             Self::Gemma(call) => call.push(c),
+            Self::Python(call) => call.push(c),
         }
     }
 
@@ -51,6 +58,7 @@ impl Call {
             Self::Json(call) => call.parts(),
             Self::Tags(call) => call.parts(),
             Self::Gemma(call) => call.parts(),
+            Self::Python(call) => call.parts(),
         }
     }
 
@@ -60,6 +68,26 @@ impl Call {
             Self::Json(call) => call.take_parts(),
             Self::Tags(call) => call.take_parts(),
             Self::Gemma(call) => call.take_parts(),
+            Self::Python(call) => call.take_parts(),
+        }
+    }
+
+    /// What was read after the end of a call that has no mark of its own.
+    pub fn unread(&self) -> &str {
+        match self {
+            Self::Tags(call) => call.unread(),
+            Self::Json(_) | Self::Gemma(_) | Self::Python(_) => "",
+        }
+    }
+
+    /// The call ends in the middle: hands out what there is of an argument, as far as that has not been done.
+    pub fn cut_short(&mut self) {
+        match self {
+            // Its arguments are handed out as they come.
+            Self::Json(_) => {}
+            Self::Tags(call) => call.cut_short(),
+            Self::Gemma(call) => call.cut_short(),
+            Self::Python(call) => call.cut_short(),
         }
     }
 }
@@ -71,4 +99,24 @@ pub(super) fn add_arguments(parts: &mut Vec<CallPart>, text: &str) {
     } else {
         parts.push(CallPart::Arguments(text.to_owned()));
     }
+}
+
+/// A text as JSON, without the quote that ends it.
+pub(super) fn open_text(text: &str) -> String {
+    let mut json = serde_json::Value::from(text).to_string();
+    json.pop();
+    json
+}
+
+/// Nine letters and digits, which is what Mistral's templates want to see.
+pub(super) fn call_id() -> String {
+    const CHARACTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    // Hashers are seeded at random, and no two the same.
+    let mut random = RandomState::new().build_hasher().finish();
+    let digit = |_| {
+        let digit = CHARACTERS[(random % 62) as usize];
+        random /= 62;
+        char::from(digit)
+    };
+    (0..9).map(digit).collect()
 }

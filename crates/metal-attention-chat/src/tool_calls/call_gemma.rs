@@ -3,7 +3,7 @@
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments};
+use super::call::{CallPart, Progress, add_arguments, open_text};
 use super::parser::MAX_HEADER;
 use super::syntax::GEMMA_QUOTE;
 
@@ -212,6 +212,19 @@ impl CallGemma {
             Open::List => "]",
         });
         if self.open.is_empty() { State::Done } else { State::Next }
+    }
+
+    /// The call ends in the middle: writes what there is of a key or a value.
+    pub fn cut_short(&mut self) {
+        let quoted = [GEMMA_QUOTE, "\""].into_iter().find_map(|quote| self.text.strip_prefix(quote));
+        let rest = match (self.state, quoted) {
+            (State::Key | State::Value, _) if self.text.is_empty() => return,
+            (State::Key, _) => open_text(quoted.unwrap_or(&self.text)),
+            (State::Value, Some(text)) => open_text(text),
+            (State::Value, None) => self.text.clone(),
+            (State::Name | State::Next | State::Done | State::NoCall, _) => return,
+        };
+        self.item(&rest);
     }
 
     /// A key, a scalar, or the beginning of an object or a list.

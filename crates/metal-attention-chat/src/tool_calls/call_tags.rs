@@ -1,14 +1,12 @@
 //! A call whose arguments are in tags, read as it comes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments};
+use super::call::{CallPart, Progress, add_arguments, open_text};
 use super::parser::MAX_HEADER;
-use crate::Tool;
+use super::signatures::{Kinds, Signatures};
 
 /// How the tags are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,45 +39,6 @@ impl Tags {
             Self::Function => "</parameter>",
             Self::Keys => "</arg_value>",
         }
-    }
-}
-
-/// What is to know about functions to tell texts from other arguments.
-#[derive(Debug, Default)]
-pub(super) struct Signatures(HashMap<String, HashMap<String, Kind>>);
-
-/// What an argument is, by its schema.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// A text, whatever it looks like.
-    Text,
-    /// JSON.
-    Json,
-    /// JSON, or a text where it is none.
-    Unknown,
-}
-
-impl Signatures {
-    pub fn of(tools: &[Tool]) -> Self {
-        let parameters = |tool: &Tool| {
-            let properties = tool.parameters().and_then(|schema| schema["properties"].as_object());
-            properties.into_iter().flatten().map(|(key, schema)| (key.clone(), kind(schema))).collect()
-        };
-        Self(tools.iter().map(|tool| (tool.name().to_owned(), parameters(tool))).collect())
-    }
-
-    fn kind(&self, function: &str, key: &str) -> Kind {
-        let kind = self.0.get(function).and_then(|parameters| parameters.get(key));
-        kind.copied().unwrap_or(Kind::Unknown)
-    }
-}
-
-fn kind(schema: &Value) -> Kind {
-    match (&schema["type"], &schema["enum"]) {
-        (Value::String(kind), _) if kind == "string" => Kind::Text,
-        (Value::String(_), _) => Kind::Json,
-        (_, Value::Array(values)) if values.iter().all(Value::is_string) => Kind::Text,
-        _ => Kind::Unknown,
     }
 }
 
@@ -187,7 +146,10 @@ impl CallTags {
         } else if tag == parameter {
             self.text.clear();
             State::Key
-        } else if !ends.contains(&tag) && (parameter.starts_with(tag) || ends.iter().any(|end| end.starts_with(tag))) {
+        } else if ends.contains(&tag) {
+            self.text.clear();
+            self.end()
+        } else if parameter.starts_with(tag) || ends.iter().any(|end| end.starts_with(tag)) {
             State::Gap
         } else {
             self.end()
@@ -214,6 +176,7 @@ impl CallTags {
         } else if open.starts_with(tag) {
             State::BeforeValue
         } else {
+            self.text.insert_str(0, &self.key);
             self.end()
         }
     }
@@ -227,32 +190,47 @@ impl CallTags {
             }
             Tags::Keys => value,
         };
-        let value = as_json(value, self.signatures.kind(&self.name, &self.key));
-        let before = if self.n_arguments == 0 { "{" } else { ", " };
-        add_arguments(&mut self.parts, &format!("{before}{}: {value}", json!(self.key)));
-        self.n_arguments += 1;
+        let value = self.kinds().as_json(value);
+        self.write(&format!("{}: {value}", json!(self.key)));
         self.text.clear();
         State::Gap
+    }
+
+    fn kinds(&self) -> Kinds {
+        self.signatures.kinds(&self.name, &self.key)
+    }
+
+    fn write(&mut self, argument: &str) {
+        let before = if self.n_arguments == 0 { "{" } else { ", " };
+        add_arguments(&mut self.parts, &format!("{before}{argument}"));
+        self.n_arguments += 1;
+    }
+
+    /// What was read after the end of the call, where something other than its tag ended it.
+    pub fn unread(&self) -> &str {
+        match self.state {
+            State::Done => &self.text,
+            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value | State::NoCall => "",
+        }
+    }
+
+    /// The call ends in the middle: writes what there is of an argument.
+    pub fn cut_short(&mut self) {
+        let argument = match self.state {
+            State::Key => open_text(&self.text),
+            State::BeforeValue => format!("{}: ", json!(self.key)),
+            State::Value => {
+                let text = self.text.trim_start();
+                let value = if self.kinds().are_text() { open_text(text) } else { text.to_owned() };
+                format!("{}: {value}", json!(self.key))
+            }
+            State::Name | State::Gap | State::Done | State::NoCall => return,
+        };
+        self.write(&argument);
     }
 
     fn end(&mut self) -> State {
         add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
         State::Done
-    }
-}
-
-/// A value as JSON.
-fn as_json(text: &str, kind: Kind) -> String {
-    let trimmed = text.trim();
-    match (kind, trimmed) {
-        (Kind::Text, _) => json!(text).to_string(),
-        // As Python writes them.
-        (Kind::Json, "True") => "true".into(),
-        (Kind::Json, "False") => "false".into(),
-        (Kind::Json, "None") => "null".into(),
-        (Kind::Json | Kind::Unknown, _) => match serde_json::from_str::<IgnoredAny>(trimmed) {
-            Ok(_) => trimmed.to_owned(),
-            Err(_) => json!(text).to_string(),
-        },
     }
 }

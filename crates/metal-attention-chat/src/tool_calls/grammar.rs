@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::ToolFormat;
 use super::grammar_values::{Arguments, MAX_EFFORT, Style};
-use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE};
+use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, Syntax};
 use crate::{ReasoningMarkers, Tool};
 
 impl ToolFormat {
@@ -34,8 +34,9 @@ impl ToolFormat {
             Self::MistralArgs | Self::Gemma => list(""),
             Self::MistralList => format!("{} \"[\" {} \"]\"", mark("[TOOL_CALLS]"), list("\", \" ")),
             Self::TaggedList => format!("{} \"[\" {} \"]\"", mark("<|tool_call|>"), list("\", \" ")),
-            Self::CommandR => {
-                format!("{} \"[\" {} \"]\" {}", mark("<|START_ACTION|>"), list("\", \" "), mark("<|END_ACTION|>"))
+            Self::CommandR | Self::Nemotron | Self::Jamba | Self::Pythonic => {
+                let Syntax { openings, closings, .. } = self.syntax();
+                format!("{} \"[\" {} \"]\" {}", mark(openings[0]), list("\", \" "), mark(closings[0]))
             }
             Self::DeepSeek => {
                 format!("{} {} {}", mark("<｜tool▁calls▁begin｜>"), list(""), mark("<｜tool▁calls▁end｜>"))
@@ -64,6 +65,9 @@ impl ToolFormat {
             | Self::MistralList
             | Self::MistralArgs
             | Self::TaggedList
+            | Self::Nemotron
+            | Self::Jamba
+            | Self::Pythonic
             | Self::CommandR
             | Self::Harmony
             | Self::Glm4
@@ -150,6 +154,7 @@ impl ToolFormat {
                 style: Style::Gemma { quote: GEMMA_QUOTE },
                 after: "}",
             }),
+            Self::Pythonic => Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" }),
             Self::Hermes
             | Self::Llama3
             | Self::MistralList
@@ -157,6 +162,8 @@ impl ToolFormat {
             | Self::DeepSeek
             | Self::DeepSeekR1
             | Self::TaggedList
+            | Self::Nemotron
+            | Self::Jamba
             | Self::CommandR
             | Self::Harmony
             | Self::Glm4
@@ -198,6 +205,9 @@ impl ToolFormat {
             | Self::Gemma
             | Self::MistralList
             | Self::TaggedList
+            | Self::Nemotron
+            | Self::Jamba
+            | Self::Pythonic
             | Self::Json => object("{\"name\"", "arguments"),
         }
     }

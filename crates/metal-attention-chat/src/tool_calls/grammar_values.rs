@@ -21,6 +21,8 @@ pub(super) enum Style {
         /// Around a text.
         quote: &'static str,
     },
+    /// As Python's keyword arguments, with JSON for what is no scalar.
+    Python,
 }
 
 /// How deep values are followed in their schemas; deeper ones are any values.
@@ -74,7 +76,11 @@ impl<'a> Arguments<'a> {
                 }
                 all.join(" ")
             }
-            Style::Gemma { quote } => self.members(schema, quote, 0),
+            Style::Gemma { quote } => self.gemma_members(schema, quote, 0),
+            Style::Python => self.members(schema, ", ", |arguments, name, schema| {
+                let value = arguments.python(schema);
+                format!("{} {value}", literal(&format!("{name}=")))
+            }),
         }
     }
 
@@ -89,6 +95,7 @@ impl<'a> Arguments<'a> {
     /// A value and the tag that ends it.
     fn tagged(&mut self, schema: &Value, end: &str) -> String {
         let marks = self.marks;
+        let schema = self.referred(schema);
         match texts(schema) {
             Texts::OneOf(texts) if self.affords(length(&texts)) => {
                 format!("({}) {}", alternatives(&texts), marks.mark(end))
@@ -119,40 +126,72 @@ impl<'a> Arguments<'a> {
         Value::from(schema).to_string()
     }
 
-    /// The members of an object, without its braces.
-    fn members(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
+    /// The members of an object, without its braces, each as `write` has it for its name and its schema.
+    fn members(
+        &mut self,
+        schema: &Value,
+        separator: &str,
+        mut write: impl FnMut(&mut Self, &str, &Value) -> String,
+    ) -> String {
+        let separator = literal(separator);
         let (mut required, mut optional) = (Vec::new(), Vec::new());
         for (name, schema, is_required) in properties(schema) {
-            let value = self.gemma(schema, quote, depth);
-            let member = self.rule(|rule| format!("{rule}: {} {value}", literal(&format!("{name}:"))));
+            let member = write(self, name, schema);
+            let member = self.rule(|rule| format!("{rule}: {member}"));
             if is_required { required.push(member) } else { optional.push(member) }
         }
         if !required.is_empty() {
-            let others = optional.iter().map(|member| format!("(\",\" {member})?"));
-            return [required.join(" \",\" ")].into_iter().chain(others).collect::<Vec<_>>().join(" ");
+            let others = optional.iter().map(|member| format!("({separator} {member})?"));
+            let required = required.join(&format!(" {separator} "));
+            return [required].into_iter().chain(others).collect::<Vec<_>>().join(" ");
         }
         // Any of them, the first one without a comma: from the last one on.
         let (mut from_here, mut rest) = (String::new(), String::new());
         for member in optional.iter().rev() {
             let others = if from_here.is_empty() { String::new() } else { format!(" | {from_here}") };
-            let (first, tail) = (format!("{member} {rest}{others}"), format!("(\",\" {member})? {rest}"));
+            let (first, tail) = (format!("{member} {rest}{others}"), format!("({separator} {member})? {rest}"));
             from_here = self.rule(|name| format!("{name}: {first}"));
             rest = self.rule(|name| format!("{name}: {tail}"));
         }
         if from_here.is_empty() { from_here } else { format!("({from_here})?") }
     }
 
+    /// What `schema` refers to, or itself.
+    fn referred<'s>(&self, schema: &'s Value) -> &'s Value
+    where
+        'a: 's,
+    {
+        let root = self.schema;
+        let referred = schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?));
+        referred.unwrap_or(schema)
+    }
+
+    /// A value as Python has it: scalars have other names than in JSON.
+    fn python(&mut self, schema: &Value) -> String {
+        let schema = self.referred(schema);
+        match schema.get("type").and_then(Value::as_str) {
+            Some("boolean") if schema.get("enum").or(schema.get("const")).is_none() => "(\"True\" | \"False\")".into(),
+            Some("null") => "\"None\"".into(),
+            Some(_) | None => {
+                let schema = self.with_definitions(schema);
+                self.rule(|name| format!("{name}: %json {schema}"))
+            }
+        }
+    }
+
+    fn gemma_members(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
+        self.members(schema, ",", |arguments, name, schema| {
+            let value = arguments.gemma(schema, quote, depth);
+            format!("{} {value}", literal(&format!("{name}:")))
+        })
+    }
+
     fn gemma(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
         let (marks, mark) = (self.marks, self.marks.mark(quote));
-        let root = self.schema;
         if !self.affords(256) {
             return self.any_value(quote);
         }
-        let schema = match schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?))
-        {
-            Some(schema) => schema,
-            None => schema,
-        };
+        let schema = self.referred(schema);
         match texts(schema) {
             Texts::OneOf(texts) if self.affords(length(&texts)) => {
                 return format!("{mark} ({}) {mark}", alternatives(&texts));
@@ -173,7 +212,7 @@ impl<'a> Arguments<'a> {
                 format!("\"[\" ({item} (\",\" {item})*)? \"]\"")
             }
             Some("object") if depth < MAX_DEPTH && schema.get("properties").is_some() => {
-                let members = self.members(schema, quote, depth + 1);
+                let members = self.gemma_members(schema, quote, depth + 1);
                 format!("\"{{\" {members} \"}}\"")
             }
             Some(_) | None => self.any_value(quote),

@@ -7,6 +7,7 @@
 mod call;
 mod call_gemma;
 mod call_json;
+mod call_python;
 mod call_tags;
 mod grammar;
 mod grammar_values;
@@ -16,12 +17,15 @@ mod names;
 mod parser;
 mod plain;
 mod python_call;
+mod python_value;
+mod signatures;
 mod syntax;
 
 pub use parser::ToolCallParser;
 pub(crate) use plain::{Telling, Tools, in_plain_words};
 
 use crate::{Message, ToolCall};
+use syntax::PYTHONIC_START;
 
 /// How a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,7 +36,7 @@ pub enum ToolFormat {
     Glm,
     /// The name, a line break and the arguments as JSON, and nothing else: GLM 4.
     Glm4,
-    /// `<tool_call><function=name><parameter=key>...</parameter></function></tool_call>`: Qwen3-Coder.
+    /// `<tool_call><function=name><parameter=key>...</parameter></function></tool_call>`: Qwen3-Coder, Qwen 3.5, Nemotron 3.
     FunctionTags,
     /// The same in `<seed:tool_call>`: Seed-OSS.
     Seed,
@@ -48,6 +52,13 @@ pub enum ToolFormat {
     DeepSeekR1,
     /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini, which has `<|/tool_call|>` at the end.
     TaggedList,
+    /// `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`: Nemotron Nano 2.
+    Nemotron,
+    /// The same in `<tool_calls>`: Jamba.
+    Jamba,
+    /// `<|tool_call_start|>[name(key="text", other=1)]<|tool_call_end|>`, as Python writes calls, or a list of JSON objects
+    /// there: LFM2.
+    Pythonic,
     /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>`: Command R7B, Command A.
     CommandR,
     /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
@@ -75,6 +86,13 @@ impl ToolFormat {
             Self::CommandR
         } else if has("<seed:tool_call>") {
             Self::Seed
+        } else if has(PYTHONIC_START) || has("<|tool_list_start|>") || has("List of tools: [") {
+            // Some templates tell no more than that there are tools.
+            Self::Pythonic
+        } else if has("<TOOLCALL>") {
+            Self::Nemotron
+        } else if has("<tool_calls>") {
+            Self::Jamba
         } else if has("<|tool_call|>") || has("<|/tool|>") {
             Self::TaggedList
         } else if has("<arg_key>") {
@@ -178,6 +196,15 @@ mod tests {
             ("gemma-2", ToolFormat::Json),
             ("phi-4", ToolFormat::Json),
             ("smollm2", ToolFormat::Json),
+            ("qwen3.5", ToolFormat::FunctionTags),
+            ("nemotron-3-nano", ToolFormat::FunctionTags),
+            ("nemotron-nano-2", ToolFormat::Nemotron),
+            ("lfm2", ToolFormat::Pythonic),
+            ("lfm2.5", ToolFormat::Pythonic),
+            ("granite-4.1", ToolFormat::Hermes),
+            ("falcon-h1", ToolFormat::Hermes),
+            ("jamba", ToolFormat::Jamba),
+            ("rwkv-world", ToolFormat::Json),
         ] {
             let path = format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
             assert_eq!(ToolFormat::of_template(&std::fs::read_to_string(path).unwrap()), format, "{name}");

@@ -1,19 +1,19 @@
 //! Takes an answer apart as it comes.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use metal_attention_tokenizer::Tokenizer;
 
-use super::call::{Call, CallPart, Progress};
+use super::call::{Call, CallPart, Progress, call_id};
 use super::call_gemma::CallGemma;
 use super::call_json::CallJson;
-use super::call_tags::{CallTags, Signatures, Tags};
+use super::call_python::CallPython;
+use super::call_tags::{CallTags, Tags};
 use super::harmony::{self, Channel, Header};
 use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
 use super::names::{Named, name_in, named_call};
 use super::python_call::python_call;
+use super::signatures::Signatures;
 use super::syntax::{FUNCTION, PYTHON_TAG, Syntax};
 use super::{AnswerEvent, ToolFormat};
 use crate::{ReasoningMarkers, Tool};
@@ -165,7 +165,11 @@ impl ToolCallParser {
                 events.push(AnswerEvent::CallArguments { index, delta: arguments });
                 events.push(AnswerEvent::CallEnd { index });
             }
-            State::Call { started: true, .. } => events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 }),
+            State::Call { mut call, started: true, .. } => {
+                call.cut_short();
+                self.call_parts(&mut events, call.take_parts());
+                events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
+            }
             State::Call { raw, .. } => content(&mut events, &raw),
             State::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
         }
@@ -310,6 +314,10 @@ impl ToolCallParser {
         Call::Tags(CallTags::new(tags, Arc::clone(&self.signatures)))
     }
 
+    fn python(&self) -> Call {
+        Call::Python(CallPython::new(Arc::clone(&self.signatures)))
+    }
+
     fn enter_call(&mut self, call: Call, raw: &str, announced: bool) {
         self.state = State::Call { call, raw: raw.to_owned(), announced, started: false };
     }
@@ -352,10 +360,11 @@ impl ToolCallParser {
 
     /// After what announces a call that does not begin with JSON.
     fn named(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        let tags = self.tags(Tags::Keys);
+        let (tags, python) = (self.tags(Tags::Keys), self.python());
         let State::Opened { raw } = &mut self.state else { return false };
         let (call, raw) = match self.format {
             ToolFormat::Glm => (tags, std::mem::take(raw)),
+            ToolFormat::Pythonic => (python, std::mem::take(raw)),
             ToolFormat::Gemma => (Call::Gemma(CallGemma::new()), std::mem::take(raw)),
             ToolFormat::MistralList | ToolFormat::MistralArgs | ToolFormat::DeepSeek | ToolFormat::DeepSeekR1 => {
                 let brace = self.pending.find('{');
@@ -377,6 +386,8 @@ impl ToolCallParser {
             | ToolFormat::FunctionTags
             | ToolFormat::Seed
             | ToolFormat::TaggedList
+            | ToolFormat::Nemotron
+            | ToolFormat::Jamba
             | ToolFormat::CommandR
             | ToolFormat::Harmony
             | ToolFormat::Glm4
@@ -416,6 +427,7 @@ impl ToolCallParser {
         }
         let failed = matches!(ended, Some((_, Progress::NoCall)));
         let (parts, raw) = (call.take_parts(), if failed { std::mem::take(raw) } else { String::new() });
+        let mut unread = if ended.is_some() { call.unread().to_owned() } else { String::new() };
         let called = |part: &CallPart| matches!(part, CallPart::Name(name) if announced || self.names.contains(name));
         if failed && !started && !parts.iter().any(called) {
             self.in_list = false;
@@ -427,19 +439,11 @@ impl ToolCallParser {
                 self.state = State::Text;
             }
         } else {
-            for part in parts {
-                match part {
-                    CallPart::Name(name) => {
-                        self.start_call(events, name);
-                        started = true;
-                    }
-                    CallPart::Arguments(delta) => {
-                        events.push(AnswerEvent::CallArguments { index: self.n_calls - 1, delta });
-                    }
-                }
-            }
+            started |= self.call_parts(events, parts);
             match ended {
                 Some(_) => {
+                    // What does not belong there is text after the call.
+                    unread.extend(raw.chars().next_back());
                     events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
                     self.state = State::AfterCall;
                 }
@@ -451,8 +455,25 @@ impl ToolCallParser {
             }
         }
         let Some((end, _)) = ended else { return false };
-        pending[end..].clone_into(&mut self.pending);
+        self.pending = unread + &pending[end..];
         true
+    }
+
+    /// Hands out what was found in a call. True: its name was among it.
+    fn call_parts(&mut self, events: &mut Vec<AnswerEvent>, parts: Vec<CallPart>) -> bool {
+        let mut started = false;
+        for part in parts {
+            match part {
+                CallPart::Name(name) => {
+                    self.start_call(events, name);
+                    started = true;
+                }
+                CallPart::Arguments(delta) => {
+                    events.push(AnswerEvent::CallArguments { index: self.n_calls - 1, delta });
+                }
+            }
+        }
+        started
     }
 
     /// What ends a call, and the next one.
@@ -479,6 +500,8 @@ impl ToolCallParser {
             self.state = State::Header;
         } else if (self.in_list || bare) && self.pending.starts_with('{') {
             self.enter_call(Call::Json(CallJson::new()), "", !bare);
+        } else if self.in_list && self.format == ToolFormat::Pythonic {
+            self.enter_call(self.python(), "", true);
         } else {
             self.in_list = false;
             self.state = State::Text;
@@ -550,19 +573,6 @@ impl ToolCallParser {
         events.push(AnswerEvent::CallStart { index, id: call_id(), name });
         index
     }
-}
-
-/// Nine letters and digits, which is what Mistral's templates want to see.
-fn call_id() -> String {
-    const CHARACTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    // Hashers are seeded at random, and no two the same.
-    let mut random = RandomState::new().build_hasher().finish();
-    let digit = |_| {
-        let digit = CHARACTERS[(random % 62) as usize];
-        random /= 62;
-        char::from(digit)
-    };
-    (0..9).map(digit).collect()
 }
 
 /// The first `n` bytes of `pending`, less white space at their end, which may turn out to stand before a call.

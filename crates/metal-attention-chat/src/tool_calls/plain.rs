@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::syntax::{PYTHONIC_END, PYTHONIC_START};
+use super::{ToolFormat, python_value};
 use crate::{Message, Role, Tool, ToolCall};
 
 /// What a chat template tells the model of tools.
@@ -32,6 +34,8 @@ enum Calls {
     Field,
     /// In messages of their own, with the function's name as `metadata`: GLM 4.
     Metadata,
+    /// In the message's text, as the model has written them: LFM2.
+    Text,
     /// Nowhere.
     Nowhere,
 }
@@ -61,6 +65,7 @@ impl Telling {
         let calls = match tools {
             _ if metadata => Calls::Metadata,
             Tools::Variable if has("tool_calls") => Calls::Field,
+            Tools::Variable if ToolFormat::of_template(source) == ToolFormat::Pythonic => Calls::Text,
             Tools::Variable | Tools::SystemText | Tools::SystemList | Tools::Nowhere => Calls::Nowhere,
         };
         let results = match tools {
@@ -74,7 +79,8 @@ impl Telling {
     /// Whether the template knows all that a conversation has.
     pub fn suffices(self, messages: &[Message], tools: &[Tool]) -> bool {
         (self.tools == Tools::Variable || tools.is_empty())
-            && (self.calls == Calls::Field || messages.iter().all(|message| message.tool_calls.is_empty()))
+            && (matches!(self.calls, Calls::Field | Calls::Text)
+                || messages.iter().all(|message| message.tool_calls.is_empty()))
             && (self.results == Results::Tool || messages.iter().all(|message| message.role != Role::Tool))
     }
 
@@ -90,8 +96,15 @@ impl Telling {
     pub fn field_of_name(self) -> &'static str {
         match self.calls {
             Calls::Metadata => "metadata",
-            Calls::Field | Calls::Nowhere => "name",
+            Calls::Field | Calls::Text | Calls::Nowhere => "name",
         }
+    }
+
+    /// The text of `calls` where they belong into that of the message: a mark, calls, and a mark.
+    pub fn in_text(self, calls: &[ToolCall]) -> Option<[String; 3]> {
+        let is_text = self.calls == Calls::Text && !calls.is_empty();
+        let calls = || calls.iter().map(as_python).collect::<Vec<_>>().join(", ");
+        is_text.then(|| [format!("{PYTHONIC_START}["), calls(), format!("]{PYTHONIC_END}")])
     }
 
     /// The tools as they belong into a field of the system message.
@@ -116,7 +129,7 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
     for message in messages {
         let mut message = message.clone();
         let mut calls = match telling.calls {
-            Calls::Field => Vec::new(),
+            Calls::Field | Calls::Text => Vec::new(),
             Calls::Metadata | Calls::Nowhere => std::mem::take(&mut message.tool_calls),
         };
         if telling.calls == Calls::Metadata && !calls.is_empty() {
@@ -163,6 +176,18 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
         }
     }
     plain
+}
+
+/// A call as Python writes it.
+fn as_python(call: &ToolCall) -> String {
+    let arguments = match serde_json::from_str(&call.function.arguments) {
+        Ok(Value::Object(arguments)) => {
+            let argument = |(key, value): (&String, &Value)| format!("{key}={}", python_value::as_python(value));
+            arguments.iter().map(argument).collect::<Vec<_>>().join(", ")
+        }
+        Ok(_) | Err(_) => call.function.arguments.clone(),
+    };
+    format!("{}({arguments})", call.function.name)
 }
 
 fn functions(tools: &[Tool]) -> Vec<String> {

@@ -10,6 +10,9 @@ pub(super) const FUNCTION: &str = "<function=";
 pub(super) const ARGS: &str = "[ARGS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
 pub(super) const DEEPSEEK_SEPARATOR: &str = "<｜tool▁sep｜>";
+/// Around calls that are written as Python.
+pub(crate) const PYTHONIC_START: &str = "<|tool_call_start|>";
+pub(crate) const PYTHONIC_END: &str = "<|tool_call_end|>";
 /// Around Gemma's strings.
 pub(super) const GEMMA_QUOTE: &str = "<|\"|>";
 
@@ -71,6 +74,9 @@ impl ToolFormat {
                     }
                 }
             }
+            Self::Nemotron => const { &Syntax { openings: &["<TOOLCALL>"], closings: &["</TOOLCALL>"], ..NONE } },
+            Self::Jamba => const { &Syntax { openings: &["<tool_calls>"], closings: &["</tool_calls>"], ..NONE } },
+            Self::Pythonic => const { &Syntax { openings: &[PYTHONIC_START], closings: &[PYTHONIC_END], ..NONE } },
             Self::CommandR => {
                 const { &Syntax { openings: &["<|START_ACTION|>"], closings: &["<|END_ACTION|>"], ..NONE } }
             }

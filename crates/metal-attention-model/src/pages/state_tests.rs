@@ -250,6 +250,11 @@ impl Cache {
         assert!(unused.eq(states.free.iter().copied()));
         assert!(counts.len() <= states.room.n_states + 1);
         assert_eq!(self.memory[0], 0);
+        let usage = self.table.usage().states;
+        let held: Vec<u32> = (1..counts.len() as u32).filter(|&slot| counts[slot as usize] > 0).collect();
+        let goes_on = |slot: &u32| states.kept.iter().any(|kept| kept.last().is_some_and(|state| state.slot == *slot));
+        assert_eq!((usage.total, usage.total - usage.free), (states.room.n_states, held.len()));
+        assert_eq!(usage.checkpoints, held.iter().filter(|slot| !goes_on(slot)).count());
     }
 }
 
@@ -306,10 +311,14 @@ fn checkpoints_grow_thin_with_age() {
     // Six slots for one text: the ends of all pages are there.
     cache.run(&Action::Append([5 * PAGE - 1, 0, 0, 0], N_CTX));
     assert_eq!(kept(&cache), [PAGE, 2 * PAGE, 3 * PAGE, 4 * PAGE, 5 * PAGE - 2, 5 * PAGE - 1]);
+    assert_eq!(cache.table.usage().states, StateUse { total: 6, free: 0, checkpoints: 5 });
     // Another one takes two.
     cache.run(&Action::Append([0, 20, 0, 0], N_CTX));
     assert_eq!(kept(&cache), [2 * PAGE, 4 * PAGE, 5 * PAGE - 2, 5 * PAGE - 1]);
     cache.check();
+    assert_eq!(cache.table.usage().states, StateUse { total: 6, free: 0, checkpoints: 4 });
+    cache.run(&Action::Rewind(0, 0));
+    assert_eq!(cache.table.usage().states, StateUse { total: 6, free: 4, checkpoints: 1 });
 }
 
 #[test]

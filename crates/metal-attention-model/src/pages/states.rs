@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::{BatchToken, ForwardError, PAGE, StateRoom};
+use crate::{BatchToken, ForwardError, PAGE, StateRoom, StateUse};
 
 /// The slot of the empty text: zeros, which nobody writes to.
 const EMPTY: u32 = 0;
@@ -85,6 +85,14 @@ impl States {
         let total = self.room.n_states;
         let free = total - last.collect::<BTreeSet<_>>().len() - reserved;
         if needed > free { Err(ForwardError::OutOfStates { needed, free, total }) } else { Ok(()) }
+    }
+
+    /// How many states there are. The empty text's, which is always there, is none of them.
+    pub(super) fn usage(&self) -> StateUse {
+        let held = self.counts.iter().skip(1).filter(|&&count| count > 0).count();
+        let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot)).collect::<BTreeSet<_>>().len();
+        let total = self.room.n_states;
+        StateUse { total, free: total - held, checkpoints: held - last }
     }
 
     /// From now on the sequences of `batch` can be cut back to what they are, until another batch is begun.

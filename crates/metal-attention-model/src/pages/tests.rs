@@ -292,7 +292,7 @@ proptest! {
     ) {
         let mut cache = Cache::with(&[], N_CTX, n_pages, None);
         cache.run_all(&actions);
-        prop_assert_eq!(cache.table.usage(), PageUse { page_len: PAGE, total: n_pages, free: n_pages });
+        prop_assert_eq!(cache.table.usage(), PageUse { page_len: PAGE, total: n_pages, free: n_pages, ..Default::default() });
     }
 
     #[test]

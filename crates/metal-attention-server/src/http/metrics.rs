@@ -169,6 +169,13 @@ fn render_scheduler(lines: &mut Lines, m: &Metrics) {
         ("requests_waiting", "Requests that wait now.", m.waiting),
         ("kv_cache_pages_used", "Pages of the KV cache that hold something.", m.pages_used),
         ("kv_cache_pages_free", "Pages of the KV cache that are free.", m.pages_free),
+        ("recurrent_states_used", "Recurrent states that are kept of texts.", m.states.total - m.states.free),
+        (
+            "recurrent_states_checkpoints",
+            "Those among them that texts can be cut back to, and none goes on from.",
+            m.states.checkpoints,
+        ),
+        ("recurrent_states_free", "Recurrent states that there is room for yet.", m.states.free),
     ] {
         lines.one(name, "gauge", help, value);
     }

@@ -195,5 +195,6 @@ impl<'t> Engine<'t> {
         metrics.waiting = self.preempted.len();
         metrics.pages_used = pages.total - pages.free;
         metrics.pages_free = pages.free;
+        metrics.states = pages.states;
     }
 }

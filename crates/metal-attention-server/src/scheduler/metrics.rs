@@ -1,5 +1,7 @@
 //! What a scheduler has done so far, and what it is at.
 
+use metal_attention::StateUse;
+
 use super::{FinishReason, RequestError};
 
 /// Upper bounds of the buckets of [`Metrics::batch_sizes`]; the last bucket has none.
@@ -35,6 +37,8 @@ pub struct Metrics {
     pub pages_used: usize,
     /// Pages of the KV cache that are free now.
     pub pages_free: usize,
+    /// Recurrent states of texts there are now, and room for; none where no layer keeps one.
+    pub states: StateUse,
 }
 
 /// Requests by how they ended.

@@ -1,0 +1,350 @@
+//! A call as Python writes it, read as it comes: `name(key="text", other=[1, True, {"a": None}])`.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::call::{CallPart, Progress, add_arguments, open_text};
+use super::parser::MAX_HEADER;
+use super::python_value::{AFTER_TEXT, as_json, is_prefix, unescaped};
+use super::signatures::Signatures;
+
+/// Reads a call and writes its arguments as JSON, each when it is complete. What is no value of Python is a text.
+#[derive(Debug)]
+pub(super) struct CallPython {
+    state: State,
+    /// What was read of the name or the argument.
+    text: String,
+    name: String,
+    /// The name was told.
+    begun: bool,
+    /// The argument's name, once it was read.
+    key: Option<String>,
+    within: Within,
+    /// Brackets that are open in the argument.
+    depth: usize,
+    /// Where the word begins that is being read.
+    word: usize,
+    n_arguments: usize,
+    signatures: Arc<Signatures>,
+    parts: Vec<CallPart>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Name,
+    Argument,
+    Done,
+    NoCall,
+}
+
+/// Where in an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Within {
+    Code,
+    /// After one or two quotes, which may begin a text or three quotes.
+    Opening {
+        quote: char,
+        n: usize,
+    },
+    /// In a text.
+    Text {
+        quote: char,
+        escaped: bool,
+    },
+    /// After a quote that ends a text, unless that goes on.
+    MaybeAfter {
+        quote: char,
+    },
+    /// In a text in three quotes, and after so many of them.
+    LongText {
+        quote: char,
+        escaped: bool,
+        n: usize,
+    },
+}
+
+impl CallPython {
+    /// A call that begins with the function's name.
+    pub fn new(signatures: Arc<Signatures>) -> Self {
+        Self {
+            state: State::Name,
+            text: String::new(),
+            name: String::new(),
+            begun: false,
+            key: None,
+            within: Within::Code,
+            depth: 0,
+            word: 0,
+            n_arguments: 0,
+            signatures,
+            parts: Vec::new(),
+        }
+    }
+
+    pub fn parts(&self) -> &[CallPart] {
+        &self.parts
+    }
+
+    pub fn take_parts(&mut self) -> Vec<CallPart> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Takes the next character.
+    pub fn push(&mut self, c: char) -> Progress {
+        self.state = match self.state {
+            State::Name => self.in_name(c),
+            State::Argument => self.in_argument(c),
+            state @ (State::Done | State::NoCall) => state,
+        };
+        match self.state {
+            State::Done => Progress::Done,
+            State::NoCall => Progress::NoCall,
+            State::Name | State::Argument => Progress::Open,
+        }
+    }
+
+    fn in_name(&mut self, c: char) -> State {
+        if c == '(' {
+            self.name = std::mem::take(&mut self.text).trim().to_owned();
+            return if self.name.is_empty() { State::NoCall } else { State::Argument };
+        }
+        let belongs = c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':');
+        // White space may stand around the name, not in it.
+        let in_name = !self.text.ends_with(char::is_whitespace) || self.text.trim().is_empty();
+        let fits = c.is_whitespace() || belongs && in_name;
+        self.text.push(c);
+        if fits && self.text.len() <= MAX_HEADER { State::Name } else { State::NoCall }
+    }
+
+    fn in_argument(&mut self, c: char) -> State {
+        match self.within {
+            Within::Code => return self.in_code(c),
+            Within::Opening { quote, n: 1 } if c == quote => self.within = Within::Opening { quote, n: 2 },
+            Within::Opening { quote, n: 2 } if c == quote => {
+                self.within = Within::LongText { quote, escaped: false, n: 0 };
+            }
+            Within::Opening { quote, n: 2 } => {
+                self.within = Within::MaybeAfter { quote };
+                return self.in_argument(c);
+            }
+            Within::Opening { quote, .. } | Within::Text { quote, escaped: false } if c == quote => {
+                self.within = Within::MaybeAfter { quote };
+            }
+            Within::Opening { quote, .. } | Within::Text { quote, escaped: false } => {
+                self.within = Within::Text { quote, escaped: c == '\\' };
+            }
+            Within::Text { quote, escaped: true } => self.within = Within::Text { quote, escaped: false },
+            Within::MaybeAfter { .. } if AFTER_TEXT.contains(&c) || c == '=' && self.may_end_key() => {
+                self.within = Within::Code;
+                return self.in_code(c);
+            }
+            Within::MaybeAfter { .. } if c.is_whitespace() => {}
+            Within::MaybeAfter { quote } => {
+                self.within = Within::Text { quote, escaped: false };
+                return self.in_argument(c);
+            }
+            Within::LongText { quote, escaped: false, n } if c == quote => {
+                self.within = if n == 2 { Within::Code } else { Within::LongText { quote, escaped: false, n: n + 1 } };
+            }
+            Within::LongText { quote, escaped, .. } => {
+                self.within = Within::LongText { quote, escaped: c == '\\' && !escaped, n: 0 };
+            }
+        }
+        self.text.push(c);
+        State::Argument
+    }
+
+    fn may_end_key(&self) -> bool {
+        self.key.is_none() && self.depth == 0
+    }
+
+    fn in_code(&mut self, c: char) -> State {
+        match c {
+            ',' if self.depth == 0 => return self.end_argument(),
+            ')' if self.depth == 0 => {
+                if self.text.trim().is_empty() && self.key.is_none() {
+                    self.begin();
+                } else if self.end_argument() == State::NoCall {
+                    return State::NoCall;
+                }
+                add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
+                return State::Done;
+            }
+            '=' if self.may_end_key() => {
+                let key = self.text.trim().trim_matches(['"', '\'']);
+                if key.is_empty() || key.contains(|c: char| c.is_whitespace() || "\"'()[]{}".contains(c)) {
+                    return State::NoCall;
+                }
+                self.key = Some(key.to_owned());
+                self.begin();
+                self.next_text();
+                return State::Argument;
+            }
+            '\'' | '"' if is_prefix(&self.text[self.word..]) => self.within = Within::Opening { quote: c, n: 1 },
+            '(' | '[' | '{' => self.depth += 1,
+            ')' | ']' | '}' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        self.text.push(c);
+        if c.is_whitespace() || ",:([{".contains(c) {
+            self.word = self.text.len();
+        }
+        State::Argument
+    }
+
+    /// Tells the name, once it is certain that this is a call.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.parts.push(CallPart::Name(self.name.clone()));
+        }
+    }
+
+    fn next_text(&mut self) {
+        self.text.clear();
+        self.word = 0;
+    }
+
+    /// Writes the argument that was read.
+    fn end_argument(&mut self) -> State {
+        let text = std::mem::take(&mut self.text);
+        self.next_text();
+        let text = text.trim();
+        let named = self.key.take();
+        if named.is_none() && text.is_empty() {
+            return State::Argument;
+        }
+        let value = as_json(text);
+        // In its place among the function's arguments. Words alone may be no call at all.
+        let in_order = || self.signatures.name_of(&self.name, self.n_arguments).map(str::to_owned);
+        let in_order = || in_order().filter(|_| value.is_some() || self.begun);
+        let key = named.or_else(|| in_order().or_else(|| self.begun.then(|| self.n_arguments.to_string())));
+        let argument = match (key, value) {
+            (Some(key), Some(value)) => format!("{}: {value}", json!(key)),
+            (Some(key), None) => format!("{}: {}", json!(key), json!(text)),
+            // A dictionary brings names of its own.
+            (None, _) => match as_json(text.trim_start_matches('*')).filter(|json| json.starts_with('{')) {
+                Some(json) => json[1..json.len() - 1].to_owned(),
+                None => return State::NoCall,
+            },
+        };
+        self.begin();
+        if !argument.is_empty() {
+            self.write(&argument);
+        }
+        State::Argument
+    }
+
+    fn write(&mut self, argument: &str) {
+        let before = if self.n_arguments == 0 { "{" } else { ", " };
+        add_arguments(&mut self.parts, &format!("{before}{argument}"));
+        self.n_arguments += 1;
+    }
+
+    /// The call ends in the middle: writes what there is of an argument.
+    pub fn cut_short(&mut self) {
+        let text = self.text.trim();
+        if !self.begun || self.key.is_none() && text.is_empty() {
+            return;
+        }
+        let in_text = !matches!(self.within, Within::Code) && self.depth == 0;
+        let argument = match &self.key {
+            None => open_text(text),
+            Some(key) => {
+                let value = match as_json(text) {
+                    Some(json) => json,
+                    None if in_text => {
+                        let quoted = text.trim_start_matches(|c: char| c.is_alphabetic());
+                        open_text(&unescaped(quoted.trim_start_matches(['"', '\''])))
+                    }
+                    None => text.to_owned(),
+                };
+                format!("{}: {value}", json!(key))
+            }
+        };
+        self.write(&argument);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::Tool;
+
+    fn read(text: &str) -> (Option<String>, String, Progress) {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"first": {}, "second": {}}}}});
+        let mut call = CallPython::new(Arc::new(Signatures::of(&[Tool::try_from(tool).unwrap()])));
+        let mut progress = Progress::Open;
+        for c in text.chars() {
+            progress = call.push(c);
+            if progress != Progress::Open {
+                break;
+            }
+        }
+        if progress == Progress::Open {
+            call.cut_short();
+        }
+        let (mut name, mut arguments) = (None, String::new());
+        for part in call.take_parts() {
+            match part {
+                CallPart::Name(text) => name = Some(text),
+                CallPart::Arguments(text) => arguments += &text,
+            }
+        }
+        (name, arguments, progress)
+    }
+
+    #[test]
+    fn calls_are_read_with_arguments_of_every_kind() {
+        for (text, arguments) in [
+            ("f()", "{}"),
+            (" f ( ) ", "{}"),
+            ("f(a=1, b = -2.5,c=True ,d=None,)", r#"{"a": 1, "b": -2.5, "c": true, "d": null}"#),
+            (r#"f(a="x, (y)=\"z\"", b='é\n')"#, r#"{"a": "x, (y)=\"z\"", "b": "é\n"}"#),
+            (r#"f(a='it's, well, so', b="12" of" them")"#, r#"{"a": "it's, well, so", "b": "12\" of\" them"}"#),
+            (r#"f(a=[1, {'b': (2, 3)}], c={"d": {"e": []}})"#, r#"{"a": [1, {"b": [2, 3]}], "c": {"d": {"e": []}}}"#),
+            ("f(a='''x\n\"y\", 'z')''', b='')", r#"{"a": "x\n\"y\", 'z')", "b": ""}"#),
+            (
+                "f(a=2024-05-01, b=don't, c=g(1, 2), d=x == 1)",
+                r#"{"a": "2024-05-01", "b": "don't", "c": "g(1, 2)", "d": "x == 1"}"#,
+            ),
+            ("f(a=)", r#"{"a": ""}"#),
+            ("f(\"a\"=1)", r#"{"a": 1}"#),
+            ("f('x', 2)", r#"{"first": "x", "second": 2}"#),
+            ("f(**{'a': 1, 'b': {}})", r#"{"a": 1, "b": {}}"#),
+            ("f(**{'a': 1}, b=2)", r#"{"a": 1, "b": 2}"#),
+            ("f(a=1, 'x', 'y')", r#"{"a": 1, "second": "x", "2": "y"}"#),
+        ] {
+            assert_eq!(read(text), (Some("f".into()), arguments.into(), Progress::Done), "{text}");
+            assert!(serde_json::from_str::<Value>(arguments).is_ok(), "{arguments}");
+        }
+        assert_eq!(read("g.h-i({'a': 1})").0.as_deref(), Some("g.h-i"));
+    }
+
+    #[test]
+    fn other_texts_are_no_calls() {
+        for text in
+            ["", "f g(a=1)", "f, g", "(a=1)", "g(see above)", "g('x')", "f(x)", "f(=1)", "f(a b=1)", "]", "\"f\"("]
+        {
+            assert_eq!(read(text).0, None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_kept() {
+        for (text, arguments) in [
+            ("f(a", ""),
+            ("f(a=", "{\"a\": "),
+            ("f(a=1", "{\"a\": 1"),
+            (r#"f(a=1, b="x\ny"#, r#"{"a": 1, "b": "x\ny"#),
+            ("f(a='x'", "{\"a\": \"x\""),
+            ("f(a='x', ke", "{\"a\": \"x\", \"ke"),
+            ("f(a=[1, 'x", "{\"a\": [1, 'x"),
+        ] {
+            assert_eq!((read(text).1, read(text).2), (arguments.into(), Progress::Open), "{text}");
+        }
+    }
+}

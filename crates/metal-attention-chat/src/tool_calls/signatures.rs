@@ -1,0 +1,211 @@
+//! What the schemas of functions say of arguments, to tell texts from other values where both are written alike.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::python_value;
+use crate::Tool;
+
+/// Schemas within schemas that are looked into, of all functions together: they may refer to themselves.
+const MAX_SCHEMAS: usize = 1 << 16;
+/// How deep.
+const MAX_DEPTH: usize = 8;
+
+/// The arguments of functions, by the functions' names.
+#[derive(Debug, Default)]
+pub(super) struct Signatures(HashMap<String, Signature>);
+
+#[derive(Debug, Default)]
+struct Signature {
+    /// The names in order.
+    names: Vec<String>,
+    kinds: HashMap<String, Kinds>,
+}
+
+impl Signatures {
+    pub fn of(tools: &[Tool]) -> Self {
+        let mut left = MAX_SCHEMAS;
+        let mut signature = |tool: &Tool| {
+            let mut signature = Signature::default();
+            let properties = tool.parameters().and_then(|root| Some((root, root["properties"].as_object()?)));
+            for (root, (name, schema)) in properties.into_iter().flat_map(|(root, p)| p.iter().map(move |p| (root, p)))
+            {
+                signature.names.push(name.clone());
+                signature.kinds.insert(name.clone(), Kinds::of(schema, root, MAX_DEPTH, &mut left));
+            }
+            signature
+        };
+        Self(tools.iter().map(|tool| (tool.name().to_owned(), signature(tool))).collect())
+    }
+
+    /// What the argument `key` may be.
+    pub fn kinds(&self, function: &str, key: &str) -> Kinds {
+        self.0.get(function).and_then(|signature| signature.kinds.get(key)).copied().unwrap_or(Kinds::ANY)
+    }
+
+    /// The name of the argument that stands in place `at`.
+    pub fn name_of(&self, function: &str, at: usize) -> Option<&str> {
+        self.0.get(function)?.names.get(at).map(String::as_str)
+    }
+}
+
+/// The kinds of values that an argument may be, one bit each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kinds(u8);
+
+impl Kinds {
+    const TEXT: Self = Self(1);
+    const NUMBER: Self = Self(2);
+    const BOOLEAN: Self = Self(4);
+    const NULL: Self = Self(8);
+    const LIST: Self = Self(16);
+    const OBJECT: Self = Self(32);
+    pub const ANY: Self = Self(63);
+
+    /// Whether it is a text, whatever that looks like.
+    pub fn are_text(self) -> bool {
+        self == Self::TEXT
+    }
+
+    fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    fn of_value(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::NULL,
+            Value::Bool(_) => Self::BOOLEAN,
+            Value::Number(_) => Self::NUMBER,
+            Value::String(_) => Self::TEXT,
+            Value::Array(_) => Self::LIST,
+            Value::Object(_) => Self::OBJECT,
+        }
+    }
+
+    fn of_type(name: &Value) -> Self {
+        match name.as_str() {
+            Some("string") => Self::TEXT,
+            Some("number" | "integer") => Self::NUMBER,
+            Some("boolean") => Self::BOOLEAN,
+            Some("null") => Self::NULL,
+            Some("array") => Self::LIST,
+            Some("object") => Self::OBJECT,
+            Some(_) | None => Self::ANY,
+        }
+    }
+
+    /// Those that `schema` allows, which stands in `root`; `left` is how many more schemas are looked into.
+    fn of(schema: &Value, root: &Value, depth: usize, left: &mut usize) -> Self {
+        let Some(schema) = schema.as_object().filter(|_| depth > 0 && *left > 0) else { return Self::ANY };
+        *left -= 1;
+        let mut kinds = Self::ANY;
+        let mut narrow = |other: Self| kinds = Self(kinds.0 & other.0);
+        let any_of = |kinds: &mut dyn Iterator<Item = Self>| Self(kinds.fold(0, |all, kinds| all | kinds.0));
+        for (key, value) in schema {
+            match (key.as_str(), value) {
+                ("type", Value::Array(names)) => narrow(any_of(&mut names.iter().map(Self::of_type))),
+                ("type", name) => narrow(Self::of_type(name)),
+                ("enum", Value::Array(values)) => narrow(any_of(&mut values.iter().map(Self::of_value))),
+                ("const", value) => narrow(Self::of_value(value)),
+                ("anyOf" | "oneOf", Value::Array(schemas)) => {
+                    narrow(any_of(&mut schemas.iter().map(|schema| Self::of(schema, root, depth - 1, left))));
+                }
+                ("allOf", Value::Array(schemas)) => {
+                    schemas.iter().for_each(|schema| narrow(Self::of(schema, root, depth - 1, left)));
+                }
+                ("$ref", Value::String(at)) => {
+                    if let Some(schema) = at.strip_prefix('#').and_then(|at| root.pointer(at)) {
+                        narrow(Self::of(schema, root, depth - 1, left));
+                    }
+                }
+                (_, _) => {}
+            }
+        }
+        // What nothing can be is of no help.
+        if kinds.0 == 0 { Self::ANY } else { kinds }
+    }
+
+    /// `text`, which stands bare between tags, as a JSON value: what these kinds do not have is a text.
+    pub fn as_json(self, text: &str) -> String {
+        let trimmed = text.trim();
+        if self.are_text() {
+            return json!(text).to_string();
+        }
+        if let Ok(value) = serde_json::from_str::<Value>(trimmed)
+            && (self.has(Self::of_value(&value)) || !self.has(Self::TEXT))
+        {
+            return trimmed.to_owned();
+        }
+        // As Python writes it; where anything may stand there it may as well be a text.
+        let python = Some(trimmed).filter(|_| self != Self::ANY).and_then(python_value::as_json);
+        let python = python.filter(|json| {
+            !self.has(Self::TEXT) || serde_json::from_str(json).is_ok_and(|value| self.has(Self::of_value(&value)))
+        });
+        python.unwrap_or_else(|| json!(text).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(schema: &Value) -> Kinds {
+        let root = json!({"$defs": {"city": {"enum": ["Bern"]}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}});
+        Kinds::of(schema, &root, MAX_DEPTH, &mut 1000)
+    }
+
+    #[test]
+    fn schemas_tell_the_kinds() {
+        let either = |kinds: &[Kinds]| Kinds(kinds.iter().fold(0, |all, kinds| all | kinds.0));
+        for (schema, expected) in [
+            (json!({}), Kinds::ANY),
+            (json!(true), Kinds::ANY),
+            (json!({"type": "string"}), Kinds::TEXT),
+            (json!({"enum": ["a", "b"]}), Kinds::TEXT),
+            (json!({"type": "integer", "enum": [1, 2]}), Kinds::NUMBER),
+            (json!({"const": null}), Kinds::NULL),
+            (json!({"type": ["string", "null"]}), either(&[Kinds::TEXT, Kinds::NULL])),
+            (json!({"anyOf": [{"type": "array"}, {"type": "object"}]}), either(&[Kinds::LIST, Kinds::OBJECT])),
+            (json!({"allOf": [{"type": ["string", "boolean"]}, {"type": "boolean"}]}), Kinds::BOOLEAN),
+            (json!({"$ref": "#/$defs/city"}), Kinds::TEXT),
+            (json!({"$ref": "#/$defs/loop"}), Kinds::ANY),
+            (json!({"$ref": "elsewhere"}), Kinds::ANY),
+            (json!({"type": "string", "enum": [1]}), Kinds::ANY),
+        ] {
+            assert_eq!(kinds(&schema), expected, "{schema}");
+        }
+    }
+
+    #[test]
+    fn values_are_what_the_schema_says() {
+        for (schema, text, expected) in [
+            (json!({"type": "string"}), "12", "\"12\""),
+            (json!({"type": "string"}), " \"a\"\n", "\" \\\"a\\\"\\n\""),
+            (json!({"type": "integer"}), " 12\n", "12"),
+            (json!({"type": "integer"}), "twelve", "\"twelve\""),
+            (json!({"type": "boolean"}), "True", "true"),
+            (json!({"type": ["string", "null"]}), "None", "null"),
+            (json!({"type": ["string", "null"]}), "12", "\"12\""),
+            (json!({"type": ["string", "integer"]}), "12", "12"),
+            (json!({"type": "array"}), "['a', True]", "[\"a\", true]"),
+            (json!({"type": "object"}), "{\"a\": [1.50]}", "{\"a\": [1.50]}"),
+            (json!({}), "12", "12"),
+            (json!({}), "True", "\"True\""),
+            (json!({}), "\"x\"", "\"x\""),
+        ] {
+            assert_eq!(kinds(&schema).as_json(text), expected, "{schema} {text}");
+        }
+    }
+
+    /// Schemas that refer to themselves many times over are not followed for ever.
+    #[test]
+    fn hostile_schemas_end() {
+        let references = vec![json!({"$ref": "#/$defs/n"}); 100];
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
+            "properties": {"a": {"anyOf": references}}, "$defs": {"n": {"anyOf": references}}}}});
+        let signatures = Signatures::of(&[Tool::try_from(tool).unwrap()]);
+        assert_eq!(signatures.kinds("f", "a"), Kinds::ANY);
+        assert_eq!((signatures.name_of("f", 0), signatures.name_of("f", 1)), (Some("a"), None));
+    }
+}
