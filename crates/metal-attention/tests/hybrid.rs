@@ -35,7 +35,7 @@ fn models() -> Vec<Toy> {
         ("rope.dimension_count", 8),
         ("full_attention_interval", 2),
     ];
-    let delta = toy("the delta rule last, in heads of odd lengths", &metadata("qwen35", 3, &delta));
+    let delta = toy("the delta rule last, in heads of odd lengths", &metadata("qwen35", 5, &delta));
     published.into_iter().chain([toy("a convolution last", &ends), delta]).collect()
 }
 
