@@ -131,8 +131,9 @@ fn architectures_differ_in_layout_bias_and_norm() {
     let message = error(&m);
     assert!(message.starts_with("the architecture \"gpt-17\" is not supported; supported are: "), "{message}");
     assert!(message.contains(" llama, "), "{message}");
-    m.set("general.architecture", "mamba");
-    let missing = "\"mamba\" is not supported; this is missing: layers with a recurrent state (state spaces)";
+    m.set("general.architecture", "minimax-01");
+    let missing =
+        "\"minimax-01\" is not supported; this is missing: layers with a recurrent state (lightning attention)";
     assert!(error(&m).ends_with(missing), "{}", error(&m));
 }
 
@@ -287,6 +288,14 @@ fn any_value() -> impl Strategy<Value = Value> {
 
 const KEYS: &[&str] = &[
     "shortconv.l_cache",
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "ssm.group_count",
+    "ssm.dt_b_c_rms",
+    "rope.scaling.finetuned",
+    "moe_latent_size",
     "vocab_size",
     "context_length",
     "embedding_length",
@@ -378,7 +387,8 @@ proptest! {
             }
         }
         if let Ok(s) = ModelSpec::from_metadata(&m) {
-            prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0 && s.kv_elements_per_token() > 0);
+            prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0);
+            prop_assert!(s.kv_elements_per_token() > 0 || s.layers.iter().any(|layer| layer.state_elements() > 0));
             for t in s.tensors() {
                 prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
             }

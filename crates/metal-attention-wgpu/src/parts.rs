@@ -55,9 +55,9 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Attention(AttentionSpec { output_gate: true, .. }) => return Err("gates of attention's output"),
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
         Mixer::ShortConv(_) => return Err(SHORT_CONV),
-        Mixer::Mamba(_) => return Err("Mamba"),
-        Mixer::Mamba2(_) => return Err("Mamba-2"),
-        Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
+        Mixer::Mamba(_) => return Err("Mamba (with a recurrent state)"),
+        Mixer::Mamba2(_) => return Err("Mamba-2 (with a recurrent state)"),
+        Mixer::AttentionAndMamba2(_) => return Err("attention beside Mamba-2 (with a recurrent state)"),
         Mixer::DeltaRule(_) => return Err("the gated delta rule"),
         Mixer::Rwkv6(_) => return Err("RWKV-6"),
         Mixer::Rwkv7(_) => return Err("RWKV-7"),

@@ -139,6 +139,11 @@ const KINDS: &[&str] = &[
     "mistral3.gguf",
     "lfm2.gguf",
     "lfm2moe.gguf",
+    "mamba.gguf",
+    "jamba.gguf",
+    "granitehybrid.gguf",
+    "nemotron_h.gguf",
+    "falcon-h1.gguf",
 ];
 
 #[test]

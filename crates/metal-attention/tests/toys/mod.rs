@@ -57,7 +57,9 @@ pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
         // So that activations keep their size from layer to layer, and softmax sees more than one position.
         let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
         let sign = if tensor.is_decay() { -1.0 } else { 1.0 };
-        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { sign * (1.0 + 0.3 * random()) });
+        // So that a state has lost half of itself after some ten tokens.
+        let middle = if tensor.name.ends_with("ssm_dt.bias") { -3.0 } else { sign };
+        let values = (0..n).map(|_| if tensor.is_matrix() { scale * random() } else { middle + 0.3 * random() });
         let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
         writer.write(&bytes).expect("memory");
     }
