@@ -93,6 +93,8 @@ use Key::{B, F, L, S, U};
 
 /// Files without any.
 const NO_BIASES: &[&str] = &[];
+/// Files with that of a convolution.
+const CONVOLUTION: &[&str] = &["ssm_conv1d"];
 /// Files with all.
 const ALL_BIASES: &[&str] = &[".bias"];
 
@@ -224,6 +226,27 @@ const GRANITE_KEYS: &[(&str, Key)] = &[
     ("expert_count", U(32)),
     ("expert_used_count", U(8)),
 ];
+#[rustfmt::skip]
+const GRANITE_4_H_KEYS: &[(&str, Key)] = &[("embedding_scale", F(12.0)), ("residual_scale", F(0.22)), ("attention.scale", F(0.007_812_5)), ("logit_scale", F(6.0)), ("rope.scaling.finetuned", B(false)), ("expert_count", U(64)), ("expert_used_count", U(6)), ("expert_shared_feed_forward_length", U(1024)), ("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(3072)), ("ssm.state_size", U(128)), ("ssm.time_step_rank", U(48)), ("ssm.group_count", U(1)), ("attention.head_count_kv", L(&[0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]))];
+#[rustfmt::skip]
+const NEMOTRON_H_KEYS: &[(&str, Key)] = &[("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(8192)), ("ssm.state_size", U(128)), ("ssm.time_step_rank", U(128)), ("ssm.group_count", U(8)), ("attention.head_count_kv", L(&[0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])), ("feed_forward_length", L(&[0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504]))];
+const FALCON_H1_KEYS: &[(&str, Key)] = &[
+    ("ssm.conv_kernel", U(4)),
+    ("ssm.inner_size", U(1536)),
+    ("ssm.state_size", U(128)),
+    ("ssm.time_step_rank", U(24)),
+    ("ssm.group_count", U(1)),
+];
+const MAMBA_2_KEYS: &[(&str, Key)] = &[
+    ("ssm.conv_kernel", U(4)),
+    ("ssm.inner_size", U(4096)),
+    ("ssm.state_size", U(128)),
+    ("ssm.time_step_rank", U(64)),
+    ("ssm.group_count", U(1)),
+    ("attention.head_count", U(0)),
+    ("attention.head_count_kv", U(0)),
+    ("feed_forward_length", U(0)),
+];
 const DEEPSEEK_LITE_KEYS: &[(&str, Key)] = &[
     ("attention.head_count_kv", U(1)),
     ("attention.key_length", U(576)),
@@ -282,6 +305,10 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
     ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
     ModelShape { name: "lfm2-1.2b", architecture: "lfm2", n_layer: 16, n_embd: 2048, n_head: 32, n_head_kv: 8, n_ff: 8192, n_vocab: 65_536, n_ctx_train: 128_000, rope_freq_base: 1_000_000.0, keys: LFM_2_KEYS, ..LLAMA },
+    ModelShape { name: "granite-4-h-tiny", architecture: "granitehybrid", n_layer: 40, n_embd: 1536, n_head: 12, n_head_kv: 4, head_dim: 128, n_ff: 512, n_vocab: 100_352, n_ctx_train: 1_048_576, biases: CONVOLUTION, keys: GRANITE_4_H_KEYS, ..LLAMA },
+    ModelShape { name: "nemotron-h-8b", architecture: "nemotron_h", n_layer: 52, n_embd: 4096, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 21_504, n_vocab: 131_072, n_ctx_train: 8192, tied: false, biases: CONVOLUTION, keys: NEMOTRON_H_KEYS, ..LLAMA },
+    ModelShape { name: "falcon-h1-0.5b", architecture: "falcon-h1", n_layer: 36, n_embd: 1024, n_head: 8, n_head_kv: 2, n_ff: 2048, n_vocab: 32_784, n_ctx_train: 16_384, rope_freq_base: 100_000_000_000.0, tied: false, biases: CONVOLUTION, keys: FALCON_H1_KEYS, ..LLAMA },
+    ModelShape { name: "mamba2-1.3b", architecture: "mamba2", n_layer: 48, n_embd: 2048, n_vocab: 50_288, n_ctx_train: 1_048_576, keys: MAMBA_2_KEYS, ..LLAMA },
     ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
     ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: NO_BIASES, keys: ENCODER, ..BERT },
 ];
@@ -295,6 +322,18 @@ const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type
 #[rustfmt::skip]
 const MISTRAL_4: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(1)), ("attention.temperature_scale", F(0.1)), ("attention.temperature_length", U(8)), ("expert_weights_norm", B(true))];
 const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
+
+/// Mamba's sizes, and Mamba-2's, whose width is that of 8 heads.
+const MAMBA: [(&str, Key); 4] =
+    [("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(512)), ("ssm.state_size", U(16)), ("ssm.time_step_rank", U(16))];
+const MAMBA_2: [(&str, Key); 5] =
+    [MAMBA[0], MAMBA[1], MAMBA[2], ("ssm.time_step_rank", U(8)), ("ssm.group_count", U(2))];
+const NO_ATTENTION: [(&str, Key); 3] =
+    [("attention.head_count", U(0)), ("attention.head_count_kv", U(0)), ("feed_forward_length", U(0))];
+const SECOND_ATTENDS: (&str, Key) = ("attention.head_count_kv", L(&[0, 2, 0, 0]));
+const SECOND_FEEDS_FORWARD: (&str, Key) = ("feed_forward_length", L(&[0, 384, 0, 0]));
+const THIRD_ATTENDS: (&str, Key) = ("attention.head_count_kv", L(&[0, 0, 2, 0]));
+const SHARED_WIDTH: (&str, Key) = ("expert_shared_feed_forward_length", U(192));
 
 const LFM_2_CUSTOM: &[(&str, Key)] = &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
 
@@ -331,6 +370,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("ernie4_5-moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(1)), ("leading_dense_block_count", U(1))], NO_BIASES),
     ("eurobert", ENCODER, NO_BIASES),
     ("exaone-moe", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_weights_scale", F(2.5))], &["exp_probs_b"]),
+    ("falcon-h1", &MAMBA_2, CONVOLUTION),
     ("gemma2", &[WINDOW], NO_BIASES),
     ("gemma3", &[WINDOW], NO_BIASES),
     ("gemma3n", &[WINDOW, ("embedding_length_per_layer_input", U(64)), ("attention.shared_kv_layers", U(2))], NO_BIASES),
@@ -342,18 +382,22 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("gpt-oss", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2]], ALL_BIASES),
     ("granite", &GRANITE, NO_BIASES),
     ("granitemoe", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], EXPERTS[0], EXPERTS[1]], NO_BIASES),
+    ("granitehybrid", &[GRANITE[0], GRANITE[1], GRANITE[2], GRANITE[3], MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], MAMBA_2[4], EXPERTS[0], EXPERTS[1], SHARED_WIDTH, SECOND_ATTENDS, ("rope.scaling.finetuned", B(false))], CONVOLUTION),
     ("grok", &[EXPERTS[0], EXPERTS[1], EXPERTS[2]], NO_BIASES),
     ("hunyuan-moe", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768))], NO_BIASES),
     ("hunyuan_vl", &[("rope.scaling.alpha", F(1000.0)), SECTIONS], NO_BIASES),
     ("hy_v3", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_weights_norm", B(true))], NO_BIASES),
     ("jais", &[("attention.max_alibi_bias", F(8.0))], ALL_BIASES),
     ("jais2", &[], ALL_BIASES),
+    ("jamba", &[MAMBA[0], MAMBA[1], MAMBA[2], MAMBA[3], EXPERTS[0], EXPERTS[1], SECOND_ATTENDS], NO_BIASES),
     ("jina-bert-v2", ENCODER, ALL_BIASES),
     ("jina-bert-v3", ENCODER, ALL_BIASES),
     ("lfm2", LFM_2_CUSTOM, NO_BIASES),
     ("lfm2moe", &[LFM_2_CUSTOM[0], LFM_2_CUSTOM[1], EXPERTS[0], EXPERTS[1], EXPERTS[2], ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], &["exp_probs_b"]),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),
     ("llama-embed", ENCODER, NO_BIASES),
+    ("mamba", &[MAMBA[0], MAMBA[1], MAMBA[2], MAMBA[3], NO_ATTENTION[0], NO_ATTENTION[1], NO_ATTENTION[2]], NO_BIASES),
+    ("mamba2", &[MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], MAMBA_2[4], NO_ATTENTION[0], NO_ATTENTION[1], NO_ATTENTION[2]], NO_BIASES),
     ("mellum", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], ("rope.scaling.type", S("yarn")), ("rope.scaling.factor", F(4.0)), ("rope.scaling.original_context_length", U(512))], NO_BIASES),
     ("minicpm3", &[("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.q_lora_rank", U(96)), ("attention.kv_lora_rank", U(64)), ("attention.head_count_kv", U(4)), ("rope.dimension_count", U(32))], NO_BIASES),
     ("minimax-m2", &[EXPERTS[0], EXPERTS[1], ("expert_feed_forward_length", U(768)), ("expert_gating_func", U(2)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
@@ -362,6 +406,8 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("modern-bert", &[WINDOW, ENCODER[0], ENCODER[1]], NO_BIASES),
     ("mpt", &[("attention.max_alibi_bias", F(8.0)), ("attention.clamp_kqv", F(1.5))], NO_BIASES),
     ("nemotron", &[("rope.dimension_count", U(32))], NO_BIASES),
+    ("nemotron_h", &[MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], MAMBA_2[4], SECOND_FEEDS_FORWARD, THIRD_ATTENDS], CONVOLUTION),
+    ("nemotron_h_moe", &[MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], MAMBA_2[4], SECOND_FEEDS_FORWARD, THIRD_ATTENDS, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, SHARED_WIDTH, ("expert_weights_norm", B(true)), ("expert_weights_scale", F(2.5)), ("moe_latent_size", U(128))], &["exp_probs_b", "ssm_conv1d"]),
     ("neo-bert", ENCODER, NO_BIASES),
     ("nomic-bert", ENCODER, NO_BIASES),
     ("nomic-bert-moe", &[ENCODER[0], ENCODER[1], TOKEN_TYPES, EXPERTS[0], EXPERTS[1], ("moe_every_n_layers", U(2))], ALL_BIASES),
@@ -370,6 +416,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("pangu-embedded", &[], &["attn"]),
     ("phi2", &[], ALL_BIASES),
     ("phimoe", &[EXPERTS[0], EXPERTS[1]], ALL_BIASES),
+    ("plamo2", &[MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], ("ssm.group_count", U(0)), SECOND_ATTENDS], NO_BIASES),
     ("plm", &[("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.head_count_kv", U(4)), ("rope.dimension_count", U(32))], NO_BIASES),
     ("qwen", &[("attention.head_count_kv", U(4))], NO_BIASES),
     ("qwen2moe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("expert_shared_feed_forward_length", U(256))], NO_BIASES),

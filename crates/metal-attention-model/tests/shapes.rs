@@ -38,6 +38,10 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("qwen3.5-27b", 26_895_998_464),
         ("qwen3.5-35b-a3b", 34_660_610_688),
         ("qwen3-next-80b-a3b", 79_674_391_296),
+        ("granite-4-h-tiny", 6_939_037_248),
+        ("nemotron-h-8b", 8_100_852_736),
+        ("falcon-h1-0.5b", 521_411_104),
+        ("mamba2-1.3b", 1_343_757_312),
         // Without the pooler, which files leave out.
         ("bge-small", 33_360_000 - 384 * 385),
         // With 30522 tokens, not filled up to 30528.
@@ -49,7 +53,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
         assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
     }
-    assert_eq!(ModelShape::all().len(), 35, "a named shape is not in the list above");
+    assert_eq!(ModelShape::all().len(), 39, "a named shape is not in the list above");
     assert!(ModelShape::named("smollm-136m").is_none());
 }
 

@@ -131,8 +131,9 @@ fn architectures_differ_in_layout_bias_and_norm() {
     let message = error(&m);
     assert!(message.starts_with("the architecture \"gpt-17\" is not supported; supported are: "), "{message}");
     assert!(message.contains(" llama, "), "{message}");
-    m.set("general.architecture", "mamba");
-    let missing = "\"mamba\" is not supported; this is missing: layers with a recurrent state (state spaces)";
+    m.set("general.architecture", "minimax-01");
+    let missing =
+        "\"minimax-01\" is not supported; this is missing: layers with a recurrent state (lightning attention)";
     assert!(error(&m).ends_with(missing), "{}", error(&m));
 }
 
@@ -294,6 +295,9 @@ const KEYS: &[&str] = &[
     "ssm.conv_kernel",
     "full_attention_interval",
     "attention.recurrent_layers",
+    "ssm.dt_b_c_rms",
+    "rope.scaling.finetuned",
+    "moe_latent_size",
     "vocab_size",
     "context_length",
     "embedding_length",

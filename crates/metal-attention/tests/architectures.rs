@@ -141,6 +141,11 @@ const KINDS: &[&str] = &[
     "lfm2moe.gguf",
     "qwen35.gguf",
     "qwen3next.gguf",
+    "mamba.gguf",
+    "jamba.gguf",
+    "granitehybrid.gguf",
+    "nemotron_h.gguf",
+    "falcon-h1.gguf",
 ];
 
 #[test]

@@ -20,12 +20,42 @@ use toys::{Toy, batch, metadata, read, some_ids, toy};
 
 const N_CTX: usize = 400;
 
-/// Published models of each kind, and some that end with a state.
+/// Published models of each kind.
+const PUBLISHED: &[&str] = &[
+    "lfm2.gguf",
+    "lfm2moe.gguf",
+    "qwen35.gguf",
+    "qwen35moe.gguf",
+    "qwen3next.gguf",
+    "mamba.gguf",
+    "mamba2.gguf",
+    "jamba.gguf",
+    "granitehybrid.gguf",
+    "nemotron_h.gguf",
+    "falcon-h1.gguf",
+];
+
+/// These, and some of which no file is published.
 fn models() -> Vec<Toy> {
-    let published = ["lfm2.gguf", "lfm2moe.gguf", "qwen35.gguf", "qwen35moe.gguf", "qwen3next.gguf"];
-    let published = published.map(|name| read(name, &more_architectures()[name]));
+    let published = PUBLISHED.iter().map(|name| read(name, &more_architectures()[*name]));
     let mut ends = metadata("lfm2", 4, &[("shortconv.l_cache", 4)]);
     ends.set("lfm2.attention.head_count_kv", vec![0u32, 2, 0, 0]);
+    let ssm = [("ssm.conv_kernel", 3), ("ssm.inner_size", 48), ("ssm.state_size", 10), ("ssm.time_step_rank", 4)];
+    let mut heads = metadata("plamo2", 4, &ssm);
+    heads.set("plamo2.attention.head_count_kv", vec![0u32, 2, 0, 0]);
+    let mut latent = metadata("nemotron_h_moe", 4, &ssm);
+    latent.set("nemotron_h_moe.attention.head_count_kv", vec![0u32, 0, 2, 0]);
+    latent.set("nemotron_h_moe.feed_forward_length", vec![0u32, 40, 0, 40]);
+    for (key, n) in [
+        ("ssm.group_count", 2u32),
+        ("expert_count", 6),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", 24),
+        ("expert_shared_feed_forward_length", 24),
+        ("moe_latent_size", 20),
+    ] {
+        latent.set(format!("nemotron_h_moe.{key}"), n);
+    }
     let delta = [
         ("ssm.group_count", 3),
         ("ssm.state_size", 20),
@@ -35,8 +65,14 @@ fn models() -> Vec<Toy> {
         ("rope.dimension_count", 8),
         ("full_attention_interval", 2),
     ];
-    let delta = toy("the delta rule last, in heads of odd lengths", &metadata("qwen35", 5, &delta));
-    published.into_iter().chain([toy("a convolution last", &ends), delta]).collect()
+    let delta = metadata("qwen35", 5, &delta);
+    let toys = [
+        ("a convolution last", &ends),
+        ("the delta rule last, in heads of odd lengths", &delta),
+        ("Mamba with heads", &heads),
+        ("experts of a narrow row", &latent),
+    ];
+    published.chain(toys.map(|(name, metadata)| toy(name, metadata))).collect()
 }
 
 fn options() -> CpuOptions {
@@ -110,6 +146,7 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
     for toy in models() {
         let want = logits(&mut on_cpu(&toy, &options()), 0, &ids);
         let rest = |n: usize| &want[n * toy.spec.n_vocab..];
+        let last = toy.spec.n_layer() - 1;
         for (n, at_layer, at_piece) in [(70, 0, 1), (70, 2, 1), (64, 3, 2), (0, 1, 3), (1, 3, 4)] {
             let watch = Watch::default();
             let mut pass = on_cpu(&toy, &CpuOptions { n_ubatch: 50, watch: watch.clone(), ..options() });
@@ -120,7 +157,7 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
             let mut pieces = 0;
             let mut cancel = |layer: usize, _: &[f32]| {
                 pieces += usize::from(layer == 0);
-                if (layer, pieces) == (at_layer, at_piece) {
+                if (layer, pieces) == (last.min(at_layer), at_piece) {
                     watch.cancel();
                 }
             };
