@@ -14,6 +14,7 @@ mod rwkv6;
 mod rwkv7;
 mod short_conv;
 mod streams;
+mod token_shift;
 
 use metal_attention_model::{
     BatchToken, LayerSpec, LayerTrace, LayerWeights, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights,
@@ -68,6 +69,7 @@ pub(crate) struct Scratch {
     /// Inputs of every layer's own embedding, `[n_tokens, n_layer * width]`.
     per_layer: Vec<f32>,
     streams: streams::StreamScratch,
+    rwkv: token_shift::RwkvScratch,
 }
 
 /// Cosines and sines of the angles of a batch's tokens.
@@ -94,7 +96,7 @@ impl Scratch {
         ];
         let turns = self.turns.iter().map(|t| 4 * (t.cos.capacity() + t.sin.capacity())).sum::<usize>();
         let own = floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * self.max_sum.capacity() + turns;
-        own + self.q8.bytes() + self.experts.bytes() + self.latent.bytes() + self.streams.bytes()
+        own + self.q8.bytes() + self.experts.bytes() + self.latent.bytes() + self.streams.bytes() + self.rwkv.bytes()
     }
 }
 
@@ -140,13 +142,15 @@ impl Run<'_> {
         self.fill_turns(&tokens);
         for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
             let last = i + 1 == spec.n_layer() && trace.is_none();
+            // Rows that nobody asked for go as early as can be: a feed-forward with a state needs them still.
+            let drops = last && layer.feed_forward.state_elements() == 0;
             self.begin_streams(w);
             self.normalize_input(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
             match (&layer.mixer, &w.mixer, cache) {
                 (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
                     self.project_and_cache(i, a, w, cache, &tokens);
-                    if last {
+                    if drops {
                         self.keep_wanted_rows(&mut tokens);
                     }
                     if !tokens.is_empty() {
@@ -155,7 +159,7 @@ impl Run<'_> {
                 }
                 (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
                     self.compress_and_cache(i, a, w, cache, &tokens);
-                    if last {
+                    if drops {
                         self.keep_wanted_rows(&mut tokens);
                     }
                     if !tokens.is_empty() {
@@ -190,18 +194,21 @@ impl Run<'_> {
                 }
             }
             // What attends has dropped the rows that nobody asked for before it did.
-            if last && tokens.iter().any(|t| !t.logits) {
+            if drops && tokens.iter().any(|t| !t.logits) {
                 self.keep_wanted_rows(&mut tokens);
             }
             if tokens.is_empty() {
                 self.pool.watch().advance(n_tokens);
                 return;
             }
-            self.finish_layer(i, layer, w);
+            self.finish_layer(i, layer, w, &mut tokens, last);
             if self.pool.is_cancelled() {
                 return;
             }
             self.pool.watch().advance(n_tokens);
+            if tokens.is_empty() {
+                return;
+            }
             if let Some(trace) = trace.as_deref_mut() {
                 trace(i, &self.s.x);
             }
@@ -270,7 +277,14 @@ impl Run<'_> {
 
     /// The mixer's way back into the residual stream, from attention's result on, the feed-forward, and what else the layer
     /// does.
-    fn finish_layer(&mut self, i: usize, layer: &LayerSpec, w: &LayerWeights<PreparedLinear>) {
+    fn finish_layer(
+        &mut self,
+        i: usize,
+        layer: &LayerSpec,
+        w: &LayerWeights<PreparedLinear>,
+        tokens: &mut Vec<BatchToken>,
+        last: bool,
+    ) {
         let scale = match layer.residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => 1.0,
@@ -297,7 +311,8 @@ impl Run<'_> {
         }
         let post = layer.feed_forward_post_norm.as_ref().zip(w.feed_forward_post_norm.as_ref());
         let straight = scale == 1.0 && post.is_none();
-        let something = self.feed_forward(&layer.feed_forward, &w.feed_forward, straight);
+        let place = channel_mix::Place { layer: i, state: layer.mixer.state_elements(), last };
+        let something = self.feed_forward(&place, &layer.feed_forward, &w.feed_forward, tokens, straight);
         if something && !straight {
             self.add_result(post, scale);
         }

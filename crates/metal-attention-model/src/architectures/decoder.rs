@@ -4,7 +4,7 @@ use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNor
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::keys::Keys;
 use crate::spec::{
-    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, Pooling, Residual,
+    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, OutputScale, Pooling, Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
@@ -74,7 +74,7 @@ pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result
         feed_forward: FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false }),
         feed_forward_post_norm: None,
         residual: Residual::Sequential { scale: 1.0 },
-        output_scale: false,
+        output_scale: OutputScale::Fixed(1.0),
     };
     Ok(ModelSpec {
         name: k.name()?,

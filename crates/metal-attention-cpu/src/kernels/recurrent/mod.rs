@@ -21,6 +21,7 @@ pub(crate) mod mamba2;
 mod products;
 pub(crate) mod rwkv6;
 pub(crate) mod rwkv7;
+pub(crate) mod time_mix;
 mod vectors;
 
 use std::marker::PhantomData;
@@ -50,6 +51,24 @@ impl<'a> Rows<'a> {
     pub(crate) fn new(data: &'a [f32], rows: usize, width: usize, stride: usize) -> Self {
         assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
         Self { ptr: data.as_ptr(), count: rows, width, stride, borrow: PhantomData }
+    }
+
+    /// The same from element `first` of a buffer on that other tasks write to.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes to these rows as long as this is alive. What lies between them may be anybody's.
+    pub(crate) unsafe fn shared(
+        data: &SharedMut<'a, f32>,
+        first: usize,
+        rows: usize,
+        width: usize,
+        stride: usize,
+    ) -> Self {
+        // The end is one past the last element, which `at` checks; the addition may not wrap.
+        let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
+        let _ = data.at(end);
+        Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
     }
 
     /// Row `i`.
