@@ -169,6 +169,42 @@ const GPT_OSS_KEYS: &[(&str, Key)] = &[
 ];
 const LFM_2_KEYS: &[(&str, Key)] =
     &[("attention.head_count_kv", L(&[0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0])), ("shortconv.l_cache", U(3))];
+/// RWKV-6 World 1.6B.
+const RWKV_6: ModelShape = ModelShape {
+    architecture: "rwkv6",
+    n_layer: 24,
+    n_embd: 2048,
+    n_head: 0,
+    n_head_kv: 0,
+    n_ff: 7168,
+    n_vocab: 65_536,
+    n_ctx_train: 1 << 20,
+    tied: false,
+    keys: RWKV_6_KEYS,
+    ..LLAMA
+};
+const RWKV_6_KEYS: &[(&str, Key)] = &[
+    ("wkv.head_size", U(64)),
+    ("time_mix_extra_dim", U(32)),
+    ("time_decay_extra_dim", U(64)),
+    ("rescale_every_n_layers", U(6)),
+];
+/// RWKV-7 World 1.5B.
+const RWKV_7: ModelShape = ModelShape { architecture: "rwkv7", n_ff: 8192, keys: RWKV_7_KEYS, ..RWKV_6 };
+const RWKV_7_KEYS: &[(&str, Key)] = &[
+    ("wkv.head_size", U(64)),
+    ("attention.decay_lora_rank", U(96)),
+    ("attention.iclr_lora_rank", U(96)),
+    ("attention.value_residual_mix_lora_rank", U(64)),
+    ("attention.gate_lora_rank", U(256)),
+];
+const RWKV_7_SMALL_KEYS: &[(&str, Key)] = &[
+    ("wkv.head_size", U(64)),
+    ("attention.decay_lora_rank", U(64)),
+    ("attention.iclr_lora_rank", U(64)),
+    ("attention.value_residual_mix_lora_rank", U(32)),
+    ("attention.gate_lora_rank", U(128)),
+];
 const GRANITE_KEYS: &[(&str, Key)] = &[
     ("embedding_scale", F(12.0)),
     ("residual_scale", F(0.22)),
@@ -230,6 +266,9 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
     ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
     ModelShape { name: "lfm2-1.2b", architecture: "lfm2", n_layer: 16, n_embd: 2048, n_head: 32, n_head_kv: 8, n_ff: 8192, n_vocab: 65_536, n_ctx_train: 128_000, rope_freq_base: 1_000_000.0, keys: LFM_2_KEYS, ..LLAMA },
+    ModelShape { name: "rwkv6-1.6b", ..RWKV_6 },
+    ModelShape { name: "rwkv7-0.4b", n_embd: 1024, n_ff: 4096, keys: RWKV_7_SMALL_KEYS, ..RWKV_7 },
+    ModelShape { name: "rwkv7-1.5b", ..RWKV_7 },
     ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
     ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: NO_BIASES, keys: ENCODER, ..BERT },
 ];
@@ -246,11 +285,23 @@ const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
 const LFM_2_CUSTOM: &[(&str, Key)] = &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
 
+const NO_HEADS: [(&str, Key); 2] = [("attention.head_count", U(0)), ("attention.head_count_kv", U(0))];
+const HEAD_SIZE: (&str, Key) = ("wkv.head_size", U(64));
+const RWKV_6_RANKS: [(&str, Key); 2] = [("time_mix_extra_dim", U(16)), ("time_decay_extra_dim", U(24))];
+const RWKV_7_RANKS: [(&str, Key); 4] = [
+    ("attention.decay_lora_rank", U(24)),
+    ("attention.iclr_lora_rank", U(16)),
+    ("attention.value_residual_mix_lora_rank", U(8)),
+    ("attention.gate_lora_rank", U(40)),
+];
+const ONE_SHIFT: (&str, Key) = ("token_shift_count", U(1));
+
 type Keys = &'static [(&'static str, Key)];
 
 /// What the small shape `custom` has besides in each architecture whose files need more: keys, and biases.
 #[rustfmt::skip]
 static CUSTOM: &[(&str, Keys, &[&str])] = &[
+    ("arwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, ONE_SHIFT, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
     ("bailingmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("expert_weights_norm", B(true))], NO_BIASES),
     ("bailingmoe2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_group_count", U(4)), ("expert_group_used_count", U(2)), ("expert_weights_scale", F(2.5)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
     ("bert", ENCODER, ALL_BIASES),
@@ -313,6 +364,9 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("qwen3moe", &EXPERTS, NO_BIASES),
     ("qwen3vl", &[SECTIONS], NO_BIASES),
     ("qwen3vlmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SECTIONS], NO_BIASES),
+    ("rwkv6", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, RWKV_6_RANKS[0], RWKV_6_RANKS[1], ("rescale_every_n_layers", U(2))], NO_BIASES),
+    ("rwkv6qwen2", &[NO_HEADS[0], HEAD_SIZE, ONE_SHIFT, RWKV_6_RANKS[0], RWKV_6_RANKS[1]], &["time_mix"]),
+    ("rwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
     ("stablelm", &[], ALL_BIASES),
     ("starcoder", &[], ALL_BIASES),
     ("starcoder2", &[], ALL_BIASES),

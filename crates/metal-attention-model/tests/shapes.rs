@@ -32,6 +32,10 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("olmoe-1b-7b", 6_919_161_856),
         ("deepseek-v2-lite", 15_706_484_224),
         ("lfm2-1.2b", 1_170_340_608),
+        ("rwkv6-1.6b", 1_599_873_024),
+        // With what the first layer of files has for the form's sake: an offset and matrices of the rate's rank.
+        ("rwkv7-0.4b", 450_767_872 + 1024 * (1 + 2 * 64)),
+        ("rwkv7-1.5b", 1_527_404_544 + 2048 * (1 + 2 * 96)),
         // Without the pooler, which files leave out.
         ("bge-small", 33_360_000 - 384 * 385),
         // With 30522 tokens, not filled up to 30528.
@@ -43,7 +47,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
         assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
     }
-    assert_eq!(ModelShape::all().len(), 30, "a named shape is not in the list above");
+    assert_eq!(ModelShape::all().len(), 33, "a named shape is not in the list above");
     assert!(ModelShape::named("smollm-136m").is_none());
 }
 

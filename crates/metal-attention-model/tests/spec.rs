@@ -2,8 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, FeedForward, FeedForwardWeights, KvSource, Mask, Mixer, ModelError, ModelShape,
-    ModelSpec, NormKind, NormOver, Positions, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling, Weights,
+    Activation, AttentionSpec, Dense, FeedForward, FeedForwardWeights, KvSource, LayerSpec, Mask, Mixer, ModelError,
+    ModelShape, ModelSpec, NormKind, NormOver, Positions, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling, Weights,
 };
 use proptest::prelude::*;
 
@@ -357,6 +357,15 @@ const KEYS: &[&str] = &[
     "use_parallel_residual",
     "attention.max_alibi_bias",
     "rope.scaling.alpha",
+    "wkv.head_size",
+    "time_mix_extra_dim",
+    "time_decay_extra_dim",
+    "rescale_every_n_layers",
+    "token_shift_count",
+    "attention.decay_lora_rank",
+    "attention.iclr_lora_rank",
+    "attention.value_residual_mix_lora_rank",
+    "attention.gate_lora_rank",
 ];
 
 proptest! {
@@ -378,7 +387,9 @@ proptest! {
             }
         }
         if let Ok(s) = ModelSpec::from_metadata(&m) {
-            prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0 && s.kv_elements_per_token() > 0);
+            prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0);
+            let keeps = |layer: &LayerSpec| layer.mixer.cache_of(0).is_some() || layer.state_elements() > 0;
+            prop_assert!(s.layers.iter().any(keeps));
             for t in s.tensors() {
                 prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
             }

@@ -59,14 +59,14 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Mamba2(_) => return Err("Mamba-2"),
         Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
         Mixer::DeltaRule(_) => return Err("the gated delta rule"),
-        Mixer::Rwkv6(_) => return Err("RWKV-6"),
-        Mixer::Rwkv7(_) => return Err("RWKV-7"),
+        Mixer::Rwkv6(_) => return Err("RWKV-6 (with a recurrent state)"),
+        Mixer::Rwkv7(_) => return Err("RWKV-7 (with a recurrent state)"),
         Mixer::None => return Err("layers without a mixer"),
     }
     match feed_forward {
         FeedForward::Dense(_) | FeedForward::None => Ok(()),
         FeedForward::Experts(e) => experts(e),
-        FeedForward::ChannelMix(_) => Err("RWKV's channel mix"),
+        FeedForward::ChannelMix(_) => Err("RWKV's channel mix (with a recurrent state)"),
     }
 }
 
