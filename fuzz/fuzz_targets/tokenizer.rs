@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions, pre_tokenizers};
 
-const MODELS: [&str; 6] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
+const MODELS: [&str; 7] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
 /// The input up to the next 0xFF byte, which is taken off too.
 fn field<'d>(data: &mut &'d [u8]) -> &'d [u8] {

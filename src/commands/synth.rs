@@ -225,8 +225,25 @@ fn distribution(tensor: &TensorDecl) -> (f32, f32) {
         Some((_, role)) if role.contains("norm") => (1.0, 0.05),
         Some((role, _)) if role.contains("norm") || role.ends_with("_scale") => (1.0, 0.05),
         Some((role, _)) if role.contains("rope_factors") => (1.5, 0.1),
+        Some((role, _)) if role.contains("time_mix") || role.contains("channel_mix") => of_rwkv(role, tensor),
         _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),
     }
+}
+
+/// Of RWKV: shifts between two tokens, decays that remember some dozens of them.
+fn of_rwkv(role: &str, tensor: &TensorDecl) -> (f32, f32) {
+    const VECTORS: &[(&str, (f32, f32))] = &[
+        ("_ln", (1.0, 0.05)),
+        ("_first", (0.5, 0.2)),
+        ("time_mix_decay", (-3.0, 1.0)),
+        ("_w0", (-3.0, 1.0)),
+        ("_k_k", (0.9, 0.1)),
+        ("_k_a", (1.0, 0.1)),
+        ("_r_k", (0.0, 0.1)),
+    ];
+    let vector = VECTORS.iter().find(|(part, _)| role.ends_with(part)).map(|(_, distribution)| *distribution);
+    let lerp = role.contains("_lerp_").then_some((0.5, 0.2));
+    vector.or(lerp).unwrap_or((0.0, 1.0 / (tensor.shape[0] as f32).sqrt()))
 }
 
 fn shape_names() -> clap::builder::PossibleValuesParser {

@@ -14,6 +14,7 @@ mod rwkv6;
 mod rwkv7;
 mod short_conv;
 mod streams;
+mod token_shift;
 
 use metal_attention_model::{
     BatchToken, LayerSpec, LayerTrace, LayerWeights, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights,
@@ -75,6 +76,7 @@ pub(crate) struct Scratch {
     streams: streams::StreamScratch,
     delta: delta_rule::DeltaScratch,
     mamba: mamba::MambaScratch,
+    rwkv: token_shift::RwkvScratch,
 }
 
 /// Cosines and sines of the angles of a batch's tokens.
@@ -108,6 +110,7 @@ impl Scratch {
             + self.streams.bytes()
             + self.delta.bytes()
             + self.mamba.bytes()
+            + self.rwkv.bytes()
     }
 }
 
@@ -153,13 +156,15 @@ impl Run<'_> {
         self.fill_turns(&tokens);
         for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
             let last = i + 1 == spec.n_layer() && trace.is_none();
+            // Rows that nobody asked for go as early as can be: a feed-forward with a state needs them still.
+            let drops = last && layer.feed_forward.state_elements() == 0;
             self.begin_streams(w);
             self.normalize_input(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
             match (&layer.mixer, &w.mixer, cache) {
                 (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
                     self.project_and_cache(i, a, w, cache, &tokens);
-                    if last {
+                    if drops {
                         self.keep_wanted_rows(&mut tokens);
                     }
                     if !tokens.is_empty() {
@@ -169,7 +174,7 @@ impl Run<'_> {
                 }
                 (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
                     self.compress_and_cache(i, a, w, cache, &tokens);
-                    if last {
+                    if drops {
                         self.keep_wanted_rows(&mut tokens);
                     }
                     if !tokens.is_empty() {
@@ -212,18 +217,21 @@ impl Run<'_> {
                 }
             }
             // What attends has dropped the rows that nobody asked for before it did.
-            if last && tokens.iter().any(|t| !t.logits) {
+            if drops && tokens.iter().any(|t| !t.logits) {
                 self.keep_wanted_rows(&mut tokens);
             }
             if tokens.is_empty() {
                 self.pool.watch().advance(n_tokens);
                 return;
             }
-            self.finish_layer(i, layer, w);
+            self.finish_layer(i, layer, w, &mut tokens, last);
             if self.pool.is_cancelled() {
                 return;
             }
             self.pool.watch().advance(n_tokens);
+            if tokens.is_empty() {
+                return;
+            }
             if let Some(trace) = trace.as_deref_mut() {
                 trace(i, &self.s.x);
             }
@@ -292,7 +300,14 @@ impl Run<'_> {
 
     /// The mixer's way back into the residual stream, from attention's result on, the feed-forward, and what else the layer
     /// does.
-    fn finish_layer(&mut self, i: usize, layer: &LayerSpec, w: &LayerWeights<PreparedLinear>) {
+    fn finish_layer(
+        &mut self,
+        i: usize,
+        layer: &LayerSpec,
+        w: &LayerWeights<PreparedLinear>,
+        tokens: &mut Vec<BatchToken>,
+        last: bool,
+    ) {
         let scale = match layer.residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => 1.0,
@@ -323,7 +338,8 @@ impl Run<'_> {
         }
         let post = layer.feed_forward_post_norm.as_ref().zip(w.feed_forward_post_norm.as_ref());
         let straight = scale == 1.0 && post.is_none();
-        let something = self.feed_forward(&layer.feed_forward, &w.feed_forward, straight);
+        let place = channel_mix::Place { layer: i, state: layer.mixer.state_elements(), last };
+        let something = self.feed_forward(&place, &layer.feed_forward, &w.feed_forward, tokens, straight);
         if something && !straight {
             self.add_result(post, scale);
         }

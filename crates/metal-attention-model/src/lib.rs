@@ -42,15 +42,15 @@ pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, Stat
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
 pub use recurrent::{
-    ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, KeySharing, Mamba2Spec, Mamba2Weights,
-    MambaDecay, MambaNorms, MambaSpec, MambaWeights, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, Selection,
-    ShortConvSpec, ShortConvWeights, StateLayout,
+    ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, KeySharing, LowRankWeights, Mamba2Spec,
+    Mamba2Weights, MambaDecay, MambaNorms, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec,
+    Rwkv7Weights, Selection, ShortConvSpec, ShortConvWeights, StateLayout,
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use shapes::{Key, ModelShape, RopeStretch};
 pub use spec::{
     AttentionAndMamba2Spec, Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm,
-    NormKind, Output, PerLayerEmbedding, Pooling, Residual, Streams,
+    NormKind, Output, OutputScale, PerLayerEmbedding, Pooling, Residual, Streams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};

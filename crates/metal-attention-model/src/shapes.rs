@@ -218,6 +218,42 @@ const GPT_OSS_KEYS: &[(&str, Key)] = &[
 ];
 const LFM_2_KEYS: &[(&str, Key)] =
     &[("attention.head_count_kv", L(&[0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0])), ("shortconv.l_cache", U(3))];
+/// RWKV-6 World 1.6B.
+const RWKV_6: ModelShape = ModelShape {
+    architecture: "rwkv6",
+    n_layer: 24,
+    n_embd: 2048,
+    n_head: 0,
+    n_head_kv: 0,
+    n_ff: 7168,
+    n_vocab: 65_536,
+    n_ctx_train: 1 << 20,
+    tied: false,
+    keys: RWKV_6_KEYS,
+    ..LLAMA
+};
+const RWKV_6_KEYS: &[(&str, Key)] = &[
+    ("wkv.head_size", U(64)),
+    ("time_mix_extra_dim", U(32)),
+    ("time_decay_extra_dim", U(64)),
+    ("rescale_every_n_layers", U(6)),
+];
+/// RWKV-7 World 1.5B.
+const RWKV_7: ModelShape = ModelShape { architecture: "rwkv7", n_ff: 8192, keys: RWKV_7_KEYS, ..RWKV_6 };
+const RWKV_7_KEYS: &[(&str, Key)] = &[
+    ("wkv.head_size", U(64)),
+    ("attention.decay_lora_rank", U(96)),
+    ("attention.iclr_lora_rank", U(96)),
+    ("attention.value_residual_mix_lora_rank", U(64)),
+    ("attention.gate_lora_rank", U(256)),
+];
+const RWKV_7_SMALL_KEYS: &[(&str, Key)] = &[
+    ("wkv.head_size", U(64)),
+    ("attention.decay_lora_rank", U(64)),
+    ("attention.iclr_lora_rank", U(64)),
+    ("attention.value_residual_mix_lora_rank", U(32)),
+    ("attention.gate_lora_rank", U(128)),
+];
 const GRANITE_KEYS: &[(&str, Key)] = &[
     ("embedding_scale", F(12.0)),
     ("residual_scale", F(0.22)),
@@ -309,6 +345,9 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "nemotron-h-8b", architecture: "nemotron_h", n_layer: 52, n_embd: 4096, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 21_504, n_vocab: 131_072, n_ctx_train: 8192, tied: false, biases: CONVOLUTION, keys: NEMOTRON_H_KEYS, ..LLAMA },
     ModelShape { name: "falcon-h1-0.5b", architecture: "falcon-h1", n_layer: 36, n_embd: 1024, n_head: 8, n_head_kv: 2, n_ff: 2048, n_vocab: 32_784, n_ctx_train: 16_384, rope_freq_base: 100_000_000_000.0, tied: false, biases: CONVOLUTION, keys: FALCON_H1_KEYS, ..LLAMA },
     ModelShape { name: "mamba2-1.3b", architecture: "mamba2", n_layer: 48, n_embd: 2048, n_vocab: 50_288, n_ctx_train: 1_048_576, keys: MAMBA_2_KEYS, ..LLAMA },
+    ModelShape { name: "rwkv6-1.6b", ..RWKV_6 },
+    ModelShape { name: "rwkv7-0.4b", n_embd: 1024, n_ff: 4096, keys: RWKV_7_SMALL_KEYS, ..RWKV_7 },
+    ModelShape { name: "rwkv7-1.5b", ..RWKV_7 },
     ModelShape { name: "bge-small", n_layer: 12, n_embd: 384, n_head: 12, n_head_kv: 12, head_dim: 32, n_ff: 1536, ..BERT },
     ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: NO_BIASES, keys: ENCODER, ..BERT },
 ];
@@ -347,13 +386,23 @@ const DELTA_CUSTOM: [(&str, Key); 7] = [
     ("rope.dimension_count", U(16)),
     ("rope.dimension_sections", L(&[4, 2, 2, 0])),
 ];
-const SHARED_WIDTH: (&str, Key) = ("expert_shared_feed_forward_length", U(192));
+const NO_HEADS: [(&str, Key); 2] = [("attention.head_count", U(0)), ("attention.head_count_kv", U(0))];
+const HEAD_SIZE: (&str, Key) = ("wkv.head_size", U(64));
+const RWKV_6_RANKS: [(&str, Key); 2] = [("time_mix_extra_dim", U(16)), ("time_decay_extra_dim", U(24))];
+const RWKV_7_RANKS: [(&str, Key); 4] = [
+    ("attention.decay_lora_rank", U(24)),
+    ("attention.iclr_lora_rank", U(16)),
+    ("attention.value_residual_mix_lora_rank", U(8)),
+    ("attention.gate_lora_rank", U(40)),
+];
+const ONE_SHIFT: (&str, Key) = ("token_shift_count", U(1));
 
 type Keys = &'static [(&'static str, Key)];
 
 /// What the small shape `custom` has besides in each architecture whose files need more: keys, and biases.
 #[rustfmt::skip]
 static CUSTOM: &[(&str, Keys, &[&str])] = &[
+    ("arwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, ONE_SHIFT, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
     ("bailingmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("expert_weights_norm", B(true))], NO_BIASES),
     ("bailingmoe2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_group_count", U(4)), ("expert_group_used_count", U(2)), ("expert_weights_scale", F(2.5)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
     ("bert", ENCODER, ALL_BIASES),
@@ -427,6 +476,9 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("qwen3next", &[DELTA_CUSTOM[0], DELTA_CUSTOM[1], DELTA_CUSTOM[2], DELTA_CUSTOM[3], DELTA_CUSTOM[4], DELTA_CUSTOM[5], DELTA_CUSTOM[6], EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED_WIDTH], NO_BIASES),
     ("qwen3vl", &[SECTIONS], NO_BIASES),
     ("qwen3vlmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SECTIONS], NO_BIASES),
+    ("rwkv6", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, RWKV_6_RANKS[0], RWKV_6_RANKS[1], ("rescale_every_n_layers", U(2))], NO_BIASES),
+    ("rwkv6qwen2", &[NO_HEADS[0], HEAD_SIZE, ONE_SHIFT, RWKV_6_RANKS[0], RWKV_6_RANKS[1]], &["time_mix"]),
+    ("rwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
     ("stablelm", &[], ALL_BIASES),
     ("starcoder", &[], ALL_BIASES),
     ("starcoder2", &[], ALL_BIASES),

@@ -141,8 +141,18 @@ pub struct LayerSpec {
     pub feed_forward_post_norm: Option<Norm>,
     /// How both join the residual stream.
     pub residual: Residual,
-    /// Whether the layer's result is multiplied by a number of its own, `layer_output_scale`, where the file has it.
-    pub output_scale: bool,
+    /// Factor on the layer's result.
+    pub output_scale: OutputScale,
+}
+
+/// A factor on a layer's result.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OutputScale {
+    /// This one: 1, or a half after every so many layers, where the weights were divided by as much to keep F16 in range
+    /// (RWKV-6).
+    Fixed(f32),
+    /// The number in the file's tensor `layer_output_scale`, where it has it (Gemma 4).
+    Stored,
 }
 
 /// How mixer and feed-forward join the residual stream `x`. `m` and `f` stand for them with the norms of their input and

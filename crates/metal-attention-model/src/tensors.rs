@@ -22,10 +22,11 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Whether it is a matrix that may be quantised; vectors, the biases of experts, and what convolutions multiply each
-    /// channel by are F32.
+    /// Whether it is a matrix that may be quantised; vectors, the biases of experts, what convolutions multiply each
+    /// channel by, and what RWKV has of each channel are F32.
     pub fn is_matrix(&self) -> bool {
-        let small = ["shortconv.conv", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"];
+        let small =
+            ["shortconv.conv", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "time_mix_lerp_fused", "time_mix_first"];
         let is_small = small.iter().any(|name| self.role() == *name || self.name.contains(&format!("{name}.")));
         self.shape.len() > 1 && !self.is_bias() && !is_small
     }
@@ -118,6 +119,9 @@ pub(crate) trait Source {
 
     /// `n` numbers of each of so many channels, `[width, n]`.
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
+
+    /// The numbers of a tensor of any shape.
+    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// `n` ones, the weight of a norm without.
     fn ones(&mut self, n: usize) -> Vec<f32>;
@@ -224,6 +228,11 @@ impl Source for List {
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
         self.push(name.to_owned(), &[n, width], Need::Required);
         Ok(Vec::new())
+    }
+
+    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Infallible> {
+        self.push(name.to_owned(), shape, need);
+        Ok(None)
     }
 
     fn ones(&mut self, _n: usize) -> Vec<f32> {
@@ -400,6 +409,10 @@ impl Source for FileSource<'_> {
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.find(name, &[n, width], Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+    }
+
+    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.find(name, shape, need)?.map(|tensor| tensor.to_f32()))
     }
 
     fn ones(&mut self, n: usize) -> Vec<f32> {

@@ -15,7 +15,7 @@ use crate::recurrent::{
     ChannelMixWeights, DeltaRuleWeights, Mamba2Weights, MambaWeights, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
     channel_mix, delta_rule, mamba, mamba2, rwkv6, rwkv7, short_conv,
 };
-use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Residual};
+use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputScale, Residual};
 use crate::tensors::{Need, Shape, Source};
 
 /// `y = W x + b`.
@@ -592,9 +592,7 @@ impl<S: Source> Builder<'_, S> {
         let feed_forward = match feed_forward {
             FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.dense(dense, &p, "", n_embd)?),
             FeedForward::Experts(e) => FeedForwardWeights::Experts(Box::new(self.experts(e, &p, n_embd)?)),
-            FeedForward::ChannelMix(mix) => {
-                FeedForwardWeights::ChannelMix(channel_mix::build(self.source, mix, &p, n_embd)?)
-            }
+            FeedForward::ChannelMix(mix) => FeedForwardWeights::ChannelMix(channel_mix::build(self.source, mix, &p)?),
             FeedForward::None => FeedForwardWeights::None,
         };
         let feed_forward_post_norm = self.norm(*feed_forward_post_norm, &p, n_embd)?;
@@ -625,8 +623,13 @@ impl<S: Source> Builder<'_, S> {
             }),
             None => None,
         };
-        let need = if *output_scale { Need::Optional } else { Need::None };
-        let output_scale = self.source.vector(&format!("{p}layer_output_scale.weight"), 1, need)?;
+        let output_scale = match output_scale {
+            OutputScale::Fixed(scale) => *scale,
+            OutputScale::Stored => {
+                let stored = self.source.vector(&format!("{p}layer_output_scale.weight"), 1, Need::Optional)?;
+                stored.and_then(|scale| scale.first().copied()).unwrap_or(1.0)
+            }
+        };
         Ok(LayerWeights {
             mixer_norm,
             mixer,
@@ -637,7 +640,7 @@ impl<S: Source> Builder<'_, S> {
             sum_norms,
             per_layer,
             streams,
-            output_scale: output_scale.map_or(1.0, |scale| scale.first().copied().unwrap_or(1.0)),
+            output_scale,
         })
     }
 

@@ -42,6 +42,10 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("nemotron-h-8b", 8_100_852_736),
         ("falcon-h1-0.5b", 521_411_104),
         ("mamba2-1.3b", 1_343_757_312),
+        ("rwkv6-1.6b", 1_599_873_024),
+        // With what the first layer of files has for the form's sake: an offset and matrices of the rate's rank.
+        ("rwkv7-0.4b", 450_767_872 + 1024 * (1 + 2 * 64)),
+        ("rwkv7-1.5b", 1_527_404_544 + 2048 * (1 + 2 * 96)),
         // Without the pooler, which files leave out.
         ("bge-small", 33_360_000 - 384 * 385),
         // With 30522 tokens, not filled up to 30528.
@@ -53,7 +57,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
         assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
     }
-    assert_eq!(ModelShape::all().len(), 39, "a named shape is not in the list above");
+    assert_eq!(ModelShape::all().len(), 42, "a named shape is not in the list above");
     assert!(ModelShape::named("smollm-136m").is_none());
 }
 

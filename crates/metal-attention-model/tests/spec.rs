@@ -368,6 +368,15 @@ const KEYS: &[&str] = &[
     "use_parallel_residual",
     "attention.max_alibi_bias",
     "rope.scaling.alpha",
+    "wkv.head_size",
+    "time_mix_extra_dim",
+    "time_decay_extra_dim",
+    "rescale_every_n_layers",
+    "token_shift_count",
+    "attention.decay_lora_rank",
+    "attention.iclr_lora_rank",
+    "attention.value_residual_mix_lora_rank",
+    "attention.gate_lora_rank",
 ];
 
 proptest! {

@@ -5,7 +5,8 @@
 //! - `llama`: SentencePiece byte-pair encoding with scores and byte fallback,
 //! - `gpt2` and `gemma4`: byte-pair encoding with ranked merges after one of many pre-tokenizers,
 //! - `t5`: SentencePiece unigram,
-//! - `bert`: WordPiece.
+//! - `bert`: WordPiece,
+//! - `rwkv`: the longest token, from place to place.
 //!
 //! ```
 //! use metal_attention_gguf::{Metadata, StringArray};
@@ -27,7 +28,7 @@
 //! ```
 //!
 //! Where things are: [`Tokenizer`] in `tokenizer.rs` cuts special tokens out (`special.rs`) and hands the
-//! text between them to `spm.rs`, `bpe.rs`, `unigram.rs` or `wordpiece.rs`. The pre-tokenizers are in `pre.rs`,
+//! text between them to `spm.rs`, `bpe.rs`, `unigram.rs`, `wordpiece.rs` or `rwkv.rs`. The pre-tokenizers are in `pre.rs`,
 //! made of the rules in `rules.rs` over the character classes in `classes.rs`.
 
 mod bpe;
@@ -39,6 +40,7 @@ mod error;
 mod merge;
 mod pre;
 mod rules;
+mod rwkv;
 mod special;
 mod spm;
 #[cfg(test)]

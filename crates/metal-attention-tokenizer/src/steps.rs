@@ -29,7 +29,7 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-const MODELS: [&str; 6] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
+const MODELS: [&str; 7] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
 fn build(model: &str, tokens: &[(String, i32)], change: impl Fn(&mut Metadata)) -> Result<Tokenizer, TokenizerError> {
     let small = [("<unk>", UNKNOWN), ("a", NORMAL), ("b", NORMAL), ("\u{2581}a", NORMAL), ("\u{2581}", NORMAL)];
@@ -108,7 +108,7 @@ fn a_byte_of_text_takes_no_more_steps_than_a_token_has_bytes() {
             let tokenizer = build(model, &tokens, |_| {}).unwrap();
             for text in texts() {
                 // Those that read the text once for all, and those that look for tokens at every byte.
-                let limit = if matches!(model, "t5" | "bert") { 1100 } else { 60 };
+                let limit = if matches!(model, "t5" | "bert" | "rwkv") { 1100 } else { 60 };
                 let taken = steps(|| drop(tokenizer.encode(&text, PARSE)));
                 assert!(taken < limit * text.len() as u64, "{model}: {taken} for {:?}", &text[..10]);
             }
@@ -119,7 +119,7 @@ fn a_byte_of_text_takes_no_more_steps_than_a_token_has_bytes() {
 #[test]
 fn real_vocabularies_take_few_steps_a_byte() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tokenizers");
-    for name in ["gpt-2", "llama-bpe", "llama-spm", "gemma-4", "nomic-bert-moe", "bert-bge"] {
+    for name in ["gpt-2", "llama-bpe", "llama-spm", "gemma-4", "nomic-bert-moe", "bert-bge", "rwkv"] {
         let file = GgufFile::open(format!("{folder}/{name}-cut.gguf")).unwrap();
         let tokenizer = Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default()).unwrap();
         for unit in ["a", " ", "7", "\n", "\u{4e2d}", "\u{1f600}", "!", "<", "\u{2581}", "<s>", "\u{e9}", "a "] {

@@ -5,6 +5,7 @@ use crate::bpe::Bpe;
 use crate::decode::StreamDecoder;
 use crate::error::TokenizerError;
 use crate::pre::{self, Bos};
+use crate::rwkv::Rwkv;
 use crate::special::{ControlTokens, Fragment, SpecialTokens};
 use crate::spm::Spm;
 use crate::unigram::Unigram;
@@ -14,7 +15,7 @@ use metal_attention_gguf::Metadata;
 use std::borrow::Cow;
 
 /// The values of `tokenizer.ggml.model` that are implemented.
-pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
+pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
 /// Pre-tokenizers of vocabularies with a separator between two texts: those of `RoBERTa`.
 const SEPARATED: [&str; 3] = ["jina-v1-en", "jina-v2-code", "roberta-bpe"];
@@ -61,6 +62,7 @@ enum Algorithm {
     Bpe(Bpe),
     Unigram(Unigram),
     WordPiece(WordPiece),
+    Rwkv(Rwkv),
 }
 
 impl Tokenizer {
@@ -106,6 +108,11 @@ impl Tokenizer {
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 let wordpiece = WordPiece::new(metadata, &vocabulary)?;
                 (vocabulary, Algorithm::WordPiece(wordpiece))
+            }
+            "rwkv" => {
+                let vocabulary = Vocabulary::read(metadata, Roles::default())?;
+                let rwkv = Rwkv::new(&vocabulary)?;
+                (vocabulary, Algorithm::Rwkv(rwkv))
             }
             _ => return Err(TokenizerError::UnknownModel { model: model.to_owned() }),
         };
@@ -168,6 +175,7 @@ impl Tokenizer {
                         Algorithm::Bpe(bpe) => bpe.encode(vocabulary, text, &mut out),
                         Algorithm::Unigram(unigram) => unigram.encode(vocabulary, text, &mut out),
                         Algorithm::WordPiece(wordpiece) => wordpiece.encode(vocabulary, text, &mut out),
+                        Algorithm::Rwkv(rwkv) => rwkv.encode(vocabulary, text, &mut out),
                     }
                     after_special = false;
                 }
@@ -284,7 +292,7 @@ impl Tokenizer {
         &self.vocabulary.end_of_generation
     }
 
-    /// The kind of vocabulary: "llama", "gpt2", "gemma4", "whitespace", "t5" or "bert".
+    /// The kind of vocabulary: "llama", "gpt2", "gemma4", "whitespace", "t5", "bert" or "rwkv".
     pub fn model(&self) -> &str {
         &self.model
     }
@@ -324,6 +332,7 @@ fn pre_tokenizer_name(metadata: &Metadata, model: &str, options: &TokenizerOptio
 fn pieces(vocabulary: &Vocabulary, algorithm: &Algorithm) -> Pieces {
     let piece = |id| match algorithm {
         Algorithm::Bpe(bpe) => bpe.piece(vocabulary, id),
+        Algorithm::Rwkv(_) => Cow::Owned(Rwkv::piece(vocabulary, id)),
         Algorithm::Spm(_) | Algorithm::Unigram(_) | Algorithm::WordPiece(_) => vocabulary.unescaped(id),
     };
     let mut pieces = Pieces::default();

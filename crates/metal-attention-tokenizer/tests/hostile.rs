@@ -22,7 +22,7 @@ fn metadata(model: &str) -> Metadata {
     metadata
 }
 
-const MODELS: [&str; 6] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert"];
+const MODELS: [&str; 7] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
 fn build(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::from_metadata(metadata, &TokenizerOptions::default())
@@ -74,9 +74,9 @@ fn unknown_names_are_named_and_the_known_ones_listed() {
     let tokenizer = Tokenizer::from_metadata(&metadata, &options).unwrap();
     assert_eq!(tokenizer.pre(), "qwen2");
 
-    metadata.set("tokenizer.ggml.model", "rwkv");
+    metadata.set("tokenizer.ggml.model", "plamo2");
     let message = build(&metadata).unwrap_err().to_string();
-    assert!(message.contains("`rwkv`") && message.contains("gpt2"), "{message}");
+    assert!(message.contains("`plamo2`") && message.contains("gpt2"), "{message}");
 }
 
 #[test]

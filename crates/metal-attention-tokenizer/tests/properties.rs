@@ -1,6 +1,6 @@
 //! What must hold for every text and every sequence of ids.
 
-use metal_attention_gguf::GgufFile;
+use metal_attention_gguf::{GgufFile, Metadata, StringArray};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
 use proptest::prelude::*;
 use std::path::Path;
@@ -18,9 +18,10 @@ static LLAMA_SPM: LazyLock<Tokenizer> = LazyLock::new(|| open("llama-spm-cut.ggu
 static GEMMA: LazyLock<Tokenizer> = LazyLock::new(|| open("gemma-4-cut.gguf"));
 static T5: LazyLock<Tokenizer> = LazyLock::new(|| open("nomic-bert-moe-cut.gguf"));
 static BERT: LazyLock<Tokenizer> = LazyLock::new(|| open("bert-bge-cut.gguf"));
+static RWKV: LazyLock<Tokenizer> = LazyLock::new(|| open("rwkv-cut.gguf"));
 
-fn all() -> [&'static Tokenizer; 6] {
-    [&GPT2, &LLAMA_BPE, &LLAMA_SPM, &GEMMA, &T5, &BERT]
+fn all() -> [&'static Tokenizer; 7] {
+    [&GPT2, &LLAMA_BPE, &LLAMA_SPM, &GEMMA, &T5, &BERT, &RWKV]
 }
 
 /// Texts in which words, spaces, special spellings and odd characters meet.
@@ -50,9 +51,9 @@ proptest! {
     /// Byte-level and byte-fallback vocabularies lose nothing.
     #[test]
     fn decoding_gives_the_text_back(text in text()) {
-        for tokenizer in [&*GPT2, &*LLAMA_BPE, &*LLAMA_SPM, &*GEMMA] {
+        for tokenizer in [&*GPT2, &*LLAMA_BPE, &*LLAMA_SPM, &*GEMMA, &*RWKV] {
             // These write "▁" as a blank.
-            let escapes = tokenizer.model() != "gpt2";
+            let escapes = !matches!(tokenizer.model(), "gpt2" | "rwkv");
             let expected = if escapes { text.replace('▁', " ") } else { text.clone() };
             let ids = tokenizer.encode(&text, EncodeOptions::default());
             prop_assert_eq!(tokenizer.decode(&ids, false), expected.clone(), "{:?}", tokenizer);
@@ -130,6 +131,34 @@ fn special_tokens_are_parsed_and_written_on_request() {
     assert_eq!(LLAMA_SPM.decode(&ids, true), "<s> the</s>");
     assert!(LLAMA_SPM.is_end_of_generation(2) && !LLAMA_SPM.is_end_of_generation(1));
     assert_eq!(LLAMA_SPM.token_id("</s>"), Some(2));
+}
+
+#[test]
+fn the_longest_token_is_taken_from_place_to_place() {
+    let tokens = ["<s>", r"\xe4", r"\xe4\xb8", "ab", "abcd", "cb", r"it\'s", r"\n\n", "ab", "[PAD9]", ""];
+    let mut metadata = Metadata::new();
+    metadata.set("tokenizer.ggml.model", "rwkv");
+    metadata.set("tokenizer.ggml.tokens", tokens.into_iter().collect::<StringArray>());
+    metadata.set("tokenizer.ggml.token_type", vec![3, 1, 1, 1, 1, 1, 1, 1, 1, 5, 1]);
+    metadata.set("tokenizer.ggml.eot_token_id", 7u32);
+    let build = |metadata: &Metadata| Tokenizer::from_metadata(metadata, &TokenizerOptions::default()).unwrap();
+    let tokenizer = build(&metadata);
+    let encode = |text: &str| tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
+    // "abc" is the beginning of a token, and "ab" one, of which the last is taken.
+    assert_eq!(encode("abcb"), [8, 5]);
+    assert_eq!(encode("abcdabc"), [4, 8]);
+    // Of 中, e4 b8 ad, and of a character that begins likewise, e4 b9 80, no token has the end.
+    assert_eq!((encode("中"), encode("乀")), (vec![2], vec![1]));
+    assert_eq!(encode("it's\n\n\n"), [6, 7]);
+    assert_eq!((encode("<s>"), encode("[PAD9]"), encode("")), (vec![], vec![9], vec![]));
+    assert_eq!(
+        (tokenizer.decode(&[2, 6, 9, 0, 7], false), tokenizer.end_of_generation()),
+        ("\u{FFFD}it's[PAD9]\n\n".into(), &[7][..])
+    );
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.unknown()), (None, None, None));
+    // A byte that no token begins with is the unknown token, where there is one.
+    metadata.set("tokenizer.ggml.unknown_token_id", 5u32);
+    assert_eq!(build(&metadata).encode("中x", EncodeOptions::default()), [2, 5, 5]);
 }
 
 #[test]

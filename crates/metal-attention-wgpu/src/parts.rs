@@ -3,8 +3,8 @@
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
     FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, Positions, QkNorm, Residual, RopeLayout,
-    Router, SharedExpert, ShortConvSpec, Weights,
+    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions, QkNorm, Residual,
+    RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
@@ -67,7 +67,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     match feed_forward {
         FeedForward::Dense(_) | FeedForward::None => Ok(()),
         FeedForward::Experts(e) => experts(e),
-        FeedForward::ChannelMix(_) => Err("RWKV's channel mix"),
+        FeedForward::ChannelMix(_) => Err("RWKV's channel mix (with a recurrent state)"),
     }
 }
 
@@ -381,7 +381,8 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
     let rms = |norm: &Norm| norm.kind == NormKind::Rms;
     let alike = rms(mixer_norm) && rms(feed_forward_norm) && mixer_norm.eps == feed_forward_norm.eps;
     let added_as_it_is = *residual == Residual::Sequential { scale: 1.0 };
-    let more = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || *output_scale;
+    let more =
+        mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || *output_scale != OutputScale::Fixed(1.0);
     if !alike || !added_as_it_is || more {
         return None;
     }

@@ -1,7 +1,8 @@
 //! Feed-forwards that are the same for all tokens.
 
-use metal_attention_model::{Dense, DenseWeights, FeedForward, FeedForwardWeights};
+use metal_attention_model::{BatchToken, Dense, DenseWeights, FeedForward, FeedForwardWeights};
 
+use super::channel_mix::Place;
 use super::{Input, MIN_ELEMENTS, Run, add_bias, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{Product, matmul};
@@ -10,16 +11,21 @@ use crate::shared::SharedMut;
 
 impl Run<'_> {
     /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was; whether there is one.
+    /// One with a state, in the last layer, leaves only the tokens that are wanted.
     pub(super) fn feed_forward(
         &mut self,
+        place: &Place,
         spec: &FeedForward,
         w: &FeedForwardWeights<PreparedLinear>,
+        tokens: &mut Vec<BatchToken>,
         to_stream: bool,
     ) -> bool {
         match (spec, w) {
             (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_stream),
             (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_stream),
-            (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => self.channel_mix(mix, w, to_stream),
+            (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => {
+                self.channel_mix(place, mix, w, tokens, to_stream);
+            }
             (FeedForward::None, FeedForwardWeights::None) => return false,
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,

@@ -1,9 +1,30 @@
-//! The time mix of RWKV-6.
+//! The time mix of RWKV-6, and gated linear attention in its place.
 
-use metal_attention_model::{BatchToken, Rwkv6Spec, Rwkv6Weights};
+use metal_attention_model::{BatchToken, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 
-use super::Run;
+use super::token_shift::{ShiftOf, squash};
+use super::{MIN_ELEMENTS, Run, add_bias, resize};
+use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::recurrent::rwkv6::Rwkv6;
+use crate::kernels::recurrent::time_mix::{Gate, HeadNorm, HeadOutput, LinearInputs, Rwkv6Decay, Shift, Squash};
+use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
+use crate::observer::MatrixInput;
+use crate::shared::SharedMut;
+
+/// Inputs that the token shift makes of one, in the files' order.
+const W: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const R: usize = 3;
+const G: usize = 4;
+
+/// Where of `small` and `large` the decays lie.
+const DECAY: usize = 0;
+
+/// Where of `large` the gate lies, and where what the tokens have a say in the token shift with.
+const GATE: usize = 1;
+const MIXES: usize = 2;
 
 impl Run<'_> {
     /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
@@ -15,6 +36,161 @@ impl Run<'_> {
         w: &Rwkv6Weights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        todo!("{layer} {spec:?} {} {tokens:?}", w.out.name)
+        let state = spec.width * spec.head_dim..spec.state_elements();
+        self.shift(&ShiftOf { layer, state, lerps: &w.lerp_x, previous: true, wanted_only: false }, tokens);
+        self.rwkv6_mixes(spec, w, tokens.len());
+        self.rwkv6_products(spec, w, tokens.len());
+        self.rwkv6_heads(layer, spec, w, tokens);
+    }
+
+    /// The token shift that the tokens themselves have a say in: `mixed` of all five, of what it is for `lerp_x`.
+    fn rwkv6_mixes(&mut self, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
+        let (width, rank) = (spec.width, spec.mix_rank);
+        self.show_mixed([(&w.mix_down, 0)], n_tokens);
+        let s = &mut *self.s;
+        // What the first matrix gives for each token, and then the same part of all tokens together.
+        let [.., given, parts] = &mut s.rwkv.small;
+        resize(given, n_tokens * RWKV6_MIXES * rank);
+        resize(parts, n_tokens * RWKV6_MIXES * rank);
+        let mut products = [Product { matrix: &w.mix_down.weight, rows: 0..n_tokens, y: given, accumulate: false }];
+        matmul(self.pool, self.isa, &s.rwkv.mixed, &mut s.q8, &mut products);
+        squash(self.pool, self.isa, given, Squash::Tanh);
+        for (token, row) in given.chunks_exact(RWKV6_MIXES * rank).enumerate() {
+            for (m, part) in row.chunks_exact(rank).enumerate() {
+                parts[(m * n_tokens + token) * rank..][..rank].copy_from_slice(part);
+            }
+        }
+        if let Some(observer) = &mut self.observer {
+            for (m, (linear, x)) in w.mix_up.iter().zip(parts.chunks_exact(n_tokens * rank)).enumerate() {
+                let part = Some((m, RWKV6_MIXES));
+                observer(MatrixInput { matrix: &linear.name, part, x, n_in: rank });
+            }
+        }
+        let more = &mut s.rwkv.large[MIXES];
+        resize(more, RWKV6_MIXES * n_tokens * width);
+        let of_mixes = w.mix_up.iter().zip(more.chunks_exact_mut(n_tokens * width)).enumerate();
+        let mut products = Vec::with_capacity(RWKV6_MIXES);
+        for (m, (linear, y)) in of_mixes {
+            let rows = m * n_tokens..(m + 1) * n_tokens;
+            products.push(Product { matrix: &linear.weight, rows, y, accumulate: false });
+        }
+        matmul(self.pool, self.isa, parts, &mut s.q8, &mut products);
+        self.lap("matmul_low_rank");
+
+        let s = &mut *self.s;
+        resize(&mut s.rwkv.mixed, RWKV6_MIXES * n_tokens * width);
+        let (h, previous, more) = (&s.h, &s.rwkv.previous, &s.rwkv.large[MIXES]);
+        let (isa, mixed) = (self.isa, SharedMut::new(&mut s.rwkv.mixed));
+        self.pool.for_each_if(more.len() >= MIN_ELEMENTS, RWKV6_MIXES * n_tokens, &|i| {
+            let (m, token) = (i / n_tokens, i % n_tokens);
+            let [x, previous] = [h, previous].map(|rows| &rows[token * width..][..width]);
+            let more = Some(&more[i * width..][..width]);
+            // SAFETY: each task has its row for itself.
+            let out = unsafe { mixed.slice(i * width, width) };
+            isa.run(Shift { x, previous, lerp: &w.lerps[m * width..][..width], more, out });
+        });
+        self.lap("token_shift");
+    }
+
+    /// All that is multiplied by the shifted inputs.
+    fn rwkv6_products(&mut self, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
+        let linears = [(&w.receptance, R), (&w.key, K), (&w.value, V), (&w.gate, G), (&w.decay.down, W)];
+        self.show_mixed(linears, n_tokens);
+        let s = &mut *self.s;
+        let [small, ..] = &mut s.rwkv.small;
+        let gate = &mut s.rwkv.large[GATE];
+        let n_kv = spec.n_head_kv * spec.head_dim;
+        let widths = [spec.width, n_kv, n_kv, spec.width, spec.decay_rank];
+        let mut products = Vec::with_capacity(linears.len());
+        for (((linear, mix), y), n) in linears.into_iter().zip([&mut s.q, &mut s.k, &mut s.v, gate, small]).zip(widths)
+        {
+            resize(y, n_tokens * n);
+            let rows = mix * n_tokens..(mix + 1) * n_tokens;
+            products.push(Product { matrix: &linear.weight, rows, y, accumulate: false });
+        }
+        matmul(self.pool, self.isa, &s.rwkv.mixed, &mut s.q8, &mut products);
+        for (linear, y) in [(&w.receptance, &mut s.q), (&w.key, &mut s.k), (&w.value, &mut s.v)] {
+            for row in y.chunks_exact_mut(linear.weight.n_out()) {
+                add_bias(row, linear);
+            }
+        }
+        squash(self.pool, self.isa, &mut s.rwkv.small[DECAY], Squash::Tanh);
+        self.lap("matmul_time_mix");
+        self.expand(&[Some(&w.decay)], n_tokens);
+    }
+
+    /// The heads, each with all that is done to its part of the rows.
+    fn rwkv6_heads(&mut self, layer: usize, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let (width, head_dim) = (spec.width, spec.head_dim);
+        let (n_kv, of_kv) = (spec.n_head_kv * head_dim, spec.n_head() / spec.n_head_kv);
+        let s = &mut *self.s;
+        for rows in [&mut s.att, &mut s.rwkv.keys] {
+            resize(rows, tokens.len() * width);
+        }
+        let [decay, gate, ..] = &mut s.rwkv.large;
+        let (decay, gate) = (SharedMut::new(decay), &*gate);
+        let (r, k, v) = (SharedMut::new(&mut s.q), &s.k, &s.v);
+        let (own_k, out) = (SharedMut::new(&mut s.rwkv.keys), SharedMut::new(&mut s.att));
+        let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
+        let work = tokens.len() * width * head_dim;
+        self.pool.for_each_if(work >= MIN_ELEMENTS, spec.n_head(), &|head| {
+            let channels = head * head_dim..(head + 1) * head_dim;
+            let kv_start = head / of_kv * head_dim;
+            let bonus = w.bonus.as_ref().map(|bonus| &bonus[channels.clone()]);
+            let mut first = 0;
+            for segment in segments {
+                let n = segment.n;
+                for token in first..first + n {
+                    let at = token * width + channels.start;
+                    // SAFETY: the head has its channels of all rows for itself.
+                    unsafe {
+                        let decay = decay.slice(at, head_dim);
+                        isa.run(Rwkv6Decay { decay: &mut *decay, bias: &w.decay_bias[channels.clone()] });
+                        if bonus.is_none() {
+                            let key = &k[token * n_kv + kv_start..][..head_dim];
+                            let scale = 1.0 / (head_dim as f32).sqrt();
+                            let (r, k) = (r.slice(at, head_dim), own_k.slice(at, head_dim));
+                            isa.run(LinearInputs { r, scale, key, decay, k });
+                        }
+                    }
+                }
+                let (at, at_kv) = (first * width + channels.start, first * n_kv + kv_start);
+                // SAFETY: as above; and its part of all states, and goes through the segments in order.
+                unsafe {
+                    let k = match bonus {
+                        Some(_) => Rows::new(&k[at_kv..], n, head_dim, n_kv),
+                        None => Rows::shared(&own_k, at, n, head_dim, width),
+                    };
+                    let part = channels.start * head_dim..channels.end * head_dim;
+                    let state = states.begin_part(layer, segment, part);
+                    run_tokens(
+                        isa,
+                        &Rwkv6 {
+                            r: Rows::shared(&r, at, n, head_dim, width),
+                            k,
+                            v: Rows::new(&v[at_kv..], n, head_dim, n_kv),
+                            decay: Rows::shared(&decay, at, n, head_dim, width),
+                            bonus,
+                            state: RowsMut::new(state, head_dim, head_dim, head_dim),
+                            out: RowsMut::shared(&out, at, n, head_dim, width),
+                        },
+                    );
+                }
+                for token in first..first + n {
+                    let at = token * width + channels.start;
+                    let norm = w.norm.as_ref().map(|[weight, bias]| HeadNorm {
+                        weight: &weight[channels.clone()],
+                        bias: &bias[channels.clone()],
+                        eps: spec.norm_eps(),
+                    });
+                    let kind = if spec.bonus { Gate::Silu } else { Gate::Sigmoid };
+                    // SAFETY: as above.
+                    let out = unsafe { out.slice(at, head_dim) };
+                    isa.run(HeadOutput { out, norm, bonus: None, gate: Some((kind, &gate[at..at + head_dim])) });
+                }
+                first += n;
+            }
+        });
+        self.lap("rwkv6");
     }
 }

@@ -2,8 +2,26 @@
 
 use metal_attention_model::{BatchToken, Rwkv7Spec, Rwkv7Weights};
 
-use super::Run;
+use super::token_shift::{ShiftOf, squash};
+use super::{MIN_ELEMENTS, Run, resize};
+use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::recurrent::rwkv7::Rwkv7;
+use crate::kernels::recurrent::time_mix::{Bonus, Gate, HeadNorm, HeadOutput, MixFirst, Rwkv7Inputs, Squash};
+use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
+use crate::shared::SharedMut;
+
+/// Inputs that the token shift makes of one, in the files' order.
+const R: usize = 0;
+const W: usize = 1;
+const K: usize = 2;
+const V: usize = 3;
+const A: usize = 4;
+const G: usize = 5;
+
+/// Where of `small` what makes the decay and the gate lies.
+const DECAY: usize = 0;
+const GATE: usize = 3;
 
 impl Run<'_> {
     /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
@@ -15,6 +33,126 @@ impl Run<'_> {
         w: &Rwkv7Weights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        todo!("{layer} {spec:?} {} {tokens:?}", w.out.name)
+        let state = spec.width * spec.head_dim..spec.state_elements();
+        self.shift(&ShiftOf { layer, state, lerps: &w.lerps, previous: false, wanted_only: false }, tokens);
+        self.rwkv7_products(spec, w, tokens.len());
+        self.rwkv7_heads(layer, spec, w, tokens);
+    }
+
+    /// All that is multiplied by the shifted inputs.
+    fn rwkv7_products(&mut self, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, n_tokens: usize) {
+        let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
+        let low_rank = [Some(&w.decay), Some(&w.rate), first_value, w.gate.as_ref()];
+        let of_low_rank =
+            low_rank.iter().zip([W, A, V, G]).filter_map(|(low_rank, mix)| Some((&(*low_rank)?.down, mix)));
+        let large = [(&w.receptance, R), (&w.key, K), (&w.value, V)];
+        self.show_mixed(large.into_iter().chain(of_low_rank), n_tokens);
+
+        let s = &mut *self.s;
+        let mut products = Vec::with_capacity(7);
+        for ((linear, mix), y) in large.into_iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
+            resize(y, n_tokens * spec.width);
+            let rows = mix * n_tokens..(mix + 1) * n_tokens;
+            products.push(Product { matrix: &linear.weight, rows, y, accumulate: false });
+        }
+        for ((low_rank, mix), y) in low_rank.iter().zip([W, A, V, G]).zip(&mut s.rwkv.small) {
+            let Some(low_rank) = low_rank else { continue };
+            resize(y, n_tokens * low_rank.down.weight.n_out());
+            let rows = mix * n_tokens..(mix + 1) * n_tokens;
+            products.push(Product { matrix: &low_rank.down.weight, rows, y, accumulate: false });
+        }
+        matmul(self.pool, self.isa, &s.rwkv.mixed, &mut s.q8, &mut products);
+        squash(self.pool, self.isa, &mut s.rwkv.small[DECAY], Squash::Tanh);
+        if w.gate.is_some() {
+            squash(self.pool, self.isa, &mut s.rwkv.small[GATE], Squash::Sigmoid);
+        }
+        self.lap("matmul_time_mix");
+        self.expand(&low_rank, n_tokens);
+    }
+
+    /// The heads, each with all that is done to its part of the rows.
+    fn rwkv7_heads(&mut self, layer: usize, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let (width, head_dim) = (spec.width, spec.head_dim);
+        let s = &mut *self.s;
+        for rows in [&mut s.att, &mut s.rwkv.keys, &mut s.rwkv.first_value] {
+            resize(rows, tokens.len() * width);
+        }
+        let [decay, rate, first_mix, gate] = &mut s.rwkv.large;
+        let (decay, rate, first_mix, gate) = (SharedMut::new(decay), SharedMut::new(rate), &*first_mix, &*gate);
+        let (r, k, v) = (&s.q, SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
+        let (kappa, first_value) = (SharedMut::new(&mut s.rwkv.keys), SharedMut::new(&mut s.rwkv.first_value));
+        let out = SharedMut::new(&mut s.att);
+        let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
+        let work = tokens.len() * width * head_dim;
+        self.pool.for_each_if(work >= MIN_ELEMENTS, spec.n_head(), &|head| {
+            let channels = head * head_dim..(head + 1) * head_dim;
+            let mut first = 0;
+            for segment in segments {
+                for token in first..first + segment.n {
+                    let at = token * width + channels.start;
+                    // SAFETY: the head has its channels of all rows for itself.
+                    unsafe {
+                        isa.run(Rwkv7Inputs {
+                            decay: decay.slice(at, head_dim),
+                            decay_bias: &w.decay_bias[channels.clone()],
+                            rate: rate.slice(at, head_dim),
+                            rate_bias: &w.rate_bias[channels.clone()],
+                            k: k.slice(at, head_dim),
+                            removed: &w.removed[channels.clone()],
+                            kept: &w.kept[channels.clone()],
+                            kappa: kappa.slice(at, head_dim),
+                        });
+                        let (v, first) = (v.slice(at, head_dim), first_value.slice(at, head_dim));
+                        match &w.first_value {
+                            None => first.copy_from_slice(v),
+                            Some((_, bias)) => {
+                                let (mix, bias) = (&first_mix[at..at + head_dim], &bias[channels.clone()]);
+                                isa.run(MixFirst { v, first, mix, bias });
+                            }
+                        }
+                    }
+                }
+                let at = first * width + channels.start;
+                let n = segment.n;
+                // SAFETY: as above; and its part of all states, and goes through the segments in order.
+                unsafe {
+                    let part = channels.start * head_dim..channels.end * head_dim;
+                    let state = states.begin_part(layer, segment, part);
+                    run_tokens(
+                        isa,
+                        &Rwkv7 {
+                            r: Rows::new(&r[at..], n, head_dim, width),
+                            decay: Rows::shared(&decay, at, n, head_dim, width),
+                            k: Rows::shared(&k, at, n, head_dim, width),
+                            v: Rows::shared(&v, at, n, head_dim, width),
+                            a: Rows::shared(&kappa, at, n, head_dim, width),
+                            b: Rows::shared(&rate, at, n, head_dim, width),
+                            state: RowsMut::new(state, head_dim, head_dim, head_dim),
+                            out: RowsMut::shared(&out, at, n, head_dim, width),
+                        },
+                    );
+                }
+                for token in first..first + n {
+                    let at = token * width + channels.start;
+                    // SAFETY: as above.
+                    unsafe {
+                        let (k, v) = (&*k.slice(at, head_dim), &*v.slice(at, head_dim));
+                        let norm = w.norm.as_ref().map(|[weight, bias]| HeadNorm {
+                            weight: &weight[channels.clone()],
+                            bias: &bias[channels.clone()],
+                            eps: spec.norm_eps(),
+                        });
+                        isa.run(HeadOutput {
+                            out: out.slice(at, head_dim),
+                            norm,
+                            bonus: Some(Bonus { r: &r[at..at + head_dim], k, bonus: &w.bonus[channels.clone()], v }),
+                            gate: w.gate.is_some().then(|| (Gate::AsItIs, &gate[at..at + head_dim])),
+                        });
+                    }
+                }
+                first += n;
+            }
+        });
+        self.lap("rwkv7");
     }
 }

@@ -4,7 +4,7 @@ use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNor
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::keys::Keys;
 use crate::spec::{
-    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, Pooling, Residual,
+    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, OutputScale, Pooling, Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
@@ -86,7 +86,7 @@ pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>)
         feed_forward,
         feed_forward_post_norm: None,
         residual: Residual::Sequential { scale: 1.0 },
-        output_scale: false,
+        output_scale: OutputScale::Fixed(1.0),
     };
     Ok(ModelSpec {
         name: k.name()?,

@@ -4,7 +4,7 @@ use super::decoder::{ExpertDefaults, WindowRope, check_heads, decoder, experts};
 use crate::attention::{KvSource, Mask, Positions};
 use crate::feed_forward::{Activation, Dense, FeedForward, OwnNorms, RouterScore, SharedExpert};
 use crate::keys::Keys;
-use crate::spec::{DenseOutput, NormKind, PerLayerEmbedding, Streams};
+use crate::spec::{DenseOutput, NormKind, OutputScale, PerLayerEmbedding, Streams};
 use crate::{ModelError, ModelSpec, RopeFactors, RopeLayout};
 
 /// Base of the rotation in layers with a window, from Gemma 3 on.
@@ -178,7 +178,7 @@ pub(super) fn gemma4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     let experts = k.n_expert()?.map(|_| experts(k, defaults, 0)).transpose()?;
     for (i, layer) in m.layers.iter_mut().enumerate() {
-        layer.output_scale = true;
+        layer.output_scale = OutputScale::Stored;
         let (Some(experts), FeedForward::Dense(dense)) = (&experts, &layer.feed_forward) else { continue };
         if !k.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight"), true) {
             continue;

@@ -4,7 +4,6 @@
 #[rustfmt::skip]
 const MISSING: &[(&[&str], &str)] = &[
     (&["kimi-linear", "kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
-    (&["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"], "layers with a recurrent state (time mixing)"),
     (&["minimax-01"], "layers with a recurrent state (lightning attention)"),
     (&["t5"], "attention from one text to another"),
     (&["t5encoder"], "learned biases of distances"),

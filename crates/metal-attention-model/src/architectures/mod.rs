@@ -32,6 +32,7 @@ mod phi;
 mod plamo;
 mod qwen;
 mod qwen_hybrid;
+mod rwkv;
 mod stablelm;
 
 use crate::keys::Keys;
@@ -44,6 +45,7 @@ type Reader = fn(&Keys<'_>) -> Result<ModelSpec, ModelError>;
 #[rustfmt::skip]
 const ARCHITECTURES: &[(&str, Reader)] = &[
     ("arcee",          llama::arcee),
+    ("arwkv7",         rwkv::arwkv7),
     ("baichuan",       llama::baichuan),
     ("bailingmoe",     bailing::bailingmoe),
     ("bailingmoe2",    bailing::bailingmoe2),
@@ -138,6 +140,9 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("qwen3vl",        qwen::qwen3),
     ("qwen3vlmoe",     qwen::qwen3moe),
     ("refact",         llama::refact),
+    ("rwkv6",          rwkv::rwkv6),
+    ("rwkv6qwen2",     rwkv::rwkv6qwen2),
+    ("rwkv7",          rwkv::rwkv7),
     ("seed_oss",       llama::seed_oss),
     ("smollm3",        llama::smollm3),
     ("stablelm",       stablelm::stablelm),

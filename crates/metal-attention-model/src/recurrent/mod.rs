@@ -8,6 +8,7 @@
 
 pub(crate) mod channel_mix;
 pub(crate) mod delta_rule;
+mod low_rank;
 pub(crate) mod mamba;
 pub(crate) mod mamba2;
 pub(crate) mod rwkv6;
@@ -19,9 +20,10 @@ use std::ops::Range;
 use crate::{LayerSpec, ModelSpec};
 pub use channel_mix::{ChannelMixSpec, ChannelMixWeights};
 pub use delta_rule::{DeltaRuleSpec, DeltaRuleWeights, KeySharing};
+pub use low_rank::LowRankWeights;
 pub use mamba::{MambaDecay, MambaNorms, MambaSpec, MambaWeights, Selection};
 pub use mamba2::{Mamba2Spec, Mamba2Weights};
-pub use rwkv6::{Rwkv6Spec, Rwkv6Weights};
+pub use rwkv6::{RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 pub use rwkv7::{Rwkv7Spec, Rwkv7Weights};
 pub use short_conv::{ShortConvSpec, ShortConvWeights};
 

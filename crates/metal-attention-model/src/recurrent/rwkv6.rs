@@ -1,32 +1,111 @@
-//! RWKV-6 (arXiv 2404.05892).
+//! RWKV-6 (Finch, arXiv 2404.05892), and its form with gated linear attention (QRWKV-6, arXiv 2505.03005).
 
+use super::low_rank::{self, LowRankWeights};
 use crate::Linear;
 use crate::tensors::{Need, Source};
 
-/// The time mix of RWKV-6.
+/// Inputs that the token shift makes of one: of the decay, keys, values, receptance, gate.
+pub const RWKV6_MIXES: usize = 5;
+
+/// Epsilon of the norm of each head's result, whatever its length.
+const HEAD_NORM_EPS: f32 = 64e-5;
+
+/// The time mix of RWKV-6 (arXiv 2404.05892, section 4.2). Of the normalised input `x_t`, and that of the token before,
+/// `d = x_(t-1) - x_t`:
+///
+/// - token shift: `x_m = x_t + d (lerp_m + W2_m tanh(W1_m (x_t + d lerp_x)))` for each `m` of `w k v r g`,
+/// - `r = R x_r`, `k = K x_k`, `v = V x_v`, gate `g = G x_g`, decay `w = exp(-exp(w0 + D2 tanh(D1 x_w)))`,
+/// - each head's state: `o = r (S + diag(u) k^T v)`, `S = diag(w) S + k^T v`, with a bonus `u` of each channel,
+/// - `y = silu(g) norm(o)`, norm over each head; then the output matrix.
+///
+/// Without a bonus it is gated linear attention: `k *= 1 - w`, `S = diag(w) S + k^T v`, `o = r S / head_dim^(1/2)`,
+/// `y = sigmoid(g) o`, and several heads may share their keys and values.
+///
+/// The state: each head's `S`, `[head_dim, head_dim]`, a row for each element of the key, and after them `x` of the last
+/// token, `[width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv6Spec {
-    /// Channels.
+    /// Channels, shared out over the heads.
     pub width: usize,
+    /// Elements of a head; divides `width`.
+    pub head_dim: usize,
+    /// Heads of keys and values; divides the number of heads, which it is where there is a bonus.
+    pub n_head_kv: usize,
+    /// Rank of each part of the token shift.
+    pub mix_rank: usize,
+    /// Rank of what the decay is made of.
+    pub decay_rank: usize,
+    /// Whether tokens have a bonus for themselves, and heads a norm; without, this is gated linear attention.
+    pub bonus: bool,
+    /// Whether files have `lerp_m` in a tensor for each `m`, as older ones do.
+    pub lerps_apart: bool,
 }
 
 impl Rwkv6Spec {
+    /// Heads.
+    pub fn n_head(&self) -> usize {
+        self.width / self.head_dim
+    }
+
+    /// Epsilon of the norm of each head's result.
+    pub fn norm_eps(&self) -> f32 {
+        HEAD_NORM_EPS
+    }
+
     /// Elements of the state.
     pub fn state_elements(&self) -> usize {
-        self.width
+        self.width.saturating_mul(self.head_dim).saturating_add(self.width)
     }
 }
 
-/// Weights of such a part.
+/// Weights of RWKV-6's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv6Weights<L = Linear> {
+    /// How far the input of the token shift's matrices goes towards that of the token before, `[width]`.
+    pub lerp_x: Vec<f32>,
+    /// The same of `w k v r g`, before what the matrices add, `[5, width]`.
+    pub lerps: Vec<f32>,
+    /// `W1` of all parts, one below the other, `[5 * mix_rank, n_embd]`.
+    pub mix_down: L,
+    /// `W2` of each part, `[width, mix_rank]`.
+    pub mix_up: Vec<L>,
+    /// What the decay is made of.
+    pub decay: LowRankWeights<L>,
+    /// `w0`, `[width]`.
+    pub decay_bias: Vec<f32>,
+    /// `u`, `[n_head, head_dim]`.
+    pub bonus: Option<Vec<f32>>,
+    /// Receptance, `[width, n_embd]`.
+    pub receptance: L,
+    /// Keys, `[n_head_kv * head_dim, n_embd]`.
+    pub key: L,
+    /// Values, `[n_head_kv * head_dim, n_embd]`.
+    pub value: L,
+    /// Gate, `[width, n_embd]`.
+    pub gate: L,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
+    pub norm: Option<[Vec<f32>; 2]>,
     /// Output, `[n_embd, width]`.
     pub out: L,
 }
 
 impl<L> Rwkv6Weights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<Rwkv6Weights<M>, E> {
-        Ok(Rwkv6Weights { out: f(&self.out)? })
+        Ok(Rwkv6Weights {
+            lerp_x: self.lerp_x.clone(),
+            lerps: self.lerps.clone(),
+            mix_down: f(&self.mix_down)?,
+            mix_up: self.mix_up.iter().map(&mut *f).collect::<Result<_, _>>()?,
+            decay: self.decay.map(f)?,
+            decay_bias: self.decay_bias.clone(),
+            bonus: self.bonus.clone(),
+            receptance: f(&self.receptance)?,
+            key: f(&self.key)?,
+            value: f(&self.value)?,
+            gate: f(&self.gate)?,
+            norm: self.norm.clone(),
+            out: f(&self.out)?,
+        })
     }
 }
 
@@ -37,5 +116,49 @@ pub(crate) fn build<S: Source>(
     p: &str,
     n_embd: usize,
 ) -> Result<Rwkv6Weights<S::Linear>, S::Error> {
-    Ok(Rwkv6Weights { out: source.required(&format!("{p}time_mix_output"), [spec.width, n_embd], Need::None)? })
+    let Rwkv6Spec { width, head_dim, n_head_kv, mix_rank, decay_rank, bonus, lerps_apart } = *spec;
+    let name = |part: &str| format!("{p}time_mix_{part}");
+    let values = |source: &mut S, part: &str, shape: &[usize]| {
+        let values = source.values(&format!("{p}time_mix_{part}"), shape, Need::Required)?;
+        Ok::<_, S::Error>(values.unwrap_or_default())
+    };
+    let mix_down = source.required(&name("w1"), [n_embd, RWKV6_MIXES * mix_rank], Need::None)?;
+    let mix_up = source.matrices(&name("w2"), [mix_rank, n_embd, RWKV6_MIXES], Need::None)?;
+    let lerp_x = values(source, "lerp_x.weight", &[n_embd])?;
+    let lerps = if lerps_apart {
+        let mut all = Vec::new();
+        for part in ["w", "k", "v", "r", "g"] {
+            all.extend(values(source, &format!("lerp_{part}.weight"), &[n_embd])?);
+        }
+        all
+    } else {
+        values(source, "lerp_fused.weight", &[n_embd, 1, 1, RWKV6_MIXES])?
+    };
+    let u = if bonus { Some(values(source, "first.weight", &[head_dim, width / head_dim])?) } else { None };
+    let decay_bias = values(source, "decay.weight", &[width])?;
+    let names = ["decay_w1", "decay_w2"].map(name);
+    let decay = low_rank::build(source, names, [n_embd, decay_rank, width])?;
+    let bias = if bonus { Need::None } else { Need::Optional };
+    let n_kv = n_head_kv * head_dim;
+    let key = source.required(&name("key"), [n_embd, n_kv], bias)?;
+    let value = source.required(&name("value"), [n_embd, n_kv], bias)?;
+    let receptance = source.required(&name("receptance"), [n_embd, width], bias)?;
+    let gate = source.required(&name("gate"), [n_embd, width], Need::None)?;
+    let norm =
+        if bonus { Some([values(source, "ln.weight", &[width])?, values(source, "ln.bias", &[width])?]) } else { None };
+    Ok(Rwkv6Weights {
+        lerp_x,
+        lerps,
+        mix_down,
+        mix_up,
+        decay,
+        decay_bias,
+        bonus: u,
+        receptance,
+        key,
+        value,
+        gate,
+        norm,
+        out: source.required(&name("output"), [width, n_embd], Need::None)?,
+    })
 }

@@ -1,32 +1,126 @@
-//! RWKV-7 (arXiv 2503.14456).
+//! RWKV-7 (Goose, arXiv 2503.14456).
 
+use super::low_rank::{self, LowRankWeights};
 use crate::Linear;
 use crate::tensors::{Need, Source};
 
-/// The time mix of RWKV-7.
+/// Epsilon of the norm of each head's result, whatever its length.
+const HEAD_NORM_EPS: f32 = 64e-5;
+
+/// The time mix of RWKV-7 (arXiv 2503.14456, section 4). Of the normalised input `x_t`, and that of the token before:
+///
+/// - token shift: `x_m = x_t + (x_(t-1) - x_t) lerp_m` for each `m` of `r w k v a g`,
+/// - `r = R x_r`, `k = K x_k`, `v = V x_v`,
+/// - decay `w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 x_w)))`, rate `a = sigmoid(a0 + A2 A1 x_a)`, gate
+///   `g = G2 sigmoid(G1 x_g)`,
+/// - in all layers but the first `v += (v_first - v) sigmoid(v0 + V2 V1 x_v)`, with the first layer's values,
+/// - `kappa = k k_k`, each head of it to length 1; `k *= 1 + (a - 1) k_a`,
+/// - each head's state: `S = diag(w) S - (a kappa)^T (kappa S) + k^T v`, `o = r S`,
+/// - `y = g (norm(o) + v sum(r k r_k))`, norm and sum over each head; then the output matrix.
+///
+/// The state: each head's `S`, `[head_dim, head_dim]`, a row for each element of the key, and after them `x` of the last
+/// token, `[width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv7Spec {
-    /// Channels.
+    /// Channels, shared out over the heads.
     pub width: usize,
+    /// Elements of a head; divides `width`.
+    pub head_dim: usize,
+    /// Rank of what the decay is made of.
+    pub decay_rank: usize,
+    /// Rank of what the rate is made of.
+    pub rate_rank: usize,
+    /// Rank of how much of the first layer's values comes in.
+    pub value_rank: usize,
+    /// Rank of the gate, where there is one.
+    pub gate_rank: Option<usize>,
+    /// Whether each head's result is normalised.
+    pub norm: bool,
+    /// Whether this is the layer whose values come into those of all others.
+    pub first: bool,
 }
 
 impl Rwkv7Spec {
+    /// Heads.
+    pub fn n_head(&self) -> usize {
+        self.width / self.head_dim
+    }
+
+    /// Inputs that the token shift makes of one.
+    pub fn n_mix(&self) -> usize {
+        5 + usize::from(self.gate_rank.is_some())
+    }
+
+    /// Epsilon of the norm of each head's result.
+    pub fn norm_eps(&self) -> f32 {
+        HEAD_NORM_EPS
+    }
+
     /// Elements of the state.
     pub fn state_elements(&self) -> usize {
-        self.width
+        self.width.saturating_mul(self.head_dim).saturating_add(self.width)
     }
 }
 
-/// Weights of such a part.
+/// Weights of RWKV-7's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv7Weights<L = Linear> {
+    /// How far each input goes towards that of the token before: of `r w k v a`, and `g` where there is a gate,
+    /// `[n_mix, width]`.
+    pub lerps: Vec<f32>,
+    /// Receptance, `[width, n_embd]`.
+    pub receptance: L,
+    /// Keys, `[width, n_embd]`.
+    pub key: L,
+    /// Values, `[width, n_embd]`.
+    pub value: L,
+    /// What the decay is made of.
+    pub decay: LowRankWeights<L>,
+    /// `w0`, `[width]`.
+    pub decay_bias: Vec<f32>,
+    /// What the rate is made of.
+    pub rate: LowRankWeights<L>,
+    /// `a0`, `[width]`.
+    pub rate_bias: Vec<f32>,
+    /// How much of the first layer's values comes in, with `v0`, `[width]`; none in the first layer.
+    pub first_value: Option<(LowRankWeights<L>, Vec<f32>)>,
+    /// The gate.
+    pub gate: Option<LowRankWeights<L>>,
+    /// `k_k`, `[width]`.
+    pub removed: Vec<f32>,
+    /// `k_a`, `[width]`.
+    pub kept: Vec<f32>,
+    /// `r_k`, `[width]`.
+    pub bonus: Vec<f32>,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
+    pub norm: Option<[Vec<f32>; 2]>,
     /// Output, `[n_embd, width]`.
     pub out: L,
 }
 
 impl<L> Rwkv7Weights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<Rwkv7Weights<M>, E> {
-        Ok(Rwkv7Weights { out: f(&self.out)? })
+        let first_value = match &self.first_value {
+            Some((low_rank, bias)) => Some((low_rank.map(f)?, bias.clone())),
+            None => None,
+        };
+        Ok(Rwkv7Weights {
+            lerps: self.lerps.clone(),
+            receptance: f(&self.receptance)?,
+            key: f(&self.key)?,
+            value: f(&self.value)?,
+            decay: self.decay.map(f)?,
+            decay_bias: self.decay_bias.clone(),
+            rate: self.rate.map(f)?,
+            rate_bias: self.rate_bias.clone(),
+            first_value,
+            gate: self.gate.as_ref().map(|gate| gate.map(f)).transpose()?,
+            removed: self.removed.clone(),
+            kept: self.kept.clone(),
+            bonus: self.bonus.clone(),
+            norm: self.norm.clone(),
+            out: f(&self.out)?,
+        })
     }
 }
 
@@ -37,5 +131,43 @@ pub(crate) fn build<S: Source>(
     p: &str,
     n_embd: usize,
 ) -> Result<Rwkv7Weights<S::Linear>, S::Error> {
-    Ok(Rwkv7Weights { out: source.required(&format!("{p}time_mix_output"), [spec.width, n_embd], Need::None)? })
+    let width = spec.width;
+    let name = |part: &str| format!("{p}time_mix_{part}");
+    let vector = |source: &mut S, part: &str| {
+        let vector = source.vector(&format!("{p}time_mix_{part}"), width, Need::Required)?;
+        Ok::<_, S::Error>(vector.unwrap_or_default())
+    };
+    let low_rank = |source: &mut S, part: char, rank: usize| {
+        let names = [1, 2].map(|i| format!("{p}time_mix_{part}{i}"));
+        low_rank::build(source, names, [n_embd, rank, width])
+    };
+    let lerps = source.values(&name("lerp_fused.weight"), &[n_embd, 1, 1, spec.n_mix()], Need::Required)?;
+    let decay_bias = vector(source, "w0.weight")?;
+    let decay = low_rank(source, 'w', spec.decay_rank)?;
+    let rate_bias = vector(source, "a0.weight")?;
+    let rate = low_rank(source, 'a', spec.rate_rank)?;
+    // Files have these in the first layer, too, of the rate's rank, where nothing reads them.
+    let value_rank = if spec.first { spec.rate_rank } else { spec.value_rank };
+    let first_value = (vector(source, "v0.weight")?, low_rank(source, 'v', value_rank)?);
+    let gate = spec.gate_rank.map(|rank| low_rank(source, 'g', rank)).transpose()?;
+    let [removed, kept] = [vector(source, "k_k.weight")?, vector(source, "k_a.weight")?];
+    let bonus = vector(source, "r_k.weight")?;
+    let norm = if spec.norm { Some([vector(source, "ln.weight")?, vector(source, "ln.bias")?]) } else { None };
+    Ok(Rwkv7Weights {
+        lerps: lerps.unwrap_or_default(),
+        receptance: source.required(&name("receptance"), [n_embd, width], Need::None)?,
+        key: source.required(&name("key"), [n_embd, width], Need::None)?,
+        value: source.required(&name("value"), [n_embd, width], Need::None)?,
+        decay,
+        decay_bias,
+        rate,
+        rate_bias,
+        first_value: Some(first_value).filter(|_| !spec.first).map(|(bias, low_rank)| (low_rank, bias)),
+        gate,
+        removed,
+        kept,
+        bonus,
+        norm,
+        out: source.required(&name("output"), [width, n_embd], Need::None)?,
+    })
 }

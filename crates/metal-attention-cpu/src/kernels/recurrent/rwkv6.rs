@@ -4,9 +4,12 @@
 //!
 //! `out = r (S + diag(u) k^T v); S = diag(w) S + k^T v`
 //!
+//! Without a bonus it is gated linear attention (arXiv 2312.06635): `S = diag(w) S + k^T v; out = r S`.
+//!
 //! A chunk divides by the decays: with `P_i` the product of those of tokens 1 to i, in each channel,
 //! `out_i = (r_i P_(i-1)) S + sum over j < i of (r_i P_(i-1) . k_j / P_j) v_j + (r_i u . k_i) v_i` and
-//! `S = diag(P_n) (S + sum of (k_j / P_j)^T v_j)`. So it ends before a channel has decayed too far
+//! `S = diag(P_n) (S + sum of (k_j / P_j)^T v_j)`; without a bonus `out_i = (r_i P_i) S + sum over j <= i of
+//! (r_i P_i . k_j / P_j) v_j`. So it ends before a channel has decayed too far
 //! ([`end_of_slow_decay`]), after a single token if need be.
 
 use std::ops::Range;
@@ -26,8 +29,8 @@ pub(crate) struct Rwkv6<'a> {
     pub(crate) v: Rows<'a>,
     /// `[n_tokens, key_dim]`, in 0..=1
     pub(crate) decay: Rows<'a>,
-    /// `[key_dim]`
-    pub(crate) bonus: &'a [f32],
+    /// `[key_dim]`; none in gated linear attention
+    pub(crate) bonus: Option<&'a [f32]>,
     /// `[key_dim, value_dim]`, changed in place
     pub(crate) state: RowsMut<'a>,
     /// `[n_tokens, value_dim]`
@@ -35,11 +38,12 @@ pub(crate) struct Rwkv6<'a> {
 }
 
 impl Rwkv6<'_> {
-    /// How much a token has of its own value.
+    /// How much a token has of its own value, besides what the state after it has.
     #[inline(always)]
     fn own(&self, token: usize) -> f32 {
         let mut sum = 0.0;
-        for ((r, k), u) in self.r.row(token).iter().zip(self.k.row(token)).zip(self.bonus) {
+        let Some(bonus) = self.bonus else { return sum };
+        for ((r, k), u) in self.r.row(token).iter().zip(self.k.row(token)).zip(bonus) {
             sum += r * k * u;
         }
         sum
@@ -63,8 +67,9 @@ impl Rwkv6<'_> {
             let w = S::f_splat(self.decay.row(token)[i]);
             for v in 0..V {
                 let s = load::<S, PART>(row.add(v * LANES), n);
-                sum[v] = S::f_fma(r, s, sum[v]);
-                store::<S, PART>(row.add(v * LANES), S::f_fma(k, value[v], S::f_mul(w, s)), n);
+                let after = S::f_fma(k, value[v], S::f_mul(w, s));
+                store::<S, PART>(row.add(v * LANES), after, n);
+                sum[v] = S::f_fma(r, if self.bonus.is_some() { s } else { after }, sum[v]);
             }
         }
     }
@@ -89,7 +94,7 @@ impl Head for Rwkv6<'_> {
         assert_eq!((self.r.count, self.r.width), (n_tokens, key_dim), "the receptances");
         assert_eq!(self.k.count, n_tokens, "the keys");
         assert_eq!((self.decay.count, self.decay.width), (n_tokens, key_dim), "the decays");
-        assert_eq!(self.bonus.len(), key_dim, "the bonus");
+        assert!(self.bonus.is_none_or(|bonus| bonus.len() == key_dim), "the bonus");
         assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
         assert_eq!((self.out.count, self.out.width), (n_tokens, value_dim), "the output");
     }
@@ -148,8 +153,9 @@ impl Head for Rwkv6<'_> {
         for j in 0..n {
             let (r, k, decay) = (self.r.row(first + j), self.k.row(first + j), self.decay.row(first + j));
             for i in 0..key_dim {
-                left[j * key_dim + i] = r[i] * total[i];
+                let before = total[i];
                 total[i] *= decay[i];
+                left[j * key_dim + i] = r[i] * if self.bonus.is_some() { before } else { total[i] };
                 keys[i * C + j] = k[i] / total[i];
             }
         }
@@ -157,8 +163,10 @@ impl Head for Rwkv6<'_> {
         unsafe {
             let left = Matrix { ptr: left.as_ptr(), row: key_dim };
             scores(isa, left, keys.as_ptr(), rk.as_mut_ptr(), C, n, key_dim);
-            for i in 0..n {
-                rk[i * C + i] = self.own(first + i);
+            if self.bonus.is_some() {
+                for i in 0..n {
+                    rk[i * C + i] = self.own(first + i);
+                }
             }
             let (out, out_row) = (self.out.at(first), self.out.stride);
             let from_state = Product {

@@ -223,7 +223,7 @@ impl Mixer for Finch {
             k: self.k.rows(tokens.clone()),
             v: self.v.part(tokens.clone(), columns.clone()),
             decay: self.w.rows(tokens.clone()),
-            bonus: &self.u,
+            bonus: Some(&self.u),
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
@@ -244,6 +244,63 @@ impl Mixer for Finch {
                 }
                 out.push(sum);
             }
+        }
+        out
+    }
+}
+
+/// Gated linear attention, arXiv 2312.06635, equation 3: `S = diag(alpha) S + k^T v; o = q S`.
+struct Linear(Finch);
+
+impl Mixer for Linear {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        Self(Finch::random(random, decay, n, rows, columns))
+    }
+
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.0.columns()
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.0.n_tokens()
+    }
+
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    ) {
+        let head = Rwkv6 {
+            r: self.0.r.rows(tokens.clone()),
+            k: self.0.k.rows(tokens.clone()),
+            v: self.0.v.part(tokens.clone(), columns.clone()),
+            decay: self.0.w.rows(tokens.clone()),
+            bonus: None,
+            state: state.part_mut(0..self.rows(), columns.clone()),
+            out: out.part_mut(tokens, columns),
+        };
+        run(isa, form, &head);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (q, k, v, alpha) = (self.0.r.wide(t), self.0.k.wide(t), self.0.v.wide(t), self.0.w.wide(t));
+            for (i, row) in state.chunks_exact_mut(columns).enumerate() {
+                for (s, v) in row.iter_mut().zip(&v) {
+                    *s = alpha[i] * *s + k[i] * v;
+                }
+            }
+            out.extend((0..columns).map(|j| (0..rows).map(|i| q[i] * state[i * columns + j]).sum::<f64>()));
         }
         out
     }
@@ -368,6 +425,7 @@ of_each_head! {
     delta_rule: Delta, 128;
     mamba2: Space, 128;
     rwkv6: Finch, 64;
+    gated_linear: Linear, 64;
     rwkv7: Goose, 64;
 }
 

@@ -1,0 +1,445 @@
+//! What stands between the matrix products of RWKV's mixes and their recurrences, for one token at a time.
+
+use crate::kernels::vectors::{load, store};
+use crate::simd::{Kernel, LANES, Simd, exp, sigmoid};
+
+/// RWKV-7's decays are at least `exp(-e^(-1/2))`.
+const FASTEST_DECAY: f32 = -0.606_530_66;
+
+/// A removed key is no longer than this where it is next to nothing.
+const SHORTEST_KEY: f32 = 1e-12;
+
+/// `out = x + (previous - x) (lerp + more)`: between a token's input and that of the token before.
+pub(crate) struct Shift<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) previous: &'a [f32],
+    pub(crate) lerp: &'a [f32],
+    /// What the token itself adds to `lerp`.
+    pub(crate) more: Option<&'a [f32]>,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for Shift<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { x, previous, lerp, more, out } = self;
+        let n = out.len();
+        assert!([x, previous, lerp, more.unwrap_or(x)].iter().all(|row| row.len() == n), "rows of one length");
+        let mut i = 0;
+        // SAFETY: vectors and parts of them inside the slices.
+        unsafe {
+            while i + LANES <= n {
+                shift::<S, false>(x, previous, lerp, more, out, i);
+                i += LANES;
+            }
+            if i < n {
+                shift::<S, true>(x, previous, lerp, more, out, i);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn shift<S: Simd, const PART: bool>(
+    x: &[f32],
+    previous: &[f32],
+    lerp: &[f32],
+    more: Option<&[f32]>,
+    out: &mut [f32],
+    i: usize,
+) {
+    let n = out.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let (x, previous) = (load::<S, PART>(x.as_ptr().add(i), n), load::<S, PART>(previous.as_ptr().add(i), n));
+        let mut lerp = load::<S, PART>(lerp.as_ptr().add(i), n);
+        if let Some(more) = more {
+            lerp = S::f_add(lerp, load::<S, PART>(more.as_ptr().add(i), n));
+        }
+        store::<S, PART>(out.as_mut_ptr().add(i), S::f_fma(S::f_sub(previous, x), lerp, x), n);
+    }
+}
+
+/// A function of each number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Squash {
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+}
+
+/// `x[i] = squash(x[i])`
+pub(crate) struct Squashed<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) squash: Squash,
+}
+
+impl Kernel for Squashed<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { x, squash } = self;
+        let mut i = 0;
+        // SAFETY: vectors and parts of them inside the slice.
+        unsafe {
+            while i + LANES <= x.len() {
+                squash_at::<S, false>(x, squash, i);
+                i += LANES;
+            }
+            if i < x.len() {
+                squash_at::<S, true>(x, squash, i);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn squash_at<S: Simd, const PART: bool>(x: &mut [f32], squash: Squash, i: usize) {
+    let n = x.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let p = x.as_mut_ptr().add(i);
+        let v = load::<S, PART>(p, n);
+        let y = match squash {
+            Squash::Sigmoid => sigmoid::<S>(v),
+            // tanh(x) = 2 sigmoid(2 x) - 1
+            Squash::Tanh => {
+                let s = sigmoid::<S>(S::f_add(v, v));
+                S::f_sub(S::f_add(s, s), S::f_splat(1.0))
+            }
+        };
+        store::<S, PART>(p, y, n);
+    }
+}
+
+/// The inputs of RWKV-7's recurrence, one head, from what the matrices gave:
+///
+/// `decay = exp(-e^(-1/2) sigmoid(decay + decay_bias))`, `rate = sigmoid(rate + rate_bias)`, `kappa = k removed` of length 1,
+/// `k = k (1 + (rate - 1) kept)`; then `rate = kappa rate` and `kappa = -kappa`.
+pub(crate) struct Rwkv7Inputs<'a> {
+    pub(crate) decay: &'a mut [f32],
+    pub(crate) decay_bias: &'a [f32],
+    pub(crate) rate: &'a mut [f32],
+    pub(crate) rate_bias: &'a [f32],
+    pub(crate) k: &'a mut [f32],
+    pub(crate) removed: &'a [f32],
+    pub(crate) kept: &'a [f32],
+    /// Written only.
+    pub(crate) kappa: &'a mut [f32],
+}
+
+impl Rwkv7Inputs<'_> {
+    /// A vector of each; the squares of the removed key.
+    #[inline(always)]
+    unsafe fn at<S: Simd, const PART: bool>(&mut self, i: usize, squares: S::F) -> S::F {
+        let n = self.k.len() - i;
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let one = S::f_splat(1.0);
+            let p = self.decay.as_mut_ptr().add(i);
+            let x = S::f_add(load::<S, PART>(p, n), load::<S, PART>(self.decay_bias.as_ptr().add(i), n));
+            store::<S, PART>(p, exp::<S>(S::f_mul(sigmoid::<S>(x), S::f_splat(FASTEST_DECAY))), n);
+
+            let p = self.rate.as_mut_ptr().add(i);
+            let x = S::f_add(load::<S, PART>(p, n), load::<S, PART>(self.rate_bias.as_ptr().add(i), n));
+            let rate = sigmoid::<S>(x);
+            store::<S, PART>(p, rate, n);
+
+            let p = self.k.as_mut_ptr().add(i);
+            let k = load::<S, PART>(p, n);
+            let kappa = S::f_mul(k, load::<S, PART>(self.removed.as_ptr().add(i), n));
+            store::<S, PART>(self.kappa.as_mut_ptr().add(i), kappa, n);
+            let kept = load::<S, PART>(self.kept.as_ptr().add(i), n);
+            store::<S, PART>(p, S::f_mul(k, S::f_fma(S::f_sub(rate, one), kept, one)), n);
+            S::f_fma(kappa, kappa, squares)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale<S: Simd, const PART: bool>(&mut self, i: usize, factor: S::F) {
+        let n = self.k.len() - i;
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let (kappa, rate) = (self.kappa.as_mut_ptr().add(i), self.rate.as_mut_ptr().add(i));
+            let unit = S::f_mul(load::<S, PART>(kappa, n), factor);
+            store::<S, PART>(rate, S::f_mul(load::<S, PART>(rate, n), unit), n);
+            store::<S, PART>(kappa, S::f_sub(S::f_splat(0.0), unit), n);
+        }
+    }
+}
+
+impl Kernel for Rwkv7Inputs<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        let n = self.k.len();
+        let lengths = [
+            self.decay.len(),
+            self.decay_bias.len(),
+            self.rate.len(),
+            self.rate_bias.len(),
+            self.removed.len(),
+            self.kept.len(),
+            self.kappa.len(),
+        ];
+        assert!(lengths.iter().all(|len| *len == n), "rows of one length");
+        let whole = n / LANES * LANES;
+        // SAFETY: vectors and parts of them inside the slices.
+        unsafe {
+            let mut squares = S::f_splat(0.0);
+            for i in (0..whole).step_by(LANES) {
+                squares = self.at::<S, false>(i, squares);
+            }
+            if whole < n {
+                squares = self.at::<S, true>(whole, squares);
+            }
+            let factor = S::f_splat(1.0 / S::f_sum(squares).sqrt().max(SHORTEST_KEY));
+            for i in (0..whole).step_by(LANES) {
+                self.scale::<S, false>(i, factor);
+            }
+            if whole < n {
+                self.scale::<S, true>(whole, factor);
+            }
+        }
+    }
+}
+
+/// `v += (first - v) sigmoid(mix + bias)`: the first layer's values come into those of another.
+pub(crate) struct MixFirst<'a> {
+    pub(crate) v: &'a mut [f32],
+    pub(crate) first: &'a [f32],
+    pub(crate) mix: &'a [f32],
+    pub(crate) bias: &'a [f32],
+}
+
+impl Kernel for MixFirst<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { v, first, mix, bias } = self;
+        assert!([first, mix, bias].iter().all(|row| row.len() == v.len()), "rows of one length");
+        let mut i = 0;
+        // SAFETY: vectors and parts of them inside the slices.
+        unsafe {
+            while i + LANES <= v.len() {
+                mix_first::<S, false>(v, first, mix, bias, i);
+                i += LANES;
+            }
+            if i < v.len() {
+                mix_first::<S, true>(v, first, mix, bias, i);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn mix_first<S: Simd, const PART: bool>(v: &mut [f32], first: &[f32], mix: &[f32], bias: &[f32], i: usize) {
+    let n = v.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mix = S::f_add(load::<S, PART>(mix.as_ptr().add(i), n), load::<S, PART>(bias.as_ptr().add(i), n));
+        let (p, first) = (v.as_mut_ptr().add(i), load::<S, PART>(first.as_ptr().add(i), n));
+        let v = load::<S, PART>(p, n);
+        store::<S, PART>(p, S::f_fma(S::f_sub(first, v), sigmoid::<S>(mix), v), n);
+    }
+}
+
+/// RWKV-6's decays, some channels: `decay = exp(-exp(decay + bias))`.
+pub(crate) struct Rwkv6Decay<'a> {
+    pub(crate) decay: &'a mut [f32],
+    pub(crate) bias: &'a [f32],
+}
+
+impl Kernel for Rwkv6Decay<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { decay, bias } = self;
+        assert_eq!(decay.len(), bias.len(), "rows of one length");
+        let mut i = 0;
+        // SAFETY: vectors and parts of them inside the slices.
+        unsafe {
+            while i + LANES <= decay.len() {
+                decay_6::<S, false>(decay, bias, i);
+                i += LANES;
+            }
+            if i < decay.len() {
+                decay_6::<S, true>(decay, bias, i);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decay_6<S: Simd, const PART: bool>(decay: &mut [f32], bias: &[f32], i: usize) {
+    let n = decay.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let p = decay.as_mut_ptr().add(i);
+        let x = S::f_add(load::<S, PART>(p, n), load::<S, PART>(bias.as_ptr().add(i), n));
+        store::<S, PART>(p, exp::<S>(S::f_sub(S::f_splat(0.0), exp::<S>(x))), n);
+    }
+}
+
+/// Inputs of gated linear attention, one head: `k = key (1 - decay)`, `r = scale r`.
+pub(crate) struct LinearInputs<'a> {
+    pub(crate) r: &'a mut [f32],
+    pub(crate) scale: f32,
+    pub(crate) key: &'a [f32],
+    pub(crate) decay: &'a [f32],
+    /// Written only.
+    pub(crate) k: &'a mut [f32],
+}
+
+impl Kernel for LinearInputs<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { r, scale, key, decay, k } = self;
+        let n = k.len();
+        assert!([r.len(), key.len(), decay.len()].iter().all(|len| *len == n), "rows of one length");
+        for i in 0..n {
+            k[i] = key[i] * (1.0 - decay[i]);
+            r[i] *= scale;
+        }
+    }
+}
+
+/// What the result of a head is multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// The gate.
+    AsItIs,
+    /// `gate sigmoid(gate)`
+    Silu,
+    /// `sigmoid(gate)`
+    Sigmoid,
+}
+
+/// What comes after the recurrence, one head: `out = gate (norm(out) weight + bias + v sum(r k bonus))`.
+pub(crate) struct HeadOutput<'a> {
+    /// The recurrence's result, and what comes of it.
+    pub(crate) out: &'a mut [f32],
+    pub(crate) norm: Option<HeadNorm<'a>>,
+    pub(crate) bonus: Option<Bonus<'a>>,
+    pub(crate) gate: Option<(Gate, &'a [f32])>,
+}
+
+/// A Layer norm of one head.
+pub(crate) struct HeadNorm<'a> {
+    pub(crate) weight: &'a [f32],
+    pub(crate) bias: &'a [f32],
+    pub(crate) eps: f32,
+}
+
+/// What RWKV-7 gives each token of its own value.
+pub(crate) struct Bonus<'a> {
+    pub(crate) r: &'a [f32],
+    pub(crate) k: &'a [f32],
+    pub(crate) bonus: &'a [f32],
+    pub(crate) v: &'a [f32],
+}
+
+impl Kernel for HeadOutput<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { out, norm, bonus, gate } = self;
+        let n = out.len();
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            if let Some(HeadNorm { weight, bias, eps }) = norm {
+                assert!(weight.len() == n && bias.len() == n, "rows of one length");
+                let mean = sum::<S>(out) / n as f32;
+                for x in out.iter_mut() {
+                    *x -= mean;
+                }
+                let factor = 1.0 / (sum_of_products::<S>(out, out, None) / n as f32 + eps).sqrt();
+                for i in 0..n {
+                    out[i] = out[i] * factor * weight[i] + bias[i];
+                }
+            }
+            if let Some(Bonus { r, k, bonus, v }) = bonus {
+                assert!([r, k, bonus, v].iter().all(|row| row.len() == n), "rows of one length");
+                let own = sum_of_products::<S>(r, k, Some(bonus));
+                for i in 0..n {
+                    out[i] += own * v[i];
+                }
+            }
+            if let Some((kind, gate)) = gate {
+                assert_eq!(gate.len(), n, "rows of one length");
+                let whole = n / LANES * LANES;
+                for i in (0..whole).step_by(LANES) {
+                    times_gate::<S, false>(out, kind, gate, i);
+                }
+                if whole < n {
+                    times_gate::<S, true>(out, kind, gate, whole);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn times_gate<S: Simd, const PART: bool>(out: &mut [f32], kind: Gate, gate: &[f32], i: usize) {
+    let n = out.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let g = load::<S, PART>(gate.as_ptr().add(i), n);
+        let factor = match kind {
+            Gate::AsItIs => g,
+            Gate::Silu => S::f_mul(g, sigmoid::<S>(g)),
+            Gate::Sigmoid => sigmoid::<S>(g),
+        };
+        let p = out.as_mut_ptr().add(i);
+        store::<S, PART>(p, S::f_mul(load::<S, PART>(p, n), factor), n);
+    }
+}
+
+/// The sum of a row.
+#[inline(always)]
+unsafe fn sum<S: Simd>(x: &[f32]) -> f32 {
+    let whole = x.len() / LANES * LANES;
+    // SAFETY: vectors and parts of them inside the slice.
+    unsafe {
+        let mut sum = S::f_splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            sum = S::f_add(sum, S::f_load(x.as_ptr().add(i)));
+        }
+        if whole < x.len() {
+            sum = S::f_add(sum, load::<S, true>(x.as_ptr().add(whole), x.len() - whole));
+        }
+        S::f_sum(sum)
+    }
+}
+
+/// The sum of `a[i] b[i] c[i]`, rows of one length; without `c` where there is none.
+#[inline(always)]
+unsafe fn sum_of_products<S: Simd>(a: &[f32], b: &[f32], c: Option<&[f32]>) -> f32 {
+    let whole = a.len() / LANES * LANES;
+    // SAFETY: vectors and parts of them inside the slices.
+    unsafe {
+        let mut sum = S::f_splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            sum = add_products::<S, false>(a, b, c, i, sum);
+        }
+        if whole < a.len() {
+            sum = add_products::<S, true>(a, b, c, whole, sum);
+        }
+        S::f_sum(sum)
+    }
+}
+
+#[inline(always)]
+unsafe fn add_products<S: Simd, const PART: bool>(
+    a: &[f32],
+    b: &[f32],
+    c: Option<&[f32]>,
+    i: usize,
+    sum: S::F,
+) -> S::F {
+    let n = a.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut a = load::<S, PART>(a.as_ptr().add(i), n);
+        if let Some(c) = c {
+            a = S::f_mul(a, load::<S, PART>(c.as_ptr().add(i), n));
+        }
+        S::f_fma(a, load::<S, PART>(b.as_ptr().add(i), n), sum)
+    }
+}
