@@ -110,7 +110,8 @@ impl Cache {
         for t in piece {
             ids[t.seq].push(t.id);
         }
-        self.compute(&self.table.segments(piece).to_vec(), &ids);
+        let segments = self.table.segments(piece).to_vec();
+        self.compute(&segments, &ids);
         self.lists = ids;
     }
 
