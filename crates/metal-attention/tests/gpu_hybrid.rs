@@ -377,7 +377,7 @@ fn texts_that_anything_happens_to_are_those_of_the_cpu() {
                     // One sequence, or all that are not about to be full.
                     let seqs: Vec<_> = (0..N_SEQ).filter(|&s| s == seq || what > 3 && texts[s].len() < 300).collect();
                     let mut ids: Vec<u32> = seqs.iter().map(|_| random(96) as u32).collect();
-                    for _ in 0..1 + random(20) {
+                    for _ in 0..=random(20) {
                         let next = |(&seq, &id): (&usize, &u32)| token(&pass, seq, id);
                         let batch: Vec<_> = seqs.iter().zip(&ids).map(next).collect();
                         if random(8) == 0 {

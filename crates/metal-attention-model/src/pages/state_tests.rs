@@ -110,7 +110,8 @@ impl Cache {
         for t in piece {
             ids[t.seq].push(t.id);
         }
-        self.compute(&self.table.segments(piece).to_vec(), &ids);
+        let segments = self.table.segments(piece).to_vec();
+        self.compute(&segments, &ids);
         self.lists = ids;
     }
 
@@ -145,13 +146,17 @@ impl Cache {
                 Some(computed) => {
                     self.table.append(&batch);
                     assert_eq!(self.table.segments(&batch), computed, "what the step did that was queued");
-                    batch.iter().for_each(|t| self.lists[t.seq].push(t.id));
+                    for t in &batch {
+                        self.lists[t.seq].push(t.id);
+                    }
                 }
                 None => self.append(&batch),
             }
             let mut ids = self.lists.clone();
             for ahead in 1..=depth {
-                batch.iter().for_each(|t| ids[t.seq].push(expect(t, t.pos + ahead).id));
+                for t in &batch {
+                    ids[t.seq].push(expect(t, t.pos + ahead).id);
+                }
                 if ahead > queued.len() {
                     if !self.table.reserve(&batch, ahead) {
                         break;
