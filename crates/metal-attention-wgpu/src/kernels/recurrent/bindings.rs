@@ -67,8 +67,9 @@ impl Access {
     /// Whether the elements lie in their rows, or slots.
     fn fits(self) -> bool {
         match self {
-            Self::Rows(RowsAt { stride, at }, n) | Self::Results(RowsAt { stride, at }, n) => fits(at, n, stride),
-            Self::States(StatesAt { n_slots: _, stride, at }, n) => fits(at, n, stride),
+            Self::Rows(RowsAt { stride, at }, n)
+            | Self::Results(RowsAt { stride, at }, n)
+            | Self::States(StatesAt { n_slots: _, stride, at }, n) => fits(at, n, stride),
             Self::Floats(_) | Self::Segments | Self::Counters(_) => true,
         }
     }

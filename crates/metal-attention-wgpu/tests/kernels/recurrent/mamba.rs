@@ -8,7 +8,7 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{Bind, Extent};
 
-fn negative(x: Vec<f32>) -> Vec<f32> {
+fn negative(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| -x.abs()).collect()
 }
 
@@ -26,7 +26,7 @@ fn mamba2_matches_its_twin() {
             let n_out = n_head * head_dim;
             let channels = n_out + 2 * n_group * d_state;
             let (x_at, dt_at, row_at) = (rows_at(channels), rows_at(n_head), rows_at(n_out));
-            let (a, d, dt_bias) = (negative(random(5, n_head)), random(6, n_head), random(7, n_head));
+            let (a, d, dt_bias) = (negative(&random(5, n_head)), random(6, n_head), random(7, n_head));
             let (taps, bias) = (random(8, 4 * channels), random(9, channels));
             let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
             let weights = Mamba2Weights { dt_bias: &dt_bias64, a: &a64, d: &d64 };
@@ -122,7 +122,7 @@ fn mamba_matches_its_twin() {
             let (row_at, bc_at) = (rows_at(channels), rows_at(d_state));
             let n_state = d_state * channels;
             let (states_at, before) = states(n_state);
-            let (a, d, dt_bias) = (negative(random(5, n_state)), random(6, channels), random(7, channels));
+            let (a, d, dt_bias) = (negative(&random(5, n_state)), random(6, channels), random(7, channels));
             let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
             for (i, segments) in batches().into_iter().enumerate() {
                 let n = n_tokens(&segments);
