@@ -1,9 +1,12 @@
-//! `chat` through pipes, with the built-in model.
+//! `chat` through pipes, with the built-in model, and with one that has recurrent layers.
 
+#[path = "common/archives.rs"]
+mod archives;
 mod common;
 
 use std::process::Output;
 
+use archives::more_architectures;
 use common::{run_with_input, stderr, stdout};
 use serde_json::{Value, json};
 
@@ -86,6 +89,38 @@ fn answers_are_given_anew() {
         first[1]["content"].as_str().unwrap(),
         messages[1]["content"].as_str().unwrap()
     )));
+}
+
+/// The numbers of prompt tokens that `/stats` tells: those evaluated and those that were there already.
+fn prompt_tokens(errors: &str) -> Vec<(usize, usize)> {
+    let number = |text: &str| text.split_whitespace().next().unwrap().parse().unwrap();
+    let lines = errors.lines().filter_map(|line| line.strip_prefix("prompt "));
+    lines.map(|line| (number(line), line.split_once('(').map_or(0, |(_, cached)| number(cached)))).collect()
+}
+
+/// A model with recurrent layers goes on from the states that it kept, and says the same as if it had never said more.
+#[test]
+fn answers_of_a_hybrid_model_are_taken_back_and_given_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lfm2.gguf");
+    std::fs::write(&path, &more_architectures()["lfm2.gguf"]).unwrap();
+    let args = ["-m", path.to_str().unwrap()];
+    let long = "Once upon a time there was a little girl who lived in a small house beside the wood. ".repeat(3);
+    // Taken back, and something else asked.
+    let undone = saved(&args, &[&long, "And then?", "/undo", "What for?"]);
+    assert_eq!(roles(&undone), ["user", "assistant", "user", "assistant"]);
+    assert_eq!(undone, saved(&args, &[&long, "What for?"]));
+    assert_eq!(saved(&args, &["Hello", "/undo", &long]), saved(&args, &[&long]));
+    // Given anew: the likeliest tokens are the same ones.
+    let once = saved(&args, &[&long, "And then?"]);
+    assert_eq!(saved(&args, &[&long, "And then?", "/regenerate", "/regenerate"]), once);
+    let errors = stderr(&chat(
+        &args,
+        &[&long, "/stats", "And then?", "/stats", "/regenerate", "/stats", "/undo", "What for?", "/stats"],
+    ));
+    // The answer is read with other tokens than it was written with, so the second turn goes on from the page before it;
+    // what follows from the last page that ends within the text both have.
+    assert_eq!(prompt_tokens(&errors), [(115, 0), (86, 64), (22, 128), (22, 128)], "{errors}");
 }
 
 #[test]
