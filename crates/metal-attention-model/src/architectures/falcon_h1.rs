@@ -4,7 +4,7 @@ use super::decoder::decoder;
 use super::mamba::mamba2_spec;
 use crate::keys::Keys;
 use crate::recurrent::Mamba2Spec;
-use crate::spec::{AttentionAndMamba2Spec, Mixer, NormKind};
+use crate::spec::{AttentionAndMamba2Spec, Mixer, Norm, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Falcon-H1; in some of its sizes Mamba's result is normalised.
@@ -22,7 +22,7 @@ pub(super) fn falcon_h1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
             layer.mixer = Mixer::AttentionAndMamba2(Box::new(AttentionAndMamba2Spec { attention, mamba2 }));
         }
         // Its files have this norm's name without `.weight`.
-        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.bare());
+        layer.feed_forward_norm = layer.feed_forward_norm.map(Norm::bare);
     }
     Ok(m)
 }

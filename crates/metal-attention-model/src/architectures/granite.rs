@@ -25,12 +25,11 @@ pub(super) fn granite_hybrid(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Rms)?;
     let mamba = Mamba2Spec { norm: Some(norm.eps), ..mamba2_spec(k)? };
     let n_ff = k.positive("feed_forward_length")?;
-    let feed_forward = match k.n_expert()? {
-        None => FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false }),
-        Some(_) => {
-            let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
-            FeedForward::Experts(Box::new(experts(k, defaults, n_ff)?))
-        }
+    let feed_forward = if k.n_expert()?.is_some() {
+        let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
+        FeedForward::Experts(Box::new(experts(k, defaults, n_ff)?))
+    } else {
+        FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false })
     };
     let layer = |(n_head, n_head_kv): (usize, usize)| {
         let mixer = match n_head_kv {

@@ -15,7 +15,7 @@ pub struct MambaSpec {
     pub dt_rank: usize,
     /// Tokens that the convolution sees, the newest included; at least 2.
     pub n_tap: usize,
-    /// RMSNorms of `dt`, `B` and `C`.
+    /// An RMSNorm each of `dt`, `B` and `C`.
     pub norms: Option<MambaNorms>,
     /// How many channels share a decay.
     pub decay: MambaDecay,

@@ -4,7 +4,7 @@ use super::{Padded, nmse, wide};
 use crate::kernels::recurrent::RowsMut;
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::gated_norm::GatedNorm;
-use crate::kernels::recurrent::gates::{L2Norm, Softplus};
+use crate::kernels::recurrent::gates::{L2Norm, SiluGate, Softplus};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
@@ -165,6 +165,20 @@ fn softplus() {
     let mut far = [-200.0, 200.0, f32::NEG_INFINITY, 0.0];
     Isa::best().run(Softplus { x: &mut far, bias: &[0.0; 4] });
     assert_eq!(far[..3], [0.0, 200.0, 0.0]);
+}
+
+#[test]
+fn gates_by_silu() {
+    let mut random = Random(6);
+    for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 16, 33, 64].map(|n| (isa, n))) {
+        for limit in [0.1, 5.0, 60.0] {
+            let (before, gate) = (random.floats(n, 2.0), random.floats(n, limit));
+            let mut x = before.clone();
+            isa.run(SiluGate { x: &mut x, gate: &gate });
+            let want: Vec<f64> = wide(&before).zip(wide(&gate)).map(|(x, g)| x * g / (1.0 + (-g).exp())).collect();
+            assert!(nmse(wide(&x), &want) < 1e-12, "{isa:?} {n} {limit}");
+        }
+    }
 }
 
 #[test]
