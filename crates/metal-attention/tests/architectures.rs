@@ -139,6 +139,8 @@ const KINDS: &[&str] = &[
     "mistral3.gguf",
     "lfm2.gguf",
     "lfm2moe.gguf",
+    "rwkv6.gguf",
+    "rwkv7.gguf",
 ];
 
 #[test]
