@@ -22,10 +22,21 @@ const N_CTX: usize = 400;
 
 /// Published models of each kind, and one that ends with a convolution.
 fn models() -> Vec<Toy> {
-    let published = ["lfm2.gguf", "lfm2moe.gguf"].map(|name| read(name, &more_architectures()[name]));
+    let published =
+        ["lfm2.gguf", "lfm2moe.gguf", "rwkv6.gguf", "rwkv7.gguf"].map(|name| read(name, &more_architectures()[name]));
     let mut ends = metadata("lfm2", 4, &[("shortconv.l_cache", 4)]);
     ends.set("lfm2.attention.head_count_kv", vec![0u32, 2, 0, 0]);
-    published.into_iter().chain([toy("a convolution last", &ends)]).collect()
+    let linear = [("wkv.head_size", 8), ("time_mix_extra_dim", 6), ("time_decay_extra_dim", 5)];
+    let mut of_7 = metadata("arwkv7", 3, &[("wkv.head_size", 16), ("attention.gate_lora_rank", 7)]);
+    for part in ["decay", "iclr", "value_residual_mix"] {
+        of_7.set(format!("arwkv7.attention.{part}_lora_rank"), 5u32);
+    }
+    let toys = [
+        toy("a convolution last", &ends),
+        toy("gated linear attention", &metadata("rwkv6qwen2", 3, &linear)),
+        toy("a time mix alone", &of_7),
+    ];
+    published.into_iter().chain(toys).collect()
 }
 
 fn options() -> CpuOptions {
@@ -109,7 +120,7 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
             let mut pieces = 0;
             let mut cancel = |layer: usize, _: &[f32]| {
                 pieces += usize::from(layer == 0);
-                if (layer, pieces) == (at_layer, at_piece) {
+                if (layer, pieces) == (at_layer.min(toy.spec.n_layer() - 1), at_piece) {
                     watch.cancel();
                 }
             };
