@@ -299,7 +299,7 @@ impl Run<'_> {
     }
 
     /// The mixer's way back into the residual stream, from attention's result on, the feed-forward, and what else the layer
-    /// does.
+    /// does. In the last layer a feed-forward with a state leaves only the tokens that are wanted.
     fn finish_layer(
         &mut self,
         i: usize,

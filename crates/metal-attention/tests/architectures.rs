@@ -146,6 +146,8 @@ const KINDS: &[&str] = &[
     "granitehybrid.gguf",
     "nemotron_h.gguf",
     "falcon-h1.gguf",
+    "rwkv6.gguf",
+    "rwkv7.gguf",
 ];
 
 #[test]

@@ -33,6 +33,8 @@ const PUBLISHED: &[&str] = &[
     "granitehybrid.gguf",
     "nemotron_h.gguf",
     "falcon-h1.gguf",
+    "rwkv6.gguf",
+    "rwkv7.gguf",
 ];
 
 /// These, and some of which no file is published.
@@ -66,11 +68,19 @@ fn models() -> Vec<Toy> {
         ("full_attention_interval", 2),
     ];
     let delta = metadata("qwen35", 5, &delta);
+    let linear = [("wkv.head_size", 8), ("time_mix_extra_dim", 6), ("time_decay_extra_dim", 5)];
+    let mut of_7 = metadata("arwkv7", 3, &[("wkv.head_size", 16), ("attention.gate_lora_rank", 7)]);
+    for part in ["decay", "iclr", "value_residual_mix"] {
+        of_7.set(format!("arwkv7.attention.{part}_lora_rank"), 5u32);
+    }
+    let linear = metadata("rwkv6qwen2", 3, &linear);
     let toys = [
         ("a convolution last", &ends),
         ("the delta rule last, in heads of odd lengths", &delta),
         ("Mamba with heads", &heads),
         ("experts of a narrow row", &latent),
+        ("gated linear attention", &linear),
+        ("a time mix alone", &of_7),
     ];
     published.chain(toys.map(|(name, metadata)| toy(name, metadata))).collect()
 }

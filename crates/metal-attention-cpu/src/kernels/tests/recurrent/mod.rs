@@ -2,6 +2,7 @@
 
 mod channels;
 mod heads;
+mod time_mix;
 
 use std::ops::Range;
 
