@@ -106,7 +106,7 @@ impl CallPython {
 
     fn in_name(&mut self, c: char) -> State {
         if c == '(' {
-            self.name = std::mem::take(&mut self.text).trim().to_owned();
+            std::mem::take(&mut self.text).trim().clone_into(&mut self.name);
             return if self.name.is_empty() { State::NoCall } else { State::Argument };
         }
         let belongs = c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':');

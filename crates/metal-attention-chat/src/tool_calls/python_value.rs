@@ -22,7 +22,7 @@ struct Reader<'t> {
     json: String,
 }
 
-impl<'t> Reader<'t> {
+impl Reader<'_> {
     /// Goes on behind `token` and the white space before it, where that is next.
     fn take(&mut self, token: &str) -> bool {
         let rest = self.rest.trim_start().strip_prefix(token);

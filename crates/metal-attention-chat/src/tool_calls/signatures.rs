@@ -112,7 +112,9 @@ impl Kinds {
                     narrow(any_of(&mut schemas.iter().map(|schema| Self::of(schema, root, depth - 1, left))));
                 }
                 ("allOf", Value::Array(schemas)) => {
-                    schemas.iter().for_each(|schema| narrow(Self::of(schema, root, depth - 1, left)));
+                    for schema in schemas {
+                        narrow(Self::of(schema, root, depth - 1, left));
+                    }
                 }
                 ("$ref", Value::String(at)) => {
                     if let Some(schema) = at.strip_prefix('#').and_then(|at| root.pointer(at)) {

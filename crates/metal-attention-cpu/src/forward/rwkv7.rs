@@ -145,7 +145,7 @@ impl Run<'_> {
                         isa.run(HeadOutput {
                             out: out.slice(at, head_dim),
                             norm,
-                            bonus: Some(Bonus { r: &r[at..at + head_dim], k, bonus: &w.bonus[channels.clone()], v }),
+                            bonus: Some(Bonus { r: &r[at..at + head_dim], k, factor: &w.bonus[channels.clone()], v }),
                             gate: w.gate.is_some().then(|| (Gate::AsItIs, &gate[at..at + head_dim])),
                         });
                     }

@@ -47,9 +47,10 @@ pub(super) fn rwkv7(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn arwkv7(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     check_shifts(k, 1)?;
     let gate_rank = k.opt_size("attention.gate_lora_rank")?;
-    let gate_rank = match k.has_tensor("blk.0.time_mix_g1.weight", gate_rank.is_some()) {
-        true => Some(gate_rank.ok_or_else(|| k.missing("attention.gate_lora_rank"))?),
-        false => None,
+    let gate_rank = if k.has_tensor("blk.0.time_mix_g1.weight", gate_rank.is_some()) {
+        Some(gate_rank.ok_or_else(|| k.missing("attention.gate_lora_rank"))?)
+    } else {
+        None
     };
     let norm = k.has_tensor("blk.0.time_mix_ln.weight", false);
     let mut m = around(k, NormKind::Rms, time_mixes_7(k, gate_rank, norm)?)?;

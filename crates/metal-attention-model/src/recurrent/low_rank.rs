@@ -1,4 +1,4 @@
-//! Products of two small matrices in the place of a large one (LoRA's form, arXiv 2106.09685), as RWKV has them.
+//! Products of two small matrices in the place of a large one (as in arXiv 2106.09685), as RWKV has them.
 
 use crate::Linear;
 use crate::tensors::{Need, Source};

@@ -312,7 +312,7 @@ pub(crate) enum Gate {
     Sigmoid,
 }
 
-/// What comes after the recurrence, one head: `out = gate (norm(out) weight + bias + v sum(r k bonus))`.
+/// What comes after the recurrence, one head: `out = gate (norm(out) weight + bias + v sum(r k factor))`.
 pub(crate) struct HeadOutput<'a> {
     /// The recurrence's result, and what comes of it.
     pub(crate) out: &'a mut [f32],
@@ -332,7 +332,7 @@ pub(crate) struct HeadNorm<'a> {
 pub(crate) struct Bonus<'a> {
     pub(crate) r: &'a [f32],
     pub(crate) k: &'a [f32],
-    pub(crate) bonus: &'a [f32],
+    pub(crate) factor: &'a [f32],
     pub(crate) v: &'a [f32],
 }
 
@@ -354,9 +354,9 @@ impl Kernel for HeadOutput<'_> {
                     out[i] = out[i] * factor * weight[i] + bias[i];
                 }
             }
-            if let Some(Bonus { r, k, bonus, v }) = bonus {
-                assert!([r, k, bonus, v].iter().all(|row| row.len() == n), "rows of one length");
-                let own = sum_of_products::<S>(r, k, Some(bonus));
+            if let Some(Bonus { r, k, factor, v }) = bonus {
+                assert!([r, k, factor, v].iter().all(|row| row.len() == n), "rows of one length");
+                let own = sum_of_products::<S>(r, k, Some(factor));
                 for i in 0..n {
                     out[i] += own * v[i];
                 }

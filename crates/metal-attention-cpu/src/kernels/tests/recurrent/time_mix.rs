@@ -107,7 +107,7 @@ fn outputs_of_heads() {
         let square = all.map(|y| (y - mean).powi(2)).sum::<f64>() / n as f64;
         let own: f64 = (0..n).map(|i| f64::from(r[i]) * f64::from(k[i]) * f64::from(u[i])).sum();
         let norm = || HeadNorm { weight: &weight, bias: &bias, eps: 1e-3 };
-        let bonus = || Bonus { r: &r, k: &k, bonus: &u, v: &v };
+        let bonus = || Bonus { r: &r, k: &k, factor: &u, v: &v };
         let rows = [&y[..], &weight, &bias, &v, &g];
         let of_norm =
             |y: f64, weight: f64, bias: f64| (y - mean) / (square + f64::from(1e-3f32)).sqrt() * weight + bias;
