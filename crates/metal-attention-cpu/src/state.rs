@@ -7,10 +7,15 @@ use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 use crate::kernels::recurrent::RowsMut;
 use crate::kv_cache::zeroed;
 use crate::shared::SharedMut;
+use crate::simd::LANES;
+
+/// Bytes of a cache line, a vector.
+const CACHE_LINE: usize = LANES * size_of::<f32>();
 
 /// A slot holds the state of a text after some tokens: that of each layer, one after the other. The first one is that of the
 /// empty text: zeros.
 pub(crate) struct States {
+    /// The slots, from the first cache line on that begins in it.
     slots: Vec<f32>,
     layout: StateLayout,
 }
@@ -27,15 +32,19 @@ impl States {
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
-        Some(Self { slots: zeroed(n_slots.checked_mul(layout.n_elements())?)?, layout })
+        let n_elements = n_slots.checked_mul(layout.n_elements())?;
+        let room = if n_elements == 0 { 0 } else { n_elements.checked_add(LANES - 1)? };
+        Some(Self { slots: zeroed(room)?, layout })
     }
 
     pub(crate) fn shared(&mut self) -> SharedStates<'_> {
-        SharedStates { slots: SharedMut::new(&mut self.slots), layout: &self.layout }
+        // Kernels store whole cache lines at once.
+        let skipped = self.slots.as_ptr().align_offset(CACHE_LINE).min(self.slots.len());
+        SharedStates { slots: SharedMut::new(&mut self.slots[skipped..]), layout: &self.layout }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(self.slots.as_slice())
+        size_of::<f32>() * self.slots.len().saturating_sub(LANES - 1)
     }
 }
 

@@ -270,8 +270,8 @@ impl Run<'_> {
                 let n = segment.n;
                 // SAFETY: the task has this head of all states and results for itself, and goes through the segments in
                 // order.
-                let (state, rows) = unsafe {
-                    let state = states.begin_part(layer, segment, start..start + of_head);
+                let ((before, state), rows) = unsafe {
+                    let state = states.parts(layer, segment, start..start + of_head);
                     (state, RowsMut::shared(&out, first * width + h * head_dim, n, head_dim, width))
                 };
                 let bc = &bc[first * 2 * d_state..];
@@ -282,6 +282,7 @@ impl Run<'_> {
                     c: Rows::new(&bc[d_state..], n, d_state, 2 * d_state),
                     a: w.a[h],
                     d: w.d[h],
+                    before: before.map(|before| Rows::new(before, d_state, head_dim, head_dim)),
                     state: RowsMut::new(state, d_state, head_dim, head_dim),
                     out: rows,
                 };

@@ -70,8 +70,8 @@ impl Run<'_> {
                 let (conv, input) = (&conv[first * n_conv..], &input[first * n_in..]);
                 // SAFETY: the task has this head of all states and results for itself, and goes through the segments in
                 // order.
-                let (state, out) = unsafe {
-                    let state = states.begin_part(layer, segment, start..start + of_head);
+                let ((before, state), out) = unsafe {
+                    let state = states.parts(layer, segment, start..start + of_head);
                     (state, RowsMut::shared(&y, first * width + h * head_dim, n, head_dim, width))
                 };
                 let head = Mamba2 {
@@ -81,6 +81,7 @@ impl Run<'_> {
                     c: Rows::new(&conv[width + (n_group + group) * d_state..], n, d_state, n_conv),
                     a: w.a[h],
                     d: w.d[h],
+                    before: before.map(|before| Rows::new(before, d_state, head_dim, head_dim)),
                     state: RowsMut::new(state, d_state, head_dim, head_dim),
                     out,
                 };

@@ -54,6 +54,16 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn f_load_f16(p: *const u16) -> Self::F;
     unsafe fn f_load_bf16(p: *const u16) -> Self::F;
     unsafe fn f_store(p: *mut f32, x: Self::F);
+    /// Stores to memory that nobody reads soon, past the caches, where the CPU can do that. `p` is at a multiple of 64 bytes.
+    /// [`fence`](Self::fence) comes before other threads are told of it.
+    #[inline(always)]
+    unsafe fn f_stream(p: *mut f32, x: Self::F) {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::f_store(p, x) }
+    }
+    /// What was stored by [`f_stream`](Self::f_stream) comes before all that is stored from now on.
+    #[inline(always)]
+    unsafe fn fence() {}
     /// Rounds to nearest even.
     unsafe fn f_store_f16(p: *mut u16, x: Self::F);
     /// Rounds to nearest even and stores the low 8 bits of each lane.

@@ -13,8 +13,8 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::{dot, row_from};
-use super::{Head, Rows, RowsMut, Scratch, padded};
+use super::vectors::{StateRows, dot};
+use super::{Head, Rows, RowsMut, Scratch, copy_state, padded};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
@@ -69,15 +69,10 @@ impl Head for DeltaRule<'_> {
         let n = self.v.width - column;
         let (q, k) = (self.q.row(token), self.k.row(token));
         let (decay, beta) = (self.decay.row(token)[0], self.beta.row(token)[0]);
-        let stride = self.state.stride;
         // SAFETY: rows and columns that there are.
         unsafe {
-            let state = self.state.ptr.add(column);
-            let (from, from_stride) = match &self.before {
-                Some(before) if token == 0 => (before.ptr.add(column), before.stride),
-                _ => (state.cast_const(), stride),
-            };
-            let mut u = dot::<S, V, PART>(k, from, from_stride, n);
+            let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
+            let mut u = dot::<S, V, PART>(k, rows.before, rows.before_stride, n);
             let (decays, beta) = (S::f_splat(decay), S::f_splat(beta));
             for v in 0..V {
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
@@ -85,17 +80,10 @@ impl Head for DeltaRule<'_> {
             }
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];
-            let mut i = 0;
-            while i + 2 <= k.len() {
-                let (first, second) = (from.add(i * from_stride), from.add((i + 1) * from_stride));
-                row_from::<S, V, PART>(first, state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
-                let state = state.add((i + 1) * stride);
-                row_from::<S, V, PART>(second, state, decays, k[i + 1], q[i + 1], &u, &mut odd, n);
-                i += 2;
-            }
-            if i < k.len() {
-                let last = from.add(i * from_stride);
-                row_from::<S, V, PART>(last, state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
+            if !PART && self.n_tokens() == 1 && rows.can_stream() {
+                rows.step::<S, V, PART, true>(decays, k, q, &u, &mut even, &mut odd, n);
+            } else {
+                rows.step::<S, V, PART, false>(decays, k, q, &u, &mut even, &mut odd, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
@@ -124,10 +112,8 @@ impl Head for DeltaRule<'_> {
         let since = scratch.take(C);
 
         if let Some(before) = self.before.filter(|_| first == 0) {
-            for i in 0..key_dim {
-                // SAFETY: rows that there are, of the same length; the state is nobody else's.
-                unsafe { std::ptr::copy_nonoverlapping(before.at(i), self.state.at(i), value_dim) };
-            }
+            // SAFETY: the state is nobody else's.
+            unsafe { copy_state(&before, &self.state) };
         }
         // Keys the other way round, `[key_dim, C]`.
         for j in 0..n {

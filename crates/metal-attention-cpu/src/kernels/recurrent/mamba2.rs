@@ -11,8 +11,8 @@
 use std::ops::Range;
 
 use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::vectors::row;
-use super::{Head, Rows, RowsMut, Scratch};
+use super::vectors::StateRows;
+use super::{Head, Rows, RowsMut, Scratch, copy_state};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
@@ -29,7 +29,9 @@ pub(crate) struct Mamba2<'a> {
     /// `A`, negative, as files hold it
     pub(crate) a: f32,
     pub(crate) d: f32,
-    /// `[d_state, head_dim]`, changed in place
+    /// The state before the first token, `[d_state, head_dim]`, where it lies elsewhere
+    pub(crate) before: Option<Rows<'a>>,
+    /// `[d_state, head_dim]`: after the last token; changed in place, or written as a whole
     pub(crate) state: RowsMut<'a>,
     /// `[n_tokens, head_dim]`
     pub(crate) out: RowsMut<'a>,
@@ -63,6 +65,8 @@ impl Head for Mamba2<'_> {
         assert_eq!(self.b.count, n_tokens, "B");
         assert_eq!((self.c.count, self.c.width), (n_tokens, d_state), "C");
         assert_eq!((self.state.count, self.state.width), (d_state, head_dim), "the state");
+        let before = self.before.is_none_or(|before| (before.count, before.width) == (d_state, head_dim));
+        assert!(before, "the state before");
         assert_eq!((self.out.count, self.out.width), (n_tokens, head_dim), "the output");
     }
 
@@ -70,10 +74,9 @@ impl Head for Mamba2<'_> {
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.x.width - column;
         let (b, c) = (self.b.row(token), self.c.row(token));
-        let stride = self.state.stride;
         // SAFETY: rows and columns that there are.
         unsafe {
-            let state = self.state.ptr.add(column);
+            let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
             let (decay, dt) = (S::f_splat(self.decay(token)), S::f_splat(self.dt.row(token)[0]));
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];
@@ -83,14 +86,10 @@ impl Head for Mamba2<'_> {
                 even[v] = S::f_mul(S::f_splat(self.d), value);
                 x[v] = S::f_mul(dt, value);
             }
-            let mut i = 0;
-            while i + 2 <= b.len() {
-                row::<S, V, PART>(state.add(i * stride), decay, b[i], c[i], &x, &mut even, n);
-                row::<S, V, PART>(state.add((i + 1) * stride), decay, b[i + 1], c[i + 1], &x, &mut odd, n);
-                i += 2;
-            }
-            if i < b.len() {
-                row::<S, V, PART>(state.add(i * stride), decay, b[i], c[i], &x, &mut even, n);
+            if !PART && self.n_tokens() == 1 && rows.can_stream() {
+                rows.step::<S, V, PART, true>(decay, b, c, &x, &mut even, &mut odd, n);
+            } else {
+                rows.step::<S, V, PART, false>(decay, b, c, &x, &mut even, &mut odd, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
@@ -114,6 +113,10 @@ impl Head for Mamba2<'_> {
         let cb = scratch.take(C * C);
         let since = scratch.take(C);
 
+        if let Some(before) = self.before.filter(|_| first == 0) {
+            // SAFETY: the state is nobody else's.
+            unsafe { copy_state(&before, &self.state) };
+        }
         // B the other way round, `[d_state, C]`.
         for j in 0..n {
             for (i, b) in self.b.row(first + j).iter().enumerate() {

@@ -305,6 +305,18 @@ fn end_of_slow_decay(decay: &Rows<'_>, tokens: Range<usize>) -> usize {
     end
 }
 
+/// A state where a chunk changes it.
+///
+/// # Safety
+///
+/// Nobody else touches `to`, which has the rows of `from` and is another place.
+unsafe fn copy_state(from: &Rows<'_>, to: &RowsMut<'_>) {
+    for i in 0..from.count {
+        // SAFETY: as the caller vouches.
+        unsafe { std::ptr::copy_nonoverlapping(from.at(i), to.at(i), from.width) };
+    }
+}
+
 /// `n`, rounded up to whole vectors.
 const fn padded(n: usize) -> usize {
     n.next_multiple_of(LANES)

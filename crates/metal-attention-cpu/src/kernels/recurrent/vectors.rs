@@ -1,5 +1,6 @@
 //! Sums over rows.
 
+use super::{Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
@@ -43,36 +44,23 @@ pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
     }
 }
 
-/// What a token does to `V` vectors of a row of the state: `row = decay * row + key * u`, of which the token reads
-/// `query * row`, added to `sum`.
-///
-/// # Safety
-///
-/// The row holds the vectors, or `n` floats where `PART`; the CPU has the instruction set.
-#[inline(always)]
-pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool>(
-    row: *mut f32,
-    decay: S::F,
-    key: f32,
-    query: f32,
-    u: &[S::F; V],
-    sum: &mut [S::F; V],
-    n: usize,
-) {
-    // SAFETY: as the caller vouches.
-    unsafe { row_from::<S, V, PART>(row, row, decay, key, query, u, sum, n) }
+/// A row of the state before a token, and where it goes after it: the same place, or another.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) before: *const f32,
+    pub(super) after: *mut f32,
 }
 
-/// [`row`] where the row before the token lies elsewhere.
+/// What a token does to `V` vectors of a row of the state: `after = decay * before + key * u`, of which the token reads
+/// `query * after`, added to `sum`. `STREAM`: the row after the token is not read soon, and lies at multiples of 64 bytes.
 ///
 /// # Safety
 ///
-/// As for [`row`], and of both.
+/// Both rows hold the vectors, or `n` floats where `PART`; the CPU has the instruction set.
 #[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
 #[inline(always)]
-pub(super) unsafe fn row_from<S: Simd, const V: usize, const PART: bool>(
-    from: *const f32,
-    row: *mut f32,
+pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
+    Row { before, after }: Row,
     decay: S::F,
     key: f32,
     query: f32,
@@ -84,10 +72,90 @@ pub(super) unsafe fn row_from<S: Simd, const V: usize, const PART: bool>(
     unsafe {
         let (key, query) = (S::f_splat(key), S::f_splat(query));
         for v in 0..V {
-            let before = load::<S, PART>(from.add(v * LANES), n);
+            let before = load::<S, PART>(before.add(v * LANES), n);
             let s = S::f_fma(key, u[v], S::f_mul(decay, before));
-            store::<S, PART>(row.add(v * LANES), s, n);
+            if STREAM {
+                S::f_stream(after.add(v * LANES), s);
+            } else {
+                store::<S, PART>(after.add(v * LANES), s, n);
+            }
             sum[v] = S::f_fma(query, s, sum[v]);
+        }
+    }
+}
+
+/// The rows of a state before a token and after it, for some of its columns.
+#[derive(Clone, Copy)]
+pub(super) struct StateRows {
+    pub(super) before: *const f32,
+    pub(super) before_stride: usize,
+    pub(super) after: *mut f32,
+    pub(super) after_stride: usize,
+}
+
+impl StateRows {
+    /// Those of `token` from column `column` on: the first one goes on from `before`, where that is another place.
+    ///
+    /// # Safety
+    ///
+    /// The states have the column.
+    #[inline(always)]
+    pub(super) unsafe fn new(before: Option<&Rows<'_>>, state: &RowsMut<'_>, token: usize, column: usize) -> Self {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let after = state.ptr.add(column);
+            let (before, before_stride) = match before {
+                Some(before) if token == 0 => (before.ptr.add(column), before.stride),
+                Some(_) | None => (after.cast_const(), state.stride),
+            };
+            Self { before, before_stride, after, after_stride: state.stride }
+        }
+    }
+
+    /// Whether the rows after the token may go past the caches: they lie elsewhere than those before it, and at multiples of
+    /// 64 bytes.
+    #[inline(always)]
+    pub(super) fn can_stream(&self) -> bool {
+        let aligned = self.after.addr().is_multiple_of(4 * LANES) && self.after_stride.is_multiple_of(LANES);
+        aligned && !std::ptr::eq(self.before, self.after)
+    }
+
+    /// What a token does to `V` vectors of every row, one for each of its keys: [`row`]. Even rows add up in `even`, odd ones
+    /// in `odd`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`row`], of as many rows as there are keys.
+    #[expect(clippy::too_many_arguments, reason = "as for a row")]
+    #[inline(always)]
+    pub(super) unsafe fn step<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
+        &self,
+        decay: S::F,
+        keys: &[f32],
+        queries: &[f32],
+        u: &[S::F; V],
+        even: &mut [S::F; V],
+        odd: &mut [S::F; V],
+        n: usize,
+    ) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let at = |i: usize| Row {
+                before: self.before.add(i * self.before_stride),
+                after: self.after.add(i * self.after_stride),
+            };
+            let mut i = 0;
+            while i + 2 <= keys.len() {
+                row::<S, V, PART, STREAM>(at(i), decay, keys[i], queries[i], u, even, n);
+                row::<S, V, PART, STREAM>(at(i + 1), decay, keys[i + 1], queries[i + 1], u, odd, n);
+                i += 2;
+            }
+            if i < keys.len() {
+                row::<S, V, PART, STREAM>(at(i), decay, keys[i], queries[i], u, even, n);
+            }
+            if STREAM {
+                S::fence();
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Decay, FORMS, Form, Mixer, Padded, run};
+use super::{Decay, FORMS, Form, Mixer, Padded, RowsMut, run, run_tokens};
 use crate::kernels::recurrent::Rows;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::mamba2::Mamba2;
@@ -153,6 +153,7 @@ impl Mixer for Space {
             c: self.c.rows(tokens.clone()),
             a: self.a,
             d: self.d,
+            before: None,
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
@@ -453,6 +454,55 @@ fn a_state_goes_on_in_another_place() {
             };
             run(isa, form, &head);
             assert_eq!((out.all(), state.all()), want, "{isa:?} {form:?} {n} tokens");
+        }
+    }
+}
+
+/// Rows that are whole cache lines go past the caches after a single token.
+#[test]
+fn whole_cache_lines_go_to_another_place() {
+    const LINE: usize = 16;
+    let mut random = Random(6);
+    let rows = 21;
+    for columns in [16, 64, 80, 144] {
+        let delta = Delta::random(&mut random, Decay::Usual, 1, rows, columns);
+        let space = Space::random(&mut random, Decay::Usual, 1, rows, columns);
+        let before = random.floats(rows * columns, 1.0);
+        for isa in Isa::available() {
+            let mut memory = vec![f32::NAN; rows * columns + LINE];
+            let first = memory.as_ptr().align_offset(4 * LINE);
+            let state = &mut memory[first..first + rows * columns];
+            let mut out = delta.empty_out();
+            run_tokens(
+                isa,
+                &DeltaRule {
+                    q: delta.q.rows(0..1),
+                    k: delta.k.rows(0..1),
+                    v: delta.v.rows(0..1),
+                    decay: delta.decay.rows(0..1),
+                    beta: delta.beta.rows(0..1),
+                    before: Some(Rows::new(&before, rows, columns, columns)),
+                    state: RowsMut::new(state, rows, columns, columns),
+                    out: out.part_mut(0..1, 0..columns),
+                },
+            );
+            assert_eq!((out.all(), state.to_vec()), delta.run_all(isa, FORMS[0], &before), "{isa:?} {columns}");
+            let mut out = space.empty_out();
+            run_tokens(
+                isa,
+                &Mamba2 {
+                    x: space.x.rows(0..1),
+                    dt: space.dt.rows(0..1),
+                    b: space.b.rows(0..1),
+                    c: space.c.rows(0..1),
+                    a: space.a,
+                    d: space.d,
+                    before: Some(Rows::new(&before, rows, columns, columns)),
+                    state: RowsMut::new(state, rows, columns, columns),
+                    out: out.part_mut(0..1, 0..columns),
+                },
+            );
+            assert_eq!((out.all(), state.to_vec()), space.run_all(isa, FORMS[0], &before), "{isa:?} {columns}");
         }
     }
 }
