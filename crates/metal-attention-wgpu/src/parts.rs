@@ -49,7 +49,9 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             qk_norm: Some(QkNorm { over: NormOver::Row, after_rope: true, kind: _, eps: _ }),
             ..
         }) => return Err("norms of whole rows of queries and keys after RoPE"),
-        Mixer::Attention(AttentionSpec { output_gate: true, .. }) => return Err("gates of attention's output"),
+        Mixer::Attention(a) if a.output_gate && fast_attention(a, LayerPages::UNKNOWN).is_none() => {
+            return Err("gates of what attention of that kind gives");
+        }
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
         Mixer::Mamba(_) => return Err("Mamba"),
         Mixer::Mamba2(_) => return Err("Mamba-2"),
@@ -97,6 +99,11 @@ struct LayerPages {
     /// The group of layers whose pages they are in.
     group: usize,
     cache: CacheType,
+}
+
+impl LayerPages {
+    /// Where only the kind of kernel is asked for.
+    const UNKNOWN: Self = Self { n_ctx: 1, group: 0, cache: CacheType::F16 };
 }
 
 /// The kernels that run a layer's mixer.
@@ -159,8 +166,9 @@ impl MixerKernels {
             temperature,
             qkv_bias: _,
             fused_qkv: _,
-            output_gate: _,
+            output_gate,
         } = *a;
+        assert!(!output_gate, "gates of such attention are refused before its kernels are chosen");
         let (rope, slopes) = match positions {
             Positions::None => (None, false),
             Positions::Rope(rope) => (Some((rope.n_rot, rope.layout)), false),
@@ -286,7 +294,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         temperature,
         qkv_bias: _,
         fused_qkv: _,
-        output_gate: _,
+        output_gate,
     } = *a;
     let window = match mask {
         Mask::Causal => None,
@@ -323,6 +331,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         n_rot,
         rope_layout,
         qk_norm_eps,
+        gated: output_gate,
         cache,
     })
 }
@@ -387,7 +396,7 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         return None;
     }
     let attention = match mixer_kernels {
-        MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks => return None,
+        MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks || shape.gated => return None,
         MixerKernels::Fast(shape) => *shape,
         MixerKernels::General(..) | MixerKernels::Latent(..) | MixerKernels::ShortConv(_) => return None,
     };

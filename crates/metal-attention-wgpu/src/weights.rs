@@ -2,8 +2,8 @@
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
+    AttentionSpec, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights,
+    Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
 };
 use wgpu::Buffer;
 
@@ -55,7 +55,7 @@ pub(super) struct GpuLayer {
 pub(super) enum GpuMixer {
     /// Of attention.
     Attention {
-        /// Queries, keys and values, one after the other, as far as there are any.
+        /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
         qkv: GpuLinear,
         /// Factors of the norm of queries, then of keys; then what is added, where something is.
         qk_norm: Option<Buffer>,
@@ -365,7 +365,8 @@ impl GpuMixer {
                 let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
                 let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
                 let has_some = a.sinks.is_some() || slopes.is_some();
-                let qkv: Vec<_> = [Some(&a.q), a.k.as_ref(), a.v.as_ref()].into_iter().flatten().collect();
+                let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
+                let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).collect();
                 Ok(Self::Attention {
                     qkv: concat(gpu, "Q, K and V", &qkv, arena)?,
                     qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
@@ -489,6 +490,17 @@ impl GpuDense {
             down: concat(gpu, "the down projection", &[&w.down], arena)?,
         })
     }
+}
+
+/// The rows of all heads' gates, then those of all heads' queries, from a matrix that has each head's query and gate one below
+/// the other.
+fn gates_and_queries(a: &AttentionSpec, q: &Linear) -> Vec<Linear> {
+    let rows = |first: usize| Linear {
+        weight: q.weight.rows(first..first + a.head_dim),
+        bias: q.bias.as_ref().map(|bias| bias[first..first + a.head_dim].to_vec()),
+    };
+    let heads = |start: usize| (0..a.n_head).map(move |head| rows(2 * head * a.head_dim + start));
+    heads(a.head_dim).chain(heads(0)).collect()
 }
 
 /// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.
