@@ -1,16 +1,16 @@
 //! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
-    FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions, QkNorm, Residual,
-    RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
+    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaRuleSpec, Dense, DenseWeights, Embedding,
+    Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear,
+    Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions,
+    QkNorm, Residual, RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
 use crate::kernels::{
-    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM, MAX_TAPS,
-    MAX_USED_EXPERTS,
+    AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS,
+    MAX_FAST_HEAD_DIM, MAX_TAPS, MAX_USED_EXPERTS,
 };
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
@@ -56,12 +56,16 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Mamba(_) => return Err("Mamba"),
         Mixer::Mamba2(_) => return Err("Mamba-2"),
         Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
-        Mixer::DeltaRule(_) => return Err("the gated delta rule, a recurrent state"),
         Mixer::Rwkv6(_) => return Err("RWKV-6"),
         Mixer::Rwkv7(_) => return Err("RWKV-7"),
         Mixer::None => return Err("layers without a mixer"),
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
+                return Err("short convolutions over so many tokens");
+            }
+        }
+        Mixer::DeltaRule(of) => {
+            if of.n_tap > ConvolutionShape::MAX_WIDTH {
                 return Err("short convolutions over so many tokens");
             }
         }
@@ -117,6 +121,8 @@ pub(super) enum MixerKernels {
     Latent(LatentShape, GeneralAttention),
     /// A gated short convolution.
     ShortConv(ShortConvSpec),
+    /// A gated delta rule.
+    DeltaRule(DeltaRuleSpec),
 }
 
 impl MixerKernels {
@@ -127,17 +133,17 @@ impl MixerKernels {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::ShortConv(of), MixerWeights::ShortConv(_)) => Self::ShortConv(*of),
+            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(_)) => Self::DeltaRule(*of),
             (
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
                 | Mixer::Rwkv6(_)
                 | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its kernels are chosen"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
+            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) | Mixer::DeltaRule(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
@@ -261,7 +267,7 @@ impl MixerKernels {
             Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
             Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
-            Self::ShortConv(_) => None,
+            Self::ShortConv(_) | Self::DeltaRule(_) => None,
         }
     }
 
@@ -270,7 +276,7 @@ impl MixerKernels {
         match self {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
             Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
-            Self::ShortConv(_) => 0,
+            Self::ShortConv(_) | Self::DeltaRule(_) => 0,
         }
     }
 }
@@ -398,7 +404,10 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
     let attention = match mixer_kernels {
         MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks || shape.gated => return None,
         MixerKernels::Fast(shape) => *shape,
-        MixerKernels::General(..) | MixerKernels::Latent(..) | MixerKernels::ShortConv(_) => return None,
+        MixerKernels::General(..)
+        | MixerKernels::Latent(..)
+        | MixerKernels::ShortConv(_)
+        | MixerKernels::DeltaRule(_) => return None,
     };
     match feed_forward {
         FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {

@@ -1,5 +1,7 @@
 //! A model's weights in the GPU's memory.
 
+mod delta_rule;
+
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
     AttentionSpec, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights,
@@ -10,6 +12,8 @@ use wgpu::Buffer;
 use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+
+pub(super) use delta_rule::GpuDeltaRule;
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]
@@ -86,6 +90,8 @@ pub(super) enum GpuMixer {
         taps: Buffer,
         out: GpuLinear,
     },
+    /// Of a gated delta rule.
+    DeltaRule(GpuDeltaRule),
 }
 
 /// Weights of a feed-forward.
@@ -345,7 +351,7 @@ impl GpuLayer {
                     down: &dense.down.weight,
                 })
             }
-            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _)
+            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. } | GpuMixer::DeltaRule(_), _)
             | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
         }
     }
@@ -410,17 +416,17 @@ impl GpuMixer {
                 taps: gpu.upload("the taps of a convolution", &w.taps)?,
                 out: concat(gpu, "the convolution's output matrix", &[&w.out], arena)?,
             }),
+            (Mixer::DeltaRule(_), MixerWeights::DeltaRule(w)) => Ok(Self::DeltaRule(GpuDeltaRule::new(gpu, w, arena)?)),
             (
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
                 | Mixer::Rwkv6(_)
                 | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its weights are uploaded"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
+            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) | Mixer::DeltaRule(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
