@@ -40,7 +40,8 @@
 {% set chunk = "chunk * " ~ values * groups ~ "u + " if chunks > 1 else "" %}
 {% set pages = split // page %}
 {% set part = "xyzw" %}
-@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
+@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {% if gated %}2 {% endif %}N_HEAD + 2 N_HEAD_KV, HEAD_DIM]{% if gated %}, gates first{% endif %}
+
 {% set rope_binding = 1 %}
 {% include "rope.wgsl" %}
 {% set batch_binding = 2 %}
@@ -99,11 +100,12 @@ fn turned(head: u32, weight: u32, e: u32, pos: u32) -> f32 {
     return select(both.y, both.x, e == at.x);
 }
 
+{% set n_gate = n_head if gated else 0 %}
 // Place in `qkv` of the head that item `item` of a workgroup stands for: its query heads, its key head, its value head.
 fn head_start(token: u32, kv_head: u32, block: u32, item: u32) -> u32 {
     var head = kv_head * GROUP + min(block * HEADS + item, GROUP - 1u);
     if item >= HEADS { head = N_HEAD + kv_head + (item - HEADS) * N_HEAD_KV; }
-    return (token * (N_HEAD + 2u * N_HEAD_KV) + head) * HEAD_DIM;
+    return (token * ({{ n_gate }}u + N_HEAD + 2u * N_HEAD_KV) + {{ n_gate }}u + head) * HEAD_DIM;
 }
 
 @compute @workgroup_size({{ threads }})
@@ -393,7 +395,12 @@ fn main(
         for (var g = 0u; g < {{ groups // 2 }}u; g++) { sum += sums[(h * {{ groups // 2 }}u + g) * KV_UNITS + e / 4u][e % 4u]; }
         let head_total = {% if heads == 1 %}total{% else %}total[h]{% endif %};
         if grid.y == 1u {
+{% if gated %}
+            let gate = qkv[(token * (2u * N_HEAD + 2u * N_HEAD_KV) + head) * HEAD_DIM + e];
+            att[(token * N_HEAD + head) * HEAD_DIM + e] = sum / (head_total * (1.0 + exp(min(-gate, 80.0))));
+{% else %}
             att[(token * N_HEAD + head) * HEAD_DIM + e] = sum / head_total;
+{% endif %}
         } else {
             let to = ((group.y * n_tokens() + token) * N_HEAD + head) * (HEAD_DIM + 2u);
             partial[to + e] = sum;

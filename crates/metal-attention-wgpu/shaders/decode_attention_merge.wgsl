@@ -6,6 +6,9 @@
 @group(0) @binding(1) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
 {% set batch_binding = 2 %}
 {% include "batch.wgsl" %}
+{% if gated %}
+@group(0) @binding(3) var<storage, read> qkv: array<f32>; // [n_tokens, 2 N_HEAD + 2 N_HEAD_KV, HEAD_DIM], gates first
+{% endif %}
 const N_HEAD: u32 = {{ n_head }}u;
 const HEAD_DIM: u32 = {{ head_dim }}u;
 
@@ -33,6 +36,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
             sum += weight * partial[part + e];
             total += weight * partial[part + HEAD_DIM + 1u];
         }
+{% if gated %}
+        let gate = qkv[(group.y * {{ 2 * n_head + 2 * n_head_kv }}u + group.x) * HEAD_DIM + e];
+        total *= 1.0 + exp(min(-gate, 80.0));
+{% endif %}
         att[row * HEAD_DIM + e] = sum / total;
     }
 }

@@ -18,7 +18,7 @@
 {% set keys_of_tile = 4 * parts %}
 {% set loads = (keys_of_tile * kv_units + threads - 1) // threads %}
 {% set part = "xyzw" %}
-@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM], rotated
+@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], rotated
 @group(0) @binding(1) var<storage, read> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read> values: array<Unit>;
 @group(0) @binding(3) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
@@ -30,6 +30,7 @@
 {% endif %}
 const HEAD_DIM: u32 = {{ head_dim }}u;
 const N_HEAD: u32 = {{ n_head }}u;
+const N_GATE: u32 = {{ n_head if gated else 0 }}u;
 const QUERIES: u32 = {{ queries }}u;
 const LANES: u32 = {{ lanes }}u;
 const TEAM: u32 = QUERIES * LANES; // threads of a part
@@ -66,7 +67,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let first = 0u;
 {% endif %}
 
-    let query = (known * (N_HEAD + 2u * N_HEAD_KV) + head) * HEAD_DIM;
+    let query = (known * (N_GATE + N_HEAD + 2u * N_HEAD_KV) + N_GATE + head) * HEAD_DIM;
 {% for u in range(units) %}
     var q_{{ u }} = vec4<f32>();
     var sum_{{ u }} = vec4<f32>();
@@ -211,8 +212,17 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endif %}
     if part == 0u && token < end {
         let place = (token * N_HEAD + head) * HEAD_DIM;
+{% if gated %}
+        let gate = (token * (2u * N_HEAD + 2u * N_HEAD_KV) + head) * HEAD_DIM;
+{% endif %}
 {% for u in range(units) %}
 {% for e in range(4) %}
+{% if gated %}
+        if (lane + {{ u * lanes }}u) * 4u + {{ e }}u < HEAD_DIM {
+            let e = (lane + {{ u * lanes }}u) * 4u + {{ e }}u;
+            sum_{{ u }}.{{ part[e] }} /= 1.0 + exp(min(-qkv[gate + e], 80.0));
+        }
+{% endif %}
 {% if stride > kv_units or head_dim % 4 != 0 %}
         if (lane + {{ u * lanes }}u) * 4u + {{ e }}u < HEAD_DIM { att[place + (lane + {{ u * lanes }}u) * 4u + {{ e }}u] = sum_{{ u }}.{{ part[e] }} / total; }
 {% else %}

@@ -27,7 +27,7 @@ enable f16;
 {% set loads = (keys_of_tile * kv_units + threads - 1) // threads %}
 {% set columns = head_dim // 16 // subgroup_count %}
 {% set wide = [keys_of_tile, head_dim] | max %}
-@group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM], queries rotated
+@group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>; // [n_tokens, N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], queries rotated
 {% if cooperative_f16 %}
 @group(0) @binding(1) var<storage, read> keys: array<vec4<f16>>;
 @group(0) @binding(2) var<storage, read> values: array<vec4<f16>>;
@@ -43,6 +43,7 @@ enable f16;
 @group(0) @binding(5) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
 {% endif %}
 const N_HEAD: u32 = {{ n_head }}u;
+const N_GATE: u32 = {{ n_head if gated else 0 }}u;
 const LANES: u32 = {{ lanes }}u;
 const KEYS: u32 = {{ keys_of_tile }}u;
 const NEVER: f32 = -3.4e38; // the score of a position that is not seen
@@ -97,7 +98,7 @@ fn main(
     let first = 0u;
 {% endif %}
 
-    let query = (known * (N_HEAD + 2u * N_HEAD_KV) + head) * KV_UNITS;
+    let query = (known * (N_GATE + N_HEAD + 2u * N_HEAD_KV) + N_GATE + head) * KV_UNITS;
     var size = 0.0;
 {% for u in range(units) %}
     let q_{{ u }} = qkv[query + min(lane + {{ u * lanes }}u, KV_UNITS - 1u)] * {{ scale }};
@@ -256,6 +257,12 @@ fn main(
 {% endif %}
     if token < end {
 {% for u in range(units) %}
+{% if gated %}
+        if lane + {{ u * lanes }}u < KV_UNITS {
+            let gate = qkv[(token * (2u * N_HEAD + 2u * N_HEAD_KV) + head) * KV_UNITS + lane + {{ u * lanes }}u];
+            sum_{{ u }} /= 1.0 + exp(min(-gate, vec4(80.0)));
+        }
+{% endif %}
         if lane + {{ u * lanes }}u < KV_UNITS { att[(token * N_HEAD + head) * KV_UNITS + lane + {{ u * lanes }}u] = sum_{{ u }} / total; }
 {% endfor %}
     }

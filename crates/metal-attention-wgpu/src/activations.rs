@@ -15,16 +15,18 @@ pub(super) struct Widths {
     pub(super) n_embd: usize,
     /// What is projected to queries, keys and values; queries alone where attention is latent. The inputs of other mixers.
     pub(super) qkv: usize,
-    /// Queries as the general kernels compare them with cached keys.
+    /// Queries as the general kernels compare them with cached keys; what a convolution before a recurrence gives.
     pub(super) queries: usize,
     /// Compressed queries.
     pub(super) q_rank: usize,
-    /// Compressed rows and the key that heads share.
+    /// Compressed rows and the key that heads share; gates of a recurrence, where they are projected apart.
     pub(super) compressed: usize,
     /// What attention or another mixer gives.
     pub(super) att: usize,
-    /// Values of the heads, where what attention gives has to be expanded to them.
+    /// Values of the heads, where what attention gives has to be expanded to them; results of a recurrence before their norm.
     pub(super) values: usize,
+    /// Counters of the workgroups that share what a recurrence keeps.
+    pub(super) tickets: usize,
     /// Gate and up, or up.
     pub(super) gate_up: usize,
     /// The activated gate.
@@ -68,6 +70,15 @@ impl Widths {
                 MixerKernels::ShortConv(conv) => {
                     widen(&mut w.qkv, 3 * conv.width);
                     widen(&mut w.att, conv.width);
+                }
+                MixerKernels::DeltaRule(rule) => {
+                    let (n_channels, n_values) = (rule.n_channels(), rule.n_values());
+                    widen(&mut w.qkv, n_channels + n_values + 2 * rule.n_head_v);
+                    widen(&mut w.compressed, 2 * rule.n_head_v);
+                    widen(&mut w.queries, n_channels);
+                    widen(&mut w.values, n_values);
+                    widen(&mut w.att, n_values);
+                    widen(&mut w.tickets, rule.n_head_k);
                 }
             }
             match &layer.mixer {
@@ -120,9 +131,9 @@ impl Widths {
     }
 
     /// Elements of all buffers with a row for each token.
-    fn rows(&self) -> [usize; 19] {
+    fn rows(&self) -> [usize; 20] {
         let Self { n_embd, qkv, queries, q_rank, compressed, att, values, gate_up, gated, own_inputs, .. } = *self;
-        let Self { scores, experts, streams, router, laurel_rank, laurel, n_vocab: _, .. } = *self;
+        let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, n_vocab: _, .. } = *self;
         [
             n_embd,
             n_embd,
@@ -133,6 +144,7 @@ impl Widths {
             compressed,
             att,
             values,
+            tickets,
             gate_up,
             gated,
             own_inputs,
@@ -163,16 +175,19 @@ pub(super) struct Activations {
     pub(super) result: Buffer,
     /// `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`
     pub(super) qkv: Buffer,
-    /// Queries as the general kernels compare them with cached keys, `[n_tokens, n_head, key_dim]`.
+    /// Queries as the general kernels compare them with cached keys, `[n_tokens, n_head, key_dim]`; what a convolution before a
+    /// recurrence gives, `[n_tokens, n_channels]`.
     pub(super) queries: Buffer,
     /// Compressed queries, `[n_tokens, q_rank]`.
     pub(super) q_a: Buffer,
-    /// Compressed rows and the key that heads share, `[n_tokens, kv_rank + n_rot]`.
+    /// Compressed rows and the key that heads share, `[n_tokens, kv_rank + n_rot]`; gates of a recurrence.
     pub(super) kv_a: Buffer,
     /// What attention gives, `[n_tokens, n_head * value_dim]`.
     pub(super) att: Buffer,
-    /// Values that came of compressed ones, `[n_tokens, n_head * value_dim]`.
+    /// Values that came of compressed ones, or results of a recurrence before their norm, `[n_tokens, n_head * value_dim]`.
     pub(super) values: Buffer,
+    /// Counters of the workgroups that share what a recurrence keeps, `[n_runs, n]`: zeros between dispatches.
+    pub(super) tickets: Buffer,
     /// `[n_tokens, 2 n_ff]`, gate and up of an element side by side; `[n_tokens, n_ff]` without a gate.
     pub(super) gate_up: Buffer,
     /// `[n_tokens, n_ff]`
@@ -272,6 +287,7 @@ impl Activations {
             kv_a: rows(widths.compressed)?,
             att: rows(widths.att)?,
             values: rows(widths.values)?,
+            tickets: rows(widths.tickets)?,
             gate_up: rows(widths.gate_up)?,
             gated: rows(widths.gated)?,
             own_inputs: rows(widths.own_inputs)?,

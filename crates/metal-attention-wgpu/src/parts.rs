@@ -1,16 +1,16 @@
 //! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
-    FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions, QkNorm, Residual,
-    RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
+    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaRuleSpec, Dense, DenseWeights, Embedding,
+    Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear,
+    Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions,
+    QkNorm, Residual, RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
 use crate::kernels::{
-    AttentionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM, MAX_TAPS,
-    MAX_USED_EXPERTS,
+    AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS,
+    MAX_FAST_HEAD_DIM, MAX_TAPS, MAX_USED_EXPERTS,
 };
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
@@ -49,17 +49,23 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             qk_norm: Some(QkNorm { over: NormOver::Row, after_rope: true, kind: _, eps: _ }),
             ..
         }) => return Err("norms of whole rows of queries and keys after RoPE"),
-        Mixer::Attention(AttentionSpec { output_gate: true, .. }) => return Err("gates of attention's output"),
+        Mixer::Attention(a) if a.output_gate && fast_attention(a, LayerPages::UNKNOWN).is_none() => {
+            return Err("gates of what attention of that kind gives");
+        }
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
         Mixer::Mamba(_) => return Err("Mamba"),
         Mixer::Mamba2(_) => return Err("Mamba-2"),
         Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
-        Mixer::DeltaRule(_) => return Err("the gated delta rule, a recurrent state"),
         Mixer::Rwkv6(_) => return Err("RWKV-6"),
         Mixer::Rwkv7(_) => return Err("RWKV-7"),
         Mixer::None => return Err("layers without a mixer"),
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
+                return Err("short convolutions over so many tokens");
+            }
+        }
+        Mixer::DeltaRule(of) => {
+            if of.n_tap > ConvolutionShape::MAX_WIDTH {
                 return Err("short convolutions over so many tokens");
             }
         }
@@ -99,6 +105,11 @@ struct LayerPages {
     cache: CacheType,
 }
 
+impl LayerPages {
+    /// Where only the kind of kernel is asked for.
+    const UNKNOWN: Self = Self { n_ctx: 1, group: 0, cache: CacheType::F16 };
+}
+
 /// The kernels that run a layer's mixer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum MixerKernels {
@@ -110,6 +121,8 @@ pub(super) enum MixerKernels {
     Latent(LatentShape, GeneralAttention),
     /// A gated short convolution.
     ShortConv(ShortConvSpec),
+    /// A gated delta rule.
+    DeltaRule(DeltaRuleSpec),
 }
 
 impl MixerKernels {
@@ -120,17 +133,17 @@ impl MixerKernels {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::ShortConv(of), MixerWeights::ShortConv(_)) => Self::ShortConv(*of),
+            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(_)) => Self::DeltaRule(*of),
             (
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
                 | Mixer::Rwkv6(_)
                 | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its kernels are chosen"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
+            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) | Mixer::DeltaRule(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
@@ -159,8 +172,9 @@ impl MixerKernels {
             temperature,
             qkv_bias: _,
             fused_qkv: _,
-            output_gate: _,
+            output_gate,
         } = *a;
+        assert!(!output_gate, "gates of such attention are refused before its kernels are chosen");
         let (rope, slopes) = match positions {
             Positions::None => (None, false),
             Positions::Rope(rope) => (Some((rope.n_rot, rope.layout)), false),
@@ -253,7 +267,7 @@ impl MixerKernels {
             Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
             Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
-            Self::ShortConv(_) => None,
+            Self::ShortConv(_) | Self::DeltaRule(_) => None,
         }
     }
 
@@ -262,7 +276,7 @@ impl MixerKernels {
         match self {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
             Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
-            Self::ShortConv(_) => 0,
+            Self::ShortConv(_) | Self::DeltaRule(_) => 0,
         }
     }
 }
@@ -286,7 +300,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         temperature,
         qkv_bias: _,
         fused_qkv: _,
-        output_gate: _,
+        output_gate,
     } = *a;
     let window = match mask {
         Mask::Causal => None,
@@ -323,6 +337,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         n_rot,
         rope_layout,
         qk_norm_eps,
+        gated: output_gate,
         cache,
     })
 }
@@ -387,9 +402,12 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         return None;
     }
     let attention = match mixer_kernels {
-        MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks => return None,
+        MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks || shape.gated => return None,
         MixerKernels::Fast(shape) => *shape,
-        MixerKernels::General(..) | MixerKernels::Latent(..) | MixerKernels::ShortConv(_) => return None,
+        MixerKernels::General(..)
+        | MixerKernels::Latent(..)
+        | MixerKernels::ShortConv(_)
+        | MixerKernels::DeltaRule(_) => return None,
     };
     match feed_forward {
         FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {

@@ -1,5 +1,6 @@
 //! The dispatches of a forward pass, in the order of the paper, bound to their buffers.
 
+mod delta_rule;
 mod ends;
 mod experts;
 mod layer;

@@ -1,15 +1,19 @@
 //! A model's weights in the GPU's memory.
 
+mod delta_rule;
+
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
+    AttentionSpec, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights,
+    Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
 };
 use wgpu::Buffer;
 
 use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+
+pub(super) use delta_rule::GpuDeltaRule;
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]
@@ -55,7 +59,7 @@ pub(super) struct GpuLayer {
 pub(super) enum GpuMixer {
     /// Of attention.
     Attention {
-        /// Queries, keys and values, one after the other, as far as there are any.
+        /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
         qkv: GpuLinear,
         /// Factors of the norm of queries, then of keys; then what is added, where something is.
         qk_norm: Option<Buffer>,
@@ -86,6 +90,8 @@ pub(super) enum GpuMixer {
         taps: Buffer,
         out: GpuLinear,
     },
+    /// Of a gated delta rule.
+    DeltaRule(GpuDeltaRule),
 }
 
 /// Weights of a feed-forward.
@@ -345,7 +351,7 @@ impl GpuLayer {
                     down: &dense.down.weight,
                 })
             }
-            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _)
+            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. } | GpuMixer::DeltaRule(_), _)
             | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
         }
     }
@@ -365,7 +371,8 @@ impl GpuMixer {
                 let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
                 let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
                 let has_some = a.sinks.is_some() || slopes.is_some();
-                let qkv: Vec<_> = [Some(&a.q), a.k.as_ref(), a.v.as_ref()].into_iter().flatten().collect();
+                let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
+                let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).collect();
                 Ok(Self::Attention {
                     qkv: concat(gpu, "Q, K and V", &qkv, arena)?,
                     qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
@@ -409,17 +416,17 @@ impl GpuMixer {
                 taps: gpu.upload("the taps of a convolution", &w.taps)?,
                 out: concat(gpu, "the convolution's output matrix", &[&w.out], arena)?,
             }),
+            (Mixer::DeltaRule(_), MixerWeights::DeltaRule(w)) => Ok(Self::DeltaRule(GpuDeltaRule::new(gpu, w, arena)?)),
             (
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
                 | Mixer::Rwkv6(_)
                 | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its weights are uploaded"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
+            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) | Mixer::DeltaRule(_), _) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
@@ -489,6 +496,17 @@ impl GpuDense {
             down: concat(gpu, "the down projection", &[&w.down], arena)?,
         })
     }
+}
+
+/// The rows of all heads' gates, then those of all heads' queries, from a matrix that has each head's query and gate one below
+/// the other.
+fn gates_and_queries(a: &AttentionSpec, q: &Linear) -> Vec<Linear> {
+    let rows = |first: usize| Linear {
+        weight: q.weight.rows(first..first + a.head_dim),
+        bias: q.bias.as_ref().map(|bias| bias[first..first + a.head_dim].to_vec()),
+    };
+    let heads = |start: usize| (0..a.n_head).map(move |head| rows(2 * head * a.head_dim + start));
+    heads(a.head_dim).chain(heads(0)).collect()
 }
 
 /// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.

@@ -22,12 +22,24 @@ const N_CTX: usize = 400;
 /// another text's, gives 1e-3 and more.
 const LIMIT: f64 = 1e-8;
 
-/// Published models of each kind, and one that ends with a convolution, over more tokens.
+/// Published models of each kind, and some that end with a recurrent layer: a convolution over more tokens, a delta rule.
 fn models() -> Vec<Toy> {
-    let published = ["lfm2.gguf", "lfm2moe.gguf"].map(|name| read(name, &more_architectures()[name]));
+    let published = ["lfm2.gguf", "lfm2moe.gguf", "qwen35.gguf", "qwen35moe.gguf", "qwen3next.gguf"];
+    let published = published.map(|name| read(name, &more_architectures()[name]));
     let mut ends = metadata("lfm2", 4, &[("shortconv.l_cache", 16)]);
     ends.set("lfm2.attention.head_count_kv", vec![0u32, 2, 0, 0]);
-    published.into_iter().chain([toy("a convolution last", &ends)]).collect()
+    let delta = [
+        ("ssm.group_count", 3),
+        ("ssm.state_size", 20),
+        ("ssm.time_step_rank", 6),
+        ("ssm.inner_size", 54),
+        ("ssm.conv_kernel", 3),
+        ("rope.dimension_count", 8),
+        ("full_attention_interval", 2),
+    ];
+    let toys =
+        [("a convolution last", ends), ("the delta rule last, in heads of odd lengths", metadata("qwen35", 5, &delta))];
+    published.into_iter().chain(toys.map(|(name, metadata)| toy(name, &metadata))).collect()
 }
 
 fn options() -> GpuForwardPassOptions {

@@ -42,14 +42,30 @@ pub struct AttentionShape {
     pub rope_layout: RopeLayout,
     /// Epsilon of the RMSNorm over each query and key head before RoPE, for models that have one.
     pub qk_norm_eps: Option<f32>,
+    /// Whether each query head has a gate, as long as it, whose sigmoid multiplies the head's result.
+    pub gated: bool,
     /// Element type of the KV cache.
     pub cache: CacheType,
 }
 
 impl AttentionShape {
-    /// Elements of a token's row of Q, K and V.
+    /// Elements of a token's row of gates, where there are some, Q, K and V.
     pub fn qkv_len(&self) -> usize {
-        (self.n_head + 2 * self.n_head_kv) * self.head_dim
+        (self.n_gate() + self.n_head + 2 * self.n_head_kv) * self.head_dim
+    }
+
+    /// Gates before the first query head.
+    fn n_gate(&self) -> usize {
+        if self.gated { self.n_head } else { 0 }
+    }
+
+    /// Refuses gates, for kernels that know none.
+    pub(crate) fn check_ungated(&self) -> Result<(), GpuError> {
+        if self.gated {
+            let why = "heads have gates, which this kernel does not know".to_owned();
+            return Err(GpuError::Mismatch { what: "attention".into(), why });
+        }
+        Ok(())
     }
 
     /// Elements of a token's row of results.
@@ -107,6 +123,7 @@ impl AttentionShape {
             ("n_head", self.n_head.into()),
             ("n_head_kv", self.n_head_kv.into()),
             ("head_dim", self.head_dim.into()),
+            ("gated", self.gated.into()),
             ("n_ctx", self.n_ctx.into()),
             ("page", PAGE.into()),
             ("group", self.group.into()),
@@ -160,6 +177,7 @@ impl AttentionShape {
         n_rot: 64,
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,
+        gated: false,
         cache: CacheType::F16,
     };
 }
@@ -167,7 +185,8 @@ impl AttentionShape {
 /// Buffers of an attention layer.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBuffers<'a> {
-    /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads.
+    /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads; where heads have gates, these
+    /// before them, `[n_tokens, 2 n_head + 2 n_head_kv, head_dim]`.
     pub qkv: &'a wgpu::Buffer,
     /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle.
     pub rope: &'a wgpu::Buffer,
@@ -269,8 +288,19 @@ impl AttentionTwin {
     /// Appends the tokens and returns their results: `qkv` and the result as in [`AttentionBuffers`].
     pub fn step(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<f32> {
         let n_head = self.shape.n_head;
+        let (dim, row) = (self.shape.head_dim, self.shape.qkv_len());
         let queries = self.append(tokens, qkv);
-        queries.iter().enumerate().flat_map(|(i, q)| self.attend(tokens[i / n_head], i % n_head, q)).collect()
+        let heads = queries.iter().enumerate().flat_map(|(i, q)| {
+            let mut result = self.attend(tokens[i / n_head], i % n_head, q);
+            if self.shape.gated {
+                let gates = &qkv[i / n_head * row + i % n_head * dim..][..dim];
+                for (x, gate) in result.iter_mut().zip(gates) {
+                    *x /= 1.0 + (-f64::from(*gate)).exp();
+                }
+            }
+            result.into_iter().map(|x| x as f32)
+        });
+        heads.collect()
     }
 
     /// Appends the tokens and returns their queries.
@@ -278,7 +308,7 @@ impl AttentionTwin {
         let shape = self.shape;
         let mut queries = Vec::new();
         for (token, row) in tokens.iter().zip(qkv.chunks_exact(shape.qkv_len())) {
-            for (h, head) in row.chunks_exact(shape.head_dim).enumerate() {
+            for (h, head) in row.chunks_exact(shape.head_dim).skip(shape.n_gate()).enumerate() {
                 let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
                 if h < shape.n_head + shape.n_head_kv {
                     if let Some(eps) = shape.qk_norm_eps {
@@ -301,7 +331,7 @@ impl AttentionTwin {
         queries
     }
 
-    fn attend(&self, token: BatchToken, head: usize, q: &[f64]) -> Vec<f32> {
+    fn attend(&self, token: BatchToken, head: usize, q: &[f64]) -> Vec<f64> {
         let shape = self.shape;
         let kv_head = head / (shape.n_head / shape.n_head_kv);
         let rows: Vec<usize> = shape.seen(token.pos).map(|pos| self.row(token.seq, kv_head, pos)).collect();
@@ -315,7 +345,7 @@ impl AttentionTwin {
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
         let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
         (0..shape.head_dim)
-            .map(|e| (rows.iter().zip(&weights).map(|(&r, w)| w * self.values[r][e]).sum::<f64>() / total) as f32)
+            .map(|e| rows.iter().zip(&weights).map(|(&r, w)| w * self.values[r][e]).sum::<f64>() / total)
             .collect()
     }
 }

@@ -57,7 +57,9 @@ pub fn decode_attention_merge(
     shape.check()?;
     let grid = [Extent::WhenSplit(shape.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
     let b = buffers.bound(shape);
-    Dispatch::new(gpu, &merge_key(shape), &[b.partial, b.att, b.batch], grid)
+    let mut bound = vec![b.partial, b.att, b.batch];
+    bound.extend(shape.gated.then_some(b.qkv));
+    Dispatch::new(gpu, &merge_key(shape), &bound, grid)
 }
 
 /// Query heads per workgroup, and how many such blocks of heads read one KV head.

@@ -161,6 +161,7 @@ pub fn decode_layers(
         return Ok(Err("a workgroup has too little memory for the widths"));
     }
     a.check()?;
+    a.check_ungated()?;
     let LayersBuffers { params, x, flow, ended, gave_up, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
     let ends = layers

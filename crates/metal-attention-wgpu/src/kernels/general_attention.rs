@@ -122,6 +122,7 @@ impl GeneralAttention {
             "decode_attention_merge",
             [
                 ("n_head", self.n_head.into()),
+                ("gated", false.into()),
                 ("head_dim", self.value_dim.into()),
                 ("n_ctx", self.n_ctx.into()),
                 ("split", SPLIT.into()),

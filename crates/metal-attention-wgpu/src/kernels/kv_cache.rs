@@ -21,6 +21,7 @@ pub fn kv_cache_copy(
     let units = 2 * shape.n_head_kv * shape.padded_head_dim() / 4;
     let grid = [Extent::Fixed(units.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
     shape.check()?;
+    shape.check_ungated()?;
     let b = buffers.bound(shape);
     Dispatch::new(gpu, &key(shape), &[b.qkv, b.keys, b.values, b.batch], grid)
 }

@@ -54,6 +54,7 @@ pub fn rope_apply_dual(
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, GpuError> {
     shape.check()?;
+    shape.check_ungated()?;
     let b = buffers.bound(shape);
     let mut bound = vec![b.qkv, b.rope, b.batch];
     bound.extend(b.qk_norm);

@@ -22,6 +22,8 @@ impl PlanBuilder<'_> {
         match self.mixers[i] {
             MixerKernels::Fast(_) | MixerKernels::General(..) | MixerKernels::ShortConv(_) => false,
             MixerKernels::Latent(..) => true,
+            // The kernels of one token take the norm on the way.
+            MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
 
@@ -53,7 +55,17 @@ impl PlanBuilder<'_> {
                 self.short_conv(d, i, *of, linear, taps, input)?;
                 Ok((out, &s.att))
             }
-            (GpuMixer::Attention { .. } | GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _) => {
+            (GpuMixer::DeltaRule(w), MixerKernels::DeltaRule(of)) => {
+                self.delta_rule(d, i, of, w, input)?;
+                Ok((&w.out, &s.att))
+            }
+            (
+                GpuMixer::Attention { .. }
+                | GpuMixer::Latent { .. }
+                | GpuMixer::ShortConv { .. }
+                | GpuMixer::DeltaRule(_),
+                _,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
@@ -94,7 +106,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Whether every token is the next one of its sequence.
-    fn decodes(&self) -> bool {
+    pub(super) fn decodes(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
             BatchKind::Few | BatchKind::Many => false,

@@ -59,6 +59,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
         n_rot: head_dim,
         rope_layout: Interleaved,
         qk_norm_eps: None,
+        gated: false,
         cache: F32,
     }
 }
@@ -230,6 +231,9 @@ fn shapes() -> Vec<AttentionShape> {
         AttentionShape { soft_cap: Some(2.0), ..of(4, 2, 256, Some(150), 256, Halves, None, F32) },
         AttentionShape { sinks: true, ..of(8, 1, 64, Some(128), 64, Halves, None, F16) },
         AttentionShape { sinks: true, soft_cap: Some(5.0), ..of(5, 1, 20, None, 20, Interleaved, None, F32) },
+        AttentionShape { gated: true, ..of(4, 2, 64, None, 16, Halves, Some(1e-6), F32) },
+        AttentionShape { gated: true, ..of(6, 1, 256, Some(140), 64, Halves, Some(1e-6), F16) },
+        AttentionShape { gated: true, sinks: true, ..of(3, 1, 31, None, 30, Interleaved, None, F32) },
         AttentionShape { soft_cap: Some(4.0), ..of(3, 3, 80, None, 80, Halves, Some(1e-6), F32) },
     ]
 }
@@ -279,7 +283,8 @@ fn attention_on_matrix_units_matches_its_twin() {
             ..AttentionShape { head_dim, n_rot: head_dim, ..base }
         };
         let sinks = AttentionShape { sinks: true, soft_cap: Some(3.0), ..window(32, 60) };
-        for shape in [base, window(32, 40), window(96, 1), sinks, AttentionShape { soft_cap: None, ..sinks }] {
+        let gated = AttentionShape { gated: true, ..window(32, 50) };
+        for shape in [base, window(32, 40), window(96, 1), sinks, AttentionShape { soft_cap: None, ..sinks }, gated] {
             // Plain loops take 32-bit floats, and so twice the memory.
             if !gpu.features().cooperative_f16 && shape.head_dim == 64 {
                 continue;

@@ -18,6 +18,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         n_rot: 0,
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,
+        gated: false,
         cache,
     }
 }

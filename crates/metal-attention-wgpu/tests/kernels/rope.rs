@@ -78,6 +78,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                     n_rot,
                     rope_layout: layout,
                     qk_norm_eps,
+                    gated: false,
                     cache: CacheType::F32,
                 };
                 let table = table(n_rot, layout);

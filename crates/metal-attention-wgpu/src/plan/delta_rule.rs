@@ -1,0 +1,184 @@
+//! The gated delta rule (Qwen 3.5, Qwen3-Next), whose recurrent state is a matrix for each head and the last inputs of a
+//! convolution.
+
+use metal_attention_model::{DeltaRuleSpec, KeySharing, NormKind};
+use wgpu::Buffer;
+
+use super::{Input, PlanBuilder, Product};
+use crate::kernels::{
+    self, ConvolutionBuffers, ConvolutionShape, Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
+    DeltaRuleStepBuffers, GroupNormBuffers, GroupNormShape, KeyHeads, MatvecOutput, OutputGate, RowsAt, StatesAt,
+};
+use crate::weights::{GpuDeltaRule, GpuMixer};
+use crate::{Dispatch, Extent, GpuError};
+
+/// What the gate of a result goes through.
+const GATE: OutputGate = OutputGate::Silu;
+
+/// Where what the projections give lies.
+struct Projected<'a> {
+    /// Inputs of the convolution: queries, keys, values.
+    channels: RowsAt,
+    /// Gates of the results.
+    gate: RowsAt,
+    /// What `beta` comes of, and what the decay comes of.
+    beta: RowsAt,
+    decay: RowsAt,
+    /// The buffer of the last two; the others are in `qkv`.
+    gates: &'a Buffer,
+}
+
+impl PlanBuilder<'_> {
+    /// Whether layer `i` has a delta rule whose gates are projected apart.
+    pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
+        matches!(&self.weights.layers[i].mixer, GpuMixer::DeltaRule(w) if w.gates.is_some())
+    }
+
+    /// The gated delta rule of layer `i`, up to the row that the output matrix multiplies.
+    pub(super) fn delta_rule(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        spec: &DeltaRuleSpec,
+        w: &GpuDeltaRule,
+        input: Input<'_>,
+    ) -> Result<(), GpuError> {
+        let s = self.s;
+        self.product_of(d, input, Product::new(&w.inputs, MatvecOutput::Store, &s.x, &s.qkv))?;
+        if let Some(gates) = &w.gates {
+            self.product_of(d, input, Product::new(gates, MatvecOutput::Store, &s.x, &s.kv_a))?;
+        }
+        let projected = self.projected(spec, w);
+        if self.decodes()
+            && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
+        {
+            d.push(step);
+            return Ok(());
+        }
+        self.delta_rule_scan(d, i, spec, w, &projected)
+    }
+
+    fn projected(&self, spec: &DeltaRuleSpec, w: &GpuDeltaRule) -> Projected<'_> {
+        let (n_channels, n_head) = (spec.n_channels(), spec.n_head_v);
+        let n = n_channels + spec.n_values();
+        let apart = w.gates.is_some();
+        let stride = if apart { n } else { n + 2 * n_head };
+        let (gates, stride_of_gates, first) =
+            if apart { (&self.s.kv_a, 2 * n_head, 0) } else { (&self.s.qkv, stride, n) };
+        Projected {
+            channels: RowsAt { stride, at: 0 },
+            gate: RowsAt { stride, at: n_channels },
+            beta: RowsAt { stride: stride_of_gates, at: first },
+            decay: RowsAt { stride: stride_of_gates, at: first + n_head },
+            gates,
+        }
+    }
+
+    /// All between the projections and the output matrix at once; `None` where a head is too large for that.
+    fn delta_rule_step(
+        &self,
+        i: usize,
+        spec: &DeltaRuleSpec,
+        w: &GpuDeltaRule,
+        projected: &Projected<'_>,
+    ) -> Result<Option<Dispatch>, GpuError> {
+        let s = self.s;
+        let of = self.delta_rule_shape(spec, projected.channels, projected);
+        let step = DeltaRuleStep {
+            width: spec.n_tap,
+            bias: false,
+            convolution_at: of.state_elements(),
+            norm_eps: spec.eps,
+            gate_kind: GATE,
+            gate: projected.gate,
+        };
+        let buffers = self.delta_rule_buffers(i, w, projected, &s.qkv, &s.att);
+        let with =
+            DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate: &s.qkv, norm_weight: &w.norm, tickets: &s.tickets };
+        kernels::delta_rule_step(self.gpu, &of, &step, &buffers, &with, Extent::Runs)
+    }
+
+    /// The convolution of all tokens, then the recurrence, then the norm of its results.
+    fn delta_rule_scan(
+        &self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        spec: &DeltaRuleSpec,
+        w: &GpuDeltaRule,
+        projected: &Projected<'_>,
+    ) -> Result<(), GpuError> {
+        let (gpu, s) = (self.gpu, self.s);
+        let (states, segments) = (self.states.of_layer(i), self.states.segments());
+        let convolved = RowsAt::whole(spec.n_channels());
+        let of = self.delta_rule_shape(spec, convolved, projected);
+        let convolution = ConvolutionShape {
+            channels: spec.n_channels(),
+            width: spec.n_tap,
+            bias: false,
+            silu: true,
+            x: projected.channels,
+            out: convolved,
+            states: StatesAt { at: of.state_elements(), ..of.states },
+        };
+        let buffers = ConvolutionBuffers { x: &s.qkv, taps: &w.taps, bias: None, states, out: &s.queries, segments };
+        d.push(kernels::convolution(gpu, &convolution, &buffers, Extent::Runs)?);
+        let buffers = self.delta_rule_buffers(i, w, projected, &s.queries, &s.values);
+        d.push(kernels::delta_rule(gpu, &of, &buffers, Extent::Runs)?);
+        let norm = GroupNormShape {
+            n: spec.value_dim,
+            groups: spec.n_head_v,
+            kind: NormKind::Rms,
+            eps: spec.eps,
+            of_groups: false,
+            bias: false,
+            x: of.out,
+            gate: Some((GATE, projected.gate)),
+            out: of.out,
+        };
+        let buffers = GroupNormBuffers { x: &s.values, weight: &w.norm, bias: None, gate: Some(&s.qkv), out: &s.att };
+        d.push(kernels::group_norm(gpu, &norm, &buffers)?);
+        Ok(())
+    }
+
+    /// A slot of the states has the matrices first, then the convolution's last inputs.
+    fn delta_rule_shape(&self, spec: &DeltaRuleSpec, x: RowsAt, projected: &Projected<'_>) -> DeltaRuleShape {
+        DeltaRuleShape {
+            n_head: spec.n_head_v,
+            n_key_head: spec.n_head_k,
+            key_heads: match spec.sharing {
+                KeySharing::InTurns => KeyHeads::InTurn,
+                KeySharing::Grouped => KeyHeads::Grouped,
+            },
+            key_dim: spec.key_dim,
+            value_dim: spec.value_dim,
+            decay_of: Decay::OfHeads,
+            l2_eps: Some(spec.eps),
+            scale: 1.0 / (spec.key_dim as f32).sqrt(),
+            x,
+            decay: projected.decay,
+            beta: projected.beta,
+            out: RowsAt::whole(spec.n_values()),
+            states: StatesAt { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
+        }
+    }
+
+    fn delta_rule_buffers<'b>(
+        &'b self,
+        i: usize,
+        w: &'b GpuDeltaRule,
+        projected: &Projected<'b>,
+        x: &'b Buffer,
+        out: &'b Buffer,
+    ) -> DeltaRuleBuffers<'b> {
+        DeltaRuleBuffers {
+            x,
+            decay: projected.gates,
+            beta: projected.gates,
+            a: &w.a,
+            decay_bias: &w.dt_bias,
+            states: self.states.of_layer(i),
+            out,
+            segments: self.states.segments(),
+        }
+    }
+}
