@@ -40,7 +40,7 @@
 {% set chunk = "chunk * " ~ values * groups ~ "u + " if chunks > 1 else "" %}
 {% set pages = split // page %}
 {% set part = "xyzw" %}
-@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
+@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
 {% set rope_binding = 1 %}
 {% include "rope.wgsl" %}
 {% set batch_binding = 2 %}
@@ -103,7 +103,7 @@ fn turned(head: u32, weight: u32, e: u32, pos: u32) -> f32 {
 fn head_start(token: u32, kv_head: u32, block: u32, item: u32) -> u32 {
     var head = kv_head * GROUP + min(block * HEADS + item, GROUP - 1u);
     if item >= HEADS { head = N_HEAD + kv_head + (item - HEADS) * N_HEAD_KV; }
-    return (token * (N_HEAD + 2u * N_HEAD_KV) + head) * HEAD_DIM;
+    return token * {{ qkv_row }}u + head * HEAD_DIM;
 }
 
 @compute @workgroup_size({{ threads }})

@@ -44,12 +44,19 @@ pub struct AttentionShape {
     pub qk_norm_eps: Option<f32>,
     /// Element type of the KV cache.
     pub cache: CacheType,
+    /// Elements behind Q, K and V in a token's row: the inputs of a mixer beside it.
+    pub beside: usize,
 }
 
 impl AttentionShape {
     /// Elements of a token's row of Q, K and V.
     pub fn qkv_len(&self) -> usize {
         (self.n_head + 2 * self.n_head_kv) * self.head_dim
+    }
+
+    /// Elements from a token's Q, K and V to the next one's.
+    pub fn qkv_row(&self) -> usize {
+        self.qkv_len() + self.beside
     }
 
     /// Elements of a token's row of results.
@@ -111,6 +118,7 @@ impl AttentionShape {
             ("page", PAGE.into()),
             ("group", self.group.into()),
             ("cache_f16", (self.cache == CacheType::F16).into()),
+            ("qkv_row", self.qkv_row().into()),
         ]
     }
 
@@ -161,13 +169,15 @@ impl AttentionShape {
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,
         cache: CacheType::F16,
+        beside: 0,
     };
 }
 
 /// Buffers of an attention layer.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBuffers<'a> {
-    /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads.
+    /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads; what is beside them after those of
+    /// each token.
     pub qkv: &'a wgpu::Buffer,
     /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle.
     pub rope: &'a wgpu::Buffer,
@@ -208,7 +218,7 @@ impl<'a> AttentionBuffers<'a> {
         // Of the cache, the pages that `BatchBuffer` lets into its table.
         let cache = Reach::Fixed(shape.cache_bytes(1));
         BoundAttention {
-            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_len()))),
+            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_row()))),
             rope: (self.rope, Reach::floats(shape.n_ctx * shape.n_rot)),
             qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, Reach::floats(2 * shape.head_dim))),
             sinks: self

@@ -60,6 +60,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
         rope_layout: Interleaved,
         qk_norm_eps: None,
         cache: F32,
+        beside: 0,
     }
 }
 

@@ -19,6 +19,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         rope_layout: RopeLayout::Interleaved,
         qk_norm_eps: None,
         cache,
+        beside: 0,
     }
 }
 
