@@ -26,12 +26,7 @@ pub(super) struct GpuMamba2 {
 
 impl GpuMamba2 {
     /// `out`: the output matrix, uploaded.
-    pub(super) fn new(
-        gpu: &GpuDevice,
-        spec: &Mamba2Spec,
-        w: &Mamba2Weights,
-        out: GpuLinear,
-    ) -> Result<Self, GpuError> {
+    pub(super) fn new(gpu: &GpuDevice, spec: &Mamba2Spec, w: &Mamba2Weights, out: GpuLinear) -> Result<Self, GpuError> {
         let norm = match (spec.norm, &w.norm) {
             (Some(eps), Some(weight)) => Some(rms_norm(gpu, spec.width() / spec.n_group, eps, weight)?),
             (None, _) | (_, None) => None,

@@ -3,14 +3,14 @@
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
     FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mamba2Spec,
-    MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions, QkNorm, Residual,
-    RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
+    MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale,
+    Positions, QkNorm, Residual, RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
 use crate::kernels::{
-    AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS, MAX_FAST_HEAD_DIM, MAX_TAPS,
-    MAX_USED_EXPERTS,
+    AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS,
+    MAX_FAST_HEAD_DIM, MAX_TAPS, MAX_USED_EXPERTS,
 };
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
@@ -199,7 +199,6 @@ impl MixerKernels {
         };
         spec.layers.iter().zip(&weights.layers).enumerate().map(of_layer).collect()
     }
-
 }
 
 impl AttentionKernels {

@@ -2,8 +2,9 @@
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
-    MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
+    AttentionSpec, AttentionWeights, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec,
+    LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions,
+    Weights,
 };
 use wgpu::Buffer;
 
@@ -432,8 +433,7 @@ impl GpuMixer {
                 Ok(Self::Mamba2 { input, mamba2: GpuMamba2::new(gpu, spec, w, out)? })
             }
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w)) => {
-                let attention =
-                    GpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), arena)?;
+                let attention = GpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), arena)?;
                 let out = concat(gpu, "Mamba's output matrix", &[&w.mamba2.out], arena)?;
                 let mamba2 = GpuMamba2::new(gpu, &both.mamba2, &w.mamba2, out)?;
                 Ok(Self::AttentionAndMamba2 { attention, mamba2 })

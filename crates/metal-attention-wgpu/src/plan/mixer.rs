@@ -47,12 +47,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The mixer of layer `i`: what its result is the sum of.
-    pub(super) fn mixer(
-        &self,
-        d: &mut Vec<Dispatch>,
-        i: usize,
-        input: Input<'_>,
-    ) -> Result<Vec<Mixed<'_>>, GpuError> {
+    pub(super) fn mixer(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Vec<Mixed<'_>>, GpuError> {
         let s = self.s;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
             (GpuMixer::Attention(w), MixerKernels::Fast(shape)) => {
@@ -68,7 +63,10 @@ impl PlanBuilder<'_> {
                 self.product_of(d, input, Product::new(linear, MatvecOutput::Store, &s.x, &s.qkv))?;
                 Ok(vec![self.mamba2(d, i, of, mamba2, RowsAt::whole(of.input_width()), &s.att)?])
             }
-            (GpuMixer::AttentionAndMamba2 { attention: w, mamba2 }, MixerKernels::AttentionAndMamba2(attention, of)) => {
+            (
+                GpuMixer::AttentionAndMamba2 { attention: w, mamba2 },
+                MixerKernels::AttentionAndMamba2(attention, of),
+            ) => {
                 self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
                 let at = attention.qkv_len();
                 let inputs = RowsAt { stride: at + of.input_width(), at };
