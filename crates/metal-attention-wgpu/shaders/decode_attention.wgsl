@@ -40,8 +40,7 @@
 {% set chunk = "chunk * " ~ values * groups ~ "u + " if chunks > 1 else "" %}
 {% set pages = split // page %}
 {% set part = "xyzw" %}
-@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {% if gated %}2 {% endif %}N_HEAD + 2 N_HEAD_KV, HEAD_DIM]{% if gated %}, gates first{% endif %}
-
+@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [{% if gated %}2 {% endif %}N_HEAD + 2 N_HEAD_KV, HEAD_DIM]{% if gated %}, gates first{% endif %}
 {% set rope_binding = 1 %}
 {% include "rope.wgsl" %}
 {% set batch_binding = 2 %}
@@ -105,7 +104,7 @@ fn turned(head: u32, weight: u32, e: u32, pos: u32) -> f32 {
 fn head_start(token: u32, kv_head: u32, block: u32, item: u32) -> u32 {
     var head = kv_head * GROUP + min(block * HEADS + item, GROUP - 1u);
     if item >= HEADS { head = N_HEAD + kv_head + (item - HEADS) * N_HEAD_KV; }
-    return (token * ({{ n_gate }}u + N_HEAD + 2u * N_HEAD_KV) + {{ n_gate }}u + head) * HEAD_DIM;
+    return token * {{ qkv_row }}u + ({{ n_gate }}u + head) * HEAD_DIM;
 }
 
 @compute @workgroup_size({{ threads }})

@@ -1,6 +1,6 @@
 // Appends the keys and values of every token to the cache, at the token's position in its sequence.
 // Bounds: tokens are those of the batch (`Dispatch`); units and positions are compared with what there is.
-@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
+@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
 @group(0) @binding(1) var<storage, read_write> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read_write> values: array<Unit>;
 {% set batch_binding = 3 %}
@@ -18,7 +18,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if unit >= 2u * N_HEAD_KV * KV_UNITS || pos >= N_CTX { return; }
     let head = unit / KV_UNITS;
     let first = unit % KV_UNITS * 4u;
-    let source = (token * (N_HEAD + 2u * N_HEAD_KV) + N_HEAD + head) * HEAD_DIM + first;
+    let source = token * {{ qkv_row }}u + (N_HEAD + head) * HEAD_DIM + first;
     var v = vec4<f32>();
     for (var e = 0u; e < 4u; e++) {
 {% if head_dim % 4 != 0 %}

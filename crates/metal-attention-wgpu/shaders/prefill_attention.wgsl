@@ -18,7 +18,7 @@
 {% set keys_of_tile = 4 * parts %}
 {% set loads = (keys_of_tile * kv_units + threads - 1) // threads %}
 {% set part = "xyzw" %}
-@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], rotated
+@group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], rotated
 @group(0) @binding(1) var<storage, read> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read> values: array<Unit>;
 @group(0) @binding(3) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
@@ -67,7 +67,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let first = 0u;
 {% endif %}
 
-    let query = (known * (N_GATE + N_HEAD + 2u * N_HEAD_KV) + N_GATE + head) * HEAD_DIM;
+    let query = known * {{ qkv_row }}u + (N_GATE + head) * HEAD_DIM;
 {% for u in range(units) %}
     var q_{{ u }} = vec4<f32>();
     var sum_{{ u }} = vec4<f32>();

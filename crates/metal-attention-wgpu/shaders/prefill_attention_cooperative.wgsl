@@ -27,7 +27,7 @@ enable f16;
 {% set loads = (keys_of_tile * kv_units + threads - 1) // threads %}
 {% set columns = head_dim // 16 // subgroup_count %}
 {% set wide = [keys_of_tile, head_dim] | max %}
-@group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>; // [n_tokens, N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], queries rotated
+@group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>; // [n_tokens, {{ qkv_row }}], of which [N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], queries rotated
 {% if cooperative_f16 %}
 @group(0) @binding(1) var<storage, read> keys: array<vec4<f16>>;
 @group(0) @binding(2) var<storage, read> values: array<vec4<f16>>;
@@ -98,7 +98,7 @@ fn main(
     let first = 0u;
 {% endif %}
 
-    let query = (known * (N_GATE + N_HEAD + 2u * N_HEAD_KV) + N_GATE + head) * KV_UNITS;
+    let query = known * {{ qkv_row // 4 }}u + (N_GATE + head) * KV_UNITS;
     var size = 0.0;
 {% for u in range(units) %}
     let q_{{ u }} = qkv[query + min(lane + {{ u * lanes }}u, KV_UNITS - 1u)] * {{ scale }};

@@ -2,7 +2,7 @@
 // One workgroup a head.
 // Bounds: heads of tokens of the batch, which `qkv` has (`Dispatch`); positions are compared with N_CTX, the last
 // element of an odd head is cut off, pages are those of the table (kv_cache.wgsl). Loops count to constants.
-@group(0) @binding(0) var<storage, read_write> qkv: array<f32>; // [n_tokens, HEADS, HEAD_DIM]: {% if gated %}gates, {% endif %}queries, keys, values
+@group(0) @binding(0) var<storage, read_write> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [HEADS, HEAD_DIM]: {% if gated %}gates, {% endif %}queries, keys, values
 {% set rope_binding = 1 %}
 {% include "rope.wgsl" %}
 @group(0) @binding(2) var<storage, read_write> keys: array<Unit>;
@@ -27,7 +27,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let pos = token_pos(token);
     let is_query = group.x < N_HEAD;
     let is_value = group.x >= N_HEAD + N_HEAD_KV;
-    let start = (token * HEADS + N_GATE + group.x) * HEAD_DIM;
+    let start = token * {{ qkv_row }}u + (N_GATE + group.x) * HEAD_DIM;
 {% if qk_norm %}
     var squares = 0.0;
     for (var e = tid; e < HEAD_DIM; e += {{ threads }}u) { squares += qkv[start + e] * qkv[start + e]; }

@@ -6,7 +6,8 @@ use wgpu::Buffer;
 use crate::kernels::{
     ExpertsScratch, ExpertsShape, MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes,
 };
-use crate::parts::MixerKernels;
+use crate::mamba::{MambaScratch, MambaWidths};
+use crate::parts::{AttentionKernels, MixerKernels};
 use crate::{GpuDevice, GpuError};
 
 /// Elements of a model's activations a token, 0 of those that it does without: the widest of its layers.
@@ -27,6 +28,8 @@ pub(super) struct Widths {
     pub(super) values: usize,
     /// Counters of the workgroups that share what a recurrence keeps.
     pub(super) tickets: usize,
+    /// What Mamba and Mamba-2 have besides.
+    pub(super) mamba: MambaWidths,
     /// Gate and up, or up.
     pub(super) gate_up: usize,
     /// The activated gate.
@@ -67,6 +70,28 @@ impl Widths {
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
                     widen(&mut w.att, attention.n_head * attention.value_dim);
                 }
+                MixerKernels::Mamba(of) => {
+                    widen(&mut w.qkv, 2 * of.width);
+                    widen(&mut w.att, of.width);
+                    w.mamba.widen_for(of);
+                }
+                MixerKernels::Mamba2(of) => {
+                    widen(&mut w.qkv, of.input_width());
+                    widen(&mut w.att, of.width());
+                    w.mamba.widen_for_heads(of, false);
+                }
+                MixerKernels::AttentionAndMamba2(attention, of) => {
+                    widen(&mut w.qkv, attention.qkv_len() + of.input_width());
+                    match attention {
+                        AttentionKernels::Fast(shape) => widen(&mut w.att, shape.att_len()),
+                        AttentionKernels::General(_, attention) => {
+                            widen(&mut w.queries, attention.n_head * attention.key_dim);
+                            widen(&mut w.att, attention.n_head * attention.value_dim);
+                        }
+                    }
+                    w.mamba.widen_for_heads(of, true);
+                }
+                MixerKernels::None => {}
                 MixerKernels::ShortConv(conv) => {
                     widen(&mut w.qkv, 3 * conv.width);
                     widen(&mut w.att, conv.width);
@@ -131,10 +156,10 @@ impl Widths {
     }
 
     /// Elements of all buffers with a row for each token.
-    fn rows(&self) -> [usize; 20] {
+    fn rows(&self) -> Vec<usize> {
         let Self { n_embd, qkv, queries, q_rank, compressed, att, values, gate_up, gated, own_inputs, .. } = *self;
-        let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, n_vocab: _, .. } = *self;
-        [
+        let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, n_vocab: _, .. } = *self;
+        let own = [
             n_embd,
             n_embd,
             n_embd,
@@ -155,12 +180,14 @@ impl Widths {
             router,
             laurel_rank,
             laurel,
-        ]
+        ];
+        own.into_iter().chain(mamba.rows()).collect()
     }
 
     /// The widest input of a matrix product.
     fn input(&self) -> usize {
-        [self.n_embd, self.q_rank, self.att, self.values, self.gated, self.laurel_rank].into_iter().max().unwrap_or(0)
+        let own = [self.n_embd, self.q_rank, self.att, self.values, self.gated, self.laurel_rank];
+        own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
     }
 }
 
@@ -188,6 +215,8 @@ pub(super) struct Activations {
     pub(super) values: Buffer,
     /// Counters of the workgroups that share what a recurrence keeps, `[n_runs, n]`: zeros between dispatches.
     pub(super) tickets: Buffer,
+    /// What Mamba and Mamba-2 have besides.
+    pub(super) mamba: MambaScratch,
     /// `[n_tokens, 2 n_ff]`, gate and up of an element side by side; `[n_tokens, n_ff]` without a gate.
     pub(super) gate_up: Buffer,
     /// `[n_tokens, n_ff]`
@@ -288,6 +317,7 @@ impl Activations {
             att: rows(widths.att)?,
             values: rows(widths.values)?,
             tickets: rows(widths.tickets)?,
+            mamba: MambaScratch::new(gpu, &widths.mamba, n_tokens)?,
             gate_up: rows(widths.gate_up)?,
             gated: rows(widths.gated)?,
             own_inputs: rows(widths.own_inputs)?,

@@ -16,6 +16,7 @@ mod forward_pass;
 pub mod kernels;
 mod kv_cache;
 mod lookahead;
+mod mamba;
 mod matrix;
 mod options;
 mod parts;

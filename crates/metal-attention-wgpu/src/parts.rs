@@ -3,8 +3,8 @@
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaRuleSpec, Dense, DenseWeights, Embedding,
     Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear,
-    Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions,
-    QkNorm, Residual, RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
+    Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output,
+    OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
@@ -53,12 +53,12 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             return Err("gates of what attention of that kind gives");
         }
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
-        Mixer::Mamba(_) => return Err("Mamba"),
-        Mixer::Mamba2(_) => return Err("Mamba-2"),
-        Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
+        Mixer::Mamba(MambaSpec { n_tap, d_state, .. }) => mamba(*n_tap, *d_state)?,
+        Mixer::Mamba2(Mamba2Spec { n_tap, d_state, .. }) => mamba(*n_tap, *d_state)?,
+        Mixer::AttentionAndMamba2(both) => mamba(both.mamba2.n_tap, both.mamba2.d_state)?,
         Mixer::Rwkv6(_) => return Err("RWKV-6"),
         Mixer::Rwkv7(_) => return Err("RWKV-7"),
-        Mixer::None => return Err("layers without a mixer"),
+        Mixer::None => {}
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
                 return Err("short convolutions over so many tokens");
@@ -75,6 +75,16 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         FeedForward::Experts(e) => experts(e),
         FeedForward::ChannelMix(_) => Err("RWKV's channel mix (with a recurrent state)"),
     }
+}
+
+/// Elements of a row of a state that workgroups have memory and registers for.
+const MAX_STATE: usize = 512;
+
+fn mamba(n_tap: usize, d_state: usize) -> Result<(), &'static str> {
+    if n_tap > ConvolutionShape::MAX_WIDTH {
+        return Err("convolutions of Mamba over so many tokens");
+    }
+    if d_state > MAX_STATE { Err("states of Mamba of so many elements") } else { Ok(()) }
 }
 
 fn experts(e: &Experts) -> Result<(), &'static str> {
@@ -123,6 +133,50 @@ pub(super) enum MixerKernels {
     ShortConv(ShortConvSpec),
     /// A gated delta rule.
     DeltaRule(DeltaRuleSpec),
+    /// A selective state space.
+    Mamba(MambaSpec),
+    /// One with a decay a head.
+    Mamba2(Mamba2Spec),
+    /// Attention and, beside it, that.
+    AttentionAndMamba2(AttentionKernels, Mamba2Spec),
+    /// None: there is no mixer.
+    None,
+}
+
+/// The kernels that run softmax attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum AttentionKernels {
+    /// Those that know all of it.
+    Fast(AttentionShape),
+    /// General ones.
+    General(InputsShape, GeneralAttention),
+}
+
+impl AttentionKernels {
+    /// Elements of a token's queries, keys and values.
+    pub(super) fn qkv_len(&self) -> usize {
+        match self {
+            Self::Fast(shape) => shape.qkv_len(),
+            Self::General(inputs, _) => inputs.projected(),
+        }
+    }
+
+    /// With so many elements behind queries, keys and values in a token's row.
+    fn beside(self, beside: usize) -> Self {
+        match self {
+            Self::Fast(shape) => Self::Fast(AttentionShape { beside, ..shape }),
+            Self::General(inputs, attention) => Self::General(InputsShape { beside, ..inputs }, attention),
+        }
+    }
+}
+
+impl From<AttentionKernels> for MixerKernels {
+    fn from(kernels: AttentionKernels) -> Self {
+        match kernels {
+            AttentionKernels::Fast(shape) => Self::Fast(shape),
+            AttentionKernels::General(inputs, attention) => Self::General(inputs, attention),
+        }
+    }
 }
 
 impl MixerKernels {
@@ -130,27 +184,40 @@ impl MixerKernels {
     pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Self> {
         let pages = |i| LayerPages { n_ctx: groups.room().n_positions(), group: groups.of_layer(i), cache };
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
-            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
+            (Mixer::Attention(a), MixerWeights::Attention(w)) => AttentionKernels::new(a, w, pages(i)).into(),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::ShortConv(of), MixerWeights::ShortConv(_)) => Self::ShortConv(*of),
             (Mixer::DeltaRule(of), MixerWeights::DeltaRule(_)) => Self::DeltaRule(*of),
+            (Mixer::Mamba(of), MixerWeights::Mamba(_)) => Self::Mamba(*of),
+            (Mixer::Mamba2(of), MixerWeights::Mamba2(_)) => Self::Mamba2(*of),
+            (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w)) => {
+                let attention = AttentionKernels::new(&both.attention, &w.attention, pages(i));
+                Self::AttentionAndMamba2(attention.beside(both.mamba2.input_width()), both.mamba2)
+            }
+            (Mixer::None, MixerWeights::None) => Self::None,
+            (Mixer::Rwkv6(_) | Mixer::Rwkv7(_), _) => {
+                panic!("a model with such layers is refused before its kernels are chosen")
+            }
             (
-                Mixer::Mamba(_)
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
+                | Mixer::DeltaRule(_)
                 | Mixer::None,
                 _,
-            ) => panic!("a model with such layers is refused before its kernels are chosen"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) | Mixer::DeltaRule(_), _) => {
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
         spec.layers.iter().zip(&weights.layers).enumerate().map(of_layer).collect()
     }
+}
 
-    fn of_attention(a: &AttentionSpec, w: &AttentionWeights, pages: LayerPages) -> Self {
+impl AttentionKernels {
+    fn new(a: &AttentionSpec, w: &AttentionWeights, pages: LayerPages) -> Self {
         let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
         let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
         if let Some(shape) = fast_attention(a, pages).filter(|_| !qk_norm_bias) {
@@ -199,6 +266,7 @@ impl MixerKernels {
             n_ctx,
             group,
             cache,
+            beside: 0,
         };
         let attention = GeneralAttention {
             n_head,
@@ -217,7 +285,9 @@ impl MixerKernels {
         };
         Self::General(inputs, attention)
     }
+}
 
+impl MixerKernels {
     fn of_latent_attention(a: &LatentAttentionSpec, pages: LayerPages) -> Self {
         let LatentAttentionSpec {
             n_head,
@@ -267,7 +337,8 @@ impl MixerKernels {
             Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
             Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
-            Self::ShortConv(_) | Self::DeltaRule(_) => None,
+            Self::AttentionAndMamba2(attention, _) => Self::from(*attention).page_bytes(),
+            Self::ShortConv(_) | Self::DeltaRule(_) | Self::Mamba(_) | Self::Mamba2(_) | Self::None => None,
         }
     }
 
@@ -276,7 +347,8 @@ impl MixerKernels {
         match self {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
             Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
-            Self::ShortConv(_) | Self::DeltaRule(_) => 0,
+            Self::AttentionAndMamba2(attention, _) => Self::from(*attention).partial_bytes(n_tokens),
+            Self::ShortConv(_) | Self::DeltaRule(_) | Self::Mamba(_) | Self::Mamba2(_) | Self::None => 0,
         }
     }
 }
@@ -339,6 +411,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         qk_norm_eps,
         gated: output_gate,
         cache,
+        beside: 0,
     })
 }
 
@@ -407,7 +480,11 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         MixerKernels::General(..)
         | MixerKernels::Latent(..)
         | MixerKernels::ShortConv(_)
-        | MixerKernels::DeltaRule(_) => return None,
+        | MixerKernels::DeltaRule(_)
+        | MixerKernels::Mamba(_)
+        | MixerKernels::Mamba2(_)
+        | MixerKernels::AttentionAndMamba2(..)
+        | MixerKernels::None => return None,
     };
     match feed_forward {
         FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {

@@ -4,6 +4,7 @@ mod delta_rule;
 mod ends;
 mod experts;
 mod layer;
+mod mamba;
 mod mixer;
 mod short_conv;
 mod streams;
@@ -239,6 +240,12 @@ impl PlanBuilder<'_> {
         d.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.s.h, self.batch)?);
         let rows = if wanted_only { Rows::Gathered } else { Rows::Tokens };
         self.multiply(d, Product { x: &self.s.h, rows, ..product })
+    }
+
+    /// The product of `norm(x)`, an RMSNorm of whole rows that adds nothing, for one token, whose kernel reckons it on the way.
+    fn multiply_normed(&self, d: &mut Vec<Dispatch>, norm: &GpuNorm, product: Product<'_>) -> Result<(), GpuError> {
+        d.extend(self.matvec(MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, product)?);
+        Ok(())
     }
 
     fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), GpuError> {

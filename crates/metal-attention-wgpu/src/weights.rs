@@ -4,12 +4,14 @@ mod delta_rule;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    AttentionSpec, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights,
-    Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions, Weights,
+    AttentionSpec, AttentionWeights, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec,
+    LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions,
+    Weights,
 };
 use wgpu::Buffer;
 
 use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
+use crate::mamba::{GpuMamba, GpuMamba2};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 
@@ -58,15 +60,7 @@ pub(super) struct GpuLayer {
 #[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 pub(super) enum GpuMixer {
     /// Of attention.
-    Attention {
-        /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
-        qkv: GpuLinear,
-        /// Factors of the norm of queries, then of keys; then what is added, where something is.
-        qk_norm: Option<Buffer>,
-        /// Of each head the sink's score and the slope, `[n_head, 2]`.
-        of_heads: Option<Buffer>,
-        out: GpuLinear,
-    },
+    Attention(GpuAttention),
     /// Of latent attention.
     Latent {
         /// Compressed queries and their norm.
@@ -92,6 +86,34 @@ pub(super) enum GpuMixer {
     },
     /// Of a gated delta rule.
     DeltaRule(GpuDeltaRule),
+    /// Of Mamba.
+    Mamba(GpuMamba),
+    /// Of Mamba-2.
+    Mamba2 {
+        /// `z`, `x`, `B`, `C` and `dt`.
+        input: GpuLinear,
+        mamba2: GpuMamba2,
+    },
+    /// Of attention and Mamba-2 side by side.
+    AttentionAndMamba2 {
+        /// Behind queries, keys and values are Mamba-2's inputs.
+        attention: GpuAttention,
+        mamba2: GpuMamba2,
+    },
+    /// None.
+    None,
+}
+
+/// Weights of softmax attention.
+#[derive(Debug)]
+pub(super) struct GpuAttention {
+    /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
+    pub(super) qkv: GpuLinear,
+    /// Factors of the norm of queries, then of keys; then what is added, where something is.
+    pub(super) qk_norm: Option<Buffer>,
+    /// Of each head the sink's score and the slope, `[n_head, 2]`.
+    pub(super) of_heads: Option<Buffer>,
+    pub(super) out: GpuLinear,
 }
 
 /// Weights of a feed-forward.
@@ -343,7 +365,7 @@ impl GpuLayer {
     /// The matrices of a layer of attention, as the kernel of all layers at once takes them.
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
         match (&self.mixer, &self.feed_forward) {
-            (GpuMixer::Attention { qkv, out, qk_norm: _, of_heads: _ }, GpuFeedForward::Dense(dense)) => {
+            (GpuMixer::Attention(GpuAttention { qkv, out, qk_norm: _, of_heads: _ }), GpuFeedForward::Dense(dense)) => {
                 Some(LayerMatrices {
                     qkv: &qkv.weight,
                     out: &out.weight,
@@ -351,7 +373,16 @@ impl GpuLayer {
                     down: &dense.down.weight,
                 })
             }
-            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. } | GpuMixer::DeltaRule(_), _)
+            (
+                GpuMixer::Latent { .. }
+                | GpuMixer::ShortConv { .. }
+                | GpuMixer::DeltaRule(_)
+                | GpuMixer::Mamba(_)
+                | GpuMixer::Mamba2 { .. }
+                | GpuMixer::AttentionAndMamba2 { .. }
+                | GpuMixer::None,
+                _,
+            )
             | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
         }
     }
@@ -361,24 +392,7 @@ impl GpuMixer {
     fn new(gpu: &GpuDevice, spec: &Mixer, w: &MixerWeights, arena: &mut Arena) -> Result<Self, GpuError> {
         match (spec, w) {
             (Mixer::Attention(spec), MixerWeights::Attention(a)) => {
-                let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
-                let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
-                let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();
-                let slopes = match spec.positions {
-                    Positions::Alibi { max_bias } => Some(alibi_slopes(spec.n_head, max_bias)),
-                    Positions::None | Positions::Rope(_) => None,
-                };
-                let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
-                let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
-                let has_some = a.sinks.is_some() || slopes.is_some();
-                let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
-                let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).collect();
-                Ok(Self::Attention {
-                    qkv: concat(gpu, "Q, K and V", &qkv, arena)?,
-                    qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
-                    of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
-                    out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
-                })
+                Ok(Self::Attention(GpuAttention::new(gpu, spec, a, None, arena)?))
             }
             (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
                 let norm = Norm {
@@ -417,19 +431,69 @@ impl GpuMixer {
                 out: concat(gpu, "the convolution's output matrix", &[&w.out], arena)?,
             }),
             (Mixer::DeltaRule(_), MixerWeights::DeltaRule(w)) => Ok(Self::DeltaRule(GpuDeltaRule::new(gpu, w, arena)?)),
+            (Mixer::Mamba(spec), MixerWeights::Mamba(w)) => {
+                let out = concat(gpu, "Mamba's output matrix", &[&w.out], arena)?;
+                Ok(Self::Mamba(GpuMamba::new(gpu, spec, w, out, arena)?))
+            }
+            (Mixer::Mamba2(spec), MixerWeights::Mamba2(w)) => {
+                let input = concat(gpu, "Mamba's input matrix", &[&w.input], arena)?;
+                let out = concat(gpu, "Mamba's output matrix", &[&w.out], arena)?;
+                Ok(Self::Mamba2 { input, mamba2: GpuMamba2::new(gpu, spec, w, out)? })
+            }
+            (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w)) => {
+                let attention = GpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), arena)?;
+                let out = concat(gpu, "Mamba's output matrix", &[&w.mamba2.out], arena)?;
+                let mamba2 = GpuMamba2::new(gpu, &both.mamba2, &w.mamba2, out)?;
+                Ok(Self::AttentionAndMamba2 { attention, mamba2 })
+            }
+            (Mixer::None, MixerWeights::None) => Ok(Self::None),
+            (Mixer::Rwkv6(_) | Mixer::Rwkv7(_), _) => {
+                panic!("a model with such layers is refused before its weights are uploaded")
+            }
             (
-                Mixer::Mamba(_)
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba(_)
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
+                | Mixer::DeltaRule(_)
                 | Mixer::None,
                 _,
-            ) => panic!("a model with such layers is refused before its weights are uploaded"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_) | Mixer::DeltaRule(_), _) => {
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
+    }
+}
+
+impl GpuAttention {
+    /// `beside`: a matrix of the same input whose product comes behind queries, keys and values.
+    fn new(
+        gpu: &GpuDevice,
+        spec: &AttentionSpec,
+        a: &AttentionWeights,
+        beside: Option<&Linear>,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
+        let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
+        let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
+        let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();
+        let slopes = match spec.positions {
+            Positions::Alibi { max_bias } => Some(alibi_slopes(spec.n_head, max_bias)),
+            Positions::None | Positions::Rope(_) => None,
+        };
+        let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
+        let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
+        let has_some = a.sinks.is_some() || slopes.is_some();
+        let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
+        let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
+        Ok(Self {
+            qkv: concat(gpu, "Q, K and V", &qkv, arena)?,
+            qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
+            of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
+            out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
+        })
     }
 }
 

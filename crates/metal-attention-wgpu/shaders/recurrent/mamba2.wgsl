@@ -13,7 +13,12 @@ fn channel_of(head: u32, local: u32) -> u32 {
 {% endblock %}
 {% block functions %}
 fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
+{% if own_bc %}
+    if vector < 2u { return bc(run.token + t, vector * {{ n_group * key_dim }}u + shared_of(head) * KEY_DIM + i); }
+    return x(run.token + t, head * VALUE_DIM + i);
+{% else %}
     return input(run, t, head, vector * KEY_DIM + i);
+{% endif %}
 }
 
 // What is left of the state, and dt.

@@ -46,6 +46,8 @@ pub struct AttentionShape {
     pub gated: bool,
     /// Element type of the KV cache.
     pub cache: CacheType,
+    /// Elements behind Q, K and V in a token's row: the inputs of a mixer beside it.
+    pub beside: usize,
 }
 
 impl AttentionShape {
@@ -66,6 +68,11 @@ impl AttentionShape {
             return Err(GpuError::Mismatch { what: "attention".into(), why });
         }
         Ok(())
+    }
+
+    /// Elements from a token's Q, K and V to the next one's.
+    pub fn qkv_row(&self) -> usize {
+        self.qkv_len() + self.beside
     }
 
     /// Elements of a token's row of results.
@@ -128,6 +135,7 @@ impl AttentionShape {
             ("page", PAGE.into()),
             ("group", self.group.into()),
             ("cache_f16", (self.cache == CacheType::F16).into()),
+            ("qkv_row", self.qkv_row().into()),
         ]
     }
 
@@ -179,6 +187,7 @@ impl AttentionShape {
         qk_norm_eps: None,
         gated: false,
         cache: CacheType::F16,
+        beside: 0,
     };
 }
 
@@ -186,7 +195,7 @@ impl AttentionShape {
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBuffers<'a> {
     /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads; where heads have gates, these
-    /// before them, `[n_tokens, 2 n_head + 2 n_head_kv, head_dim]`.
+    /// before them, `[n_tokens, 2 n_head + 2 n_head_kv, head_dim]`; what is beside them after those of each token.
     pub qkv: &'a wgpu::Buffer,
     /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle.
     pub rope: &'a wgpu::Buffer,
@@ -227,7 +236,7 @@ impl<'a> AttentionBuffers<'a> {
         // Of the cache, the pages that `BatchBuffer` lets into its table.
         let cache = Reach::Fixed(shape.cache_bytes(1));
         BoundAttention {
-            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_len()))),
+            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_row()))),
             rope: (self.rope, Reach::floats(shape.n_ctx * shape.n_rot)),
             qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, Reach::floats(2 * shape.head_dim))),
             sinks: self

@@ -47,17 +47,24 @@ pub struct InputsShape {
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
+    /// Elements behind them in a token's row: the inputs of a mixer beside it.
+    pub beside: usize,
 }
 
 impl InputsShape {
-    /// Elements of a token's row of projections.
-    pub fn row(&self) -> usize {
+    /// Elements of a token's queries, keys and values, as far as there are any.
+    pub fn projected(&self) -> usize {
         let kv = match self.kv {
             KvInputs::Own => 2,
             KvInputs::KeysAsValues => 1,
             KvInputs::None => 0,
         };
         (self.n_head + kv * self.n_head_kv) * self.head_dim
+    }
+
+    /// Elements of a token's row of projections.
+    pub fn row(&self) -> usize {
+        self.projected() + self.beside
     }
 
     /// Factors of the norm of queries and keys.
@@ -252,6 +259,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         n_ctx: 2048,
         group: 0,
         cache: CacheType::F16,
+        beside: 0,
     };
     vec![of.key()]
 }

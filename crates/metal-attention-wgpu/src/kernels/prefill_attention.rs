@@ -58,6 +58,8 @@ pub fn attends_on_units(features: ShaderFeatures, shape: &AttentionShape, exact:
         && shape.cache == CacheType::F16
         && shape.head_dim.is_multiple_of(SIDE)
         && shape.head_dim <= 128
+        // Rows are read by fours.
+        && shape.beside.is_multiple_of(4)
 }
 
 /// Rows and columns of the matrices that the units multiply.

@@ -100,7 +100,7 @@ fn rope_apply_key(of: RopeShape) -> PsoKey {
 
 fn rope_apply_dual_key(shape: &AttentionShape) -> PsoKey {
     let pairs = if shape.qk_norm_eps.is_some() { shape.head_dim.div_ceil(2) } else { shape.n_rot / 2 };
-    let more = [("row", shape.qkv_len().into()), ("threads", threads(pairs).into())];
+    let more = [("row", shape.qkv_row().into()), ("threads", threads(pairs).into())];
     shape.key("rope_apply", &[&shape.rope_constants(), &more]).named("rope_apply_dual")
 }
 

@@ -5,6 +5,7 @@ use crate::{Dispatch, GpuError};
 use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 use wgpu::Buffer;
 
+use super::mixer::Mixed;
 use super::{BatchKind, Input, PlanBuilder, Product};
 use crate::weights::{GpuDense, GpuFeedForward, GpuLinear, GpuNorm};
 
@@ -30,8 +31,8 @@ impl PlanBuilder<'_> {
                 self.predict_streams(&mut d, i)?;
                 let input = self.input(&mut d, w.mixer_norm.as_ref(), self.mixer_shares_input(i))?;
                 self.laurel(&mut d, i)?;
-                let (out, result) = self.mixer(&mut d, i, input)?;
-                self.join(&mut d, out, result, mixer_post, *scale)?;
+                let mixed = self.mixer(&mut d, i, input)?;
+                self.join_mixed(&mut d, &mixed, mixer_post, *scale)?;
                 self.add_laurel(&mut d, i)?;
                 let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.feed_forward_shares_input(i))?;
                 let result = self.feed_forward(&mut d, i, input, *scale)?;
@@ -41,18 +42,18 @@ impl PlanBuilder<'_> {
                 // What the feed-forward reads does not have the mixer's result.
                 let shared = w.feed_forward_norm.is_none();
                 let input = self.input(&mut d, w.mixer_norm.as_ref(), shared || self.mixer_shares_input(i))?;
-                let (out, result) = self.mixer(&mut d, i, input)?;
+                let mixed = self.mixer(&mut d, i, input)?;
                 let own = w.feed_forward_norm.as_ref();
                 let input = if shared { input } else { self.input(&mut d, own, self.feed_forward_shares_input(i))? };
                 let given = self.feed_forward(&mut d, i, input, 1.0)?;
-                self.join(&mut d, out, result, mixer_post, 1.0)?;
+                self.join_mixed(&mut d, &mixed, mixer_post, 1.0)?;
                 self.join_result(&mut d, given, post, 1.0)?;
             }
             Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
                 let input = self.input(&mut d, w.mixer_norm.as_ref(), self.mixer_shares_input(i))?;
-                let (out, result) = self.mixer(&mut d, i, input)?;
-                self.join(&mut d, out, result, mixer_post, 1.0)?;
+                let mixed = self.mixer(&mut d, i, input)?;
+                self.join_mixed(&mut d, &mixed, mixer_post, 1.0)?;
                 d.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &s.x)?);
                 let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.feed_forward_shares_input(i))?;
                 let result = self.feed_forward(&mut d, i, input, 1.0)?;
@@ -66,6 +67,28 @@ impl PlanBuilder<'_> {
             d.push(kernels::scale(self.gpu, of, &s.x)?);
         }
         Ok(d)
+    }
+
+    /// `x += scale * norm(sum)` with the sum of what a mixer gives.
+    fn join_mixed(
+        &self,
+        d: &mut Vec<Dispatch>,
+        mixed: &[Mixed<'_>],
+        norm: Option<&GpuNorm>,
+        scale: f32,
+    ) -> Result<(), GpuError> {
+        let s = self.s;
+        let straight = norm.is_none() && scale == 1.0;
+        let y = if straight { &s.x } else { &s.result };
+        for (i, of) in mixed.iter().enumerate() {
+            let output = if straight || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
+            let product = Product::new(of.out, output, of.x, y);
+            match of.norm {
+                Some(norm) => self.multiply_normed(d, norm, product)?,
+                None => self.multiply(d, product)?,
+            }
+        }
+        if straight || mixed.is_empty() { Ok(()) } else { self.add(d, &s.result, norm, scale, &s.x) }
     }
 
     /// `x += scale * norm(linear(input))`.

@@ -2,15 +2,30 @@
 
 use crate::kernels::{
     self, AttentionBuffers, AttentionShape, GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape,
-    KvInputs, LatentBuffers, LatentShape, MatvecOutput, NormShape,
+    KvInputs, LatentBuffers, LatentShape, MatvecOutput, NormShape, RowsAt,
 };
 use crate::{Dispatch, GpuError};
 use metal_attention_model::{BatchKind, Mixer};
 use wgpu::Buffer;
 
 use super::{Input, PlanBuilder, Product};
-use crate::parts::MixerKernels;
-use crate::weights::{GpuLinear, GpuMixer};
+use crate::parts::{AttentionKernels, MixerKernels};
+use crate::weights::{GpuAttention, GpuLinear, GpuMixer, GpuNorm};
+
+/// What a mixer gives: an output matrix and what it multiplies.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mixed<'a> {
+    pub(super) out: &'a GpuLinear,
+    pub(super) x: &'a Buffer,
+    /// A norm of `x` that is still to be taken, where there is one token.
+    pub(super) norm: Option<&'a GpuNorm>,
+}
+
+impl<'a> Mixed<'a> {
+    pub(super) fn of(out: &'a GpuLinear, x: &'a Buffer) -> Self {
+        Self { out, x, norm: None }
+    }
+}
 
 impl PlanBuilder<'_> {
     /// Whether several matrices read the input of layer `i`'s mixer.
@@ -20,55 +35,94 @@ impl PlanBuilder<'_> {
             return true;
         }
         match self.mixers[i] {
-            MixerKernels::Fast(_) | MixerKernels::General(..) | MixerKernels::ShortConv(_) => false,
+            MixerKernels::Fast(_)
+            | MixerKernels::General(..)
+            | MixerKernels::ShortConv(_)
+            | MixerKernels::Mamba(_)
+            | MixerKernels::Mamba2(_)
+            | MixerKernels::AttentionAndMamba2(..)
+            | MixerKernels::None => false,
             MixerKernels::Latent(..) => true,
             // The kernels of one token take the norm on the way.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
 
-    /// The mixer of layer `i`: its output matrix and what that is to be multiplied by.
-    pub(super) fn mixer(
-        &self,
-        d: &mut Vec<Dispatch>,
-        i: usize,
-        input: Input<'_>,
-    ) -> Result<(&GpuLinear, &Buffer), GpuError> {
+    /// The mixer of layer `i`: what its result is the sum of.
+    pub(super) fn mixer(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Vec<Mixed<'_>>, GpuError> {
         let s = self.s;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
-            (GpuMixer::Attention { qkv, qk_norm, of_heads, out }, MixerKernels::Fast(shape)) => {
-                self.product_of(d, input, Product::new(qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
-                self.fast_attention(d, i, shape, qk_norm.as_ref(), of_heads.as_ref())?;
-                Ok((out, &s.att))
+            (GpuMixer::Attention(w), MixerKernels::Fast(shape)) => {
+                self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+                Ok(vec![self.softmax_attention(d, i, &AttentionKernels::Fast(*shape), w)?])
             }
-            (GpuMixer::Attention { qkv, qk_norm, of_heads, out }, MixerKernels::General(inputs, attention)) => {
-                self.product_of(d, input, Product::new(qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
-                self.attention_inputs(d, i, inputs, qk_norm.as_ref())?;
-                self.general_attention(d, i, attention, of_heads.as_ref())?;
-                Ok((out, &s.att))
+            (GpuMixer::Attention(w), MixerKernels::General(inputs, attention)) => {
+                self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+                Ok(vec![self.softmax_attention(d, i, &AttentionKernels::General(*inputs, *attention), w)?])
             }
+            (GpuMixer::Mamba(w), MixerKernels::Mamba(of)) => Ok(vec![self.mamba(d, i, of, w, input)?]),
+            (GpuMixer::Mamba2 { input: linear, mamba2 }, MixerKernels::Mamba2(of)) => {
+                self.product_of(d, input, Product::new(linear, MatvecOutput::Store, &s.x, &s.qkv))?;
+                Ok(vec![self.mamba2(d, i, of, mamba2, RowsAt::whole(of.input_width()), &s.att)?])
+            }
+            (
+                GpuMixer::AttentionAndMamba2 { attention: w, mamba2 },
+                MixerKernels::AttentionAndMamba2(attention, of),
+            ) => {
+                self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+                let at = attention.qkv_len();
+                let inputs = RowsAt { stride: at + of.input_width(), at };
+                let beside = self.mamba2(d, i, of, mamba2, inputs, &s.mamba.beside)?;
+                Ok(vec![self.softmax_attention(d, i, attention, w)?, beside])
+            }
+            (GpuMixer::None, MixerKernels::None) => Ok(Vec::new()),
             (GpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs, attention)) => {
                 self.latent_attention(d, i, input, inputs, attention)?;
-                Ok((out, &s.values))
+                Ok(vec![Mixed::of(out, &s.values)])
             }
             (GpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(of)) => {
                 self.short_conv(d, i, *of, linear, taps, input)?;
-                Ok((out, &s.att))
+                Ok(vec![Mixed::of(out, &s.att)])
             }
             (GpuMixer::DeltaRule(w), MixerKernels::DeltaRule(of)) => {
                 self.delta_rule(d, i, of, w, input)?;
-                Ok((&w.out, &s.att))
+                Ok(vec![Mixed::of(&w.out, &s.att)])
             }
             (
-                GpuMixer::Attention { .. }
+                GpuMixer::Attention(_)
                 | GpuMixer::Latent { .. }
                 | GpuMixer::ShortConv { .. }
-                | GpuMixer::DeltaRule(_),
+                | GpuMixer::DeltaRule(_)
+                | GpuMixer::Mamba(_)
+                | GpuMixer::Mamba2 { .. }
+                | GpuMixer::AttentionAndMamba2 { .. }
+                | GpuMixer::None,
                 _,
             ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
+    }
+
+    /// Attention of layer `i`, of its queries, keys and values.
+    fn softmax_attention<'s>(
+        &'s self,
+        d: &mut Vec<Dispatch>,
+        i: usize,
+        of: &AttentionKernels,
+        w: &'s GpuAttention,
+    ) -> Result<Mixed<'s>, GpuError> {
+        let GpuAttention { qkv: _, qk_norm, of_heads, out } = w;
+        match of {
+            AttentionKernels::Fast(shape) => {
+                self.fast_attention(d, i, shape, qk_norm.as_ref(), of_heads.as_ref())?;
+            }
+            AttentionKernels::General(inputs, attention) => {
+                self.attention_inputs(d, i, inputs, qk_norm.as_ref())?;
+                self.general_attention(d, i, attention, of_heads.as_ref())?;
+            }
+        }
+        Ok(Mixed::of(out, &self.s.att))
     }
 
     /// Attention over the cache of layer `i`, after its newest keys and values were appended.

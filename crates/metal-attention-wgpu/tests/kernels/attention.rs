@@ -61,6 +61,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
         qk_norm_eps: None,
         gated: false,
         cache: F32,
+        beside: 0,
     }
 }
 

@@ -172,6 +172,7 @@ fn attention_inputs_match_their_twin() {
         n_ctx: N_CTX,
         group: GROUP,
         cache: CacheType::F32,
+        beside: 0,
     };
     let norm = |kind, over, after_rope| Some(QkNorm { kind, eps: 1e-3, over, after_rope });
     let shapes = [

@@ -20,6 +20,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         qk_norm_eps: None,
         gated: false,
         cache,
+        beside: 0,
     }
 }
 

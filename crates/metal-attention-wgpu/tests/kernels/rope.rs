@@ -80,6 +80,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                     qk_norm_eps,
                     gated: false,
                     cache: CacheType::F32,
+                    beside: 0,
                 };
                 let table = table(n_rot, layout);
                 let weight = random(2, 2 * head_dim);

@@ -19,8 +19,10 @@ pub struct Mamba2Shape {
     pub d_state: usize,
     /// Elements of a head's input.
     pub head_dim: usize,
-    /// `[n_head, head_dim]` inputs, `[n_group, d_state]` B, as many C.
+    /// `[n_head, head_dim]` inputs, and behind them `[n_group, d_state]` B, as many C.
     pub x: RowsAt,
+    /// Where B and C lie instead, of which no convolution is taken.
+    pub bc: Option<RowsAt>,
     /// `[n_head]`: before its bias and softplus.
     pub dt: RowsAt,
     /// What goes through SiLU and multiplies the results, `[n_head, head_dim]`.
@@ -47,6 +49,8 @@ pub struct Mamba2Step {
 pub struct Mamba2Buffers<'a> {
     /// Rows with the results of the convolution, or for [`mamba2_step`] its inputs.
     pub x: &'a dyn Bind,
+    /// Rows with B and C, where they are not with the inputs.
+    pub bc: Option<&'a dyn Bind>,
     /// Rows with dt.
     pub dt: &'a dyn Bind,
     /// `[n_head]`
@@ -99,7 +103,7 @@ impl Mamba2Shape {
         let n = self.n_head * self.head_dim;
         let mut bindings = vec![
             ("segments", Access::Segments),
-            ("x", Access::Rows(self.x, self.channels())),
+            ("x", Access::Rows(self.x, if self.bc.is_some() { n } else { self.channels() })),
             ("dt", Access::Rows(self.dt, self.n_head)),
             ("dt_bias", Access::Floats(self.n_head)),
             ("a", Access::Floats(self.n_head)),
@@ -108,6 +112,7 @@ impl Mamba2Shape {
             ("out", Access::Results(self.out, n)),
         ];
         bindings.extend(self.gate.map(|gate| ("gate", Access::Rows(gate, n))));
+        bindings.extend(self.bc.map(|bc| ("bc", Access::Rows(bc, 2 * self.n_group * self.d_state))));
         if let Some(step) = step {
             bindings.push(("taps", Access::Floats(step.width * self.channels())));
             if self.share() > 1 {
@@ -129,6 +134,7 @@ impl Mamba2Shape {
             ("n_head", self.n_head.into()),
             ("n_group", self.n_group.into()),
             ("gated", self.gate.is_some().into()),
+            ("own_bc", self.bc.is_some().into()),
         ]);
         if let Some(step) = step {
             constants.extend([
@@ -147,7 +153,8 @@ impl Mamba2Shape {
 
     fn check(&self, b: &Mamba2Buffers<'_>) -> Result<(), GpuError> {
         let sizes = [self.n_head, self.n_group, self.d_state, self.head_dim];
-        if sizes.contains(&0) || !self.n_head.is_multiple_of(self.n_group) || self.gate.is_some() != b.gate.is_some() {
+        let there = self.gate.is_some() == b.gate.is_some() && self.bc.is_some() == b.bc.is_some();
+        if sizes.contains(&0) || !self.n_head.is_multiple_of(self.n_group) || !there {
             return Err(GpuError::Mismatch { what: "a Mamba-2 layer".into(), why: format!("{self:?}") });
         }
         Ok(())
@@ -158,6 +165,7 @@ impl<'a> Mamba2Buffers<'a> {
     fn all(&self) -> Vec<&'a dyn Bind> {
         let mut all = vec![self.segments, self.x, self.dt, self.dt_bias, self.a, self.d, self.states, self.out];
         all.extend(self.gate);
+        all.extend(self.bc);
         all
     }
 }
@@ -184,7 +192,7 @@ pub fn mamba2_step(
     of.check(b)?;
     let kept = step.width.saturating_sub(1).saturating_mul(of.channels());
     let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > of.states.stride);
-    if step.width == 0 || beyond || step.bias != with.bias.is_some() {
+    if step.width == 0 || beyond || step.bias != with.bias.is_some() || of.bc.is_some() {
         let why = format!("{step:?} for slots of {} elements", of.states.stride);
         return Err(GpuError::Mismatch { what: "a step of a Mamba-2 layer".into(), why });
     }
@@ -243,6 +251,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         d_state,
         head_dim,
         x: RowsAt { stride: inner + channels + n_head, at: inner },
+        bc: None,
         dt: RowsAt { stride: inner + channels + n_head, at: inner + channels },
         gate: Some(RowsAt { stride: inner + channels + n_head, at: 0 }),
         out: RowsAt::whole(inner),

@@ -4,7 +4,7 @@ use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, 
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
     ConvolutionShape, Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, MambaBuffers,
-    MambaShape, MambaToken, StatesAt, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step, mamba2_twin,
+    MambaShape, MambaToken, RowsAt, StatesAt, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step, mamba2_twin,
 };
 use metal_attention_wgpu::{Bind, Extent};
 
@@ -36,7 +36,8 @@ fn mamba2_matches_its_twin() {
                 let gate = random(3, n * row_at.stride);
                 let words = words_of(gpu, &segments);
                 let runs = Extent::Fixed(n_runs(&segments) + 1);
-                for fused in [false, true] {
+                // B and C may lie anywhere where no convolution is taken of them.
+                for (fused, own_bc) in [(false, false), (false, true), (true, false)] {
                     let kept = if fused { 3 * channels } else { 0 };
                     let matrices = n_head * d_state * head_dim;
                     let (states_at, before) = states(kept + matrices);
@@ -46,6 +47,7 @@ fn mamba2_matches_its_twin() {
                         d_state,
                         head_dim,
                         x: x_at,
+                        bc: own_bc.then_some(RowsAt { at: x_at.at + n_out, ..x_at }),
                         dt: dt_at,
                         gate: gated.then_some(row_at),
                         out: row_at,
@@ -58,6 +60,7 @@ fn mamba2_matches_its_twin() {
                     let out = poisoned(gpu, n * row_at.stride);
                     let b = Mamba2Buffers {
                         x: &gx,
+                        bc: own_bc.then_some(&gx as &dyn Bind),
                         dt: &gdt,
                         dt_bias: &gbias,
                         a: &ga,
