@@ -4,7 +4,7 @@ use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, Dense, DenseWeights, Embedding, Experts,
     FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear, Mask, Mixer,
     MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output, OutputScale, Positions, QkNorm, Residual,
-    RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
+    RopeLayout, Router, Rwkv6Spec, Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
@@ -50,13 +50,11 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             ..
         }) => return Err("norms of whole rows of queries and keys after RoPE"),
         Mixer::Attention(AttentionSpec { output_gate: true, .. }) => return Err("gates of attention's output"),
-        Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
+        Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => {}
         Mixer::Mamba(_) => return Err("Mamba"),
         Mixer::Mamba2(_) => return Err("Mamba-2"),
         Mixer::AttentionAndMamba2(_) => return Err("attention and Mamba-2 side by side"),
         Mixer::DeltaRule(_) => return Err("the gated delta rule, a recurrent state"),
-        Mixer::Rwkv6(_) => return Err("RWKV-6"),
-        Mixer::Rwkv7(_) => return Err("RWKV-7"),
         Mixer::None => return Err("layers without a mixer"),
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
@@ -65,9 +63,8 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         }
     }
     match feed_forward {
-        FeedForward::Dense(_) | FeedForward::None => Ok(()),
+        FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => Ok(()),
         FeedForward::Experts(e) => experts(e),
-        FeedForward::ChannelMix(_) => Err("RWKV's channel mix (with a recurrent state)"),
     }
 }
 
@@ -110,6 +107,10 @@ pub(super) enum MixerKernels {
     Latent(LatentShape, GeneralAttention),
     /// A gated short convolution.
     ShortConv(ShortConvSpec),
+    /// The time mix of RWKV-6.
+    Rwkv6(Rwkv6Spec),
+    /// The time mix of RWKV-7.
+    Rwkv7(Rwkv7Spec),
 }
 
 impl MixerKernels {
@@ -120,17 +121,20 @@ impl MixerKernels {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::of_attention(a, w, pages(i)),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::ShortConv(of), MixerWeights::ShortConv(_)) => Self::ShortConv(*of),
+            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(_)) => Self::Rwkv6(*of),
+            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(_)) => Self::Rwkv7(*of),
             (
-                Mixer::Mamba(_)
-                | Mixer::Mamba2(_)
-                | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
-                | Mixer::None,
+                Mixer::Mamba(_) | Mixer::Mamba2(_) | Mixer::AttentionAndMamba2(_) | Mixer::DeltaRule(_) | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its kernels are chosen"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
+            (
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_),
+                _,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
@@ -253,7 +257,7 @@ impl MixerKernels {
             Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
             Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
-            Self::ShortConv(_) => None,
+            Self::ShortConv(_) | Self::Rwkv6(_) | Self::Rwkv7(_) => None,
         }
     }
 
@@ -262,7 +266,7 @@ impl MixerKernels {
         match self {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
             Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
-            Self::ShortConv(_) => 0,
+            Self::ShortConv(_) | Self::Rwkv6(_) | Self::Rwkv7(_) => 0,
         }
     }
 }
@@ -389,7 +393,11 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
     let attention = match mixer_kernels {
         MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks => return None,
         MixerKernels::Fast(shape) => *shape,
-        MixerKernels::General(..) | MixerKernels::Latent(..) | MixerKernels::ShortConv(_) => return None,
+        MixerKernels::General(..)
+        | MixerKernels::Latent(..)
+        | MixerKernels::ShortConv(_)
+        | MixerKernels::Rwkv6(_)
+        | MixerKernels::Rwkv7(_) => return None,
     };
     match feed_forward {
         FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }) => {

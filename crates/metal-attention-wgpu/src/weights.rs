@@ -1,5 +1,7 @@
 //! A model's weights in the GPU's memory.
 
+mod rwkv;
+
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
     DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer,
@@ -10,6 +12,7 @@ use wgpu::Buffer;
 use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+pub(super) use rwkv::{GpuChannelMix, GpuRwkv6, GpuRwkv7};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]
@@ -86,6 +89,10 @@ pub(super) enum GpuMixer {
         taps: Buffer,
         out: GpuLinear,
     },
+    /// Of RWKV-6's time mix.
+    Rwkv6(Box<GpuRwkv6>),
+    /// Of RWKV-7's time mix.
+    Rwkv7(Box<GpuRwkv7>),
 }
 
 /// Weights of a feed-forward.
@@ -95,6 +102,8 @@ pub(super) enum GpuFeedForward {
     Dense(GpuDense),
     /// Experts.
     Experts(Box<GpuExperts>),
+    /// RWKV's channel mix.
+    ChannelMix(GpuChannelMix),
     /// None.
     None,
 }
@@ -288,6 +297,9 @@ impl GpuLayer {
             (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
                 GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, arena)?))
             }
+            (FeedForward::ChannelMix(_), FeedForwardWeights::ChannelMix(w)) => {
+                GpuFeedForward::ChannelMix(GpuChannelMix::new(gpu, w, arena)?)
+            }
             (FeedForward::None, FeedForwardWeights::None) => GpuFeedForward::None,
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
@@ -345,8 +357,8 @@ impl GpuLayer {
                     down: &dense.down.weight,
                 })
             }
-            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _)
-            | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
+            (GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. } | GpuMixer::Rwkv6(_) | GpuMixer::Rwkv7(_), _)
+            | (_, GpuFeedForward::Experts(_) | GpuFeedForward::ChannelMix(_) | GpuFeedForward::None) => None,
         }
     }
 }
@@ -409,17 +421,22 @@ impl GpuMixer {
                 taps: gpu.upload("the taps of a convolution", &w.taps)?,
                 out: concat(gpu, "the convolution's output matrix", &[&w.out], arena)?,
             }),
+            (Mixer::Rwkv6(_), MixerWeights::Rwkv6(w)) => Ok(Self::Rwkv6(Box::new(GpuRwkv6::new(gpu, w, arena)?))),
+            (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w)) => {
+                Ok(Self::Rwkv7(Box::new(GpuRwkv7::new(gpu, spec, w, arena)?)))
+            }
             (
-                Mixer::Mamba(_)
-                | Mixer::Mamba2(_)
-                | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
-                | Mixer::None,
+                Mixer::Mamba(_) | Mixer::Mamba2(_) | Mixer::AttentionAndMamba2(_) | Mixer::DeltaRule(_) | Mixer::None,
                 _,
             ) => panic!("a model with such layers is refused before its weights are uploaded"),
-            (Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::ShortConv(_), _) => {
+            (
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_),
+                _,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }

@@ -21,7 +21,7 @@ impl PlanBuilder<'_> {
         }
         match self.mixers[i] {
             MixerKernels::Fast(_) | MixerKernels::General(..) | MixerKernels::ShortConv(_) => false,
-            MixerKernels::Latent(..) => true,
+            MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
         }
     }
 
@@ -53,7 +53,22 @@ impl PlanBuilder<'_> {
                 self.short_conv(d, i, *of, linear, taps, input)?;
                 Ok((out, &s.att))
             }
-            (GpuMixer::Attention { .. } | GpuMixer::Latent { .. } | GpuMixer::ShortConv { .. }, _) => {
+            (GpuMixer::Rwkv6(w), MixerKernels::Rwkv6(of)) => {
+                self.rwkv6(d, i, of, w, input)?;
+                Ok((&w.out, &s.att))
+            }
+            (GpuMixer::Rwkv7(w), MixerKernels::Rwkv7(of)) => {
+                self.rwkv7(d, i, of, w, input)?;
+                Ok((&w.out, &s.att))
+            }
+            (
+                GpuMixer::Attention { .. }
+                | GpuMixer::Latent { .. }
+                | GpuMixer::ShortConv { .. }
+                | GpuMixer::Rwkv6(_)
+                | GpuMixer::Rwkv7(_),
+                _,
+            ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         }
