@@ -200,6 +200,8 @@ mod gpu {
             rope_layout: RopeLayout::Interleaved,
             qk_norm_eps: None,
             cache: CacheType::F16,
+            gated: false,
+            beside: 0,
         };
         let n_most = if gpu.summary().is_software() { 64 } else { 512 };
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);

@@ -12,7 +12,7 @@ use archives::more_architectures;
 use common::{has_gpu, reference, run, stdout};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions, Pooler};
-use metal_attention_model::{FeedForward, LayerSpec, Mixer, ModelShape};
+use metal_attention_model::{FeedForward, LayerSpec, ModelShape};
 use serde::Deserialize;
 use tempfile::TempDir;
 
@@ -80,10 +80,7 @@ fn hold_to_references(device: &Device, limit: f64) {
         let to = ["synth", "custom", "--type", "f32", "-o", file.to_str().unwrap()];
         stdout(run(&[&to[..], &args[..]].concat()));
         let model = model(&file);
-        let refused = |layer: &LayerSpec| {
-            matches!(layer.mixer, Mixer::DeltaRule(_) | Mixer::Rwkv6(_) | Mixer::Rwkv7(_))
-                || matches!(&layer.feed_forward, FeedForward::Experts(e) if e.latent.is_some())
-        };
+        let refused = |layer: &LayerSpec| matches!(&layer.feed_forward, FeedForward::Experts(e) if e.latent.is_some());
         if *device == Device::Gpu && model.spec().layers.iter().any(refused) {
             let options = EngineOptions { device: Device::Gpu, ..Default::default() };
             let why = model.forward_pass(&options).err().unwrap().to_string();

@@ -7,6 +7,10 @@
 //
 // The norm needs no pass of its own: W (x g / rms(x)) = (W (x g)) / rms(x), and the lanes that share a row see all of x
 // between them, so the sum of its squares is one more value to sum up.
+{% if n_inputs > 1 %}
+//
+// Rows have {{ n_inputs }} different inputs, each tile one of them.
+{% endif %}
 // Bounds: rows of `w` are cut off at the part's last, units at the row's, tokens at the batch's, which `x` and `y` have
 // (`Dispatch`); results past them are not written. A lane takes units of its own up to a constant.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
@@ -26,7 +30,11 @@
 {% set batch_binding = next %}
 {% include "batch.wgsl" %}
 
+{% set next = next + 1 %}
 {% endif %}
+{% for i in range(1, n_inputs) %}
+@group(0) @binding({{ next + i - 1 }}) var<storage, read> x_{{ i }}: array<{{ "vec4<f32>" if vectors else "f32" }}>;
+{% endfor %}
 {% include "types/" ~ type ~ ".wgsl" %}
 {% set units = (n_in + 7) // 8 %}
 {% set steps = (units + lanes - 1) // lanes %}
@@ -76,6 +84,18 @@ fn input8(row: u32, unit: u32) -> W8 {
     return W8(vec4<f32>(v[0], v[1], v[2], v[3]), vec4<f32>(v[4], v[5], v[6], v[7]));
 {% endif %}
 }
+{% elif n_inputs > 1 %}
+{% for i in range(n_inputs) %}
+{{ read8("input8_%d"|format(i), "x_%d"|format(i) if i > 0 else "x", n_in, true) }}
+{% endfor %}
+// Of which input the rows of the tile are products.
+var<private> source: u32;
+fn input8(row: u32, unit: u32) -> W8 {
+{% for i in range(n_inputs - 1) %}
+    if source == {{ i }}u { return input8_{{ i }}(row, unit); }
+{% endfor %}
+    return input8_{{ n_inputs - 1 }}(row, unit);
+}
 {% else %}
 {{ read8("input8", "x", n_in, true) }}
 {% endif %}
@@ -99,6 +119,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% for r in range(row_tile) %}
     let row_{{ r }} = min(first + {{ r }}u, {{ n_rows - 1 }}u);
 {% endfor %}
+{% if n_inputs > 1 %}
+    let row = {{ first_row }}u + row_0;
+    source = {% for end in [end_0, end_1, end_2, end_3, end_4][:n_inputs - 1] %}u32(row >= {{ end }}u){{ " + " if not loop.last }}{% endfor %};
+{% endif %}
 {% if token_tile == 1 %}
     let token_0 = group.y;
     let in_0 = {{ "wanted(token_0)" if rows == "wanted" else "token_0" }};

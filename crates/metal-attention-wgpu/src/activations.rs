@@ -1,5 +1,7 @@
 //! Scratch memory of the forward pass: made once, used by every step.
 
+mod rwkv;
+
 use metal_attention_model::{Embedding, FeedForward, LatentAttentionSpec, Mixer, ModelSpec};
 use wgpu::Buffer;
 
@@ -8,7 +10,9 @@ use crate::kernels::{
 };
 use crate::mamba::{MambaScratch, MambaWidths};
 use crate::parts::{AttentionKernels, MixerKernels};
+use crate::plan::low_rank_of_rwkv7;
 use crate::{GpuDevice, GpuError};
+use rwkv::{RwkvScratch, RwkvWidths};
 
 /// Elements of a model's activations a token, 0 of those that it does without: the widest of its layers.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,6 +49,8 @@ pub(super) struct Widths {
     /// `LAuReL`'s way through few elements, and its result.
     pub(super) laurel_rank: usize,
     pub(super) laurel: usize,
+    /// Of RWKV's mixes.
+    pub(super) rwkv: RwkvWidths,
     /// Logits; none of models without.
     pub(super) n_vocab: usize,
 }
@@ -105,6 +111,14 @@ impl Widths {
                     widen(&mut w.att, n_values);
                     widen(&mut w.tickets, rule.n_head_k);
                 }
+                MixerKernels::Rwkv6(of) => {
+                    w.rwkv.rwkv6(of);
+                    widen(&mut w.att, of.width);
+                }
+                MixerKernels::Rwkv7(of) => {
+                    w.rwkv.rwkv7(of, &low_rank_of_rwkv7(of));
+                    widen(&mut w.att, of.width);
+                }
             }
             match &layer.mixer {
                 // What is refused needs nothing.
@@ -126,7 +140,12 @@ impl Widths {
                 }
             }
             match &layer.feed_forward {
-                FeedForward::None | FeedForward::ChannelMix(_) => {}
+                FeedForward::None => {}
+                FeedForward::ChannelMix(mix) => {
+                    w.rwkv.channel_mix(mix);
+                    widen(&mut w.gate_up, mix.width);
+                    widen(&mut w.gated, mix.width);
+                }
                 FeedForward::Dense(dense) => {
                     widen(&mut w.gate_up, dense.n_ff * if dense.gated { 2 } else { 1 });
                     widen(&mut w.gated, dense.n_ff);
@@ -158,7 +177,8 @@ impl Widths {
     /// Elements of all buffers with a row for each token.
     fn rows(&self) -> Vec<usize> {
         let Self { n_embd, qkv, queries, q_rank, compressed, att, values, gate_up, gated, own_inputs, .. } = *self;
-        let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, n_vocab: _, .. } = *self;
+        let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, rwkv, n_vocab: _, .. } =
+            *self;
         let own = [
             n_embd,
             n_embd,
@@ -181,7 +201,7 @@ impl Widths {
             laurel_rank,
             laurel,
         ];
-        own.into_iter().chain(mamba.rows()).collect()
+        own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
     }
 
     /// The widest input of a matrix product.
@@ -236,6 +256,8 @@ pub(super) struct Activations {
     /// `LAuReL`'s way through few elements, `[n_tokens, rank]`, and its result, `[n_tokens, n_embd]`.
     pub(super) laurel_small: Buffer,
     pub(super) laurel: Buffer,
+    /// Of RWKV's mixes.
+    pub(super) rwkv: RwkvScratch,
     /// `[n_wanted, n_vocab]`
     pub(super) logits: Buffer,
     /// Stages of argmax.
@@ -332,6 +354,7 @@ impl Activations {
             router: rows(widths.router)?,
             laurel_small: rows(widths.laurel_rank)?,
             laurel: rows(widths.laurel)?,
+            rwkv: RwkvScratch::new(widths.rwkv, &rows)?,
             logits: gpu.buffer("the logits", 4 * n_wanted as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_wanted))?,
             top_k: gpu.buffer("the stages of top-k", top_k_scratch_bytes(widths.n_vocab, MAX_TOP_K, n_wanted))?,

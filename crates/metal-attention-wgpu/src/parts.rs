@@ -4,7 +4,8 @@ use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaRuleSpec, Dense, DenseWeights, Embedding,
     Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear,
     Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output,
-    OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, SharedExpert, ShortConvSpec, Weights,
+    OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec, Rwkv7Spec, SharedExpert, ShortConvSpec,
+    Weights,
 };
 
 use crate::GpuError;
@@ -56,9 +57,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Mamba(MambaSpec { n_tap, d_state, .. }) => mamba(*n_tap, *d_state)?,
         Mixer::Mamba2(Mamba2Spec { n_tap, d_state, .. }) => mamba(*n_tap, *d_state)?,
         Mixer::AttentionAndMamba2(both) => mamba(both.mamba2.n_tap, both.mamba2.d_state)?,
-        Mixer::Rwkv6(_) => return Err("RWKV-6"),
-        Mixer::Rwkv7(_) => return Err("RWKV-7"),
-        Mixer::None => {}
+        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) | Mixer::None => {}
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
                 return Err("short convolutions over so many tokens");
@@ -71,9 +70,8 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         }
     }
     match feed_forward {
-        FeedForward::Dense(_) | FeedForward::None => Ok(()),
+        FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => Ok(()),
         FeedForward::Experts(e) => experts(e),
-        FeedForward::ChannelMix(_) => Err("RWKV's channel mix (with a recurrent state)"),
     }
 }
 
@@ -139,6 +137,10 @@ pub(super) enum MixerKernels {
     Mamba2(Mamba2Spec),
     /// Attention and, beside it, that.
     AttentionAndMamba2(AttentionKernels, Mamba2Spec),
+    /// The time mix of RWKV-6.
+    Rwkv6(Rwkv6Spec),
+    /// The time mix of RWKV-7.
+    Rwkv7(Rwkv7Spec),
     /// None: there is no mixer.
     None,
 }
@@ -195,9 +197,8 @@ impl MixerKernels {
                 Self::AttentionAndMamba2(attention.beside(both.mamba2.input_width()), both.mamba2)
             }
             (Mixer::None, MixerWeights::None) => Self::None,
-            (Mixer::Rwkv6(_) | Mixer::Rwkv7(_), _) => {
-                panic!("a model with such layers is refused before its kernels are chosen")
-            }
+            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(_)) => Self::Rwkv6(*of),
+            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(_)) => Self::Rwkv7(*of),
             (
                 Mixer::Attention(_)
                 | Mixer::LatentAttention(_)
@@ -206,6 +207,8 @@ impl MixerKernels {
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
                 | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
             ) => {
@@ -338,7 +341,13 @@ impl MixerKernels {
             Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
             Self::AttentionAndMamba2(attention, _) => Self::from(*attention).page_bytes(),
-            Self::ShortConv(_) | Self::DeltaRule(_) | Self::Mamba(_) | Self::Mamba2(_) | Self::None => None,
+            Self::ShortConv(_)
+            | Self::DeltaRule(_)
+            | Self::Mamba(_)
+            | Self::Mamba2(_)
+            | Self::Rwkv6(_)
+            | Self::Rwkv7(_)
+            | Self::None => None,
         }
     }
 
@@ -348,7 +357,13 @@ impl MixerKernels {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
             Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
             Self::AttentionAndMamba2(attention, _) => Self::from(*attention).partial_bytes(n_tokens),
-            Self::ShortConv(_) | Self::DeltaRule(_) | Self::Mamba(_) | Self::Mamba2(_) | Self::None => 0,
+            Self::ShortConv(_)
+            | Self::DeltaRule(_)
+            | Self::Mamba(_)
+            | Self::Mamba2(_)
+            | Self::Rwkv6(_)
+            | Self::Rwkv7(_)
+            | Self::None => 0,
         }
     }
 }
@@ -484,6 +499,8 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         | MixerKernels::Mamba(_)
         | MixerKernels::Mamba2(_)
         | MixerKernels::AttentionAndMamba2(..)
+        | MixerKernels::Rwkv6(_)
+        | MixerKernels::Rwkv7(_)
         | MixerKernels::None => return None,
     };
     match feed_forward {

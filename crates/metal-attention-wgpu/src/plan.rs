@@ -6,8 +6,11 @@ mod experts;
 mod layer;
 mod mamba;
 mod mixer;
+mod rwkv;
 mod short_conv;
 mod streams;
+
+pub(crate) use rwkv::low_rank_of_rwkv7;
 
 use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
 use wgpu::Buffer;

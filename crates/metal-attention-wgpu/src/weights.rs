@@ -1,6 +1,7 @@
 //! A model's weights in the GPU's memory.
 
 mod delta_rule;
+mod rwkv;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
@@ -14,6 +15,7 @@ use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
 use crate::mamba::{GpuMamba, GpuMamba2};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+pub(super) use rwkv::{GpuChannelMix, GpuRwkv6, GpuRwkv7};
 
 pub(super) use delta_rule::GpuDeltaRule;
 
@@ -100,6 +102,10 @@ pub(super) enum GpuMixer {
         attention: GpuAttention,
         mamba2: GpuMamba2,
     },
+    /// Of RWKV-6's time mix.
+    Rwkv6(Box<GpuRwkv6>),
+    /// Of RWKV-7's time mix.
+    Rwkv7(Box<GpuRwkv7>),
     /// None.
     None,
 }
@@ -123,6 +129,8 @@ pub(super) enum GpuFeedForward {
     Dense(GpuDense),
     /// Experts.
     Experts(Box<GpuExperts>),
+    /// RWKV's channel mix.
+    ChannelMix(GpuChannelMix),
     /// None.
     None,
 }
@@ -316,6 +324,9 @@ impl GpuLayer {
             (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
                 GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, arena)?))
             }
+            (FeedForward::ChannelMix(_), FeedForwardWeights::ChannelMix(w)) => {
+                GpuFeedForward::ChannelMix(GpuChannelMix::new(gpu, w, arena)?)
+            }
             (FeedForward::None, FeedForwardWeights::None) => GpuFeedForward::None,
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
@@ -380,10 +391,12 @@ impl GpuLayer {
                 | GpuMixer::Mamba(_)
                 | GpuMixer::Mamba2 { .. }
                 | GpuMixer::AttentionAndMamba2 { .. }
+                | GpuMixer::Rwkv6(_)
+                | GpuMixer::Rwkv7(_)
                 | GpuMixer::None,
                 _,
             )
-            | (_, GpuFeedForward::Experts(_) | GpuFeedForward::None) => None,
+            | (_, GpuFeedForward::Experts(_) | GpuFeedForward::ChannelMix(_) | GpuFeedForward::None) => None,
         }
     }
 }
@@ -447,8 +460,9 @@ impl GpuMixer {
                 Ok(Self::AttentionAndMamba2 { attention, mamba2 })
             }
             (Mixer::None, MixerWeights::None) => Ok(Self::None),
-            (Mixer::Rwkv6(_) | Mixer::Rwkv7(_), _) => {
-                panic!("a model with such layers is refused before its weights are uploaded")
+            (Mixer::Rwkv6(_), MixerWeights::Rwkv6(w)) => Ok(Self::Rwkv6(Box::new(GpuRwkv6::new(gpu, w, arena)?))),
+            (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w)) => {
+                Ok(Self::Rwkv7(Box::new(GpuRwkv7::new(gpu, spec, w, arena)?)))
             }
             (
                 Mixer::Attention(_)
@@ -458,6 +472,8 @@ impl GpuMixer {
                 | Mixer::Mamba2(_)
                 | Mixer::AttentionAndMamba2(_)
                 | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
             ) => {

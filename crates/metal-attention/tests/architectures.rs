@@ -84,12 +84,6 @@ fn hold_to_references(device: &Device, limit: f64) {
     assert_eq!(models.len(), more_architectures().len());
     for (name, case) in models {
         let model = model(&name);
-        let refused = |mixer: &Mixer| matches!(mixer, Mixer::DeltaRule(_) | Mixer::Rwkv6(_) | Mixer::Rwkv7(_));
-        if *device == Device::Gpu && model.spec().layers.iter().any(|layer| refused(&layer.mixer)) {
-            let why = pass_on(Device::Gpu, &model, tokens.len(), 1, false).err().unwrap().to_string();
-            assert!(why.contains("--device cpu"), "{name}: {why}");
-            continue;
-        }
         // Where experts are quantised the reference took their numbers as floats.
         let mut pass = pass_on(device.clone(), &model, tokens.len(), 1, case.quantized).unwrap();
         let limit = if case.quantized { 1e-6 } else { limit };

@@ -14,7 +14,7 @@ use metal_attention::{
     BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
-use metal_attention_model::{CacheGroups, Capacity, PAGE, StateLayout, Watch};
+use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
 use toys::{Toy, batch, gpu, metadata, nmse, read, some_ids, toy};
 
 const N_CTX: usize = 400;
@@ -22,7 +22,8 @@ const N_CTX: usize = 400;
 /// another text's, gives 1e-3 and more.
 const LIMIT: f64 = 1e-8;
 
-/// Published models of each kind, and some that end with a recurrent layer: a convolution over more tokens, a delta rule.
+/// Published models of each kind, some that end with a recurrent layer: a convolution over more tokens, a delta rule; and small
+/// ones of RWKV.
 fn models() -> Vec<Toy> {
     let published = ["lfm2.gguf", "lfm2moe.gguf", "qwen35.gguf", "qwen35moe.gguf", "qwen3next.gguf"];
     let published = published.map(|name| read(name, &more_architectures()[name]));
@@ -42,7 +43,33 @@ fn models() -> Vec<Toy> {
     let state_spaces =
         ["falcon-h1.gguf", "mamba2.gguf", "granitehybrid.gguf", "nemotron_h.gguf", "mamba.gguf", "jamba.gguf"]
             .map(|name| read(name, &more_architectures()[name]));
-    published.into_iter().chain(toys.map(|(name, metadata)| toy(name, &metadata))).chain(state_spaces).collect()
+    published
+        .into_iter()
+        .chain(toys.map(|(name, metadata)| toy(name, &metadata)))
+        .chain(state_spaces)
+        .chain(of_rwkv())
+        .collect()
+}
+
+/// Published models, and small ones of what they have not: without a gate or a norm, with linear attention, with a factor on
+/// the results of some layers.
+fn of_rwkv() -> Vec<Toy> {
+    let published = ["rwkv6.gguf", "rwkv7.gguf"].map(|name| read(name, &more_architectures()[name]));
+    let ranks = [
+        ("attention.decay_lora_rank", 6),
+        ("attention.iclr_lora_rank", 5),
+        ("attention.value_residual_mix_lora_rank", 4),
+        ("wkv.head_size", 16),
+    ];
+    let linear = [("wkv.head_size", 8), ("time_mix_extra_dim", 6), ("time_decay_extra_dim", 5)];
+    let mut halved = metadata("rwkv6", 3, &linear);
+    halved.set("rwkv6.rescale_every_n_layers", 2u32);
+    let small = [
+        toy("arwkv7", &metadata("arwkv7", 2, &ranks)),
+        toy("rwkv6qwen2", &metadata("rwkv6qwen2", 2, &linear)),
+        toy("rwkv6, rescaled", &halved),
+    ];
+    published.into_iter().chain(small).collect()
 }
 
 fn options() -> GpuForwardPassOptions {
@@ -454,8 +481,9 @@ fn steps_that_are_timed_come_to_the_same_states() {
         let next = greedy(&mut pass, 0, 4, 10);
         assert_eq!(next, greedy_on_cpu(&toy, &[&ids[..], &[4]].concat(), 10), "{}", toy.name);
         let profile = pass.take_profile().unwrap();
-        let keeps_states = |kernel: &str| ["short_conv", "mamba", "mamba2", "mamba2_step"].contains(&kernel);
-        assert!(profile.steps.iter().all(|step| step.kernels.iter().any(|kernel| keeps_states(&kernel.kernel))));
+        let recurrent = ["short_conv", "mamba", "mamba2", "mamba2_step", "rwkv6_mix", "rwkv7_mix"];
+        let has_one = |step: &ProfiledStep| step.kernels.iter().any(|kernel| recurrent.contains(&&*kernel.kernel));
+        assert!(profile.steps.iter().all(has_one), "{}", toy.name);
         // And on with steps queued ahead.
         let more = greedy(&mut pass, 0, next[9], 5);
         let text = [&ids[..], &[4], &next[..]].concat();

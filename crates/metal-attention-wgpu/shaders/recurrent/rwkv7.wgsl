@@ -3,13 +3,15 @@
 // the state before gives all products.
 {% if mixed %}
 // With what stands around it: w = exp(-0.606531 sigmoid(w + w0)), alpha = sigmoid(a + a0), the removed key kk = k k_k as a vector of
-// length 1, a = -kk, b = kk alpha, k = k (1 + (alpha - 1) k_a){% if residual %}, v = v + (first - v) sigmoid(mix + v0){% endif %}, and after it a norm of the head, the bonus
+// length 1, a = -kk, b = kk alpha, k = k (1 + (alpha - 1) k_a){% if residual %}, v = v + (first - v) sigmoid(mix + v0){% endif %}, and after it {% if normed %}a norm of the head, {% endif %}the bonus
 // (r.k r_k) v{% if gated %} and a gate{% endif %}.
 {% endif %}
 // Bounds: those of heads.wgsl; channels of weights are those of a head.
 {% block functions %}
 {% if mixed %}
+{% if normed %}
 {% include "reduce.wgsl" %}
+{% endif %}
 
 // One of `weights`, [8, channels].
 fn weight(i: u32, channel: u32) -> f32 { return weights[i * {{ n_head * key_dim }}u + channel]; }
@@ -45,8 +47,10 @@ fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
 {% block constants %}
 {% if mixed %}
     let own_channel = head * VALUE_DIM + min(column, VALUE_DIM - 1u);
+{% if normed %}
     let norm_weight = weight(6u, own_channel);
     let norm_bias = weight(7u, own_channel);
+{% endif %}
 {% for i in range(units) %}
     var bonus_{{ i }} = vec4<f32>();
 {% for j in range(4) %}
@@ -98,10 +102,14 @@ fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
 {% endfor %}
             let owns = split == 0u && column < VALUE_DIM;
 {% if mixed %}
+{% if normed %}
             let mean = workgroup_sum(select(0.0, out, owns), tid) / f32(VALUE_DIM);
             let squares = workgroup_sum(select(0.0, (out - mean) * (out - mean), owns), tid);
             let factor = inverseSqrt(squares / f32(VALUE_DIM) + {{ norm_eps }});
             let result = (out - mean) * factor * norm_weight + norm_bias + bonus * value;
+{% else %}
+            let result = out + bonus * value;
+{% endif %}
             if owns { set_out(run.token + t, own_channel, result{{ " * opened" if gated }}); }
 {% else %}
             if owns { set_out(run.token + t, head * VALUE_DIM + column, out); }

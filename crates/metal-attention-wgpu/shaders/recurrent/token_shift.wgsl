@@ -2,7 +2,7 @@
 // run's first token its state. {% if by_token %}mu_j[t] is a factor of each channel and what each token adds to it.{% endif %}
 
 // One invocation a channel and TOKENS tokens of a run; the one with the first tokens, which alone reads the state, writes the
-// states after the run's segments, too.
+// states after the run's segments{% if advance %}, too{% else %} elsewhere: here they stay{% endif %}.
 // Bounds: runs are compared with those there are, tokens with those of the run, which the rows have (segments.wgsl), channels
 // with CHANNELS. Loops end with the tokens and the segments of the run.
 {{ declarations }}
@@ -33,6 +33,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) gro
 {% endfor %}
         before = own;
     }
+{% if advance %}
     if first > 0u { return; }
     var after = 0u; // tokens of the run up to the segment's end
     for (var i = 0u; i < run.n_segments; i++) {
@@ -40,4 +41,5 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) gro
         after += segment.n_tokens;
         state[state_place(segment.to_slot) + channel] = x(run.token + after - 1u, channel);
     }
+{% endif %}
 }

@@ -186,6 +186,54 @@ pub fn multi_token_matvec(
         .collect()
 }
 
+/// Most inputs of [`matvec_of_inputs`].
+pub const MAX_INPUTS: usize = 6;
+
+/// As [`multi_token_matvec`] for all tokens, where rows of the matrix have different inputs: the first rows the first of
+/// `inputs`, as many as are said with it, and so on; each is `[n_tokens, n_in]`.
+pub fn matvec_of_inputs(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    inputs: &[(usize, &wgpu::Buffer)],
+    token_tile: usize,
+    y: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
+    let n_rows: usize = inputs.iter().map(|(rows, _)| rows).sum();
+    if n_rows != matrix.n_out() || !(1..=MAX_INPUTS).contains(&inputs.len()) {
+        let why = format!("{} inputs of {n_rows} rows, of {}", inputs.len(), matrix.n_out());
+        return Err(GpuError::Mismatch { what: "the inputs of a matrix".to_owned(), why });
+    }
+    let mut row_ends = [0; MAX_INPUTS];
+    let mut end = 0;
+    for (row_end, (rows, _)) in row_ends.iter_mut().zip(inputs) {
+        end += rows;
+        *row_end = end;
+    }
+    let token_tile = token_tile.clamp(1, 8);
+    let options = MatvecOptions::default();
+    let parts = matrix.parts().iter();
+    parts
+        .map(|part| {
+            let product = Product { row_ends, ..Product::new(matrix, part, &options, token_tile) };
+            let tile = product.tile(gpu.features());
+            let groups = product.groups(tile);
+            let x = Reach::Tokens(4 * matrix.n_in() as u64);
+            let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
+                (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
+                (inputs[0].1, x),
+                (y, options.output_reach(matrix)),
+            ];
+            if token_tile > 1 {
+                buffers.push((batch, Reach::Batch));
+            }
+            buffers.extend(inputs[1..].iter().map(|(_, input)| (*input as &dyn Bind, x)));
+            let grid = [Extent::Fixed(groups[0]), Extent::Tokens(token_tile as u32), Extent::Fixed(groups[1])];
+            Dispatch::new(gpu, &product.key(tile), &buffers, grid)
+        })
+        .collect()
+}
+
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
 struct Product {
@@ -201,6 +249,8 @@ struct Product {
     rows: Rows,
     bias: bool,
     token_tile: usize,
+    /// Where the rows of each input end, where there are several; zeros behind them.
+    row_ends: [usize; MAX_INPUTS],
 }
 
 /// How a workgroup is laid over a product.
@@ -260,6 +310,7 @@ pub(super) fn float_tile(ty: TensorType, n_in: usize, n_rows: usize, pairs: bool
         rows: Rows::Tokens,
         bias: false,
         token_tile: 1,
+        row_ends: [0; MAX_INPUTS],
     };
     product.tile(ShaderFeatures { integer_dot: false, ..features })
 }
@@ -287,6 +338,7 @@ impl Product {
             rows: options.rows,
             bias: options.bias.is_some(),
             token_tile,
+            row_ends: [0; MAX_INPUTS],
         }
     }
 
@@ -324,6 +376,13 @@ impl Product {
         if self.output == MatvecOutput::Gated {
             rows = rows.max(2);
         }
+        // Rows of a tile share their input.
+        let starts_inside = |rows: usize| {
+            self.row_ends.iter().any(|&end| end > self.first_row && !(end - self.first_row).is_multiple_of(rows))
+        };
+        while starts_inside(rows) {
+            rows /= 2;
+        }
         let words = type_info(self.ty).words;
         let registers = if self.token_tile == 1 { 40 } else { 16 };
         let most = (registers / (rows * words)).clamp(1, 9);
@@ -352,9 +411,14 @@ impl Product {
             && type_info(self.ty).packed
             && (self.output, self.bias, self.token_tile) == (MatvecOutput::Store, false, 1)
             && self.input != "silu"
+            && self.n_inputs() == 1
             && self.n_rows * self.n_in >= INTEGER_WEIGHTS
             // Workgroup memory.
             && self.n_in <= 4096
+    }
+
+    fn n_inputs(&self) -> usize {
+        self.row_ends.iter().filter(|&&end| end > 0).count().max(1)
     }
 
     /// Workgroups, in axes x and z, for all rows.
@@ -387,9 +451,16 @@ impl Product {
             ("turns", tile.turns.into()),
             ("subgroup", tile.subgroup.into()),
             ("integer", (tile.turns > 0).into()),
+            ("n_inputs", self.n_inputs().into()),
+            ("end_0", self.row_ends[0].into()),
+            ("end_1", self.row_ends[1].into()),
+            ("end_2", self.row_ends[2].into()),
+            ("end_3", self.row_ends[3].into()),
+            ("end_4", self.row_ends[4].into()),
         ];
         let input = if self.input == "plain" { String::new() } else { format!("{}_", self.input) };
         let tokens = if self.token_tile > 1 { "multi_token_" } else { "" };
+        let suffix = if self.n_inputs() > 1 { "_of_inputs" } else { suffix };
         let shader = if tile.turns > 0 { "matvec_integer" } else { "matvec" };
         let integer = if tile.turns > 0 { "_integer" } else { "" };
         PsoKey::new(shader, constants).named(format!("{input}{tokens}matvec_{ty}{suffix}{integer}"))
@@ -426,6 +497,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
                         rows: Rows::Tokens,
                         bias: false,
                         token_tile,
+                        row_ends: [0; MAX_INPUTS],
                     };
                     keys.push(product.key(product.tile(features)));
                     let head = Product { n_out: 49_152, n_rows: 49_152, ..product };
@@ -457,6 +529,7 @@ mod tests {
             rows: Rows::Tokens,
             bias: false,
             token_tile: 1,
+            row_ends: [0; MAX_INPUTS],
         };
         let tile = product.tile(ShaderFeatures { subgroups: true, subgroup_size, ..Default::default() });
         (tile.lanes, tile.rows, tile.unroll)

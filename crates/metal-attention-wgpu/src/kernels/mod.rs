@@ -6,6 +6,7 @@ mod argmax;
 mod attention;
 mod attention_inputs;
 mod buffer_copy;
+mod channel_gate;
 mod decode_attention;
 mod decode_layers;
 mod embedding;
@@ -39,6 +40,7 @@ pub use attention_inputs::{
     InputsBuffers, InputsShape, KvInputs, attention_inputs, attention_inputs_twin, cached_row_twin,
 };
 pub use buffer_copy::buffer_copy;
+pub use channel_gate::{channel_gate, channel_gate_twin};
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_bytes};
 pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers};
 pub use embedding::{embedding, embedding_twin};
@@ -58,7 +60,10 @@ pub use matmul::{
     CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, leaves_idle_in_tiles, matmul, matmul_by, matmul_method,
 };
 pub use matmul_split::{SplitTile, split_matmul, split_tile};
-pub use matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_twin, multi_token_matvec};
+pub use matvec::{
+    MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_of_inputs, matvec_twin,
+    multi_token_matvec,
+};
 pub use norm::{NormShape, norm, norm_twin};
 pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
@@ -89,6 +94,7 @@ pub fn catalogue() -> Vec<PsoKey> {
         decode_layers::catalogue(),
         kv_cache::catalogue(),
         buffer_copy::catalogue(),
+        channel_gate::catalogue(),
         rope::catalogue(),
         top_k::catalogue(),
         rates::catalogue(),

@@ -131,10 +131,23 @@ impl PlanBuilder<'_> {
                 self.experts(d, e, w, input, sum, added)?;
                 Ok(if added { Given::Added } else { Given::Sum(sum) })
             }
+            (FeedForward::ChannelMix(of), GpuFeedForward::ChannelMix(w)) => {
+                let plain = layer.feed_forward_post_norm.is_none() && scale == 1.0;
+                let added = plain && layer.feed_forward_norm.is_some();
+                self.channel_mix(d, i, of, w, input, added)?;
+                Ok(match &w.receptance {
+                    None => Given::Gated(&w.value),
+                    Some(_) if added => Given::Added,
+                    Some(_) => Given::Sum(&self.s.rwkv.k),
+                })
+            }
             (FeedForward::None, GpuFeedForward::None) => Ok(Given::Added),
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
-                GpuFeedForward::Dense(_) | GpuFeedForward::Experts(_) | GpuFeedForward::None,
+                GpuFeedForward::Dense(_)
+                | GpuFeedForward::Experts(_)
+                | GpuFeedForward::ChannelMix(_)
+                | GpuFeedForward::None,
             ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
@@ -145,7 +158,8 @@ impl PlanBuilder<'_> {
     /// one token take the norm on the way, but for a shared expert, which comes after others were added to the stream.
     fn feed_forward_shares_input(&self, i: usize) -> bool {
         match &self.spec.layers[i].feed_forward {
-            FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => false,
+            FeedForward::Dense(_) | FeedForward::None => false,
+            FeedForward::ChannelMix(_) => true,
             FeedForward::Experts(e) => self.kind != BatchKind::One || e.shared.is_some(),
         }
     }

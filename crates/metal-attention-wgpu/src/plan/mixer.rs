@@ -42,7 +42,7 @@ impl PlanBuilder<'_> {
             | MixerKernels::Mamba2(_)
             | MixerKernels::AttentionAndMamba2(..)
             | MixerKernels::None => false,
-            MixerKernels::Latent(..) => true,
+            MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
             // The kernels of one token take the norm on the way.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
@@ -88,6 +88,14 @@ impl PlanBuilder<'_> {
                 self.delta_rule(d, i, of, w, input)?;
                 Ok(vec![Mixed::of(&w.out, &s.att)])
             }
+            (GpuMixer::Rwkv6(w), MixerKernels::Rwkv6(of)) => {
+                self.rwkv6(d, i, of, w, input)?;
+                Ok(vec![Mixed::of(&w.out, &s.att)])
+            }
+            (GpuMixer::Rwkv7(w), MixerKernels::Rwkv7(of)) => {
+                self.rwkv7(d, i, of, w, input)?;
+                Ok(vec![Mixed::of(&w.out, &s.att)])
+            }
             (
                 GpuMixer::Attention(_)
                 | GpuMixer::Latent { .. }
@@ -96,6 +104,8 @@ impl PlanBuilder<'_> {
                 | GpuMixer::Mamba(_)
                 | GpuMixer::Mamba2 { .. }
                 | GpuMixer::AttentionAndMamba2 { .. }
+                | GpuMixer::Rwkv6(_)
+                | GpuMixer::Rwkv7(_)
                 | GpuMixer::None,
                 _,
             ) => {

@@ -6,8 +6,8 @@ use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
-    MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_twin, multi_token_matvec,
-    rmsnorm_twin,
+    MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_of_inputs, matvec_twin,
+    multi_token_matvec, rmsnorm_twin,
 };
 use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
 
@@ -251,6 +251,39 @@ fn matrices_in_parts() {
                 let options = MatvecOptions { output: MatvecOutput::Gated, ..Default::default() };
                 let error = matvec(gpu, &matrix, options, &x, &x, &x).unwrap_err();
                 assert!(error.to_string().contains("gate and up rows"), "{error}");
+            }
+        }
+    }
+}
+
+/// Rows of a matrix that have different inputs.
+#[test]
+fn several_inputs() {
+    use TensorType::{F16, F32, Q8_0};
+    let matrices: [(usize, &[(TensorType, usize)]); 5] = [
+        (64, &[(F32, 5), (F32, 7)]),
+        (33, &[(F16, 32), (F16, 16), (F16, 1), (F16, 31)]),
+        (64, &[(Q8_0, 64), (F16, 48), (F16, 12), (Q8_0, 3), (Q8_0, 8), (Q8_0, 4)]),
+        (2048, &[(F32, 64), (F32, 64), (F32, 32), (F32, 128)]),
+        (1024, &[(Q8_0, 1024), (Q8_0, 1024), (Q8_0, 1022)]),
+    ];
+    for gpu in variants() {
+        for (n_in, parts) in matrices {
+            let wanted: Vec<_> = parts.iter().map(|&(ty, n_out)| (ty, n_in, n_out)).collect();
+            let w = tensors(&wanted, 12);
+            let matrix = GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
+            for (n, tile) in [(1, 1), (2, 1), (3, 4), (9, 2)] {
+                let x: Vec<_> = (0..parts.len()).map(|i| random(i as u64 + 1, n * n_in)).collect();
+                let gx: Vec<_> = x.iter().map(|x| gpu.upload("x", x).unwrap()).collect();
+                let y = poisoned(gpu, n * matrix.n_out());
+                let inputs: Vec<_> = parts.iter().zip(&gx).map(|(&(_, n_out), x)| (n_out, x)).collect();
+                let batch = batch(gpu, n, 0);
+                run(gpu, &matvec_of_inputs(gpu, &matrix, &inputs, tile, &y, &batch).unwrap(), n);
+                let product = |t: usize| w.iter().zip(&x).map(move |(w, x)| (w.to_f32(), &x[t * n_in..][..n_in]));
+                let want: Vec<f32> = (0..n).flat_map(product).flat_map(|(w, x)| matvec_twin(&w, x)).collect();
+                let got: Vec<f32> = gpu.read(&y, want.len()).unwrap();
+                let error = nmse(&got, &want);
+                assert!(error < TOLERANCE, "{parts:?}, {n} tokens in tiles of {tile}: {error:e}");
             }
         }
     }

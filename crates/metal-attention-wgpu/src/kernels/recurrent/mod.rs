@@ -12,6 +12,7 @@ mod convolution;
 mod delta_rule;
 mod group_norm;
 mod heads;
+mod low_rank;
 mod mamba;
 mod mamba2;
 mod rwkv6;
@@ -26,11 +27,14 @@ pub use delta_rule::{
     delta_rule, delta_rule_step, delta_rule_twin,
 };
 pub use group_norm::{GroupNormBuffers, GroupNormShape, group_norm, group_norm_twin};
+pub use low_rank::{LowRankShape, MAX_LOW_RANK_PARTS, Squash, low_rank, low_rank_twin};
 pub use mamba::{MambaBuffers, MambaShape, MambaToken, mamba, mamba_twin};
 pub use mamba2::{
     Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, mamba2, mamba2_step, mamba2_twin,
 };
-pub use rwkv6::{Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Shape, Rwkv6Token, rwkv6, rwkv6_mix, rwkv6_twin};
+pub use rwkv6::{
+    Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token, rwkv6, rwkv6_mix, rwkv6_twin,
+};
 pub use rwkv7::{Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, rwkv7, rwkv7_mix, rwkv7_twin};
 pub use segments::segment_words;
 pub use token_shift::{TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
@@ -43,6 +47,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         convolution::catalogue(),
         delta_rule::catalogue(),
         group_norm::catalogue(),
+        low_rank::catalogue(),
         mamba::catalogue(),
         mamba2::catalogue(),
         rwkv6::catalogue(),

@@ -34,10 +34,26 @@ pub struct Rwkv6Shape {
 /// What else [`rwkv6_mix`] computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv6Mix {
-    /// Of the norm of each head's result.
-    pub norm_eps: f32,
-    /// What goes through SiLU and multiplies the results, `[n_head, value_dim]`.
+    /// What is computed of the recurrence's results.
+    pub output: Rwkv6Output,
+    /// What multiplies the results after SiLU or, in linear attention, a sigmoid, `[n_head, value_dim]`.
     pub gate: RowsAt,
+}
+
+/// The form of RWKV-6's recurrence, and what follows it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rwkv6Output {
+    /// RWKV-6: a bonus, and a norm of each head's result with this epsilon.
+    Normed {
+        /// Added to the mean of the squares.
+        eps: f32,
+    },
+    /// Gated linear attention: the key's elements times what decays, receptances over the square root of their number; the
+    /// state after the token gives the results. So many heads share keys and values.
+    Linear {
+        /// Heads for each of keys and values.
+        share: usize,
+    },
 }
 
 /// The buffers of [`rwkv6`], each with the rows that the shape says.
@@ -48,8 +64,8 @@ pub struct Rwkv6Buffers<'a> {
     pub k: &'a dyn Bind,
     pub v: &'a dyn Bind,
     pub decay: &'a dyn Bind,
-    /// How much a token has of its own value, `[n_head, key_dim]`
-    pub bonus: &'a dyn Bind,
+    /// How much a token has of its own value, `[n_head, key_dim]`; none in linear attention.
+    pub bonus: Option<&'a dyn Bind>,
     pub states: &'a dyn Bind,
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
@@ -61,10 +77,8 @@ pub struct Rwkv6Buffers<'a> {
 pub struct Rwkv6MixBuffers<'a> {
     /// `[n_head, key_dim]`
     pub decay_bias: &'a dyn Bind,
-    /// `[n_head, value_dim]`
-    pub norm_weight: &'a dyn Bind,
-    /// `[n_head, value_dim]`
-    pub norm_bias: &'a dyn Bind,
+    /// Weight and bias of the norm, where there is one, `[n_head, value_dim]` each.
+    pub norm: Option<[&'a dyn Bind; 2]>,
     /// As [`Rwkv6Mix::gate`].
     pub gate: &'a dyn Bind,
 }
@@ -76,21 +90,26 @@ impl Rwkv6Shape {
 
     fn bindings(&self, mix: Option<&Rwkv6Mix>) -> Bindings {
         let (keys, values) = (self.n_head * self.key_dim, self.n_head * self.value_dim);
+        let share = linear_share(mix).unwrap_or(1);
         let mut bindings = vec![
             ("segments", Access::Segments),
             ("r", Access::Rows(self.r, keys)),
-            ("k", Access::Rows(self.k, keys)),
-            ("v", Access::Rows(self.v, values)),
+            ("k", Access::Rows(self.k, keys / share)),
+            ("v", Access::Rows(self.v, values / share)),
             ("w", Access::Rows(self.decay, keys)),
-            ("bonus", Access::Floats(keys)),
             ("state", Access::States(self.states, keys * self.value_dim)),
             ("out", Access::Results(self.out, values)),
         ];
+        if linear_share(mix).is_none() {
+            bindings.push(("bonus", Access::Floats(keys)));
+        }
         if let Some(mix) = mix {
             bindings.push(("w_bias", Access::Floats(keys)));
-            bindings.push(("norm_weight", Access::Floats(values)));
-            bindings.push(("norm_bias", Access::Floats(values)));
             bindings.push(("gate", Access::Rows(mix.gate, values)));
+            if linear_share(Some(mix)).is_none() {
+                bindings.push(("norm_weight", Access::Floats(values)));
+                bindings.push(("norm_bias", Access::Floats(values)));
+            }
         }
         bindings
     }
@@ -102,7 +121,9 @@ impl Rwkv6Shape {
             ("convolved", false.into()),
             ("fused", false.into()),
             ("mixed", mix.is_some().into()),
-            ("norm_eps", mix.map_or(0.0, |mix| mix.norm_eps).into()),
+            ("norm_eps", mix.map_or(0.0, Rwkv6Mix::eps).into()),
+            ("linear", linear_share(mix).is_some().into()),
+            ("share", linear_share(mix).unwrap_or(1).into()),
         ]);
         let key = bindings::key("recurrent/rwkv6", &self.bindings(mix), constants);
         if mix.is_some() { key.named("rwkv6_mix") } else { key }
@@ -116,22 +137,44 @@ impl Rwkv6Shape {
     }
 }
 
-impl Rwkv6Buffers<'_> {
-    fn all(&self) -> [&dyn Bind; 8] {
-        [self.segments, self.r, self.k, self.v, self.decay, self.bonus, self.states, self.out]
+impl Rwkv6Mix {
+    fn eps(&self) -> f32 {
+        match self.output {
+            Rwkv6Output::Normed { eps } => eps,
+            Rwkv6Output::Linear { share: _ } => 0.0,
+        }
+    }
+}
+
+/// Heads that share keys and values, where this is linear attention.
+fn linear_share(mix: Option<&Rwkv6Mix>) -> Option<usize> {
+    match mix?.output {
+        Rwkv6Output::Normed { eps: _ } => None,
+        Rwkv6Output::Linear { share } => Some(share.max(1)),
+    }
+}
+
+impl<'a> Rwkv6Buffers<'a> {
+    fn all(&self) -> Vec<&'a dyn Bind> {
+        let all = [self.segments, self.r, self.k, self.v, self.decay, self.states, self.out];
+        all.into_iter().chain(self.bonus).collect()
     }
 }
 
 /// For each head of all tokens of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
 pub fn rwkv6(gpu: &GpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
     of.check()?;
+    if b.bonus.is_none() {
+        return Err(GpuError::Mismatch { what: "an RWKV-6 layer".into(), why: "it has no bonus".into() });
+    }
     let tile = of.head().scan();
     let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
     bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
 }
 
 /// All between a layer's matrix products at once, for runs of any length: [`rwkv6`] with `exp(-exp(decay + decay_bias))` for
-/// `decay`, then a layer norm of each head times SiLU of the gate. `None` where a head is too large for a workgroup.
+/// `decay`, then a layer norm of each head times SiLU of the gate; or gated linear attention ([`Rwkv6Output`]). `None` where a head
+/// is too large for a workgroup.
 pub fn rwkv6_mix(
     gpu: &GpuDevice,
     of: &Rwkv6Shape,
@@ -141,9 +184,15 @@ pub fn rwkv6_mix(
     runs: Extent,
 ) -> Result<Option<Dispatch>, GpuError> {
     of.check()?;
+    let linear = linear_share(Some(mix));
+    let shared = linear.is_none_or(|share| of.n_head.is_multiple_of(share));
+    if !shared || b.bonus.is_some() == linear.is_some() || with.norm.is_some() == linear.is_some() {
+        return Err(GpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{of:?}, {mix:?}") });
+    }
     let Some(tile) = of.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
-    let mut buffers = b.all().to_vec();
-    buffers.extend([with.decay_bias, with.norm_weight, with.norm_bias, with.gate]);
+    let mut buffers = b.all();
+    buffers.extend([with.decay_bias, with.gate]);
+    buffers.extend(with.norm.into_iter().flatten());
     let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
     bindings::dispatch(gpu, &of.key(Some(mix), tile), &of.bindings(Some(mix)), &buffers, grid).map(Some)
 }
@@ -189,7 +238,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
     let mut keys = vec![of.key(None, of.head().scan())];
-    let mix = Rwkv6Mix { norm_eps: 64e-5, gate: row };
+    let mix = Rwkv6Mix { output: Rwkv6Output::Normed { eps: 64e-5 }, gate: row };
     keys.extend(of.head().whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
     keys
 }

@@ -38,8 +38,8 @@ pub struct Rwkv7Shape {
 /// What else [`rwkv7_mix`] computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv7Mix {
-    /// Of the norm of each head's result.
-    pub norm_eps: f32,
+    /// Of the norm of each head's result, where there is one.
+    pub norm_eps: Option<f32>,
     /// The first layer's values and how much of them the layer takes, before its bias and sigmoid, `[n_head, value_dim]` each.
     pub residual: Option<[RowsAt; 2]>,
     /// What multiplies the results, `[n_head, value_dim]`.
@@ -66,7 +66,8 @@ pub struct Rwkv7Buffers<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Rwkv7MixBuffers<'a> {
     /// `[8, channels]`: the biases of the decays (w0), of the learning rates (a0) and of the residual (v0; anything where there is
-    /// none), the factors of the removed key (`k_k`) and of the key (`k_a`), the bonus (`r_k`), weight and bias of the norm.
+    /// none), the factors of the removed key (`k_k`) and of the key (`k_a`), the bonus (`r_k`), weight and bias of the norm (anything
+    /// where there is none).
     pub weights: &'a dyn Bind,
     /// As [`Rwkv7Mix::residual`].
     pub residual: Option<[&'a dyn Bind; 2]>,
@@ -116,7 +117,8 @@ impl Rwkv7Shape {
             ("mixed", mix.is_some().into()),
             ("residual", mix.is_some_and(|mix| mix.residual.is_some()).into()),
             ("gated", mix.is_some_and(|mix| mix.gate.is_some()).into()),
-            ("norm_eps", mix.map_or(0.0, |mix| mix.norm_eps).into()),
+            ("normed", mix.is_some_and(|mix| mix.norm_eps.is_some()).into()),
+            ("norm_eps", mix.and_then(|mix| mix.norm_eps).unwrap_or(0.0).into()),
         ]);
         let key = bindings::key("recurrent/rwkv7", &self.bindings(mix), constants);
         if mix.is_some() { key.named("rwkv7_mix") } else { key }
@@ -208,7 +210,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         out: row,
         states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
-    let mix = Rwkv7Mix { norm_eps: 64e-5, residual: Some([row; 2]), gate: Some(row) };
+    let mix = Rwkv7Mix { norm_eps: Some(64e-5), residual: Some([row; 2]), gate: Some(row) };
     let mut keys = vec![of.key(None, of.head(false).scan())];
     keys.extend(of.head(true).whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
     keys

@@ -26,6 +26,8 @@ pub struct TokenShiftShape {
     pub mu_of_tokens: Option<RowsAt>,
     /// The row of the last token, `[channels]`.
     pub states: StatesAt,
+    /// Whether states go on to the batch's last tokens; another shift of the same rows may still read those before.
+    pub advance: bool,
 }
 
 /// The buffers of [`token_shift`].
@@ -65,6 +67,7 @@ impl TokenShiftShape {
             ("channels", self.channels.into()),
             ("n_out", self.n_out.into()),
             ("by_token", self.mu_of_tokens.is_some().into()),
+            ("advance", self.advance.into()),
             ("tokens", TOKENS.into()),
             ("threads", THREADS.into()),
         ];
@@ -104,6 +107,6 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
     let channels = 2048;
     let states = StatesAt { n_slots: 4, stride: channels * 66, at: 0 };
     let mu_of_tokens = Some(RowsAt::whole(6 * channels));
-    let of = TokenShiftShape { channels, n_out: 6, x: RowsAt::whole(channels), mu_of_tokens, states };
+    let of = TokenShiftShape { channels, n_out: 6, x: RowsAt::whole(channels), mu_of_tokens, states, advance: true };
     vec![of.key()]
 }

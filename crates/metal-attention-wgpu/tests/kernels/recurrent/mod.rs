@@ -3,6 +3,7 @@
 mod convolution;
 mod delta_rule;
 mod group_norm;
+mod low_rank;
 mod mamba;
 mod rwkv;
 mod token_shift;

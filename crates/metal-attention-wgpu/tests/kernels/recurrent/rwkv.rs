@@ -4,8 +4,8 @@ use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, 
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_model::NormKind;
 use metal_attention_wgpu::kernels::{
-    GroupNormShape, RowsAt, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Shape, Rwkv6Token, Rwkv7Buffers, Rwkv7Mix,
-    Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin, rwkv7, rwkv7_mix,
+    GroupNormShape, RowsAt, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token, Rwkv7Buffers,
+    Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin, rwkv7, rwkv7_mix,
     rwkv7_twin,
 };
 use metal_attention_wgpu::{Bind, Extent};
@@ -80,10 +80,10 @@ fn rwkv7_matches_its_twin() {
                         out: &out,
                         segments: &words,
                     };
-                    let (residual, gated) = (i % 2 == 0, i != 2);
+                    let (residual, gated, with_norm) = (i % 2 == 0, i != 2, i != 1);
                     let dispatch = if mixed {
                         let mix = Rwkv7Mix {
-                            norm_eps: 1e-3,
+                            norm_eps: with_norm.then_some(1e-3),
                             residual: residual.then_some([value_at; 2]),
                             gate: gated.then_some(value_at),
                         };
@@ -121,7 +121,7 @@ fn rwkv7_matches_its_twin() {
                         }
                         let out = rwkv7_twin(&Rwkv7Token { r: &r, decay: &decay, k: &k, v: &v, a: &a, b: &b }, state);
                         let bonus: f64 = (0..key_dim).map(|i| r[i] * k[i] * w[5][i]).sum();
-                        let normed = normed(&out, &w[6], &w[7]);
+                        let normed = if with_norm { normed(&out, &w[6], &w[7]) } else { out };
                         let open = |i: usize| if gated { gate[i] } else { 1.0 };
                         (0..value_dim).map(|i| (normed[i] + bonus * v[i]) * open(i)).collect()
                     };
@@ -180,19 +180,15 @@ fn rwkv6_matches_its_twin() {
                         k: &gk,
                         v: &gv,
                         decay: &gdecay,
-                        bonus: &gbonus,
+                        bonus: Some(&gbonus),
                         states: &gs,
                         out: &out,
                         segments: &words,
                     };
                     let dispatch = if mixed {
-                        let mix = Rwkv6Mix { norm_eps: 1e-3, gate: value_at };
-                        let with = Rwkv6MixBuffers {
-                            decay_bias: &gbias,
-                            norm_weight: &gweight,
-                            norm_bias: &gnorm_bias,
-                            gate: &ggate,
-                        };
+                        let mix = Rwkv6Mix { output: Rwkv6Output::Normed { eps: 1e-3 }, gate: value_at };
+                        let with =
+                            Rwkv6MixBuffers { decay_bias: &gbias, norm: Some([&gweight, &gnorm_bias]), gate: &ggate };
                         rwkv6_mix(gpu, &of, &mix, &buffers, &with, runs).unwrap().expect("heads that fit")
                     } else {
                         rwkv6(gpu, &of, &buffers, runs).unwrap()
@@ -226,6 +222,83 @@ fn rwkv6_matches_its_twin() {
                     let after = (&gs, states_at, n_state, &before[..]);
                     check(gpu, &what, &segments, (&out, value_at, values), after, &twin, 1e-11);
                 }
+            }
+        }
+    }
+}
+
+/// Gated linear attention, whose heads share keys and values.
+#[test]
+fn linear_attention_of_rwkv6_matches_its_twin() {
+    for gpu in variants() {
+        for (n_head, share, dim) in [(4, 2, 8), (6, 3, 24), (2, 1, 64)] {
+            let (all, of_kv) = (n_head * dim, n_head / share * dim);
+            let (at, kv_at) = (rows_at(all), rows_at(of_kv));
+            let n_state = all * dim;
+            let (states_at, before) = states(n_state);
+            let decay_bias = random(21, all);
+            for (i, segments) in batches().into_iter().enumerate() {
+                let n = n_tokens(&segments);
+                let [r, raw, gate] = [1, 3, 5].map(|seed| random(seed, n * at.stride));
+                let [k, v] = [2, 4].map(|seed| random(seed, n * kv_at.stride));
+                let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
+                let [gr, gk, gv, gdecay, ggate, gbias] = [&r, &k, &v, &raw, &gate, &decay_bias].map(upload);
+                let (gs, out) = (upload(&before), poisoned(gpu, n * at.stride));
+                let of = Rwkv6Shape {
+                    n_head,
+                    key_dim: dim,
+                    value_dim: dim,
+                    r: at,
+                    k: kv_at,
+                    v: kv_at,
+                    decay: at,
+                    out: at,
+                    states: states_at,
+                };
+                let words = words_of(gpu, &segments);
+                let buffers = Rwkv6Buffers {
+                    r: &gr,
+                    k: &gk,
+                    v: &gv,
+                    decay: &gdecay,
+                    bonus: None,
+                    states: &gs,
+                    out: &out,
+                    segments: &words,
+                };
+                let mix = Rwkv6Mix { output: Rwkv6Output::Linear { share }, gate: at };
+                let with = Rwkv6MixBuffers { decay_bias: &gbias, norm: None, gate: &ggate };
+                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let dispatch = rwkv6_mix(gpu, &of, &mix, &buffers, &with, runs).unwrap().expect("heads that fit");
+                run(gpu, &[dispatch], n);
+                let of_head = |t: usize, h: usize, state: &mut [f64]| -> Vec<f64> {
+                    let own = |v: &[f32]| wide(&row(v, at, t, all)[h * dim..][..dim]);
+                    let shared = |v: &[f32]| wide(&row(v, kv_at, t, of_kv)[h / share * dim..][..dim]);
+                    let [r, raw, gate] = [&r, &raw, &gate].map(|v| own(v));
+                    let [k, v] = [&k, &v].map(|v| shared(v));
+                    let bias = &decay_bias[h * dim..];
+                    let decay: Vec<f64> =
+                        raw.iter().zip(bias).map(|(d, b)| (-(d + f64::from(*b)).exp()).exp()).collect();
+                    let column = |c: usize| {
+                        let mut sum = 0.0;
+                        for i in 0..dim {
+                            let s = &mut state[i * dim + c];
+                            *s = decay[i] * *s + k[i] * (1.0 - decay[i]) * v[c];
+                            sum += r[i] * *s;
+                        }
+                        sum / (dim as f64).sqrt() * sigmoid(gate[c])
+                    };
+                    (0..dim).map(column).collect()
+                };
+                let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
+                    let heads = |t| (0..n_head).map(move |h| (t, h));
+                    let size = dim * dim;
+                    let tokens = (token..token + n).flat_map(heads);
+                    tokens.flat_map(|(t, h)| of_head(t, h, &mut state[h * size..][..size])).collect()
+                };
+                let what = format!("{of:?}, {share} heads share, batch {i}");
+                let after = (&gs, states_at, n_state, &before[..]);
+                check(gpu, &what, &segments, (&out, at, all), after, &twin, 1e-11);
             }
         }
     }

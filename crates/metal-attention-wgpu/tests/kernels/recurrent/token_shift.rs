@@ -8,7 +8,9 @@ use metal_attention_wgpu::{Bind, Extent};
 #[test]
 fn token_shifts_match_their_twin() {
     let Some(gpu) = gpu() else { return };
-    for (channels, n_out, by_token) in [(1, 1, false), (65, 6, false), (130, 5, true)] {
+    for (channels, n_out, by_token, advance) in
+        [(1, 1, false, true), (65, 6, false, true), (130, 5, true, true), (66, 1, false, false)]
+    {
         let (x_at, n_mu) = (rows_at(channels), n_out * channels);
         let mu_at = rows_at(n_mu);
         let (states_at, before) = states(channels);
@@ -28,6 +30,7 @@ fn token_shifts_match_their_twin() {
                     x: x_at,
                     mu_of_tokens: by_token.then_some(mu_at),
                     states: states_at,
+                    advance,
                 };
                 let words = words_of(gpu, &segments);
                 let b = TokenShiftBuffers {
@@ -40,6 +43,13 @@ fn token_shifts_match_their_twin() {
                 };
                 let runs = Extent::Fixed(n_runs(&segments) + 1);
                 run(gpu, &[token_shift(gpu, &of, &b, runs).unwrap()], n);
+                if !advance {
+                    assert_eq!(gpu.read::<f32>(&gs, before.len()).unwrap(), before, "{of:?}: states stay");
+                    let unread = [&poisoned(gpu, n * channels) as &dyn Bind];
+                    let b = TokenShiftBuffers { out: &unread, ..b };
+                    let of = TokenShiftShape { advance: true, ..of };
+                    run(gpu, &[token_shift(gpu, &of, &b, runs).unwrap()], n);
+                }
                 let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
                     let of_token = |t: usize| {
                         let mut mu = wide(&mu);

@@ -1,0 +1,36 @@
+//! The gate of RWKV-6's channel mix.
+
+use crate::device::GpuDevice;
+use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::error::GpuError;
+use crate::pso::PsoKey;
+
+const THREADS: usize = 256;
+
+/// `y[t][i] = sigmoid(gate[t][i]) * x[t][i]`, or `+=`: all `[n_tokens, n]`.
+pub fn channel_gate(
+    gpu: &GpuDevice,
+    n: usize,
+    accumulate: bool,
+    gate: &wgpu::Buffer,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+) -> Result<Dispatch, GpuError> {
+    let rows = Reach::Tokens(4 * n as u64);
+    let grid = [Extent::Fixed(n.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    Dispatch::new(gpu, &key(n, accumulate), &[(gate, rows), (x, rows), (y, rows)], grid)
+}
+
+fn key(n: usize, accumulate: bool) -> PsoKey {
+    PsoKey::new("channel_gate", [("n", n.into()), ("accumulate", accumulate.into()), ("threads", THREADS.into())])
+}
+
+/// The scalar twin of one element, of `y` as it was.
+pub fn channel_gate_twin(accumulate: bool, gate: f32, x: f32, y: f32) -> f32 {
+    let before = if accumulate { f64::from(y) } else { 0.0 };
+    (before + f64::from(x) / (1.0 + (-f64::from(gate)).exp())) as f32
+}
+
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    vec![key(2048, true)]
+}

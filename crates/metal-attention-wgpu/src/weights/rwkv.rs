@@ -1,0 +1,136 @@
+//! Weights of RWKV's mixes.
+
+use metal_attention_model::{ChannelMixWeights, Linear, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights};
+use wgpu::Buffer;
+
+use super::{GpuLinear, concat};
+use crate::{Arena, GpuDevice, GpuError};
+
+/// Weights of RWKV-6's time mix.
+#[derive(Debug)]
+pub(crate) struct GpuRwkv6 {
+    /// Factors of the token shift before the matrices of the others, `[width]`.
+    pub(crate) lerp_x: Buffer,
+    /// Factors of all parts, `[5, width]`.
+    pub(crate) lerps: Buffer,
+    pub(crate) mix_down: GpuLinear,
+    /// Of all parts, `[5, mix_rank, width]`.
+    pub(crate) mix_up: Buffer,
+    pub(crate) decay_down: GpuLinear,
+    /// `[decay_rank, width]`
+    pub(crate) decay_up: Buffer,
+    pub(crate) decay_bias: Buffer,
+    pub(crate) bonus: Option<Buffer>,
+    pub(crate) receptance: GpuLinear,
+    pub(crate) key: GpuLinear,
+    pub(crate) value: GpuLinear,
+    pub(crate) gate: GpuLinear,
+    /// Weight and bias.
+    pub(crate) norm: Option<[Buffer; 2]>,
+    pub(crate) out: GpuLinear,
+}
+
+/// Weights of RWKV-7's time mix.
+#[derive(Debug)]
+pub(crate) struct GpuRwkv7 {
+    /// `[n_mix, width]`
+    pub(crate) lerps: Buffer,
+    pub(crate) receptance: GpuLinear,
+    pub(crate) key: GpuLinear,
+    pub(crate) value: GpuLinear,
+    /// The first matrices of decay, rate, first value and gate, as far as there are any, one below the other.
+    pub(crate) down: GpuLinear,
+    /// The second ones, a row for each row of the first, `[ranks, width]`.
+    pub(crate) up: Buffer,
+    /// As `rwkv7_mix` takes them, `[8, width]`.
+    pub(crate) of_channels: Buffer,
+    pub(crate) out: GpuLinear,
+}
+
+/// Weights of a channel mix.
+#[derive(Debug)]
+pub(crate) struct GpuChannelMix {
+    /// `[n_mix, n_embd]`
+    pub(crate) lerps: Buffer,
+    pub(crate) key: GpuLinear,
+    pub(crate) value: GpuLinear,
+    pub(crate) receptance: Option<GpuLinear>,
+}
+
+impl GpuRwkv6 {
+    pub(super) fn new(gpu: &GpuDevice, w: &Rwkv6Weights, arena: &mut Arena) -> Result<Self, GpuError> {
+        let vector = |values: &[f32]| gpu.upload("weights of channels", values);
+        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a time mix", &[linear], arena);
+        Ok(Self {
+            lerp_x: vector(&w.lerp_x)?,
+            lerps: vector(&w.lerps)?,
+            mix_down: matrix(&w.mix_down)?,
+            mix_up: vector(&turned(&w.mix_up.iter().collect::<Vec<_>>()))?,
+            decay_down: matrix(&w.decay.down)?,
+            decay_up: vector(&turned(&[&w.decay.up]))?,
+            decay_bias: vector(&w.decay_bias)?,
+            bonus: w.bonus.as_deref().map(vector).transpose()?,
+            receptance: matrix(&w.receptance)?,
+            key: matrix(&w.key)?,
+            value: matrix(&w.value)?,
+            gate: matrix(&w.gate)?,
+            norm: match &w.norm {
+                Some([weight, bias]) => Some([vector(weight)?, vector(bias)?]),
+                None => None,
+            },
+            out: matrix(&w.out)?,
+        })
+    }
+}
+
+impl GpuRwkv7 {
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        spec: &Rwkv7Spec,
+        w: &Rwkv7Weights,
+        arena: &mut Arena,
+    ) -> Result<Self, GpuError> {
+        let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
+        let low_rank: Vec<_> =
+            [Some(&w.decay), Some(&w.rate), first_value, w.gate.as_ref()].into_iter().flatten().collect();
+        let downs: Vec<_> = low_rank.iter().map(|low_rank| &low_rank.down).collect();
+        let ups: Vec<_> = low_rank.iter().map(|low_rank| &low_rank.up).collect();
+        let none = vec![0.0; spec.width];
+        let first_bias = w.first_value.as_ref().map_or(&none, |(_, bias)| bias);
+        let [norm_weight, norm_bias] = w.norm.as_ref().map_or([&none, &none], |[weight, bias]| [weight, bias]);
+        let of_channels =
+            [&w.decay_bias, &w.rate_bias, first_bias, &w.removed, &w.kept, &w.bonus, norm_weight, norm_bias];
+        Ok(Self {
+            lerps: gpu.upload("weights of channels", &w.lerps)?,
+            receptance: concat(gpu, "the receptances", &[&w.receptance], arena)?,
+            key: concat(gpu, "the keys", &[&w.key], arena)?,
+            value: concat(gpu, "the values", &[&w.value], arena)?,
+            down: concat(gpu, "the low-rank matrices", &downs, arena)?,
+            up: gpu.upload("the low-rank matrices", &turned(&ups))?,
+            of_channels: gpu.upload("weights of channels", &of_channels.map(Vec::as_slice).concat())?,
+            out: concat(gpu, "the time mix's output matrix", &[&w.out], arena)?,
+        })
+    }
+}
+
+impl GpuChannelMix {
+    pub(super) fn new(gpu: &GpuDevice, w: &ChannelMixWeights, arena: &mut Arena) -> Result<Self, GpuError> {
+        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a channel mix", &[linear], arena);
+        Ok(Self {
+            key: matrix(&w.key)?,
+            value: matrix(&w.value)?,
+            receptance: w.receptance.as_ref().map(matrix).transpose()?,
+            lerps: gpu.upload("weights of channels", &w.lerps)?,
+        })
+    }
+}
+
+/// Columns of the matrices as rows, those of one matrix after those of the other: `[n_in, n_out]` each.
+fn turned(matrices: &[&Linear]) -> Vec<f32> {
+    let mut rows = Vec::new();
+    for linear in matrices {
+        let (n_in, values) = (linear.weight.row_len(), linear.weight.to_f32());
+        rows.extend((0..n_in).flat_map(|i| values.iter().skip(i).step_by(n_in).copied()));
+    }
+    rows
+}
