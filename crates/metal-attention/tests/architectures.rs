@@ -10,6 +10,7 @@ use metal_attention::gguf::GgufFile;
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
 };
+use metal_attention_model::Mixer;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -83,9 +84,11 @@ fn hold_to_references(device: &Device, limit: f64) {
     assert_eq!(models.len(), more_architectures().len());
     for (name, case) in models {
         let model = model(&name);
-        if *device == Device::Gpu && model.spec().layers.iter().any(|layer| layer.mixer.state_elements() > 0) {
+        let runs_there =
+            |mixer: &Mixer| mixer.state_elements() == 0 || matches!(mixer, Mixer::ShortConv(_) | Mixer::DeltaRule(_));
+        if *device == Device::Gpu && !model.spec().layers.iter().all(|layer| runs_there(&layer.mixer)) {
             let why = pass_on(Device::Gpu, &model, tokens.len(), 1, false).err().unwrap().to_string();
-            assert!(why.contains("recurrent state") && why.contains("--device cpu"), "{name}: {why}");
+            assert!(why.contains("--device cpu"), "{name}: {why}");
             continue;
         }
         // Where experts are quantised the reference took their numbers as floats.
