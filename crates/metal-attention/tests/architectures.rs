@@ -10,7 +10,6 @@ use metal_attention::gguf::GgufFile;
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
 };
-use metal_attention_model::Mixer;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
