@@ -316,8 +316,8 @@ impl AttentionTwin {
     pub fn append(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<Vec<f64>> {
         let shape = self.shape;
         let mut queries = Vec::new();
-        for (token, row) in tokens.iter().zip(qkv.chunks_exact(shape.qkv_len())) {
-            for (h, head) in row.chunks_exact(shape.head_dim).skip(shape.n_gate()).enumerate() {
+        for (token, row) in tokens.iter().zip(qkv.chunks_exact(shape.qkv_row())) {
+            for (h, head) in row[..shape.qkv_len()].chunks_exact(shape.head_dim).skip(shape.n_gate()).enumerate() {
                 let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
                 if h < shape.n_head + shape.n_head_kv {
                     if let Some(eps) = shape.qk_norm_eps {

@@ -95,7 +95,7 @@ impl<'a> Pair<'a> {
 
     fn qkv(&mut self, n_tokens: usize) -> Vec<f32> {
         self.seed += 1;
-        random(self.seed, n_tokens * self.shape.qkv_len()).iter().map(|v| 3.0 * v).collect()
+        random(self.seed, n_tokens * self.shape.qkv_row()).iter().map(|v| 3.0 * v).collect()
     }
 
     /// Runs kernels over a batch and returns the result.
@@ -231,6 +231,7 @@ fn shapes() -> Vec<AttentionShape> {
         of(2, 1, 124, None, 124, Halves, None, F16),
         AttentionShape { soft_cap: Some(2.0), ..of(4, 2, 256, Some(150), 256, Halves, None, F32) },
         AttentionShape { sinks: true, ..of(8, 1, 64, Some(128), 64, Halves, None, F16) },
+        AttentionShape { beside: 37, ..of(4, 2, 20, None, 20, Interleaved, Some(1e-6), F32) },
         AttentionShape { sinks: true, soft_cap: Some(5.0), ..of(5, 1, 20, None, 20, Interleaved, None, F32) },
         AttentionShape { gated: true, ..of(4, 2, 64, None, 16, Halves, Some(1e-6), F32) },
         AttentionShape { gated: true, ..of(6, 1, 256, Some(140), 64, Halves, Some(1e-6), F16) },
@@ -285,7 +286,9 @@ fn attention_on_matrix_units_matches_its_twin() {
         };
         let sinks = AttentionShape { sinks: true, soft_cap: Some(3.0), ..window(32, 60) };
         let gated = AttentionShape { gated: true, ..window(32, 50) };
-        for shape in [base, window(32, 40), window(96, 1), sinks, AttentionShape { soft_cap: None, ..sinks }, gated] {
+        let beside = AttentionShape { beside: 20, ..window(32, 40) };
+        let capless = AttentionShape { soft_cap: None, ..sinks };
+        for shape in [base, window(32, 40), window(96, 1), sinks, capless, gated, beside] {
             // Plain loops take 32-bit floats, and so twice the memory.
             if !gpu.features().cooperative_f16 && shape.head_dim == 64 {
                 continue;
