@@ -59,7 +59,6 @@ pub(super) struct GpuLayer {
 
 /// Weights of a mixer.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 pub(super) enum GpuMixer {
     /// Of attention.
     Attention(GpuAttention),

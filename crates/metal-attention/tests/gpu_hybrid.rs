@@ -15,7 +15,7 @@ use metal_attention::{
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
-use toys::{Toy, batch, gpu, metadata, nmse, read, some_ids, toy};
+use toys::{Toy, batch, gpu, metadata, nmse, read, some_ids, toy, toy_with_bf16};
 
 const N_CTX: usize = 400;
 /// The most that any logits may differ from the CPU's, which computes in other orders. A state that is a token further, or
@@ -38,17 +38,17 @@ fn models() -> Vec<Toy> {
         ("rope.dimension_count", 8),
         ("full_attention_interval", 2),
     ];
-    let toys =
-        [("a convolution last", ends), ("the delta rule last, in heads of odd lengths", metadata("qwen35", 5, &delta))];
+    // Its gates are projected by themselves.
+    let of_gates = |name: &str| name.contains("ssm_alpha") || name.contains("ssm_beta");
+    let delta = metadata("qwen35", 5, &delta);
+    let toys = [
+        toy("a convolution last", &ends),
+        toy_with_bf16("the delta rule last, in heads of odd lengths", &delta, &of_gates),
+    ];
     let state_spaces =
         ["falcon-h1.gguf", "mamba2.gguf", "granitehybrid.gguf", "nemotron_h.gguf", "mamba.gguf", "jamba.gguf"]
             .map(|name| read(name, &more_architectures()[name]));
-    published
-        .into_iter()
-        .chain(toys.map(|(name, metadata)| toy(name, &metadata)))
-        .chain(state_spaces)
-        .chain(of_rwkv())
-        .collect()
+    published.into_iter().chain(toys).chain(state_spaces).chain(of_rwkv()).collect()
 }
 
 /// Published models, and small ones of what they have not: without a gate or a norm, with linear attention, with a factor on

@@ -36,10 +36,15 @@ pub struct Toy {
 
 /// The model that `metadata` describes: what a file of its must have, in 32-bit floats.
 pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
+    toy_with_bf16(name, metadata, &|_| false)
+}
+
+/// The same, but that matrices of which `is_bf16` says so have 16 bits a number.
+pub fn toy_with_bf16(name: &'static str, metadata: &Metadata, is_bf16: &dyn Fn(&str) -> bool) -> Toy {
     let spec = ModelSpec::from_metadata(metadata).unwrap_or_else(|e| panic!("{name}: {e}"));
     let tensors: Vec<_> = spec.tensors().into_iter().filter(|tensor| tensor.required).collect();
     let decl = |t: &metal_attention_model::TensorSpec| TensorDecl {
-        ty: TensorType::F32,
+        ty: if is_bf16(&t.name) { TensorType::BF16 } else { TensorType::F32 },
         name: t.name.clone(),
         shape: t.shape.clone(),
     };
@@ -64,7 +69,9 @@ pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
             _ => (1.0, 0.3),
         };
         let values = (0..n).map(|_| mean + scale * random());
-        let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        // The upper half of a number in 32 bits is one in 16.
+        let first = if is_bf16(&tensor.name) { 2 } else { 0 };
+        let bytes: Vec<u8> = values.flat_map(|v| v.to_le_bytes().into_iter().skip(first)).collect();
         writer.write(&bytes).expect("memory");
     }
     read(name, &writer.finish().expect("all tensors"))
