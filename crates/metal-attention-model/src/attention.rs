@@ -4,6 +4,7 @@ use crate::{NormKind, Rope};
 
 /// Softmax attention with grouped queries (GQA, arXiv 2305.13245).
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct AttentionSpec {
     /// Query heads.
     pub n_head: usize,

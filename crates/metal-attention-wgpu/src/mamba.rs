@@ -33,7 +33,7 @@ impl GpuMamba2 {
         };
         Ok(Self {
             taps: gpu.upload("the taps of a convolution", &w.taps)?,
-            conv_bias: optional(gpu, &w.conv_bias)?,
+            conv_bias: optional(gpu, w.conv_bias.as_ref())?,
             dt_bias: gpu.upload("a bias", &w.dt_bias)?,
             a: gpu.upload("decays", &w.a)?,
             d: gpu.upload("factors of inputs", &w.d)?,
@@ -88,7 +88,7 @@ impl GpuMamba {
         let MambaSpec { width, d_state, dt_rank, n_tap: _, norms, decay } = *spec;
         let at = spec.selection();
         let input = match decay {
-            MambaDecay::Channels => vec![0..2 * width],
+            MambaDecay::Channels => Vec::from_iter([0..2 * width]),
             MambaDecay::Heads(n_head) => {
                 let n = width / n_head;
                 let of = |first: usize| (0..n_head).map(move |h| (2 * h + first) * n..(2 * h + first + 1) * n);
@@ -110,12 +110,12 @@ impl GpuMamba {
         Ok(Self {
             input: rows("Mamba's input matrix", &w.input, &input)?,
             taps: gpu.upload("the taps of a convolution", &w.taps)?,
-            conv_bias: optional(gpu, &w.conv_bias)?,
-            select_dt: rows("what gives Mamba's dt", &w.select, &[at.dt..at.dt + dt_rank])?,
+            conv_bias: optional(gpu, w.conv_bias.as_ref())?,
+            select_dt: rows("what gives Mamba's dt", &w.select, std::slice::from_ref(&(at.dt..at.dt + dt_rank)))?,
             // One behind the other in every order.
             select_bc: rows("what gives Mamba's B and C", &w.select, &[at.b..at.b + d_state, at.c..at.c + d_state])?,
             norms,
-            dt: rows("what expands Mamba's dt", &w.dt, &[0..spec.n_dt()])?,
+            dt: rows("what expands Mamba's dt", &w.dt, std::slice::from_ref(&(0..spec.n_dt())))?,
             dt_bias: gpu.upload("a bias", w.dt.bias.as_ref().expect("a bias that files must have"))?,
             a: gpu.upload("decays", &w.a)?,
             d: gpu.upload("factors of inputs", &w.d)?,
@@ -128,8 +128,8 @@ fn rms_norm(gpu: &GpuDevice, n: usize, eps: f32, weight: &[f32]) -> Result<GpuNo
     Ok(GpuNorm { kind: NormKind::Rms, eps, n, weights: gpu.upload("a norm", weight)?, has_bias: false })
 }
 
-fn optional(gpu: &GpuDevice, bias: &Option<Vec<f32>>) -> Result<Option<Buffer>, GpuError> {
-    bias.as_ref().map(|bias| gpu.upload("a bias", bias)).transpose()
+fn optional(gpu: &GpuDevice, bias: Option<&Vec<f32>>) -> Result<Option<Buffer>, GpuError> {
+    bias.map(|bias| gpu.upload("a bias", bias)).transpose()
 }
 
 /// Elements a token of what lies between the kernels, 0 of those that a model does without: the widest of its layers.

@@ -53,11 +53,11 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Attention(a) if a.output_gate && fast_attention(a, LayerPages::UNKNOWN).is_none() => {
             return Err("gates of what attention of that kind gives");
         }
-        Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
-        Mixer::Mamba(MambaSpec { n_tap, d_state, .. }) => mamba(*n_tap, *d_state)?,
-        Mixer::Mamba2(Mamba2Spec { n_tap, d_state, .. }) => mamba(*n_tap, *d_state)?,
+        Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::Rwkv6(_) | Mixer::Rwkv7(_) | Mixer::None => {}
+        Mixer::Mamba(MambaSpec { n_tap, d_state, .. }) | Mixer::Mamba2(Mamba2Spec { n_tap, d_state, .. }) => {
+            mamba(*n_tap, *d_state)?;
+        }
         Mixer::AttentionAndMamba2(both) => mamba(both.mamba2.n_tap, both.mamba2.d_state)?,
-        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) | Mixer::None => {}
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
                 return Err("short convolutions over so many tokens");

@@ -64,13 +64,12 @@ pub(super) fn attention(
 
 /// The rest of such a decoder around these mixers, one a layer.
 pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
-    let n_ff = match k.per_layer("feed_forward_length", mixers.len())? {
-        Some(widths) => widths,
+    let n_ff = if let Some(widths) = k.per_layer("feed_forward_length", mixers.len())? {
+        widths
+    } else {
         // Models that have nothing but experts may leave it out.
-        None => {
-            let widths = k.per_layer("expert_feed_forward_length", mixers.len())?;
-            widths.ok_or_else(|| k.missing("feed_forward_length"))?
-        }
+        let widths = k.per_layer("expert_feed_forward_length", mixers.len())?;
+        widths.ok_or_else(|| k.missing("feed_forward_length"))?
     };
     let dense = |n_ff| FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false });
     stack(k, k.norm(norm)?, mixers.into_iter().zip(n_ff.into_iter().map(dense)).collect())

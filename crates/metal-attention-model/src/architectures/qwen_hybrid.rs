@@ -36,13 +36,13 @@ fn hybrid(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool) -> Result<Model
     let head_count_kv = k.per_layer_or_none("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
     let recurrent = recurrent_layers(k, n_layer)?;
     let rule = Mixer::DeltaRule(delta_rule(k, sharing, paired_gates, norm.eps)?);
-    let mixer = |i: usize| match recurrent[i] {
-        true => Ok(rule.clone()),
-        false => {
-            let kv = head_count_kv[i];
-            k.check("attention.head_count_kv", kv, kv > 0, "layers with attention must have heads of keys")?;
-            attention(k, RopeLayout::Halves, head_count[0], (head_count[i], kv))
+    let mixer = |i: usize| {
+        if recurrent[i] {
+            return Ok(rule.clone());
         }
+        let kv = head_count_kv[i];
+        k.check("attention.head_count_kv", kv, kv > 0, "layers with attention must have heads of keys")?;
+        attention(k, RopeLayout::Halves, head_count[0], (head_count[i], kv))
     };
     let mixers = (0..n_layer).map(mixer).collect::<Result<_, _>>()?;
     let mut m = around(k, NormKind::Rms, mixers)?;

@@ -12,8 +12,8 @@ use crate::kernels::{
 use crate::mamba::{GpuMamba, GpuMamba2};
 use crate::{Bind, Dispatch, Extent, GpuError};
 
-fn bound(buffer: &Option<Buffer>) -> Option<&dyn Bind> {
-    buffer.as_ref().map(|buffer| buffer as &dyn Bind)
+fn bound(buffer: Option<&Buffer>) -> Option<&dyn Bind> {
+    buffer.map(|buffer| buffer as &dyn Bind)
 }
 
 impl PlanBuilder<'_> {
@@ -60,29 +60,28 @@ impl PlanBuilder<'_> {
             segments,
         };
         let step = Mamba2Step { width: n_tap, bias: w.conv_bias.is_some(), convolution_at: 0 };
-        let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(&w.conv_bias), tickets: &m.tickets };
+        let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &m.tickets };
         let at_once = if self.decodes() {
             kernels::mamba2_step(gpu, &shape, &step, &buffers, &with, Extent::Runs)?
         } else {
             None
         };
-        match at_once {
-            Some(dispatch) => d.push(dispatch),
-            None => {
-                let convolution = ConvolutionShape {
-                    channels,
-                    width: n_tap,
-                    bias: w.conv_bias.is_some(),
-                    silu: true,
-                    x: part(width),
-                    out: RowsAt::whole(channels),
-                    states: last_inputs,
-                };
-                d.push(self.convolution(i, &convolution, &w.taps, &w.conv_bias)?);
-                let shape = Mamba2Shape { x: RowsAt::whole(channels), ..shape };
-                let buffers = Mamba2Buffers { x: &m.conv, ..buffers };
-                d.push(kernels::mamba2(gpu, &shape, &buffers, Extent::Runs)?);
-            }
+        if let Some(dispatch) = at_once {
+            d.push(dispatch);
+        } else {
+            let convolution = ConvolutionShape {
+                channels,
+                width: n_tap,
+                bias: w.conv_bias.is_some(),
+                silu: true,
+                x: part(width),
+                out: RowsAt::whole(channels),
+                states: last_inputs,
+            };
+            d.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
+            let shape = Mamba2Shape { x: RowsAt::whole(channels), ..shape };
+            let buffers = Mamba2Buffers { x: &m.conv, ..buffers };
+            d.push(kernels::mamba2(gpu, &shape, &buffers, Extent::Runs)?);
         }
         match &w.norm {
             None => Ok(Mixed::of(&w.out, out)),
@@ -126,7 +125,7 @@ impl PlanBuilder<'_> {
         let (row, bias) = (RowsAt::whole(width), w.conv_bias.is_some());
         let convolution =
             ConvolutionShape { channels: width, width: n_tap, bias, silu: true, x, out: row, states: last_inputs };
-        d.push(self.convolution(i, &convolution, &w.taps, &w.conv_bias)?);
+        d.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
 
         let bc = self.choose(d, of, w)?;
         let of_state = StatesAt { at: (n_tap - 1) * width, ..last_inputs };
@@ -230,7 +229,7 @@ impl PlanBuilder<'_> {
         i: usize,
         of: &ConvolutionShape,
         taps: &Buffer,
-        bias: &Option<Buffer>,
+        bias: Option<&Buffer>,
     ) -> Result<Dispatch, GpuError> {
         let buffers = ConvolutionBuffers {
             x: &self.s.qkv,

@@ -57,7 +57,6 @@ pub(super) struct Row {
 /// # Safety
 ///
 /// Both rows hold the vectors, or `n` floats where `PART`; the CPU has the instruction set.
-#[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
 #[inline(always)]
 pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
     Row { before, after }: Row,
@@ -126,7 +125,7 @@ impl StateRows {
     /// # Safety
     ///
     /// As for [`row`], of as many rows as there are keys.
-    #[expect(clippy::too_many_arguments, reason = "as for a row")]
+    #[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
     #[inline(always)]
     pub(super) unsafe fn step<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
         &self,

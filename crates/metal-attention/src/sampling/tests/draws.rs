@@ -117,7 +117,9 @@ fn a_text_is_continued_by_another_sampler() {
         |position: usize| -> Vec<f32> { (0..60).map(|i| ((i * 7 + position) as f32 * 0.9).sin() * 2.0).collect() };
     let prompt = [3, 1, 4, 1, 5];
     let mut first = sampler(options.clone());
-    prompt.iter().for_each(|&id| first.accept(id));
+    for id in prompt {
+        first.accept(id);
+    }
     let mut text = prompt.to_vec();
     for position in prompt.len()..40 {
         let id = first.sample(&logits(position));
@@ -126,7 +128,9 @@ fn a_text_is_continued_by_another_sampler() {
     }
     for cut in prompt.len()..text.len() {
         let mut other = sampler(options.clone());
-        text[..cut].iter().for_each(|&id| other.accept(id));
+        for &id in &text[..cut] {
+            other.accept(id);
+        }
         for position in cut..text.len() {
             let id = other.sample(&logits(position));
             other.accept(id);
