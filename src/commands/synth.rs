@@ -217,11 +217,10 @@ fn distribution(tensor: &TensorDecl) -> (f32, f32) {
     match tensor.name.rsplit_once('.') {
         // Of recurrences: a state has lost half of itself after some ten tokens.
         Some((_, "ssm_a")) => (-2.0, 0.4),
-        Some((_, "ssm_d")) => (1.0, 0.05),
         Some((role, "bias")) if role.ends_with("ssm_dt") => (-3.5, 0.4),
         Some((_, "bias")) => (0.0, 0.02),
         // Factors: of norms, of layers and their parts.
-        Some((_, "scale")) => (1.0, 0.05),
+        Some((_, "scale" | "ssm_d")) => (1.0, 0.05),
         Some((_, role)) if role.contains("norm") => (1.0, 0.05),
         Some((role, _)) if role.contains("norm") || role.ends_with("_scale") => (1.0, 0.05),
         Some((role, _)) if role.contains("rope_factors") => (1.5, 0.1),

@@ -200,16 +200,15 @@ fn rows_of_delta_rules_are_found_in_both_orders() {
     for older in [false, true] {
         let w = rule(&qwen3next(older));
         assert_eq!((numbers(&w.beta), numbers(&w.decay)), (vec![0, 1, 4, 5], vec![2, 3, 6, 7]));
-        let [q, k, v, gate] = match older {
-            false => {
-                [range([0..32, 32..64]), range([64..96, 96..128]), range([128..192, 192..256]), range([0..64, 64..128])]
-            }
-            true => [
+        let [q, k, v, gate] = if older {
+            [
                 range([0..32, 192..224]),
                 range([32..64, 224..256]),
                 range([64..128, 256..320]),
                 range([128..192, 320..384]),
-            ],
+            ]
+        } else {
+            [range([0..32, 32..64]), range([64..96, 96..128]), range([128..192, 192..256]), range([0..64, 64..128])]
         };
         assert_eq!([numbers(&w.q), numbers(&w.k), numbers(&w.v), numbers(&w.gate)], [q, k, v, gate], "{older}");
         // Taps are turned round: those of all channels one after the other.

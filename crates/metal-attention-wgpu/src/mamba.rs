@@ -88,7 +88,7 @@ impl GpuMamba {
         let MambaSpec { width, d_state, dt_rank, n_tap: _, norms, decay } = *spec;
         let at = spec.selection();
         let input = match decay {
-            MambaDecay::Channels => Vec::from_iter([0..2 * width]),
+            MambaDecay::Channels => std::iter::once(0..2 * width).collect(),
             MambaDecay::Heads(n_head) => {
                 let n = width / n_head;
                 let of = |first: usize| (0..n_head).map(move |h| (2 * h + first) * n..(2 * h + first + 1) * n);
