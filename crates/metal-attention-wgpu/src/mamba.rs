@@ -87,7 +87,7 @@ impl GpuMamba {
     ) -> Result<Self, GpuError> {
         let MambaSpec { width, d_state, dt_rank, n_tap: _, norms, decay } = *spec;
         let at = spec.selection();
-        let input = match decay {
+        let input: Vec<_> = match decay {
             MambaDecay::Channels => std::iter::once(0..2 * width).collect(),
             MambaDecay::Heads(n_head) => {
                 let n = width / n_head;
