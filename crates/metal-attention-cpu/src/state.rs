@@ -10,9 +10,15 @@ use crate::shared::SharedMut;
 /// A slot holds the state of a text after some tokens: that of each layer, one after the other. The first one is that of the
 /// empty text: zeros.
 pub(crate) struct States {
+    /// So many elements from `start` on, where a cache line begins.
     slots: Vec<f32>,
+    start: usize,
+    n_elements: usize,
     layout: StateLayout,
 }
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// [`States`] in which several threads write, each its own part.
 pub(crate) struct SharedStates<'a> {
@@ -26,15 +32,20 @@ impl States {
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
-        Some(Self { slots: zeroed(n_slots.checked_mul(layout.n_elements())?)?, layout })
+        let n_elements = n_slots.checked_mul(layout.n_elements())?;
+        let before = if n_elements > 0 { LINE / size_of::<f32>() - 1 } else { 0 };
+        let slots: Vec<f32> = zeroed(n_elements.checked_add(before)?)?;
+        let start = slots.as_ptr().align_offset(LINE).min(before);
+        Some(Self { slots, start, n_elements, layout })
     }
 
     pub(crate) fn shared(&mut self) -> SharedStates<'_> {
-        SharedStates { slots: SharedMut::new(&mut self.slots), layout: &self.layout }
+        let slots = &mut self.slots[self.start..][..self.n_elements];
+        SharedStates { slots: SharedMut::new(slots), layout: &self.layout }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(self.slots.as_slice())
+        self.n_elements * size_of::<f32>()
     }
 }
 

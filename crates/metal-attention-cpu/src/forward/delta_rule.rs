@@ -171,7 +171,7 @@ impl Task<'_, '_> {
         before: Option<&[f32]>,
         matrix: &mut [f32],
     ) {
-        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_v, eps, .. } = *self.spec;
+        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_k, n_head_v, eps, .. } = *self.spec;
         let (head, n_values) = (self.spec.value_head(self.head, i), self.spec.n_values());
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let (k, rest) = rest.split_at_mut(BLOCK * key_dim);
@@ -196,6 +196,8 @@ impl Task<'_, '_> {
             decay: Rows::new(decays, count, 1, 1),
             beta: Rows::new(betas, count, 1, 1),
             before: before.map(|before| Rows::new(before, key_dim, value_dim, value_dim)),
+            // That of the next key head lies behind the inputs of its convolution; those are few.
+            next: (self.head + 1 < n_head_k || i + 1 < self.spec.n_shared()).then_some(key_dim * value_dim),
             state: RowsMut::new(matrix, key_dim, value_dim, value_dim),
             // SAFETY: nobody else writes this head's results of these tokens.
             out: unsafe { RowsMut::shared(self.out, out, count, value_dim, n_values) },

@@ -114,6 +114,13 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn f_stream(p: *mut f32, x: F) {
+        unsafe {
+            _mm256_stream_ps(p, x[0]);
+            _mm256_stream_ps(p.add(8), x[1]);
+        }
+    }
+    #[inline(always)]
     unsafe fn f_store_f16(p: *mut u16, x: F) {
         unsafe {
             let h = both!(i => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[i]));

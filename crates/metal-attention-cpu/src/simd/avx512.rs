@@ -140,6 +140,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(p, x) }
     }
     #[inline(always)]
+    unsafe fn f_stream(p: *mut f32, x: Self::F) {
+        unsafe { _mm512_stream_ps(p, x) }
+    }
+    #[inline(always)]
     unsafe fn f_store_f16(p: *mut u16, x: Self::F) {
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) }
     }

@@ -54,6 +54,13 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn f_load_f16(p: *const u16) -> Self::F;
     unsafe fn f_load_bf16(p: *const u16) -> Self::F;
     unsafe fn f_store(p: *mut f32, x: Self::F);
+    /// [`f_store`](Self::f_store) to a multiple of 64 bytes, past the caches where the CPU can: of much that is not read again
+    /// soon. [`settle`] comes before others read it.
+    #[inline(always)]
+    unsafe fn f_stream(p: *mut f32, x: Self::F) {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::f_store(p, x) }
+    }
     /// Rounds to nearest even.
     unsafe fn f_store_f16(p: *mut u16, x: Self::F);
     /// Rounds to nearest even and stores the low 8 bits of each lane.
@@ -175,6 +182,16 @@ pub(crate) trait Kernel {
     ///
     /// The CPU must have the instruction set of `S`.
     unsafe fn run<S: Simd>(self);
+}
+
+/// Has what [`Simd::f_stream`] stored come before what this thread stores later.
+#[inline(always)]
+pub(crate) fn settle() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: part of every x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 /// Has the cache line at `p` fetched, where the CPU can be asked to; any address will do.

@@ -16,7 +16,7 @@ use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{dot, row_from};
 use super::{Head, Rows, RowsMut, Scratch, padded};
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Isa, LANES, Simd};
+use crate::simd::{Isa, LANES, Simd, prefetch, settle};
 
 /// One head, or some columns of one.
 pub(crate) struct DeltaRule<'a> {
@@ -32,10 +32,67 @@ pub(crate) struct DeltaRule<'a> {
     pub(crate) beta: Rows<'a>,
     /// The state before the first token, `[key_dim, value_dim]`, where it is not what `state` holds: then that is overwritten.
     pub(crate) before: Option<Rows<'a>>,
+    /// How many elements after it the state lies that is read next, where there is one: a single token has that fetched.
+    pub(crate) next: Option<usize>,
     /// `[key_dim, value_dim]`, changed in place
     pub(crate) state: RowsMut<'a>,
     /// `[n_tokens, value_dim]`
     pub(crate) out: RowsMut<'a>,
+}
+
+/// Bytes that vectors are streamed to multiples of.
+const STREAMED: usize = 64;
+
+/// What a token does to columns of the state.
+struct Update<'a, S: Simd> {
+    k: &'a [f32],
+    q: &'a [f32],
+    from: *const f32,
+    from_stride: usize,
+    next: Option<usize>,
+    state: *mut f32,
+    stride: usize,
+    decays: S::F,
+    n: usize,
+}
+
+impl<S: Simd> Update<'_, S> {
+    /// `state = decay from + k^T u` and `q state`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`row_from`], with as many rows as there are keys and queries.
+    #[inline(always)]
+    unsafe fn run<const V: usize, const PART: bool, const STREAM: bool>(self, u: &[S::F; V]) -> [S::F; V] {
+        let Self { k, q, from, from_stride, next, state, stride, decays, n } = self;
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let mut even = [S::f_splat(0.0); V];
+            let mut odd = [S::f_splat(0.0); V];
+            let mut i = 0;
+            while i + 2 <= k.len() {
+                let (first, second) = (from.add(i * from_stride), from.add((i + 1) * from_stride));
+                if let (true, Some(next)) = (STREAM, next) {
+                    for v in 0..V {
+                        prefetch(first.wrapping_add(next + v * LANES).cast());
+                        prefetch(second.wrapping_add(next + v * LANES).cast());
+                    }
+                }
+                row_from::<S, V, PART, STREAM>(first, state.add(i * stride), decays, k[i], q[i], u, &mut even, n);
+                let next = state.add((i + 1) * stride);
+                row_from::<S, V, PART, STREAM>(second, next, decays, k[i + 1], q[i + 1], u, &mut odd, n);
+                i += 2;
+            }
+            if i < k.len() {
+                let last = from.add(i * from_stride);
+                row_from::<S, V, PART, STREAM>(last, state.add(i * stride), decays, k[i], q[i], u, &mut even, n);
+            }
+            for v in 0..V {
+                even[v] = S::f_add(even[v], odd[v]);
+            }
+            even
+        }
+    }
 }
 
 impl Head for DeltaRule<'_> {
@@ -83,23 +140,19 @@ impl Head for DeltaRule<'_> {
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
                 u[v] = S::f_mul(beta, S::f_sub(value, S::f_mul(decays, u[v])));
             }
-            let mut even = [S::f_splat(0.0); V];
-            let mut odd = [S::f_splat(0.0); V];
-            let mut i = 0;
-            while i + 2 <= k.len() {
-                let (first, second) = (from.add(i * from_stride), from.add((i + 1) * from_stride));
-                row_from::<S, V, PART>(first, state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
-                let state = state.add((i + 1) * stride);
-                row_from::<S, V, PART>(second, state, decays, k[i + 1], q[i + 1], &u, &mut odd, n);
-                i += 2;
-            }
-            if i < k.len() {
-                let last = from.add(i * from_stride);
-                row_from::<S, V, PART>(last, state.add(i * stride), decays, k[i], q[i], &u, &mut even, n);
-            }
+            let aligned = state as usize % STREAMED == 0 && stride % (STREAMED / size_of::<f32>()) == 0;
+            let rows = Update::<S> { k, q, from, from_stride, next: self.next, state, stride, decays, n };
+            // A state that goes on in another place after one token is not read again before the next step.
+            let sums = if token == 0 && self.before.is_some() && self.v.count == 1 && aligned && !PART {
+                let sums = rows.run::<V, PART, true>(&u);
+                settle();
+                sums
+            } else {
+                rows.run::<V, PART, false>(&u)
+            };
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
+                store::<S, PART>(out, sums[v], n);
             }
         }
     }

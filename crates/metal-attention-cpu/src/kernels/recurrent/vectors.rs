@@ -60,17 +60,17 @@ pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool>(
     n: usize,
 ) {
     // SAFETY: as the caller vouches.
-    unsafe { row_from::<S, V, PART>(row, row, decay, key, query, u, sum, n) }
+    unsafe { row_from::<S, V, PART, false>(row, row, decay, key, query, u, sum, n) }
 }
 
-/// [`row`] where the row before the token lies elsewhere.
+/// [`row`] where the row before the token lies elsewhere. `STREAM`: the new one is not read again soon.
 ///
 /// # Safety
 ///
-/// As for [`row`], and of both.
+/// As for [`row`], and of both; where it is to `STREAM` these are whole vectors, each at a multiple of 64 bytes.
 #[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
 #[inline(always)]
-pub(super) unsafe fn row_from<S: Simd, const V: usize, const PART: bool>(
+pub(super) unsafe fn row_from<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
     from: *const f32,
     row: *mut f32,
     decay: S::F,
@@ -86,7 +86,11 @@ pub(super) unsafe fn row_from<S: Simd, const V: usize, const PART: bool>(
         for v in 0..V {
             let before = load::<S, PART>(from.add(v * LANES), n);
             let s = S::f_fma(key, u[v], S::f_mul(decay, before));
-            store::<S, PART>(row.add(v * LANES), s, n);
+            if STREAM {
+                S::f_stream(row.add(v * LANES), s);
+            } else {
+                store::<S, PART>(row.add(v * LANES), s, n);
+            }
             sum[v] = S::f_fma(query, s, sum[v]);
         }
     }
