@@ -2,23 +2,18 @@
 
 use std::ops::Range;
 
+use memmap2::MmapMut;
 use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 
-use crate::kv_cache::zeroed;
 use crate::shared::SharedMut;
 
 /// A slot holds the state of a text after some tokens: that of each layer, one after the other. The first one is that of the
 /// empty text: zeros.
 pub(crate) struct States {
-    /// So many elements from `start` on, where a cache line begins.
-    slots: Vec<f32>,
-    start: usize,
-    n_elements: usize,
+    /// Anonymous memory, which the system zeroes as it comes into use; it begins with a page, and so with a cache line.
+    slots: MmapMut,
     layout: StateLayout,
 }
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// [`States`] in which several threads write, each its own part.
 pub(crate) struct SharedStates<'a> {
@@ -32,20 +27,24 @@ impl States {
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
-        let n_elements = n_slots.checked_mul(layout.n_elements())?;
-        let before = if n_elements > 0 { LINE / size_of::<f32>() - 1 } else { 0 };
-        let slots: Vec<f32> = zeroed(n_elements.checked_add(before)?)?;
-        let start = slots.as_ptr().align_offset(LINE).min(before);
-        Some(Self { slots, start, n_elements, layout })
+        let n_bytes = n_slots.checked_mul(layout.n_elements())?.checked_mul(size_of::<f32>())?;
+        let slots = MmapMut::map_anon(n_bytes).ok()?;
+        // As for packed matrices: a step goes through much of it.
+        #[cfg(target_os = "linux")]
+        let _ = slots.advise(memmap2::Advice::HugePage);
+        Some(Self { slots, layout })
     }
 
     pub(crate) fn shared(&mut self) -> SharedStates<'_> {
-        let slots = &mut self.slots[self.start..][..self.n_elements];
+        let (ptr, n) = (self.slots.as_mut_ptr().cast::<f32>(), self.slots.len() / size_of::<f32>());
+        // SAFETY: the memory is that of so many floats, at the beginning of a page; any bits are one. The borrow is that of
+        // the states.
+        let slots = unsafe { std::slice::from_raw_parts_mut(ptr, n) };
         SharedStates { slots: SharedMut::new(slots), layout: &self.layout }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.n_elements * size_of::<f32>()
+        self.slots.len()
     }
 }
 
