@@ -199,6 +199,7 @@ mod gpu {
             n_rot: 64,
             rope_layout: RopeLayout::Interleaved,
             qk_norm_eps: None,
+            gated: false,
             cache: CacheType::F16,
         };
         let n_most = if gpu.summary().is_software() { 64 } else { 512 };

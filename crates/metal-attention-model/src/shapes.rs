@@ -308,6 +308,8 @@ const DELTA_CUSTOM: [(&str, Key); 7] = [
     ("rope.dimension_count", U(16)),
     ("rope.dimension_sections", L(&[4, 2, 2, 0])),
 ];
+#[rustfmt::skip]
+const KIMI_LINEAR: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", L(&[0, 1, 0, 0])), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_scale", F(2.5)), ("kda.head_dim", U(32)), ("ssm.conv_kernel", U(4))];
 const SHARED_WIDTH: (&str, Key) = ("expert_shared_feed_forward_length", U(192));
 
 type Keys = &'static [(&'static str, Key)];
@@ -350,6 +352,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("jais2", &[], ALL_BIASES),
     ("jina-bert-v2", ENCODER, ALL_BIASES),
     ("jina-bert-v3", ENCODER, ALL_BIASES),
+    ("kimi-linear", KIMI_LINEAR, &["exp_probs_b"]),
     ("lfm2", LFM_2_CUSTOM, NO_BIASES),
     ("lfm2moe", &[LFM_2_CUSTOM[0], LFM_2_CUSTOM[1], EXPERTS[0], EXPERTS[1], EXPERTS[2], ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], &["exp_probs_b"]),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),

@@ -26,7 +26,8 @@ impl TensorSpec {
     /// channel by are F32.
     pub fn is_matrix(&self) -> bool {
         let is_convolution = ["shortconv.conv", "ssm_conv1d"].iter().any(|part| self.name.contains(part));
-        self.shape.len() > 1 && !self.is_bias() && !is_convolution
+        let is_decay = self.name.ends_with("ssm_a");
+        self.shape.len() > 1 && !self.is_bias() && !is_convolution && !is_decay
     }
 
     /// Whether it is added to what a matrix gives.
@@ -107,6 +108,9 @@ pub(crate) trait Source {
 
     /// `n` numbers of each of so many channels, `[width, n]`.
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
+
+    /// The same where the tensor has a dimension of 1 between the two, as some converters leave it.
+    fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
     /// `n` ones, the weight of a norm without.
     fn ones(&mut self, n: usize) -> Vec<f32>;
@@ -212,6 +216,11 @@ impl Source for List {
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
         self.push(name.to_owned(), &[n, width], Need::Required);
+        Ok(Vec::new())
+    }
+
+    fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
+        self.push(name.to_owned(), &[n, 1, width], Need::Required);
         Ok(Vec::new())
     }
 
@@ -389,6 +398,12 @@ impl Source for FileSource<'_> {
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.find(name, &[n, width], Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+    }
+
+    fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
+        let flat = self.0.tensor(name).is_some_and(|tensor| tensor.shape() == [n, width]);
+        let shape: &[usize] = if flat { &[n, width] } else { &[n, 1, width] };
+        Ok(self.find(name, shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn ones(&mut self, n: usize) -> Vec<f32> {

@@ -78,10 +78,10 @@ impl Widths {
                 | Mixer::Rwkv7(_)
                 | Mixer::None => {}
                 Mixer::LatentAttention(a) => {
-                    let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, rope, .. } = a;
+                    let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, shared_dim, .. } = a;
                     widen(&mut w.qkv, n_head * a.head_dim());
                     widen(&mut w.q_rank, q_rank.unwrap_or(0));
-                    widen(&mut w.compressed, kv_rank + rope.n_rot);
+                    widen(&mut w.compressed, kv_rank + shared_dim);
                     widen(&mut w.values, n_head * value_dim);
                 }
             }

@@ -55,6 +55,9 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Attention(a) if a.output_gate && fast_attention(a, LayerPages::UNKNOWN).is_none() => {
             return Err("gates of what attention of that kind gives");
         }
+        Mixer::LatentAttention(LatentAttentionSpec { rope: None, .. }) => {
+            return Err("latent attention without positions");
+        }
         Mixer::Attention(_) | Mixer::LatentAttention(_) => {}
         Mixer::ShortConv(_) => return Err(SHORT_CONV),
         Mixer::Mamba(_) => return Err("Mamba"),
@@ -213,6 +216,7 @@ impl MixerKernels {
             kv_rank,
             n_nope,
             value_dim: _,
+            shared_dim,
             rope,
             scale,
             eps,
@@ -223,8 +227,8 @@ impl MixerKernels {
         let inputs = LatentShape {
             n_head,
             n_nope,
-            n_rot: rope.n_rot,
-            layout: rope.layout,
+            n_rot: shared_dim,
+            layout: rope.map_or(RopeLayout::Halves, |rope| rope.layout),
             rank: kv_rank,
             eps,
             n_ctx,
@@ -234,7 +238,7 @@ impl MixerKernels {
         let attention = GeneralAttention {
             n_head,
             n_head_kv: 1,
-            key_dim: kv_rank + rope.n_rot,
+            key_dim: kv_rank + shared_dim,
             value_dim: kv_rank,
             scale,
             mask: Mask::Causal,

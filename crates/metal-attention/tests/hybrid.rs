@@ -36,7 +36,24 @@ fn models() -> Vec<Toy> {
         ("full_attention_interval", 2),
     ];
     let delta = toy("the delta rule last, in heads of odd lengths", &metadata("qwen35", 5, &delta));
-    published.into_iter().chain([toy("a convolution last", &ends), delta]).collect()
+    let kimi = [
+        ("attention.key_length_mla", 24),
+        ("attention.value_length_mla", 12),
+        ("attention.kv_lora_rank", 24),
+        ("rope.dimension_count", 8),
+        ("kda.head_dim", 18),
+        ("ssm.conv_kernel", 4),
+        ("leading_dense_block_count", 1),
+        ("expert_count", 4),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", 16),
+        ("expert_shared_count", 1),
+        ("expert_gating_func", 2),
+    ];
+    let mut kimi = metadata("kimi-linear", 4, &kimi);
+    kimi.set("kimi-linear.attention.head_count_kv", vec![0u32, 1, 0, 0]);
+    let kimi = toy("channels that decay each by itself", &kimi);
+    published.into_iter().chain([toy("a convolution last", &ends), delta, kimi]).collect()
 }
 
 fn options() -> CpuOptions {

@@ -3,7 +3,7 @@
 /// The part that an architecture needs and the vocabulary lacks.
 #[rustfmt::skip]
 const MISSING: &[(&[&str], &str)] = &[
-    (&["kimi-linear", "kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
+    (&["kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
     (&["mamba", "mamba2", "jamba", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "plamo2"], "layers with a recurrent state (state spaces)"),
     (&["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"], "layers with a recurrent state (time mixing)"),
     (&["minimax-01"], "layers with a recurrent state (lightning attention)"),

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use crate::{LayerSpec, ModelSpec};
 pub use channel_mix::{ChannelMixSpec, ChannelMixWeights};
-pub use delta_rule::{DeltaRuleSpec, DeltaRuleWeights, KeySharing};
+pub use delta_rule::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};
 pub use mamba::{MambaSpec, MambaWeights};
 pub use mamba2::{Mamba2Spec, Mamba2Weights};
 pub use rwkv6::{Rwkv6Spec, Rwkv6Weights};

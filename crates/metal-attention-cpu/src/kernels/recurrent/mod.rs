@@ -13,6 +13,7 @@
 //! A task is a head, or some columns of one, or in [`mamba`] and [`convolution`] a range of channels: tasks share inputs and
 //! write to what is theirs alone. States are F32 and are changed in place.
 
+pub(crate) mod channel_delta_rule;
 pub(crate) mod convolution;
 pub(crate) mod delta_rule;
 pub(crate) mod gated_norm;

@@ -4,7 +4,7 @@ use super::{Padded, nmse, wide};
 use crate::kernels::recurrent::RowsMut;
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::gated_norm::GatedNorm;
-use crate::kernels::recurrent::gates::{L2Norm, Softplus};
+use crate::kernels::recurrent::gates::{Decays, L2Norm, Softplus};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
@@ -200,16 +200,36 @@ fn rows_of_a_shared_buffer() {
 fn gated_norms() {
     let mut random = Random(6);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 64, 128, 150].map(|n| (isa, n))) {
-        for (limit, eps) in [(1.0, 1e-6), (1e-4, 1e-3), (300.0, 1e-5)] {
+        for (limit, eps, silu) in [(1.0, 1e-6, true), (1e-4, 1e-3, true), (300.0, 1e-5, true), (2.0, 1e-6, false)] {
             let (x, weight, gate) = (random.floats(n, limit), random.floats(n, 2.0), random.floats(n, 9.0));
             let mean = wide(&x).map(|x| x * x).sum::<f64>() / n as f64;
             let factor = 1.0 / (mean + f64::from(eps)).sqrt();
-            let gates = wide(&gate).map(|gate| gate / (1.0 + (-gate).exp()));
+            let gates = wide(&gate).map(|gate| if silu { gate } else { 1.0 } / (1.0 + (-gate).exp()));
             let want: Vec<f64> = wide(&x).zip(wide(&weight)).zip(gates).map(|((x, w), g)| x * factor * w * g).collect();
             let mut found = x;
-            isa.run(GatedNorm { x: &mut found, weight: &weight, gate: &gate, eps });
+            isa.run(GatedNorm { x: &mut found, weight: &weight, gate: &gate, silu, eps });
             let error = nmse(wide(&found), &want);
             assert!(error < 1e-12, "{isa:?} {n} of {limit}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn decays_of_channels() {
+    let mut random = Random(7);
+    for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 128].map(|n| (isa, n))) {
+        for (limit, a) in [(1.0, -1.0), (9.0, -16.0), (40.0, -0.01), (0.1, 0.0)] {
+            let (x, bias) = (random.floats(n, limit), random.floats(n, 3.0));
+            let mut found = x.clone();
+            isa.run(Decays { x: &mut found, bias: &bias, a });
+            for i in 0..n {
+                let step = (f64::from(x[i]) + f64::from(bias[i])).exp().ln_1p();
+                let want = (f64::from(a) * step).exp();
+                // Of the exponent a few last bits are off.
+                let error = (f64::from(found[i]) - want).abs();
+                let limit = 1e-6 * (1.0 + f64::from(a).abs() * step) * want + 1e-30;
+                assert!(error <= limit, "{isa:?} {n} [{i}] {a}: {} {want}", found[i]);
+            }
         }
     }
 }

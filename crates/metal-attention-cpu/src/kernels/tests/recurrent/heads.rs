@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{Decay, FORMS, Form, Mixer, Padded, run};
 use crate::kernels::recurrent::Rows;
+use crate::kernels::recurrent::channel_delta_rule::ChannelDeltaRule;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::rwkv6::Rwkv6;
@@ -94,6 +95,70 @@ impl Mixer for Delta {
                 for i in 0..rows {
                     let s = &mut state[i * columns + j];
                     *s = alpha * (*s - beta * k[i] * known) + beta * k[i] * v[j];
+                }
+                out.push(read(&q, state, columns, j));
+            }
+        }
+        out
+    }
+}
+
+/// Kimi Delta Attention, arXiv 2510.26692, equation 1: `S = (I - beta k k^T) Diag(alpha) S + beta k v^T; o = S^T q`.
+struct ChannelDelta(Delta);
+
+impl Mixer for ChannelDelta {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        let delta = Delta::random(random, decay, n, rows, columns);
+        Self(Delta { decay: Padded::new(n, rows, || decay.random(random)), ..delta })
+    }
+
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.0.columns()
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.0.n_tokens()
+    }
+
+    fn run(
+        &self,
+        isa: Isa,
+        form: Form,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        state: &mut Padded,
+        out: &mut Padded,
+    ) {
+        let head = ChannelDeltaRule {
+            q: self.0.q.rows(tokens.clone()),
+            k: self.0.k.rows(tokens.clone()),
+            v: self.0.v.part(tokens.clone(), columns.clone()),
+            decay: self.0.decay.rows(tokens.clone()),
+            beta: self.0.beta.rows(tokens.clone()),
+            before: None,
+            state: state.part_mut(0..self.rows(), columns.clone()),
+            out: out.part_mut(tokens, columns),
+        };
+        run(isa, form, &head);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (q, k, v) = (self.0.q.wide(t), self.0.k.wide(t), self.0.v.wide(t));
+            let (alpha, beta) = (self.0.decay.wide(t), self.0.beta.wide(t)[0]);
+            for j in 0..columns {
+                for i in 0..rows {
+                    state[i * columns + j] *= alpha[i];
+                }
+                let known = read(&k, state, columns, j);
+                for i in 0..rows {
+                    state[i * columns + j] += beta * k[i] * (v[j] - known);
                 }
                 out.push(read(&q, state, columns, j));
             }
@@ -367,6 +432,7 @@ macro_rules! of_each_head {
 
 of_each_head! {
     delta_rule: Delta, 128;
+    channel_delta_rule: ChannelDelta, 128;
     mamba2: Space, 128;
     rwkv6: Finch, 64;
     rwkv7: Goose, 64;
