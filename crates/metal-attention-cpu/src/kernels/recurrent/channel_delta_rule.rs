@@ -10,6 +10,19 @@ use super::{Head, Rows, RowsMut, Scratch, Tokens};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Isa, LANES, Simd};
 
+/// Rows that are summed up by themselves, in two sums, so that additions need not wait for each other: a sum over all rows
+/// would round more.
+const ROWS: usize = 64;
+
+/// `total += a + b`
+#[inline(always)]
+unsafe fn add<S: Simd, const V: usize>(total: &mut [S::F; V], [a, b]: &[[S::F; V]; 2]) {
+    for v in 0..V {
+        // SAFETY: the caller vouches for the instruction set.
+        total[v] = unsafe { S::f_add(total[v], S::f_add(a[v], b[v])) };
+    }
+}
+
 /// One head, or some columns of one.
 pub(crate) struct ChannelDeltaRule<'a> {
     /// Of each token, `[n_tokens, key_dim]`: normalised and, as the model has it, scaled.
@@ -69,30 +82,36 @@ impl Head for ChannelDeltaRule<'_> {
                 Some(before) if token == 0 => (before.ptr.add(column), before.stride),
                 _ => (state.cast_const(), stride),
             };
-            // Two sums each, so that additions need not wait for each other.
-            let mut sums = [[S::f_splat(0.0); V]; 2];
-            for i in 0..k.len() {
-                let key = S::f_splat(k[i] * decay[i]);
-                for v in 0..V {
-                    let row = load::<S, PART>(from.add(i * from_stride + v * LANES), n);
-                    sums[i % 2][v] = S::f_fma(key, row, sums[i % 2][v]);
+            let mut known = [S::f_splat(0.0); V];
+            for start in (0..k.len()).step_by(ROWS) {
+                let mut sums = [[S::f_splat(0.0); V]; 2];
+                for i in start..k.len().min(start + ROWS) {
+                    let key = S::f_splat(k[i] * decay[i]);
+                    for v in 0..V {
+                        let row = load::<S, PART>(from.add(i * from_stride + v * LANES), n);
+                        sums[i % 2][v] = S::f_fma(key, row, sums[i % 2][v]);
+                    }
                 }
+                add::<S, V>(&mut known, &sums);
             }
             let mut u = [S::f_splat(0.0); V];
             for v in 0..V {
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
-                let known = S::f_add(sums[0][v], sums[1][v]);
-                u[v] = S::f_mul(S::f_splat(beta), S::f_sub(value, known));
+                u[v] = S::f_mul(S::f_splat(beta), S::f_sub(value, known[v]));
             }
-            let mut sums = [[S::f_splat(0.0); V]; 2];
-            for i in 0..k.len() {
-                let (before, after) = (from.add(i * from_stride), state.add(i * stride));
-                let decay = S::f_splat(decay[i]);
-                row_from::<S, V, PART, false>(before, after, decay, k[i], q[i], &u, &mut sums[i % 2], n);
+            let mut result = [S::f_splat(0.0); V];
+            for start in (0..k.len()).step_by(ROWS) {
+                let mut sums = [[S::f_splat(0.0); V]; 2];
+                for i in start..k.len().min(start + ROWS) {
+                    let (before, after) = (from.add(i * from_stride), state.add(i * stride));
+                    let decay = S::f_splat(decay[i]);
+                    row_from::<S, V, PART, false>(before, after, decay, k[i], q[i], &u, &mut sums[i % 2], n);
+                }
+                add::<S, V>(&mut result, &sums);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);
-                store::<S, PART>(out, S::f_add(sums[0][v], sums[1][v]), n);
+                store::<S, PART>(out, result[v], n);
             }
         }
     }
