@@ -9,6 +9,9 @@ use crate::{ModelError, Norm, NormKind, Pooling, Rope, RopeFactors, RopeLayout, 
 /// Far above any size of a model; bounds what a broken file can make us allocate.
 const MAX_SIZE: usize = 1 << 28;
 
+/// Most taps of a short convolution: far more than files have, 3 or 4.
+pub(crate) const MAX_TAPS: usize = 16;
+
 /// Layers of a model at most.
 const MAX_LAYERS: usize = 4096;
 
@@ -167,6 +170,12 @@ impl<'a> Keys<'a> {
         let period = self.opt_usize(key)?.unwrap_or(period);
         let full_at = if full_first { 0 } else { period.saturating_sub(1) };
         Ok((0..n_layer).map(|i| period == 0 || i % period != full_at).collect())
+    }
+
+    /// Tokens that a short convolution sees, its own included.
+    pub(crate) fn taps(&self, key: &str) -> Result<usize, ModelError> {
+        let n_tap = self.positive(key)?;
+        self.check(key, n_tap, (2..=MAX_TAPS).contains(&n_tap), "must be 2 to 16").map(|()| n_tap)
     }
 
     /// An array of a flag for each layer (and perhaps for those after the last); `None` where there is no array.

@@ -8,9 +8,6 @@ use crate::recurrent::ShortConvSpec;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// Far more than files have: 3.
-const MAX_TAPS: usize = 16;
-
 /// LFM2: layers without heads of keys and values are convolutions; each head of queries and keys is normalised.
 pub(super) fn lfm2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     if k.opt_bool("attention.causal")? == Some(false) {
@@ -24,8 +21,7 @@ pub(super) fn lfm2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         }
     }
     let (n_embd, n_layer) = (k.positive("embedding_length")?, k.n_layer()?);
-    let n_tap = k.positive("shortconv.l_cache")?;
-    k.check("shortconv.l_cache", n_tap, (2..=MAX_TAPS).contains(&n_tap), "must be 2 to 16")?;
+    let n_tap = k.taps("shortconv.l_cache")?;
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let key = "attention.head_count_kv";
     let head_count_kv = k.per_layer_or_none(key, n_layer)?.ok_or_else(|| k.missing(key))?;

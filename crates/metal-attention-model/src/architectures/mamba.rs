@@ -3,13 +3,10 @@
 use super::decoder::{ExpertDefaults, attention, experts, stack};
 use crate::attention::Positions;
 use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::keys::{Keys, MAX_TAPS};
 use crate::recurrent::{Mamba2Spec, MambaDecay, MambaNorms, MambaSpec};
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
-
-/// Far more than files have: 4.
-const MAX_TAPS: usize = 16;
 
 /// Elements of a layer's state, far more than models have.
 const MAX_STATE: usize = 1 << 28;
@@ -72,11 +69,6 @@ pub(super) fn heads(k: &Keys<'_>) -> Result<Vec<(usize, usize)>, ModelError> {
     Ok(of_queries.into_iter().zip(of_kv).collect())
 }
 
-fn n_tap(k: &Keys<'_>) -> Result<usize, ModelError> {
-    let n_tap = k.positive("ssm.conv_kernel")?;
-    k.check("ssm.conv_kernel", n_tap, (2..=MAX_TAPS).contains(&n_tap), "must be 2 to 16").map(|()| n_tap)
-}
-
 /// Refuses states that are larger than any model's, of so many channels with `d_state` elements each and the inputs of a
 /// convolution over `conv_width` channels.
 fn check_state(k: &Keys<'_>, width: usize, d_state: usize, conv_width: Option<usize>) -> Result<(), ModelError> {
@@ -89,7 +81,7 @@ fn mamba_spec(k: &Keys<'_>, norms: Option<MambaNorms>) -> Result<MambaSpec, Mode
     let (width, d_state) = (k.positive("ssm.inner_size")?, k.positive("ssm.state_size")?);
     let dt_rank = k.positive("ssm.time_step_rank")?;
     check_state(k, width, d_state, Some(width))?;
-    Ok(MambaSpec { width, d_state, dt_rank, n_tap: n_tap(k)?, norms, decay: MambaDecay::Channels })
+    Ok(MambaSpec { width, d_state, dt_rank, n_tap: k.taps("ssm.conv_kernel")?, norms, decay: MambaDecay::Channels })
 }
 
 /// `PLaMo` 2's Mamba: heads with a decay each, and norms with weights.
@@ -99,7 +91,14 @@ pub(super) fn mamba_with_heads(k: &Keys<'_>, dt_rank: usize, eps: f32) -> Result
     k.check("ssm.time_step_rank", n_head, width.is_multiple_of(n_head), "must divide ssm.inner_size")?;
     check_state(k, width, d_state, Some(width))?;
     let norms = Some(MambaNorms { weights: true, eps });
-    Ok(MambaSpec { width, d_state, dt_rank, n_tap: n_tap(k)?, norms, decay: MambaDecay::Heads(n_head) })
+    Ok(MambaSpec {
+        width,
+        d_state,
+        dt_rank,
+        n_tap: k.taps("ssm.conv_kernel")?,
+        norms,
+        decay: MambaDecay::Heads(n_head),
+    })
 }
 
 /// Mamba-2 without a norm of its result, whose convolution may have a bias.
@@ -113,5 +112,13 @@ pub(super) fn mamba2_spec(k: &Keys<'_>) -> Result<Mamba2Spec, ModelError> {
     let chosen = n_group.checked_mul(d_state).and_then(|n| n.checked_mul(2));
     check_state(k, width, d_state, chosen.and_then(|n| n.checked_add(width)))?;
     let head_dim = width / n_head;
-    Ok(Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap: n_tap(k)?, conv_bias: false, norm: None })
+    Ok(Mamba2Spec {
+        n_head,
+        head_dim,
+        d_state,
+        n_group,
+        n_tap: k.taps("ssm.conv_kernel")?,
+        conv_bias: false,
+        norm: None,
+    })
 }

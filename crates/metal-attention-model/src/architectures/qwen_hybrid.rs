@@ -8,9 +8,6 @@ use crate::recurrent::{DeltaRuleSpec, KeySharing};
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// Far more than files have: 4.
-const MAX_TAPS: usize = 16;
-
 /// Qwen 3.5 with dense feed-forwards.
 pub(super) fn qwen35(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     hybrid(k, KeySharing::InTurns, false)
@@ -73,8 +70,7 @@ fn delta_rule(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool, eps: f32) -
     let divides = n_head_v.is_multiple_of(n_head_k);
     k.check("ssm.group_count", n_head_k, divides, "must divide ssm.time_step_rank")?;
     k.check("ssm.time_step_rank", n_head_v, n_values.is_multiple_of(n_head_v), "must divide ssm.inner_size")?;
-    let n_tap = k.positive("ssm.conv_kernel")?;
-    k.check("ssm.conv_kernel", n_tap, (2..=MAX_TAPS).contains(&n_tap), "must be 2 to 16")?;
+    let n_tap = k.taps("ssm.conv_kernel")?;
     let plausible = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| n <= 1 << 28);
     let fits = plausible(n_head_k, key_dim) && plausible(n_values, key_dim);
     k.check("ssm.state_size", key_dim, fits, "a state this large is not plausible")?;
