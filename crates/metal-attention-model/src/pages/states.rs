@@ -107,16 +107,16 @@ impl States {
     /// it.
     pub(super) fn append(&mut self, piece: &[BatchToken]) {
         self.segments.clear();
-        let mut ends = vec![None; self.kept.len()];
+        let (mut ends, mut n_new) = (vec![None; self.kept.len()], vec![0; self.kept.len()]);
         for token in piece {
             ends[token.seq] = Some(token.pos);
+            n_new[token.seq] += 1;
         }
         let mut ready = Vec::new();
         for (seq, last) in ends.iter().enumerate() {
             let Some(last) = last else { continue };
             self.tidy(seq);
-            let n_new = piece.iter().filter(|token| token.seq == seq).count();
-            if n_new > 1 {
+            if n_new[seq] > 1 {
                 self.release(seq);
             } else if !self.reserved[seq].is_empty() {
                 continue;
