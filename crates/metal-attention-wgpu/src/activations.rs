@@ -85,6 +85,7 @@ impl Widths {
                     widen(&mut w.qkv, of.input_width());
                     widen(&mut w.att, of.width());
                     w.mamba.widen_for_heads(of, false);
+                    widen(&mut w.tickets, of.n_group);
                 }
                 MixerKernels::AttentionAndMamba2(attention, of) => {
                     widen(&mut w.qkv, attention.qkv_len() + of.input_width());
@@ -96,6 +97,7 @@ impl Widths {
                         }
                     }
                     w.mamba.widen_for_heads(of, true);
+                    widen(&mut w.tickets, of.n_group);
                 }
                 MixerKernels::None => {}
                 MixerKernels::ShortConv(conv) => {

@@ -146,8 +146,6 @@ pub(super) struct MambaWidths {
     dt: usize,
     /// `B` and `C`.
     bc: usize,
-    /// Counters of a run.
-    tickets: usize,
 }
 
 impl MambaWidths {
@@ -163,13 +161,12 @@ impl MambaWidths {
         self.conv = self.conv.max(of.conv_width());
         self.y = self.y.max(of.width() * usize::from(of.norm.is_some()));
         self.beside = self.beside.max(of.width() * usize::from(beside));
-        self.tickets = self.tickets.max(of.n_group);
     }
 
     /// Elements of all buffers with a row for each token.
-    pub(super) fn rows(&self) -> [usize; 8] {
-        let Self { conv, y, beside, low, dt, bc, tickets } = *self;
-        [conv, y, beside, low, dt, bc, bc, tickets]
+    pub(super) fn rows(&self) -> [usize; 7] {
+        let Self { conv, y, beside, low, dt, bc } = *self;
+        [conv, y, beside, low, dt, bc, bc]
     }
 
     /// Those that matrices multiply.
@@ -194,8 +191,6 @@ pub(super) struct MambaScratch {
     /// `B` and `C`, `[n_tokens, 2 * d_state]`, and what their norms make of them.
     pub(super) bc: Buffer,
     pub(super) bc_normed: Buffer,
-    /// Zeros before and after each kernel, `[n_runs, n_group]`.
-    pub(super) tickets: Buffer,
 }
 
 impl MambaScratch {
@@ -209,7 +204,6 @@ impl MambaScratch {
             dt: rows(widths.dt)?,
             bc: rows(widths.bc)?,
             bc_normed: rows(widths.bc)?,
-            tickets: rows(widths.tickets)?,
         })
     }
 }

@@ -60,7 +60,7 @@ impl PlanBuilder<'_> {
             segments,
         };
         let step = Mamba2Step { width: n_tap, bias: w.conv_bias.is_some(), convolution_at: 0 };
-        let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &m.tickets };
+        let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &s.tickets };
         let at_once = if self.decodes() {
             kernels::mamba2_step(gpu, &shape, &step, &buffers, &with, Extent::Runs)?
         } else {
