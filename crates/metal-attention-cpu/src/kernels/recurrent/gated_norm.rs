@@ -1,5 +1,6 @@
 //! The norm of a head's result, multiplied by a gate.
 
+use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
@@ -20,16 +21,7 @@ impl Kernel for GatedNorm<'_> {
         let n = x.len() - whole;
         // SAFETY: vectors lie inside the slices.
         unsafe {
-            let mut sum = S::f_splat(0.0);
-            for i in (0..whole).step_by(LANES) {
-                let v = S::f_load(x.as_ptr().add(i));
-                sum = S::f_fma(v, v, sum);
-            }
-            if n > 0 {
-                let v = load::<S, true>(x.as_ptr().add(whole), n);
-                sum = S::f_fma(v, v, sum);
-            }
-            let factor = S::f_splat(1.0 / (S::f_sum(sum) / x.len() as f32 + eps).sqrt());
+            let factor = S::f_splat(1.0 / (sum_of_products::<S>(x, x, None) / x.len() as f32 + eps).sqrt());
             let (x, weight, gate) = (x.as_mut_ptr(), weight.as_ptr(), gate.as_ptr());
             for i in (0..whole).step_by(LANES) {
                 gated::<S, false>(x.add(i), weight.add(i), gate.add(i), factor, LANES);

@@ -1,5 +1,6 @@
 //! What stands between a layer's matrix products and its recurrence.
 
+use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp, sigmoid};
 
@@ -95,23 +96,11 @@ impl Kernel for L2Norm<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { x, eps, scale } = self;
-        let whole = x.len() / LANES * LANES;
-        let n = x.len() - whole;
-        // SAFETY: vectors lie inside the slice.
-        unsafe {
-            let mut sum = S::f_splat(0.0);
-            for i in (0..whole).step_by(LANES) {
-                let v = S::f_load(x.as_ptr().add(i));
-                sum = S::f_fma(v, v, sum);
-            }
-            if n > 0 {
-                let v = load::<S, true>(x.as_ptr().add(whole), n);
-                sum = S::f_fma(v, v, sum);
-            }
-            let factor = scale / (S::f_sum(sum) + eps).sqrt();
-            for x in x {
-                *x *= factor;
-            }
+        // SAFETY: one row.
+        let squares = unsafe { sum_of_products::<S>(x, x, None) };
+        let factor = scale / (squares + eps).sqrt();
+        for x in x {
+            *x *= factor;
         }
     }
 }

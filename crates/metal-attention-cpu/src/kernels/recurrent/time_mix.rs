@@ -1,5 +1,6 @@
 //! What stands between the matrix products of RWKV's mixes and their recurrences, for one token at a time.
 
+use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp, sigmoid};
 
@@ -405,41 +406,5 @@ unsafe fn sum<S: Simd>(x: &[f32]) -> f32 {
             sum = S::f_add(sum, load::<S, true>(x.as_ptr().add(whole), x.len() - whole));
         }
         S::f_sum(sum)
-    }
-}
-
-/// The sum of `a[i] b[i] c[i]`, rows of one length; without `c` where there is none.
-#[inline(always)]
-unsafe fn sum_of_products<S: Simd>(a: &[f32], b: &[f32], c: Option<&[f32]>) -> f32 {
-    let whole = a.len() / LANES * LANES;
-    // SAFETY: vectors and parts of them inside the slices.
-    unsafe {
-        let mut sum = S::f_splat(0.0);
-        for i in (0..whole).step_by(LANES) {
-            sum = add_products::<S, false>(a, b, c, i, sum);
-        }
-        if whole < a.len() {
-            sum = add_products::<S, true>(a, b, c, whole, sum);
-        }
-        S::f_sum(sum)
-    }
-}
-
-#[inline(always)]
-unsafe fn add_products<S: Simd, const PART: bool>(
-    a: &[f32],
-    b: &[f32],
-    c: Option<&[f32]>,
-    i: usize,
-    sum: S::F,
-) -> S::F {
-    let n = a.len() - i;
-    // SAFETY: as the caller vouches.
-    unsafe {
-        let mut a = load::<S, PART>(a.as_ptr().add(i), n);
-        if let Some(c) = c {
-            a = S::f_mul(a, load::<S, PART>(c.as_ptr().add(i), n));
-        }
-        S::f_fma(a, load::<S, PART>(b.as_ptr().add(i), n), sum)
     }
 }

@@ -44,6 +44,46 @@ pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
     }
 }
 
+/// The sum of `a[i] b[i] c[i]`, rows of one length; without `c` where there is none.
+///
+/// # Safety
+///
+/// Rows are of one length; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn sum_of_products<S: Simd>(a: &[f32], b: &[f32], c: Option<&[f32]>) -> f32 {
+    let whole = a.len() / LANES * LANES;
+    // SAFETY: vectors and parts of them inside the slices.
+    unsafe {
+        let mut sum = S::f_splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            sum = add_products::<S, false>(a, b, c, i, sum);
+        }
+        if whole < a.len() {
+            sum = add_products::<S, true>(a, b, c, whole, sum);
+        }
+        S::f_sum(sum)
+    }
+}
+
+#[inline(always)]
+unsafe fn add_products<S: Simd, const PART: bool>(
+    a: &[f32],
+    b: &[f32],
+    c: Option<&[f32]>,
+    i: usize,
+    sum: S::F,
+) -> S::F {
+    let n = a.len() - i;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut a = load::<S, PART>(a.as_ptr().add(i), n);
+        if let Some(c) = c {
+            a = S::f_mul(a, load::<S, PART>(c.as_ptr().add(i), n));
+        }
+        S::f_fma(a, load::<S, PART>(b.as_ptr().add(i), n), sum)
+    }
+}
+
 /// A row of the state before a token, and where it goes after it: the same place, or another.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
