@@ -49,49 +49,12 @@ impl States {
 }
 
 impl SharedStates<'_> {
-    /// The state of layer `layer` that `segment` makes of the state before it: so far that one.
-    ///
-    /// `part`: which elements of each row of `row` the caller works on; the others are not touched. The state's rows are to be
-    /// written to there alone.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else uses these elements of the two slots; segments of a sequence come one after the other.
-    pub(crate) unsafe fn begin(&self, layer: usize, segment: &Segment, row: usize, part: &Range<usize>) -> *mut f32 {
-        let n = self.layout.of_layer(layer).len();
-        assert!(part.start <= part.end && part.end <= row && n.is_multiple_of(row), "a part of whole rows");
-        for start in (0..n).step_by(row) {
-            // SAFETY: as the caller vouches.
-            unsafe { self.begin_part(layer, segment, start + part.start..start + part.end) };
-        }
-        self.slots.at(self.start(layer, segment.to))
-    }
-
-    /// Elements `part` of the state of layer `layer` that `segment` makes of the state before it: so far that one's.
-    ///
-    /// # Safety
-    ///
-    /// As for [`begin`](Self::begin).
-    #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
-    pub(crate) unsafe fn begin_part(&self, layer: usize, segment: &Segment, part: Range<usize>) -> &mut [f32] {
-        assert!(part.start <= part.end && part.end <= self.layout.of_layer(layer).len(), "a part of the state");
-        // SAFETY: as the caller vouches; the two slots differ where both are looked at.
-        unsafe {
-            let of = |slot| self.slots.slice(self.start(layer, slot) + part.start, part.len());
-            let to: &mut [f32] = of(segment.to);
-            if segment.from != segment.to {
-                to.copy_from_slice(of(segment.from));
-            }
-            to
-        }
-    }
-
     /// Elements `part` of the state of layer `layer` before `segment`, where they lie elsewhere than those after it, and these:
     /// to be written as a whole.
     ///
     /// # Safety
     ///
-    /// As for [`begin`](Self::begin).
+    /// Nobody else uses these elements of the two slots; segments of a sequence come one after the other.
     #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
     pub(crate) unsafe fn parts(
         &self,
@@ -108,12 +71,27 @@ impl SharedStates<'_> {
         }
     }
 
+    /// Elements `part` of the state of layer `layer` that `segment` makes of the state before it: so far that one's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`parts`](Self::parts).
+    #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
+    pub(crate) unsafe fn begin_part(&self, layer: usize, segment: &Segment, part: Range<usize>) -> &mut [f32] {
+        // SAFETY: as the caller vouches.
+        let (before, after) = unsafe { self.parts(layer, segment, part) };
+        if let Some(before) = before {
+            after.copy_from_slice(before);
+        }
+        after
+    }
+
     /// Columns `part` of the rows `width` long from element `first` on of the state of layer `layer` that `segment` makes of
     /// the state before it: so far that one's.
     ///
     /// # Safety
     ///
-    /// As for [`begin`](Self::begin).
+    /// As for [`parts`](Self::parts).
     pub(crate) unsafe fn begin_rows(
         &self,
         layer: usize,

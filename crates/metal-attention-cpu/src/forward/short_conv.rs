@@ -4,7 +4,8 @@ use metal_attention_model::{BatchToken, ShortConvSpec, ShortConvWeights};
 
 use super::{Input, MIN_ELEMENTS, Run, add_bias, resize};
 use crate::kernels::matmul::{Product, matmul};
-use crate::kernels::short_conv::ShortConv;
+use crate::kernels::recurrent::RowsMut;
+use crate::kernels::recurrent::short_conv::ShortConv;
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
@@ -17,7 +18,7 @@ impl Run<'_> {
     pub(super) fn short_conv(
         &mut self,
         layer: usize,
-        ShortConvSpec { width, n_tap: _ }: ShortConvSpec,
+        ShortConvSpec { width, n_tap }: ShortConvSpec,
         w: &ShortConvWeights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
@@ -44,10 +45,11 @@ impl Run<'_> {
                 let inputs = &inputs[first * 3 * width..][..segment.n * 3 * width];
                 // SAFETY: the task has these channels of all states and results for itself, and goes through the segments
                 // in order; the rows of results of this segment lie in the buffer.
-                isa.run(unsafe {
-                    let state = states.begin(layer, segment, width, &channels);
-                    ShortConv::new(inputs, &w.taps, state, out.at(first * width), width, channels.clone())
-                });
+                let (state, out) = unsafe {
+                    let state = states.begin_rows(layer, segment, (0, n_tap - 1, width), &channels);
+                    (state, RowsMut::shared(&out, first * width + channels.start, segment.n, channels.len(), width))
+                };
+                isa.run(ShortConv { inputs, taps: &w.taps, state, out, width, first: channels.start });
                 first += segment.n;
             }
         });

@@ -7,7 +7,6 @@ mod matmul_packed;
 mod matmul_plain;
 #[cfg_attr(not(test), allow(dead_code, reason = "no model's layers are run by some of these yet"))]
 pub(crate) mod recurrent;
-pub(crate) mod short_conv;
 #[cfg(test)]
 mod tests;
 mod vectors;

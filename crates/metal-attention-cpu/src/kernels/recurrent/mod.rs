@@ -22,6 +22,7 @@ pub(crate) mod mamba2;
 mod products;
 pub(crate) mod rwkv6;
 pub(crate) mod rwkv7;
+pub(crate) mod short_conv;
 pub(crate) mod time_mix;
 mod vectors;
 

@@ -1,4 +1,6 @@
-use crate::kernels::short_conv::ShortConv;
+use crate::kernels::recurrent::RowsMut;
+use crate::kernels::recurrent::short_conv::ShortConv;
+use crate::shared::SharedMut;
 use crate::simd::Isa;
 use crate::test_support::Random;
 
@@ -22,8 +24,14 @@ fn twin(inputs: &[f32], taps: &[f32], state: &[f32], width: usize) -> (Vec<f64>,
 fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, cut: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; inputs.len() / 3];
     for channels in [0..cut, cut..width] {
-        // SAFETY: state and results are as long as they should be, and one kernel runs after the other.
-        isa.run(unsafe { ShortConv::new(inputs, taps, state.as_mut_ptr(), out.as_mut_ptr(), width, channels) });
+        let (first, n_before, n_tokens) = (channels.start, taps.len() / width - 1, inputs.len() / (3 * width));
+        let (state, out) = (SharedMut::new(state), SharedMut::new(&mut out));
+        // SAFETY: one kernel runs after the other.
+        let (state, out) = unsafe {
+            let rows = |of, n| RowsMut::shared(of, first, n, channels.len(), width);
+            (rows(&state, n_before), rows(&out, n_tokens))
+        };
+        isa.run(ShortConv { inputs, taps, state, out, width, first });
     }
     out
 }
