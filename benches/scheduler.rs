@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_server::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 
 /// Most texts at once.
 const N_PARALLEL: usize = 16;

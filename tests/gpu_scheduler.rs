@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use gpu::{gpu, start};
 use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{CacheType, Device, EngineOptions, GenerateOptions, Generator, GpuForwardPassOptions, Model};
-use metal_attention_server::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 
 const N_GEN: usize = 24;
 

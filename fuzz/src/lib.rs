@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use metal_attention::{Device, EngineOptions, Error, Model};
 use metal_attention_server::http::{HttpOptions, Loaded, serve};
-use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use serde_json::Value;
 use tokio::net::TcpListener;
 

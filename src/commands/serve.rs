@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention::EngineOptions;
+use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention_server::http::{HttpOptions, Keys, Loaded, ServeError, THREADS, serve};
-use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use tokio::net::TcpListener;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};

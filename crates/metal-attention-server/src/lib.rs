@@ -1,7 +1,6 @@
 //! Serves a language model to many clients at once.
 //!
-//! [`scheduler`] runs all requests through one forward pass, batched step by step. It knows tokens and text, but no
-//! HTTP, no JSON and no chat. [`http`] is the interface to it: OpenAI's, over HTTP.
+//! [`http`] is OpenAI's interface, over HTTP, to the [`scheduler`](metal_attention::scheduler), which runs all requests
+//! through one forward pass.
 
 pub mod http;
-pub mod scheduler;

@@ -18,6 +18,8 @@
 //! # }
 //! ```
 //!
+//! Many texts at once, each with its own sampling: the [`scheduler`].
+//!
 //! Whoever wants the logits themselves takes a [`ForwardPass`] from
 //! [`Model::forward_pass`] and feeds it batches of tokens.
 
@@ -34,6 +36,7 @@ mod gpu_engine;
 mod model;
 mod rerank;
 pub mod sampling;
+pub mod scheduler;
 mod sequence;
 mod stop_strings;
 mod text_stream;

@@ -9,10 +9,10 @@ use axum::http::header::{CACHE_CONTROL, HeaderName};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
+use metal_attention::scheduler::{Event, Events, FinishReason};
 use serde::Serialize;
 
 use super::{ApiError, App};
-use crate::scheduler::{Event, Events, FinishReason};
 
 /// How often a stream says that it is alive where there is nothing else to say.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use metal_attention::scheduler::Scheduler;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{Error, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
@@ -16,7 +17,6 @@ use super::limits::MAX_UNCLEAR_BYTES;
 use super::metrics::HttpMetrics;
 use super::work::Work;
 use super::{ApiError, HttpOptions};
-use crate::scheduler::Scheduler;
 
 /// What all requests share; clones are the same.
 #[derive(Clone)]

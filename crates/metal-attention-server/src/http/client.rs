@@ -4,19 +4,24 @@ use std::convert::Infallible;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use metal_attention::scheduler::Client;
 
+use super::App;
 use super::peer::Peer;
-use crate::scheduler::Client;
 
-impl<S: Send + Sync> FromRequestParts<S> for Client {
+impl FromRequestParts<App> for Client {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        // Set where the key was checked.
-        let key = parts.extensions.get::<Self>().copied();
-        let address = || parts.extensions.get::<Peer>().map(|peer| Self::Address(peer.0));
-        Ok(key.or_else(address).unwrap_or_default())
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Infallible> {
+        Ok(client(parts))
     }
+}
+
+fn client(parts: &Parts) -> Client {
+    // Set where the key was checked.
+    let key = parts.extensions.get::<Client>().copied();
+    let address = || parts.extensions.get::<Peer>().map(|peer| Client::Address(peer.0));
+    key.or_else(address).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -27,7 +32,7 @@ mod tests {
 
     #[test]
     fn a_key_comes_before_an_address() {
-        let client = |key: Option<Client>, peer: Option<&str>| {
+        let client_with = |key: Option<Client>, peer: Option<&str>| {
             let mut request = Request::new(());
             if let Some(key) = key {
                 request.extensions_mut().insert(key);
@@ -35,13 +40,13 @@ mod tests {
             if let Some(peer) = peer {
                 request.extensions_mut().insert(Peer::at(peer.parse().unwrap()));
             }
-            let (mut parts, ()) = request.into_parts();
-            pollster::block_on(Client::from_request_parts(&mut parts, &())).unwrap()
+            let (parts, ()) = request.into_parts();
+            client(&parts)
         };
         let address = |text: &str| Client::Address(text.parse().unwrap());
-        assert_eq!(client(Some(Client::Key(2)), Some("10.0.0.1")), Client::Key(2));
-        assert_eq!(client(None, Some("10.0.0.1")), address("10.0.0.1"));
-        assert_eq!(client(None, Some("2001:db8:1:2:3:4:5:6")), address("2001:db8:1:2::"));
-        assert_eq!(client(None, None), Client::Unknown);
+        assert_eq!(client_with(Some(Client::Key(2)), Some("10.0.0.1")), Client::Key(2));
+        assert_eq!(client_with(None, Some("10.0.0.1")), address("10.0.0.1"));
+        assert_eq!(client_with(None, Some("2001:db8:1:2:3:4:5:6")), address("2001:db8:1:2::"));
+        assert_eq!(client_with(None, None), Client::Unknown);
     }
 }

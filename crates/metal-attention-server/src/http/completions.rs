@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::{Client, Event, Events};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -14,7 +15,6 @@ use super::prompt::Prompt;
 use super::unsupported::{self, Endpoint};
 use super::usage::Usage;
 use super::{ApiError, App, ids, prepare};
-use crate::scheduler::{Client, Event, Events};
 use metal_attention::tokenizer::Tokenizer;
 
 /// Tokens where a request does not say how many, as OpenAI has it.

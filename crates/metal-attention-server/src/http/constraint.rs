@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
+use metal_attention::scheduler::Constraint;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
@@ -11,7 +12,6 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::closed_schema::close;
 use super::limits::{MAX_ALL_OF, MAX_NAME_PATTERNS, MAX_ONE_OF};
-use crate::scheduler::Constraint;
 
 /// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,32})?";

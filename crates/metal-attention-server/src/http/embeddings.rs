@@ -3,6 +3,7 @@
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use metal_attention::scheduler::Client;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -10,7 +11,6 @@ use super::body::{FromJson, Json, parse};
 use super::prompt::Prompt;
 use super::unsupported::{self, Endpoint};
 use super::{ApiError, App, in_time, prepare};
-use crate::scheduler::Client;
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]

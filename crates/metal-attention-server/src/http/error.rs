@@ -4,11 +4,11 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
+use metal_attention::scheduler::{RequestError, SubmitError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::connections::Full;
-use crate::scheduler::{RequestError, SubmitError};
 
 /// Why a request failed.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{Client, Constraint, Request};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::limits::{MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS};
 use super::{ApiError, App};
-use crate::scheduler::{Client, Constraint, Request};
 
 /// Fields that completions and chat completions share.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]

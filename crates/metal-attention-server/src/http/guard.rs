@@ -10,11 +10,11 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::Client;
 use tracing::Instrument;
 
 use super::connections::Connection;
 use super::{ApiError, App, ids};
-use crate::scheduler::Client;
 
 /// Names the request, logs how it went, and counts it. Neither bodies nor queries nor headers reach the log.
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {

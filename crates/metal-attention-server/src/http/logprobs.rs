@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-use crate::scheduler::TokenLogprobs;
+use metal_attention::scheduler::TokenLogprobs;
 
 /// Most alternatives that a request may ask for.
 pub const MAX_TOP_LOGPROBS: u32 = 20;

@@ -9,11 +9,11 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Scheduler};
 
 use super::App;
 use super::connections::Connections;
 use super::error::ErrorBody;
-use crate::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Scheduler};
 
 /// Upper bounds in seconds of the buckets of times.
 const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];

@@ -1,4 +1,4 @@
-//! The server's HTTP side: OpenAI's interface over a [`Scheduler`](crate::scheduler::Scheduler).
+//! The server's HTTP side: OpenAI's interface over a [`Scheduler`](metal_attention::scheduler::Scheduler).
 //!
 //! `server.rs` takes connections and ends them; `routes.rs` says which path leads where and what a request passes
 //! before; one file an endpoint has its types and what it does. `answer.rs` turns the scheduler's events into a whole

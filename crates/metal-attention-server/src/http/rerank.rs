@@ -3,6 +3,7 @@
 use std::fmt;
 
 use axum::extract::State;
+use metal_attention::scheduler::{Client, Embedding};
 use metal_attention::{Reranker, best_first};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use super::embeddings::EmbeddingsUsage;
 use super::limits::{MAX_DOCUMENTS, MAX_IDS};
 use super::unsupported::{self, Endpoint};
 use super::{ApiError, App, in_time, prepare};
-use crate::scheduler::{Client, Embedding};
 
 /// A request to rank documents.
 #[derive(Debug, Clone, Deserialize, ToSchema)]

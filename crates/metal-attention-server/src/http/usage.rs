@@ -25,7 +25,7 @@ pub struct PromptDetails {
 
 impl Usage {
     /// Adds what one text took. `first` says whether it is the first one after its prompt.
-    pub fn add(&mut self, usage: crate::scheduler::Usage, first: bool) {
+    pub fn add(&mut self, usage: metal_attention::scheduler::Usage, first: bool) {
         if first {
             self.prompt_tokens += usage.prompt_tokens;
             self.prompt_tokens_details.cached_tokens += usage.cached_tokens;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention::{Device, EngineOptions, Error, Model};
 use metal_attention_server::http::{HttpOptions, Loaded, ServeError, serve};
-use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_server::http::{HttpOptions, Loaded, ServeError};
-use metal_attention_server::scheduler::{Scheduler, SchedulerOptions};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};

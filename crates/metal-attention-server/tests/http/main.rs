@@ -6,7 +6,7 @@ mod defects;
 #[path = "../../../../tests/common/encoder.rs"]
 mod encoder;
 mod ranking;
-#[path = "../support/mod.rs"]
+#[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
 mod turns;
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::{Client, Constraint, Events};
 use metal_attention_chat::RenderRequest;
 use serde_json::Value;
 
@@ -17,7 +18,6 @@ use super::body::Json;
 use super::constraint::Grammar;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
-use crate::scheduler::{Client, Constraint, Events};
 use request::{Calls, ChatFields, ChatRequest, ResponseFormat};
 use response::{ChatChunks, ChatCompletion, ChatWriter};
 

@@ -11,7 +11,7 @@ use crate::http::ApiError;
 use crate::http::answer::{Chunks, Out, finish_reason};
 use crate::http::logprobs::{ChatLogprobs, ChatTokenLogprob};
 use crate::http::usage::Usage;
-use crate::scheduler::Event;
+use metal_attention::scheduler::Event;
 
 /// The answer.
 #[derive(Debug, Clone, Serialize, ToSchema)]

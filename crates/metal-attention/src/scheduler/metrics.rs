@@ -1,6 +1,6 @@
 //! What a scheduler has done so far, and what it is at.
 
-use metal_attention::StateUse;
+use crate::StateUse;
 
 use super::{FinishReason, RequestError};
 

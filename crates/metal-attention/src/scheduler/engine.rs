@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{ForwardPass, Model, Pooler};
+use crate::tokenizer::Tokenizer;
+use crate::{ForwardPass, Model, Pooler};
 
 use super::embedding::EmbeddingRun;
 use super::pace::Pace;

@@ -1,16 +1,14 @@
 //! Clients take turns, however much each of them asks for, and whoever has to wait loses nothing.
 
-mod support;
-
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::support::{Wrapped, alone, engine, greedy, read};
+use metal_attention::scheduler::{Client, Event, Events, Request, Scheduler, SchedulerOptions, SubmitError};
 use metal_attention::{EngineOptions, Model};
-use metal_attention_server::scheduler::{Client, Event, Events, Request, Scheduler, SchedulerOptions, SubmitError};
-use support::{Wrapped, alone, engine, greedy, read};
 
 const A: Client = Client::Key(0);
 const B: Client = Client::Key(1);

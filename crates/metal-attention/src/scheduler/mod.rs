@@ -10,7 +10,7 @@
 //! use metal_attention::sampling::SamplerOptions;
 //! use metal_attention::tokenizer::EncodeOptions;
 //! use metal_attention::{EngineOptions, Model};
-//! use metal_attention_server::scheduler::{Event, Request, Scheduler, SchedulerOptions};
+//! use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::built_in()?;
@@ -55,9 +55,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use metal_attention::sampling::{DRY_SEQUENCE_BREAKERS, Sampler};
-use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{ForwardPass, Model};
+use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler};
+use crate::tokenizer::Tokenizer;
+use crate::{ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use engine::Engine;
@@ -182,7 +182,7 @@ impl Scheduler {
     }
 
     /// Queues a text of `client` for its embedding, made as the model's file says and of length 1; of a reranker for its
-    /// scores (see [`Pooler`](metal_attention::Pooler)). Fails like [`submit`](Self::submit).
+    /// scores (see [`Pooler`](crate::Pooler)). Fails like [`submit`](Self::submit).
     pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
         self.counted(self.queue_embedding(client, ids))
     }

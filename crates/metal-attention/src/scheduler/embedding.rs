@@ -1,6 +1,6 @@
 //! Embeddings: a chunk of a text between the steps of the others.
 
-use metal_attention::{BatchToken, ForwardError, Pooled};
+use crate::{BatchToken, ForwardError, Pooled};
 
 use super::engine::Engine;
 use super::queue::EmbeddingRequest;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use metal_attention::choice::{self, Need};
-use metal_attention::{BatchToken, ForwardError};
+use crate::choice::{self, Need};
+use crate::{BatchToken, ForwardError};
 
 use super::engine::{Engine, Running};
 use super::text::Progress;

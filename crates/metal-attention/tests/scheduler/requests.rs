@@ -1,18 +1,16 @@
 //! What a request may ask for, and how it may end.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::support::{Wrapped, alone, encode, engine, greedy, read, stories};
 use metal_attention::sampling::{SamplerOptions, SamplingError};
-use metal_attention::{BatchToken, EngineOptions, ForwardError, Model};
-use metal_attention_server::scheduler::{
+use metal_attention::scheduler::{
     Client, Constraint, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError,
     SubmitError,
 };
-use support::{Wrapped, alone, encode, engine, greedy, read, stories};
+use metal_attention::{BatchToken, EngineOptions, ForwardError, Model};
 
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
 
@@ -330,7 +328,7 @@ fn embeddings_are_the_mean_of_the_normed_states() {
     // In chunks, beside a text that runs, with no more pages than the two of them take.
     let engine = EngineOptions { n_seq: 2, n_cache: Some(4 * 64), ..engine() };
     let options = SchedulerOptions { n_parallel: 1, n_batch: 16, ..Default::default() };
-    let scheduler = support::start(&model, &engine, options);
+    let scheduler = crate::support::start(&model, &engine, options);
     let prompt = encode(&model, "Once upon a time");
     let text = scheduler.submit(greedy(prompt, 20)).unwrap();
     let embeddings = [

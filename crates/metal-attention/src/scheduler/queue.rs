@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use metal_attention::sampling::Sampler;
+use crate::sampling::Sampler;
 use tokio::sync::{mpsc, oneshot};
 
 use super::lines::Lines;

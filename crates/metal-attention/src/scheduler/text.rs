@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use metal_attention::choice::{Allowed, Need, Scores, choose, need};
-use metal_attention::sampling::Sampler;
-use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{TextStream, highest};
+use crate::choice::{Allowed, Need, Scores, choose, need};
+use crate::sampling::Sampler;
+use crate::tokenizer::Tokenizer;
+use crate::{TextStream, highest};
 use tokio::sync::mpsc;
 
 use super::queue::Submission;

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl};
 use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{
+    Event, Events, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, TokenLogprobs, Usage,
+};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
     BUILT_IN_MODEL, BatchToken, Device, DeviceInfo, EngineOptions, ForwardError, ForwardPass, GenerateOptions,
     Generator, LayerTrace, Logits, Model, ModelOptions, ModelSpec, PageUse,
-};
-use metal_attention_server::scheduler::{
-    Event, Events, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, TokenLogprobs, Usage,
 };
 
 /// Small enough for a CPU without optimisation, and the same bits however texts are batched.

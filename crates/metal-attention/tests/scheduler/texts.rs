@@ -1,15 +1,13 @@
 //! Whatever else runs, every text is the one that its request gets alone.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Wrapped, alone, alone_in, encode, engine, greedy, read, start, stories, windowed};
 use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
 use metal_attention::{EngineOptions, Model};
-use metal_attention_server::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
 use proptest::prelude::*;
-use support::{Wrapped, alone, alone_in, encode, engine, greedy, read, start, stories, windowed};
 
 /// A request of the property test.
 #[derive(Debug, Clone)]

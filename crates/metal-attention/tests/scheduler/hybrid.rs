@@ -1,14 +1,10 @@
 //! Texts of a model whose layers keep a recurrent state: they can be cut back only to where it was kept.
 
-#[path = "../../../tests/common/archives.rs"]
-mod archives;
-mod support;
-
-use archives::more_architectures;
+use crate::archives::more_architectures;
+use crate::support::{alone_in, engine, greedy, read, start};
 use metal_attention::gguf::GgufFile;
+use metal_attention::scheduler::{Client, Request, SchedulerOptions};
 use metal_attention::{EngineOptions, Model, ModelOptions};
-use metal_attention_server::scheduler::{Client, Request, SchedulerOptions};
-use support::{alone_in, engine, greedy, read, start};
 
 /// Tokens between two states that are kept.
 const PAGE: usize = 64;
@@ -33,7 +29,7 @@ fn clients_with_one_long_beginning_evaluate_it_once() {
         let prompt = [&begin[..], &some(i + 1, 5)].concat();
         Request { client: Client::Key(i), ignore_eos: true, ..greedy(prompt, 20) }
     };
-    let expect = |i: usize, answer: support::Answer, cached: usize| {
+    let expect = |i: usize, answer: crate::support::Answer, cached: usize| {
         assert_eq!((answer.ids, answer.text), alone_in(&model, &engine, &request(i)), "client {i}");
         assert_eq!(answer.usage.cached_tokens, cached, "client {i}");
     };

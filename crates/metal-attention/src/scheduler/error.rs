@@ -1,11 +1,10 @@
 //! Why a scheduler did not start, refused a request, or gave one up.
 
-use metal_attention::sampling::SamplingError;
-use metal_attention::{Error, ForwardError};
+use crate::sampling::SamplingError;
+use crate::{Error, ForwardError};
 
 /// Why a [`Scheduler`](super::Scheduler) could not be started.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum StartError {
     /// An option outside its range.
     #[error("the scheduler option {option} is {value}, but it must be {allowed}")]
@@ -27,7 +26,6 @@ pub enum StartError {
 
 /// Why a request was refused: nothing was computed for it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum SubmitError {
     /// As many requests wait as may wait.
     #[error("{n_queue} requests wait already: try again later")]
@@ -70,7 +68,6 @@ pub enum SubmitError {
 
 /// Why a request that was taken could not be finished.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum RequestError {
     /// The forward pass failed.
     #[error(transparent)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metal_attention::sampling::SamplerOptions;
+use crate::sampling::SamplerOptions;
 use tokio::sync::mpsc;
 
 use super::RequestError;

@@ -1,0 +1,9 @@
+//! Texts of many clients side by side.
+
+#[path = "../../../../tests/common/archives.rs"]
+mod archives;
+mod hybrid;
+mod requests;
+mod support;
+mod texts;
+mod turns;
