@@ -2,21 +2,17 @@
 
 use std::ops::Range;
 
+use memmap2::MmapMut;
 use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 
 use crate::kernels::recurrent::RowsMut;
-use crate::kv_cache::zeroed;
 use crate::shared::SharedMut;
-use crate::simd::LANES;
-
-/// Bytes of a cache line, a vector.
-const CACHE_LINE: usize = LANES * size_of::<f32>();
 
 /// A slot holds the state of a text after some tokens: that of each layer, one after the other. The first one is that of the
 /// empty text: zeros.
 pub(crate) struct States {
-    /// The slots, from the first cache line on that begins in it.
-    slots: Vec<f32>,
+    /// Anonymous memory, which the system zeroes as it comes into use; it begins with a page, and so with a cache line.
+    slots: MmapMut,
     layout: StateLayout,
 }
 
@@ -32,19 +28,24 @@ impl States {
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
-        let n_elements = n_slots.checked_mul(layout.n_elements())?;
-        let room = if n_elements == 0 { 0 } else { n_elements.checked_add(LANES - 1)? };
-        Some(Self { slots: zeroed(room)?, layout })
+        let n_bytes = n_slots.checked_mul(layout.n_elements())?.checked_mul(size_of::<f32>())?;
+        let slots = MmapMut::map_anon(n_bytes).ok()?;
+        // As for packed matrices: a step goes through much of it.
+        #[cfg(target_os = "linux")]
+        let _ = slots.advise(memmap2::Advice::HugePage);
+        Some(Self { slots, layout })
     }
 
     pub(crate) fn shared(&mut self) -> SharedStates<'_> {
-        // Kernels store whole cache lines at once.
-        let skipped = self.slots.as_ptr().align_offset(CACHE_LINE).min(self.slots.len());
-        SharedStates { slots: SharedMut::new(&mut self.slots[skipped..]), layout: &self.layout }
+        let (ptr, n) = (self.slots.as_mut_ptr().cast::<f32>(), self.slots.len() / size_of::<f32>());
+        // SAFETY: the memory is that of so many floats, at the beginning of a page; any bits are one. The borrow is that of
+        // the states.
+        let slots = unsafe { std::slice::from_raw_parts_mut(ptr, n) };
+        SharedStates { slots: SharedMut::new(slots), layout: &self.layout }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of::<f32>() * self.slots.len().saturating_sub(LANES - 1)
+        self.slots.len()
     }
 }
 
