@@ -1,13 +1,13 @@
 //! The gated delta rule: projections, convolution, gates, the recurrence, and the gated norm of its result.
 
-use metal_attention_model::{BatchToken, DeltaRuleSpec, DeltaRuleWeights};
+use metal_attention_model::{BatchToken, DeltaRuleSpec, DeltaRuleWeights, NormKind};
 
 use super::{Input, Run, resize};
 use crate::kernels::matmul::{Product, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
-use crate::kernels::recurrent::gated_norm::GatedNorm;
 use crate::kernels::recurrent::gates::L2Norm;
+use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
@@ -204,8 +204,9 @@ impl Task<'_, '_> {
         for t in 0..count {
             let gate = &self.inputs.gate[out + t * n_values..][..value_dim];
             // SAFETY: as above, and the recurrence is through with them.
-            let x = unsafe { self.out.slice(out + t * n_values, value_dim) };
-            self.isa.run(GatedNorm { x, weight: &self.w.norm, gate, eps });
+            let out = unsafe { self.out.slice(out + t * n_values, value_dim) };
+            let norm = HeadNorm { kind: NormKind::Rms, weight: &self.w.norm, bias: None, eps };
+            self.isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((Gate::Silu, gate)) });
         }
     }
 }

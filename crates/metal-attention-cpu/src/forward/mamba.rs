@@ -6,7 +6,8 @@ use super::{Input, MIN_ELEMENTS, MIN_STEPS, Run, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{Product, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
-use crate::kernels::recurrent::gates::{SiluGate, Softplus};
+use crate::kernels::recurrent::gates::Softplus;
+use crate::kernels::recurrent::head_output::{Gate, HeadOutput};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
@@ -235,8 +236,9 @@ impl Run<'_> {
                 });
                 for t in first..first + n {
                     // SAFETY: as above; the kernel is done.
-                    let x = unsafe { out.slice(t * width + at, n_channel) };
-                    isa.run(SiluGate { x, gate: &input[(2 * t + 1) * width + at..][..n_channel] });
+                    let out = unsafe { out.slice(t * width + at, n_channel) };
+                    let gate = &input[(2 * t + 1) * width + at..][..n_channel];
+                    isa.run(HeadOutput { out, norm: None, bonus: None, gate: Some((Gate::Silu, gate)) });
                 }
                 first += n;
             }
@@ -289,8 +291,9 @@ impl Run<'_> {
                 run_tokens(isa, &head);
                 for t in first..first + n {
                     // SAFETY: as above; the head is done.
-                    let x = unsafe { out.slice(t * width + h * head_dim, head_dim) };
-                    isa.run(SiluGate { x, gate: &input[2 * (t * width + h * head_dim)..][..head_dim] });
+                    let out = unsafe { out.slice(t * width + h * head_dim, head_dim) };
+                    let gate = &input[2 * (t * width + h * head_dim)..][..head_dim];
+                    isa.run(HeadOutput { out, norm: None, bonus: None, gate: Some((Gate::Silu, gate)) });
                 }
                 first += n;
             }

@@ -6,7 +6,8 @@ use super::mamba::Convolved;
 use super::{Input, MIN_ELEMENTS, MIN_STEPS, Run, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{Product, matmul};
-use crate::kernels::recurrent::gates::{SiluGate, Softplus};
+use crate::kernels::recurrent::gates::Softplus;
+use crate::kernels::recurrent::head_output::{Gate, HeadOutput};
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
@@ -88,8 +89,9 @@ impl Run<'_> {
                 run_tokens(isa, &head);
                 for t in 0..n {
                     // SAFETY: as above; the head is done.
-                    let x = unsafe { y.slice((first + t) * width + h * head_dim, head_dim) };
-                    isa.run(SiluGate { x, gate: &input[t * n_in + h * head_dim..][..head_dim] });
+                    let out = unsafe { y.slice((first + t) * width + h * head_dim, head_dim) };
+                    let gate = &input[t * n_in + h * head_dim..][..head_dim];
+                    isa.run(HeadOutput { out, norm: None, bonus: None, gate: Some((Gate::Silu, gate)) });
                 }
                 first += n;
             }

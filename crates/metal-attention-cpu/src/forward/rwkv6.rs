@@ -1,12 +1,13 @@
 //! The time mix of RWKV-6, and gated linear attention in its place.
 
-use metal_attention_model::{BatchToken, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
+use metal_attention_model::{BatchToken, NormKind, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 
 use super::token_shift::{ShiftOf, squash};
 use super::{MIN_ELEMENTS, Run, add_bias, resize};
 use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv6::Rwkv6;
-use crate::kernels::recurrent::time_mix::{Gate, HeadNorm, HeadOutput, LinearInputs, Rwkv6Decay, Shift, Squash};
+use crate::kernels::recurrent::time_mix::{LinearInputs, Rwkv6Decay, Shift, Squash};
 use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
@@ -179,8 +180,9 @@ impl Run<'_> {
                 for token in first..first + n {
                     let at = token * width + channels.start;
                     let norm = w.norm.as_ref().map(|[weight, bias]| HeadNorm {
+                        kind: NormKind::Layer,
                         weight: &weight[channels.clone()],
-                        bias: &bias[channels.clone()],
+                        bias: Some(&bias[channels.clone()]),
                         eps: spec.norm_eps(),
                     });
                     let kind = if spec.bonus { Gate::Silu } else { Gate::Sigmoid };

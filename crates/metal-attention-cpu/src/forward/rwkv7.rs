@@ -1,12 +1,13 @@
 //! The time mix of RWKV-7.
 
-use metal_attention_model::{BatchToken, Rwkv7Spec, Rwkv7Weights};
+use metal_attention_model::{BatchToken, NormKind, Rwkv7Spec, Rwkv7Weights};
 
 use super::token_shift::{ShiftOf, squash};
 use super::{MIN_ELEMENTS, Run, resize};
 use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv7::Rwkv7;
-use crate::kernels::recurrent::time_mix::{Bonus, Gate, HeadNorm, HeadOutput, MixFirst, Rwkv7Inputs, Squash};
+use crate::kernels::recurrent::time_mix::{MixFirst, Rwkv7Inputs, Squash};
 use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
@@ -138,8 +139,9 @@ impl Run<'_> {
                     unsafe {
                         let (k, v) = (&*k.slice(at, head_dim), &*v.slice(at, head_dim));
                         let norm = w.norm.as_ref().map(|[weight, bias]| HeadNorm {
+                            kind: NormKind::Layer,
                             weight: &weight[channels.clone()],
-                            bias: &bias[channels.clone()],
+                            bias: Some(&bias[channels.clone()]),
                             eps: spec.norm_eps(),
                         });
                         isa.run(HeadOutput {

@@ -5,7 +5,6 @@ pub(crate) mod elementwise;
 pub(crate) mod matmul;
 mod matmul_packed;
 mod matmul_plain;
-#[cfg_attr(not(test), allow(dead_code, reason = "no model's layers are run by some of these yet"))]
 pub(crate) mod recurrent;
 #[cfg(test)]
 mod tests;

@@ -3,20 +3,11 @@
 //! With key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta` of each token:
 //!
 //! `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`
-//!
-//! A chunk solves for all `u` at once. With `c_i = g_1 .. g_i` and `d_ij = g_(j+1) .. g_i`, which both come of
-//! multiplications alone and so neither overflow nor divide:
-//!
-//! `u_i = beta_i (v_i - c_i k_i S - sum over j < i of d_ij (k_i . k_j) u_j)`, a triangular system of equations,
-//! `out_i = c_i q_i S + sum over j <= i of d_ij (q_i . k_j) u_j` and `S = c_n S + sum of d_nj k_j^T u_j`.
 
-use std::ops::Range;
-
-use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::{StateRows, dot};
-use super::{Head, Rows, RowsMut, Scratch, copy_state, padded};
+use super::{Head, Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Isa, LANES, Simd};
+use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct DeltaRule<'a> {
@@ -39,8 +30,6 @@ pub(crate) struct DeltaRule<'a> {
 }
 
 impl Head for DeltaRule<'_> {
-    const CHUNK: usize = 32;
-
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count
@@ -89,119 +78,6 @@ impl Head for DeltaRule<'_> {
                 let out = self.out.at(token).add(column + v * LANES);
                 store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn scratch(&self) -> usize {
-        Self::CHUNK * (2 * self.k.width + padded(self.v.width) + 2 * Self::CHUNK + 2)
-    }
-
-    #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
-        const C: usize = <DeltaRule<'static> as Head>::CHUNK;
-        let (first, n) = (tokens.start, tokens.len());
-        let (key_dim, value_dim) = (self.k.width, self.v.width);
-        let u_row = padded(value_dim);
-        let keys = scratch.take(key_dim * C);
-        let left = scratch.take(C * key_dim);
-        let u = scratch.take(C * u_row);
-        let qk = scratch.take(C * C);
-        let kk = scratch.take(C * C);
-        let betas = scratch.take(C);
-        let since = scratch.take(C);
-
-        if let Some(before) = self.before.filter(|_| first == 0) {
-            // SAFETY: the state is nobody else's.
-            unsafe { copy_state(&before, &self.state) };
-        }
-        // Keys the other way round, `[key_dim, C]`.
-        for j in 0..n {
-            for (i, k) in self.k.row(first + j).iter().enumerate() {
-                keys[i * C + j] = *k;
-            }
-        }
-        let (out, out_row) = (self.out.at(first), self.out.stride);
-        // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
-        unsafe {
-            let (q, k) = (
-                Matrix { ptr: self.q.at(first), row: self.q.stride },
-                Matrix { ptr: self.k.at(first), row: self.k.stride },
-            );
-            scores(isa, q, keys.as_ptr(), qk.as_mut_ptr(), C, n, key_dim);
-            scores(isa, k, keys.as_ptr(), kk.as_mut_ptr(), C, n, key_dim);
-
-            let mut total = 1.0;
-            for i in 0..n {
-                let (decay, beta) = (self.decay.row(first + i)[0], self.beta.row(first + i)[0]);
-                total *= decay;
-                betas[i] = beta;
-                for since in &mut since[..i] {
-                    *since *= decay;
-                }
-                since[i] = 1.0;
-                for j in 0..=i {
-                    qk[i * C + j] *= since[j];
-                    kk[i * C + j] *= -beta * since[j];
-                }
-                for (left, q) in left[i * key_dim..].iter_mut().zip(self.q.row(first + i)) {
-                    *left = total * q;
-                }
-            }
-            let from_state = Product {
-                a: Matrix { ptr: left.as_ptr(), row: key_dim },
-                b: Matrix { ptr: self.state.ptr, row: self.state.stride },
-                out,
-                out_row,
-                rows: n,
-                depth: key_dim,
-                columns: value_dim,
-                keep: Keep::Nothing,
-            };
-            from_state.run(isa);
-
-            let mut total_i = 1.0;
-            for i in 0..n {
-                total_i *= self.decay.row(first + i)[0];
-                let factor = -betas[i] * total_i;
-                for (left, k) in left[i * key_dim..].iter_mut().zip(self.k.row(first + i)) {
-                    *left = factor * k;
-                }
-                u[i * u_row..][..value_dim].copy_from_slice(self.v.row(first + i));
-            }
-            let left = Matrix { ptr: left.as_ptr(), row: key_dim };
-            let (u_out, keep) = (u.as_mut_ptr(), Keep::Rows(betas.as_ptr()));
-            let u = Matrix { ptr: u_out, row: u_row };
-            Product { a: left, out: u_out, out_row: u_row, keep, ..from_state }.run(isa);
-            let solve = LowerProduct {
-                a: Matrix { ptr: kk.as_ptr(), row: C },
-                diagonal: false,
-                b: u,
-                out: u_out,
-                out_row: u_row,
-                n,
-                columns: value_dim,
-            };
-            solve.run(isa);
-            let qk = Matrix { ptr: qk.as_ptr(), row: C };
-            LowerProduct { a: qk, diagonal: true, out, out_row, ..solve }.run(isa);
-
-            for keys in keys.chunks_exact_mut(C) {
-                for (k, since) in keys[..n].iter_mut().zip(&*since) {
-                    *k *= since;
-                }
-            }
-            let update = Product {
-                a: Matrix { ptr: keys.as_ptr(), row: C },
-                b: u,
-                out: self.state.ptr,
-                out_row: self.state.stride,
-                rows: key_dim,
-                depth: n,
-                columns: value_dim,
-                keep: Keep::Times(total),
-            };
-            update.run(isa);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Kernel, LANES, Simd, exp, sigmoid};
+use crate::simd::{Kernel, LANES, Simd, exp};
 
 /// `x[i] = ln(1 + exp(x[i] + bias[i]))`, a row.
 pub(crate) struct Softplus<'a> {
@@ -46,42 +46,6 @@ unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
             p = S::f_fma(p, squared, S::f_splat(c));
         }
         S::f_fma(p, s, S::f_max(x, S::f_splat(0.0)))
-    }
-}
-
-/// `x[i] = x[i] * gate[i] * sigmoid(gate[i])`, a row.
-pub(crate) struct SiluGate<'a> {
-    pub(crate) x: &'a mut [f32],
-    pub(crate) gate: &'a [f32],
-}
-
-impl Kernel for SiluGate<'_> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Self { x, gate } = self;
-        assert_eq!(x.len(), gate.len(), "rows of one length");
-        let whole = x.len() / LANES * LANES;
-        let (x, gate, n) = (x.as_mut_ptr(), gate.as_ptr(), x.len() - whole);
-        // SAFETY: vectors lie inside the slices.
-        unsafe {
-            for i in (0..whole).step_by(LANES) {
-                silu_gate::<S, false>(x.add(i), gate.add(i), LANES);
-            }
-            if n > 0 {
-                silu_gate::<S, true>(x.add(whole), gate.add(whole), n);
-            }
-        }
-    }
-}
-
-/// A vector of [`SiluGate`], or its first `n` elements.
-#[inline(always)]
-unsafe fn silu_gate<S: Simd, const PART: bool>(x: *mut f32, gate: *const f32, n: usize) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let g = load::<S, PART>(gate, n);
-        let gated = S::f_mul(load::<S, PART>(x, n), S::f_mul(g, sigmoid::<S>(g)));
-        store::<S, PART>(x, gated, n);
     }
 }
 

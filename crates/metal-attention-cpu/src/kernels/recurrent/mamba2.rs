@@ -3,18 +3,11 @@
 //! With `dt`, which is positive, `B`, `C` and the inputs `x` of each token, and `A`, which is negative, and `D` of the head:
 //!
 //! `S = exp(dt A) S + dt B^T x; out = C S + D x`
-//!
-//! A chunk is the paper's structured matrix, section 6: with `c_i` the product of the decays of tokens 1 to i and `d_ij` that
-//! of tokens j + 1 to i, `out_i = c_i C_i S + sum over j <= i of d_ij (C_i . B_j) dt_j x_j + D x_i` and
-//! `S = c_n S + sum of d_nj dt_j B_j^T x_j`.
 
-use std::ops::Range;
-
-use super::products::{Keep, LowerProduct, Matrix, Product, scores};
 use super::vectors::StateRows;
-use super::{Head, Rows, RowsMut, Scratch, copy_state};
+use super::{Head, Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Isa, LANES, Simd};
+use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
 pub(crate) struct Mamba2<'a> {
@@ -46,8 +39,6 @@ impl Mamba2<'_> {
 }
 
 impl Head for Mamba2<'_> {
-    const CHUNK: usize = 32;
-
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.x.count
@@ -95,87 +86,6 @@ impl Head for Mamba2<'_> {
                 let out = self.out.at(token).add(column + v * LANES);
                 store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn scratch(&self) -> usize {
-        Self::CHUNK * (2 * self.b.width + Self::CHUNK + 1)
-    }
-
-    #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
-        const C: usize = <Mamba2<'static> as Head>::CHUNK;
-        let (first, n) = (tokens.start, tokens.len());
-        let (d_state, head_dim) = (self.b.width, self.x.width);
-        let bs = scratch.take(d_state * C);
-        let left = scratch.take(C * d_state);
-        let cb = scratch.take(C * C);
-        let since = scratch.take(C);
-
-        if let Some(before) = self.before.filter(|_| first == 0) {
-            // SAFETY: the state is nobody else's.
-            unsafe { copy_state(&before, &self.state) };
-        }
-        // B the other way round, `[d_state, C]`.
-        for j in 0..n {
-            for (i, b) in self.b.row(first + j).iter().enumerate() {
-                bs[i * C + j] = *b;
-            }
-        }
-        // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
-        unsafe {
-            let cs = Matrix { ptr: self.c.at(first), row: self.c.stride };
-            scores(isa, cs, bs.as_ptr(), cb.as_mut_ptr(), C, n, d_state);
-            let mut total = 1.0;
-            for i in 0..n {
-                let decay = self.decay(first + i);
-                total *= decay;
-                for since in &mut since[..i] {
-                    *since *= decay;
-                }
-                // The decays since a token, times what it brings.
-                since[i] = self.dt.row(first + i)[0];
-                for (cb, since) in cb[i * C..][..=i].iter_mut().zip(&*since) {
-                    *cb *= since;
-                }
-                cb[i * C + i] += self.d;
-                for (left, c) in left[i * d_state..].iter_mut().zip(self.c.row(first + i)) {
-                    *left = total * c;
-                }
-            }
-            let (out, out_row) = (self.out.at(first), self.out.stride);
-            let from_state = Product {
-                a: Matrix { ptr: left.as_ptr(), row: d_state },
-                b: Matrix { ptr: self.state.ptr, row: self.state.stride },
-                out,
-                out_row,
-                rows: n,
-                depth: d_state,
-                columns: head_dim,
-                keep: Keep::Nothing,
-            };
-            from_state.run(isa);
-            let x = Matrix { ptr: self.x.at(first), row: self.x.stride };
-            let a = Matrix { ptr: cb.as_ptr(), row: C };
-            LowerProduct { a, diagonal: true, b: x, out, out_row, n, columns: head_dim }.run(isa);
-
-            for bs in bs.chunks_exact_mut(C) {
-                for (b, since) in bs[..n].iter_mut().zip(&*since) {
-                    *b *= since;
-                }
-            }
-            let update = Product {
-                a: Matrix { ptr: bs.as_ptr(), row: C },
-                b: x,
-                out: self.state.ptr,
-                out_row: self.state.stride,
-                rows: d_state,
-                depth: n,
-                columns: head_dim,
-                keep: Keep::Times(total),
-            };
-            update.run(isa);
         }
     }
 }

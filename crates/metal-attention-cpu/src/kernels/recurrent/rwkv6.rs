@@ -5,19 +5,10 @@
 //! `out = r (S + diag(u) k^T v); S = diag(w) S + k^T v`
 //!
 //! Without a bonus it is gated linear attention (arXiv 2312.06635): `S = diag(w) S + k^T v; out = r S`.
-//!
-//! A chunk divides by the decays: with `P_i` the product of those of tokens 1 to i, in each channel,
-//! `out_i = (r_i P_(i-1)) S + sum over j < i of (r_i P_(i-1) . k_j / P_j) v_j + (r_i u . k_i) v_i` and
-//! `S = diag(P_n) (S + sum of (k_j / P_j)^T v_j)`; without a bonus `out_i = (r_i P_i) S + sum over j <= i of
-//! (r_i P_i . k_j / P_j) v_j`. So it ends before a channel has decayed too far
-//! ([`end_of_slow_decay`]), after a single token if need be.
 
-use std::ops::Range;
-
-use super::products::{Keep, LowerProduct, Matrix, Product, scores};
-use super::{Head, Rows, RowsMut, Scratch, end_of_slow_decay};
+use super::{Head, Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Isa, LANES, Simd};
+use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct Rwkv6<'a> {
@@ -76,8 +67,6 @@ impl Rwkv6<'_> {
 }
 
 impl Head for Rwkv6<'_> {
-    const CHUNK: usize = 32;
-
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count
@@ -126,80 +115,6 @@ impl Head for Rwkv6<'_> {
                 let out = self.out.at(token).add(column + v * LANES);
                 store::<S, PART>(out, S::f_add(even[v], odd[v]), n);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn scratch(&self) -> usize {
-        Self::CHUNK * (2 * self.k.width + Self::CHUNK) + self.k.width
-    }
-
-    #[inline(always)]
-    fn chunk_end(&self, tokens: Range<usize>) -> usize {
-        end_of_slow_decay(&self.decay, tokens)
-    }
-
-    #[inline(always)]
-    unsafe fn chunk(&self, isa: Isa, tokens: Range<usize>, mut scratch: Scratch<'_>) {
-        const C: usize = <Rwkv6<'static> as Head>::CHUNK;
-        let (first, n) = (tokens.start, tokens.len());
-        let (key_dim, value_dim) = (self.k.width, self.v.width);
-        let keys = scratch.take(key_dim * C);
-        let left = scratch.take(C * key_dim);
-        let rk = scratch.take(C * C);
-        let total = scratch.take(key_dim);
-
-        total.fill(1.0);
-        for j in 0..n {
-            let (r, k, decay) = (self.r.row(first + j), self.k.row(first + j), self.decay.row(first + j));
-            for i in 0..key_dim {
-                let before = total[i];
-                total[i] *= decay[i];
-                left[j * key_dim + i] = r[i] * if self.bonus.is_some() { before } else { total[i] };
-                keys[i * C + j] = k[i] / total[i];
-            }
-        }
-        // SAFETY: all of it lies in the inputs, the outputs, or in scratch, as large as `scratch` says.
-        unsafe {
-            let left = Matrix { ptr: left.as_ptr(), row: key_dim };
-            scores(isa, left, keys.as_ptr(), rk.as_mut_ptr(), C, n, key_dim);
-            if self.bonus.is_some() {
-                for i in 0..n {
-                    rk[i * C + i] = self.own(first + i);
-                }
-            }
-            let (out, out_row) = (self.out.at(first), self.out.stride);
-            let from_state = Product {
-                a: left,
-                b: Matrix { ptr: self.state.ptr, row: self.state.stride },
-                out,
-                out_row,
-                rows: n,
-                depth: key_dim,
-                columns: value_dim,
-                keep: Keep::Nothing,
-            };
-            from_state.run(isa);
-            let b = Matrix { ptr: self.v.at(first), row: self.v.stride };
-            let a = Matrix { ptr: rk.as_ptr(), row: C };
-            LowerProduct { a, diagonal: true, b, out, out_row, n, columns: value_dim }.run(isa);
-
-            for (keys, total) in keys.chunks_exact_mut(C).zip(&*total) {
-                for k in &mut keys[..n] {
-                    *k *= total;
-                }
-            }
-            let update = Product {
-                a: Matrix { ptr: keys.as_ptr(), row: C },
-                b,
-                out: self.state.ptr,
-                out_row: self.state.stride,
-                rows: key_dim,
-                depth: n,
-                columns: value_dim,
-                keep: Keep::Rows(total.as_ptr()),
-            };
-            update.run(isa);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What works on each channel by itself.
 
+use metal_attention_model::NormKind;
+
 use super::{Padded, nmse, wide};
 use crate::kernels::recurrent::RowsMut;
 use crate::kernels::recurrent::convolution::Convolution;
-use crate::kernels::recurrent::gated_norm::GatedNorm;
-use crate::kernels::recurrent::gates::{L2Norm, SiluGate, Softplus};
+use crate::kernels::recurrent::gates::{L2Norm, Softplus};
+use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
@@ -174,7 +176,7 @@ fn gates_by_silu() {
         for limit in [0.1, 5.0, 60.0] {
             let (before, gate) = (random.floats(n, 2.0), random.floats(n, limit));
             let mut x = before.clone();
-            isa.run(SiluGate { x: &mut x, gate: &gate });
+            isa.run(HeadOutput { out: &mut x, norm: None, bonus: None, gate: Some((Gate::Silu, &gate)) });
             let want: Vec<f64> = wide(&before).zip(wide(&gate)).map(|(x, g)| x * g / (1.0 + (-g).exp())).collect();
             assert!(nmse(wide(&x), &want) < 1e-12, "{isa:?} {n} {limit}");
         }
@@ -214,14 +216,18 @@ fn rows_of_a_shared_buffer() {
 fn gated_norms() {
     let mut random = Random(6);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 64, 128, 150].map(|n| (isa, n))) {
-        for (limit, eps) in [(1.0, 1e-6), (1e-4, 1e-3), (300.0, 1e-5)] {
+        for (limit, eps, kind) in
+            [(1.0, 1e-6, Gate::Silu), (1e-4, 1e-3, Gate::Silu), (300.0, 1e-5, Gate::Silu), (2.0, 1e-6, Gate::Sigmoid)]
+        {
             let (x, weight, gate) = (random.floats(n, limit), random.floats(n, 2.0), random.floats(n, 9.0));
             let mean = wide(&x).map(|x| x * x).sum::<f64>() / n as f64;
             let factor = 1.0 / (mean + f64::from(eps)).sqrt();
-            let gates = wide(&gate).map(|gate| gate / (1.0 + (-gate).exp()));
+            let gates = wide(&gate).map(|x| if kind == Gate::Silu { x } else { 1.0 } / (1.0 + (-x).exp()));
             let want: Vec<f64> = wide(&x).zip(wide(&weight)).zip(gates).map(|((x, w), g)| x * factor * w * g).collect();
             let mut found = x;
-            isa.run(GatedNorm { x: &mut found, weight: &weight, gate: &gate, eps });
+            let norm = HeadNorm { kind: NormKind::Rms, weight: &weight, bias: None, eps };
+            let out = &mut found;
+            isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((kind, &gate)) });
             let error = nmse(wide(&found), &want);
             assert!(error < 1e-12, "{isa:?} {n} of {limit}: {error:e}");
         }

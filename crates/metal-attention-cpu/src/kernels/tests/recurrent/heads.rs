@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Decay, FORMS, Form, Mixer, Padded, RowsMut, run, run_tokens};
-use crate::kernels::recurrent::Rows;
+use super::{Decay, Mixer, Padded};
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::rwkv6::Rwkv6;
 use crate::kernels::recurrent::rwkv7::Rwkv7;
+use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::simd::Isa;
 use crate::test_support::Random;
 
@@ -60,15 +60,7 @@ impl Mixer for Delta {
         self.beta.all().len()
     }
 
-    fn run(
-        &self,
-        isa: Isa,
-        form: Form,
-        tokens: Range<usize>,
-        columns: Range<usize>,
-        state: &mut Padded,
-        out: &mut Padded,
-    ) {
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded) {
         let head = DeltaRule {
             q: self.q.rows(tokens.clone()),
             k: self.k.rows(tokens.clone()),
@@ -79,7 +71,7 @@ impl Mixer for Delta {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, &head);
+        run_tokens(isa, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -137,15 +129,7 @@ impl Mixer for Space {
         self.dt.all().len()
     }
 
-    fn run(
-        &self,
-        isa: Isa,
-        form: Form,
-        tokens: Range<usize>,
-        columns: Range<usize>,
-        state: &mut Padded,
-        out: &mut Padded,
-    ) {
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded) {
         let head = Mamba2 {
             x: self.x.part(tokens.clone(), columns.clone()),
             dt: self.dt.rows(tokens.clone()),
@@ -157,7 +141,7 @@ impl Mixer for Space {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, &head);
+        run_tokens(isa, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -210,15 +194,7 @@ impl Mixer for Finch {
         self.k.data.len() / (self.k.width + super::BETWEEN)
     }
 
-    fn run(
-        &self,
-        isa: Isa,
-        form: Form,
-        tokens: Range<usize>,
-        columns: Range<usize>,
-        state: &mut Padded,
-        out: &mut Padded,
-    ) {
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded) {
         let head = Rwkv6 {
             r: self.r.rows(tokens.clone()),
             k: self.k.rows(tokens.clone()),
@@ -228,7 +204,7 @@ impl Mixer for Finch {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, &head);
+        run_tokens(isa, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -270,15 +246,7 @@ impl Mixer for Linear {
         self.0.n_tokens()
     }
 
-    fn run(
-        &self,
-        isa: Isa,
-        form: Form,
-        tokens: Range<usize>,
-        columns: Range<usize>,
-        state: &mut Padded,
-        out: &mut Padded,
-    ) {
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded) {
         let head = Rwkv6 {
             r: self.0.r.rows(tokens.clone()),
             k: self.0.k.rows(tokens.clone()),
@@ -288,7 +256,7 @@ impl Mixer for Linear {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, &head);
+        run_tokens(isa, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -352,15 +320,7 @@ impl Mixer for Goose {
         self.k.data.len() / (self.k.width + super::BETWEEN)
     }
 
-    fn run(
-        &self,
-        isa: Isa,
-        form: Form,
-        tokens: Range<usize>,
-        columns: Range<usize>,
-        state: &mut Padded,
-        out: &mut Padded,
-    ) {
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded) {
         let head = Rwkv7 {
             r: self.r.rows(tokens.clone()),
             decay: self.w.rows(tokens.clone()),
@@ -371,7 +331,7 @@ impl Mixer for Goose {
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
-        run(isa, form, &head);
+        run_tokens(isa, &head);
     }
 
     fn twin(&self, state: &mut [f64]) -> Vec<f64> {
@@ -405,11 +365,6 @@ macro_rules! of_each_head {
             }
 
             #[test]
-            fn chunks_agree_with_tokens() {
-                super::super::chunks_agree_with_tokens::<$mixer>($long, 64);
-            }
-
-            #[test]
             fn stays_exact_in_long_texts() {
                 super::super::stays_exact_in_long_texts::<$mixer>($long, 32);
             }
@@ -435,11 +390,11 @@ of_each_head! {
 fn a_state_goes_on_in_another_place() {
     let mut random = Random(5);
     let (rows, columns) = (24, 40);
-    for (n, form) in [1, 40].into_iter().flat_map(|n| FORMS.map(|form| (n, form))) {
+    for n in [1, 40] {
         let delta = Delta::random(&mut random, Decay::Usual, n, rows, columns);
         let before = random.floats(rows * columns, 1.0);
         for isa in Isa::available() {
-            let want = delta.run_all(isa, form, &before);
+            let want = delta.run_all(isa, &before);
             let mut state = Padded::new(rows, columns, || f32::NAN);
             let mut out = delta.empty_out();
             let head = DeltaRule {
@@ -452,8 +407,8 @@ fn a_state_goes_on_in_another_place() {
                 state: state.part_mut(0..rows, 0..columns),
                 out: out.part_mut(0..n, 0..columns),
             };
-            run(isa, form, &head);
-            assert_eq!((out.all(), state.all()), want, "{isa:?} {form:?} {n} tokens");
+            run_tokens(isa, &head);
+            assert_eq!((out.all(), state.all()), want, "{isa:?} {n} tokens");
         }
     }
 }
@@ -486,7 +441,7 @@ fn whole_cache_lines_go_to_another_place() {
                     out: out.part_mut(0..1, 0..columns),
                 },
             );
-            assert_eq!((out.all(), state.to_vec()), delta.run_all(isa, FORMS[0], &before), "{isa:?} {columns}");
+            assert_eq!((out.all(), state.to_vec()), delta.run_all(isa, &before), "{isa:?} {columns}");
             let mut out = space.empty_out();
             run_tokens(
                 isa,
@@ -502,7 +457,7 @@ fn whole_cache_lines_go_to_another_place() {
                     out: out.part_mut(0..1, 0..columns),
                 },
             );
-            assert_eq!((out.all(), state.to_vec()), space.run_all(isa, FORMS[0], &before), "{isa:?} {columns}");
+            assert_eq!((out.all(), state.to_vec()), space.run_all(isa, &before), "{isa:?} {columns}");
         }
     }
 }

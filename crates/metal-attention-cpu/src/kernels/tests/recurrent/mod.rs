@@ -6,7 +6,7 @@ mod time_mix;
 
 use std::ops::Range;
 
-use crate::kernels::recurrent::{self, Head, Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::{Rows, RowsMut};
 use crate::simd::Isa;
 use crate::test_support::Random;
 
@@ -113,22 +113,6 @@ impl Padded {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Form {
-    Tokens,
-    Chunks,
-}
-
-const FORMS: [Form; 2] = [Form::Tokens, Form::Chunks];
-
-fn run<H: Head>(isa: Isa, form: Form, head: &H) {
-    match form {
-        Form::Tokens => run_tokens(isa, head),
-        // What lies in it already is of no account.
-        Form::Chunks => recurrent::run(isa, head, &mut vec![f32::NAN; 100_000]),
-    }
-}
-
 /// A mixer and the inputs of some tokens for it.
 trait Mixer: Sized {
     fn random(random: &mut Random, decay: Decay, n_tokens: usize, rows: usize, columns: usize) -> Self;
@@ -137,15 +121,7 @@ trait Mixer: Sized {
     fn columns(&self) -> usize;
     fn n_tokens(&self) -> usize;
     /// Some tokens, some columns. `out` is for all tokens and columns.
-    fn run(
-        &self,
-        isa: Isa,
-        form: Form,
-        tokens: Range<usize>,
-        columns: Range<usize>,
-        state: &mut Padded,
-        out: &mut Padded,
-    );
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded);
     /// All tokens, in float64; `state` is `[rows, columns]`.
     fn twin(&self, state: &mut [f64]) -> Vec<f64>;
 
@@ -154,18 +130,18 @@ trait Mixer: Sized {
     }
 
     /// Output and state of all tokens at once.
-    fn run_all(&self, isa: Isa, form: Form, before: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        self.run_pieces(isa, form, before, &[self.n_tokens()])
+    fn run_all(&self, isa: Isa, before: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        self.run_pieces(isa, before, &[self.n_tokens()])
     }
 
     /// The same in several calls.
-    fn run_pieces(&self, isa: Isa, form: Form, before: &[f32], pieces: &[usize]) -> (Vec<f32>, Vec<f32>) {
+    fn run_pieces(&self, isa: Isa, before: &[f32], pieces: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let mut out = self.empty_out();
         let mut values = before.iter();
         let mut state = Padded::new(self.rows(), self.columns(), || *values.next().expect("one for each element"));
         let mut token = 0;
         for &n in pieces {
-            self.run(isa, form, token..token + n, 0..self.columns(), &mut state, &mut out);
+            self.run(isa, token..token + n, 0..self.columns(), &mut state, &mut out);
             token += n;
         }
         out.check_between();
@@ -174,7 +150,7 @@ trait Mixer: Sized {
     }
 }
 
-/// Both forms against the twin, on every instruction set, from a state that is not empty.
+/// Against the twin, on every instruction set, from a state that is not empty.
 fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) {
     let mut random = Random(1);
     for (&(rows, columns), &n_tokens) in shapes.iter().flat_map(|shape| lengths.iter().map(move |n| (shape, n))) {
@@ -183,33 +159,19 @@ fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) 
             let before = random.floats(rows * columns, 1.0);
             let mut state: Vec<f64> = wide(&before).collect();
             let want = mixer.twin(&mut state);
-            for (isa, form) in Isa::available().into_iter().flat_map(|isa| FORMS.map(|form| (isa, form))) {
-                let (out, after) = mixer.run_all(isa, form, &before);
+            for isa in Isa::available() {
+                let (out, after) = mixer.run_all(isa, &before);
                 let (of_out, of_state) = (nmse(wide(&out), &want), nmse(wide(&after), &state));
                 assert!(
                     of_out < 1e-11 && of_state < 1e-11,
-                    "{isa:?} {form:?} {decay:?} [{rows}, {columns}] {n_tokens} tokens: {of_out:e} {of_state:e}"
+                    "{isa:?} {decay:?} [{rows}, {columns}] {n_tokens} tokens: {of_out:e} {of_state:e}"
                 );
             }
         }
     }
 }
 
-/// Chunks against single tokens, 512 of them.
-fn chunks_agree_with_tokens<M: Mixer>(rows: usize, columns: usize) {
-    let mut random = Random(2);
-    for decay in DECAYS {
-        let mixer = M::random(&mut random, decay, 512, rows, columns);
-        let before = vec![0.0; rows * columns];
-        let (out, after) = mixer.run_all(Isa::best(), Form::Tokens, &before);
-        let (out, after): (Vec<f64>, Vec<f64>) = (wide(&out).collect(), wide(&after).collect());
-        let (chunks, state) = mixer.run_all(Isa::best(), Form::Chunks, &before);
-        let errors = (nmse(wide(&chunks), &out), nmse(wide(&state), &after));
-        assert!(errors.0 < 1e-10 && errors.1 < 1e-10, "{decay:?}: {errors:?}");
-    }
-}
-
-/// Both forms after 8192 tokens: the outputs of the last ones and the state.
+/// After 8192 tokens: the outputs of the last ones and the state.
 fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
     const LAST: usize = 64;
     let mut random = Random(3);
@@ -217,30 +179,28 @@ fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
         let mixer = M::random(&mut random, decay, 8192, rows, columns);
         let mut state = vec![0.0; rows * columns];
         let want = mixer.twin(&mut state);
-        for form in FORMS {
-            let (out, after) = mixer.run_all(Isa::best(), form, &vec![0.0; rows * columns]);
-            let last = want.len() - LAST * columns;
-            let errors = (nmse(wide(&out), &want), nmse(wide(&out[last..]), &want[last..]), nmse(wide(&after), &state));
-            assert!(errors.0 < 1e-6 && errors.1 < 1e-6 && errors.2 < 1e-6, "{form:?} {decay:?}: {errors:?}");
-        }
+        let (out, after) = mixer.run_all(Isa::best(), &vec![0.0; rows * columns]);
+        let last = want.len() - LAST * columns;
+        let errors = (nmse(wide(&out), &want), nmse(wide(&out[last..]), &want[last..]), nmse(wide(&after), &state));
+        assert!(errors.0 < 1e-6 && errors.1 < 1e-6 && errors.2 < 1e-6, "{decay:?}: {errors:?}");
     }
 }
 
-/// Token by token nothing depends on how many come at once, nor on which columns a task has.
+/// Nothing depends on how many come at once, nor on which columns a task has.
 fn tokens_do_not_depend_on_their_company<M: Mixer>() {
     let mut random = Random(4);
     let (rows, columns) = (48, 150);
     let mixer = M::random(&mut random, Decay::Usual, 40, rows, columns);
     let before = random.floats(rows * columns, 1.0);
     for isa in Isa::available() {
-        let want = mixer.run_all(isa, Form::Tokens, &before);
-        assert_eq!(mixer.run_pieces(isa, Form::Tokens, &before, &[1; 40]), want, "{isa:?}");
-        assert_eq!(mixer.run_pieces(isa, Form::Tokens, &before, &[17, 1, 22]), want, "{isa:?}");
+        let want = mixer.run_all(isa, &before);
+        assert_eq!(mixer.run_pieces(isa, &before, &[1; 40]), want, "{isa:?}");
+        assert_eq!(mixer.run_pieces(isa, &before, &[17, 1, 22]), want, "{isa:?}");
         let mut values = before.iter();
         let mut state = Padded::new(rows, columns, || *values.next().expect("one for each element"));
         let mut out = mixer.empty_out();
         for part in [0..64, 64..80, 80..columns] {
-            mixer.run(isa, Form::Tokens, 0..40, part, &mut state, &mut out);
+            mixer.run(isa, 0..40, part, &mut state, &mut out);
         }
         assert_eq!((out.all(), state.all()), want, "{isa:?}");
     }

@@ -1,8 +1,9 @@
 //! What RWKV does besides its recurrences, one token at a time.
 
-use crate::kernels::recurrent::time_mix::{
-    Bonus, Gate, HeadNorm, HeadOutput, LinearInputs, MixFirst, Rwkv6Decay, Rwkv7Inputs, Shift, Squash, Squashed,
-};
+use metal_attention_model::NormKind;
+
+use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
+use crate::kernels::recurrent::time_mix::{LinearInputs, MixFirst, Rwkv6Decay, Rwkv7Inputs, Shift, Squash, Squashed};
 use crate::simd::Isa;
 use crate::test_support::Random;
 
@@ -106,7 +107,7 @@ fn outputs_of_heads() {
         let mean = all.clone().sum::<f64>() / n as f64;
         let square = all.map(|y| (y - mean).powi(2)).sum::<f64>() / n as f64;
         let own: f64 = (0..n).map(|i| f64::from(r[i]) * f64::from(k[i]) * f64::from(u[i])).sum();
-        let norm = || HeadNorm { weight: &weight, bias: &bias, eps: 1e-3 };
+        let norm = || HeadNorm { kind: NormKind::Layer, weight: &weight, bias: Some(&bias), eps: 1e-3 };
         let bonus = || Bonus { r: &r, k: &k, factor: &u, v: &v };
         let rows = [&y[..], &weight, &bias, &v, &g];
         let of_norm =
