@@ -106,7 +106,7 @@ impl Heads {
             n_head_kv: 1,
             head_dim: a.head_dim(),
             window: None,
-            rope: Some(a.rope),
+            rope: a.rope,
         };
         mixer.attention().map(of_attention).or_else(|| mixer.latent_attention().map(of_latent_attention))
     }

@@ -187,8 +187,10 @@ pub struct LatentAttentionSpec {
     pub n_nope: usize,
     /// Elements of a value head.
     pub value_dim: usize,
-    /// Rotation of the other elements of queries, and of the shared key.
-    pub rope: Rope,
+    /// The other elements of a query head, and as many of the key that all heads share.
+    pub shared_dim: usize,
+    /// Rotation of these; none where positions do not enter (Kimi Linear).
+    pub rope: Option<Rope>,
     /// Factor on the scores before the softmax.
     pub scale: f32,
     /// Epsilon of the RMSNorm of compressed queries, and of that of `c`.
@@ -203,6 +205,6 @@ pub struct LatentAttentionSpec {
 impl LatentAttentionSpec {
     /// Elements of a query head: those that are not rotated, then those that are.
     pub fn head_dim(&self) -> usize {
-        self.n_nope + self.rope.n_rot
+        self.n_nope + self.shared_dim
     }
 }

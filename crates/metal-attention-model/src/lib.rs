@@ -42,9 +42,9 @@ pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, Stat
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
 pub use recurrent::{
-    ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, KeySharing, LowRankWeights, Mamba2Spec,
-    Mamba2Weights, MambaDecay, MambaNorms, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec,
-    Rwkv7Weights, Selection, ShortConvSpec, ShortConvWeights, StateLayout,
+    ChannelMixSpec, ChannelMixWeights, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing, LowRankWeights,
+    Mamba2Spec, Mamba2Weights, MambaDecay, MambaNorms, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights,
+    Rwkv7Spec, Rwkv7Weights, Selection, ShortConvSpec, ShortConvWeights, StateLayout,
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use shapes::{Key, ModelShape, RopeStretch};

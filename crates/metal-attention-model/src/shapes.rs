@@ -95,6 +95,8 @@ use Key::{B, F, L, S, U};
 const NO_BIASES: &[&str] = &[];
 /// Files with that of a convolution.
 const CONVOLUTION: &[&str] = &["ssm_conv1d"];
+/// Files with that of the choice of experts.
+const EXPERT_CHOICE: &[&str] = &["exp_probs_b"];
 /// Files with all.
 const ALL_BIASES: &[&str] = &[".bias"];
 
@@ -303,6 +305,25 @@ const DEEPSEEK_LITE_KEYS: &[(&str, Key)] = &[
     ("expert_weights_scale", F(1.0)),
     ("expert_gating_func", U(1)),
 ];
+/// Latent attention in every fourth layer and in the last.
+const KIMI_LINEAR_KEYS: &[(&str, Key)] = &[
+    ("attention.head_count_kv", L(&[0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1])),
+    ("attention.key_length", U(576)),
+    ("attention.value_length", U(512)),
+    ("attention.key_length_mla", U(192)),
+    ("attention.value_length_mla", U(128)),
+    ("attention.kv_lora_rank", U(512)),
+    ("rope.dimension_count", U(64)),
+    ("kda.head_dim", U(128)),
+    ("ssm.conv_kernel", U(4)),
+    ("leading_dense_block_count", U(1)),
+    ("expert_count", U(256)),
+    ("expert_used_count", U(8)),
+    ("expert_feed_forward_length", U(1024)),
+    ("expert_shared_count", U(1)),
+    ("expert_weights_scale", F(2.446)),
+    ("expert_gating_func", U(2)),
+];
 
 /// Every named shape, as in the models' published configurations; `custom` is a
 /// small starting point for sizes of one's own.
@@ -340,6 +361,7 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "granite-3.1-1b-a400m", architecture: "granitemoe", n_layer: 24, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 512, n_vocab: 49_155, n_ctx_train: 131_072, rope_freq_base: 1_500_000.0, norm_eps: 1e-6, keys: GRANITE_KEYS, ..LLAMA },
     ModelShape { name: "olmoe-1b-7b", architecture: "olmoe", n_layer: 16, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 128, n_ff: 1024, n_vocab: 50_304, n_ctx_train: 4096, tied: false, keys: &[("expert_count", U(64)), ("expert_used_count", U(8))], ..LLAMA },
     ModelShape { name: "deepseek-v2-lite", architecture: "deepseek2", n_layer: 27, n_embd: 2048, n_head: 16, n_head_kv: 16, head_dim: 192, n_ff: 10_944, n_vocab: 102_400, n_ctx_train: 163_840, norm_eps: 1e-6, tied: false, keys: DEEPSEEK_LITE_KEYS, ..LLAMA },
+    ModelShape { name: "kimi-linear-48b-a3b", architecture: "kimi-linear", n_layer: 27, n_embd: 2304, n_head: 32, n_head_kv: 1, head_dim: 192, n_ff: 9216, n_vocab: 163_840, n_ctx_train: 1_048_576, tied: false, biases: EXPERT_CHOICE, keys: KIMI_LINEAR_KEYS, ..LLAMA },
     ModelShape { name: "lfm2-1.2b", architecture: "lfm2", n_layer: 16, n_embd: 2048, n_head: 32, n_head_kv: 8, n_ff: 8192, n_vocab: 65_536, n_ctx_train: 128_000, rope_freq_base: 1_000_000.0, keys: LFM_2_KEYS, ..LLAMA },
     ModelShape { name: "granite-4-h-tiny", architecture: "granitehybrid", n_layer: 40, n_embd: 1536, n_head: 12, n_head_kv: 4, head_dim: 128, n_ff: 512, n_vocab: 100_352, n_ctx_train: 1_048_576, biases: CONVOLUTION, keys: GRANITE_4_H_KEYS, ..LLAMA },
     ModelShape { name: "nemotron-h-8b", architecture: "nemotron_h", n_layer: 52, n_embd: 4096, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 21_504, n_vocab: 131_072, n_ctx_train: 8192, tied: false, biases: CONVOLUTION, keys: NEMOTRON_H_KEYS, ..LLAMA },
@@ -386,6 +408,8 @@ const DELTA_CUSTOM: [(&str, Key); 7] = [
     ("rope.dimension_count", U(16)),
     ("rope.dimension_sections", L(&[4, 2, 2, 0])),
 ];
+#[rustfmt::skip]
+const KIMI_LINEAR: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", L(&[0, 1, 0, 0])), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_scale", F(2.5)), ("kda.head_dim", U(32)), ("ssm.conv_kernel", U(4))];
 const NO_HEADS: [(&str, Key); 2] = [("attention.head_count", U(0)), ("attention.head_count_kv", U(0))];
 const HEAD_SIZE: (&str, Key) = ("wkv.head_size", U(64));
 const RWKV_6_RANKS: [(&str, Key); 2] = [("time_mix_extra_dim", U(16)), ("time_decay_extra_dim", U(24))];
@@ -441,6 +465,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("jamba", &[MAMBA[0], MAMBA[1], MAMBA[2], MAMBA[3], EXPERTS[0], EXPERTS[1], SECOND_ATTENDS], NO_BIASES),
     ("jina-bert-v2", ENCODER, ALL_BIASES),
     ("jina-bert-v3", ENCODER, ALL_BIASES),
+    ("kimi-linear", KIMI_LINEAR, EXPERT_CHOICE),
     ("lfm2", LFM_2_CUSTOM, NO_BIASES),
     ("lfm2moe", &[LFM_2_CUSTOM[0], LFM_2_CUSTOM[1], EXPERTS[0], EXPERTS[1], EXPERTS[2], ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], &["exp_probs_b"]),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),

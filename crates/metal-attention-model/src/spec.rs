@@ -358,7 +358,7 @@ impl Mixer {
     pub fn rope(&self) -> Option<&Rope> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => a.rope(),
-            (None, Some(a)) => Some(&a.rope),
+            (None, Some(a)) => a.rope.as_ref(),
             (None, None) => None,
         }
     }
@@ -381,7 +381,7 @@ impl Mixer {
             (Some(a), _) => {
                 a.owns_cache().then_some(Cached { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
             }
-            (None, Some(a)) => Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.rope.n_rot, value_dim: a.kv_rank }),
+            (None, Some(a)) => Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.shared_dim, value_dim: a.kv_rank }),
             (None, None) => None,
         }
     }

@@ -123,6 +123,9 @@ pub(crate) trait Source {
     /// The numbers of a tensor of any shape.
     fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
 
+    /// [`channels`](Self::channels) where the tensor has a dimension of 1 between the two, as some converters leave it.
+    fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
+
     /// `n` ones, the weight of a norm without.
     fn ones(&mut self, n: usize) -> Vec<f32>;
 
@@ -233,6 +236,11 @@ impl Source for List {
     fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Infallible> {
         self.push(name.to_owned(), shape, need);
         Ok(None)
+    }
+
+    fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
+        self.push(name.to_owned(), &[n, 1, width], Need::Required);
+        Ok(Vec::new())
     }
 
     fn ones(&mut self, _n: usize) -> Vec<f32> {
@@ -413,6 +421,12 @@ impl Source for FileSource<'_> {
 
     fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, ModelError> {
         Ok(self.find(name, shape, need)?.map(|tensor| tensor.to_f32()))
+    }
+
+    fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
+        let flat = self.0.tensor(name).is_some_and(|tensor| tensor.shape() == [n, width]);
+        let shape: &[usize] = if flat { &[n, width] } else { &[n, 1, width] };
+        Ok(self.find(name, shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn ones(&mut self, n: usize) -> Vec<f32> {

@@ -707,7 +707,7 @@ impl<S: Source> Builder<'_, S> {
             }
             None => (None, self.matrix(&format!("{p}attn_q"), [n_embd, n_q])?),
         };
-        let kv_a = self.matrix(&format!("{p}attn_kv_a_mqa"), [n_embd, a.kv_rank + a.rope.n_rot])?;
+        let kv_a = self.matrix(&format!("{p}attn_kv_a_mqa"), [n_embd, a.kv_rank + a.shared_dim])?;
         let kv_a_norm = self.one_norm(norm("attn_kv_a_norm"), p, a.kv_rank)?;
         let (k_b, v_b) = self.source.expansions(p, a)?;
         let out = self.linear(&format!("{p}attn_output"), [a.n_head * a.value_dim, n_embd])?;

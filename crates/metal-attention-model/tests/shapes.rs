@@ -1,6 +1,6 @@
 //! Named shapes: their metadata read back, and they have as many parameters as the models they are named after.
 
-use metal_attention_model::{DeltaRuleSpec, FeedForward, Key, Mask, Mixer, ModelShape, ModelSpec};
+use metal_attention_model::{DeltaGates, DeltaRuleSpec, FeedForward, Key, Mask, Mixer, ModelShape, ModelSpec};
 
 #[test]
 fn named_shapes_have_the_published_number_of_parameters() {
@@ -31,6 +31,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("granite-3.1-1b-a400m", 1_334_628_352),
         ("olmoe-1b-7b", 6_919_161_856),
         ("deepseek-v2-lite", 15_706_484_224),
+        ("kimi-linear-48b-a3b", 49_122_681_728),
         ("lfm2-1.2b", 1_170_340_608),
         // The part that reads text, without the layer that predicts a further token.
         ("qwen3.5-0.8b", 752_393_024),
@@ -57,7 +58,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         let learned = tensors.iter().filter(|t| t.name != "rope_freqs.weight");
         assert_eq!(learned.map(|t| t.shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
     }
-    assert_eq!(ModelShape::all().len(), 42, "a named shape is not in the list above");
+    assert_eq!(ModelShape::all().len(), 43, "a named shape is not in the list above");
     assert!(ModelShape::named("smollm-136m").is_none());
 }
 
@@ -83,8 +84,13 @@ fn metadata_read_back_as_the_shape() {
                 Mixer::ShortConv(conv) => assert_eq!((conv.width, conv.n_tap), (shape.n_embd, 3)),
                 Mixer::DeltaRule(rule) => {
                     let DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, .. } = *rule;
-                    assert_eq!((n_head_k, key_dim, value_dim, n_tap), (16, 128, 128, 4));
-                    assert_eq!(layer.state_elements(), 3 * (4096 + 128 * n_head_v) + 128 * 128 * n_head_v);
+                    let (heads, decays) = match rule.gates {
+                        DeltaGates::OfHeads { paired: _ } => (16, n_head_v),
+                        DeltaGates::OfChannels { rank: _ } => (shape.n_head, 128 * n_head_v),
+                    };
+                    assert_eq!((n_head_k, rule.n_decays()), (heads, decays));
+                    assert_eq!((key_dim, value_dim, n_tap), (128, 128, 4));
+                    assert_eq!(layer.state_elements(), 3 * 128 * (2 * heads + n_head_v) + 128 * 128 * n_head_v);
                 }
                 Mixer::Mamba(_)
                 | Mixer::Mamba2(_)

@@ -289,6 +289,7 @@ fn any_value() -> impl Strategy<Value = Value> {
 const KEYS: &[&str] = &[
     "shortconv.l_cache",
     "ssm.group_count",
+    "kda.head_dim",
     "ssm.state_size",
     "ssm.time_step_rank",
     "ssm.inner_size",

@@ -1,7 +1,7 @@
-// The rotated parts of latent attention: those of queries, to the end of what is compared with the cached rows, and the
+// The parts of latent attention that are rotated{{ "" if turned else ", but for the rotation" }}: those of queries, to the end of what is compared with the cached rows, and the
 // compressed row with its norm and its rotated key, to the cache. One workgroup a query head, and one for the row.
 // Bounds: tokens are those of the batch, which `q`, `kv` and `queries` have (`Dispatch`); elements are compared with RANK
-// and HALF_ROT, positions with N_CTX, pages are those of the table (kv_cache.wgsl). Loops count to constants.
+// and {{ "HALF_ROT" if turned else "N_ROT" }}, positions with N_CTX, pages are those of the table (kv_cache.wgsl). Loops count to constants.
 {% set threads = 128 %}
 {% set key_dim = rank + n_rot %}
 @group(0) @binding(0) var<storage, read> q: array<f32>; // [n_tokens, N_HEAD, NOPE + N_ROT]
@@ -10,11 +10,13 @@
 @group(0) @binding(3) var<storage, read_write> queries: array<f32>; // [n_tokens, N_HEAD, RANK + N_ROT]
 @group(0) @binding(4) var<storage, read_write> keys: array<Unit>;
 @group(0) @binding(5) var<storage, read_write> values: array<Unit>;
-{% set head_dim = n_rot %}
-{% set rope_binding = 6 %}
-{% include "rope.wgsl" %}
-{% set batch_binding = 7 %}
+{% set batch_binding = 6 %}
 {% include "batch.wgsl" %}
+{% if turned %}
+{% set head_dim = n_rot %}
+{% set rope_binding = 7 %}
+{% include "rope.wgsl" %}
+{% endif %}
 {% set head_dim = 4 %}
 {% include "kv_cache.wgsl" %}
 {% include "reduce.wgsl" %}
@@ -36,12 +38,16 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if group.x < N_HEAD {
         let start = (token * N_HEAD + group.x) * (NOPE + N_ROT) + NOPE;
         let to = (token * N_HEAD + group.x) * KEY_DIM + RANK;
+{% if turned %}
         for (var i = tid; i < HALF_ROT && pos < N_CTX; i += {{ threads }}u) {
             let e = pair_elements(i);
             let turned = rotate(vec2(q[start + e.x], q[start + e.y]), i, pos);
             queries[to + e.x] = turned.x;
             queries[to + e.y] = turned.y;
         }
+{% else %}
+        for (var e = tid; e < N_ROT; e += {{ threads }}u) { queries[to + e] = q[start + e]; }
+{% endif %}
         return;
     }
     let row = token * KEY_DIM;
@@ -50,12 +56,16 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let factor = inverseSqrt(workgroup_sum(squares, tid) / f32(RANK) + {{ eps }});
     for (var e = tid; e < RANK; e += {{ threads }}u) { key[e] = kv[row + e] * factor * weight[e]; }
     if tid < {{ (key_dim + 3) // 4 * 4 - key_dim }}u { key[KEY_DIM + tid] = 0.0; }
+{% if turned %}
     for (var i = tid; i < HALF_ROT && pos < N_CTX; i += {{ threads }}u) {
         let e = pair_elements(i);
         let turned = rotate(vec2(kv[row + RANK + e.x], kv[row + RANK + e.y]), i, pos);
         key[RANK + e.x] = turned.x;
         key[RANK + e.y] = turned.y;
     }
+{% else %}
+    for (var e = tid; e < N_ROT; e += {{ threads }}u) { key[RANK + e] = kv[row + RANK + e]; }
+{% endif %}
     workgroupBarrier();
     if pos >= N_CTX { return; }
     // Here KV_UNITS is 1.

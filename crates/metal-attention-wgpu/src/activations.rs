@@ -10,7 +10,7 @@ use crate::kernels::{
 };
 use crate::mamba::{MambaScratch, MambaWidths};
 use crate::parts::{AttentionKernels, MixerKernels};
-use crate::plan::low_rank_of_rwkv7;
+use crate::plan::{low_rank_of_delta_rule, low_rank_of_rwkv7};
 use crate::{GpuDevice, GpuError};
 use rwkv::{RwkvScratch, RwkvWidths};
 
@@ -112,6 +112,9 @@ impl Widths {
                     widen(&mut w.values, n_values);
                     widen(&mut w.att, n_values);
                     widen(&mut w.tickets, rule.n_head_k);
+                    if let Some(low_rank) = low_rank_of_delta_rule(rule) {
+                        w.rwkv.low_rank(&low_rank);
+                    }
                 }
                 MixerKernels::Rwkv6(of) => {
                     w.rwkv.rwkv6(of);
@@ -134,10 +137,10 @@ impl Widths {
                 | Mixer::Rwkv7(_)
                 | Mixer::None => {}
                 Mixer::LatentAttention(a) => {
-                    let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, rope, .. } = a;
+                    let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, shared_dim, .. } = a;
                     widen(&mut w.qkv, n_head * a.head_dim());
                     widen(&mut w.q_rank, q_rank.unwrap_or(0));
-                    widen(&mut w.compressed, kv_rank + rope.n_rot);
+                    widen(&mut w.compressed, kv_rank + shared_dim);
                     widen(&mut w.values, n_head * value_dim);
                 }
             }
@@ -229,7 +232,7 @@ pub(super) struct Activations {
     pub(super) queries: Buffer,
     /// Compressed queries, `[n_tokens, q_rank]`.
     pub(super) q_a: Buffer,
-    /// Compressed rows and the key that heads share, `[n_tokens, kv_rank + n_rot]`; gates of a recurrence.
+    /// Compressed rows and the key that heads share, `[n_tokens, kv_rank + shared_dim]`; gates of a recurrence.
     pub(super) kv_a: Buffer,
     /// What attention gives, `[n_tokens, n_head * value_dim]`.
     pub(super) att: Buffer,

@@ -1,11 +1,11 @@
 //! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaRuleSpec, Dense, DenseWeights, Embedding,
-    Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec, LayerWeights, Linear,
-    Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver, NormWeights, Output,
-    OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec, Rwkv7Spec, SharedExpert, ShortConvSpec,
-    Weights,
+    Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
+    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec,
+    LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
+    NormWeights, Output, OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec, Rwkv7Spec,
+    SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::GpuError;
@@ -64,6 +64,13 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
             }
         }
         Mixer::DeltaRule(of) => {
+            match of.gates {
+                DeltaGates::OfHeads { paired: _ } => {}
+                DeltaGates::OfChannels { rank: _ } if of.n_decays() == of.n_values() => {}
+                DeltaGates::OfChannels { rank: _ } => {
+                    return Err("a decay for each channel of keys that are not as long as values");
+                }
+            }
             if of.n_tap > ConvolutionShape::MAX_WIDTH {
                 return Err("short convolutions over so many tokens");
             }
@@ -298,6 +305,7 @@ impl MixerKernels {
             kv_rank,
             n_nope,
             value_dim: _,
+            shared_dim,
             rope,
             scale,
             eps,
@@ -308,8 +316,8 @@ impl MixerKernels {
         let inputs = LatentShape {
             n_head,
             n_nope,
-            n_rot: rope.n_rot,
-            layout: rope.layout,
+            shared_dim,
+            layout: rope.map(|rope| rope.layout),
             rank: kv_rank,
             eps,
             n_ctx,
@@ -319,7 +327,7 @@ impl MixerKernels {
         let attention = GeneralAttention {
             n_head,
             n_head_kv: 1,
-            key_dim: kv_rank + rope.n_rot,
+            key_dim: kv_rank + shared_dim,
             value_dim: kv_rank,
             scale,
             mask: Mask::Causal,

@@ -10,6 +10,7 @@ mod rwkv;
 mod short_conv;
 mod streams;
 
+pub(crate) use delta_rule::low_rank_of_delta_rule;
 pub(crate) use rwkv::low_rank_of_rwkv7;
 
 use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};

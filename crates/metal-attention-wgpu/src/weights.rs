@@ -17,7 +17,7 @@ use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 pub(super) use rwkv::{GpuChannelMix, GpuRwkv6, GpuRwkv7};
 
-pub(super) use delta_rule::GpuDeltaRule;
+pub(super) use delta_rule::{GpuDeltaRule, GpuLowRank};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]

@@ -1,15 +1,16 @@
 //! The gated delta rule: projections, convolution, gates, the recurrence, and the gated norm of its result.
 
-use metal_attention_model::{BatchToken, DeltaRuleSpec, DeltaRuleWeights, NormKind};
+use metal_attention_model::{BatchToken, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, NormKind};
 
 use super::{Input, Run, resize};
 use crate::kernels::matmul::{Product, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
-use crate::kernels::recurrent::gates::L2Norm;
+use crate::kernels::recurrent::gates::{Decays, L2Norm};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
 use crate::layers::PreparedLinear;
+use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
 
 /// Tokens that a task takes through all steps at once: what lies between these stays in its cache.
@@ -20,16 +21,18 @@ const BLOCK: usize = 16;
 pub(super) struct DeltaScratch {
     /// What beta comes of, `[n_tokens, n_head_v]`.
     beta: Vec<f32>,
-    /// What the decay comes of, `[n_tokens, n_head_v]`.
+    /// What the decay comes of, `[n_tokens, n_decays]`.
     decay: Vec<f32>,
-    /// Of each task queries, keys and values after the convolution, `[BLOCK, key_dim]` twice and `[BLOCK, value_dim]`, and
-    /// decays and betas, `[BLOCK]` each.
+    /// What decay and gate have before them, `[n_tokens, rank]` of each one after the other.
+    before: Vec<f32>,
+    /// Of each task queries, keys and values after the convolution, `[BLOCK, key_dim]` twice and `[BLOCK, value_dim]`, betas,
+    /// `[BLOCK]`, and decays, `[BLOCK]` or `[BLOCK, key_dim]`.
     blocks: Vec<f32>,
 }
 
 impl DeltaScratch {
     pub(super) fn bytes(&self) -> usize {
-        4 * (self.beta.capacity() + self.decay.capacity() + self.blocks.capacity())
+        [&self.beta, &self.decay, &self.before, &self.blocks].iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
@@ -43,24 +46,8 @@ impl Run<'_> {
         w: &DeltaRuleWeights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        let (n, n_keys, n_values, n_head_v) = (tokens.len(), spec.n_keys(), spec.n_values(), spec.n_head_v);
-        self.show(&[&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay], Input::Normed);
-        let s = &mut *self.s;
-        let products = [
-            (&w.q, &mut s.q, n_keys),
-            (&w.k, &mut s.k, n_keys),
-            (&w.v, &mut s.v, n_values),
-            (&w.gate, &mut s.gate, n_values),
-            (&w.beta, &mut s.delta.beta, n_head_v),
-            (&w.decay, &mut s.delta.decay, n_head_v),
-        ];
-        let mut products = products.map(|(linear, y, width)| {
-            resize(y, n * width);
-            Product { matrix: &linear.weight, rows: 0..n, y, accumulate: false }
-        });
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
-        self.lap("matmul_delta_rule");
-
+        self.project(spec, w, tokens.len());
+        let (n, n_values) = (tokens.len(), spec.n_values());
         let s = &mut *self.s;
         let of_block = block_elements(spec);
         resize(&mut s.att, n * n_values);
@@ -84,6 +71,51 @@ impl Run<'_> {
         });
         self.lap("delta_rule");
     }
+
+    /// Queries, keys, values, and what the gates come of, of all `n` tokens.
+    fn project(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
+        let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
+        self.show(&[&w.q, &w.k, &w.v, &w.beta], Input::Normed);
+        match &w.before {
+            None => self.show(&[&w.decay, &w.gate], Input::Normed),
+            Some([decay, gate]) => self.show(&[decay, gate], Input::Normed),
+        }
+        let s = &mut *self.s;
+        let [q, k, v] = [(&mut s.q, n_keys), (&mut s.k, n_keys), (&mut s.v, n_values)].map(|(y, width)| {
+            resize(y, n * width);
+            y.as_mut_slice()
+        });
+        resize(&mut s.delta.beta, n * spec.n_head_v);
+        resize(&mut s.delta.decay, n * spec.n_decays());
+        resize(&mut s.gate, n * n_values);
+        let rank = w.before.as_ref().map_or(0, |[decay, _]| decay.weight.n_out());
+        resize(&mut s.delta.before, 2 * n * rank);
+        let (first, second) = s.delta.before.split_at_mut(n * rank);
+        let (decay, gate) = match &w.before {
+            None => ((&w.decay, s.delta.decay.as_mut_slice()), (&w.gate, s.gate.as_mut_slice())),
+            Some([decay, gate]) => ((decay, first), (gate, second)),
+        };
+        let products = [(&w.q, q), (&w.k, k), (&w.v, v), (&w.beta, &mut s.delta.beta), decay, gate];
+        let mut products =
+            products.map(|(linear, y)| Product { matrix: &linear.weight, rows: 0..n, y, accumulate: false });
+        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        if w.before.is_some() {
+            if let Some(observer) = &mut self.observer {
+                for (linear, x) in [&w.decay, &w.gate].into_iter().zip(s.delta.before.chunks_exact(n * rank)) {
+                    observer(MatrixInput { matrix: &linear.name, part: None, x, n_in: rank });
+                }
+            }
+            let (decay, gate) = (&mut s.delta.decay, &mut s.gate);
+            let mut products = [(&w.decay, 0..n, decay), (&w.gate, n..2 * n, gate)].map(|(linear, rows, y)| Product {
+                matrix: &linear.weight,
+                rows,
+                y,
+                accumulate: false,
+            });
+            matmul(self.pool, self.isa, &s.delta.before, &mut s.q8, &mut products);
+        }
+        self.lap("matmul_delta_rule");
+    }
 }
 
 /// The state of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries and
@@ -94,7 +126,12 @@ fn state_of_head(spec: &DeltaRuleSpec) -> usize {
 
 /// Floats that a task works in.
 fn block_elements(spec: &DeltaRuleSpec) -> usize {
-    BLOCK * (2 * spec.key_dim + spec.value_dim + 2)
+    BLOCK * (2 * spec.key_dim + spec.value_dim + 1 + n_decay(spec))
+}
+
+/// Decays of a value head and token: one, or one of each channel of the key.
+fn n_decay(spec: &DeltaRuleSpec) -> usize {
+    spec.n_decays() / spec.n_head_v
 }
 
 /// What the projections gave, a row for each token.
@@ -172,43 +209,51 @@ impl Task<'_, '_> {
         matrix: &mut [f32],
     ) {
         let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_v, eps, .. } = *self.spec;
-        let (head, n_values) = (self.spec.value_head(self.head, i), self.spec.n_values());
+        let (head, n_values, n_decay) = (self.spec.value_head(self.head, i), self.spec.n_values(), n_decay(self.spec));
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let (k, rest) = rest.split_at_mut(BLOCK * key_dim);
         let (v, gates) = rest.split_at_mut(BLOCK * value_dim);
-        let (decays, betas) = gates.split_at_mut(BLOCK);
+        let (betas, decays) = gates.split_at_mut(BLOCK);
         let channel = head * value_dim;
         let values =
             Part { x: self.inputs.v, width: n_values, channel, tap: 2 * self.spec.n_keys() + channel, dim: value_dim };
         let of_values = (n_tap - 1) * value_dim;
         let of_v = &mut state[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
         convolve(self.isa, self.spec, self.w, &values, first, count, of_v, v);
-        for t in 0..count {
-            let at = (first + t) * n_head_v + head;
-            decays[t] = (softplus(self.inputs.decay[at] + self.w.dt_bias[head]) * self.w.a[head]).exp();
-            betas[t] = 1.0 / (1.0 + (-self.inputs.beta[at]).exp());
+        for (t, beta) in betas[..count].iter_mut().enumerate() {
+            *beta = 1.0 / (1.0 + (-self.inputs.beta[(first + t) * n_head_v + head]).exp());
         }
         let out = first * n_values + channel;
-        let rule = DeltaRule {
-            q: Rows::new(q, count, key_dim, key_dim),
-            k: Rows::new(k, count, key_dim, key_dim),
-            v: Rows::new(v, count, value_dim, value_dim),
-            decay: Rows::new(decays, count, 1, 1),
-            beta: Rows::new(betas, count, 1, 1),
-            before: before.map(|before| Rows::new(before, key_dim, value_dim, value_dim)),
-            state: RowsMut::new(matrix, key_dim, value_dim, value_dim),
-            // SAFETY: nobody else writes this head's results of these tokens.
-            out: unsafe { RowsMut::shared(self.out, out, count, value_dim, n_values) },
+        let (q, k) = (rows(q, count, key_dim), rows(k, count, key_dim));
+        let (v, beta) = (rows(v, count, value_dim), rows(betas, count, 1));
+        let before = before.map(|before| Rows::new(before, key_dim, value_dim, value_dim));
+        let state = RowsMut::new(matrix, key_dim, value_dim, value_dim);
+        // SAFETY: nobody else writes this head's results of these tokens.
+        let result = unsafe { RowsMut::shared(self.out, out, count, value_dim, n_values) };
+        for (t, x) in decays.chunks_exact_mut(n_decay).take(count).enumerate() {
+            let at = ((first + t) * n_head_v + head) * n_decay;
+            x.copy_from_slice(&self.inputs.decay[at..][..n_decay]);
+            self.isa.run(Decays { x, bias: &self.w.dt_bias[head * n_decay..][..n_decay], a: self.w.a[head] });
+        }
+        let decay = rows(decays, count, n_decay);
+        run_tokens(self.isa, &DeltaRule { q, k, v, decay, beta, before, state, out: result });
+        let kind = match self.spec.gates {
+            DeltaGates::OfHeads { paired: _ } => Gate::Silu,
+            DeltaGates::OfChannels { rank: _ } => Gate::Sigmoid,
         };
-        run_tokens(self.isa, &rule);
         for t in 0..count {
             let gate = &self.inputs.gate[out + t * n_values..][..value_dim];
             // SAFETY: as above, and the recurrence is through with them.
             let out = unsafe { self.out.slice(out + t * n_values, value_dim) };
             let norm = HeadNorm { kind: NormKind::Rms, weight: &self.w.norm, bias: None, eps };
-            self.isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((Gate::Silu, gate)) });
+            self.isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((kind, gate)) });
         }
     }
+}
+
+/// The first `n` rows of a block, one after the other.
+fn rows(block: &[f32], n: usize, width: usize) -> Rows<'_> {
+    Rows::new(block, n, width, width)
 }
 
 /// Some channels of what a projection gave.
@@ -242,9 +287,4 @@ fn convolve(
         state: RowsMut::new(state, spec.n_tap - 1, dim, dim),
         out: RowsMut::new(out, count, dim, dim),
     });
-}
-
-/// `ln(1 + e^x)`
-fn softplus(x: f32) -> f32 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }

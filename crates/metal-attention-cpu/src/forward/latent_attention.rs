@@ -17,7 +17,7 @@ pub(super) struct LatentScratch {
     /// Compressed queries, `[n_tokens, q_rank]`, before and after their norm.
     q_a: Vec<f32>,
     q_a_normed: Vec<f32>,
-    /// Queries, `[n_tokens, n_head, n_nope + n_rot]`.
+    /// Queries, `[n_tokens, n_head, n_nope + shared_dim]`.
     q: Vec<f32>,
     /// Of each head the part of the queries that is not rotated, or attention's result, `[n_head, n_tokens, ..]`.
     by_head: Vec<f32>,
@@ -43,7 +43,7 @@ impl Run<'_> {
         tokens: &[BatchToken],
     ) {
         let n_tokens = tokens.len();
-        let (n_head, n_nope, n_rot, rank) = (a.n_head, a.n_nope, a.rope.n_rot, a.kv_rank);
+        let (n_head, n_nope, n_rot, rank) = (a.n_head, a.n_nope, a.shared_dim, a.kv_rank);
         let (head_dim, key_dim) = (a.head_dim(), rank + n_rot);
         let all = || 0..n_tokens;
         let first = w.q_a.as_ref().map_or(&w.q, |(linear, _)| linear);
@@ -94,22 +94,26 @@ impl Run<'_> {
         self.by_heads(&w.k_b, n_tokens, rank);
         let s = &mut *self.s;
         resize(&mut s.q, n_tokens * n_head * key_dim);
-        let turns = &s.turns[self.weights.rotation_of[layer].expect("latent attention has a rotation")];
-        let half = n_rot / 2;
+        let turns = self.weights.rotation_of[layer].map(|i| &s.turns[i]);
+        let turn = |t: usize, head: &mut [f32]| {
+            if let (Some(rope), Some(turns)) = (&a.rope, turns) {
+                let half = n_rot / 2;
+                rope_apply(rope.layout, head, &turns.cos[t * half..][..half], &turns.sin[t * half..][..half]);
+            }
+        };
         for (t, token) in tokens.iter().enumerate() {
-            let (cos, sin) = (&turns.cos[t * half..][..half], &turns.sin[t * half..][..half]);
             let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(token.pos));
             for h in 0..n_head {
                 let q = &mut s.q[(t * n_head + h) * key_dim..][..key_dim];
                 q[..rank].copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * rank..][..rank]);
                 q[rank..].copy_from_slice(&s.latent.q[(t * n_head + h) * head_dim + n_nope..][..n_rot]);
-                rope_apply(a.rope.layout, &mut q[rank..], cos, sin);
+                turn(t, &mut q[rank..]);
                 super::scale_by(q, scale);
             }
             let k = &mut s.k[t * key_dim..][..key_dim];
             let compressed = k[..rank].to_vec();
             normalize_row(self.isa, NormKind::Rms, a.eps, &w.kv_a_norm, &compressed, &mut k[..rank]);
-            rope_apply(a.rope.layout, &mut k[rank..], cos, sin);
+            turn(t, &mut k[rank..]);
             let page = self.pages.page(cache.group, token.seq, token.pos);
             // SAFETY: each token has its own lane of the keys and its row of the values.
             self.isa.run(unsafe { StoreKeyValue::new(cache, page, 0, token.pos, k, &k[..rank]) });
@@ -129,7 +133,7 @@ impl Run<'_> {
         let attended = Attended {
             n_head,
             n_head_kv: 1,
-            key_dim: rank + a.rope.n_rot,
+            key_dim: rank + a.shared_dim,
             value_dim: rank,
             mask: Mask::Causal,
             soft_cap: None,

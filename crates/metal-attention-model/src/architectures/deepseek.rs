@@ -42,7 +42,8 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         kv_rank,
         n_nope: head_dim - n_rot,
         value_dim,
-        rope,
+        shared_dim: n_rot,
+        rope: Some(rope),
         scale: length * length / (head_dim as f32).sqrt(),
         eps,
         temperature,
@@ -56,7 +57,7 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 
 /// A decoder with this attention in every layer, and as many heads as the file says.
 fn of_latent_attention(k: &Keys<'_>, latent: &LatentAttentionSpec) -> Result<ModelSpec, ModelError> {
-    let longest = latent.head_dim().max(latent.value_dim).max(latent.kv_rank + latent.rope.n_rot);
+    let longest = latent.head_dim().max(latent.value_dim).max(latent.kv_rank + latent.shared_dim);
     let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let mixer = |n_head| {
         check_heads(k, n_head, longest)?;
@@ -79,7 +80,8 @@ pub(super) fn first_latent(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec
         kv_rank: k.positive("attention.kv_lora_rank")?,
         n_nope: head_dim - rope.n_rot,
         value_dim: k.opt_positive("attention.value_length")?.unwrap_or(default),
-        rope,
+        shared_dim: rope.n_rot,
+        rope: Some(rope),
         scale: 1.0 / (head_dim as f32).sqrt(),
         eps: k.norm(NormKind::Rms)?.eps,
         temperature: None,

@@ -10,7 +10,7 @@ use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
 use crate::keys::Keys;
 use crate::recurrent::Mamba2Spec;
 use crate::spec::{Mixer, NormKind, Residual};
-use crate::{Head, ModelError, ModelSpec, RopeFactors, RopeLayout};
+use crate::{Head, ModelError, ModelSpec, Rope, RopeFactors, RopeLayout};
 
 /// Granite, dense and with experts.
 pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
@@ -79,7 +79,7 @@ pub(super) fn minicpm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let n_ctx_orig = k.opt_positive("rope.scaling.original_context_length")?.unwrap_or(m.n_ctx_train);
     for layer in &mut m.layers {
         if let Mixer::LatentAttention(a) = &mut layer.mixer {
-            a.rope.factors = RopeFactors::ByContext { n_ctx_orig };
+            a.rope = a.rope.map(|rope| Rope { factors: RopeFactors::ByContext { n_ctx_orig }, ..rope });
         }
     }
     let (residual, logits) = (1.4 / (m.n_layer() as f32).sqrt(), 256.0 / m.n_embd as f32);

@@ -3,7 +3,7 @@
 /// The part that an architecture needs and the vocabulary lacks.
 #[rustfmt::skip]
 const MISSING: &[(&[&str], &str)] = &[
-    (&["kimi-linear", "kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
+    (&["kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
     (&["minimax-01"], "layers with a recurrent state (lightning attention)"),
     (&["t5"], "attention from one text to another"),
     (&["t5encoder"], "learned biases of distances"),

@@ -17,6 +17,7 @@ mod gpt_oss;
 mod granite;
 mod grok;
 mod hunyuan;
+mod kimi_linear;
 mod lfm;
 mod llama;
 mod mamba;
@@ -93,6 +94,7 @@ const ARCHITECTURES: &[(&str, Reader)] = &[
     ("jamba",          mamba::jamba),
     ("jina-bert-v2",   bert::jina_v2),
     ("jina-bert-v3",   bert::jina_v3),
+    ("kimi-linear",    kimi_linear::kimi_linear),
     ("lfm2",           lfm::lfm2),
     ("lfm2moe",        lfm::lfm2moe),
     ("llama",          llama::neighbours),

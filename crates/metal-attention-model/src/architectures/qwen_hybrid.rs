@@ -4,13 +4,13 @@
 use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
 use crate::feed_forward::RouterScore;
 use crate::keys::Keys;
-use crate::recurrent::{DeltaRuleSpec, KeySharing};
+use crate::recurrent::{DeltaGates, DeltaRuleSpec, KeySharing};
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Qwen 3.5 with dense feed-forwards.
 pub(super) fn qwen35(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    hybrid(k, KeySharing::InTurns, false)
+    hybrid(k, KeySharing::InTurns, DeltaGates::OfHeads { paired: false })
 }
 
 /// Qwen 3.5 with experts.
@@ -21,18 +21,18 @@ pub(super) fn qwen35moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 
 /// Qwen3-Next: its value heads read their key heads in groups.
 pub(super) fn qwen3next(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    let mut m = hybrid(k, KeySharing::Grouped, true)?;
+    let mut m = hybrid(k, KeySharing::Grouped, DeltaGates::OfHeads { paired: true })?;
     add_experts(k, &mut m).map(|()| m)
 }
 
 /// What they have in common.
-fn hybrid(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool) -> Result<ModelSpec, ModelError> {
+fn hybrid(k: &Keys<'_>, sharing: KeySharing, gates: DeltaGates) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let norm = k.norm(NormKind::Rms)?;
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let head_count_kv = k.per_layer_or_none("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
     let recurrent = recurrent_layers(k, n_layer)?;
-    let rule = Mixer::DeltaRule(delta_rule(k, sharing, paired_gates, norm.eps)?);
+    let rule = Mixer::DeltaRule(delta_rule(k, sharing, gates, norm.eps)?);
     let mixer = |i: usize| {
         if recurrent[i] {
             return Ok(rule.clone());
@@ -64,7 +64,7 @@ fn recurrent_layers(k: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, ModelErro
     Ok((0..n_layer).map(|i| !(i + 1).is_multiple_of(interval)).collect())
 }
 
-fn delta_rule(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool, eps: f32) -> Result<DeltaRuleSpec, ModelError> {
+fn delta_rule(k: &Keys<'_>, sharing: KeySharing, gates: DeltaGates, eps: f32) -> Result<DeltaRuleSpec, ModelError> {
     let (n_head_k, n_head_v) = (k.positive("ssm.group_count")?, k.positive("ssm.time_step_rank")?);
     let (key_dim, n_values) = (k.positive("ssm.state_size")?, k.positive("ssm.inner_size")?);
     let divides = n_head_v.is_multiple_of(n_head_k);
@@ -75,7 +75,7 @@ fn delta_rule(k: &Keys<'_>, sharing: KeySharing, paired_gates: bool, eps: f32) -
     let fits = plausible(n_head_k, key_dim) && plausible(n_values, key_dim);
     k.check("ssm.state_size", key_dim, fits, "a state this large is not plausible")?;
     let value_dim = n_values / n_head_v;
-    Ok(DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, sharing, paired_gates, eps })
+    Ok(DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, sharing, gates, eps })
 }
 
 /// Experts in every layer, beside one that all tokens go through by a gate.

@@ -1,4 +1,5 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) as Qwen 3.5 and Qwen3-Next have it.
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) as Qwen 3.5 and Qwen3-Next have it, and that of Kimi Linear
+//! (Kimi Delta Attention, arXiv 2510.26692), whose channels decay each by itself.
 
 use crate::Linear;
 use crate::tensors::{Need, Source};
@@ -22,11 +23,27 @@ pub struct DeltaRuleSpec {
     pub n_tap: usize,
     /// Which value heads read which key head.
     pub sharing: KeySharing,
-    /// Whether files have the matrices of `beta` and of the decay in one, `ssm_ba`: of each key head the rows of its value
-    /// heads for `beta`, then those for the decay.
-    pub paired_gates: bool,
+    /// What the gates come of.
+    pub gates: DeltaGates,
     /// Epsilon of the norms.
     pub eps: f32,
+}
+
+/// What the gates of a delta rule come of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaGates {
+    /// A decay for each value head; decay and the result's gate are one product of the input each.
+    OfHeads {
+        /// Whether files have the matrices of `beta` and of the decay in one, `ssm_ba`: of each key head the rows of its value
+        /// heads for `beta`, then those for the decay.
+        paired: bool,
+    },
+    /// A decay for each channel of a key: `S = Diag(decay) S` in the place of `decay S`. Decay and the result's gate come of
+    /// two products, `W_b (W_a x)`, and the gate is `sigmoid(gate)`.
+    OfChannels {
+        /// Width between the two products.
+        rank: usize,
+    },
 }
 
 /// Which value heads read which key head.
@@ -67,6 +84,14 @@ impl DeltaRuleSpec {
         }
     }
 
+    /// Decays of a token: of each value head, or of each channel that one reads keys from.
+    pub fn n_decays(&self) -> usize {
+        match self.gates {
+            DeltaGates::OfHeads { paired: _ } => self.n_head_v,
+            DeltaGates::OfChannels { rank: _ } => self.n_head_v * self.key_dim,
+        }
+    }
+
     /// Elements of the state: the last `n_tap - 1` inputs of the convolution, and a matrix for each value head.
     pub fn state_elements(&self) -> usize {
         (self.n_tap - 1) * self.n_channels() + self.n_head_v * self.key_dim * self.value_dim
@@ -82,15 +107,17 @@ pub struct DeltaRuleWeights<L = Linear> {
     pub k: L,
     /// Values, `[n_values, n_embd]`.
     pub v: L,
-    /// The gate of the result, `[n_values, n_embd]`.
-    pub gate: L,
     /// What `beta` comes of, `[n_head_v, n_embd]`.
     pub beta: L,
-    /// What the decay comes of, `[n_head_v, n_embd]`.
+    /// What decay and gate have before them, `[rank, n_embd]` each, where they come of two products.
+    pub before: Option<[L; 2]>,
+    /// What the decay comes of, `[n_decays, n_embd or rank]`.
     pub decay: L,
+    /// The gate of the result, `[n_values, n_embd or rank]`.
+    pub gate: L,
     /// Factors of each channel, those of the oldest token first, `[n_tap, n_channels]`.
     pub taps: Vec<f32>,
-    /// Added to what the decay comes of, `[n_head_v]`.
+    /// Added to what the decay comes of, `[n_decays]`.
     pub dt_bias: Vec<f32>,
     /// How fast the state decays, `[n_head_v]`: below 0.
     pub a: Vec<f32>,
@@ -106,9 +133,13 @@ impl<L> DeltaRuleWeights<L> {
             q: f(&self.q)?,
             k: f(&self.k)?,
             v: f(&self.v)?,
-            gate: f(&self.gate)?,
             beta: f(&self.beta)?,
+            before: match &self.before {
+                Some([decay, gate]) => Some([f(decay)?, f(gate)?]),
+                None => None,
+            },
             decay: f(&self.decay)?,
+            gate: f(&self.gate)?,
             taps: self.taps.clone(),
             dt_bias: self.dt_bias.clone(),
             a: self.a.clone(),
@@ -125,9 +156,22 @@ pub(crate) fn build<S: Source>(
     p: &str,
     n_embd: usize,
 ) -> Result<DeltaRuleWeights<S::Linear>, S::Error> {
-    let (n_keys, n_values, n_head_v) = (spec.n_keys(), spec.n_values(), spec.n_head_v);
+    match spec.gates {
+        DeltaGates::OfHeads { paired } => build_with_heads(source, spec, p, n_embd, paired),
+        DeltaGates::OfChannels { rank } => build_with_channels(source, spec, p, n_embd, rank),
+    }
+}
+
+fn build_with_heads<S: Source>(
+    source: &mut S,
+    spec: &DeltaRuleSpec,
+    p: &str,
+    n_embd: usize,
+    paired: bool,
+) -> Result<DeltaRuleWeights<S::Linear>, S::Error> {
+    let (n_values, n_head_v) = (spec.n_values(), spec.n_head_v);
     let [q, k, v, gate] = inputs(source, spec, p, n_embd)?;
-    let [beta, decay] = if spec.paired_gates {
+    let [beta, decay] = if paired {
         // The row of a value head's beta; that of its decay comes as many rows later as value heads share the key head.
         let n = spec.n_shared();
         let row = move |head: usize| head / n * 2 * n + head % n;
@@ -137,22 +181,52 @@ pub(crate) fn build<S: Source>(
         let mut of = |name: &str| source.required(&format!("{p}{name}"), [n_embd, n_head_v], Need::None);
         [of("ssm_beta")?, of("ssm_alpha")?]
     };
-    let (n_tap, n_channels) = (spec.n_tap, 2 * n_keys + n_values);
-    let of_channels = source.channels(&format!("{p}ssm_conv1d.weight"), n_tap, n_channels)?;
+    let of_channels = source.channels(&format!("{p}ssm_conv1d.weight"), spec.n_tap, spec.n_channels())?;
     let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
     Ok(DeltaRuleWeights {
         q,
         k,
         v,
-        gate,
         beta,
+        before: None,
         decay,
-        taps: (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect(),
+        gate,
+        taps: turned(&of_channels, spec.n_tap),
         dt_bias: vector("ssm_dt.bias", n_head_v)?,
         a: vector("ssm_a", n_head_v)?,
         norm: vector("ssm_norm.weight", spec.value_dim)?,
         out: source.required(&format!("{p}ssm_out"), [n_values, n_embd], Need::None)?,
     })
+}
+
+fn build_with_channels<S: Source>(
+    source: &mut S,
+    spec: &DeltaRuleSpec,
+    p: &str,
+    n_embd: usize,
+    rank: usize,
+) -> Result<DeltaRuleWeights<S::Linear>, S::Error> {
+    let (n_keys, n_values, n_head_v, n_tap) = (spec.n_keys(), spec.n_values(), spec.n_head_v, spec.n_tap);
+    let parts = [("attn_q", n_keys), ("attn_k", n_keys), ("attn_v", n_values)];
+    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Need::None, false)?;
+    let mut of_channels = Vec::new();
+    for (name, n) in [("q", n_keys), ("k", n_keys), ("v", n_values)] {
+        of_channels.extend(source.single_channels(&format!("{p}ssm_conv1d_{name}.weight"), n_tap, n)?);
+    }
+    let mut matrix = |name: &str, shape| source.required(&format!("{p}{name}"), shape, Need::None);
+    let (beta, out) = (matrix("ssm_beta", [n_embd, n_head_v])?, matrix("attn_output", [n_values, n_embd])?);
+    let before = [matrix("ssm_f_a", [n_embd, rank])?, matrix("ssm_g_a", [n_embd, rank])?];
+    let (decay, gate) = (matrix("ssm_f_b", [rank, spec.n_decays()])?, matrix("ssm_g_b", [rank, n_values])?);
+    let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
+    let (dt_bias, norm) = (vector("ssm_dt.bias", spec.n_decays())?, vector("ssm_norm.weight", spec.value_dim)?);
+    let a = source.channels(&format!("{p}ssm_a"), 1, n_head_v)?;
+    let taps = turned(&of_channels, n_tap);
+    Ok(DeltaRuleWeights { q, k, v, beta, before: Some(before), decay, gate, taps, dt_bias, a, norm, out })
+}
+
+/// `[n_tap, channels]` of `[channels, n_tap]`.
+fn turned(of_channels: &[f32], n_tap: usize) -> Vec<f32> {
+    (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect()
 }
 
 /// Queries, keys, values and gate: in `attn_qkv` and `attn_gate`, or, in older files of models with grouped heads, in one

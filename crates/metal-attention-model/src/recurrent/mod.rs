@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use crate::{LayerSpec, ModelSpec};
 pub use channel_mix::{ChannelMixSpec, ChannelMixWeights};
-pub use delta_rule::{DeltaRuleSpec, DeltaRuleWeights, KeySharing};
+pub use delta_rule::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};
 pub use low_rank::LowRankWeights;
 pub use mamba::{MambaDecay, MambaNorms, MambaSpec, MambaWeights, Selection};
 pub use mamba2::{Mamba2Spec, Mamba2Weights};

@@ -40,9 +40,14 @@ impl RwkvWidths {
     pub(super) fn rwkv7(&mut self, of: &Rwkv7Spec, low_rank: &LowRankShape) {
         self.widen(of.width, of.n_mix());
         self.heads = self.heads.max(of.width);
-        self.small = self.small.max(low_rank.n_in());
-        self.large = self.large.max(low_rank.n_out());
+        self.low_rank(low_rank);
         self.first_value = self.first_value.max(of.width);
+    }
+
+    /// Room for low-rank products, also of others.
+    pub(super) fn low_rank(&mut self, of: &LowRankShape) {
+        self.small = self.small.max(of.n_in());
+        self.large = self.large.max(of.n_out());
     }
 
     /// Room for a channel mix.

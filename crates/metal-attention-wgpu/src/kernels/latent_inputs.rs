@@ -16,12 +16,12 @@ const MAX_KEY_DIM: usize = 1024;
 pub struct LatentShape {
     /// Query heads.
     pub n_head: usize,
-    /// Elements of a query head that are not rotated.
+    /// Elements of a query head that are compared with the compressed row.
     pub n_nope: usize,
-    /// Elements that are: of queries, and of the key that all heads share.
-    pub n_rot: usize,
-    /// Which of them pair up.
-    pub layout: RopeLayout,
+    /// The other ones, and as many of the key that all heads share.
+    pub shared_dim: usize,
+    /// Which of these pair up to be rotated; none where positions do not enter.
+    pub layout: Option<RopeLayout>,
     /// Elements of a compressed row.
     pub rank: usize,
     /// Epsilon of its RMSNorm.
@@ -42,8 +42,9 @@ impl LatentShape {
                 ("n_head", self.n_head.into()),
                 ("n_head_kv", 1_usize.into()),
                 ("n_nope", self.n_nope.into()),
-                ("n_rot", self.n_rot.into()),
-                ("halves", (self.layout == RopeLayout::Halves).into()),
+                ("n_rot", self.shared_dim.into()),
+                ("turned", self.layout.is_some().into()),
+                ("halves", (self.layout == Some(RopeLayout::Halves)).into()),
                 ("rank", self.rank.into()),
                 ("eps", self.eps.into()),
                 ("n_ctx", self.n_ctx.into()),
@@ -64,38 +65,39 @@ pub struct LatentBuffers<'a> {
     pub kv: &'a wgpu::Buffer,
     /// F32 `[rank]`: weight of the row's norm.
     pub norm: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, n_head, rank + n_rot]`: what is compared with cached keys, of which the last `n_rot` are written.
+    /// F32 `[n_tokens, n_head, rank + n_rot]`: what is compared with cached keys, of which the last `shared_dim` are written.
     pub queries: &'a wgpu::Buffer,
     /// Cached keys, `[n_pages, 1, PAGE, padded rank + n_rot]`.
     pub keys: &'a dyn Bind,
     /// Cached values, `[n_pages, 1, PAGE, padded rank]`.
     pub values: &'a dyn Bind,
-    /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle.
+    /// F32 `[n_ctx, shared_dim / 2, 2]`: cosine and sine of each angle, where there are any.
     pub rope: &'a wgpu::Buffer,
     /// The batch, with the pages of its sequences.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Rotates the end of every query into `queries`, and appends the normalised row with the rotated key to the cache: as key
+/// Puts the end of every query, rotated, into `queries`, and appends the normalised row with the rotated key to the cache: as key
 /// all of it, as value the row.
 pub fn latent_inputs(gpu: &GpuDevice, of: &LatentShape, b: &LatentBuffers<'_>) -> Result<Dispatch, GpuError> {
-    let key_dim = of.rank + of.n_rot;
-    if key_dim > MAX_KEY_DIM || of.rank == 0 || of.n_rot == 0 || !of.n_rot.is_multiple_of(2) {
-        let why = format!("rows of {} elements, {} of them rotated, of {MAX_KEY_DIM} at most", key_dim, of.n_rot);
+    let (key_dim, shared_dim) = (of.rank + of.shared_dim, of.shared_dim);
+    let pairs = of.layout.is_none() || shared_dim.is_multiple_of(2);
+    if key_dim > MAX_KEY_DIM || of.rank == 0 || shared_dim == 0 || !pairs {
+        let why = format!("rows of {key_dim} elements, {shared_dim} of them shared, of {MAX_KEY_DIM} at most");
         return Err(GpuError::Mismatch { what: "latent attention".into(), why });
     }
     let row = |n: usize| Reach::Tokens(4 * n as u64);
     let page = |n: usize| Reach::Fixed((PAGE * n.next_multiple_of(4) * of.cache.bytes()) as u64);
-    let buffers: [(&dyn Bind, Reach); 8] = [
-        (b.q, row(of.n_head * (of.n_nope + of.n_rot))),
+    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
+        (b.q, row(of.n_head * (of.n_nope + shared_dim))),
         (b.kv, row(key_dim)),
         (b.norm, Reach::floats(of.rank)),
         (b.queries, row(of.n_head * key_dim)),
         (b.keys, page(key_dim)),
         (b.values, page(of.rank)),
-        (b.rope, Reach::floats(of.n_ctx * of.n_rot)),
         (b.batch, Reach::Batch),
     ];
+    buffers.extend(of.layout.map(|_| (b.rope as &dyn Bind, Reach::floats(of.n_ctx * shared_dim))));
     let grid = [Extent::Fixed(of.n_head as u32 + 1), Extent::Tokens(1), Extent::Fixed(1)];
     Dispatch::new(gpu, &of.key(), &buffers, grid)
 }
@@ -108,8 +110,8 @@ pub fn latent_inputs_twin(
     norm: &[f32],
     angles: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
-    let turned = |x: &[f32]| super::rope::rope_twin(of.layout, x, angles);
-    let ends = q.chunks_exact(of.n_nope + of.n_rot).flat_map(|head| turned(&head[of.n_nope..])).collect();
+    let turned = |x: &[f32]| of.layout.map_or(x.to_vec(), |layout| super::rope::rope_twin(layout, x, angles));
+    let ends = q.chunks_exact(of.n_nope + of.shared_dim).flat_map(|head| turned(&head[of.n_nope..])).collect();
     let (row, key) = kv.split_at(of.rank);
     let mut cached = super::rmsnorm::rmsnorm_twin(row, norm, of.eps);
     cached.extend(turned(key));
@@ -120,13 +122,13 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
     let of = LatentShape {
         n_head: 16,
         n_nope: 128,
-        n_rot: 64,
-        layout: RopeLayout::Interleaved,
+        shared_dim: 64,
+        layout: Some(RopeLayout::Interleaved),
         rank: 512,
         eps: 1e-6,
         n_ctx: 2048,
         group: 0,
         cache: CacheType::F16,
     };
-    vec![of.key()]
+    vec![of.key(), LatentShape { layout: None, ..of }.key().named("latent_inputs_unturned")]
 }

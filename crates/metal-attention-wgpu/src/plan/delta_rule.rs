@@ -1,37 +1,52 @@
-//! The gated delta rule (Qwen 3.5, Qwen3-Next), whose recurrent state is a matrix for each head and the last inputs of a
-//! convolution.
+//! The gated delta rule (Qwen 3.5, Qwen3-Next; Kimi Linear), whose recurrent state is a matrix for each head and the last inputs
+//! of a convolution.
 
-use metal_attention_model::{DeltaRuleSpec, KeySharing, NormKind};
+use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
 
 use super::{Input, PlanBuilder, Product};
 use crate::kernels::{
     self, ConvolutionBuffers, ConvolutionShape, Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
-    DeltaRuleStepBuffers, GroupNormBuffers, GroupNormShape, KeyHeads, MatvecOutput, OutputGate, RowsAt, StatesAt,
+    DeltaRuleStepBuffers, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankShape, MatvecOutput, OutputGate, RowsAt,
+    Squash, StatesAt,
 };
-use crate::weights::{GpuDeltaRule, GpuMixer};
+use crate::weights::{GpuDeltaRule, GpuLowRank, GpuMixer};
 use crate::{Dispatch, Extent, GpuError};
-
-/// What the gate of a result goes through.
-const GATE: OutputGate = OutputGate::Silu;
 
 /// Where what the projections give lies.
 struct Projected<'a> {
-    /// Inputs of the convolution: queries, keys, values.
+    /// Inputs of the convolution, in `qkv`: queries, keys, values.
     channels: RowsAt,
     /// Gates of the results.
-    gate: RowsAt,
-    /// What `beta` comes of, and what the decay comes of.
-    beta: RowsAt,
-    decay: RowsAt,
-    /// The buffer of the last two; the others are in `qkv`.
-    gates: &'a Buffer,
+    gate: (&'a Buffer, RowsAt),
+    /// What `beta` comes of.
+    beta: (&'a Buffer, RowsAt),
+    /// What the decay comes of.
+    decay: (&'a Buffer, RowsAt),
+}
+
+/// The low-rank products of decay and gate, in this order; `None` where they are none.
+pub(crate) fn low_rank_of_delta_rule(of: &DeltaRuleSpec) -> Option<LowRankShape> {
+    match of.gates {
+        DeltaGates::OfHeads { paired: _ } => None,
+        DeltaGates::OfChannels { rank } => {
+            Some(LowRankShape { width: of.n_values(), parts: vec![(rank, Squash::AsItIs); 2] })
+        }
+    }
+}
+
+/// What the gate of a result goes through.
+fn gate_kind(of: &DeltaRuleSpec) -> OutputGate {
+    match of.gates {
+        DeltaGates::OfHeads { paired: _ } => OutputGate::Silu,
+        DeltaGates::OfChannels { rank: _ } => OutputGate::Sigmoid,
+    }
 }
 
 impl PlanBuilder<'_> {
     /// Whether layer `i` has a delta rule whose gates are projected apart.
     pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
-        matches!(&self.weights.layers[i].mixer, GpuMixer::DeltaRule(w) if w.gates.is_some())
+        matches!(&self.weights.layers[i].mixer, GpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
     /// The gated delta rule of layer `i`, up to the row that the output matrix multiplies.
@@ -48,6 +63,10 @@ impl PlanBuilder<'_> {
         if let Some(gates) = &w.gates {
             self.product_of(d, input, Product::new(gates, MatvecOutput::Store, &s.x, &s.kv_a))?;
         }
+        if let Some((GpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
+            self.product_of(d, input, Product::new(down, MatvecOutput::Store, &s.x, &s.rwkv.small))?;
+            self.expand(d, &low_rank, up, &s.rwkv.large)?;
+        }
         let projected = self.projected(spec, w);
         if self.decodes()
             && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
@@ -59,18 +78,28 @@ impl PlanBuilder<'_> {
     }
 
     fn projected(&self, spec: &DeltaRuleSpec, w: &GpuDeltaRule) -> Projected<'_> {
-        let (n_channels, n_head) = (spec.n_channels(), spec.n_head_v);
-        let n = n_channels + spec.n_values();
+        let (s, n_channels, n_head) = (self.s, spec.n_channels(), spec.n_head_v);
+        let low_rank = low_rank_of_delta_rule(spec);
+        // Rows of `qkv` have the gate and, unless they lie apart, what `beta` and the decay come of.
+        let (n, n_gates) = match low_rank {
+            None => (n_channels + spec.n_values(), 2 * n_head),
+            Some(_) => (n_channels, n_head),
+        };
         let apart = w.gates.is_some();
-        let stride = if apart { n } else { n + 2 * n_head };
-        let (gates, stride_of_gates, first) =
-            if apart { (&self.s.kv_a, 2 * n_head, 0) } else { (&self.s.qkv, stride, n) };
+        let stride = if apart { n } else { n + n_gates };
+        let (gates, stride_of_gates, first) = if apart { (&s.kv_a, n_gates, 0) } else { (&s.qkv, stride, n) };
+        let (decay, gate) = match &low_rank {
+            None => {
+                let decay = RowsAt { stride: stride_of_gates, at: first + n_head };
+                ((gates, decay), (&s.qkv, RowsAt { stride, at: n_channels }))
+            }
+            Some(low_rank) => ((&s.rwkv.large, low_rank.result(0)), (&s.rwkv.large, low_rank.result(1))),
+        };
         Projected {
             channels: RowsAt { stride, at: 0 },
-            gate: RowsAt { stride, at: n_channels },
-            beta: RowsAt { stride: stride_of_gates, at: first },
-            decay: RowsAt { stride: stride_of_gates, at: first + n_head },
-            gates,
+            gate,
+            beta: (gates, RowsAt { stride: stride_of_gates, at: first }),
+            decay,
         }
     }
 
@@ -89,12 +118,12 @@ impl PlanBuilder<'_> {
             bias: false,
             convolution_at: of.state_elements(),
             norm_eps: spec.eps,
-            gate_kind: GATE,
-            gate: projected.gate,
+            gate_kind: gate_kind(spec),
+            gate: projected.gate.1,
         };
         let buffers = self.delta_rule_buffers(i, w, projected, &s.qkv, &s.att);
-        let with =
-            DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate: &s.qkv, norm_weight: &w.norm, tickets: &s.tickets };
+        let (gate, _) = projected.gate;
+        let with = DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate, norm_weight: &w.norm, tickets: &s.tickets };
         kernels::delta_rule_step(self.gpu, &of, &step, &buffers, &with, Extent::Runs)
     }
 
@@ -132,10 +161,11 @@ impl PlanBuilder<'_> {
             of_groups: false,
             bias: false,
             x: of.out,
-            gate: Some((GATE, projected.gate)),
+            gate: Some((gate_kind(spec), projected.gate.1)),
             out: of.out,
         };
-        let buffers = GroupNormBuffers { x: &s.values, weight: &w.norm, bias: None, gate: Some(&s.qkv), out: &s.att };
+        let buffers =
+            GroupNormBuffers { x: &s.values, weight: &w.norm, bias: None, gate: Some(projected.gate.0), out: &s.att };
         d.push(kernels::group_norm(gpu, &norm, &buffers)?);
         Ok(())
     }
@@ -151,12 +181,15 @@ impl PlanBuilder<'_> {
             },
             key_dim: spec.key_dim,
             value_dim: spec.value_dim,
-            decay_of: Decay::OfHeads,
+            decay_of: match spec.gates {
+                DeltaGates::OfHeads { paired: _ } => Decay::OfHeads,
+                DeltaGates::OfChannels { rank: _ } => Decay::OfChannels,
+            },
             l2_eps: Some(spec.eps),
             scale: 1.0 / (spec.key_dim as f32).sqrt(),
             x,
-            decay: projected.decay,
-            beta: projected.beta,
+            decay: projected.decay.1,
+            beta: projected.beta.1,
             out: RowsAt::whole(spec.n_values()),
             states: StatesAt { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
         }
@@ -172,8 +205,8 @@ impl PlanBuilder<'_> {
     ) -> DeltaRuleBuffers<'b> {
         DeltaRuleBuffers {
             x,
-            decay: projected.gates,
-            beta: projected.gates,
+            decay: projected.decay.0,
+            beta: projected.beta.0,
             a: &w.a,
             decay_bias: &w.dt_bias,
             states: self.states.of_layer(i),

@@ -223,7 +223,13 @@ impl PlanBuilder<'_> {
     }
 
     /// What comes of `small` through second matrices of low-rank products.
-    fn expand(&self, d: &mut Vec<Dispatch>, of: &LowRankShape, up: &Buffer, y: &Buffer) -> Result<(), GpuError> {
+    pub(super) fn expand(
+        &self,
+        d: &mut Vec<Dispatch>,
+        of: &LowRankShape,
+        up: &Buffer,
+        y: &Buffer,
+    ) -> Result<(), GpuError> {
         let one = self.kind == BatchKind::One;
         d.push(kernels::low_rank(self.gpu, of, one, &self.s.rwkv.small, up, y, self.batch)?);
         Ok(())

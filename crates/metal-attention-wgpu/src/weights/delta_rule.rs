@@ -3,20 +3,24 @@
 use metal_attention_model::DeltaRuleWeights;
 use wgpu::Buffer;
 
+use super::rwkv::turned;
 use super::{GpuLinear, concat};
 use crate::{Arena, GpuDevice, GpuError};
 
 /// Weights of a gated delta rule.
 #[derive(Debug)]
 pub(crate) struct GpuDeltaRule {
-    /// Queries, keys, values and the gate of the result, one below the other; then what `beta` and the decay come of, unless
-    /// [`gates`](Self::gates) has them.
+    /// Queries, keys and values, then, where [`low_rank`](Self::low_rank) has none, the gate of the result, one below the other;
+    /// then what `beta` and the decay come of, unless others have them.
     pub(crate) inputs: GpuLinear,
-    /// What `beta` and the decay come of, where files have them in another type: matrix units may not take that.
+    /// What `beta` and, without low-rank products, the decay come of, where files have them in another type: matrix units may
+    /// not take that.
     pub(crate) gates: Option<GpuLinear>,
+    /// What decay and gate come of, where they are low-rank products.
+    pub(crate) low_rank: Option<GpuLowRank>,
     /// F32 `[n_tap, n_channels]`, the oldest token's first.
     pub(crate) taps: Buffer,
-    /// F32 `[n_head_v]`
+    /// F32 `[n_decays]`
     pub(crate) dt_bias: Buffer,
     /// F32 `[n_head_v]`
     pub(crate) a: Buffer,
@@ -25,19 +29,43 @@ pub(crate) struct GpuDeltaRule {
     pub(crate) out: GpuLinear,
 }
 
+/// Two low-rank products, of the decay and of the gate.
+#[derive(Debug)]
+pub(crate) struct GpuLowRank {
+    /// The first matrices, one below the other.
+    pub(crate) down: GpuLinear,
+    /// The second ones, a row for each row of the first, F32 `[2 rank, n_values]`.
+    pub(crate) up: Buffer,
+}
+
 impl GpuDeltaRule {
     pub(super) fn new(gpu: &GpuDevice, w: &DeltaRuleWeights, arena: &mut Arena) -> Result<Self, GpuError> {
-        let ty = w.gate.weight.ty();
-        let together = w.beta.weight.ty() == ty && w.decay.weight.ty() == ty;
-        let mut inputs = vec![&w.q, &w.k, &w.v, &w.gate];
+        let mut inputs = vec![&w.q, &w.k, &w.v];
+        let gates = match &w.before {
+            None => {
+                inputs.push(&w.gate);
+                vec![&w.beta, &w.decay]
+            }
+            Some(_) => vec![&w.beta],
+        };
+        let ty = inputs[inputs.len() - 1].weight.ty();
+        let together = gates.iter().all(|gate| gate.weight.ty() == ty);
         if together {
-            inputs.extend([&w.beta, &w.decay]);
+            inputs.extend(&gates);
         }
         let inputs = concat(gpu, "the inputs of a delta rule", &inputs, arena)?;
-        let gates = (!together).then(|| concat(gpu, "the gates of a delta rule", &[&w.beta, &w.decay], arena));
+        let gates = (!together).then(|| concat(gpu, "the gates of a delta rule", &gates, arena)).transpose()?;
+        let low_rank = match &w.before {
+            None => None,
+            Some([decay, gate]) => Some(GpuLowRank {
+                down: concat(gpu, "the low-rank matrices", &[decay, gate], arena)?,
+                up: gpu.upload("the low-rank matrices", &turned(&[&w.decay, &w.gate]))?,
+            }),
+        };
         Ok(Self {
             inputs,
-            gates: gates.transpose()?,
+            gates,
+            low_rank,
             taps: gpu.upload("the taps of a convolution", &w.taps)?,
             dt_bias: gpu.upload("the bias of a decay", &w.dt_bias)?,
             a: gpu.upload("the rates of a decay", &w.a)?,

@@ -126,7 +126,7 @@ impl GpuChannelMix {
 }
 
 /// Columns of the matrices as rows, those of one matrix after those of the other: `[n_in, n_out]` each.
-fn turned(matrices: &[&Linear]) -> Vec<f32> {
+pub(super) fn turned(matrices: &[&Linear]) -> Vec<f32> {
     let mut rows = Vec::new();
     for linear in matrices {
         let (n_in, values) = (linear.weight.row_len(), linear.weight.to_f32());

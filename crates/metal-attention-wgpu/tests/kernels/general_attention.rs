@@ -245,11 +245,17 @@ fn attention_inputs_match_their_twin() {
 #[test]
 fn latent_inputs_match_their_twin() {
     for gpu in variants() {
-        for (rank, n_rot, n_nope, cache) in
-            [(24, 8, 16, CacheType::F32), (30, 6, 5, CacheType::F32), (512, 64, 128, CacheType::F16)]
-        {
-            let (n_head, layout) = (3, RopeLayout::Halves);
-            let of = LatentShape { n_head, n_nope, n_rot, layout, rank, eps: 1e-3, n_ctx: N_CTX, group: GROUP, cache };
+        let halves = Some(RopeLayout::Halves);
+        for (rank, n_rot, n_nope, layout, cache) in [
+            (24, 8, 16, halves, CacheType::F32),
+            (30, 6, 5, halves, CacheType::F32),
+            (512, 64, 128, halves, CacheType::F16),
+            (24, 8, 16, None, CacheType::F32),
+            (512, 64, 128, None, CacheType::F16),
+        ] {
+            let (n_head, shared_dim) = (3, n_rot);
+            let of =
+                LatentShape { n_head, n_nope, shared_dim, layout, rank, eps: 1e-3, n_ctx: N_CTX, group: GROUP, cache };
             let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
             let n = tokens.len();
             let (table, pages) = (angles(n_rot), shuffled_pages(2, N_CTX));

@@ -109,7 +109,7 @@ impl Work {
             };
             let attended = match (layer.mixer.attention(), layer.mixer.latent_attention()) {
                 (Some(a), _) => of_attention(a.mask, 2 * a.n_head * a.head_dim),
-                (None, Some(a)) => of_attention(Mask::Causal, a.n_head * (2 * a.kv_rank + a.rope.n_rot)),
+                (None, Some(a)) => of_attention(Mask::Causal, a.n_head * (2 * a.kv_rank + a.shared_dim)),
                 (None, None) => 0,
             };
             // Of a state every element decays, is read and is added to.

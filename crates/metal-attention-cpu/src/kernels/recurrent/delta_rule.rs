@@ -1,10 +1,13 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) of one head.
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) of one head, and the one whose channels decay each by itself (Kimi
+//! Delta Attention, arXiv 2510.26692, equation 1).
 //!
 //! With key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta` of each token:
 //!
 //! `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`
+//!
+//! where `g` is one number, or one of each channel of the key: `Diag(g) S`.
 
-use super::vectors::{StateRows, dot};
+use super::vectors::{Decay, StateRows, dot};
 use super::{Head, Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
@@ -17,7 +20,7 @@ pub(crate) struct DeltaRule<'a> {
     pub(crate) k: Rows<'a>,
     /// `[n_tokens, value_dim]`
     pub(crate) v: Rows<'a>,
-    /// `[n_tokens, 1]`, in 0..=1
+    /// `[n_tokens, 1]`, or `[n_tokens, key_dim]`, in 0..=1
     pub(crate) decay: Rows<'a>,
     /// `[n_tokens, 1]`, in 0..=1
     pub(crate) beta: Rows<'a>,
@@ -45,7 +48,8 @@ impl Head for DeltaRule<'_> {
         let (n_tokens, key_dim, value_dim) = (self.v.count, self.k.width, self.v.width);
         assert_eq!((self.q.count, self.q.width), (n_tokens, key_dim), "the queries");
         assert_eq!(self.k.count, n_tokens, "the keys");
-        assert_eq!((self.decay.count, self.decay.width), (n_tokens, 1), "the decays");
+        let of_channels = self.decay.width == key_dim;
+        assert!(self.decay.count == n_tokens && (of_channels || self.decay.width == 1), "the decays");
         assert_eq!((self.beta.count, self.beta.width), (n_tokens, 1), "the writing strengths");
         assert_eq!((self.state.count, self.state.width), (key_dim, value_dim), "the state");
         let before = self.before.is_none_or(|before| (before.count, before.width) == (key_dim, value_dim));
@@ -57,22 +61,24 @@ impl Head for DeltaRule<'_> {
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.v.width - column;
         let (q, k) = (self.q.row(token), self.k.row(token));
-        let (decay, beta) = (self.decay.row(token)[0], self.beta.row(token)[0]);
+        let (decay, beta) = (self.decay.row(token), self.beta.row(token)[0]);
+        let of_rows = (decay.len() > 1).then_some(decay);
         // SAFETY: rows and columns that there are.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
-            let mut u = dot::<S, V, PART>(k, rows.before, rows.before_stride, n);
-            let (decays, beta) = (S::f_splat(decay), S::f_splat(beta));
+            let mut u = dot::<S, V, PART>(k, of_rows, rows.before, rows.before_stride, n);
+            let decay = Decay::<S> { all: S::f_splat(decay[0]), of_rows };
             for v in 0..V {
+                let known = if of_rows.is_some() { u[v] } else { S::f_mul(decay.all, u[v]) };
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
-                u[v] = S::f_mul(beta, S::f_sub(value, S::f_mul(decays, u[v])));
+                u[v] = S::f_mul(S::f_splat(beta), S::f_sub(value, known));
             }
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];
             if !PART && self.n_tokens() == 1 && rows.can_stream() {
-                rows.step::<S, V, PART, true>(decays, k, q, &u, &mut even, &mut odd, n);
+                rows.step::<S, V, PART, true>(decay, k, q, &u, &mut even, &mut odd, n);
             } else {
-                rows.step::<S, V, PART, false>(decays, k, q, &u, &mut even, &mut odd, n);
+                rows.step::<S, V, PART, false>(decay, k, q, &u, &mut even, &mut odd, n);
             }
             for v in 0..V {
                 let out = self.out.at(token).add(column + v * LANES);

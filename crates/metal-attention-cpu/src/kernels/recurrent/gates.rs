@@ -32,6 +32,43 @@ impl Kernel for Softplus<'_> {
     }
 }
 
+/// `x[i] = exp(a ln(1 + exp(x[i] + bias[i])))`, a row: what a decay of `a` below 0 leaves after steps of these lengths.
+pub(crate) struct Decays<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) bias: &'a [f32],
+    pub(crate) a: f32,
+}
+
+impl Kernel for Decays<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { x, bias, a } = self;
+        assert_eq!(x.len(), bias.len(), "rows of one length");
+        let whole = x.len() / LANES * LANES;
+        let n = x.len() - whole;
+        let (x, bias) = (x.as_mut_ptr(), bias.as_ptr());
+        // SAFETY: vectors lie inside the slices.
+        unsafe {
+            for i in (0..whole).step_by(LANES) {
+                decays::<S, false>(x.add(i), bias.add(i), a, LANES);
+            }
+            if n > 0 {
+                decays::<S, true>(x.add(whole), bias.add(whole), a, n);
+            }
+        }
+    }
+}
+
+/// 16 elements, or `n` where `PART`.
+#[inline(always)]
+unsafe fn decays<S: Simd, const PART: bool>(x: *mut f32, bias: *const f32, a: f32, n: usize) {
+    // SAFETY: the caller vouches for the instruction set, and that the elements are there.
+    unsafe {
+        let sum = S::f_add(load::<S, PART>(x, n), load::<S, PART>(bias, n));
+        store::<S, PART>(x, exp::<S>(S::f_mul(S::f_splat(a), softplus::<S>(sum))), n);
+    }
+}
+
 /// `ln(1 + e^x)` within a few last bits, also where it is next to nothing: `max(x, 0) + ln(1 + y)`, `y = e^-|x|`, and
 /// `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y)`, at most a third, as a series.
 #[inline(always)]

@@ -4,7 +4,7 @@
 //!
 //! `S = exp(dt A) S + dt B^T x; out = C S + D x`
 
-use super::vectors::StateRows;
+use super::vectors::{Decay, StateRows};
 use super::{Head, Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
@@ -68,7 +68,8 @@ impl Head for Mamba2<'_> {
         // SAFETY: rows and columns that there are.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
-            let (decay, dt) = (S::f_splat(self.decay(token)), S::f_splat(self.dt.row(token)[0]));
+            let decay = Decay::<S> { all: S::f_splat(self.decay(token)), of_rows: None };
+            let dt = S::f_splat(self.dt.row(token)[0]);
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];
             let mut x = [S::f_splat(0.0); V];

@@ -88,7 +88,7 @@ impl Head for Rwkv7<'_> {
         // SAFETY: rows and columns that there are.
         unsafe {
             let state = self.state.ptr.add(column);
-            let u = dot::<S, V, PART>(a, state, stride, n);
+            let u = dot::<S, V, PART>(a, None, state, stride, n);
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];
             let mut value = [S::f_splat(0.0); V];

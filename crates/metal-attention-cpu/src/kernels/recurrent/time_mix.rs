@@ -1,6 +1,5 @@
 //! What stands between the matrix products of RWKV's mixes and their recurrences, for one token at a time.
 
-use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp, sigmoid};
 

@@ -4,7 +4,8 @@ use super::{Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// `sum over i of x[i] * rows[i]` for `V` vectors of each row. The order of additions does not depend on `V`.
+/// `sum over i of x[i] * decay[i] * rows[i]` for `V` vectors of each row, or without `decay` where there is none. The order of
+/// additions does not depend on `V`.
 ///
 /// # Safety
 ///
@@ -12,18 +13,20 @@ use crate::simd::{LANES, Simd};
 #[inline(always)]
 pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
     x: &[f32],
+    decay: Option<&[f32]>,
     rows: *const f32,
     stride: usize,
     n: usize,
 ) -> [S::F; V] {
     // SAFETY: as the caller vouches.
     unsafe {
+        let at = |i: usize| decay.map_or(x[i], |decay| x[i] * decay[i]);
         // Two sums, so that additions need not wait for each other.
         let mut even = [S::f_splat(0.0); V];
         let mut odd = [S::f_splat(0.0); V];
         let mut i = 0;
         while i + 2 <= x.len() {
-            let (a, b) = (S::f_splat(x[i]), S::f_splat(x[i + 1]));
+            let (a, b) = (S::f_splat(at(i)), S::f_splat(at(i + 1)));
             for v in 0..V {
                 let row = rows.add(i * stride + v * LANES);
                 even[v] = S::f_fma(a, load::<S, PART>(row, n), even[v]);
@@ -32,7 +35,7 @@ pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
             i += 2;
         }
         if i < x.len() {
-            let a = S::f_splat(x[i]);
+            let a = S::f_splat(at(i));
             for v in 0..V {
                 even[v] = S::f_fma(a, load::<S, PART>(rows.add(i * stride + v * LANES), n), even[v]);
             }
@@ -123,6 +126,31 @@ pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM
     }
 }
 
+/// What is left of the rows of a state.
+#[derive(Clone, Copy)]
+pub(super) struct Decay<'a, S: Simd> {
+    /// Of all alike.
+    pub(super) all: S::F,
+    /// Of each, in the place of that.
+    pub(super) of_rows: Option<&'a [f32]>,
+}
+
+impl<S: Simd> Decay<'_, S> {
+    /// Of row `i`.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has the instruction set.
+    #[inline(always)]
+    unsafe fn of(&self, i: usize) -> S::F {
+        match self.of_rows {
+            // SAFETY: as the caller vouches.
+            Some(of_rows) => unsafe { S::f_splat(of_rows[i]) },
+            None => self.all,
+        }
+    }
+}
+
 /// The rows of a state before a token and after it, for some of its columns.
 #[derive(Clone, Copy)]
 pub(super) struct StateRows {
@@ -169,7 +197,7 @@ impl StateRows {
     #[inline(always)]
     pub(super) unsafe fn step<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
         &self,
-        decay: S::F,
+        decay: Decay<'_, S>,
         keys: &[f32],
         queries: &[f32],
         u: &[S::F; V],
@@ -185,12 +213,12 @@ impl StateRows {
             };
             let mut i = 0;
             while i + 2 <= keys.len() {
-                row::<S, V, PART, STREAM>(at(i), decay, keys[i], queries[i], u, even, n);
-                row::<S, V, PART, STREAM>(at(i + 1), decay, keys[i + 1], queries[i + 1], u, odd, n);
+                row::<S, V, PART, STREAM>(at(i), decay.of(i), keys[i], queries[i], u, even, n);
+                row::<S, V, PART, STREAM>(at(i + 1), decay.of(i + 1), keys[i + 1], queries[i + 1], u, odd, n);
                 i += 2;
             }
             if i < keys.len() {
-                row::<S, V, PART, STREAM>(at(i), decay, keys[i], queries[i], u, even, n);
+                row::<S, V, PART, STREAM>(at(i), decay.of(i), keys[i], queries[i], u, even, n);
             }
             if STREAM {
                 S::fence();

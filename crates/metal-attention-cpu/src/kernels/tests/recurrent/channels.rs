@@ -5,7 +5,7 @@ use metal_attention_model::NormKind;
 use super::{Padded, nmse, wide};
 use crate::kernels::recurrent::RowsMut;
 use crate::kernels::recurrent::convolution::Convolution;
-use crate::kernels::recurrent::gates::{L2Norm, Softplus};
+use crate::kernels::recurrent::gates::{Decays, L2Norm, Softplus};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::shared::SharedMut;
@@ -230,6 +230,26 @@ fn gated_norms() {
             isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((kind, &gate)) });
             let error = nmse(wide(&found), &want);
             assert!(error < 1e-12, "{isa:?} {n} of {limit}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn decays_of_channels() {
+    let mut random = Random(7);
+    for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 128].map(|n| (isa, n))) {
+        for (limit, a) in [(1.0, -1.0), (9.0, -16.0), (40.0, -0.01), (0.1, 0.0)] {
+            let (x, bias) = (random.floats(n, limit), random.floats(n, 3.0));
+            let mut found = x.clone();
+            isa.run(Decays { x: &mut found, bias: &bias, a });
+            for i in 0..n {
+                let step = (f64::from(x[i]) + f64::from(bias[i])).exp().ln_1p();
+                let want = (f64::from(a) * step).exp();
+                // Of the exponent a few last bits are off.
+                let error = (f64::from(found[i]) - want).abs();
+                let limit = 1e-6 * (1.0 + f64::from(a).abs() * step) * want + 1e-30;
+                assert!(error <= limit, "{isa:?} {n} [{i}] {a}: {} {want}", found[i]);
+            }
         }
     }
 }

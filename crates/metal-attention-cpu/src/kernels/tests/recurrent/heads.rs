@@ -93,6 +93,52 @@ impl Mixer for Delta {
     }
 }
 
+/// Kimi Delta Attention, arXiv 2510.26692, equation 1: `S = (I - beta k k^T) Diag(alpha) S + beta k v^T; o = S^T q`.
+struct ChannelDelta(Delta);
+
+impl Mixer for ChannelDelta {
+    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        let delta = Delta::random(random, decay, n, rows, columns);
+        Self(Delta { decay: Padded::new(n, rows, || decay.random(random)), ..delta })
+    }
+
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.0.columns()
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.0.n_tokens()
+    }
+
+    fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded) {
+        self.0.run(isa, tokens, columns, state, out);
+    }
+
+    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut out = Vec::new();
+        for t in 0..self.n_tokens() {
+            let (q, k, v) = (self.0.q.wide(t), self.0.k.wide(t), self.0.v.wide(t));
+            let (alpha, beta) = (self.0.decay.wide(t), self.0.beta.wide(t)[0]);
+            for j in 0..columns {
+                for i in 0..rows {
+                    state[i * columns + j] *= alpha[i];
+                }
+                let known = read(&k, state, columns, j);
+                for i in 0..rows {
+                    state[i * columns + j] += beta * k[i] * (v[j] - known);
+                }
+                out.push(read(&q, state, columns, j));
+            }
+        }
+        out
+    }
+}
+
 /// Mamba-2, arXiv 2405.21060, equation 1 with `A` a scalar, discretised as in Mamba: `h = exp(dt A) h + dt B x; y = C h + D x`.
 struct Space {
     x: Padded,
@@ -379,6 +425,7 @@ macro_rules! of_each_head {
 
 of_each_head! {
     delta_rule: Delta, 128;
+    channel_delta_rule: ChannelDelta, 128;
     mamba2: Space, 128;
     rwkv6: Finch, 64;
     gated_linear: Linear, 64;
