@@ -25,10 +25,10 @@ impl TensorSpec {
     /// Whether it is a matrix that may be quantised; vectors, the biases of experts, what convolutions multiply each
     /// channel by, and what RWKV has of each channel are F32.
     pub fn is_matrix(&self) -> bool {
-        let small =
-            ["shortconv.conv", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "time_mix_lerp_fused", "time_mix_first"];
+        let small = ["ssm_a", "ssm_d", "ssm_norm", "time_mix_lerp_fused", "time_mix_first"];
         let is_small = small.iter().any(|name| self.role() == *name || self.name.contains(&format!("{name}.")));
-        self.shape.len() > 1 && !self.is_bias() && !is_small
+        let is_convolution = ["shortconv.conv", "ssm_conv1d"].iter().any(|part| self.name.contains(part));
+        self.shape.len() > 1 && !self.is_bias() && !is_small && !is_convolution
     }
 
     /// Whether its numbers are below 0: by these, times a positive one, a recurrent state decays exponentially.

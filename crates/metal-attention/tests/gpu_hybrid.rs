@@ -15,7 +15,7 @@ use metal_attention::{
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
-use toys::{Toy, batch, gpu, metadata, nmse, read, some_ids, toy, toy_with_bf16};
+use toys::{Toy, batch, gpu, kimi_linear, metadata, nmse, read, some_ids, toy, toy_with_bf16};
 
 const N_CTX: usize = 400;
 /// The most that any logits may differ from the CPU's, which computes in other orders. A state that is a token further, or
@@ -44,6 +44,8 @@ fn models() -> Vec<Toy> {
     let toys = [
         toy("a convolution last", &ends),
         toy_with_bf16("the delta rule last, in heads of odd lengths", &delta, &of_gates),
+        toy("channels that decay each by itself", &kimi_linear(20)),
+        toy_with_bf16("channels that decay each by itself, in heads of odd lengths", &kimi_linear(18), &of_gates),
     ];
     let state_spaces =
         ["falcon-h1.gguf", "mamba2.gguf", "granitehybrid.gguf", "nemotron_h.gguf", "mamba.gguf", "jamba.gguf"]

@@ -16,7 +16,7 @@ use metal_attention::{
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
-use toys::{Toy, batch, metadata, read, some_ids, toy};
+use toys::{Toy, batch, kimi_linear, metadata, read, some_ids, toy};
 
 const N_CTX: usize = 400;
 
@@ -68,22 +68,6 @@ fn models() -> Vec<Toy> {
         ("full_attention_interval", 2),
     ];
     let delta = metadata("qwen35", 5, &delta);
-    let kimi = [
-        ("attention.key_length_mla", 24),
-        ("attention.value_length_mla", 12),
-        ("attention.kv_lora_rank", 24),
-        ("rope.dimension_count", 8),
-        ("kda.head_dim", 18),
-        ("ssm.conv_kernel", 4),
-        ("leading_dense_block_count", 1),
-        ("expert_count", 4),
-        ("expert_used_count", 2),
-        ("expert_feed_forward_length", 16),
-        ("expert_shared_count", 1),
-        ("expert_gating_func", 2),
-    ];
-    let mut kimi = metadata("kimi-linear", 4, &kimi);
-    kimi.set("kimi-linear.attention.head_count_kv", vec![0u32, 1, 0, 0]);
     let linear = [("wkv.head_size", 8), ("time_mix_extra_dim", 6), ("time_decay_extra_dim", 5)];
     let mut of_7 = metadata("arwkv7", 3, &[("wkv.head_size", 16), ("attention.gate_lora_rank", 7)]);
     for part in ["decay", "iclr", "value_residual_mix"] {
@@ -93,7 +77,7 @@ fn models() -> Vec<Toy> {
     let toys = [
         ("a convolution last", &ends),
         ("the delta rule last, in heads of odd lengths", &delta),
-        ("channels that decay each by itself", &kimi),
+        ("channels that decay each by itself", &kimi_linear(18)),
         ("Mamba with heads", &heads),
         ("experts of a narrow row", &latent),
         ("gated linear attention", &linear),

@@ -106,6 +106,28 @@ pub fn metadata(architecture: &'static str, n_layer: usize, more: &[(&str, u32)]
     metadata
 }
 
+/// Kimi Linear, with latent attention in the second of four layers: experts after the first, heads of `head_dim` elements in
+/// the others.
+pub fn kimi_linear(head_dim: u32) -> Metadata {
+    let keys = [
+        ("attention.key_length_mla", 24),
+        ("attention.value_length_mla", 12),
+        ("attention.kv_lora_rank", 24),
+        ("rope.dimension_count", 8),
+        ("kda.head_dim", head_dim),
+        ("ssm.conv_kernel", 4),
+        ("leading_dense_block_count", 1),
+        ("expert_count", 4),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", 16),
+        ("expert_shared_count", 1),
+        ("expert_gating_func", 2),
+    ];
+    let mut metadata = metadata("kimi-linear", 4, &keys);
+    metadata.set("kimi-linear.attention.head_count_kv", vec![0u32, 1, 0, 0]);
+    metadata
+}
+
 pub fn some_ids(n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 96) as u32).collect()
 }

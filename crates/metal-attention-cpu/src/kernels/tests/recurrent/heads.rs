@@ -14,12 +14,29 @@ use crate::test_support::Random;
 /// Rows of length 1.
 fn unit(random: &mut Random, n: usize, width: usize) -> Padded {
     let mut rows = Padded::new(n, width, || random.float(1.0));
+    normalise(&mut rows);
+    rows
+}
+
+fn normalise(rows: &mut Padded) {
+    let width = rows.width;
     for row in rows.data.chunks_exact_mut(width + super::BETWEEN) {
         let factor = 1.0 / row[..width].iter().map(|x| x * x).sum::<f32>().sqrt();
         for x in row {
             *x *= factor;
         }
     }
+}
+
+/// Rows of length 1, halfway between random ones and these. Where a state keeps nothing, all that a token reads is `q . k` times
+/// what it wrote: of random queries and keys some are all but orthogonal, and then that sum is nothing but what rounding left of
+/// terms hundreds of times as large.
+fn leaning_to(keys: &Padded, random: &mut Random, n: usize) -> Padded {
+    let mut rows = unit(random, n, keys.width);
+    for (x, key) in rows.data.iter_mut().zip(&keys.data) {
+        *x += key;
+    }
+    normalise(&mut rows);
     rows
 }
 
@@ -39,9 +56,10 @@ struct Delta {
 
 impl Mixer for Delta {
     fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+        let k = unit(random, n, rows);
         Self {
-            q: unit(random, n, rows),
-            k: unit(random, n, rows),
+            q: leaning_to(&k, random, n),
+            k,
             v: Padded::new(n, columns, || random.float(2.0)),
             decay: Padded::new(n, 1, || decay.random(random)),
             beta: Padded::new(n, 1, || random.float(0.5) + 0.5),
