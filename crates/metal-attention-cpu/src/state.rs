@@ -36,6 +36,7 @@ impl States {
         Some(Self { slots, layout })
     }
 
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
     pub(crate) fn shared(&mut self) -> SharedStates<'_> {
         let (ptr, n) = (self.slots.as_mut_ptr().cast::<f32>(), self.slots.len() / size_of::<f32>());
         // SAFETY: the memory is that of so many floats, at the beginning of a page; any bits are one. The borrow is that of
