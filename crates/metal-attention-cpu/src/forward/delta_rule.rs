@@ -208,7 +208,7 @@ impl Task<'_, '_> {
         before: Option<&[f32]>,
         matrix: &mut [f32],
     ) {
-        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_v, eps, .. } = *self.spec;
+        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_k, n_head_v, eps, .. } = *self.spec;
         let (head, n_values, n_decay) = (self.spec.value_head(self.head, i), self.spec.n_values(), n_decay(self.spec));
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let (k, rest) = rest.split_at_mut(BLOCK * key_dim);
@@ -236,7 +236,10 @@ impl Task<'_, '_> {
             self.isa.run(Decays { x, bias: &self.w.dt_bias[head * n_decay..][..n_decay], a: self.w.a[head] });
         }
         let decay = rows(decays, count, n_decay);
-        run_tokens(self.isa, &DeltaRule { q, k, v, decay, beta, before, state, out: result });
+        // That of the next key head lies behind the inputs of its convolution, too; those are few.
+        let more = self.head + 1 < n_head_k || i + 1 < self.spec.n_shared();
+        let next = more.then_some(key_dim * value_dim);
+        run_tokens(self.isa, &DeltaRule { q, k, v, decay, beta, before, next, state, out: result });
         let kind = match self.spec.gates {
             DeltaGates::OfHeads { paired: _ } => Gate::Silu,
             DeltaGates::OfChannels { rank: _ } => Gate::Sigmoid,

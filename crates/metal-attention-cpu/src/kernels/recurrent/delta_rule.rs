@@ -26,6 +26,8 @@ pub(crate) struct DeltaRule<'a> {
     pub(crate) beta: Rows<'a>,
     /// The state before the first token, `[key_dim, value_dim]`, where it is not what `state` holds: then that is overwritten.
     pub(crate) before: Option<Rows<'a>>,
+    /// How many elements behind that state the one lies that is read next, where there is one: a single token has it fetched.
+    pub(crate) next: Option<usize>,
     /// `[key_dim, value_dim]`, changed in place
     pub(crate) state: RowsMut<'a>,
     /// `[n_tokens, value_dim]`
@@ -66,6 +68,7 @@ impl Head for DeltaRule<'_> {
         // SAFETY: rows and columns that there are.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
+            let rows = StateRows { next: self.next, ..rows };
             let mut u = dot::<S, V, PART>(k, of_rows, rows.before, rows.before_stride, n);
             let decay = Decay::<S> { all: S::f_splat(decay[0]), of_rows };
             for v in 0..V {

@@ -2,7 +2,7 @@
 
 use super::{Rows, RowsMut};
 use crate::kernels::vectors::{load, store};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, prefetch};
 
 /// `sum over i of x[i] * decay[i] * rows[i]` for `V` vectors of each row, or without `decay` where there is none. The order of
 /// additions does not depend on `V`.
@@ -158,6 +158,8 @@ pub(super) struct StateRows {
     pub(super) before_stride: usize,
     pub(super) after: *mut f32,
     pub(super) after_stride: usize,
+    /// How far behind the rows before lie those that are read next, where somebody knows.
+    pub(super) next: Option<usize>,
 }
 
 impl StateRows {
@@ -175,7 +177,7 @@ impl StateRows {
                 Some(before) if token == 0 => (before.ptr.add(column), before.stride),
                 Some(_) | None => (after.cast_const(), state.stride),
             };
-            Self { before, before_stride, after, after_stride: state.stride }
+            Self { before, before_stride, after, after_stride: state.stride, next: None }
         }
     }
 
@@ -213,6 +215,12 @@ impl StateRows {
             };
             let mut i = 0;
             while i + 2 <= keys.len() {
+                if let (true, Some(next)) = (STREAM, self.next) {
+                    for v in 0..V {
+                        prefetch(at(i).before.wrapping_add(next + v * LANES).cast());
+                        prefetch(at(i + 1).before.wrapping_add(next + v * LANES).cast());
+                    }
+                }
                 row::<S, V, PART, STREAM>(at(i), decay.of(i), keys[i], queries[i], u, even, n);
                 row::<S, V, PART, STREAM>(at(i + 1), decay.of(i + 1), keys[i + 1], queries[i + 1], u, odd, n);
                 i += 2;

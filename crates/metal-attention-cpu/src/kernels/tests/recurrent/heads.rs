@@ -86,6 +86,7 @@ impl Mixer for Delta {
             decay: self.decay.rows(tokens.clone()),
             beta: self.beta.rows(tokens.clone()),
             before: None,
+            next: None,
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
@@ -469,6 +470,7 @@ fn a_state_goes_on_in_another_place() {
                 decay: delta.decay.rows(0..n),
                 beta: delta.beta.rows(0..n),
                 before: Some(Rows::new(&before, rows, columns, columns)),
+                next: Some(rows * columns),
                 state: state.part_mut(0..rows, 0..columns),
                 out: out.part_mut(0..n, 0..columns),
             };
@@ -502,6 +504,7 @@ fn whole_cache_lines_go_to_another_place() {
                     decay: delta.decay.rows(0..1),
                     beta: delta.beta.rows(0..1),
                     before: Some(Rows::new(&before, rows, columns, columns)),
+                    next: Some(rows * columns),
                     state: RowsMut::new(state, rows, columns, columns),
                     out: out.part_mut(0..1, 0..columns),
                 },
