@@ -10,6 +10,7 @@ A text is a list of segments, each a key and a number of tokens: texts have in c
 
 import heapq
 import itertools
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -165,6 +166,8 @@ class Worker:
         self.pace = Pace(options.batch)
         self.running, self.put_off, self.line = [], [], []
         self.numbers, self.now, self.busy = itertools.count(), 0, False
+        # Steps under way, when they began, how long each takes, and how many they are.
+        self.batch, self.began, self.each, self.steps = [], 0.0, 0.0, 0
         self.evaluated = self.found = self.busy_time = 0
 
     # What the router sees.
@@ -182,6 +185,10 @@ class Worker:
         if not self.busy:
             self.busy = True
             self.clock.after(0, self.step)
+        elif self.steps > 1:
+            # It is looked at when the step ends that is under way now.
+            self.steps = min(self.steps, max(1, math.ceil((self.clock.now - self.began) / self.each)))
+            self.clock.at(self.began + self.steps * self.each, self.finisher())
 
     # Sequences.
 
@@ -303,9 +310,25 @@ class Worker:
             if all([self.grow(text.seq, text.seq.n + n) for text, n in batch]):
                 break
             self.give_pages_up()
-        seconds = self.time.of(n_prompt, n_decode, positions)
-        self.busy_time += seconds
-        self.clock.after(seconds, lambda: self.finish(batch, n_prompt + n_decode, seconds))
+        self.batch, self.began = batch, self.clock.now
+        self.each, self.steps = self.time.of(n_prompt, n_decode, positions), 1
+        if not n_prompt and not self.line and not self.put_off and n_decode == len(self.running):
+            self.stretch()
+        self.clock.at(self.began + self.steps * self.each, self.finisher())
+
+    def stretch(self):
+        """Nothing but texts that go on: their steps are alike until the first one ends or another one comes."""
+        left = lambda text: min(text.request.answer[1] - text.generated, self.options.context - text.total)
+        steps = min(left(text) for text, _ in self.batch)
+        new = sum(pages_of(text.seq.n + steps) - len(text.seq.pages) for text, _ in self.batch)
+        if steps > 1 and new <= self.pages.free:
+            positions = sum(text.seq.n + steps / 2 for text, _ in self.batch)
+            self.each, self.steps = self.time.of(0, len(self.batch), positions), steps
+
+    def finisher(self):
+        """The end of the steps under way, unless another end is set meanwhile."""
+        self.ending = ending = object()
+        return lambda: self.finish() if self.ending is ending else None
 
     def compose(self):
         following = [text for text in self.running if text.waiting == 1]
@@ -334,24 +357,30 @@ class Worker:
         else:
             self.end(text)
 
-    def finish(self, batch, n, seconds):
-        self.pace.took(n, seconds)
-        for text, n in batch:
+    def finish(self):
+        steps, self.steps = self.steps, 0
+        self.busy_time += steps * self.each
+        self.pace.took(sum(n for _, n in self.batch), self.each)
+        for text, n in self.batch:
+            if steps > 1:
+                n = steps
+                self.grow(text.seq, text.seq.n + steps)
+            decoded = text.generated > 0 and text.waiting == 1
             text.seq.n += n
-            self.evaluated += 0 if text.generated and n == 1 else n
-            if text.seq.n < text.total:
+            self.evaluated += 0 if decoded else n
+            if not decoded and text.seq.n < text.total:
                 continue
-            text.generated += 1
-            text.total += 1
-            key, wanted = text.request.answer
-            if text.generated == 1:
-                text.segments.append((key, 1))
+            new = n if decoded else 1
+            text.generated += new
+            text.total += new
+            if text.generated > 1:
+                text.segments[-1] = (text.request.answer[0], text.generated)
+            else:
+                text.segments.append((text.request.answer[0], 1))
                 text.request.first = self.clock.now
                 if text.request.on_first:
                     text.request.on_first(text.request)
-            else:
-                text.segments[-1] = (key, text.generated)
-            if text.generated >= wanted or text.total >= self.options.context:
+            if text.generated >= text.request.answer[1] or text.total >= self.options.context:
                 self.running.remove(text)
                 self.end(text)
         self.step()
@@ -369,7 +398,10 @@ class Clock:
         self.now, self.events, self.numbers = 0.0, [], itertools.count()
 
     def after(self, seconds, event):
-        heapq.heappush(self.events, (self.now + seconds, next(self.numbers), event))
+        self.at(self.now + seconds, event)
+
+    def at(self, time, event):
+        heapq.heappush(self.events, (time, next(self.numbers), event))
 
     def run(self, until=float("inf")):
         while self.events and self.events[0][0] <= until:

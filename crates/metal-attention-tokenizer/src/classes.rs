@@ -145,7 +145,15 @@ impl Classes {
     }
 }
 
-/// What stands between the brackets of a set of these classes in regex notation.
+/// The set of these classes in regex notation.
+pub(crate) fn set(classes: Mask) -> String {
+    match DEFINITIONS.iter().find(|&&(bit, _)| bit == classes) {
+        Some(&(_, set)) => set.to_owned(),
+        None => format!("[{}]", members(classes)),
+    }
+}
+
+/// What stands between its brackets.
 pub(crate) fn members(classes: Mask) -> String {
     let named = DEFINITIONS.iter().filter(|&&(bit, _)| classes & bit != 0);
     named.map(|&(_, set)| without_brackets(set)).collect()

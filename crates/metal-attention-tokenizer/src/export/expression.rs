@@ -49,13 +49,11 @@ impl Rule {
 
 impl Set {
     fn expression(self) -> String {
-        let (any, none) = (classes::members(self.any), classes::members(self.none));
         match (self.any, self.none) {
             (0, 0) => r"[\s\S]".to_owned(),
-            (_, 0) if self.any.is_power_of_two() && any.starts_with('\\') => any,
-            (_, 0) => format!("[{any}]"),
-            (0, _) => format!("[^{none}]"),
-            (_, _) => format!("[{any}&&[^{none}]]"),
+            (any, 0) => classes::set(any),
+            (0, none) => format!("[^{}]", classes::members(none)),
+            (any, none) => format!("[{}&&[^{}]]", classes::members(any), classes::members(none)),
         }
     }
 }
