@@ -1,7 +1,7 @@
 //! WordPiece: in `tokenizer.json` a token that continues a word begins with "##", and one that starts a word stands as it
 //! is; in GGUF files the one stands as it is, and the other begins with "▁".
 
-use super::Parts;
+use super::{Parts, sequence};
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
@@ -17,14 +17,16 @@ pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
     let found = |&id: &TokenId| vocabulary.find(vocabulary.bytes(id)) == Some(id);
     let ids = vocabulary.ids().filter(found);
     let tokens: Map<String, Value> = ids.map(|id| (spelling(vocabulary, id), id.into())).collect();
+    let mut normalizers = if wordpiece.strip_accents { first_of_decomposed() } else { Vec::new() };
+    normalizers.push(json!({
+        "type": "BertNormalizer",
+        "clean_text": true,
+        "handle_chinese_chars": true,
+        "strip_accents": wordpiece.strip_accents,
+        "lowercase": wordpiece.lowercase,
+    }));
     Parts {
-        normalizer: json!({
-            "type": "BertNormalizer",
-            "clean_text": true,
-            "handle_chinese_chars": true,
-            "strip_accents": wordpiece.strip_accents,
-            "lowercase": wordpiece.lowercase,
-        }),
+        normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: json!({"type": "BertPreTokenizer"}),
         model: json!({
             "type": "WordPiece",
@@ -35,6 +37,17 @@ pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
         }),
         decoder: json!({"type": "WordPiece", "prefix": CONTINUES, "cleanup": false}),
     }
+}
+
+/// Of what a character is composed of, only the first part stays: the normalizer of BERT by itself keeps the vowel signs of
+/// Indic scripts, and vowels and last consonants of Hangul syllables.
+fn first_of_decomposed() -> Vec<Value> {
+    let drop = |expression: &str| json!({"type": "Replace", "pattern": {"Regex": expression}, "content": ""});
+    vec![
+        json!({"type": "NFD"}),
+        drop(r"\p{M}+"),
+        drop(r"(?<=[\x{1100}-\x{1112}])[\x{1161}-\x{1175}][\x{11A8}-\x{11C2}]?"),
+    ]
 }
 
 /// The token as `tokenizer.json` spells it. Names in brackets, such as `[unused1]`, are no part of words.
