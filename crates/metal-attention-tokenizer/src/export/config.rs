@@ -75,10 +75,11 @@ fn chat_templates(metadata: &Metadata) -> Result<Value, TokenizerError> {
 fn config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
     let roles = Roles::read(tokenizer, metadata)?;
     let architecture = metadata.str("general.architecture")?;
-    let class = |name: &str| {
-        let (first, rest) = name.split_at(name.chars().next().map_or(0, char::len_utf8));
-        json!([format!("{}{rest}ForCausalLM", first.to_uppercase())])
+    let capital = |word: &str| {
+        let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
+        first.to_uppercase() + rest
     };
+    let class = |name: &str| json!([name.split(['-', '_']).map(capital).collect::<String>() + "ForCausalLM"]);
     Ok(vec![
         ("architectures", architecture.map(class).into()),
         ("model_type", architecture.into()),
