@@ -45,7 +45,7 @@ def n_common(a, b, limit_b=None):
 @dataclass
 class StepTime:
     """Seconds of a step: so many for each step, each token of a prompt, each text that gets its next token, and each
-    thousand positions that these attend to; besides, those of a request outside of steps."""
+    thousand positions that these attend to; besides, those that a request takes on its way to a worker."""
 
     fixed: float
     prompt: float
@@ -388,7 +388,7 @@ class Worker:
     def end(self, text):
         self.keep(text.seq)
         text.request.end = self.clock.now
-        self.clock.after(self.time.request, lambda: text.request.on_end(text.request))
+        self.clock.after(0, lambda: text.request.on_end(text.request))
 
 
 class Clock:
@@ -534,7 +534,8 @@ class Cluster:
             ended(request)
 
         request.on_first, request.on_end = self.router.first, on_end
-        self.workers[worker].submit(request)
+        to = self.workers[worker]
+        self.clock.after(to.time.request, lambda: to.submit(request))
 
     def run_chat(self, turns, after):
         """Sends the turns of a chat one after the other."""
