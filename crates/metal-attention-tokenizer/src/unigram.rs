@@ -18,8 +18,7 @@ pub(crate) struct Unigram {
     charsmap: CharsMap,
     /// The tokens that text may become.
     tokens: Trie,
-    /// The score of an unknown character, [`UNKNOWN_PENALTY`] below that of the worst token.
-    pub(crate) unknown_score: f64,
+    unknown_score: f64,
     /// No token has a blank after something else, so that text may be cut before blanks.
     cut_before_blanks: bool,
     pub(crate) add_space_prefix: bool,

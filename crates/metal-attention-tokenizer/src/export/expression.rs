@@ -65,8 +65,10 @@ fn optional(set: Set) -> String {
 
 /// `set{min,max}`, in the shortest notation.
 fn repeated(set: Set, min: usize, max: usize) -> String {
+    if set == Set::NOTHING {
+        return String::new();
+    }
     let count = match (min, max) {
-        _ if set == Set::NOTHING => return String::new(),
         (0, usize::MAX) => "*".to_owned(),
         (1, usize::MAX) => "+".to_owned(),
         (0, 1) => "?".to_owned(),

@@ -58,10 +58,14 @@ fn begins_words_only(vocabulary: &Vocabulary) -> bool {
 fn scores(vocabulary: &Vocabulary) -> Vec<(&str, f32)> {
     let worst = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL)).map(|id| vocabulary.score(id));
     let worst = worst.fold(f32::MAX, f32::min);
-    let score = |id| match vocabulary.kind(id) {
-        kind if kind & USER_DEFINED != 0 => 0.0,
-        kind if kind & (NORMAL | UNUSED) != 0 => vocabulary.score(id).max(worst),
-        _ => worst,
+    let score = |id| {
+        if vocabulary.is(id, USER_DEFINED) {
+            0.0
+        } else if vocabulary.is(id, NORMAL | UNUSED) {
+            vocabulary.score(id).max(worst)
+        } else {
+            worst
+        }
     };
     vocabulary.ids().map(|id| (vocabulary.text(id), score(id))).collect()
 }

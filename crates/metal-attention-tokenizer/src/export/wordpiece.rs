@@ -53,10 +53,8 @@ fn first_of_decomposed() -> Vec<Value> {
 /// The token as `tokenizer.json` spells it. Names in brackets, such as `[unused1]`, are no part of words.
 fn spelling(vocabulary: &Vocabulary, id: TokenId) -> String {
     let text = vocabulary.text(id);
-    let name = vocabulary.is_special(id) || text.starts_with('[') && text.ends_with(']') && text.len() > 2;
-    match text.strip_prefix(ESCAPED_BLANK) {
-        _ if name => text.to_owned(),
-        Some(word) => word.to_owned(),
-        None => [CONTINUES, text].concat(),
+    if vocabulary.is_special(id) || text.starts_with('[') && text.ends_with(']') && text.len() > 2 {
+        return text.to_owned();
     }
+    text.strip_prefix(ESCAPED_BLANK).map_or_else(|| [CONTINUES, text].concat(), str::to_owned)
 }
