@@ -50,15 +50,15 @@ fn merges_of_sentencepiece_follow_from_scores() {
         ("▁a", 1, -1.0),
         ("▁ab", 1, -3.0),
         ("a</s>", 1, -4.0),
-        ("[PAD]", 5, 0.0),
+        ("[PAD7]", 5, 0.0),
     ];
     let files = export(&metadata("llama", &tokens, &[])).unwrap();
     let tokenizer = json_of(&files, "tokenizer.json");
     let model = &tokenizer["model"];
-    // Of the two ways to "▁ab" the one whose left part is longer comes first; no text is "</s>" or "[PAD]".
+    // Of the two ways to "▁ab" the one whose left part is longer comes first; no text is "</s>" or "[PAD7]".
     assert_eq!(model["merges"], json!([["▁", "a"], ["a", "b"], ["▁a", "b"], ["▁", "ab"]]));
     assert_eq!(model["vocab"]["a</s>"], json!(10));
-    assert_eq!(model["vocab"]["[PAD]"], Value::Null);
+    assert_eq!(model["vocab"]["[PAD7]"], Value::Null);
     assert_eq!((&model["byte_fallback"], &model["unk_token"]), (&json!(true), &json!("<unk>")));
     let special = |id: u32, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
