@@ -174,7 +174,8 @@ class Worker:
 
     def cached(self, prompt):
         """Tokens of whole pages of `prompt` that are in the cache."""
-        held = (n_common(prompt, seq.segments, seq.n) for seq in self.sequences if seq.n)
+        alike = (seq for seq in self.sequences if seq.n and seq.segments[0][0] == prompt[0][0])
+        held = (n_common(prompt, seq.segments, seq.n) for seq in alike)
         return max(held, default=0) // PAGE * PAGE
 
     def submit(self, request):
@@ -237,11 +238,13 @@ class Worker:
         last = total - 1
         prefix, cached = None, 0
         for seq in self.sequences:
-            if seq.n:
+            if seq.n and seq.segments[0][0] == segments[0][0]:
                 n = min(n_common(segments, seq.segments, seq.n), last)
                 if n and n >= cached:
                     prefix, cached = seq, n
         for text in self.running:
+            if text.waiting == 1 or text.segments[0][0] != segments[0][0]:
+                continue
             n = min(n_common(segments, text.segments), last)
             if n > text.seq.n and n >= cached + WORTH_WAITING:
                 return "later"
