@@ -1,8 +1,13 @@
 //! `tokenize`, `detokenize` and `completions`.
 
 mod common;
+#[path = "common/vocabularies.rs"]
+mod vocabularies;
 
-use common::{run, run_with_input, stdout};
+use common::{run, run_with_input, stderr, stdout};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use vocabularies::tokenizer_data;
 
 const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.gguf");
 
@@ -49,4 +54,33 @@ fn completion_scripts_know_the_commands() {
         let script = stdout(run(&["completions", shell]));
         assert!(script.contains("detokenize") && script.contains("rerank") && script.contains("top-k"), "{shell}");
     }
+}
+
+#[test]
+fn a_tokenizer_is_written_for_other_programs() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().join("a/b");
+    let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap() };
+    // What is there is replaced.
+    for model in [TALES, "models/stories260K.gguf"] {
+        assert_eq!(stdout(run(&["export-tokenizer", "-m", model, folder.to_str().unwrap()])), "");
+    }
+    let mut names: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]);
+    let tokenizer = read("tokenizer.json");
+    assert_eq!(tokenizer["model"]["vocab"].as_object().map(serde_json::Map::len), Some(512));
+    assert_eq!(tokenizer["added_tokens"][1]["content"], json!("<s>"));
+    assert_eq!(read("generation_config.json"), json!({"bos_token_id": 1, "eos_token_id": [2]}));
+    assert_eq!(read("config.json")["max_position_embeddings"], json!(512));
+
+    let vocabulary = dir.path().join("rwkv.gguf");
+    std::fs::write(&vocabulary, tokenizer_data("rwkv-cut.gguf")).unwrap();
+    let refused =
+        run(&["export-tokenizer", "-m", vocabulary.to_str().unwrap(), dir.path().join("c").to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(3));
+    assert!(stderr(&refused).contains("of the kind `rwkv`, cannot be exported"), "{}", stderr(&refused));
+    assert!(!dir.path().join("c").exists());
+    let file = vocabulary.to_str().unwrap();
+    assert_eq!(run(&["export-tokenizer", "-m", TALES, file]).status.code(), Some(1));
 }

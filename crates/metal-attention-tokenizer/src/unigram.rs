@@ -21,8 +21,8 @@ pub(crate) struct Unigram {
     unknown_score: f64,
     /// No token has a blank after something else, so that text may be cut before blanks.
     cut_before_blanks: bool,
-    add_space_prefix: bool,
-    remove_extra_whitespaces: bool,
+    pub(crate) add_space_prefix: bool,
+    pub(crate) remove_extra_whitespaces: bool,
 }
 
 /// The best way to write the text up to some position.

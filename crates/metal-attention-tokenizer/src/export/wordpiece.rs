@@ -1,0 +1,60 @@
+//! WordPiece: in `tokenizer.json` a token that continues a word begins with "##", and one that starts a word stands as it
+//! is; in GGUF files the one stands as it is, and the other begins with "▁".
+
+use super::{Parts, sequence};
+use crate::TokenId;
+use crate::tokenizer::Tokenizer;
+use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
+use crate::wordpiece::WordPiece;
+use serde_json::{Map, Value, json};
+
+const CONTINUES: &str = "##";
+/// Longer words are the unknown token, in the models themselves: greedy search takes time quadratic in a word's length.
+const MAX_WORD_CHARS: usize = 100;
+
+pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
+    let vocabulary = &tokenizer.vocabulary;
+    let found = |&id: &TokenId| vocabulary.find(vocabulary.bytes(id)) == Some(id);
+    let ids = vocabulary.ids().filter(found);
+    let tokens: Map<String, Value> = ids.map(|id| (spelling(vocabulary, id), id.into())).collect();
+    let mut normalizers = if wordpiece.strip_accents { first_of_decomposed() } else { Vec::new() };
+    normalizers.push(json!({
+        "type": "BertNormalizer",
+        "clean_text": true,
+        "handle_chinese_chars": true,
+        "strip_accents": wordpiece.strip_accents,
+        "lowercase": wordpiece.lowercase,
+    }));
+    Parts {
+        normalizer: sequence("normalizers", normalizers),
+        pre_tokenizer: json!({"type": "BertPreTokenizer"}),
+        model: json!({
+            "type": "WordPiece",
+            "unk_token": vocabulary.roles.unknown.map_or("[UNK]", |id| vocabulary.text(id)),
+            "continuing_subword_prefix": CONTINUES,
+            "max_input_chars_per_word": MAX_WORD_CHARS,
+            "vocab": tokens,
+        }),
+        decoder: json!({"type": "WordPiece", "prefix": CONTINUES, "cleanup": false}),
+    }
+}
+
+/// Of what a character is composed of, only the first part stays: the normalizer of BERT by itself keeps the vowel signs of
+/// Indic scripts, and vowels and last consonants of Hangul syllables.
+fn first_of_decomposed() -> Vec<Value> {
+    let drop = |expression: &str| json!({"type": "Replace", "pattern": {"Regex": expression}, "content": ""});
+    vec![
+        json!({"type": "NFD"}),
+        drop(r"\p{M}+"),
+        drop(r"(?<=[\x{1100}-\x{1112}])[\x{1161}-\x{1175}][\x{11A8}-\x{11C2}]?"),
+    ]
+}
+
+/// The token as `tokenizer.json` spells it. Names in brackets, such as `[unused1]`, are no part of words.
+fn spelling(vocabulary: &Vocabulary, id: TokenId) -> String {
+    let text = vocabulary.text(id);
+    if vocabulary.is_special(id) || text.starts_with('[') && text.ends_with(']') && text.len() > 2 {
+        return text.to_owned();
+    }
+    text.strip_prefix(ESCAPED_BLANK).map_or_else(|| [CONTINUES, text].concat(), str::to_owned)
+}
