@@ -7,7 +7,7 @@ use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
 use crate::choice::{Allowed, choose, evaluate, evaluate_again, need};
 use crate::sampling::Sampler;
-use crate::{Error, Timings};
+use crate::{Error, Pooler, Timings};
 
 /// The tokens of a text and everything that continues it.
 pub(crate) struct Sequence {
@@ -117,6 +117,18 @@ impl Sequence {
         self.ids.push(id);
         self.sampler.accept(id);
         self.timings.generated += 1;
+    }
+
+    /// What `pooler` makes of the states of `ids`. The text is empty afterwards.
+    pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        self.check_prompt(ids)?;
+        self.ids.clear();
+        self.pass.truncate(0);
+        let states = self.pass.forward_hidden(&pooler.batch(ids, 0))?;
+        self.pass.truncate(0);
+        let mut pooled = pooler.begin();
+        pooled.add(&states);
+        Ok(pooler.finish(pooled))
     }
 
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
