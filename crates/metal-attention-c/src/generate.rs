@@ -114,8 +114,8 @@ pub unsafe extern "C" fn ma_generate_options_default(options: *mut GenerateOptio
     })
 }
 
-/// Continues the tokens of `prompt`, with the tokens around it that the model wants, and tells `on_token` of each new one.
-/// What the context still holds of the prompt is not computed again.
+/// Continues the tokens of `prompt`, those that the model wants around a text included (see ma_tokenize), and tells `on_token`
+/// of each new one. What the context still holds of the prompt is not computed again.
 ///
 /// Null `sampling` and `options` are the defaults; null `on_token` tells nobody, null `generation` is not written to. A call
 /// that fails on its way has told of the tokens before.
@@ -258,7 +258,8 @@ impl Request {
             Some(metal_attention::StopReason::EndOfGeneration) => StopReason::EndOfGeneration,
             Some(metal_attention::StopReason::StopString) => StopReason::StopString,
             Some(metal_attention::StopReason::ContextFull) => StopReason::ContextFull,
-            _ => StopReason::Length,
+            // The library may have more reasons one day.
+            Some(_) | None => StopReason::Length,
         };
         Ok(Generation { n_prompt: prompt.len(), n_cached, n_generated, stop_reason })
     }

@@ -61,10 +61,11 @@ fn check_size<T>(n: usize, name: &str) -> Result<(), Failure> {
 /// A pointer that is not null leads to so many bytes, or to a NUL at last, that stay as they are for `'a`.
 pub unsafe fn text<'a>(pointer: *const c_char, length: usize, name: &str) -> Result<&'a str, Failure> {
     let bytes = if length == MA_NUL_TERMINATED {
-        // SAFETY: the caller says so.
-        let first = unsafe { reference(pointer, name) }?;
-        // SAFETY: it is not null, and a NUL follows.
-        unsafe { CStr::from_ptr(first) }.to_bytes()
+        if pointer.is_null() {
+            return Err(Failure::argument(format!("{name} is a null pointer")));
+        }
+        // SAFETY: it is not null, and a NUL follows, as the caller says.
+        unsafe { CStr::from_ptr(pointer) }.to_bytes()
     } else {
         // SAFETY: the caller says so.
         unsafe { values(pointer.cast(), length, name) }?

@@ -47,7 +47,7 @@ fn output_of(compiler: &str, source: &Path, library: &[&str]) -> String {
 
 const STORY: &str = "\
 5 tokens: Once upon a time
-, there was a little girl named Lily. She loved to play
+, there was a little girl named Lily. She loved to play outsid
 20 tokens in 20 pieces after 5
 stopped after 3 tokens: by the caller
 similarity 1.000

@@ -4,7 +4,13 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
-use metal_attention_c::*;
+use metal_attention_c::{
+    Context, ContextOptions, GenerateOptions, Generation, MA_NUL_TERMINATED, Model, OnToken, SamplingOptions, Status,
+    Token, ma_complete, ma_context_cancel, ma_context_free, ma_context_n_ctx, ma_context_new,
+    ma_context_options_default, ma_detokenize, ma_embed, ma_generate, ma_generate_options_default, ma_last_error,
+    ma_model_built_in, ma_model_free, ma_model_n_ctx_train, ma_model_n_embedding, ma_model_n_vocab, ma_model_open,
+    ma_sampling_options_default, ma_tokenize,
+};
 
 /// What the last call that failed says.
 fn why() -> String {
@@ -211,9 +217,17 @@ fn a_context_does_one_thing_at_a_time_and_can_be_told_to_stop() {
     }
 }
 
-/// The same vector as the library's, and a buffer that is too small.
+/// Threads may share models and contexts, as the header says.
 #[test]
-fn embeddings_are_those_of_the_library() {
+fn handles_can_be_shared() {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Model>();
+    is_shared::<Context>();
+}
+
+/// Of length 1, the same for the same text, and not written to a buffer that is too small.
+#[test]
+fn embeddings_are_vectors_of_length_one() {
     let model = built_in();
     let context = context(model, 64);
     let mut vector = [0.0_f32; 64];
@@ -226,6 +240,9 @@ fn embeddings_are_those_of_the_library() {
             |capacity| (ma_embed(context, text, MA_NUL_TERMINATED, vector.as_mut_ptr(), capacity, &raw mut n), n);
         assert_eq!(embed(63), (Status::BufferTooSmall, 64));
         assert_eq!(embed(64), (Status::Ok, 64));
+        let mut again = [0.0_f32; 64];
+        let status = ma_embed(context, text, MA_NUL_TERMINATED, again.as_mut_ptr(), 64, &raw mut n);
+        assert_eq!((status, again), (Status::Ok, vector));
         ma_context_free(context);
         ma_model_free(model);
     }
