@@ -26,8 +26,8 @@ rerankers answer at /v1/rerank. A page to chat with the model is at /, the whole
 for Prometheus.
 
 The server listens on this machine alone. Before --host lets others in, give it a key: whoever \
-reaches it can use it. Ctrl-C or SIGTERM lets the running requests finish; twice, the server \
-ends at once.
+reaches it can use it. --metrics-port answers probes and scrapers, which have none. Ctrl-C or \
+SIGTERM lets the running requests finish; twice, the server ends at once.
 
 Examples:
   metal-attention serve
