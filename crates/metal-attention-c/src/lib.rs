@@ -4,6 +4,8 @@
 //! errors, and no panic reaches the caller. What it cannot check it asks for under "Safety": that pointers which are not
 //! null lead to as much memory as is said, and that nothing is used after it was freed.
 
+#![allow(clippy::doc_markdown, reason = "the documentation is that of a C header")]
+
 mod context;
 mod embed;
 mod generate;

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use super::app::App;
 use super::client_stream::{AnswerBody, ClientStream};
-use super::connections::{Connections, Place};
+use super::connections::{Connections, ON_ITS_WAY, Place};
 use super::peer::Peer;
 use super::{HttpOptions, Loaded, routes};
 
@@ -115,9 +115,8 @@ pub async fn serve<E: Send + 'static>(
             scheduler.shut_down(grace).await;
         }
     };
-    // Connections that carry nothing end at once, the others with their answer. Who comes now is told so, instead of finding
-    // nobody: routers take a moment to hear that the server is not ready any more.
-    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), door.close().shutdown());
+    // Who comes now is told so, instead of finding nobody: routers take a moment to hear that the server is not ready any more.
+    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), end(door.close()));
     let mut ended = pin!(async { tokio::join!(requests, flushed).1 });
     let flushed = loop {
         tokio::select! {
@@ -126,11 +125,17 @@ pub async fn serve<E: Send + 'static>(
         }
     };
     drop(listener);
-    let refused = tokio::time::timeout(FLUSH, door.close().shutdown()).await;
+    let refused = tokio::time::timeout(FLUSH, end(door.close())).await;
     if flushed.is_err() || refused.is_err() {
         tracing::warn!("some clients did not take their answers in time");
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// Ends connections: those that carry nothing as soon as what is on its way must have come, the others with their answer.
+async fn end(connections: GracefulShutdown) {
+    tokio::time::sleep(ON_ITS_WAY).await;
+    connections.shutdown().await;
 }
 
 /// Answers those that watch over the server, to its very end.
