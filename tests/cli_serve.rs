@@ -12,13 +12,22 @@ use common::{program, run, stderr};
 
 /// A server on a free port, and where it listens.
 fn start(args: &[&str]) -> (Child, String) {
+    let (child, mut said) = begin(args);
+    (child, said.pop().unwrap().strip_prefix("listening on http://").unwrap().to_owned())
+}
+
+/// A server on a free port, and what it says, up to where it listens.
+fn begin(args: &[&str]) -> (Child, Vec<String>) {
     let args = [&["serve", "--device", "cpu", "--port", "0"], args].concat();
     let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let address = lines.find_map(|line| line.unwrap().strip_prefix("listening on http://").map(str::to_owned));
+    let mut said: Vec<String> = Vec::new();
+    while !said.last().is_some_and(|line| line.starts_with("listening on ")) {
+        said.push(lines.next().expect("the server listens").unwrap());
+    }
     // The rest is read, so that the server can go on writing.
     std::thread::spawn(move || lines.count());
-    (child, address.unwrap())
+    (child, said)
 }
 
 /// The status of `GET path`.
@@ -59,9 +68,10 @@ fn a_second_signal_does_not_wait_for_anybody() {
     let terminate =
         || assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     terminate();
-    while TcpStream::connect(&address).is_ok() {
+    while status(&address, "/ready", "") != "503" {
         std::thread::sleep(Duration::from_millis(10));
     }
+    assert_eq!(status(&address, "/health", ""), "200", "it still works on what it has");
     terminate();
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
@@ -81,6 +91,20 @@ fn keys_come_from_a_file() {
 }
 
 #[test]
+fn metrics_have_a_port_without_a_key() {
+    let (mut child, said) = begin(&["--metrics-port", "0", "--api-key", "secret"]);
+    let find = |start: &str, end: &str| {
+        let address = said.iter().find_map(|line| line.strip_prefix(start)?.strip_suffix(end));
+        address.unwrap_or_else(|| panic!("{start} is not in {said:?}")).to_owned()
+    };
+    let (requests, metrics) = (find("listening on http://", ""), find("metrics on http://", "/metrics"));
+    assert_eq!((status(&metrics, "/metrics", ""), status(&requests, "/metrics", "")), ("200".into(), "401".into()));
+    assert_eq!((status(&metrics, "/health", ""), status(&metrics, "/v1/models", "")), ("200".into(), "404".into()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn what_cannot_work_is_told() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
@@ -91,6 +115,8 @@ fn what_cannot_work_is_told() {
     let gap = gap.path().to_str().unwrap();
     for (args, code, message) in [
         (["--port", port.as_str()], 1, "--host and --port choose another address"),
+        (["--metrics-port", port.as_str()], 1, "--metrics-host and --metrics-port choose another address"),
+        (["--metrics-host", "127.0.0.1"], 2, "--metrics-port"),
         (["--model", "nothing.gguf"], 3, "nothing.gguf"),
         (["--api-key-file", empty], 2, "one a line is expected"),
         (["--api-key-file", gap], 2, "line 2 of"),

@@ -27,8 +27,8 @@ def binary():
 class Server:
     """A running server, which may be given so many bytes of `address_space` and no more."""
 
-    def __init__(self, *arguments, address_space=None):
-        command = [binary(), "serve", "--port", "0", *arguments]
+    def __init__(self, *arguments, port="0", address_space=None):
+        command = [binary(), "serve", "--port", port, *arguments]
         if address_space:
             command = ["sh", "-c", f'ulimit -v {address_space // 1024}; exec "$0" "$@"', *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -8,7 +8,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler, SamplerOptions};
 use crate::sequence::Sequence;
-use crate::{EngineOptions, Error, GenerateOptions, Generation, Model, Timings};
+use crate::{EngineOptions, Error, GenerateOptions, Generation, Model, Pooler, Timings};
 
 /// A model, its KV cache and a sampler.
 ///
@@ -100,6 +100,12 @@ impl Generator {
         let ids = self.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
         self.prompt(&ids, |_, _| ControlFlow::Continue(()))?;
         Ok(self.generate(options))
+    }
+
+    /// The embedding of the tokens `ids`, or a reranker's scores, as `pooler` makes them of the model's states. The text so
+    /// far is forgotten. Errors are those of [`prompt`](Self::prompt).
+    pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        self.sequence.embed(pooler, ids)
     }
 
     /// Times every kernel from now on. An error where the device has no clock for it.

@@ -7,7 +7,7 @@ use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
 use crate::choice::{Allowed, choose, evaluate, evaluate_again, need};
 use crate::sampling::Sampler;
-use crate::{Error, Timings};
+use crate::{Error, Pooler, Timings};
 
 /// The tokens of a text and everything that continues it.
 pub(crate) struct Sequence {
@@ -119,6 +119,18 @@ impl Sequence {
         self.timings.generated += 1;
     }
 
+    /// What `pooler` makes of the states of `ids`. The text is empty afterwards.
+    pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        self.check_prompt(ids)?;
+        self.ids.clear();
+        self.pass.truncate(0);
+        let states = self.pass.forward_hidden(&pooler.batch(ids, 0))?;
+        self.pass.truncate(0);
+        let mut pooled = pooler.begin();
+        pooled.add(&states);
+        Ok(pooler.finish(pooled))
+    }
+
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
         let spec = self.pass.spec();
         if prompt.is_empty() {
@@ -195,6 +207,9 @@ mod tests {
         }
         fn cache_pages(&self) -> PageUse {
             self.0.cache_pages()
+        }
+        fn pages_held(&self, sequences: &[usize]) -> usize {
+            self.0.pages_held(sequences)
         }
         fn kv_cache_bytes(&self) -> usize {
             self.0.kv_cache_bytes()

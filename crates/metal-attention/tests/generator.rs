@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
-    CpuError, Device, EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, StopReason, Token, Watch,
+    CpuError, Device, EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, Pooler, StopReason, Token,
+    Watch,
 };
 
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
@@ -32,6 +33,25 @@ fn text(tokens: impl Iterator<Item = Result<Token, Error>>) -> String {
 
 fn go_on(_done: usize, _total: usize) -> ControlFlow<()> {
     ControlFlow::Continue(())
+}
+
+#[test]
+fn an_embedding_is_that_of_a_forward_pass_of_its_own() {
+    let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+    let mut generator = generator(&options);
+    let story = text(generator.complete("Once upon a time", tokens(20)).unwrap());
+    let pooler = Pooler::new(generator.model(), None);
+    let prompt = encode(&generator, "The dog runs.");
+    let mut pass = generator.model().forward_pass(&options).unwrap();
+    let mut pooled = pooler.begin();
+    pooled.add(&pass.forward_hidden(&pooler.batch(&prompt, 0)).unwrap());
+    assert_eq!(generator.embed(&pooler, &prompt).unwrap(), pooler.finish(pooled));
+    // The text before is forgotten, and nothing else is.
+    assert!(generator.ids().is_empty() && generator.forward_pass().n_past(0) == 0);
+    assert_eq!(text(generator.complete("Once upon a time", tokens(20)).unwrap()), story);
+    assert!(matches!(generator.embed(&pooler, &[]), Err(Error::EmptyPrompt)));
+    assert!(matches!(generator.embed(&pooler, &vec![1; 600]), Err(Error::PromptTooLong { .. })));
+    assert_eq!(generator.ids().len(), 25, "what is refused changes nothing");
 }
 
 #[test]

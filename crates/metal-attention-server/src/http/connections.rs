@@ -18,7 +18,7 @@ use super::peer::Peer;
 pub const EXTRA_PLACES: usize = 64;
 /// What a client has to send may be on its way for so long: where only a few connections wait for their clients, those that
 /// are so new are not given up.
-const ON_ITS_WAY: Duration = Duration::from_millis(50);
+pub const ON_ITS_WAY: Duration = Duration::from_millis(50);
 const FEW: usize = 4;
 /// How long a new connection waits for an extra place, and how often it looks: requests there are answered at once.
 const LOOKS: u32 = 25;

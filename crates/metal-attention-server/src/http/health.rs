@@ -23,7 +23,7 @@ pub async fn health(State(app): State<App>) -> Result<axum::Json<Health>, ApiErr
     Ok(axum::Json(Health { status: "ok" }))
 }
 
-/// Says whether requests can be answered: the model is loaded, and the server does not shut down.
+/// Says whether requests can be answered: the model has evaluated a first token, and the server was not told to end.
 #[utoipa::path(get, path = "/ready", tag = "operations", responses(
     (status = 200, description = "Requests can be answered", body = Health),
     (status = 503, description = "The model is loading, the server shuts down, or its engine met a defect",

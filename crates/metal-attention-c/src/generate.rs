@@ -1,0 +1,266 @@
+//! Texts, token by token.
+
+use std::ffi::{c_char, c_void};
+use std::ops::ControlFlow;
+
+use metal_attention::Generator;
+use metal_attention::tokenizer::EncodeOptions;
+
+use crate::context::Context;
+use crate::model::MA_NUL_TERMINATED;
+use crate::pointers::{Out, check_struct, options, reference, text, values};
+use crate::sampling::SamplingOptions;
+use crate::status::{Failure, Status, call};
+
+/// In the place of a token's id: the rest of a text, which was held back, without a token of its own.
+pub const MA_NO_TOKEN: u32 = u32::MAX;
+
+/// When a text ends. ma_generate_options_default sets all members.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct GenerateOptions {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Most tokens; SIZE_MAX: until the model ends the text, or the context is full.
+    pub max_tokens: usize,
+    /// Strings that end the text, each of which ends with a NUL; they are not part of it.
+    pub stop: *const *const c_char,
+    /// How many.
+    pub n_stop: usize,
+    /// Not 0: never choose a token that ends the text.
+    pub ignore_eos: i32,
+}
+
+impl GenerateOptions {
+    fn new() -> Self {
+        let size = size_of::<Self>();
+        Self { size, max_tokens: usize::MAX, stop: std::ptr::null(), n_stop: 0, ignore_eos: 0 }
+    }
+
+    /// # Safety
+    /// `stop` is null or leads to so many strings, each of which is null or ends with a NUL.
+    unsafe fn options(&self) -> Result<metal_attention::GenerateOptions, Failure> {
+        // SAFETY: there are so many.
+        let stop = unsafe { values(self.stop, self.n_stop, "stop") }?;
+        // SAFETY: each ends with a NUL.
+        let string = |&string: &*const c_char| Ok(unsafe { text(string, MA_NUL_TERMINATED, "stop") }?.to_owned());
+        Ok(metal_attention::GenerateOptions {
+            n_predict: Some(self.max_tokens).filter(|&n| n < usize::MAX),
+            stop: stop.iter().map(string).collect::<Result<_, Failure>>()?,
+            ignore_eos: self.ignore_eos != 0,
+        })
+    }
+}
+
+/// A token that was generated. It is there for as long as the function that is told of it runs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Token {
+    /// Its number in the vocabulary, or MA_NO_TOKEN.
+    pub id: u32,
+    /// What can be shown of the text now, in UTF-8, with a NUL behind it: whole characters, and nothing that may turn out to
+    /// be the start of a stop string. May be empty.
+    pub text: *const c_char,
+    /// Its bytes, without the NUL behind it.
+    pub length: usize,
+}
+
+/// Is told of each token, with what the caller gave as `user`. Where it returns anything but 0 the text ends. It must not
+/// leave by an exception or longjmp.
+pub type OnToken = Option<unsafe extern "C" fn(token: *const Token, user: *mut c_void) -> i32>;
+
+/// Why a text ended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// The model ended it.
+    EndOfGeneration = 0,
+    /// As many tokens as were asked for.
+    Length = 1,
+    /// One of the stop strings.
+    StopString = 2,
+    /// No room in the context.
+    ContextFull = 3,
+    /// The function that is told of tokens wanted no more.
+    Callback = 4,
+}
+
+/// What came of a call that generates.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Generation {
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Those of them that the context still held, and that were not computed again.
+    pub n_cached: usize,
+    /// Tokens that were generated.
+    pub n_generated: usize,
+    /// Why the text ended.
+    pub stop_reason: StopReason,
+}
+
+/// Sets all members of `options`; `size` is sizeof(ma_generate_options).
+///
+/// # Safety
+/// `options` is null or leads to room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_generate_options_default(options: *mut GenerateOptions, size: usize) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let out = unsafe { Out::new(options, "options") }?;
+        check_struct::<GenerateOptions>(size, "generate_options")?;
+        out.set(GenerateOptions::new());
+        Ok(())
+    })
+}
+
+/// Continues the tokens of `prompt`, those that the model wants around a text included (see ma_tokenize), and tells `on_token`
+/// of each new one. What the context still holds of the prompt is not computed again.
+///
+/// Null `sampling` and `options` are the defaults; null `on_token` tells nobody, null `generation` is not written to. A call
+/// that fails on its way has told of the tokens before.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_generate(
+    context: *const Context,
+    prompt: *const u32,
+    n_prompt: usize,
+    sampling: *const SamplingOptions,
+    options: *const GenerateOptions,
+    on_token: OnToken,
+    user: *mut c_void,
+    generation: *mut Generation,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (context, prompt) = unsafe { (reference(context, "context")?, values(prompt, n_prompt, "prompt")?) };
+        // SAFETY: as the caller promises.
+        let request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        let done = request.run(&mut *context.lock()?, prompt)?;
+        // SAFETY: as the caller promises.
+        unsafe { tell(done, generation) }
+    })
+}
+
+/// As ma_generate, of a text: its `length` is in bytes, or MA_NUL_TERMINATED. The tokens that the model wants around a text are
+/// added.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `prompt` to `length` bytes. `on_token` is null or a function of its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_complete(
+    context: *const Context,
+    prompt: *const c_char,
+    length: usize,
+    sampling: *const SamplingOptions,
+    options: *const GenerateOptions,
+    on_token: OnToken,
+    user: *mut c_void,
+    generation: *mut Generation,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (context, prompt) = unsafe { (reference(context, "context")?, text(prompt, length, "prompt")?) };
+        // SAFETY: as the caller promises.
+        let request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        let mut generator = context.lock()?;
+        let tokenizer = generator.model().tokenizer()?;
+        let ids = tokenizer.encode(prompt, EncodeOptions { add_special: true, parse_special: false });
+        let done = request.run(&mut generator, &ids)?;
+        // SAFETY: as the caller promises.
+        unsafe { tell(done, generation) }
+    })
+}
+
+/// Writes what came of a call to where the caller wants it, if anywhere.
+///
+/// # Safety
+/// `to` is null or leads to room for it.
+unsafe fn tell(done: Generation, to: *mut Generation) -> Result<(), Failure> {
+    if !to.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { Out::new(to, "generation") }?.set(done);
+    }
+    Ok(())
+}
+
+/// What a call asks for.
+struct Request {
+    sampling: metal_attention::sampling::SamplerOptions,
+    options: metal_attention::GenerateOptions,
+    on_token: OnToken,
+    user: *mut c_void,
+}
+
+impl Request {
+    /// # Safety
+    /// Pointers are null or lead to what they are said to. `on_token` may be called with `user`.
+    unsafe fn new(
+        sampling: *const SamplingOptions,
+        options: *const GenerateOptions,
+        on_token: OnToken,
+        user: *mut c_void,
+    ) -> Result<Self, Failure> {
+        // SAFETY: as the caller promises.
+        let sampling = match unsafe { crate::generate::options(sampling, "sampling_options") }? {
+            // SAFETY: as the caller promises.
+            Some(sampling) => unsafe { sampling.sampler() }?,
+            None => metal_attention::sampling::SamplerOptions::default(),
+        };
+        // SAFETY: as the caller promises.
+        let options = match unsafe { crate::generate::options(options, "generate_options") }? {
+            // SAFETY: as the caller promises.
+            Some(options) => unsafe { options.options() }?,
+            None => metal_attention::GenerateOptions::default(),
+        };
+        Ok(Self { sampling, options, on_token, user })
+    }
+
+    /// Tells the caller of a token; whether it wants more.
+    fn on_token(&self, id: u32, text: String) -> bool {
+        let Some(on_token) = self.on_token else { return true };
+        let length = text.len();
+        // A text may have a NUL in it, which is why its length is told, too.
+        let mut bytes = text.into_bytes();
+        bytes.push(0);
+        let token = Token { id, text: bytes.as_ptr().cast(), length };
+        // SAFETY: `new` was promised that it may be called, and the token lives until it returns.
+        unsafe { on_token(&raw const token, self.user) == 0 }
+    }
+
+    fn run(self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
+        if generator.model().spec().output.head.is_none() {
+            return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
+        }
+        generator.set_sampling(self.sampling.clone())?;
+        generator.prompt(prompt, |_, _| ControlFlow::Continue(()))?;
+        let mut generation = generator.generate(self.options.clone());
+        let mut n_generated = 0;
+        let mut stopped = false;
+        for token in generation.by_ref() {
+            let token = token?;
+            n_generated += 1;
+            if !self.on_token(token.id, token.text) {
+                stopped = true;
+                break;
+            }
+        }
+        let reason = generation.stop_reason();
+        let n_cached = generation.timings().cached_tokens;
+        let rest = generation.finish();
+        if !stopped && !rest.is_empty() {
+            self.on_token(MA_NO_TOKEN, rest);
+        }
+        let stop_reason = match reason {
+            _ if stopped => StopReason::Callback,
+            Some(metal_attention::StopReason::EndOfGeneration) => StopReason::EndOfGeneration,
+            Some(metal_attention::StopReason::StopString) => StopReason::StopString,
+            Some(metal_attention::StopReason::ContextFull) => StopReason::ContextFull,
+            // The library may have more reasons one day.
+            Some(_) | None => StopReason::Length,
+        };
+        Ok(Generation { n_prompt: prompt.len(), n_cached, n_generated, stop_reason })
+    }
+}

@@ -1,0 +1,31 @@
+//! Runs GGUF language models from C: the functions of `include/metal_attention.h`, which cbindgen makes of these sources.
+//!
+//! Every function takes its arguments with suspicion: null pointers, texts that are no UTF-8 and buffers that are too small are
+//! errors, and no panic reaches the caller. What it cannot check it asks for under "Safety": that pointers which are not
+//! null lead to as much memory as is said, and that nothing is used after it was freed.
+
+#![allow(clippy::doc_markdown, reason = "the documentation is that of a C header")]
+
+mod context;
+mod embed;
+mod generate;
+mod model;
+mod pointers;
+mod sampling;
+mod status;
+
+pub use context::{
+    Context, ContextOptions, ma_context_cancel, ma_context_free, ma_context_n_ctx, ma_context_new,
+    ma_context_options_default,
+};
+pub use embed::{ma_embed, ma_model_n_embedding};
+pub use generate::{
+    GenerateOptions, Generation, MA_NO_TOKEN, OnToken, StopReason, Token, ma_complete, ma_generate,
+    ma_generate_options_default,
+};
+pub use model::{
+    MA_NUL_TERMINATED, Model, ma_detokenize, ma_model_built_in, ma_model_free, ma_model_n_ctx_train, ma_model_n_vocab,
+    ma_model_open, ma_tokenize,
+};
+pub use sampling::{LogitBias, SamplingOptions, ma_sampling_options_default, ma_sampling_options_greedy};
+pub use status::{MA_ABI_VERSION, Status, ma_abi_version, ma_last_error, ma_version};

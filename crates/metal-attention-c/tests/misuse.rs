@@ -1,0 +1,251 @@
+//! What callers do wrong is told, and nothing worse comes of it.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+
+use metal_attention_c::{
+    Context, ContextOptions, GenerateOptions, Generation, MA_NUL_TERMINATED, Model, OnToken, SamplingOptions, Status,
+    Token, ma_complete, ma_context_cancel, ma_context_free, ma_context_n_ctx, ma_context_new,
+    ma_context_options_default, ma_detokenize, ma_embed, ma_generate, ma_generate_options_default, ma_last_error,
+    ma_model_built_in, ma_model_free, ma_model_n_ctx_train, ma_model_n_embedding, ma_model_n_vocab, ma_model_open,
+    ma_sampling_options_default, ma_tokenize,
+};
+
+/// What the last call that failed says.
+fn why() -> String {
+    // SAFETY: the message of this thread stays until its next call.
+    unsafe { CStr::from_ptr(ma_last_error()) }.to_str().unwrap().to_owned()
+}
+
+fn built_in() -> *mut Model {
+    let mut model = null_mut();
+    // SAFETY: there is room for the pointer.
+    assert_eq!(unsafe { ma_model_built_in(&raw mut model) }, Status::Ok);
+    model
+}
+
+/// A context for `n_ctx` tokens on the CPU.
+fn context(model: *const Model, n_ctx: usize) -> *mut Context {
+    let mut options = MaybeUninit::<ContextOptions>::uninit();
+    let mut context = null_mut();
+    // SAFETY: the options have room, and are set by the first call.
+    unsafe {
+        assert_eq!(ma_context_options_default(options.as_mut_ptr(), size_of::<ContextOptions>()), Status::Ok);
+        let mut options = options.assume_init();
+        (options.device, options.n_ctx, options.n_threads) = (c"cpu".as_ptr(), n_ctx, 1);
+        assert_eq!(ma_context_new(model, &raw const options, &raw mut context), Status::Ok, "{}", why());
+    }
+    context
+}
+
+#[test]
+fn null_pointers_are_errors() {
+    let (mut n, mut model, mut context) = (0, null_mut(), null_mut());
+    let text = c"Once".as_ptr();
+    // SAFETY: null is what these functions ask about.
+    let statuses = unsafe {
+        [
+            ma_model_open(null(), &raw mut model),
+            ma_model_open(text, null_mut()),
+            ma_model_built_in(null_mut()),
+            ma_tokenize(null(), text, 4, 1, 0, null_mut(), 0, &raw mut n),
+            ma_detokenize(null(), null(), 0, 0, null_mut(), 0, &raw mut n),
+            ma_context_new(null(), null(), &raw mut context),
+            ma_context_options_default(null_mut(), size_of::<ContextOptions>()),
+            ma_sampling_options_default(null_mut(), size_of::<SamplingOptions>()),
+            ma_generate_options_default(null_mut(), size_of::<GenerateOptions>()),
+            ma_generate(null(), null(), 0, null(), null(), None, null_mut(), null_mut()),
+            ma_complete(null(), text, 4, null(), null(), None, null_mut(), null_mut()),
+            ma_embed(null(), text, 4, null_mut(), 0, &raw mut n),
+        ]
+    };
+    assert_eq!(statuses, [Status::InvalidArgument; 12]);
+    assert!(why().contains("context is a null pointer"), "{}", why());
+    // SAFETY: as above.
+    unsafe {
+        ma_model_free(null_mut());
+        ma_context_free(null_mut());
+        ma_context_cancel(null());
+        assert_eq!((ma_model_n_vocab(null()), ma_model_n_ctx_train(null()), ma_model_n_embedding(null())), (0, 0, 0));
+        assert_eq!(ma_context_n_ctx(null()), 0);
+    }
+}
+
+#[test]
+fn files_that_are_no_models_are_errors() {
+    let mut model = null_mut();
+    let mut open = |path: &str| {
+        let path = CString::new(path).unwrap();
+        // SAFETY: the path ends with a NUL, and there is room for the pointer.
+        (unsafe { ma_model_open(path.as_ptr(), &raw mut model) }, why())
+    };
+    let (status, message) = open("nothing.gguf");
+    assert!(status == Status::Model && message.contains("nothing.gguf"), "{message}");
+    let folder = tempfile::tempdir().unwrap();
+    let damaged = folder.path().join("damaged.gguf");
+    std::fs::write(&damaged, b"GGUF and no more").unwrap();
+    assert_eq!(open(damaged.to_str().unwrap()).0, Status::Model);
+    assert!(model.is_null());
+    let path = c"\xff".as_ptr();
+    // SAFETY: as above.
+    assert_eq!(unsafe { ma_model_open(path, &raw mut model) }, Status::InvalidArgument);
+    assert!(why().contains("path is no UTF-8"), "{}", why());
+}
+
+#[test]
+fn buffers_say_what_they_need() {
+    let model = built_in();
+    let text = "Once upon a time";
+    let tokenize = |ids: *mut u32, capacity: usize| {
+        let mut n = 7;
+        // SAFETY: the text has so many bytes, and `ids` room for `capacity`.
+        let status = unsafe { ma_tokenize(model, text.as_ptr().cast(), text.len(), 1, 0, ids, capacity, &raw mut n) };
+        (status, n)
+    };
+    assert_eq!(tokenize(null_mut(), 0), (Status::BufferTooSmall, 5));
+    assert_eq!(tokenize(null_mut(), 100), (Status::BufferTooSmall, 5), "no buffer has no room");
+    let mut ids = [0; 5];
+    assert_eq!(tokenize(ids.as_mut_ptr(), 4), (Status::BufferTooSmall, 5));
+    assert_eq!(ids, [0; 5], "nothing is written to it");
+    assert_eq!((tokenize(ids.as_mut_ptr(), 5), ids), ((Status::Ok, 5), [1, 403, 407, 261, 378]));
+
+    let detokenize = |ids: &[u32], buffer: &mut [u8]| {
+        let (mut n, to) = (0, buffer.as_mut_ptr().cast::<c_char>());
+        // SAFETY: pointers and sizes are those of slices.
+        let status = unsafe { ma_detokenize(model, ids.as_ptr(), ids.len(), 0, to, buffer.len(), &raw mut n) };
+        (status, n)
+    };
+    let mut buffer = [0; 16];
+    assert_eq!(detokenize(&ids, &mut buffer[..15]), (Status::BufferTooSmall, 16));
+    assert_eq!(detokenize(&ids, &mut buffer), (Status::Ok, 16));
+    assert_eq!(&buffer, text.as_bytes());
+    assert_eq!(detokenize(&[512], &mut buffer).0, Status::InvalidArgument);
+    assert!(why().contains("512"), "{}", why());
+    let mut n = 0;
+    // SAFETY: there is no memory of that size, which is found before it is looked at.
+    unsafe {
+        assert_eq!(
+            ma_detokenize(model, ids.as_ptr(), usize::MAX, 0, null_mut(), 0, &raw mut n),
+            Status::InvalidArgument
+        );
+        assert_eq!(ma_detokenize(model, null(), 3, 0, null_mut(), 0, &raw mut n), Status::InvalidArgument);
+        // A text of no length may be nowhere.
+        assert_eq!(ma_tokenize(model, null(), 0, 0, 0, null_mut(), 0, &raw mut n), Status::Ok);
+        assert_eq!((n, ma_model_n_vocab(model)), (0, 512));
+        ma_model_free(model);
+    }
+}
+
+#[test]
+fn options_have_the_right_size_and_values() {
+    let model = built_in();
+    let context = context(model, 64);
+    let mut sampling = MaybeUninit::<SamplingOptions>::uninit();
+    // SAFETY: there is room for the options, which the second call sets.
+    let mut sampling = unsafe {
+        assert_eq!(ma_sampling_options_default(sampling.as_mut_ptr(), 8), Status::InvalidArgument);
+        assert!(why().contains("8 bytes instead of"), "{}", why());
+        assert_eq!(ma_sampling_options_default(sampling.as_mut_ptr(), size_of::<SamplingOptions>()), Status::Ok);
+        sampling.assume_init()
+    };
+    let complete = |sampling: &SamplingOptions| {
+        // SAFETY: the prompt ends with a NUL, and the other pointers are null or lead to what they should.
+        let status = unsafe {
+            let prompt = c"Once upon a time".as_ptr();
+            ma_complete(context, prompt, MA_NUL_TERMINATED, sampling, null(), Some(stop), null_mut(), null_mut())
+        };
+        (status, why())
+    };
+    assert_eq!(complete(&sampling).0, Status::Ok);
+    let wrong = SamplingOptions { size: sampling.size - 8, ..sampling };
+    assert_eq!(complete(&wrong).0, Status::InvalidArgument);
+    sampling.temperature = -1.0;
+    let (status, message) = complete(&sampling);
+    assert!(status == Status::InvalidArgument && message.contains("temperature"), "{message}");
+    sampling.temperature = 1.0;
+    sampling.samplers = c"top_k;luck".as_ptr();
+    let (status, message) = complete(&sampling);
+    assert!(status == Status::InvalidArgument && message.contains("luck"), "{message}");
+    sampling.samplers = null();
+    sampling.n_logit_bias = 1;
+    assert_eq!(complete(&sampling).0, Status::InvalidArgument);
+    // SAFETY: they come from the library and are not used any more.
+    unsafe {
+        ma_context_free(context);
+        ma_model_free(model);
+    }
+}
+
+unsafe extern "C" fn stop(_: *const Token, _: *mut c_void) -> i32 {
+    1
+}
+
+/// Uses its context while that is in use.
+unsafe extern "C" fn reenter(token: *const Token, context: *mut c_void) -> i32 {
+    // SAFETY: the test passes its context, and the token is there.
+    unsafe {
+        let id = (*token).id;
+        let status = ma_generate(context.cast(), &raw const id, 1, null(), null(), None, null_mut(), null_mut());
+        assert_eq!(status, Status::Busy);
+        ma_context_cancel(context.cast());
+    }
+    0
+}
+
+#[test]
+fn a_context_does_one_thing_at_a_time_and_can_be_told_to_stop() {
+    let model = built_in();
+    let context = context(model, 64);
+    // SAFETY: the context outlives its model, which it holds on to; ids and pointers are there.
+    unsafe {
+        ma_model_free(model);
+        let ids = [1, 403, 407, 261, 378];
+        let generate = |ids: &[u32], on_token: OnToken, done: *mut Generation| {
+            ma_generate(context, ids.as_ptr(), ids.len(), null(), null(), on_token, context.cast(), done)
+        };
+        assert_eq!(generate(&ids, Some(reenter), null_mut()), Status::Cancelled);
+        let mut done = MaybeUninit::uninit();
+        assert_eq!(generate(&ids, None, done.as_mut_ptr()), Status::Ok, "the next call is not concerned");
+        let done = done.assume_init();
+        assert!(done.n_prompt == 5 && done.n_cached == 4 && done.n_generated > 0, "{done:?}");
+        assert_eq!(generate(&[], None, null_mut()), Status::InvalidArgument);
+        assert_eq!(generate(&[512], None, null_mut()), Status::InvalidArgument);
+        assert_eq!(generate(&[1; 65], None, null_mut()), Status::ContextFull);
+        assert_eq!(ma_context_n_ctx(context), 64);
+        ma_context_free(context);
+    }
+}
+
+/// Threads may share models and contexts, as the header says.
+#[test]
+fn handles_can_be_shared() {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Model>();
+    is_shared::<Context>();
+}
+
+/// Of length 1, the same for the same text, and not written to a buffer that is too small.
+#[test]
+fn embeddings_are_vectors_of_length_one() {
+    let model = built_in();
+    let context = context(model, 64);
+    let mut vector = [0.0_f32; 64];
+    let mut n = 0;
+    // SAFETY: there is room for 64 elements.
+    unsafe {
+        assert_eq!(ma_model_n_embedding(model), 64);
+        let text = c"Once upon a time".as_ptr();
+        let mut embed =
+            |capacity| (ma_embed(context, text, MA_NUL_TERMINATED, vector.as_mut_ptr(), capacity, &raw mut n), n);
+        assert_eq!(embed(63), (Status::BufferTooSmall, 64));
+        assert_eq!(embed(64), (Status::Ok, 64));
+        let mut again = [0.0_f32; 64];
+        let status = ma_embed(context, text, MA_NUL_TERMINATED, again.as_mut_ptr(), 64, &raw mut n);
+        assert_eq!((status, again), (Status::Ok, vector));
+        ma_context_free(context);
+        ma_model_free(model);
+    }
+    let length: f32 = vector.iter().map(|x| x * x).sum();
+    assert!((length - 1.0).abs() < 1e-5, "{length}");
+}
