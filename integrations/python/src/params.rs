@@ -97,7 +97,7 @@ fn call<'py, T: FromPyObjectOwned<'py>>(params: &Bound<'py, PyAny>, name: &str) 
 }
 
 fn extract<'py, T: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<T> {
-    value.extract().map_err(|error| {
+    value.extract().map_err(|error: T::Error| {
         let error: PyErr = error.into();
         OptionError::new_err(format!("{name}: {}", error.value(value.py())))
     })

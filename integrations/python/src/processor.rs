@@ -29,7 +29,7 @@ pub struct PythonProcessor {
 
 impl LogitsProcessor for PythonProcessor {
     fn process(&mut self, ids: &[u32], logits: &mut [f32]) -> Result<(), String> {
-        let outcome = Python::try_attach(|py| {
+        let outcome: Option<PyResult<Vec<u8>>> = Python::try_attach(|py| {
             let bytes = PyByteArray::new(py, bytemuck::cast_slice(logits));
             self.function.call1(py, (ids, &bytes))?;
             Ok(bytes.to_vec())

@@ -12,6 +12,7 @@ import pytest
 from conftest import Logits, reference
 
 from metal_attention import LLM, EngineError, OptionError, PromptError, SamplingParams
+from metal_attention.llm import Prompt
 
 STORY = ", there was a little girl named Lily. She loved to play outside in the park."
 GREEDY = SamplingParams(temperature=0, max_tokens=22)
@@ -48,7 +49,7 @@ def test_texts_are_those_of_the_program(llm: LLM, program: Callable[..., str], o
 
 
 def test_outputs_say_what_became_of_each_prompt(llm: LLM) -> None:
-    prompts = ["Once upon a time", [1, 403, 407, 261, 378], {"prompt": "Once upon a time"}, {"prompt_token_ids": [1, 403]}]
+    prompts: list[Prompt] = ["Once upon a time", [1, 403, 407, 261, 378], {"prompt": "Once upon a time"}, {"prompt_token_ids": [1, 403]}]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.prompt for output in outputs] == ["Once upon a time", None, "Once upon a time", None]
     assert len({output.request_id for output in outputs}) == 4
@@ -172,7 +173,7 @@ def test_a_text_ends_when_its_time_is_over(llm: LLM) -> None:
 
 
 def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
-    cases: list[tuple[type[Exception], str, object, SamplingParams]] = [
+    cases: list[tuple[type[Exception], str, Prompt, SamplingParams]] = [
         (PromptError, "the prompt has 600 tokens, but the context has room for 512", [5] * 600, GREEDY),
         (PromptError, "token id 512 is outside the vocabulary of 512 tokens", [1, 512], GREEDY),
         (PromptError, "the prompt is empty", {"prompt_token_ids": []}, GREEDY),
@@ -187,7 +188,7 @@ def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
     ]
     for kind, why, prompt, params in cases:
         with pytest.raises(kind, match=why):
-            llm.generate([prompt], params, use_tqdm=False)  # type: ignore[list-item]
+            llm.generate([prompt], params, use_tqdm=False)
     with pytest.raises(OptionError, match="n is 0"):
         SamplingParams(n=0)
     with pytest.raises(PromptError, match="outside the vocabulary"):

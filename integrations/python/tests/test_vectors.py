@@ -89,11 +89,11 @@ def reranker(path: pathlib.Path) -> None:
     matrices |= {"blk.0.ffn_up": (n_ff, n_embd), "blk.0.ffn_down": (n_embd, n_ff)}
     matrices |= {"cls": (n_embd, n_embd), "cls.output": (1, n_embd)}
     for name, shape in matrices.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
     for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
         shapes |= {f"{name}.weight": (n_embd,), f"{name}.bias": (n_embd,)}
-    for name, shape in shapes.items():
-        weights = random.uniform(-0.25, 0.25, shape) + float(name.endswith("norm.weight"))
+    for name, size in shapes.items():
+        weights = random.uniform(-0.25, 0.25, size) + float(name.endswith("norm.weight"))
         writer.add_tensor(name, weights.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

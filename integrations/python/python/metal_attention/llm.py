@@ -272,10 +272,12 @@ class LLM:
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
-        if isinstance(prompt, str):
-            return prompt, self.tokenize(prompt)
-        return None, list(prompt)
+            given: str | Sequence[int] = prompt["prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"]
+        else:
+            given = prompt
+        if isinstance(given, str):
+            return given, self.tokenize(given)
+        return None, list(given)
 
     def _generate(
         self,
