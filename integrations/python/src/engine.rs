@@ -273,6 +273,8 @@ impl Engine {
                 waiting.push(async move { (i, outcome.await) });
             }
             let Some((i, outcome)) = self.threads.wait(py, waiting.next())? else { break };
+            // Where all outcomes come quickly no wait looks.
+            py.check_signals()?;
             outcomes[i] = Some(outcome?);
             if let Some(done) = &done {
                 done.call1(py, (i,))?;

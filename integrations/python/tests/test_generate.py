@@ -14,7 +14,7 @@ from conftest import Logits, reference
 from metal_attention import LLM, EngineError, OptionError, PromptError, SamplingParams
 from metal_attention.llm import Prompt
 
-STORY = ", there was a little girl named Lily. She loved to play outside in the park."
+STORY = ", there was a little girl named Lily. She loved to play outside in"
 GREEDY = SamplingParams(temperature=0, max_tokens=22)
 
 
@@ -182,7 +182,7 @@ def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
         (OptionError, "there is no sampler named", "a", SamplingParams(samplers=["top_z"])),
         (OptionError, "max_tokens", "a", SamplingParams(max_tokens=-1)),
         (OptionError, "top_k is -2", "a", SamplingParams(top_k=-2)),
-        (OptionError, "timeout is nan", "a", SamplingParams(timeout=float("nan"))),
+        (OptionError, "timeout is NaN", "a", SamplingParams(timeout=float("nan"))),
         (OptionError, "logit bias of token 3", "a", SamplingParams(logit_bias={3: float("inf")})),
         (PromptError, "token id 9999", "a", SamplingParams(logit_bias={9999: 1})),
     ]

@@ -41,7 +41,7 @@ def test_files_are_opened_by_path(tmp_path: pathlib.Path) -> None:
 def test_bad_options_are_refused() -> None:
     cases: list[tuple[type[Exception], str, dict[str, object]]] = [
         (DeviceError, "is no device", {"device": "tpu"}),
-        (DeviceError, "gpu", {"device": "gpu:no such card"}),
+        (DeviceError, "GPU", {"device": "gpu:no such card"}),
         (OptionError, "n_ctx", {"n_ctx": 0, "device": "cpu"}),
         (OptionError, "n_parallel", {"n_parallel": 0, "device": "cpu"}),
         (OptionError, "threads", {"n_threads": 0, "device": "cpu"}),

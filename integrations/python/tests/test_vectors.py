@@ -104,7 +104,7 @@ def reranker(path: pathlib.Path) -> None:
 def test_scores_are_those_of_the_program(tmp_path: pathlib.Path, program: Callable[..., str]) -> None:
     path = tmp_path / "reranker.gguf"
     reranker(path)
-    llm = LLM(path, device="cpu", exact=True, n_parallel=2)
+    llm = LLM(path, device="cpu", exact=True, cache_type="f32", n_parallel=2)
     query, documents = "the moon", ["of the sun", "it is far", "the moon is far from the sun"]
     arguments = [argument for document in documents for argument in ("-d", document)]
     answer = json.loads(program("rerank", "-m", str(path), "-q", query, *arguments, "--device", "cpu", "--exact", "--json"))

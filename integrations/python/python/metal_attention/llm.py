@@ -8,7 +8,9 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from ._engine import Completion, Engine
 from .outputs import (
@@ -22,12 +24,8 @@ from .outputs import (
     ScoringRequestOutput,
 )
 from .progress import DownloadProgress, Progress
-from .sampling_params import SamplingParams
+from .sampling_params import Logits, SamplingParams
 from .stream import Stream, _finish_reason
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
 """A text, token ids, or vLLM's `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
@@ -247,11 +245,9 @@ class LLM:
             for score, ids in zip(scores, texts, strict=True)
         ]
 
-    def logits(self, prompt: Prompt, *, start: int = 0) -> npt.NDArray[np.float32]:
+    def logits(self, prompt: Prompt, *, start: int = 0) -> Logits:
         """The logits after each token of a text from the `start`-th on (a negative one counts from the end), `[n_tokens,
         n_vocab]`."""
-        import numpy as np
-
         _, ids = self._prompt(prompt)
         first = max(len(ids) + start, 0) if start < 0 else start
         data = self._engine.logits(ids, first)

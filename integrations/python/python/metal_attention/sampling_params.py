@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
-LogitsProcessor: TypeAlias = "Callable[[list[int], npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]"
+from .errors import OptionError
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+LogitsProcessor: TypeAlias = Callable[[list[int], Logits], Logits | None]
 """Gets the ids of the text so far (the prompt's first) and the logits of the next token, `[n_vocab]`. It changes them in
 place, or returns others. A logit of -inf forbids its token."""
 
@@ -80,8 +82,6 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            from .errors import OptionError
-
             raise OptionError(f"n is {self.n}, but it must be at least 1")
 
     def _stop(self) -> list[str]:
@@ -99,12 +99,10 @@ class SamplingParams:
         """All processors as one that works on the bytes of the logits."""
         if not self.logits_processors:
             return None
-        import numpy as np
-
         processors = tuple(self.logits_processors)
 
         def process(ids: list[int], data: bytearray) -> None:
-            logits: Any = np.frombuffer(data, dtype=np.float32)
+            logits: Logits = np.frombuffer(data, dtype=np.float32)
             changed = logits
             for processor in processors:
                 result = processor(ids, changed)
