@@ -58,11 +58,11 @@ impl Engine {
         let engine =
             EngineOptions { device, n_ctx, n_threads, cache_type, exact, watch: watch.clone(), ..Default::default() };
         let wanted = Wanted { model, in_memory, engine, n_parallel, download };
-        let no_threads = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
-        let threads = Threads::start().map_err(no_threads)?;
+        let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
+        let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();
         let load = move || drop(answer.send(wanted.load()));
-        std::thread::Builder::new().name("load".into()).spawn(load).map_err(no_threads)?;
+        std::thread::Builder::new().name("load".into()).spawn(load).map_err(without_thread)?;
         // It may be waiting for a silent server: it is told to end, and not waited for.
         let loaded = threads.wait(py, loaded).inspect_err(|_| watch.cancel())?;
         let (loaded, scheduler) =
@@ -132,7 +132,9 @@ impl Engine {
     fn detokenize(&self, ids: Vec<u32>, special: bool) -> PyResult<String> {
         let n_vocab = self.loaded.tokenizer.n_vocab();
         match ids.iter().find(|&&id| id as usize >= n_vocab) {
-            Some(id) => Err(PromptError::new_err(format!("token id {id} is outside the vocabulary of {n_vocab} tokens"))),
+            Some(id) => {
+                Err(PromptError::new_err(format!("token id {id} is outside the vocabulary of {n_vocab} tokens")))
+            }
             None => Ok(self.loaded.tokenizer.decode(&ids, special)),
         }
     }
@@ -186,13 +188,11 @@ impl Engine {
     ) -> PyResult<Vec<Completion>> {
         let requests = requests.into_iter().map(|(ids, params, index)| request(ids, &params, index));
         let requests: Vec<_> = requests.collect::<PyResult<_>>()?;
-        self.gather(py, requests, done, |scheduler, (request, raised)| {
+        self.gather(py, requests, done.as_ref(), |scheduler, (request, raised)| {
             // Nobody looks at the text before it is finished.
             let request = metal_attention::scheduler::Request { whole: true, ..request };
             let events = scheduler.submit(request)?;
-            Ok(async move {
-                events.completion().await.map(Completion::from).map_err(|why| failure(&why, &raised))
-            })
+            Ok(async move { events.completion().await.map(Completion::from).map_err(|why| failure(&why, &raised)) })
         })
     }
 
@@ -205,7 +205,7 @@ impl Engine {
 
     /// Makes a vector of each text.
     fn embed(&self, py: Python<'_>, texts: Vec<Vec<u32>>, done: Option<Py<PyAny>>) -> PyResult<Vec<Vec<f32>>> {
-        self.gather(py, texts, done, |scheduler, ids| {
+        self.gather(py, texts, done.as_ref(), |scheduler, ids| {
             let vector = scheduler.embed(Client::Unknown, ids)?;
             Ok(async move { vector.await.map_err(|why| errors::of_request(&why)) })
         })
@@ -255,7 +255,7 @@ impl Engine {
         &self,
         py: Python<'_>,
         items: Vec<Item>,
-        done: Option<Py<PyAny>>,
+        done: Option<&Py<PyAny>>,
         submit: impl Fn(&Scheduler, Item) -> Result<Waiting, SubmitError>,
     ) -> PyResult<Vec<T>>
     where
@@ -276,7 +276,7 @@ impl Engine {
             // Where all outcomes come quickly no wait looks.
             py.check_signals()?;
             outcomes[i] = Some(outcome?);
-            if let Some(done) = &done {
+            if let Some(done) = done {
                 done.call1(py, (i,))?;
             }
         }

@@ -46,7 +46,8 @@ impl Wanted {
             None => Model::built_in(),
             Some(name) => {
                 let path = match name.strip_prefix(PREFIX) {
-                    Some(_) => fetch(&name, Downloads { watch, callback: download, file: None }).map_err(|e| errors::of_hub(&e))?,
+                    Some(_) => fetch(&name, Downloads { watch, callback: download, file: None })
+                        .map_err(|e| errors::of_hub(&e))?,
                     None => name.into(),
                 };
                 Model::open_with(path, &ModelOptions { in_memory, ..Default::default() })
