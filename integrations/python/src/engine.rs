@@ -24,7 +24,7 @@ use crate::wait::Threads;
 const AHEAD: usize = 4;
 
 /// A model that runs, and its queue.
-#[pyclass(frozen, module = "metal_attention._engine")]
+#[pyclass(frozen, weakref, module = "metal_attention._engine")]
 pub struct Engine {
     loaded: Loaded,
     /// The queue until it is closed.
@@ -226,13 +226,17 @@ impl Engine {
         Ok(PyByteArray::new(py, bytemuck::cast_slice(&logits)))
     }
 
-    /// Cancels what runs, and gives the memory of the KV cache and the engine's weights back.
+    /// Cancels what runs, and gives the memory of the KV cache and the engine's weights back. When this returns no thread of
+    /// the engine calls Python any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match scheduler {
-            Some(scheduler) => self.threads.wait(py, scheduler.shut_down(Duration::ZERO)),
-            None => Ok(()),
+        if self.process != std::process::id() {
+            return Ok(());
         }
+        let scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(scheduler) = scheduler {
+            self.threads.wait(py, scheduler.shut_down(Duration::ZERO))?;
+        }
+        self.threads.wait_for_callers(py)
     }
 }
 

@@ -100,7 +100,7 @@ struct File {
 impl Downloads {
     /// What the callback raises is nobody's concern: the download goes on.
     fn tell(&self, done: u64) {
-        if let (Some(callback), Some(file)) = (&self.callback, &self.file) {
+        if let (Some(callback), Some(file), false) = (&self.callback, &self.file, self.stop()) {
             Python::try_attach(|py| callback.call1(py, (&file.name, done, file.bytes)).map(drop));
         }
     }

@@ -135,7 +135,7 @@ impl EventStream {
     fn listen(&self, callback: Py<PyAny>) {
         let Some(mut events) = self.take(State::Closed) else { return };
         let raised = self.raised.clone();
-        let task = self.threads.handle().spawn(async move {
+        let task = self.threads.spawn(async move {
             while let Some(event) = events.recv().await {
                 let event = Event::new(event, &raised);
                 let told = Python::try_attach(|py| match event {
@@ -147,7 +147,7 @@ impl EventStream {
                 }
             }
         });
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Listening(task.abort_handle());
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Listening(task);
     }
 
     /// Cancels the text.

@@ -42,7 +42,7 @@ def test_bad_options_are_refused() -> None:
     cases: list[tuple[type[Exception], str, dict[str, object]]] = [
         (DeviceError, "is no device", {"device": "tpu"}),
         (DeviceError, "GPU", {"device": "gpu:no such card"}),
-        (OptionError, "n_ctx", {"n_ctx": 0, "device": "cpu"}),
+        (OptionError, "context length must be at least 1", {"n_ctx": 0, "device": "cpu"}),
         (OptionError, "n_parallel", {"n_parallel": 0, "device": "cpu"}),
         (OptionError, "threads", {"n_threads": 0, "device": "cpu"}),
         (OptionError, "unknown cache type", {"cache_type": "f8"}),

@@ -5,6 +5,8 @@ from typing import final
 
 from .sampling_params import SamplingParams
 
+__all__ = ["Completion", "Engine", "Event", "EventStream", "__version__"]
+
 __version__: str
 
 @final

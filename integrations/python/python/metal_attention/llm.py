@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import os
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -27,11 +29,21 @@ from .progress import DownloadProgress, Progress
 from .sampling_params import Logits, SamplingParams
 from .stream import Stream, _finish_reason
 
-Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
 
 Message: TypeAlias = Mapping[str, Any]
 """A message as OpenAI's interface has it: `{"role": "user", "content": "Hello!"}`."""
+
+
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter goes: no thread of an engine may be in Python then."""
+    for engine in list(_open):
+        engine.close()
 
 
 class LLM:
@@ -88,6 +100,7 @@ class LLM:
             )
         finally:
             download.close()
+        _open.add(self._engine)
         self._request_ids = itertools.count()
         self._warned_of_template = False
 
