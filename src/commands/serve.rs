@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use metal_attention::EngineOptions;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
 use metal_attention_server::http::{HttpOptions, Keys, Listeners, LoadError, Loaded, ServeError, THREADS, serve};
 use tokio::net::TcpListener;
@@ -35,9 +34,6 @@ Examples:
   METAL_ATTENTION_API_KEY=secret metal-attention serve -m model.gguf --host 0.0.0.0 --port 80
   curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
-
-/// Finished texts that are kept, as far as the KV cache has room, for prompts that begin like them.
-const KEPT_TEXTS: usize = 64;
 
 /// Answer requests over HTTP, as OpenAI's interface has it
 #[derive(clap::Args)]
@@ -212,13 +208,9 @@ impl Args {
         self.model.tokenizer(&model)?;
         let n_parallel = self.parallel;
         let engine = self.engine.options(&model);
-        let n_cache = n_parallel.saturating_mul(engine.n_ctx_of(&model));
-        let n_seq = n_parallel.saturating_add(KEPT_TEXTS);
-        // Of texts, and of embeddings, of which there may be one more: finished texts have what these leave.
-        let n_windows = Some(n_parallel.saturating_mul(2).saturating_add(1));
-        let engine = EngineOptions { n_seq, n_cache: Some(n_cache), n_windows, ..engine };
         let n_batch = engine.n_ubatch.max(n_parallel);
         let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..Default::default() };
+        let engine = options.engine(&model, &engine);
         let name = self.model.name();
         Ok(move || {
             if !std::io::stderr().is_terminal() {

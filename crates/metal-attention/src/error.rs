@@ -69,6 +69,9 @@ pub enum Error {
         /// Context length of the training.
         n_ctx_train: usize,
     },
+    /// The caller's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
+    #[error("the logits processor failed: {0}")]
+    LogitsProcessor(String),
     /// The caller's progress function asked to stop, or the [`Watch`](crate::Watch) was cancelled. The micro-batches that
     /// were evaluated stay in the KV cache.
     #[error("interrupted after {done} of {total} prompt tokens")]

@@ -8,7 +8,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler, SamplerOptions};
 use crate::sequence::Sequence;
-use crate::{EngineOptions, Error, GenerateOptions, Generation, Model, Pooler, Timings};
+use crate::{EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, Timings};
 
 /// A model, its KV cache and a sampler.
 ///
@@ -69,6 +69,12 @@ impl Generator {
     pub fn set_sampling(&mut self, sampling: SamplerOptions) -> Result<(), Error> {
         self.sequence.set_sampler(sampler(&self.tokenizer, sampling)?);
         Ok(())
+    }
+
+    /// Lets `processor` change the logits from the next token on; `None`: nobody does. All logits are then read from the
+    /// device for each token.
+    pub fn set_logits_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
+        self.sequence.set_processor(processor);
     }
 
     /// Tokens of the text so far: the prompt and what was generated.

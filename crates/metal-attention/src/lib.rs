@@ -33,6 +33,7 @@ mod generation;
 mod generator;
 #[cfg(feature = "gpu")]
 mod gpu_engine;
+mod logits_processor;
 mod model;
 mod rerank;
 pub mod sampling;
@@ -48,6 +49,7 @@ pub use engine::{Backend, EngineOptions};
 pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
+pub use logits_processor::LogitsProcessor;
 pub use metal_attention_cpu::{
     CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
     simd_name as cpu_simd_name,

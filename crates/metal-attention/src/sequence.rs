@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
-use crate::choice::{Allowed, choose, evaluate, evaluate_again, need};
+use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, need};
+use crate::logits_processor::Processing;
 use crate::sampling::Sampler;
-use crate::{Error, Pooler, Timings};
+use crate::{Error, LogitsProcessor, Pooler, Timings};
 
 /// The tokens of a text and everything that continues it.
 pub(crate) struct Sequence {
     pass: Box<dyn ForwardPass>,
     sampler: Sampler,
+    processing: Option<Processing>,
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
     /// for the next [`step`](Self::step).
     ids: Vec<u32>,
@@ -24,7 +26,7 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler, n_ubatch: usize) -> Self {
         let timings = Timings::default();
-        Self { pass, sampler, ids: Vec::new(), n_ubatch, started: Instant::now(), timings }
+        Self { pass, sampler, processing: None, ids: Vec::new(), n_ubatch, started: Instant::now(), timings }
     }
 
     pub fn pass(&self) -> &dyn ForwardPass {
@@ -42,6 +44,10 @@ impl Sequence {
     /// Takes another sampler, which knows the text so far from the next [`start`](Self::start) on.
     pub fn set_sampler(&mut self, sampler: Sampler) {
         self.sampler = sampler;
+    }
+
+    pub fn set_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
+        self.processing = processor.map(Processing::new);
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -99,15 +105,23 @@ impl Sequence {
         // After a token that ended the generation nothing waits: the last token gives its logits once more.
         self.pass.truncate(last);
         let batch = self.waiting(self.ids.len(), true);
-        let Self { pass, sampler, .. } = self;
+        let Self { pass, sampler, processing, ids, .. } = self;
         let allowed = Allowed { forbidden, mask: None };
-        let need = need(sampler, forbidden.len(), false, pass.max_top_k());
-        let mut chosen = None;
-        evaluate(&mut **pass, &batch, need, |_, scores| chosen = choose(sampler, allowed, scores))?;
-        if chosen.is_none() {
+        let need = match processing {
+            Some(_) => Need::Logits,
+            None => need(sampler, forbidden.len(), false, pass.max_top_k()),
+        };
+        let mut choose = |scores: Scores<'_>| match processing {
+            Some(processing) => processing.choose(sampler, ids, allowed, scores).map_err(Error::LogitsProcessor),
+            None => Ok(choose(sampler, allowed, scores)),
+        };
+        let mut chosen = Ok(None);
+        evaluate(&mut **pass, &batch, need, |_, scores| chosen = choose(scores))?;
+        if matches!(chosen, Ok(None)) {
             let last = &batch[batch.len() - 1..];
-            evaluate_again(&mut **pass, last, |_, scores| chosen = choose(sampler, allowed, scores))?;
+            evaluate_again(&mut **pass, last, |_, scores| chosen = choose(scores))?;
         }
+        let chosen = chosen?;
         self.count(batch.len(), start.elapsed());
         Ok(chosen.expect("all logits are enough to choose from"))
     }

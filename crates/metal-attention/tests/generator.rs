@@ -223,3 +223,23 @@ fn a_text_that_begins_has_no_leading_space() {
     assert_eq!(text(generator.complete("", tokens(4)).unwrap()), "Once upon a time");
     assert_eq!(text(generator.complete("Once", tokens(3)).unwrap()), " upon a time");
 }
+
+#[test]
+fn a_logits_processor_changes_what_is_chosen() {
+    let mut generator = generator(&EngineOptions::default());
+    let plain = text(generator.complete("Once upon a time", tokens(8)).unwrap());
+    assert!(STORY.starts_with(&plain));
+    let girl = encode(&generator, " girl").pop().unwrap();
+    let no_girl = move |_: &[u32], logits: &mut [f32]| {
+        logits[girl as usize] = f32::NEG_INFINITY;
+        Ok(())
+    };
+    generator.set_logits_processor(Some(Box::new(no_girl)));
+    let other = text(generator.complete("Once upon a time", tokens(8)).unwrap());
+    assert_ne!(other, plain);
+    generator.set_logits_processor(Some(Box::new(|_: &[u32], _: &mut [f32]| Err("no".into()))));
+    let error = generator.complete("Once upon a time", tokens(8)).unwrap().next().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "the logits processor failed: no");
+    generator.set_logits_processor(None);
+    assert_eq!(text(generator.complete("Once upon a time", tokens(8)).unwrap()), plain);
+}

@@ -195,7 +195,9 @@ impl From<RequestError> for ApiError {
             RequestError::ShutDown => Self::unavailable("shutting_down", error.to_string()),
             RequestError::Constraint(_) => Self::invalid(error.to_string()).with_code("constraint_failed"),
             RequestError::EngineFailed => Self::internal(error.to_string()).with_code("engine_failed"),
-            RequestError::Forward(_) | RequestError::Panicked(_) => Self::internal(error.to_string()),
+            RequestError::Forward(_) | RequestError::LogitsProcessor(_) | RequestError::Panicked(_) => {
+                Self::internal(error.to_string())
+            }
         }
     }
 }

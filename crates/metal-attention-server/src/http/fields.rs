@@ -167,6 +167,7 @@ impl GenerationFields {
             logit_bias: self.logit_bias(n_vocab)?,
             logprobs: None,
             constraint: None::<Box<dyn Constraint>>,
+            logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             whole: !self.stream(),
             client: Client::default(),

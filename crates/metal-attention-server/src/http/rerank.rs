@@ -3,7 +3,7 @@
 use std::fmt;
 
 use axum::extract::State;
-use metal_attention::scheduler::{Client, Embedding};
+use metal_attention::scheduler::{Client, Vector};
 use metal_attention::{Reranker, best_first};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -122,7 +122,7 @@ pub async fn rerank_of_llama_cpp(
 
 /// What is to come of a request.
 struct Pending {
-    outputs: Vec<Embedding>,
+    outputs: Vec<Vector>,
     reranker: Reranker,
     n_tokens: usize,
     top_n: usize,

@@ -1,10 +1,13 @@
-//! Embeddings: a chunk of a text between the steps of the others.
+//! Embeddings, and logits of whole texts: a chunk of a text between the steps of the others.
 
 use crate::{BatchToken, ForwardError, Pooled};
 
 use super::engine::Engine;
-use super::queue::EmbeddingRequest;
+use super::queue::{EmbeddingRequest, Wanted};
 use super::{Client, RequestError};
+
+/// Most bytes of logits that one chunk gives.
+const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 /// An embedding that is being made.
 pub(super) struct EmbeddingRun {
@@ -13,8 +16,15 @@ pub(super) struct EmbeddingRun {
     number: u64,
     /// Its sequence.
     pub seq: usize,
-    /// What its states give so far.
-    pooled: Pooled,
+    outcome: Outcome,
+}
+
+/// What there is of the answer so far.
+enum Outcome {
+    /// What the states give.
+    Pooled(Pooled),
+    /// Logits, `[n_tokens, n_vocab]`.
+    Logits(Vec<f32>),
 }
 
 impl EmbeddingRun {
@@ -41,9 +51,12 @@ impl EmbeddingRun {
 impl Engine<'_> {
     /// Begins an embedding in a sequence of its own.
     pub(super) fn begin_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
-        let pooled = self.pooler.begin();
+        let outcome = match request.wanted {
+            Wanted::Embedding => Outcome::Pooled(self.pooler.begin()),
+            Wanted::Logits(_) => Outcome::Logits(Vec::new()),
+        };
         self.n_begun += 1;
-        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, pooled });
+        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, outcome });
     }
 
     /// Evaluates the next chunk of the embedding whose turn it is.
@@ -55,13 +68,26 @@ impl Engine<'_> {
         let n_tokens = run.n_tokens();
         let token = |(i, &id): (usize, &u32)| {
             let pos = start + i;
-            BatchToken { id, seq: run.seq, pos, logits: pooler.needs(pos, n_tokens) }
+            let logits = match run.request.wanted {
+                Wanted::Embedding => pooler.needs(pos, n_tokens),
+                Wanted::Logits(from) => pos >= from,
+            };
+            BatchToken { id, seq: run.seq, pos, logits }
         };
         let rest = &run.request.ids[start..];
-        // Where a token sees those after it a text is one piece.
-        let most = if pass.spec().is_causal() { most } else { rest.len() };
+        let most = match run.request.wanted {
+            // Where a token sees those after it a text is one piece.
+            _ if !pass.spec().is_causal() => rest.len(),
+            Wanted::Embedding => most,
+            Wanted::Logits(_) => most.min(MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).max(1),
+        };
         let batch: Vec<_> = rest.iter().take(most).enumerate().map(token).collect();
-        let evaluated = pass.forward_hidden(&batch).map(|states| run.pooled.add(&states));
+        let evaluated = match &mut run.outcome {
+            Outcome::Pooled(pooled) => pass.forward_hidden(&batch).map(|states| pooled.add(&states)),
+            Outcome::Logits(rows) => {
+                pass.forward(&batch).map(|new| (0..new.n_rows()).for_each(|i| rows.extend_from_slice(new.row(i))))
+            }
+        };
         let is_done = pass.n_past(run.seq) == run.n_tokens();
         self.embeddings.rotate_left(1);
         let at = self.embeddings.len() - 1;
@@ -93,7 +119,11 @@ impl Engine<'_> {
         let Some(run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
         self.count(|metrics| metrics.requests.embeddings += 1);
-        let _ = run.request.answer.send(Ok(self.pooler.finish(run.pooled)));
+        let vector = match run.outcome {
+            Outcome::Pooled(pooled) => self.pooler.finish(pooled),
+            Outcome::Logits(rows) => rows,
+        };
+        let _ = run.request.answer.send(Ok(vector));
     }
 
     /// Gives the `i`-th embedding up.

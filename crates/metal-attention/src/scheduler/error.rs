@@ -75,6 +75,9 @@ pub enum RequestError {
     /// The request's constraint failed, or left no token to choose.
     #[error("the constraint on the text failed: {0}")]
     Constraint(String),
+    /// The request's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
+    #[error("the logits processor failed: {0}")]
+    LogitsProcessor(String),
     /// A defect: choosing the request's next token panicked.
     #[error("an internal error ended this request: {0}")]
     Panicked(String),

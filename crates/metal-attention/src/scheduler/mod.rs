@@ -5,33 +5,28 @@
 //! a prompt that begins like one of them, or like one that runs, shares its pages.
 //!
 //! ```
-//! use std::sync::Arc;
-//!
 //! use metal_attention::sampling::SamplerOptions;
+//! use metal_attention::scheduler::{Request, Scheduler};
 //! use metal_attention::tokenizer::EncodeOptions;
 //! use metal_attention::{EngineOptions, Model};
-//! use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::built_in()?;
-//! let pass = model.forward_pass(&EngineOptions { n_seq: 4, ..Default::default() })?;
-//! let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
-//! let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
-//! let prompt = model.tokenizer()?.encode("Once upon a time", EncodeOptions { add_special: true, ..Default::default() });
-//! let prompt = prompt.into();
-//! let request = Request { prompt, max_tokens: Some(8), sampling: SamplerOptions::greedy(), ..Default::default() };
-//! let mut events = scheduler.submit(request)?;
-//! let mut story = String::new();
-//! while let Some(event) = events.blocking_recv() {
-//!     match event {
-//!         Event::Token { text, .. } | Event::Done { text, .. } => story += &text,
-//!         Event::Failed(why) => return Err(why.into()),
-//!     }
+//! let scheduler = Scheduler::open(&model, &EngineOptions::default(), 4)?; // four texts side by side
+//! let options = EncodeOptions { add_special: true, ..Default::default() };
+//! let mut stories = Vec::new();
+//! for text in ["Once upon a time", "Lily and Ben went to the park."] {
+//!     let prompt = model.tokenizer()?.encode(text, options).into();
+//!     let sampling = SamplerOptions::greedy();
+//!     stories.push(scheduler.submit(Request { prompt, sampling, max_tokens: Some(8), ..Default::default() })?);
 //! }
-//! assert_eq!(story, ", there was a little girl");
+//! let stories: Vec<_> = stories.into_iter().map(|story| story.blocking_completion()).collect::<Result<_, _>>()?;
+//! assert_eq!(stories[0].text, ", there was a little girl");
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Whoever wants tokens as they come reads them from the [`Events`]. Dropping these cancels the request.
 
 mod admission;
 mod embedding;
@@ -57,15 +52,20 @@ use std::time::{Duration, Instant};
 
 use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler};
 use crate::tokenizer::Tokenizer;
-use crate::{ForwardPass, Model};
+use crate::{EngineOptions, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use engine::Engine;
-use queue::{EmbeddingRequest, Shared, Submission};
+use queue::{EmbeddingRequest, Shared, Submission, Wanted};
 
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
-pub use request::{Client, Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
+pub use request::{
+    Client, Completion, Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage,
+};
+
+/// Finished texts that are kept, as far as the KV cache has room.
+const KEPT_TEXTS: usize = 64;
 
 /// How a [`Scheduler`] shares its forward pass out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,6 +124,15 @@ impl Drop for EndQueue {
 }
 
 impl Scheduler {
+    /// Sets `model` up and starts a thread that runs `n_parallel` texts at once, with `n_ctx` tokens for each as `engine`
+    /// says; its other numbers of sequences and tokens follow from these ([`SchedulerOptions::engine`]).
+    pub fn open(model: &Model, engine: &EngineOptions, n_parallel: usize) -> Result<Self, StartError> {
+        let options = SchedulerOptions { n_parallel, ..Default::default() };
+        let options = SchedulerOptions { n_batch: engine.n_ubatch.max(n_parallel), ..options };
+        let pass = model.forward_pass(&options.engine(model, engine))?;
+        Self::start(pass, Arc::new(model.clone()), options)
+    }
+
     /// Starts a thread that runs `pass`, a forward pass of `model`. An error on options that cannot work, and where the
     /// model has no tokenizer.
     pub fn start(pass: Box<dyn ForwardPass>, model: Arc<Model>, options: SchedulerOptions) -> Result<Self, StartError> {
@@ -183,16 +192,23 @@ impl Scheduler {
 
     /// Queues a text of `client` for its embedding, made as the model's file says and of length 1; of a reranker for its
     /// scores (see [`Pooler`](crate::Pooler)). Fails like [`submit`](Self::submit).
-    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
-        self.counted(self.queue_embedding(client, ids))
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Vector, SubmitError> {
+        self.counted(self.queue_embedding(client, ids, Wanted::Embedding))
     }
 
-    fn queue_embedding(&self, client: Client, ids: Vec<u32>) -> Result<Embedding, SubmitError> {
+    /// Queues a text of `client` for the logits after each of its tokens from position `from` on: `[n_tokens - from,
+    /// n_vocab]`, row by row. Fails like [`submit`](Self::submit).
+    pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<Vector, SubmitError> {
+        let has_logits = if self.handle.has_logits { Ok(()) } else { Err(SubmitError::NoLogits) };
+        self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, Wanted::Logits(from))))
+    }
+
+    fn queue_embedding(&self, client: Client, ids: Vec<u32>, wanted: Wanted) -> Result<Vector, SubmitError> {
         self.check_prompt(&ids)?;
         let (answer, receiver) = oneshot::channel();
-        let request = EmbeddingRequest { client, ids, answer };
+        let request = EmbeddingRequest { client, ids, wanted, answer };
         self.handle.shared.push(self.handle.n_queue, client, |queue| queue.embeddings.push(client, request))?;
-        Ok(Embedding { receiver })
+        Ok(Vector { receiver })
     }
 
     /// What was done so far, and what is going on.
@@ -261,6 +277,19 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
 }
 
 impl SchedulerOptions {
+    /// How `model` is set up to run so many texts, each with room for all of its context, and to keep finished ones for
+    /// prompts that begin like them, as far as that memory has room.
+    #[must_use]
+    pub fn engine(&self, model: &Model, engine: &EngineOptions) -> EngineOptions {
+        EngineOptions {
+            n_seq: self.n_parallel.saturating_add(KEPT_TEXTS),
+            n_cache: Some(self.n_parallel.saturating_mul(engine.n_ctx_of(model))),
+            // Of texts, and of embeddings, of which there may be one more: finished texts have what these leave.
+            n_windows: Some(self.n_parallel.saturating_mul(2).saturating_add(1)),
+            ..engine.clone()
+        }
+    }
+
     fn check(&self, pass: &dyn ForwardPass) -> Result<(), StartError> {
         let n_seq = pass.n_seq();
         let error = |option, value, allowed| Err(StartError::Option { option, value, allowed });
@@ -278,13 +307,20 @@ impl SchedulerOptions {
     }
 }
 
-/// An embedding to come: a future. Dropping it cancels the request.
+/// An embedding, or the logits of a text, to come: a future. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Embedding {
+pub struct Vector {
     receiver: oneshot::Receiver<Result<Vec<f32>, RequestError>>,
 }
 
-impl Future for Embedding {
+impl Vector {
+    /// Waits for it; for threads that may block, panics inside an async runtime.
+    pub fn blocking_wait(self) -> Result<Vec<f32>, RequestError> {
+        self.receiver.blocking_recv().unwrap_or(Err(RequestError::EngineFailed))
+    }
+}
+
+impl Future for Vector {
     type Output = Result<Vec<f32>, RequestError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

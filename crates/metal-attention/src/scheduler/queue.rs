@@ -18,11 +18,21 @@ pub(super) struct Submission {
     pub submitted: Instant,
 }
 
-/// A request for the embedding of a text.
+/// A request for what a model makes of a text: an embedding, or logits.
 pub(super) struct EmbeddingRequest {
     pub client: Client,
     pub ids: Vec<u32>,
+    pub wanted: Wanted,
     pub answer: oneshot::Sender<Result<Vec<f32>, RequestError>>,
+}
+
+/// What is wanted of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Its embedding, or a reranker's scores.
+    Embedding,
+    /// The logits after each token from this position on.
+    Logits(usize),
 }
 
 /// Requests that wait.
@@ -136,7 +146,9 @@ mod tests {
             for _ in 0..n {
                 let (answer, _) = oneshot::channel();
                 let client = Client::Key(key);
-                queue.embeddings.push(client, EmbeddingRequest { client, ids: vec![1], answer });
+                queue
+                    .embeddings
+                    .push(client, EmbeddingRequest { client, ids: vec![1], wanted: Wanted::Embedding, answer });
             }
         }
         queue

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::LogitsProcessor;
 use crate::sampling::SamplerOptions;
 use tokio::sync::mpsc;
 
@@ -42,6 +43,9 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Which tokens may come next.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Changes the logits of each token before everything else. It runs on the scheduler's thread: others wait for it. A
+    /// panic or an error in it fails this request and no other.
+    pub logits_processor: Option<Box<dyn LogitsProcessor>>,
     /// When the request ends, finished or not.
     pub deadline: Option<Instant>,
     /// Keep all events until the text is finished: a client that waits for the whole answer need not be woken for each
@@ -157,6 +161,50 @@ pub struct RequestTimings {
     pub decode: Duration,
 }
 
+/// A text from its first token to its end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// The tokens that were generated.
+    pub ids: Vec<u32>,
+    /// Their text, without what ended it.
+    pub text: String,
+    /// Log probabilities of each token, where the request asked for them; else empty.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Tokens it took.
+    pub usage: Usage,
+    /// Time it took.
+    pub timings: RequestTimings,
+}
+
+/// Puts a text together from its events.
+#[derive(Default)]
+struct CompletionSoFar {
+    ids: Vec<u32>,
+    text: String,
+    logprobs: Vec<TokenLogprobs>,
+}
+
+impl CompletionSoFar {
+    /// Takes the next event; at the last one the whole text comes out.
+    fn take(&mut self, event: Event) -> Result<Option<Completion>, RequestError> {
+        match event {
+            Event::Token { id, text, logprobs } => {
+                self.ids.push(id);
+                self.text += &text;
+                self.logprobs.extend(logprobs);
+                Ok(None)
+            }
+            Event::Done { reason, text, usage, timings } => {
+                let Self { ids, text: so_far, logprobs } = std::mem::take(self);
+                Ok(Some(Completion { ids, text: so_far + &text, logprobs, reason, usage, timings }))
+            }
+            Event::Failed(why) => Err(why),
+        }
+    }
+}
+
 /// The events of one request. Dropping it cancels the request, which gives up its place within one step.
 #[derive(Debug)]
 pub struct Events {
@@ -170,7 +218,7 @@ impl Events {
         Self { receiver, ended: false }
     }
 
-    /// The next event; `None` after the last one.
+    /// The next event; `None` after the last one. Nothing is lost where the wait for it is given up.
     pub async fn recv(&mut self) -> Option<Event> {
         if self.ended {
             return None;
@@ -186,6 +234,28 @@ impl Events {
         }
         let event = self.receiver.blocking_recv();
         Some(self.told(event))
+    }
+
+    /// Waits for the end of the text.
+    pub async fn completion(mut self) -> Result<Completion, RequestError> {
+        let mut so_far = CompletionSoFar::default();
+        loop {
+            let event = self.receiver.recv().await;
+            if let Some(completion) = so_far.take(self.told(event))? {
+                return Ok(completion);
+            }
+        }
+    }
+
+    /// [`completion`](Self::completion) for threads that may block; panics inside an async runtime.
+    pub fn blocking_completion(mut self) -> Result<Completion, RequestError> {
+        let mut so_far = CompletionSoFar::default();
+        loop {
+            let event = self.receiver.blocking_recv();
+            if let Some(completion) = so_far.take(self.told(event))? {
+                return Ok(completion);
+            }
+        }
     }
 
     /// Where the other side ended without a last word, that is an error: nobody may take half a text for the whole.

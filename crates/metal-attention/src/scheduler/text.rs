@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::choice::{Allowed, Need, Scores, choose, need};
+use crate::logits_processor::Processing;
 use crate::sampling::Sampler;
 use crate::tokenizer::Tokenizer;
 use crate::{TextStream, highest};
@@ -44,6 +45,7 @@ pub(super) struct Text<'t> {
     forbidden: &'t [u32],
     logprobs: Option<usize>,
     constraint: Option<Box<dyn Constraint>>,
+    processing: Option<Processing>,
     /// A bit for each of the model's tokens that the constraint allows now.
     mask: Vec<u32>,
     n_vocab: usize,
@@ -78,6 +80,7 @@ impl<'t> Text<'t> {
             forbidden: if request.ignore_eos { tokenizer.end_of_generation() } else { &[] },
             logprobs: request.logprobs,
             constraint: request.constraint,
+            processing: request.logits_processor.map(Processing::new),
             mask: Vec::new(),
             n_vocab,
             deadline: request.deadline,
@@ -111,14 +114,14 @@ impl<'t> Text<'t> {
 
     /// What the next choice takes, where a list of `max_top_k` logits is cheaper than all of them.
     pub fn need(&self, max_top_k: usize) -> Need {
-        if self.logprobs.is_some() {
+        if self.logprobs.is_some() || self.processing.is_some() {
             return Need::Logits;
         }
         need(&self.sampler, self.forbidden.len(), self.constraint.is_some(), max_top_k)
     }
 
     /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. A panic
-    /// of the sampler or the constraint is an error of this text alone.
+    /// of the sampler, the constraint or the logits processor is an error of this text alone.
     pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize) -> Result<Progress, RequestError> {
         catch_unwind(AssertUnwindSafe(|| {
             let Some(id) = self.choose(scores)? else { return Ok(Progress::TooLittle) };
@@ -138,7 +141,12 @@ impl<'t> Text<'t> {
     fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
         let constrained = self.fill_mask()?;
         let allowed = Allowed { forbidden: self.forbidden, mask: constrained.then_some(&self.mask) };
-        Ok(choose(&mut self.sampler, allowed, scores))
+        match &mut self.processing {
+            Some(processing) => {
+                processing.choose(&mut self.sampler, &self.ids, allowed, scores).map_err(RequestError::LogitsProcessor)
+            }
+            None => Ok(choose(&mut self.sampler, allowed, scores)),
+        }
     }
 
     /// Asks the constraint, where there is one, which tokens may come next.

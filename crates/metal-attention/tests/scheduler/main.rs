@@ -3,6 +3,7 @@
 #[path = "../../../../tests/common/archives.rs"]
 mod archives;
 mod hybrid;
+mod logits;
 mod requests;
 mod support;
 mod texts;

@@ -1,0 +1,69 @@
+//! The library's errors as Python's exceptions, each with its own message.
+
+use metal_attention::scheduler::{RequestError, StartError, SubmitError};
+use metal_attention::{CpuError, Error};
+use metal_attention_chat::TemplateError as LibraryTemplateError;
+use metal_attention_hub::HubError as LibraryHubError;
+use pyo3::{PyErr, import_exception};
+
+import_exception!(metal_attention.errors, DeviceError);
+import_exception!(metal_attention.errors, EngineError);
+import_exception!(metal_attention.errors, HubError);
+import_exception!(metal_attention.errors, ModelError);
+import_exception!(metal_attention.errors, OptionError);
+import_exception!(metal_attention.errors, PromptError);
+import_exception!(metal_attention.errors, TemplateError);
+
+/// Why a model was not opened or set up.
+pub fn of_model(error: &Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) => ModelError::new_err(message),
+        Error::Sampling(_) | Error::Cpu(CpuError::Option { .. }) => OptionError::new_err(message),
+        Error::Cpu(_) | Error::Gpu(_) | Error::DeviceUnavailable { .. } | Error::UnknownDevice { .. } => {
+            DeviceError::new_err(message)
+        }
+        Error::EmptyPrompt | Error::PromptTooLong { .. } => PromptError::new_err(message),
+        // The library may learn to fail in other ways.
+        _ => EngineError::new_err(message),
+    }
+}
+
+/// Why the scheduler did not start.
+pub fn of_start(error: &StartError) -> PyErr {
+    match error {
+        StartError::Option { .. } => OptionError::new_err(error.to_string()),
+        StartError::Model(error) => of_model(error),
+        StartError::Thread(_) => EngineError::new_err(error.to_string()),
+    }
+}
+
+/// Why a request was refused.
+pub fn of_submit(error: &SubmitError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        SubmitError::QueueFull { .. } | SubmitError::ShuttingDown | SubmitError::EngineFailed => {
+            EngineError::new_err(message)
+        }
+        SubmitError::NoLogits => ModelError::new_err(message),
+        SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::TokenOutOfRange { .. } => {
+            PromptError::new_err(message)
+        }
+        SubmitError::Sampling(_) => OptionError::new_err(message),
+    }
+}
+
+/// Why a request could not be finished.
+pub fn of_request(error: &RequestError) -> PyErr {
+    EngineError::new_err(error.to_string())
+}
+
+/// Why a model could not be had from the hub.
+pub fn of_hub(error: &LibraryHubError) -> PyErr {
+    HubError::new_err(error.to_string())
+}
+
+/// Why a conversation has no prompt.
+pub fn of_template(error: &LibraryTemplateError) -> PyErr {
+    TemplateError::new_err(error.to_string())
+}

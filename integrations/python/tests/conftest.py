@@ -1,0 +1,57 @@
+"""What the tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from metal_attention import LLM
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+REFERENCE = ROOT / "tests/data/reference"
+
+Logits = npt.NDArray[np.float32]
+
+
+def reference(name: str) -> Any:
+    """Reference data in float64, as the tests of the engine have it."""
+    return json.loads((REFERENCE / name).read_text())
+
+
+def nmse(got: npt.ArrayLike, want: npt.ArrayLike) -> float:
+    """Squared error over the reference's variance."""
+    g, w = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return float(((g - w) ** 2).sum() / ((w - w.mean()) ** 2).sum())
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """The built-in model on the CPU."""
+    return LLM(device="cpu", n_parallel=4)
+
+
+@pytest.fixture(scope="session")
+def exact() -> LLM:
+    """The built-in model in F32."""
+    return LLM(device="cpu", n_parallel=2, exact=True, cache_type="f32")
+
+
+@pytest.fixture(scope="session")
+def program() -> Callable[..., str]:
+    """Runs the program `metal-attention`; gives what it prints."""
+    path = os.environ.get("METAL_ATTENTION", str(ROOT / "target/debug/metal-attention"))
+
+    def run(*args: str) -> str:
+        done = subprocess.run([path, *args], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,251 @@
+"""Texts: the numbers of the references and of the program, and what the options do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import Logits, reference
+
+from metal_attention import LLM, EngineError, OptionError, PromptError, SamplingParams
+from metal_attention.llm import Prompt
+
+STORY = ", there was a little girl named Lily. She loved to play outside in"
+GREEDY = SamplingParams(temperature=0, max_tokens=22)
+
+
+def test_greedy_texts_are_the_references_side_by_side(exact: LLM) -> None:
+    cases = reference("stories260K.json")["cases"]
+    params = [SamplingParams(temperature=0, max_tokens=len(case["greedy"]), ignore_eos=True) for case in cases]
+    outputs = exact.generate([case["prompt"] for case in cases], params, use_tqdm=False)
+    for output, case in zip(outputs, cases, strict=True):
+        assert output.prompt_token_ids == case["tokens"]
+        assert output.outputs[0].token_ids == case["greedy"]
+
+
+@pytest.mark.parametrize("options", [["--temp", "0"], ["--temp", "0.9", "--seed", "7"], ["--temp", "1.5", "--seed", "8"]])
+def test_texts_are_those_of_the_program(llm: LLM, program: Callable[..., str], options: list[str]) -> None:
+    prompts = ["Once upon a time", "Lily and Ben", "The cat sat on the mat and"]
+    named = dict(zip(options[::2], options[1::2], strict=True))
+    params = SamplingParams(
+        temperature=float(named["--temp"]),
+        seed=int(named.get("--seed", 1)),
+        max_tokens=60,
+        # The program's defaults are llama.cpp's.
+        top_k=40,
+        top_p=0.95,
+        min_p=0.05,
+    )
+    for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        lines = program("run", "-p", prompt, "-n", "60", "--json", "--device", "cpu", *options).splitlines()
+        events = [json.loads(line) for line in lines]
+        assert output.outputs[0].token_ids == [event["id"] for event in events if event["type"] == "token"]
+        assert output.outputs[0].text == events[-1]["text"]
+        assert output.prompt_token_ids == events[0]["prompt_ids"]
+
+
+def test_outputs_say_what_became_of_each_prompt(llm: LLM) -> None:
+    prompts: list[Prompt] = ["Once upon a time", [1, 403, 407, 261, 378], {"prompt": "Once upon a time"}, {"prompt_token_ids": [1, 403]}]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["Once upon a time", None, "Once upon a time", None]
+    assert len({output.request_id for output in outputs}) == 4
+    for output in outputs[:3]:
+        text = output.outputs[0]
+        assert (text.text, text.finish_reason, text.stop_reason, text.logprobs) == (STORY, "length", "length", None)
+        assert output.finished and len(output.metrics) == 1 and output.metrics[0].decode > 0
+    # One of the equal prompts was evaluated, the others share it.
+    assert sum(output.num_cached_tokens > 0 for output in outputs[:3]) >= 2
+    assert llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
+    assert llm.generate([1, 403, 407, 261, 378], GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
+    assert llm.generate([], GREEDY) == []
+
+
+def test_many_prompts_keep_their_order(llm: LLM) -> None:
+    prompts = [f"Once upon a time there were {n} cats" for n in range(60)]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=8)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+    for n in (0, 31, 59):
+        alone = llm.generate(prompts[n], params, use_tqdm=False)[0]
+        assert alone.outputs[0].token_ids == outputs[n].outputs[0].token_ids
+
+
+def test_n_texts_have_seeds_of_their_own(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=1.2, seed=5, max_tokens=12)
+    texts = llm.generate(["Once upon a time", "Lily"], params, use_tqdm=False)[0].outputs
+    assert [text.index for text in texts] == [0, 1, 2]
+    for text in texts:
+        own = SamplingParams(temperature=1.2, seed=5 + text.index, max_tokens=12)
+        assert llm.generate("Once upon a time", own, use_tqdm=False)[0].outputs[0].token_ids == text.token_ids
+    assert len({text.text for text in texts}) == 3
+
+
+def test_stop_strings_end_a_text(llm: LLM) -> None:
+    for stop in ("girl", ["boy", "girl"]):
+        text = llm.generate("Once upon a time", SamplingParams(temperature=0, stop=stop), use_tqdm=False)[0].outputs[0]
+        assert (text.text, text.finish_reason, text.stop_reason) == (", there was a little ", "stop", "stop_string")
+
+
+def test_biases_forbid_and_favour_tokens(llm: LLM) -> None:
+    comma, dot = llm.tokenize(",", add_special=False)[-1], llm.tokenize(".", add_special=False)[-1]
+    forbid = SamplingParams(temperature=0, max_tokens=40, logit_bias={comma: float("-inf")})
+    assert "," not in llm.generate("Once upon a time", forbid, use_tqdm=False)[0].outputs[0].text
+    favour = SamplingParams(temperature=0, max_tokens=3, logit_bias={dot: 100})
+    assert llm.generate("Once upon a time", favour, use_tqdm=False)[0].outputs[0].token_ids == [dot] * 3
+
+
+def test_logprobs_are_the_log_softmax_of_the_logits(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.5, seed=2, max_tokens=10, logprobs=4)
+    output = llm.generate("Once upon a time", params, use_tqdm=False)[0]
+    text = output.outputs[0]
+    assert text.logprobs is not None and len(text.logprobs) == 10
+    rows = llm.logits(output.prompt_token_ids + text.token_ids[:-1], start=-10).astype(np.float64)
+    logprobs = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
+    for id, told, row in zip(text.token_ids, text.logprobs, logprobs, strict=True):
+        assert told[id].logprob == pytest.approx(row[id], abs=1e-3)
+        top = [other for other in told if told[other].rank is not None]
+        assert top == list(np.argsort(-row)[:4])
+        assert [told[other].rank for other in top] == [1, 2, 3, 4]
+    assert text.cumulative_logprob == pytest.approx(sum(row[id] for id, row in zip(text.token_ids, logprobs, strict=True)), abs=1e-2)
+    decoded = "".join(told[id].decoded_token for id, told in zip(text.token_ids, text.logprobs, strict=True))
+    assert decoded == text.text
+
+
+def test_logits_processors_change_what_is_chosen(llm: LLM) -> None:
+    girl = llm.tokenize(" girl")[-1]
+    seen: list[list[int]] = []
+
+    def no_girl(ids: list[int], logits: Logits) -> None:
+        seen.append(ids)
+        assert logits.shape == (llm.n_vocab,) and logits.dtype == np.float32
+        logits[girl] = -np.inf
+
+    def last(ids: list[int], logits: Logits) -> Logits:
+        """Only the token before the one that would come."""
+        out = np.full_like(logits, -np.inf)
+        out[(int(logits.argmax()) - 1) % llm.n_vocab] = 0
+        return out
+
+    params = SamplingParams(temperature=0, max_tokens=22, logits_processors=[no_girl])
+    text, plain = (
+        output.outputs[0]
+        for output in llm.generate(["Once upon a time"] * 2, [params, GREEDY], use_tqdm=False)
+    )
+    assert plain.text == STORY and girl not in text.token_ids
+    assert [len(ids) for ids in seen] == list(range(5, 27)) and seen[-1][5:] == text.token_ids[:-1]
+
+    two = SamplingParams(temperature=0, max_tokens=1, logits_processors=[no_girl, last])
+    first = plain.token_ids[0]
+    assert llm.generate("Once upon a time", two, use_tqdm=False)[0].outputs[0].token_ids == [first - 1]
+
+
+def test_what_a_logits_processor_raises_comes_out(llm: LLM) -> None:
+    def broken(ids: list[int], logits: Logits) -> None:
+        if len(ids) == 7:
+            raise LookupError("no rule for this")
+
+    params = SamplingParams(temperature=0, logits_processors=[broken])
+    with pytest.raises(LookupError, match="no rule for this"):
+        llm.generate(["Once upon a time"] * 3, [GREEDY, params, GREEDY], use_tqdm=False)
+    with pytest.raises(LookupError, match="no rule for this"):
+        list(llm.stream("Once upon a time", params))
+    nothing = SamplingParams(logits_processors=[lambda ids, logits: np.full_like(logits, -np.inf)])
+    with pytest.raises(EngineError, match="it leaves no token to choose"):
+        llm.generate("Once upon a time", nothing, use_tqdm=False)
+    wrong = SamplingParams(logits_processors=[lambda ids, logits: logits[1:]])
+    with pytest.raises(ValueError, match="broadcast"):
+        llm.generate("Once upon a time", wrong, use_tqdm=False)
+    assert llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
+
+
+def test_a_text_ends_when_its_time_is_over(llm: LLM) -> None:
+    def slow(ids: list[int], logits: Logits) -> None:
+        time.sleep(0.02)
+
+    params = SamplingParams(temperature=0, max_tokens=400, timeout=0.2, logits_processors=[slow])
+    text = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
+    assert (text.finish_reason, text.stop_reason) == ("abort", "deadline")
+    assert 0 < len(text.token_ids) < 20
+
+
+def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
+    cases: list[tuple[type[Exception], str, Prompt, SamplingParams]] = [
+        (PromptError, "the prompt has 600 tokens, but the context has room for 512", [5] * 600, GREEDY),
+        (PromptError, "token id 512 is outside the vocabulary of 512 tokens", [1, 512], GREEDY),
+        (PromptError, "the prompt is empty", {"prompt_token_ids": []}, GREEDY),
+        (OptionError, "sampling option temperature is -1, but it must be 0", "a", SamplingParams(temperature=-1)),
+        (OptionError, "top_p is 2", "a", SamplingParams(top_p=2)),
+        (OptionError, "there is no sampler named", "a", SamplingParams(samplers=["top_z"])),
+        (OptionError, "max_tokens", "a", SamplingParams(max_tokens=-1)),
+        (OptionError, "top_k is -2", "a", SamplingParams(top_k=-2)),
+        (OptionError, "timeout is NaN", "a", SamplingParams(timeout=float("nan"))),
+        (OptionError, "logit bias of token 3", "a", SamplingParams(logit_bias={3: float("inf")})),
+        (PromptError, "token id 9999", "a", SamplingParams(logit_bias={9999: 1})),
+    ]
+    for kind, why, prompt, params in cases:
+        with pytest.raises(kind, match=why):
+            llm.generate([prompt], params, use_tqdm=False)
+    with pytest.raises(OptionError, match="n is 0"):
+        SamplingParams(n=0)
+    with pytest.raises(PromptError, match="outside the vocabulary"):
+        llm.detokenize([512])
+    with pytest.raises(OverflowError):
+        llm.detokenize([-1])
+
+
+def test_other_threads_go_on_while_it_computes(llm: LLM) -> None:
+    ticks = 0
+    done = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not done.is_set():
+            ticks += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.monotonic()
+    llm.generate(["Once upon a time"] * 32, SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
+    seconds = time.monotonic() - start
+    done.set()
+    thread.join()
+    # Were Python held, there would be none but at the beginning and the end.
+    assert ticks > 20 * seconds
+
+
+def test_threads_share_one_model(llm: LLM) -> None:
+    texts: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        texts[i] = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == dict.fromkeys(range(8), STORY)
+
+
+def test_progress_is_shown_where_it_is_wanted(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["Once upon a time"] * 3, GREEDY)
+    assert "generating: 100%" in capfd.readouterr().err
+    llm.generate(["Once upon a time"] * 3, GREEDY, use_tqdm=False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_closed_model_says_so() -> None:
+    with LLM(device="cpu", n_parallel=1) as llm:
+        text = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text
+        assert text == STORY
+    with pytest.raises(EngineError, match="was closed"):
+        llm.generate("Once upon a time", GREEDY, use_tqdm=False)
+    with pytest.raises(EngineError, match="was closed"):
+        llm.stream("Once upon a time")
+    assert llm.detokenize(llm.tokenize("Once upon a time")) == "Once upon a time"
+    llm.close()
