@@ -59,9 +59,10 @@ fn a_second_signal_does_not_wait_for_anybody() {
     let terminate =
         || assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     terminate();
-    while TcpStream::connect(&address).is_ok() {
+    while status(&address, "/ready", "") != "503" {
         std::thread::sleep(Duration::from_millis(10));
     }
+    assert_eq!(status(&address, "/health", ""), "200", "it still works on what it has");
     terminate();
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }

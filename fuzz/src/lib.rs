@@ -2,13 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::{Arc, LazyLock, mpsc};
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use metal_attention::{Device, EngineOptions, Error, Model};
 use metal_attention_server::http::{HttpOptions, Loaded, serve};
-use metal_attention::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::scheduler::SchedulerOptions;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
@@ -120,6 +120,5 @@ fn load() -> Result<Loaded, Error> {
         EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_seq: 4, n_threads: Some(1), ..Default::default() };
     let pass = model.forward_pass(&engine)?;
     let options = SchedulerOptions { n_parallel: 4, n_queue: 64, ..Default::default() };
-    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).expect("a thread");
-    Loaded::new(model, scheduler, N_CTX)
+    Ok(Loaded::start(model, pass, options).expect("a scheduler"))
 }

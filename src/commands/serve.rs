@@ -3,12 +3,11 @@
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention::EngineOptions;
-use metal_attention::scheduler::{Scheduler, SchedulerOptions};
-use metal_attention_server::http::{HttpOptions, Keys, Loaded, ServeError, THREADS, serve};
+use metal_attention::scheduler::{SchedulerOptions, StartError};
+use metal_attention_server::http::{HttpOptions, Keys, Listeners, LoadError, Loaded, ServeError, THREADS, serve};
 use tokio::net::TcpListener;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -55,6 +54,14 @@ pub struct Args {
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
 
+    /// Port for /metrics, /health and /ready alone, without a key; 0: any that is free [default: none]
+    #[arg(long, value_name = "PORT")]
+    metrics_port: Option<u16>,
+
+    /// Address to listen on for --metrics-port [default: that of --host]
+    #[arg(long, value_name = "ADDRESS", requires = "metrics_port")]
+    metrics_host: Option<String>,
+
     /// Name of the model in requests (repeatable) [default: the file's name]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     alias: Vec<String>,
@@ -93,6 +100,10 @@ struct AccessArgs {
     /// File with keys, one a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+
+    /// Let everybody read /metrics without a key
+    #[arg(long)]
+    open_metrics: bool,
 
     /// Origin whose pages may use the server from a browser: a scheme and a host; *: any
     #[arg(long, value_name = "ORIGIN")]
@@ -134,8 +145,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
     let load = args.loader()?;
-    let listener = listen(&args.host, args.port).await?;
-    let address = listener.local_addr().map_err(|e| CliError::General(format!("cannot tell the address: {e}")))?;
+    let (requests, address) = listen(&args.host, args.port, "--host and --port").await?;
+    let watchers = match args.metrics_port {
+        None => None,
+        Some(port) => {
+            let host = args.metrics_host.as_ref().unwrap_or(&args.host);
+            Some(listen(host, port, "--metrics-host and --metrics-port").await?)
+        }
+    };
     if !address.ip().is_loopback() && !asks_for_key {
         tracing::warn!(
             "everybody who reaches {address} can use this server: --api-key or --api-key-file keep others out"
@@ -143,8 +160,12 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     }
     // Before anybody is told that the server runs, and can want to end it.
     let signals = Signals::new().map_err(|e| CliError::General(format!("cannot wait for signals: {e}")))?;
+    if let Some((_, address)) = &watchers {
+        say(&format!("metrics on {}/metrics", url(*address)));
+    }
     say(&format!("listening on {}", url(address)));
-    serve(listener, options, load, shutdown(signals)).await.map_err(|error| match error {
+    let listeners = Listeners { requests, watchers: watchers.map(|(listener, _)| listener) };
+    serve(listeners, options, load, shutdown(signals)).await.map_err(|error| match error {
         ServeError::Load(error) => error,
         // Exit code 1: whoever watches over the process starts it again.
         ServeError::LoadPanicked | ServeError::Engine(_) => CliError::General(error.to_string()),
@@ -172,8 +193,9 @@ impl Args {
         Ok(HttpOptions {
             names,
             keys,
+            open_metrics: access.open_metrics,
             cors_origin,
-            hosts: vec![self.host.clone()],
+            hosts: [&self.host].into_iter().chain(&self.metrics_host).cloned().collect(),
             max_body: access.max_body,
             max_bodies: access.max_bodies,
             max_connections: access.max_connections,
@@ -207,9 +229,11 @@ impl Args {
             let pass = model.forward_pass(&engine)?;
             drop(loading);
             let (n_ctx, device) = (pass.n_ctx(), pass.device());
-            let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)
-                .map_err(|e| CliError::General(format!("cannot start the engine: {e}")))?;
-            let loaded = Loaded::new(model, scheduler, n_ctx)?;
+            let loaded = Loaded::start(model, pass, options).map_err(|error| match error {
+                LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
+                LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
+                LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
+            })?;
             let (kind, name) = (device.kind, device.name);
             // So far it ended the process; requests that run may finish.
             interrupt::leave();
@@ -224,13 +248,14 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-async fn listen(host: &str, port: u16) -> Result<TcpListener, CliError> {
+/// A listener and its address; `flags` choose another one.
+async fn listen(host: &str, port: u16, flags: &str) -> Result<(TcpListener, SocketAddr), CliError> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    TcpListener::bind((name, port)).await.map_err(|e| {
-        CliError::General(format!(
-            "cannot listen on {host}, port {port}: {e}; --host and --port choose another address"
-        ))
-    })
+    let listener = TcpListener::bind((name, port)).await.map_err(|e| {
+        CliError::General(format!("cannot listen on {host}, port {port}: {e}; {flags} choose another address"))
+    })?;
+    let address = listener.local_addr().map_err(|e| CliError::General(format!("cannot tell the address: {e}")))?;
+    Ok((listener, address))
 }
 
 /// The address as it can be opened: a browser on this machine reaches "every address" by its own name.

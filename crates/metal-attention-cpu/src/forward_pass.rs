@@ -343,6 +343,10 @@ impl ForwardPass for CpuForwardPass {
         self.pages.usage()
     }
 
+    fn pages_held(&self, sequences: &[usize]) -> usize {
+        self.pages.n_held(sequences)
+    }
+
     fn kv_cache_bytes(&self) -> usize {
         let keys_and_values: usize = match &self.cache {
             Cache::F16(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),

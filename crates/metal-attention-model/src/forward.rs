@@ -112,6 +112,10 @@ pub trait ForwardPass: Send {
     /// may be left; and how many recurrent states there are.
     fn cache_pages(&self) -> PageUse;
 
+    /// How many pages of the KV cache different `sequences` hold together; pages that several share count
+    /// once.
+    fn pages_held(&self, sequences: &[usize]) -> usize;
+
     /// Bytes of the KV cache, recurrent states included.
     fn kv_cache_bytes(&self) -> usize;
 

@@ -129,6 +129,26 @@ impl PageTable {
         PageUse { page_len: PAGE, total: all.group.n_pages, free, states }
     }
 
+    /// How many of the pages that hold all positions different `sequences` hold together: those that several share count once, and
+    /// reserved ones not at all.
+    pub fn n_held(&self, sequences: &[usize]) -> usize {
+        let all = &self.pools[0];
+        let mut shared = Vec::new();
+        let mut n_own = 0;
+        for &seq in sequences {
+            for &page in &all.pages(seq)[..self.n_past[seq].div_ceil(PAGE)] {
+                if all.counts[page as usize] == 1 {
+                    n_own += 1;
+                } else {
+                    shared.push(page);
+                }
+            }
+        }
+        shared.sort_unstable();
+        shared.dedup();
+        n_own + shared.len()
+    }
+
     /// Checks `batch` as [`check_batch`] does, and that there are pages for it. Those of a window are missing only where
     /// [`n_windows`](Capacity::n_windows) is less than there are sequences. What it lets through [`append`](Self::append)
     /// takes, whole or piece by piece.

@@ -560,6 +560,10 @@ impl ForwardPass for GpuForwardPass {
         self.cache.pages.usage()
     }
 
+    fn pages_held(&self, sequences: &[usize]) -> usize {
+        self.cache.pages.n_held(sequences)
+    }
+
     fn kv_cache_bytes(&self) -> usize {
         (self.cache.bytes() + self.states.bytes()) as usize
     }

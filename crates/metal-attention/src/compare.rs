@@ -232,6 +232,9 @@ mod tests {
         fn cache_pages(&self) -> PageUse {
             self.pass.cache_pages()
         }
+        fn pages_held(&self, sequences: &[usize]) -> usize {
+            self.pass.pages_held(sequences)
+        }
         fn kv_cache_bytes(&self) -> usize {
             self.pass.kv_cache_bytes()
         }

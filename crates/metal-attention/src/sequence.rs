@@ -196,6 +196,9 @@ mod tests {
         fn cache_pages(&self) -> PageUse {
             self.0.cache_pages()
         }
+        fn pages_held(&self, sequences: &[usize]) -> usize {
+            self.0.pages_held(sequences)
+        }
         fn kv_cache_bytes(&self) -> usize {
             self.0.kv_cache_bytes()
         }

@@ -255,7 +255,13 @@ impl Cache {
             assert_eq!(pool.n_free(), unused);
             assert!(pool.free.iter().all(|&page| counts[page as usize] == 0));
         }
-        assert_eq!(self.table.usage().free, self.table.pools[0].n_free() + self.n_reserved());
+        let usage = self.table.usage();
+        assert_eq!(usage.free, self.table.pools[0].n_free() + self.n_reserved());
+        let all: Vec<usize> = (0..N_SEQ).collect();
+        assert_eq!(self.table.n_held(&all), usage.total - usage.free);
+        for (seq, list) in self.lists.iter().enumerate() {
+            assert_eq!(self.table.n_held(&[seq]), list.len().div_ceil(PAGE));
+        }
     }
 
     /// Runs all, looks at everything after each, and empties the cache.
@@ -314,6 +320,7 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     cache.run(&Action::Share(0, 2, PAGE));
     cache.run(&Action::Share(0, 3, PAGE + 10));
     assert_eq!(cache.table.usage().free, N_PAGES - 2);
+    assert_eq!((cache.table.n_held(&[0, 1, 2, 3]), cache.table.n_held(&[2])), (2, 1));
     let batch = cache.batch([1, 1, 1, 1]);
     let copies = cache.append(&batch);
     // Sequences 0 and 1 copy the second page, 3 keeps it, 2 begins a page of its own.
@@ -321,6 +328,7 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     assert_eq!(cache.table.pages(0, 2), [0, 4]);
     assert_eq!(cache.table.pages(0, 3), [0, 1]);
     assert_eq!(cache.table.usage().free, N_PAGES - 5);
+    assert_eq!((cache.table.n_held(&[0, 1]), cache.table.n_held(&[1, 3]), cache.table.n_held(&[])), (3, 3, 0));
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use metal_attention::scheduler::Scheduler;
+use metal_attention::scheduler::{Scheduler, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{Error, Model, Pooling, Reranker};
+use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
 
 use super::body::Bodies;
@@ -136,9 +136,44 @@ pub struct Loaded {
     model: Model,
 }
 
+/// Why a model that was opened cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file has no tokenizer that can work.
+    #[error(transparent)]
+    Model(#[from] Error),
+    /// The device failed at the first token.
+    #[error("the model is loaded, but cannot evaluate a first token: {0}")]
+    FirstToken(ForwardError),
+    /// The device computes something, but no numbers.
+    #[error(
+        "the model is loaded, but a first token gives no number: the file or the device is damaged; metal-attention compare \
+         tells which layer it comes from"
+    )]
+    NoNumbers,
+    /// The scheduler did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Evaluates a first token and forgets it: a device that cannot is known before requests come.
+fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
+    let batch = [BatchToken { id: 0, seq: 0, pos: 0, logits: true }];
+    let is_number = if pass.spec().output.head.is_some() {
+        pass.forward(&batch).map_err(LoadError::FirstToken)?.row(0).iter().any(|logit| logit.is_finite())
+    } else {
+        pass.forward_hidden(&batch).map_err(LoadError::FirstToken)?.iter().all(|value| value.is_finite())
+    };
+    pass.rewind(0, 0);
+    if is_number { Ok(()) } else { Err(LoadError::NoNumbers) }
+}
+
 impl Loaded {
-    /// `model`, as `scheduler` runs it with room for `n_ctx` tokens a text.
-    pub fn new(model: Model, scheduler: Scheduler, n_ctx: usize) -> Result<Self, Error> {
+    /// Has `pass`, a forward pass of `model`, evaluate a first token, and then starts a scheduler over it.
+    pub fn start(model: Model, mut pass: Box<dyn ForwardPass>, options: SchedulerOptions) -> Result<Self, LoadError> {
+        evaluate_first(&mut *pass)?;
+        let n_ctx = pass.n_ctx();
+        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
         let tokenizer = model.tokenizer()?;
         let grammars = Grammars::new(&tokenizer);
         let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));

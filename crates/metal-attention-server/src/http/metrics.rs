@@ -14,6 +14,7 @@ use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Scheduler};
 use super::App;
 use super::connections::Connections;
 use super::error::ErrorBody;
+use super::vllm_metrics;
 
 /// Upper bounds in seconds of the buckets of times.
 const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
@@ -68,22 +69,34 @@ impl HttpMetrics {
 ))]
 pub async fn metrics(State(app): State<App>) -> Response {
     let scheduler = app.scheduler().map(Scheduler::metrics);
-    let text = render(&app.metrics, &app.connections, app.bodies.bytes(), scheduler.as_ref());
+    let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), scheduler.as_ref());
+    if let Some(scheduler) = &scheduler {
+        text += &vllm_metrics::render(&app.model_name(), app.started, scheduler);
+    }
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 /// Lines of Prometheus' format.
-#[derive(Default)]
-struct Lines(String);
+pub(super) struct Lines {
+    /// What all names begin with.
+    prefix: &'static str,
+    /// The lines so far.
+    pub(super) text: String,
+}
 
 impl Lines {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "# HELP metal_attention_{name} {help}\n# TYPE metal_attention_{name} {kind}");
+    pub(super) fn new(prefix: &'static str) -> Self {
+        Self { prefix, text: String::new() }
     }
 
-    fn value(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
-        let _ = writeln!(self.0, "metal_attention_{name}{labels} {value}");
+    pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let prefix = self.prefix;
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} {kind}");
+    }
+
+    pub(super) fn value(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        let _ = writeln!(self.text, "{}{name}{labels} {value}", self.prefix);
     }
 
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
@@ -112,7 +125,7 @@ impl Lines {
 }
 
 fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, scheduler: Option<&Metrics>) -> String {
-    let mut lines = Lines::default();
+    let mut lines = Lines::new("metal_attention_");
     lines.one("connections", "gauge", "Connections that are open now.", connections.len());
     let (given_up, refused) = connections.turned_away();
     let help = "Connections that were closed while they waited for their clients, because others needed the room.";
@@ -135,7 +148,7 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, sche
     if let Some(scheduler) = scheduler {
         render_scheduler(&mut lines, scheduler);
     }
-    lines.0
+    lines.text
 }
 
 fn render_scheduler(lines: &mut Lines, m: &Metrics) {
@@ -169,6 +182,7 @@ fn render_scheduler(lines: &mut Lines, m: &Metrics) {
         ("requests_waiting", "Requests that wait now.", m.waiting),
         ("kv_cache_pages_used", "Pages of the KV cache that hold something.", m.pages_used),
         ("kv_cache_pages_free", "Pages of the KV cache that are free.", m.pages_free),
+        ("kv_cache_pages_running", "Pages of the KV cache that running requests hold.", m.pages_running),
         ("recurrent_states_used", "Recurrent states that are kept of texts.", m.states.total - m.states.free),
         (
             "recurrent_states_checkpoints",

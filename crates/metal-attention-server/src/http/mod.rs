@@ -35,16 +35,17 @@ mod server;
 mod tokens;
 mod unsupported;
 mod usage;
+mod vllm_metrics;
 mod work;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use app::App;
-pub use app::Loaded;
+pub use app::{LoadError, Loaded};
 use body::Json;
 use error::ApiError;
 pub use options::{EmptyKey, HttpOptions, Keys};
-pub use server::{ServeError, serve};
+pub use server::{Listeners, ServeError, serve};
 pub use work::THREADS;
 
 /// Does with a request what takes a moment, where it holds up nobody. The request is gone when it is done.

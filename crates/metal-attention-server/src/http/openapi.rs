@@ -54,7 +54,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
         components.security_schemes.insert("key".into(), RefOr::T(SecurityScheme::Http(bearer)));
     }
     for (path, item) in &mut api.paths.paths {
-        let is_open = OPEN_PATHS.contains(&path.as_str());
+        let is_open = OPEN_PATHS.contains(&path.as_str()) || options.open_metrics && path == "/metrics";
         for (operation, is_post) in operations(item) {
             add_error(operation, "500", "A defect of the server");
             if checks_host {
@@ -84,7 +84,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
     api
 }
 
-/// Paths that need no key.
+/// Paths that need no key, whatever the options.
 pub const OPEN_PATHS: [&str; 3] = ["/health", "/ready", "/openapi.json"];
 
 /// The operations of a path, and whether each has a body.

@@ -12,6 +12,8 @@ pub struct HttpOptions {
     pub names: Vec<String>,
     /// Keys that clients must show one of; empty: everybody may ask.
     pub keys: Keys,
+    /// `/metrics` needs no key, as a scraper that cannot send one wants it.
+    pub open_metrics: bool,
     /// The origin whose pages may ask from a browser, `*` for any; `None`: this server's own page only.
     pub cors_origin: Option<HeaderValue>,
     /// Names besides `localhost` and IP addresses of the loopback by which requests may come, where the server listens
@@ -42,6 +44,7 @@ impl Default for HttpOptions {
         Self {
             names: vec!["default".into()],
             keys: Keys::default(),
+            open_metrics: false,
             cors_origin: None,
             hosts: Vec::new(),
             max_body: 8 << 20,

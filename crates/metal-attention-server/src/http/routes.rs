@@ -20,7 +20,7 @@ use super::{
 
 /// All routes. `checks_host`: only names of this machine may lead here.
 pub fn router(app: &App, checks_host: bool) -> Router {
-    let closed = OpenApiRouter::with_openapi(openapi::base())
+    let mut closed = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(chat::chat_completions))
         .routes(routes!(completions::completions))
         .routes(routes!(embeddings::embeddings))
@@ -29,10 +29,11 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .routes(routes!(models::models))
         .routes(routes!(models::model))
         .routes(routes!(tokens::tokenize))
-        .routes(routes!(tokens::detokenize))
-        .routes(routes!(metrics::metrics))
-        .route_layer(from_fn_with_state(app.clone(), guard::check_key));
-    let open = OpenApiRouter::new().routes(routes!(health::health)).routes(routes!(health::ready));
+        .routes(routes!(tokens::detokenize));
+    let mut open = OpenApiRouter::new().routes(routes!(health::health)).routes(routes!(health::ready));
+    let metrics_of = if app.options.open_metrics { &mut open } else { &mut closed };
+    *metrics_of = std::mem::take(metrics_of).routes(routes!(metrics::metrics));
+    let closed = closed.route_layer(from_fn_with_state(app.clone(), guard::check_key));
     let (router, api) = closed.merge(open).split_for_parts();
     let api = openapi::complete(api, &app.options, checks_host);
     let router = router
@@ -44,6 +45,17 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .route("/view.js", get(page::view))
         .route("/markdown.js", get(page::markdown))
         .route("/icon.svg", get(page::icon))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed);
+    layers(router, app, checks_host).with_state(app.clone())
+}
+
+/// What those that watch over the server read, and nothing else: without a key, and with room of its own.
+pub fn watchers_router(app: &App, checks_host: bool) -> Router {
+    let router = Router::new()
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(metrics::metrics))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed);
     layers(router, app, checks_host).with_state(app.clone())

@@ -12,10 +12,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
 use super::app::App;
 use super::client_stream::{AnswerBody, ClientStream};
-use super::connections::Place;
+use super::connections::{Connections, Place};
 use super::peer::Peer;
 use super::{HttpOptions, Loaded, routes};
 
@@ -24,6 +25,9 @@ const MAX_HEAD: usize = 64 << 10;
 
 /// How long a connection in an extra place may take to send a request's head.
 const EXTRA_HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Connections at a time of those that watch over the server.
+const WATCHERS: usize = 32;
 
 /// How long answers may take to reach their clients once nothing is generated any more.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -42,22 +46,41 @@ pub enum ServeError<E> {
     Engine(Arc<str>),
 }
 
-/// Serves on `listener` until `shutdown` is ready, and then until the running requests are finished or the grace is
-/// over. `load` makes the model meanwhile, on a thread of its own; where it fails the server ends with its error. Where
-/// the engine meets a defect the server ends too, once all have been told: whoever watches over it starts it again, with
-/// a forward pass that nothing is wrong with.
+/// Where a server listens.
+pub struct Listeners {
+    /// For requests.
+    pub requests: TcpListener,
+    /// For those that watch over the server: `/health`, `/ready` and `/metrics` alone, without a key. It has connections of
+    /// its own, however many requests there are.
+    pub watchers: Option<TcpListener>,
+}
+
+impl From<TcpListener> for Listeners {
+    fn from(requests: TcpListener) -> Self {
+        Self { requests, watchers: None }
+    }
+}
+
+/// Serves on `listeners` until `shutdown` is ready, and then until the running requests are finished or the grace is
+/// over; meanwhile new requests are told to go elsewhere. `load` makes the model, on a thread of its own; where it fails
+/// the server ends with its error. Where the engine meets a defect the server ends too, once all have been told: whoever
+/// watches over it starts it again, with a forward pass that nothing is wrong with.
 pub async fn serve<E: Send + 'static>(
-    listener: TcpListener,
+    listeners: impl Into<Listeners>,
     options: HttpOptions,
     load: impl FnOnce() -> Result<Loaded, E> + Send + 'static,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError<E>> {
+    let Listeners { requests: listener, watchers } = listeners.into();
     // Everybody on this machine is let in where no key is asked for, and nobody else.
-    let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
-    let checks_host = is_loopback && options.keys.is_empty();
+    let checks_host = is_loopback(&listener) && options.keys.is_empty();
     let app = App::new(options);
-    let router = routes::router(&app, checks_host);
-    let graceful = GracefulShutdown::new();
+    // Ends with this function.
+    let mut watching = JoinSet::new();
+    if let Some(listener) = watchers {
+        watching.spawn(watch(listener, app.clone()));
+    }
+    let mut door = Door::new(&app, routes::router(&app, checks_host));
     let (loaded_sender, mut loaded) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || loaded_sender.send(load()).map_err(|_| "the server has ended"));
     let mut is_loading = true;
@@ -82,15 +105,9 @@ pub async fn serve<E: Send + 'static>(
                 failure = Some(ServeError::Engine(why));
                 break;
             }
-            (stream, peer) = accept(&listener, &app) => {
-                // Where not even an extra place is free the connection is closed.
-                if let Some(place) = app.connections.enter_soon(peer).await {
-                    tokio::spawn(serve_connection(stream, peer, place, &app, router.clone(), &graceful));
-                }
-            }
+            (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
         }
     }
-    drop(listener);
     app.shut_down();
     let grace = app.options.grace;
     let requests = async {
@@ -98,13 +115,66 @@ pub async fn serve<E: Send + 'static>(
             scheduler.shut_down(grace).await;
         }
     };
-    // Connections that carry nothing end at once, the others with their answer.
-    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), graceful.shutdown());
-    let ((), flushed) = tokio::join!(requests, flushed);
-    if flushed.is_err() {
+    // Connections that carry nothing end at once, the others with their answer. Who comes now is told so, instead of finding
+    // nobody: routers take a moment to hear that the server is not ready any more.
+    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), door.close().shutdown());
+    let mut ended = pin!(async { tokio::join!(requests, flushed).1 });
+    let flushed = loop {
+        tokio::select! {
+            flushed = &mut ended => break flushed,
+            (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
+        }
+    };
+    drop(listener);
+    let refused = tokio::time::timeout(FLUSH, door.close().shutdown()).await;
+    if flushed.is_err() || refused.is_err() {
         tracing::warn!("some clients did not take their answers in time");
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// Answers those that watch over the server, to its very end.
+async fn watch(listener: TcpListener, app: App) {
+    let router = routes::watchers_router(&app, is_loopback(&listener));
+    let door = Door { connections: Arc::new(Connections::new(WATCHERS, WATCHERS)), ..Door::new(&app, router) };
+    loop {
+        let (stream, peer) = accept(&listener, &door.connections).await;
+        door.let_in(stream, peer).await;
+    }
+}
+
+fn is_loopback(listener: &TcpListener) -> bool {
+    listener.local_addr().is_ok_and(|address| address.ip().is_loopback())
+}
+
+/// Lets connections in.
+struct Door {
+    app: App,
+    router: Router,
+    connections: Arc<Connections>,
+    graceful: GracefulShutdown,
+    /// A connection carries one request only.
+    closes: bool,
+}
+
+impl Door {
+    fn new(app: &App, router: Router) -> Self {
+        let connections = Arc::clone(&app.connections);
+        Self { app: app.clone(), router, connections, graceful: GracefulShutdown::new(), closes: false }
+    }
+
+    /// Serves a connection, where there is a place for it. Where not even an extra one is free it is closed.
+    async fn let_in(&self, stream: TcpStream, peer: Peer) {
+        if let Some(place) = self.connections.enter_soon(peer).await {
+            tokio::spawn(serve_connection(stream, peer, place, self));
+        }
+    }
+
+    /// The connections so far, to be ended. Those to come carry one request.
+    fn close(&mut self) -> GracefulShutdown {
+        self.closes = true;
+        std::mem::take(&mut self.graceful)
+    }
 }
 
 /// Waits for the engine to meet a defect.
@@ -116,7 +186,7 @@ async fn engine_defect(app: &App) -> Arc<str> {
 }
 
 /// The next connection.
-async fn accept(listener: &TcpListener, app: &App) -> (TcpStream, Peer) {
+async fn accept(listener: &TcpListener, connections: &Connections) -> (TcpStream, Peer) {
     loop {
         match listener.accept().await {
             Ok((stream, address)) => return (stream, Peer::at(address.ip())),
@@ -125,7 +195,7 @@ async fn accept(listener: &TcpListener, app: &App) -> (TcpStream, Peer) {
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 if !is_of_the_client(&error) {
-                    app.connections.make_room();
+                    connections.make_room();
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -143,19 +213,18 @@ fn serve_connection(
     stream: TcpStream,
     peer: Peer,
     place: Place,
-    app: &App,
-    router: Router,
-    graceful: &GracefulShutdown,
+    door: &Door,
 ) -> impl Future<Output = ()> + Send + 'static {
+    let options = &door.app.options;
     // Without it tokens wait for each other. A connection that cannot is served all the same.
     let _ = stream.set_nodelay(true);
     let connection = Arc::clone(&place.connection);
-    let stream = ClientStream::new(stream, Arc::clone(&connection), app.options.write_timeout);
+    let stream = ClientStream::new(stream, Arc::clone(&connection), options.write_timeout);
     let header_timeout = match connection.full {
-        Some(_) => app.options.header_timeout.min(EXTRA_HEADER_TIMEOUT),
-        None => app.options.header_timeout,
+        Some(_) => options.header_timeout.min(EXTRA_HEADER_TIMEOUT),
+        None => options.header_timeout,
     };
-    let routes = TowerToHyperService::new(router);
+    let routes = TowerToHyperService::new(door.router.clone());
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         connection.waits_for_answer();
         request.extensions_mut().insert(peer);
@@ -167,8 +236,9 @@ fn serve_connection(
         .timer(TokioTimer::new())
         .header_read_timeout(header_timeout)
         .max_buf_size(MAX_HEAD)
+        .keep_alive(!door.closes)
         .serve_connection(TokioIo::new(stream), service);
-    let served = graceful.watch(served);
+    let served = door.graceful.watch(served);
     async move {
         tokio::select! {
             result = served => if let Err(error) = result {

@@ -2,13 +2,12 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use metal_attention::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Error, Model};
-use metal_attention_server::http::{HttpOptions, Loaded, ServeError, serve};
+use metal_attention_server::http::{HttpOptions, Listeners, Loaded, ServeError, serve};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -16,6 +15,8 @@ use tokio::sync::oneshot;
 /// A server with the built-in model, which ends with this value.
 pub struct Server {
     pub address: SocketAddr,
+    /// Where those that watch over it ask.
+    pub watchers: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServeError<Error>>>>,
 }
@@ -34,10 +35,8 @@ pub fn load_model(model: Model, n_parallel: usize, n_queue: usize) -> Result<Loa
 /// `model` as `engine` runs it, ready to answer.
 pub fn load_with(model: Model, engine: &EngineOptions, n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
     let pass = model.forward_pass(engine)?;
-    let n_ctx = pass.n_ctx();
     let options = SchedulerOptions { n_parallel, n_queue, ..Default::default() };
-    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
-    Loaded::new(model, scheduler, n_ctx)
+    Ok(Loaded::start(model, pass, options).unwrap())
 }
 
 impl Server {
@@ -55,15 +54,17 @@ impl Server {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
             runtime.block_on(async {
-                let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-                bound.send(listener.local_addr().unwrap()).unwrap();
+                let requests = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+                let watchers = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+                bound.send((requests.local_addr().unwrap(), watchers.local_addr().unwrap())).unwrap();
                 let stopped = async {
                     let _ = stopped.await;
                 };
-                serve(listener, options, load, stopped).await
+                serve(Listeners { requests, watchers: Some(watchers) }, options, load, stopped).await
             })
         });
-        Self { address: address.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+        let (address, watchers) = address.recv().unwrap();
+        Self { address, watchers, stop: Some(stop), thread: Some(thread) }
     }
 
     pub fn wait_until_ready(&self) {
@@ -104,16 +105,12 @@ impl Server {
 
     /// A request whose answer is yet to be read.
     pub fn begin(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let host = if headers.iter().any(|h| h.starts_with("Host:")) { "" } else { "Host: localhost\r\n" };
-        let headers = headers.iter().map(|header| format!("{header}\r\n")).collect::<Vec<_>>().concat();
-        let length = body.len();
-        let head =
-            format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n{headers}Content-Length: {length}\r\n\r\n");
-        // The server may answer and close before it has read everything.
-        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-        stream
+        begin(self.address, method, path, headers, body)
+    }
+
+    /// What those see that watch over the server.
+    pub fn watched(&self, path: &str) -> Answer {
+        Answer::read(begin(self.watchers, "GET", path, &[], b""))
     }
 
     /// A stream's events as they come.
@@ -125,10 +122,28 @@ impl Server {
 
     /// The number after `name` in `/metrics`.
     pub fn metric(&self, name: &str) -> f64 {
-        let text = self.get("/metrics").body;
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("metal_attention_{name} ")));
-        line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().unwrap()
+        number(&self.get("/metrics").body, &format!("metal_attention_{name} "))
     }
+}
+
+/// The number after `start` in a text of lines.
+pub fn number(text: &str, start: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(start));
+    line.unwrap_or_else(|| panic!("{start} is not in\n{text}")).parse().unwrap()
+}
+
+/// A request whose answer is yet to be read.
+fn begin(address: SocketAddr, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let host = if headers.iter().any(|h| h.starts_with("Host:")) { "" } else { "Host: localhost\r\n" };
+    let headers = headers.iter().map(|header| format!("{header}\r\n")).collect::<Vec<_>>().concat();
+    let length = body.len();
+    let head =
+        format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n{headers}Content-Length: {length}\r\n\r\n");
+    // The server may answer and close before it has read everything.
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+    stream
 }
 
 impl Drop for Server {

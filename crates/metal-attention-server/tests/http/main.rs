@@ -9,6 +9,7 @@ mod ranking;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
 mod turns;
+mod watching;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -183,7 +183,7 @@ impl<'t> Engine<'t> {
         }
         let mut metrics = self.shared.metrics();
         metrics.requests.failed += n_embeddings;
-        (metrics.running, metrics.waiting) = (0, 0);
+        (metrics.running, metrics.waiting, metrics.pages_running) = (0, 0, 0);
     }
 
     /// Empties a sequence, whose pages are free then unless others share them.
@@ -201,11 +201,16 @@ impl<'t> Engine<'t> {
             blocks.update(running.chain(slots.all_idle().map(|(seq, ids)| held(seq, ids))));
         }
         let pages = self.pass.cache_pages();
+        let texts = self.running.iter().map(|running| running.seq);
+        let sequences: Vec<usize> = texts.chain(self.embeddings.iter().map(|run| run.seq)).collect();
+        let pages_running = self.pass.pages_held(&sequences);
         let mut metrics = self.shared.metrics();
         metrics.running = self.running.len() + self.embeddings.len();
         metrics.waiting = self.preempted.len();
         metrics.pages_used = pages.total - pages.free;
         metrics.pages_free = pages.free;
+        metrics.pages_running = pages_running;
+        metrics.page_len = pages.page_len;
         metrics.states = pages.states;
     }
 }

@@ -37,6 +37,11 @@ pub struct Metrics {
     pub pages_used: usize,
     /// Pages of the KV cache that are free now.
     pub pages_free: usize,
+    /// Pages of the KV cache that running requests hold now: without them the cache would hold idle prefixes alone. Pages
+    /// that several share count once.
+    pub pages_running: usize,
+    /// Positions of a page.
+    pub page_len: usize,
     /// Recurrent states of texts there are now, and room for; none where no layer keeps one.
     pub states: StateUse,
 }

@@ -120,6 +120,7 @@ proptest! {
         pollster::block_on(scheduler.shut_down(Duration::from_secs(60)));
         let metrics = scheduler.metrics();
         prop_assert_eq!((metrics.running, metrics.waiting, metrics.requests.failed), (0, 0, 0));
+        prop_assert_eq!(metrics.pages_running, 0);
         let ended = metrics.requests;
         let n = ended.end_of_text + ended.length + ended.stop_string + ended.context_full + ended.cancelled;
         prop_assert_eq!(n, plans.len() as u64);

@@ -1,0 +1,189 @@
+//! What those see that watch over the server, or choose one of many: probes, scrapers, routers.
+
+use std::io::Write;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::{Device, EngineOptions, Model};
+use metal_attention_server::http::{HttpOptions, Keys, LoadError, Loaded};
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Server, number};
+use crate::completion;
+use crate::support::Wrapped;
+
+fn with_key() -> HttpOptions {
+    HttpOptions { names: vec!["stories".into()], keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
+}
+
+/// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.
+fn held_up(options: HttpOptions) -> (Server, Wrapped) {
+    let model = Model::built_in().unwrap();
+    let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
+    let levers = Wrapped::new(model.forward_pass(&engine).unwrap());
+    let (gate, log) = (levers.gate.clone(), levers.log.clone());
+    let server = Server::with_model(options, move || {
+        let pass = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine)?) };
+        let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
+        Ok(Loaded::start(model, Box::new(pass), options).unwrap())
+    });
+    (server, levers)
+}
+
+#[test]
+fn watchers_need_no_key_and_get_nothing_else() {
+    let server = Server::new(with_key());
+    for path in ["/health", "/ready", "/metrics"] {
+        assert_eq!(server.watched(path).status, 200, "{path}");
+    }
+    for path in ["/", "/v1/models", "/v1/completions", "/tokenize", "/openapi.json"] {
+        assert_eq!(server.watched(path).error(), (404, Value::Null, json!("route_not_found")), "{path}");
+    }
+    assert_eq!(server.get("/metrics").status, 401);
+    let open = Server::new(HttpOptions { open_metrics: true, ..with_key() });
+    assert_eq!((open.get("/metrics").status, open.get("/v1/models").status), (200, 401));
+    let paths = &open.get("/openapi.json").json()["paths"];
+    let asks = |path: &str| paths[path]["get"]["security"].is_array();
+    assert!(asks("/v1/models") && !asks("/metrics") && !asks("/health"));
+}
+
+/// A sample of Prometheus' text format: its type, its labels and its value.
+struct Sample {
+    kind: String,
+    labels: Vec<(String, String)>,
+    value: f64,
+}
+
+/// The one sample of `name`, as a picker of endpoints reads it.
+fn sample(text: &str, name: &str) -> Sample {
+    let kind = text.lines().find_map(|line| line.strip_prefix(&format!("# TYPE {name} "))).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+    let [line] = lines.collect::<Vec<_>>()[..] else { panic!("one {name} is expected in\n{text}") };
+    let (labels, value) = line[name.len() + 1..].rsplit_once("} ").unwrap();
+    let label = |text: &str| {
+        let (name, value) = text.split_once('=').unwrap();
+        (name.to_owned(), value.strip_prefix('"').unwrap().strip_suffix('"').unwrap().to_owned())
+    };
+    let labels = labels.split(',').map(label).collect();
+    Sample { kind: kind.to_owned(), labels, value: value.parse().unwrap() }
+}
+
+impl Sample {
+    fn label(&self, name: &str) -> &str {
+        &self.labels.iter().find(|(known, _)| known == name).unwrap().1
+    }
+}
+
+/// What the endpoint pickers of llm-d and of the Gateway API Inference Extension take from a server that they think is vLLM:
+/// three gauges, of which each has one sample, and two that tell by their labels, which they read as whole numbers.
+#[test]
+fn pickers_of_endpoints_find_what_they_look_for() {
+    let (server, levers) = held_up(HttpOptions { names: vec!["stories".into()], ..Default::default() });
+    server.wait_until_ready();
+    let gauges = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"];
+    let read = || {
+        let text = server.watched("/metrics").body;
+        gauges.map(|name| {
+            let sample = sample(&text, name);
+            assert_eq!((sample.kind.as_str(), sample.label("model_name")), ("gauge", "stories"));
+            sample.value
+        })
+    };
+    assert_eq!(read(), [0.0; 3]);
+    let text = server.watched("/metrics").body;
+    let cache = sample(&text, "vllm:cache_config_info");
+    assert_eq!((cache.kind.as_str(), cache.label("block_size"), cache.value), ("gauge", "64", 1.0));
+    let n_pages: usize = cache.label("num_gpu_blocks").parse().unwrap();
+    assert_eq!(n_pages, 4 * 512 / 64);
+    let adapters = sample(&text, "vllm:lora_requests_info");
+    let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"].map(|name| adapters.label(name));
+    assert_eq!((adapters.kind.as_str(), labels), ("gauge", ["0", "", ""]));
+
+    // Two run, with two pages each of which they share the first, and two wait.
+    let prompt: Vec<u32> = (0..65).map(|i| 3 + i).collect();
+    let texts = |n: usize| completion(&json!({"prompt": prompt, "max_tokens": 60, "n": n, "ignore_eos": true}));
+    assert_eq!(server.post("/v1/completions", &texts(1)).status, 200);
+    let rest = || {
+        while server.metric("requests_running") > 0.0 {
+            std::thread::yield_now();
+        }
+    };
+    rest();
+    assert_eq!(read(), [0.0; 3], "what is kept of finished texts makes no load");
+    assert_eq!(server.metric("kv_cache_pages_used"), 2.0);
+    let mut held = levers.gate.lock().unwrap();
+    let body = texts(4).to_string();
+    let answer = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    while read()[..2] != [2.0, 2.0] {
+        // A step, or a few.
+        let n_steps = levers.log.lock().unwrap().len();
+        drop(held);
+        while levers.log.lock().unwrap().len() == n_steps {
+            std::thread::yield_now();
+        }
+        held = levers.gate.lock().unwrap();
+    }
+    assert_eq!(read(), [2.0, 2.0, 3.0 / n_pages as f64]);
+    drop(held);
+    assert_eq!(Answer::read(answer).status, 200);
+    rest();
+    assert_eq!(read(), [0.0; 3]);
+}
+
+/// A forward pass that fails at its first token is an error before anybody is told that the server is ready.
+#[test]
+fn a_server_whose_model_cannot_answer_is_never_ready() {
+    let model = Model::built_in().unwrap();
+    let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
+    let pass = Wrapped::new(model.forward_pass(&engine).unwrap());
+    pass.fail.store(true, Ordering::Relaxed);
+    let error = Loaded::start(model, Box::new(pass), SchedulerOptions::default()).err().unwrap();
+    assert!(matches!(error, LoadError::FirstToken(_)), "{error}");
+    assert!(error.to_string().contains("the device is gone"), "{error}");
+}
+
+#[test]
+fn a_server_is_ready_once_it_has_evaluated_a_token() {
+    let (server, levers) = held_up(HttpOptions::default());
+    server.wait_until_ready();
+    assert_eq!(*levers.log.lock().unwrap(), [[0]]);
+    // Nothing of it is kept, and nothing is counted.
+    assert_eq!((server.metric("steps_total"), server.metric("kv_cache_pages_used")), (0.0, 0.0));
+}
+
+/// From the signal on: not ready, nothing new is begun, what runs is finished, and those that watch are answered to the end.
+#[test]
+fn a_server_that_ends_tells_who_comes_to_go_elsewhere() {
+    let (mut server, levers) = held_up(HttpOptions { grace: Duration::from_secs(60), ..Default::default() });
+    server.wait_until_ready();
+    let body = completion(&json!({"stream": true, "max_tokens": 480, "ignore_eos": true}));
+    let mut running = server.stream("/v1/completions", &body);
+    running.next().unwrap();
+    let held = levers.gate.lock().unwrap();
+    server.stop();
+    while server.watched("/ready").status == 200 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for answer in
+        [server.get("/ready"), server.watched("/ready"), server.post("/v1/completions", &completion(&json!({})))]
+    {
+        assert_eq!(answer.error(), (503, Value::Null, json!("shutting_down")));
+        assert!(answer.headers.contains("retry-after: 1"), "{}", answer.headers);
+    }
+    // A client that would keep its connection is told that it cannot.
+    let mut stream = std::net::TcpStream::connect(server.address).unwrap();
+    stream.write_all(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let answer = Answer::read(stream);
+    assert!(answer.status == 503 && answer.headers.contains("connection: close"), "{answer:?}");
+    assert_eq!((server.get("/health").status, server.watched("/health").status), (200, 200));
+    assert_eq!(number(&server.watched("/metrics").body, "metal_attention_requests_running "), 1.0);
+    drop(held);
+    let rest: Vec<String> = running.collect();
+    assert_eq!(rest.last().unwrap(), "[DONE]");
+    assert!(rest[rest.len() - 2].contains("\"finish_reason\":\"length\""), "{}", rest[rest.len() - 2]);
+    server.join();
+    for address in [server.address, server.watchers] {
+        assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens any more");
+    }
+}
