@@ -41,8 +41,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, embed, imatrix, info, kernels, list, logits, perplexity,
-    pull, quantize, rerank, rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, list,
+    logits, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -94,6 +94,7 @@ enum Command {
     Info(info::Args),
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
+    ExportTokenizer(export_tokenizer::Args),
     Logits(logits::Args),
     Embed(embed::Args),
     Rerank(rerank::Args),
@@ -134,6 +135,7 @@ impl Command {
             Self::Info(args) => info::run(args),
             Self::Tokenize(args) => tokenize::run(args),
             Self::Detokenize(args) => detokenize::run(args),
+            Self::ExportTokenizer(args) => export_tokenizer::run(args),
             Self::Logits(args) => logits::run(args),
             Self::Embed(args) => embed::run(args),
             Self::Rerank(args) => rerank::run(args),

@@ -73,8 +73,13 @@ impl ModelArgs {
 
     /// Opens the tokenizer alone; a vocabulary-only file will do.
     pub fn open_tokenizer(&self) -> Result<Tokenizer, CliError> {
-        let options = TokenizerOptions { pre: self.pre.clone() };
-        Tokenizer::from_metadata(self.open_gguf()?.metadata(), &options).map_err(|e| self.in_file(e.into()))
+        let file = self.open_gguf()?;
+        Tokenizer::from_metadata(file.metadata(), &self.tokenizer_options()).map_err(|e| self.in_file(e.into()))
+    }
+
+    /// How its tokenizer is built.
+    pub fn tokenizer_options(&self) -> TokenizerOptions {
+        TokenizerOptions { pre: self.pre.clone() }
     }
 
     /// Opens the file. Says so on stderr where it is the built-in one.
@@ -122,7 +127,7 @@ impl ModelArgs {
     }
 
     /// `error`, with the file it is about.
-    fn in_file(&self, error: Error) -> CliError {
+    pub fn in_file(&self, error: Error) -> CliError {
         self.named(CliError::InFile { file: self.name(), error })
     }
 

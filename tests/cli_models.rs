@@ -1,6 +1,8 @@
 //! The commands about model files: `info`, `synth`, `quantize`, `perplexity`.
 
 mod common;
+#[path = "common/vocabularies.rs"]
+mod vocabularies;
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +10,7 @@ use common::{run, stderr, stdout};
 use metal_attention::gguf::{GgufWriter, Metadata, TensorDecl, TensorType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use vocabularies::tokenizer_data;
 
 const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.gguf");
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
@@ -102,13 +105,15 @@ fn info_is_readable_text_too() {
 
 #[test]
 fn info_shows_vocabularies_and_unknown_architectures() {
-    let vocabulary = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tokenizers/gpt-2-cut.gguf");
-    let info = info(Path::new(vocabulary));
+    let dir = TempDir::new().unwrap();
+    let vocabulary = dir.path().join("gpt-2-cut.gguf");
+    std::fs::write(&vocabulary, tokenizer_data("gpt-2-cut.gguf")).unwrap();
+    let info = info(&vocabulary);
     assert_eq!(info["runnable"], json!(false));
     assert_eq!(info["problem"], json!("it has a vocabulary, but no weights"));
     assert_eq!(info["tokenizer"]["model"], json!("gpt2"));
     assert_eq!((&info["memory"], &info["parameters"]), (&json!([]), &json!(0)));
-    let text = stdout(run(&["info", "-m", vocabulary]));
+    let text = stdout(run(&["info", "-m", vocabulary.to_str().unwrap()]));
     assert!(text.contains("runs here           no: it has a vocabulary, but no weights"), "{text}");
 
     let mut metadata = Metadata::new();
@@ -253,8 +258,8 @@ fn the_input_is_never_overwritten() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("would overwrite"), "{}", stderr(&output));
     assert!(std::fs::read(&file).unwrap() == std::fs::read(STORIES).unwrap());
-    let vocabulary = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tokenizers/gpt-2-cut.gguf");
-    assert_eq!(run_in(&dir, &format!("quantize {vocabulary} @/v.gguf q8_0")).status.code(), Some(2));
+    std::fs::write(dir.path().join("vocabulary.gguf"), tokenizer_data("gpt-2-cut.gguf")).unwrap();
+    assert_eq!(run_in(&dir, "quantize @/vocabulary.gguf @/v.gguf q8_0").status.code(), Some(2));
     assert_eq!(run_in(&dir, "quantize @/m.gguf @/x.gguf q9_9").status.code(), Some(2));
     assert_eq!(run_in(&dir, "quantize @/none.gguf @/x.gguf q8_0").status.code(), Some(3));
 }

@@ -1,5 +1,8 @@
 //! A small BERT with random weights, with or without a reranker's classifier.
 
+#[path = "vocabularies.rs"]
+mod packed;
+
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 
 /// Width of its states.
@@ -10,9 +13,8 @@ pub const N_CTX: usize = 64;
 /// The file. `is_reranker`: with the classifier, `cls` and `cls.output`.
 pub fn encoder(is_reranker: bool) -> Vec<u8> {
     const N_FF: usize = 48;
-    let roots = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let vocabulary = roots.map(|root| root.join("tests/data/tokenizers/bert-bge-cut.gguf")).find(|file| file.exists());
-    let mut metadata = GgufFile::open(vocabulary.expect("a vocabulary")).unwrap().metadata().clone();
+    let vocabulary = GgufFile::from_bytes(&packed::tokenizer_data("bert-bge-cut.gguf")).unwrap();
+    let mut metadata = vocabulary.metadata().clone();
     let n_vocab = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap().len();
     let sizes = [("block_count", 1), ("context_length", N_CTX), ("embedding_length", N_EMBD)];
     let more =

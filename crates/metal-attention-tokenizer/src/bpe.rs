@@ -32,6 +32,15 @@ static BYTE_ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
 static ALPHABET_BYTE: LazyLock<HashMap<char, u8>> =
     LazyLock::new(|| (0..=255u8).map(|byte| (BYTE_ALPHABET[byte as usize], byte)).collect());
 
+/// The key of the merges, best first.
+pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
+
+/// The two parts of a merge: the first blank is between them, unless it is the first character.
+pub(crate) fn merge_parts(line: &str) -> Option<(&str, &str)> {
+    let blank = line.bytes().skip(1).position(|byte| byte == b' ')? + 1;
+    Some((&line[..blank], &line[blank + 1..]))
+}
+
 /// A byte-pair vocabulary.
 pub(crate) struct Bpe {
     pub(crate) pre: &'static PreTokenizer,
@@ -45,7 +54,7 @@ pub(crate) struct Bpe {
     /// No merge joins a blank to what stands before it, so that text may be cut before blanks.
     cut_before_blanks: bool,
     /// Text is read in lower case.
-    lowercase: bool,
+    pub(crate) lowercase: bool,
 }
 
 impl Bpe {
@@ -54,11 +63,10 @@ impl Bpe {
         vocabulary: &Vocabulary,
         pre: &'static PreTokenizer,
     ) -> Result<Self, TokenizerError> {
-        const KEY: &str = "tokenizer.ggml.merges";
-        let lines = metadata.strings(KEY)?;
+        let lines = metadata.strings(MERGES)?;
         // Kimi K2 has no merges in its file; its tokens are whole pieces or bytes.
         if lines.is_none() && !pre.names.contains(&"kimi-k2") {
-            return Err(TokenizerError::MissingKey { key: KEY });
+            return Err(TokenizerError::MissingKey { key: MERGES });
         }
         let count = lines.map_or(0, StringArray::len);
         check_size("merges", lines.map_or(0, |lines| lines.iter().map(str::len).sum()), MAX_BYTES)?;
@@ -72,9 +80,8 @@ impl Bpe {
         let mut joined = Vec::new();
         let mut cut_before_blanks = true;
         for (rank, line) in lines.iter().flat_map(|lines| lines.iter()).enumerate() {
-            // The first blank parts the two, unless it is the first character.
-            let Some(blank) = line.bytes().skip(1).position(|b| b == b' ') else { continue };
-            let (left, right) = (&line.as_bytes()[..=blank], &line.as_bytes()[blank + 2..]);
+            let Some((left, right)) = merge_parts(line) else { continue };
+            let (left, right) = (left.as_bytes(), right.as_bytes());
             joined.clear();
             joined.extend_from_slice(left);
             joined.extend_from_slice(right);
@@ -140,8 +147,13 @@ impl Bpe {
                 return;
             }
         }
+        self.merge_word(vocabulary, word, merger, out);
+    }
+
+    /// Appends the tokens of a word that merges alone make.
+    fn merge_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         merger.clear();
-        if alphabet {
+        if self.pre.spelling == Spelling::ByteAlphabet {
             for byte in word.bytes() {
                 merger.push(self.byte_symbols[byte as usize], 1);
             }
@@ -160,6 +172,13 @@ impl Bpe {
                 out.extend(bytes.iter().filter_map(|&byte| self.byte_tokens[byte as usize]));
             }
         }
+    }
+
+    /// Whether merges alone make one token of a word, the one that is spelled like it.
+    pub(crate) fn merges_make(&self, vocabulary: &Vocabulary, word: &str) -> bool {
+        let mut tokens = Vec::new();
+        self.merge_word(vocabulary, word, &mut Merger::default(), &mut tokens);
+        tokens.len() == 1 && vocabulary.find(word.as_bytes()) == tokens.first().copied()
     }
 
     /// What a token writes, control tokens included.

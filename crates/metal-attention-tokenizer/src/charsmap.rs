@@ -21,12 +21,7 @@ impl CharsMap {
     ///
     /// Its layout: the length in bytes of the array as a little-endian `u32`, the array, the replacements.
     pub(crate) fn read(metadata: &Metadata) -> Result<Self, TokenizerError> {
-        let bytes: Vec<u8> = match metadata.get("tokenizer.ggml.precompiled_charsmap") {
-            None => return Ok(Self::default()),
-            Some(Value::Array(Array::U8(bytes))) => bytes.clone(),
-            Some(Value::Array(Array::I8(bytes))) => bytes.iter().map(|&byte| byte as u8).collect(),
-            Some(_) => return Err(TokenizerError::CharsMap { why: "it is no array of bytes" }),
-        };
+        let Some(bytes) = Self::bytes(metadata)? else { return Ok(Self::default()) };
         let short = TokenizerError::CharsMap { why: "it is shorter than it says" };
         let Some((len, rest)) = bytes.split_first_chunk() else { return Err(short) };
         let len = u32::from_le_bytes(*len) as usize;
@@ -39,6 +34,16 @@ impl CharsMap {
             nodes: nodes.iter().map(|&node| u32::from_le_bytes(node)).collect(),
             replacements: replacements.to_vec(),
         })
+    }
+
+    /// `tokenizer.ggml.precompiled_charsmap` as it is.
+    pub(crate) fn bytes(metadata: &Metadata) -> Result<Option<Vec<u8>>, TokenizerError> {
+        match metadata.get("tokenizer.ggml.precompiled_charsmap") {
+            None => Ok(None),
+            Some(Value::Array(Array::U8(bytes))) => Ok(Some(bytes.clone())),
+            Some(Value::Array(Array::I8(bytes))) => Ok(Some(bytes.iter().map(|&byte| byte as u8).collect())),
+            Some(_) => Err(TokenizerError::CharsMap { why: "it is no array of bytes" }),
+        }
     }
 
     /// Calls `emit` with every character of `text` after replacement, the longest match first.

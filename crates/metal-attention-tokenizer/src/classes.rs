@@ -64,7 +64,8 @@ pub(crate) const TAB_LF: Mask = 1 << 25;
 pub(crate) const CONTROL: Mask = 1 << 26;
 
 /// The classes as sets in regex notation. Where a model's own set holds wide
-/// spaces, `--\s` takes them out: the models' tokenizers see those as white space first.
+/// spaces, `&&[^\s]` takes them out: the models' tokenizers see those as white space first. The notation is what
+/// `regex-syntax` and Oniguruma have in common, since exported tokenizers are read by the latter.
 const DEFINITIONS: [(Mask, &str); 27] = [
     (LETTER, r"\p{L}"),
     (NUMBER, r"\p{N}"),
@@ -89,8 +90,8 @@ const DEFINITIONS: [(Mask, &str); 27] = [
         DEEPSEEK_LETTER,
         r"[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]",
     ),
-    (DEEPSEEK_PUNCTUATION, r"[[!-/:-~！-／：-～‘-‟\x{3000}-。]--\s]"),
-    (DEEPSEEK_CJK, r"[[一-龥\x{800}-一가-\x{D7FF}]--\s]"),
+    (DEEPSEEK_PUNCTUATION, r"[!-/:-~！-／：-～‘-‟\x{3000}-。&&[^\s]]"),
+    (DEEPSEEK_CJK, r"[一-龥\x{800}-一가-\x{D7FF}&&[^\s]]"),
     (BLOOM_STOP, r"[(|.,!?…。，、।۔،)]"),
     (HANGUL, r"[가-힣ㄱ-ㆎ]"),
     (CJK_PUNCTUATION, r"[！…“”‘’—：；，、-\x{303F}︰-﹏]"),
@@ -142,6 +143,18 @@ impl Classes {
             None => 0,
         }
     }
+}
+
+/// What stands between the brackets of a set of these classes in regex notation.
+pub(crate) fn members(classes: Mask) -> String {
+    let named = DEFINITIONS.iter().filter(|&&(bit, _)| classes & bit != 0);
+    named.map(|&(_, set)| without_brackets(set)).collect()
+}
+
+/// A set that says which characters it holds, and not which of them it lacks, needs no brackets within another.
+fn without_brackets(set: &str) -> &str {
+    let inner = set.strip_prefix('[').and_then(|set| set.strip_suffix(']'));
+    inner.filter(|inner| !inner.contains("&&")).unwrap_or(set)
 }
 
 /// The code point ranges of a character set in regex notation.

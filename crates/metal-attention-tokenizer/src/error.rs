@@ -66,6 +66,14 @@ pub enum TokenizerError {
         /// The most that is supported.
         limit: usize,
     },
+    /// The vocabulary cannot be written as a `tokenizer.json` that gives the same ids.
+    #[error("the vocabulary, of the kind `{model}`, cannot be exported: {why}")]
+    NotExportable {
+        /// What the file says in `tokenizer.ggml.model`.
+        model: String,
+        /// What `tokenizer.json` has no word for.
+        why: String,
+    },
     /// `tokenizer.ggml.precompiled_charsmap` is damaged.
     #[error("`tokenizer.ggml.precompiled_charsmap` is damaged: {why}")]
     CharsMap {

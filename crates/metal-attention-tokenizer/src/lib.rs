@@ -29,7 +29,8 @@
 //!
 //! Where things are: [`Tokenizer`] in `tokenizer.rs` cuts special tokens out (`special.rs`) and hands the
 //! text between them to `spm.rs`, `bpe.rs`, `unigram.rs`, `wordpiece.rs` or `rwkv.rs`. The pre-tokenizers are in `pre.rs`,
-//! made of the rules in `rules.rs` over the character classes in `classes.rs`.
+//! made of the rules in `rules.rs` over the character classes in `classes.rs`. [`Tokenizer::export`] writes a vocabulary
+//! as other programs read it.
 
 mod bpe;
 mod cache;
@@ -37,6 +38,7 @@ mod charsmap;
 mod classes;
 mod decode;
 mod error;
+mod export;
 mod merge;
 mod pre;
 mod rules;
@@ -54,6 +56,7 @@ mod wordpiece;
 
 pub use decode::StreamDecoder;
 pub use error::TokenizerError;
+pub use export::ExportedFile;
 pub use tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
 
 /// A token's number in the vocabulary.

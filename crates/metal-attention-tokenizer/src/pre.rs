@@ -8,7 +8,7 @@ use crate::classes::{
     CJK_PUNCTUATION, CRLF, DEEPSEEK_CJK, DEEPSEEK_LETTER, DEEPSEEK_PUNCTUATION, HAN, HAN_KANA, HANGUL, LETTER, LF,
     MARK, NUMBER, PUNCTUATION, SLASH, SPACE, SYMBOL,
 };
-use crate::rules::{Pass, Rule, Set, image_code, indentation, not, of, phrase, sentinel, spaces_by_powers_of_two};
+use crate::rules::{IMAGE_CODE, INDENTATION, PHRASE, Pass, Rule, SENTINEL, SPACES_BY_POWERS_OF_TWO, Set, not, of};
 
 /// How the pieces of text are spelled in the vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,7 +199,7 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         names: &["jais-2"],
         passes: &[Pass::Rules(&[
             CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS_3, BLANK_OTHERS_BREAKS, Rule::LineBreaks,
-            Rule::Special(spaces_by_powers_of_two),
+            SPACES_BY_POWERS_OF_TWO,
         ])],
         ..BASE
     },
@@ -244,7 +244,7 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         names: &["exaone-moe"],
         passes: &[Pass::Rules(&[
             CONTRACTION_ANY_CASE,
-            Rule::Special(phrase),
+            PHRASE,
             DIGIT,
             Rule::Run {
                 lead: Set::BLANK, body: not(SPACE | LETTER | NUMBER), max: usize::MAX, tail: of(CRLF | SLASH), tail_max: 1,
@@ -375,9 +375,9 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["chameleon"],
         passes: &[
-            Pass::Rules(&[Rule::Special(sentinel)]),
-            Pass::Rules(&[Rule::Special(image_code)]),
-            Pass::Rules(&[Rule::Special(indentation)]),
+            Pass::Rules(&[SENTINEL]),
+            Pass::Rules(&[IMAGE_CODE]),
+            Pass::Rules(&[INDENTATION]),
             Pass::Rules(&[DIGIT]),
             Pass::Rules(&[Rule::up_to(1, of(PUNCTUATION | ASCII_PUNCTUATION))]),
             GPT2,

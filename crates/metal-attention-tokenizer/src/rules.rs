@@ -7,10 +7,10 @@
 use crate::classes::{ASCII_DIGIT, BLANK, CLASSES, CRLF, Classes, LETTER, MARK, Mask, NUMBER, SPACE};
 
 /// Characters that are in one of the classes `any` (in any at all when it is 0) and in none of `none`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Set {
-    any: Mask,
-    none: Mask,
+    pub any: Mask,
+    pub none: Mask,
 }
 
 /// The characters of these classes.
@@ -54,8 +54,8 @@ pub(crate) enum Rule {
     LineBreaks,
     /// `\s+(?!\S)|\s+`: white space, but its last character only when nothing follows.
     Spaces,
-    /// A rule that only one model has: from a position to the end of its match.
-    Special(fn(Text<'_>, usize) -> Option<usize>),
+    /// A rule that only one model has: a regular expression, and the function from a position to the end of its match.
+    Special { expression: &'static str, matches: fn(Text<'_>, usize) -> Option<usize> },
 }
 
 impl Rule {
@@ -101,7 +101,7 @@ impl Rule {
             }
             Rule::LineBreaks => text.line_breaks(at),
             Rule::Spaces => text.spaces(at),
-            Rule::Special(matches) => matches(text, at),
+            Rule::Special { matches, .. } => matches(text, at),
         }
     }
 }
@@ -314,8 +314,13 @@ impl<'t> Text<'t> {
     }
 }
 
-/// `\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s`, the spaces of jais-2.
-pub(crate) fn spaces_by_powers_of_two(text: Text<'_>, at: usize) -> Option<usize> {
+/// The spaces of jais-2.
+pub(crate) const SPACES_BY_POWERS_OF_TWO: Rule = Rule::Special {
+    expression: r"\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s",
+    matches: spaces_by_powers_of_two,
+};
+
+fn spaces_by_powers_of_two(text: Text<'_>, at: usize) -> Option<usize> {
     const LENGTHS: [usize; 9] = [512, 256, 128, 64, 32, 16, 8, 4, 2];
     let single = text.after(at, of(SPACE))?;
     // A length fits when white space or the end of the text follows it.
@@ -326,9 +331,11 @@ pub(crate) fn spaces_by_powers_of_two(text: Text<'_>, at: usize) -> Option<usize
     Some(LENGTHS.iter().find_map(fits).unwrap_or(single))
 }
 
-/// `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`, the phrases of exaone-moe: letters
-/// with their marks, and single blanks between them.
-pub(crate) fn phrase(text: Text<'_>, at: usize) -> Option<usize> {
+/// The phrases of exaone-moe: letters with their marks, and single blanks between them.
+pub(crate) const PHRASE: Rule =
+    Rule::Special { expression: r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", matches: phrase };
+
+fn phrase(text: Text<'_>, at: usize) -> Option<usize> {
     let letter = of(LETTER);
     let lead = text.after(at, not(CRLF | LETTER | NUMBER)).filter(|&p| text.is(p, letter));
     let start = lead.unwrap_or(at);
@@ -341,23 +348,29 @@ pub(crate) fn phrase(text: Text<'_>, at: usize) -> Option<usize> {
     (end > start).then_some(end)
 }
 
-/// `<sentinel:[0-9]+>`, a special token of chameleon.
-pub(crate) fn sentinel(text: Text<'_>, at: usize) -> Option<usize> {
+/// A special token of chameleon.
+pub(crate) const SENTINEL: Rule = Rule::Special { expression: "<sentinel:[0-9]+>", matches: sentinel };
+
+fn sentinel(text: Text<'_>, at: usize) -> Option<usize> {
     const OPEN: &[u8] = b"<sentinel:";
     let start = text.bytes()[at..].starts_with(OPEN).then_some(at + OPEN.len())?;
     let end = text.skip(start, of(ASCII_DIGIT), usize::MAX);
     (end > start && text.bytes().get(end) == Some(&b'>')).then_some(end + 1)
 }
 
-/// `(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z`, an image token of chameleon.
-pub(crate) fn image_code(text: Text<'_>, at: usize) -> Option<usize> {
+/// An image token of chameleon.
+pub(crate) const IMAGE_CODE: Rule = Rule::Special { expression: "IMGIMG[A-I]{1,4}Z", matches: image_code };
+
+fn image_code(text: Text<'_>, at: usize) -> Option<usize> {
     let code = text.bytes()[at..].strip_prefix(b"IMGIMG")?;
     let letters = code.iter().take(4).take_while(|b| (b'A'..=b'I').contains(b)).count();
     (letters > 0 && code.get(letters) == Some(&b'Z')).then_some(at + 6 + letters + 1)
 }
 
-/// `([\t\n]|    |  )`, the spaces of chameleon.
-pub(crate) fn indentation(text: Text<'_>, at: usize) -> Option<usize> {
+/// The spaces of chameleon.
+pub(crate) const INDENTATION: Rule = Rule::Special { expression: r"[\t\n]|    |  ", matches: indentation };
+
+fn indentation(text: Text<'_>, at: usize) -> Option<usize> {
     let rest = &text.bytes()[at..];
     let found = [&b"\t"[..], b"\n", b"    ", b"  "].into_iter().find(|s| rest.starts_with(s))?;
     Some(at + found.len())

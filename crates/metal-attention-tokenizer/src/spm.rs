@@ -79,7 +79,7 @@ impl Spm {
 }
 
 /// A number that is the smaller the greater `score` is.
-fn descending(score: f32) -> u32 {
+pub(crate) fn descending(score: f32) -> u32 {
     // Adding 0 makes -0 equal to 0. The bits of floats of one sign are ordered like their magnitude.
     let bits = (score + 0.0).to_bits();
     if bits >> 31 == 0 { !(bits | 1 << 31) } else { bits }

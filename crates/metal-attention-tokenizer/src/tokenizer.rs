@@ -40,8 +40,8 @@ pub struct EncodeOptions {
 /// Turns text into token ids and back, as the model in a GGUF file was trained to read it.
 #[allow(clippy::struct_excessive_bools)] // independent switches of the file
 pub struct Tokenizer {
-    vocabulary: Vocabulary,
-    algorithm: Algorithm,
+    pub(crate) vocabulary: Vocabulary,
+    pub(crate) algorithm: Algorithm,
     /// Every special token, and those that are special in any text.
     all_special: SpecialTokens,
     user_defined: SpecialTokens,
@@ -52,12 +52,13 @@ pub struct Tokenizer {
     add_bos: bool,
     add_eos: bool,
     add_separator: bool,
-    add_space_prefix: bool,
+    pub(crate) add_space_prefix: bool,
     model: String,
     pre: String,
 }
 
-enum Algorithm {
+/// How the text between special tokens becomes tokens.
+pub(crate) enum Algorithm {
     Spm(Spm),
     Bpe(Bpe),
     Unigram(Unigram),
@@ -153,9 +154,8 @@ impl Tokenizer {
     /// former alone: where [`control_starts`](Self::control_starts) finds something in the other parts, it is literal.
     pub fn encode_with_literals(&self, text: &str, literals: &[usize], options: EncodeOptions) -> Vec<TokenId> {
         let special = if options.parse_special { &self.all_special } else { &self.user_defined };
-        let bert = matches!(self.algorithm, Algorithm::WordPiece(_));
         let mut out = Vec::with_capacity(text.len() / 4 + 2);
-        if options.add_special && (self.add_bos || bert) {
+        if options.add_special && self.adds_bos() {
             out.extend(self.vocabulary.roles.bos);
         }
         let mut after_special = true;
@@ -182,11 +182,7 @@ impl Tokenizer {
             }
         }
         if options.add_special {
-            if bert {
-                out.extend(self.vocabulary.roles.separator);
-            } else if self.add_eos {
-                out.extend(self.vocabulary.roles.eos);
-            }
+            out.extend(self.last());
         }
         out
     }
@@ -274,6 +270,16 @@ impl Tokenizer {
     /// Whether [`EncodeOptions::add_special`] puts BOS first.
     pub fn adds_bos(&self) -> bool {
         self.add_bos || matches!(self.algorithm, Algorithm::WordPiece(_))
+    }
+
+    /// The token that [`EncodeOptions::add_special`] puts last: EOS, for BERT SEP.
+    pub(crate) fn last(&self) -> Option<TokenId> {
+        match &self.algorithm {
+            Algorithm::WordPiece(_) => self.vocabulary.roles.separator,
+            Algorithm::Spm(_) | Algorithm::Bpe(_) | Algorithm::Unigram(_) | Algorithm::Rwkv(_) => {
+                self.vocabulary.roles.eos.filter(|_| self.add_eos)
+            }
+        }
     }
 
     /// Whether a separator comes between two texts that are read together, besides the token that ends the first.

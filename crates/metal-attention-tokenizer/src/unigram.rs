@@ -18,11 +18,12 @@ pub(crate) struct Unigram {
     charsmap: CharsMap,
     /// The tokens that text may become.
     tokens: Trie,
-    unknown_score: f64,
+    /// The score of an unknown character, [`UNKNOWN_PENALTY`] below that of the worst token.
+    pub(crate) unknown_score: f64,
     /// No token has a blank after something else, so that text may be cut before blanks.
     cut_before_blanks: bool,
-    add_space_prefix: bool,
-    remove_extra_whitespaces: bool,
+    pub(crate) add_space_prefix: bool,
+    pub(crate) remove_extra_whitespaces: bool,
 }
 
 /// The best way to write the text up to some position.

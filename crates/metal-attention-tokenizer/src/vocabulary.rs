@@ -237,7 +237,7 @@ impl Vocabulary {
     }
 
     /// Reads the token that a key names; an id out of range is reported and passed over.
-    fn read_role(&self, metadata: &Metadata, key: &str) -> Result<Option<TokenId>, TokenizerError> {
+    pub(crate) fn read_role(&self, metadata: &Metadata, key: &str) -> Result<Option<TokenId>, TokenizerError> {
         let Some(id) = metadata.u32(key)? else { return Ok(None) };
         if (id as usize) < self.len() {
             return Ok(Some(id));

@@ -12,8 +12,8 @@ use unicode_normalization::char::decompose_canonical;
 /// A WordPiece vocabulary. In GGUF files a token that starts a word begins with "▁", and one that
 /// continues a word stands as it is.
 pub(crate) struct WordPiece {
-    lowercase: bool,
-    strip_accents: bool,
+    pub(crate) lowercase: bool,
+    pub(crate) strip_accents: bool,
     /// The tokens that text may become.
     tokens: Trie,
 }

@@ -1,14 +1,16 @@
 //! What must hold for every text and every sequence of ids.
 
+#[path = "../../../tests/common/vocabularies.rs"]
+mod packed;
+
 use metal_attention_gguf::{GgufFile, Metadata, StringArray};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
+use packed::tokenizer_data;
 use proptest::prelude::*;
-use std::path::Path;
 use std::sync::LazyLock;
 
 fn open(name: &str) -> Tokenizer {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tokenizers");
-    let file = GgufFile::open(folder.join(name)).expect("part of the repository");
+    let file = GgufFile::from_bytes(&tokenizer_data(name)).expect("a vocabulary");
     Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default()).expect("a vocabulary")
 }
 

@@ -1,19 +1,29 @@
 //! Recorded cases of many vocabularies.
 //!
-//! In the repository there are cut-down vocabularies and `cases.json`; see `tests/data/tokenizers/README.md`.
+//! In the repository there are cut-down vocabularies and `cases.json`, packed; see `tests/data/tokenizers/README.md`.
 //! Any other vocabulary can be tried that has `NAME.gguf` with `NAME.gguf.inp`, texts separated by lines
 //! `__ggml_vocab_test__`, and `NAME.gguf.out`, the expected ids of each, without BOS and without
 //! parsing special tokens, as llama.cpp's `models/ggml-vocab-*` do. Name their folder:
 //! `METAL_ATTENTION_TOKENIZERS=DIR cargo test -p metal-attention-tokenizer --test vocabularies`.
 
+#[path = "../../../tests/common/vocabularies.rs"]
+mod packed;
+
 use metal_attention_gguf::GgufFile;
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
+use packed::tokenizer_data;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 fn open(path: &Path, pre: Option<&str>) -> Tokenizer {
-    let file = GgufFile::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let file = if path.exists() {
+        GgufFile::open(path)
+    } else {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        GgufFile::from_bytes(&tokenizer_data(name))
+    };
+    let file = file.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let options = TokenizerOptions { pre: pre.map(str::to_owned) };
     Tokenizer::from_metadata(file.metadata(), &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
@@ -65,9 +75,7 @@ fn vocabularies_named_by_the_environment_pass() {
 
 #[test]
 fn recorded_cases_pass() {
-    let recorded = in_repository("tests/data/tokenizers/cases.json");
-    let recorded = fs::read_to_string(recorded).expect("cases.json is part of the repository");
-    let recorded: Value = serde_json::from_str(&recorded).expect("cases.json is JSON");
+    let recorded: Value = serde_json::from_slice(&tokenizer_data("cases.json")).expect("cases.json is JSON");
     let ids = |value: &Value| -> Vec<u32> {
         let ids = value.as_array().expect("a list of ids");
         ids.iter().map(|id| id.as_u64().expect("an id") as u32).collect()

@@ -1,0 +1,123 @@
+//! Pre-tokenizers as regular expressions, in the notation of Oniguruma.
+//!
+//! Letter case and contractions are spelled out for ASCII, as the rules have them: an expression with `(?i)` would also
+//! take "ſ" for an "s".
+
+use crate::classes;
+use crate::rules::{Pass, Rule, Set};
+
+/// `'s|'t|'re|'ve|'m|'ll|'d`
+const CONTRACTION: &str = "'s|'t|'re|'ve|'m|'ll|'d";
+/// The same in any case.
+const CONTRACTION_ANY_CASE: &str = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
+
+impl Pass {
+    /// The expression whose matches are pieces, and so is what lies between two matches.
+    pub(crate) fn expression(self) -> String {
+        match self {
+            Pass::Rules(rules) => rules.iter().map(|rule| rule.expression()).collect::<Vec<_>>().join("|"),
+            Pass::TrailingSpace => r"\s+\z".to_owned(),
+            // From the number's end so many digits are left that they fill groups of three.
+            Pass::DigitGroups => r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))".to_owned(),
+            // Matches nothing, where a piece ends.
+            Pass::Thousands => "(?=(?:[0-9]{3})+(?![0-9]))".to_owned(),
+        }
+    }
+}
+
+impl Rule {
+    fn expression(self) -> String {
+        match self {
+            Rule::Contraction { any_case: false } => CONTRACTION.to_owned(),
+            Rule::Contraction { any_case: true } => CONTRACTION_ANY_CASE.to_owned(),
+            Rule::Run { lead, body, max, tail, tail_max } => {
+                optional(lead) + &repeated(body, 1, max) + &repeated(tail, 0, tail_max)
+            }
+            Rule::Exactly { count, set } => format!("{}{{{count}}}", set.expression()),
+            Rule::Headed { head, body } => head.expression() + &repeated(body, 1, usize::MAX),
+            Rule::CasedWord { lead, upper, lower, contraction } => {
+                let end = if contraction { format!("(?:{CONTRACTION_ANY_CASE})?") } else { String::new() };
+                let (lead, upper, lower) = (optional(lead), upper.expression(), lower.expression());
+                format!("{lead}{upper}*{lower}+{end}|{lead}{upper}+{lower}*{end}")
+            }
+            Rule::LineBreaks => r"\s*[\r\n]+".to_owned(),
+            Rule::Spaces => r"\s+(?!\S)|\s+".to_owned(),
+            Rule::Special { expression, .. } => expression.to_owned(),
+        }
+    }
+}
+
+impl Set {
+    fn expression(self) -> String {
+        let (any, none) = (classes::members(self.any), classes::members(self.none));
+        match (self.any, self.none) {
+            (0, 0) => r"[\s\S]".to_owned(),
+            (_, 0) if self.any.is_power_of_two() && any.starts_with('\\') => any,
+            (_, 0) => format!("[{any}]"),
+            (0, _) => format!("[^{none}]"),
+            (_, _) => format!("[{any}&&[^{none}]]"),
+        }
+    }
+}
+
+/// `set?`
+fn optional(set: Set) -> String {
+    if set == Set::NOTHING { String::new() } else { set.expression() + "?" }
+}
+
+/// `set{min,max}`, in the shortest notation.
+fn repeated(set: Set, min: usize, max: usize) -> String {
+    let count = match (min, max) {
+        _ if set == Set::NOTHING => return String::new(),
+        (0, usize::MAX) => "*".to_owned(),
+        (1, usize::MAX) => "+".to_owned(),
+        (0, 1) => "?".to_owned(),
+        (1, 1) => String::new(),
+        (min, max) => format!("{{{min},{max}}}"),
+    };
+    set.expression() + &count
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pre::{PRE_TOKENIZERS, find};
+    use crate::rules::Pass;
+
+    fn expressions(name: &str) -> Vec<String> {
+        find(name).expect("a pre-tokenizer").passes.iter().map(|pass| pass.expression()).collect()
+    }
+
+    #[test]
+    fn the_expressions_are_those_of_the_papers_and_models() {
+        assert_eq!(
+            expressions("gpt-2"),
+            [r"'s|'t|'re|'ve|'m|'ll|'d|[ ]?\p{L}+|[ ]?\p{N}+|[ ]?[^\p{L}\p{N}\s]+|\s+(?!\S)|\s+"]
+        );
+        assert_eq!(
+            expressions("qwen35"),
+            [concat!(
+                r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\p{L}\p{N}\r\n]?[\p{L}\p{M}]+|\p{N}|",
+                r"[ ]?[^\p{L}\p{N}\p{M}\s]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            )]
+        );
+        assert_eq!(expressions("deepseek-v3")[0], r"\p{N}{1,3}");
+        assert_eq!(expressions("falcon")[2], "[0-9]{3}");
+        let kimi = expressions("kimi-k2").concat();
+        assert!(kimi.contains(r"[^\p{L}\p{N}\r\n]?[\p{L}&&[^"), "{kimi}");
+    }
+
+    /// What has no look-around is read by the crate whose notation the classes have; sets and counts are sound then.
+    #[test]
+    fn the_expressions_are_well_formed() {
+        for pre in PRE_TOKENIZERS {
+            for pass in pre.passes {
+                let expression = pass.expression();
+                let plain = expression.replace(r"(?!\S)", "").replace(r"(?!\p{N})", "").replace("(?![0-9])", "");
+                let plain = plain.replace("(?=", "(?:");
+                let parsed = regex_syntax::parse(&plain);
+                assert!(parsed.is_ok(), "{:?}: {expression}", pre.names);
+                assert!(!expression.is_empty() || matches!(pass, Pass::Rules([])));
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! SentencePiece's unigram model: the scores are those of the file; blanks are added and removed before.
+
+use super::{Parts, sequence, unescape_blanks};
+use crate::charsmap::CharsMap;
+use crate::error::TokenizerError;
+use crate::tokenizer::Tokenizer;
+use crate::unigram::Unigram;
+use crate::vocabulary::{ESCAPED_BLANK, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use metal_attention_gguf::Metadata;
+use serde_json::{Value, json};
+
+pub(super) fn parts(tokenizer: &Tokenizer, unigram: &Unigram, metadata: &Metadata) -> Result<Parts, TokenizerError> {
+    let vocabulary = &tokenizer.vocabulary;
+    let mut normalizers = Vec::new();
+    if let Some(map) = CharsMap::bytes(metadata)? {
+        normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map)}));
+    }
+    let replace =
+        |expression: &str, by: &str| json!({"type": "Replace", "pattern": {"Regex": expression}, "content": by});
+    if unigram.remove_extra_whitespaces {
+        normalizers.push(replace(r"\A +| +\z", ""));
+        normalizers.push(json!({"type": "Prepend", "prepend": ESCAPED_BLANK}));
+        normalizers.push(replace(" +", ESCAPED_BLANK));
+    } else {
+        if unigram.add_space_prefix {
+            normalizers.push(json!({"type": "Prepend", "prepend": ESCAPED_BLANK}));
+            // Blanks alone get no other.
+            normalizers.push(replace(&format!(r"\A{ESCAPED_BLANK}(?= +\z)"), ""));
+        }
+        normalizers.push(replace(" ", ESCAPED_BLANK));
+    }
+    // Words are read one by one where no token goes across a blank; that is faster.
+    let by_words = unigram.remove_extra_whitespaces && begins_words_only(vocabulary);
+    let split = json!({"type": "Metaspace", "replacement": ESCAPED_BLANK, "prepend_scheme": "never", "split": true});
+    Ok(Parts {
+        normalizer: sequence("normalizers", normalizers),
+        pre_tokenizer: if by_words { split } else { Value::Null },
+        model: json!({
+            "type": "Unigram",
+            "unk_id": vocabulary.roles.unknown,
+            "vocab": scores(vocabulary),
+            "byte_fallback": false,
+        }),
+        decoder: unescape_blanks(tokenizer),
+    })
+}
+
+/// Whether "▁" is a token, and otherwise only the first character of tokens.
+fn begins_words_only(vocabulary: &Vocabulary) -> bool {
+    let later = |text: &str| text.chars().skip(1).any(|c| ESCAPED_BLANK.starts_with(c));
+    vocabulary.find(ESCAPED_BLANK.as_bytes()).is_some() && !vocabulary.ids().any(|id| later(vocabulary.text(id)))
+}
+
+/// Each token with its score. The worst decides how bad an unknown character is, so that tokens that no text becomes get
+/// the worst of the others.
+fn scores(vocabulary: &Vocabulary) -> Vec<(&str, f32)> {
+    let worst = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL)).map(|id| vocabulary.score(id));
+    let worst = worst.fold(f32::MAX, f32::min);
+    let score = |id| match vocabulary.kind(id) {
+        kind if kind & USER_DEFINED != 0 => 0.0,
+        kind if kind & (NORMAL | UNUSED) != 0 => vocabulary.score(id).max(worst),
+        _ => worst,
+    };
+    vocabulary.ids().map(|id| (vocabulary.text(id), score(id))).collect()
+}
