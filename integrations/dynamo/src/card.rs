@@ -1,6 +1,10 @@
 //! The folder from which Dynamo's frontend knows the model: its tokenizer, its chat template, its special tokens.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use dynamo_kv_router::protocols::compute_block_hash;
+use metal_attention::Model;
 
 /// Files without which the frontend cannot do.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
@@ -48,9 +52,51 @@ impl<'a> Card<'a> {
     }
 }
 
+/// Writes the card of `model`, whose name is `name`, to a folder below `cache`, and returns the folder. Its path tells what it
+/// holds, so that it is the same for workers that serve the same: Dynamo's frontend looks at both.
+pub fn export(model: &Model, name: &str, cache: &Path) -> anyhow::Result<PathBuf> {
+    let files = model.tokenizer()?.export(model.gguf().metadata())?;
+    let all: Vec<u8> =
+        files.iter().flat_map(|file| [file.name, "\0", &file.text, "\0"].concat().into_bytes()).collect();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let name: String = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+    let folder = cache.join(format!("{name}-{:016x}", compute_block_hash(&all).0));
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    for file in files {
+        // Another worker may write the same.
+        let path = folder.join(file.name);
+        let partial = folder.join(format!(".{}.{}", file.name, std::process::id()));
+        std::fs::write(&partial, &file.text)
+            .and_then(|()| std::fs::rename(&partial, &path))
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(folder)
+}
+
+/// The user's folder for what can be made again.
+pub fn cache() -> anyhow::Result<PathBuf> {
+    let named = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
+    let cache = cache.ok_or_else(|| anyhow!("there is no home for the model's card: give a folder by --tokenizer"))?;
+    Ok(cache.join("metal-attention").join("dynamo"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_has_its_card_where_others_find_the_same() {
+        let cache = tempfile::tempdir().unwrap();
+        let model = Model::built_in().unwrap();
+        let folder = export(&model, "a/b c", cache.path()).unwrap();
+        assert!(folder.file_name().unwrap().to_str().unwrap().starts_with("a_b_c-"));
+        Card::open(&folder).unwrap();
+        let files = || std::fs::read_dir(&folder).unwrap().count();
+        let n = files();
+        assert_eq!(export(&model, "a/b c", cache.path()).unwrap(), folder);
+        assert_eq!(files(), n);
+    }
 
     #[test]
     fn a_card_has_its_files_and_perhaps_a_template() {

@@ -5,11 +5,11 @@
 
 mod answer;
 mod cache;
-mod card;
+/// The folder from which Dynamo's frontend knows the model.
+pub mod card;
 mod engine;
 mod error;
 mod load;
 mod request;
 
-pub use card::{Card, MissingFile};
 pub use engine::{Engine, Setup};

@@ -9,7 +9,8 @@ use clap::Parser;
 use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_dynamo::{Card, Engine, Setup};
+use metal_attention_dynamo::card::{self, Card};
+use metal_attention_dynamo::{Engine, Setup};
 
 /// Finished texts that are kept, as far as the KV cache has room, for prompts that begin like them.
 const KEPT_TEXTS: usize = 64;
@@ -18,12 +19,13 @@ const KEPT_TEXTS: usize = 64;
 const SHUTDOWN_TIMEOUT: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
 const AFTER_HELP: &str = "\
-The folder is made by `metal-attention export-tokenizer -m MODEL FOLDER`; the frontend reads it. Where the frontend runs on \
-another machine, give the worker a port (DYN_SYSTEM_PORT) from which it can fetch it.
+The frontend reads the model's tokenizer and chat template from a folder, which is made in ~/.cache, or by \
+`metal-attention export-tokenizer`. Where the frontend runs on another machine, give the worker a port (DYN_SYSTEM_PORT) \
+from which it can fetch them.
 
 Example, on one machine:
   export DYN_DISCOVERY_BACKEND=file DYN_FILE_KV=/tmp/dynamo DYN_REQUEST_PLANE=tcp DYN_EVENT_PLANE=zmq
-  metal-attention-dynamo -m model.gguf --tokenizer folder
+  metal-attention-dynamo -m model.gguf
   python -m dynamo.frontend --router-mode kv --kv-cache-block-size 64 --migration-limit 3";
 
 /// Serves a GGUF model to NVIDIA Dynamo's frontend
@@ -34,9 +36,9 @@ struct Args {
     #[arg(short, long, value_name = "FILE", env = "METAL_ATTENTION_MODEL")]
     model: Option<PathBuf>,
 
-    /// Folder with the model's tokenizer.json, config.json and chat template
+    /// Folder with the model's tokenizer.json, config.json and chat template [default: one made of the model's file]
     #[arg(long, value_name = "FOLDER")]
-    tokenizer: PathBuf,
+    tokenizer: Option<PathBuf>,
 
     /// Name of the model in requests [default: the file's name]
     #[arg(long, value_name = "NAME")]
@@ -119,10 +121,14 @@ impl Args {
         if setup.model.spec().output.head.is_none() {
             bail!("the model writes no text, and this worker does nothing else");
         }
-        let card = Card::open(&self.tokenizer)?;
+        let folder = match &self.tokenizer {
+            Some(folder) => folder.clone(),
+            None => card::export(&setup.model, &setup.name, &card::cache()?)?,
+        };
+        let card = Card::open(&folder)?;
         let mut endpoint_types = dynamo.endpoint_types.clone();
         if !card.has_chat_template() && dynamo.custom_jinja_template.is_none() {
-            eprintln!("note: {} has no chat template: completions alone", self.tokenizer.display());
+            eprintln!("note: the model has no chat template: it continues texts, and does not chat");
             endpoint_types = "completions".into();
         }
         Ok(WorkerConfig {
@@ -130,7 +136,7 @@ impl Args {
             component: dynamo.component.clone(),
             endpoint: dynamo.endpoint.clone(),
             // Dynamo reads the folder.
-            model_name: self.tokenizer.display().to_string(),
+            model_name: folder.display().to_string(),
             served_model_name: Some(setup.name.clone()),
             endpoint_types,
             custom_jinja_template: dynamo.custom_jinja_template.clone(),

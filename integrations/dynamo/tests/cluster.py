@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """One frontend of Dynamo and two workers on the built-in model: texts that move, workers that come back, cached prompts.
 
-usage: cluster.py WORKER FOLDER
-WORKER is the program metal-attention-dynamo, FOLDER the exported tokenizer of the built-in model.
+usage: cluster.py WORKER
+WORKER is the program metal-attention-dynamo.
 """
 
 import contextlib
@@ -143,8 +143,8 @@ class Answer:
 
 
 class Cluster:
-    def __init__(self, program, folder, root):
-        self.command = [program, "--tokenizer", folder, "--alias", MODEL, "--device", "cpu", "--threads", "1",
+    def __init__(self, program, root):
+        self.command = [program, "--alias", MODEL, "--device", "cpu", "--threads", "1",
                         "--ctx-size", "512", "--parallel", "16", "--token-delay", str(TOKEN_DELAY_MS)]
         local = ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST",
                  "DYN_HTTP_HOST"]
@@ -295,9 +295,9 @@ def requests_are_refused(cluster):
 
 
 def main():
-    program, folder = sys.argv[1:]
+    [program] = sys.argv[1:]
     with tempfile.TemporaryDirectory() as root:
-        cluster = Cluster(program, folder, pathlib.Path(root))
+        cluster = Cluster(program, pathlib.Path(root))
         try:
             cluster.add_worker("a")
             cluster.add_worker("b")

@@ -114,7 +114,8 @@ async fn logprobs_come_with_their_tokens() {
     let stop = StopConditions { max_tokens: Some(3), ..Default::default() };
     let context = GenerateContext::new(mock_context(), None);
     let items = engine.generate(request(&[1, 403], greedy, stop), context).await.unwrap();
-    let items: Vec<_> = items.map(Result::unwrap).filter(|item| std::future::ready(!item.token_ids.is_empty())).collect().await;
+    let items: Vec<_> =
+        items.map(Result::unwrap).filter(|item| std::future::ready(!item.token_ids.is_empty())).collect().await;
     assert_eq!(items.len(), 3);
     for item in items {
         let [top] = &item.top_logprobs.unwrap()[..] else { panic!("one position") };
