@@ -67,7 +67,6 @@ class Worker(Process):
         self.name = name
         self.port = free_port()
         super().__init__(name, command, environment | {"DYN_SYSTEM_PORT": str(self.port)}, logs)
-        self.start = command, environment, logs
         wait_for(f"{name} to serve", lambda: self.metric("dynamo_component_inflight_requests") is not None)
 
     def metric(self, name):
@@ -165,8 +164,8 @@ class Cluster:
                     "--kv-cache-block-size", str(PAGE), "--migration-limit", "3"]
         self.frontend = Process("frontend", frontend, self.environment, root)
 
-    def add_worker(self, name):
-        worker = Worker(name, self.command, self.environment, self.logs)
+    def add_worker(self, name, **environment):
+        worker = Worker(name, self.command, self.environment | environment, self.logs)
         self.workers.append(worker)
         return worker
 
@@ -261,6 +260,26 @@ def a_worker_ends_in_peace(cluster):
     cluster.add_worker(f"{worker.name}'")
 
 
+def a_worker_that_has_to_end_hands_its_texts_on(cluster):
+    """SIGTERM with too little time: what is not finished goes on elsewhere."""
+    options = {"temperature": 0.9, "seed": 4}
+    alone = cluster.ask("The moon was bright", 200, **options).done()
+    for worker in list(cluster.workers):
+        cluster.kill(worker)
+        # One second after the grace period.
+        cluster.add_worker(f"{worker.name}'", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="3")
+    answer = cluster.ask("The moon was bright", 200, **options)
+    answer.wait_for_tokens(20)
+    [worker] = cluster.busy()
+    code = worker.end(signal.SIGTERM)
+    cluster.workers.remove(worker)
+    assert not answer.reason, "the text was finished in time"
+    answer.same_as(alone, 200)
+    assert code == 0, f"the worker ended with exit code {code}"
+    report(f"a worker that has to end hands its text on: longest gap {answer.longest_gap * 1000:.0f} ms")
+    cluster.add_worker(f"{worker.name}'")
+
+
 def prompts_go_where_their_pages_are(cluster, n_prompts=10, times=3):
     """Long prompts, each asked for again: all go to the worker that evaluated them first."""
     def served():
@@ -308,6 +327,7 @@ def main():
             worker = many_texts_move(cluster)
             a_worker_comes_back(cluster, f"{worker.name}'")
             a_worker_ends_in_peace(cluster)
+            a_worker_that_has_to_end_hands_its_texts_on(cluster)
             requests_are_refused(cluster)
             report(f"all is well after {time.monotonic() - start:.0f} s")
         except BaseException:
