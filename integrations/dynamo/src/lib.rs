@@ -5,7 +5,6 @@
 
 mod answer;
 mod cache;
-/// The folder from which Dynamo's frontend knows the model.
 pub mod card;
 mod engine;
 mod error;
