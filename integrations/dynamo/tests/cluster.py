@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -25,9 +26,11 @@ PAGE = 64
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that is free now. Dynamo takes none above 32767 for the status."""
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", random.randrange(16384, 32768)))
+            return s.getsockname()[1]
 
 
 def wait_for(what, is_so, seconds=60):
@@ -67,7 +70,11 @@ class Worker(Process):
         self.name = name
         self.port = free_port()
         super().__init__(name, command, environment | {"DYN_SYSTEM_PORT": str(self.port)}, logs)
-        wait_for(f"{name} to serve", lambda: self.metric("dynamo_component_inflight_requests") is not None)
+        wait_for(f"{name} to serve", lambda: self.process.poll() is not None or self.serves())
+        assert self.process.poll() is None, f"the worker {name} ended with exit code {self.process.poll()}"
+
+    def serves(self):
+        return self.metric("dynamo_component_inflight_requests") is not None
 
     def metric(self, name):
         """The sum of a metric over the endpoint `generate`."""
@@ -102,9 +109,9 @@ class Answer:
                 raise RuntimeError(f"status {answer.status}: {answer.read().decode()}")
             last = None
             for line in answer:
+                if line.startswith(b"event: error"):
+                    raise RuntimeError(answer.read().decode())
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                    if line.startswith((b"event: error", b": ")):
-                        raise RuntimeError(line.decode())
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
@@ -116,8 +123,8 @@ class Answer:
                         self.longest_gap = max(self.longest_gap, now - last)
                     last = now
                     self.n_chunks += 1
-                    self.text += choice["text"]
-                    self.reason = choice["finish_reason"] or self.reason
+                    self.text += choice.get("text") or ""
+                    self.reason = choice.get("finish_reason") or self.reason
         except Exception as why:  # shown where the answer is looked at
             self.error = repr(why)
 
