@@ -164,6 +164,7 @@ impl GenerationFields {
             max_tokens: self.max_tokens.map(|n| n as usize),
             stop: Arc::clone(stop),
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            min_tokens: 0,
             logit_bias: self.logit_bias(n_vocab)?,
             logprobs: None,
             constraint: None::<Box<dyn Constraint>>,

@@ -7,13 +7,14 @@ use std::time::Instant;
 use crate::tokenizer::Tokenizer;
 use crate::{ForwardPass, Model, Pooler};
 
+use super::blocks::{Blocks, HeldText};
 use super::embedding::EmbeddingRun;
 use super::pace::Pace;
 use super::queue::{Shared, Submission};
 use super::slots::Slots;
 use super::text::Text;
 use super::turns::Turns;
-use super::{FinishReason, RequestError, SchedulerOptions};
+use super::{CacheObserver, FinishReason, RequestError, SchedulerOptions};
 
 /// A text with a place in the KV cache.
 pub(super) struct Running<'t> {
@@ -32,6 +33,8 @@ pub(super) struct Engine<'t> {
     pub shared: Arc<Shared>,
     pub options: SchedulerOptions,
     pub slots: Slots,
+    /// What prompts to come find in the KV cache, where somebody wants to know.
+    blocks: Option<Blocks>,
     /// In the order in which they got their places.
     pub running: Vec<Running<'t>>,
     /// Texts that had to give their places up, by number.
@@ -55,8 +58,10 @@ impl<'t> Engine<'t> {
         tokenizer: &'t Tokenizer,
         shared: Arc<Shared>,
         options: SchedulerOptions,
+        observer: Option<CacheObserver>,
     ) -> Self {
         Self {
+            blocks: observer.map(|observer| Blocks::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
             slots: Slots::new(pass.n_seq()),
             pass,
             pooler: Pooler::new(model, None),
@@ -187,8 +192,14 @@ impl<'t> Engine<'t> {
         self.slots.clear(seq);
     }
 
-    /// Tells the metrics what is going on.
-    fn publish(&self) {
+    /// Tells the metrics, and the observer of the KV cache, what is going on.
+    fn publish(&mut self) {
+        let Self { pass, slots, running, blocks, .. } = self;
+        if let Some(blocks) = blocks {
+            let held = |seq: usize, ids| HeldText { seq, use_number: slots.use_number(seq), ids };
+            let running = running.iter().map(|r| held(r.seq, &r.text.ids[..pass.n_past(r.seq)]));
+            blocks.update(running.chain(slots.all_idle().map(|(seq, ids)| held(seq, ids))));
+        }
         let pages = self.pass.cache_pages();
         let texts = self.running.iter().map(|running| running.seq);
         let sequences: Vec<usize> = texts.chain(self.embeddings.iter().map(|run| run.seq)).collect();

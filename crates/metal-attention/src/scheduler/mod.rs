@@ -29,6 +29,7 @@
 //! Whoever wants tokens as they come reads them from the [`Events`]. Dropping these cancels the request.
 
 mod admission;
+mod blocks;
 mod embedding;
 mod engine;
 mod error;
@@ -58,6 +59,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use engine::Engine;
 use queue::{EmbeddingRequest, Shared, Submission, Wanted};
 
+pub use blocks::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
 pub use request::{
@@ -136,6 +138,25 @@ impl Scheduler {
     /// Starts a thread that runs `pass`, a forward pass of `model`. An error on options that cannot work, and where the
     /// model has no tokenizer.
     pub fn start(pass: Box<dyn ForwardPass>, model: Arc<Model>, options: SchedulerOptions) -> Result<Self, StartError> {
+        Self::start_with(pass, model, options, None)
+    }
+
+    /// [`start`](Self::start), with an observer that hears what the KV cache holds for prompts to come.
+    pub fn start_observed(
+        pass: Box<dyn ForwardPass>,
+        model: Arc<Model>,
+        options: SchedulerOptions,
+        observer: CacheObserver,
+    ) -> Result<Self, StartError> {
+        Self::start_with(pass, model, options, Some(observer))
+    }
+
+    fn start_with(
+        pass: Box<dyn ForwardPass>,
+        model: Arc<Model>,
+        options: SchedulerOptions,
+        observer: Option<CacheObserver>,
+    ) -> Result<Self, StartError> {
         options.check(&*pass)?;
         let tokenizer = model.tokenizer()?;
         let shared = Arc::new(Shared::default());
@@ -153,7 +174,7 @@ impl Scheduler {
         let run = move || {
             let told = told;
             let _end = EndQueue(Arc::clone(&shared));
-            let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options);
+            let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options, observer);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| engine.run())) {
                 let why = panic_message(&*panic);
                 tracing::error!("the engine met a defect and has ended: {why}");

@@ -37,6 +37,8 @@ pub struct Request {
     pub stop: Arc<[String]>,
     /// Never choose a token that ends the text.
     pub ignore_eos: bool,
+    /// Choose no token that ends the text before there are so many others.
+    pub min_tokens: usize,
     /// Added to the logits of these tokens, besides the bias in `sampling`; -inf forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
     /// `Some(n)`: tell the log probability of each token, and the `n` most probable ones.
@@ -86,6 +88,8 @@ pub enum Event {
         reason: FinishReason,
         /// Text that was held back and turned out to belong to it; mostly empty.
         text: String,
+        /// The token that ended it, where the model chose one; it is not part of the text.
+        end_token: Option<u32>,
         /// Tokens it took.
         usage: Usage,
         /// Time it took.

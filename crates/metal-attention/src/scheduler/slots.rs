@@ -22,13 +22,15 @@ enum Slot {
 #[derive(Debug)]
 pub(super) struct Slots {
     slots: Vec<Slot>,
+    /// Of each sequence: when its use began.
+    since: Vec<u64>,
     /// Counts uses.
     now: u64,
 }
 
 impl Slots {
     pub fn new(n_seq: usize) -> Self {
-        Self { slots: vec![Slot::Empty; n_seq], now: 0 }
+        Self { slots: vec![Slot::Empty; n_seq], since: vec![0; n_seq], now: 0 }
     }
 
     /// A sequence that holds nothing.
@@ -60,7 +62,7 @@ impl Slots {
 
     /// Notes that a sequence runs.
     pub fn occupy(&mut self, seq: usize) {
-        self.slots[seq] = Slot::Busy;
+        self.set(seq, Slot::Busy);
     }
 
     /// Notes that a sequence was of use.
@@ -73,13 +75,24 @@ impl Slots {
 
     /// Notes that a sequence keeps `ids` and nobody uses it.
     pub fn keep(&mut self, seq: usize, ids: Vec<u32>) {
-        self.now += 1;
-        self.slots[seq] = if ids.is_empty() { Slot::Empty } else { Slot::Idle(ids, self.now) };
+        let slot = if ids.is_empty() { Slot::Empty } else { Slot::Idle(ids, self.now + 1) };
+        self.set(seq, slot);
     }
 
     /// Notes that a sequence was emptied.
     pub fn clear(&mut self, seq: usize) {
-        self.slots[seq] = Slot::Empty;
+        self.set(seq, Slot::Empty);
+    }
+
+    fn set(&mut self, seq: usize, slot: Slot) {
+        self.now += 1;
+        self.since[seq] = self.now;
+        self.slots[seq] = slot;
+    }
+
+    /// A number for what a sequence is in use for: while it stays the same, so does the text, however it grows.
+    pub fn use_number(&self, seq: usize) -> u64 {
+        self.since[seq]
     }
 }
 

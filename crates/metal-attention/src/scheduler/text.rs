@@ -41,8 +41,10 @@ pub(super) struct Text<'t> {
     sampler: Sampler,
     stream: TextStream<'t>,
     max_tokens: Option<usize>,
-    /// Tokens never to choose.
-    forbidden: &'t [u32],
+    /// No token that ends the text is chosen before there are so many others.
+    min_tokens: usize,
+    /// The token that ended the text.
+    end_token: Option<u32>,
     logprobs: Option<usize>,
     constraint: Option<Box<dyn Constraint>>,
     processing: Option<Processing>,
@@ -77,7 +79,8 @@ impl<'t> Text<'t> {
             sampler,
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
             max_tokens: request.max_tokens,
-            forbidden: if request.ignore_eos { tokenizer.end_of_generation() } else { &[] },
+            min_tokens: if request.ignore_eos { usize::MAX } else { request.min_tokens },
+            end_token: None,
             logprobs: request.logprobs,
             constraint: request.constraint,
             processing: request.logits_processor.map(Processing::new),
@@ -117,7 +120,7 @@ impl<'t> Text<'t> {
         if self.logprobs.is_some() || self.processing.is_some() {
             return Need::Logits;
         }
-        need(&self.sampler, self.forbidden.len(), self.constraint.is_some(), max_top_k)
+        need(&self.sampler, self.forbidden().len(), self.constraint.is_some(), max_top_k)
     }
 
     /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. A panic
@@ -138,9 +141,14 @@ impl<'t> Text<'t> {
         })
     }
 
+    /// Tokens not to choose next.
+    fn forbidden(&self) -> &'t [u32] {
+        if self.n_generated() < self.min_tokens { self.tokenizer.end_of_generation() } else { &[] }
+    }
+
     fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
         let constrained = self.fill_mask()?;
-        let allowed = Allowed { forbidden: self.forbidden, mask: constrained.then_some(&self.mask) };
+        let allowed = Allowed { forbidden: self.forbidden(), mask: constrained.then_some(&self.mask) };
         match &mut self.processing {
             Some(processing) => {
                 processing.choose(&mut self.sampler, &self.ids, allowed, scores).map_err(RequestError::LogitsProcessor)
@@ -151,11 +159,12 @@ impl<'t> Text<'t> {
 
     /// Asks the constraint, where there is one, which tokens may come next.
     fn fill_mask(&mut self) -> Result<bool, RequestError> {
+        let forbidden = self.forbidden();
         let Some(constraint) = &mut self.constraint else { return Ok(false) };
         self.mask.clear();
         self.mask.resize(self.n_vocab.div_ceil(32), 0);
         constraint.allowed(&mut self.mask).map_err(RequestError::Constraint)?;
-        for &id in self.forbidden {
+        for &id in forbidden {
             self.mask[id as usize / 32] &= !(1 << (id % 32));
         }
         if self.mask.iter().all(|&word| word == 0) {
@@ -168,6 +177,7 @@ impl<'t> Text<'t> {
     fn push(&mut self, id: u32, logprobs: Option<TokenLogprobs>, n_ctx: usize) -> Result<Progress, RequestError> {
         self.first_token.get_or_insert_with(Instant::now);
         if self.tokenizer.is_end_of_generation(id) {
+            self.end_token = Some(id);
             return Ok(Progress::Finished(FinishReason::EndOfText));
         }
         if let Some(constraint) = &mut self.constraint {
@@ -210,7 +220,8 @@ impl<'t> Text<'t> {
             prefill: first_token - admitted,
             decode: now - first_token,
         };
-        tell_last(&self.events, self.held, Event::Done { reason, text: self.stream.finish(), usage, timings });
+        let (text, end_token) = (self.stream.finish(), self.end_token);
+        tell_last(&self.events, self.held, Event::Done { reason, text, end_token, usage, timings });
     }
 
     /// Tells the client that the text cannot be finished.

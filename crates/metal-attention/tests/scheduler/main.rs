@@ -2,6 +2,7 @@
 
 #[path = "../../../../tests/common/archives.rs"]
 mod archives;
+mod cache_events;
 mod hybrid;
 mod logits;
 mod requests;

@@ -68,6 +68,25 @@ fn the_end_of_the_text_can_be_chosen_and_forbidden() {
 }
 
 #[test]
+fn a_text_has_the_least_number_of_tokens_that_is_asked_for() {
+    let (model, scheduler) = stories(1);
+    let eos = model.tokenizer().unwrap().eos().unwrap();
+    let prompt = encode(&model, "Once upon a time");
+    let eager = |n| Request { logit_bias: vec![(eos, 1e6)], ..greedy(prompt.clone(), n) };
+    for min_tokens in [0, 5] {
+        let answer = read(scheduler.submit(Request { min_tokens, ..eager(8) }).unwrap());
+        assert_eq!(
+            (answer.ids.len(), answer.reason, answer.end_token),
+            (min_tokens, Some(FinishReason::EndOfText), Some(eos))
+        );
+        assert_eq!(answer.usage.generated_tokens, min_tokens);
+    }
+    let answer = read(scheduler.submit(Request { min_tokens: 9, ..eager(8) }).unwrap());
+    assert_eq!((&*answer.text, answer.reason), (", there was a little girl", Some(FinishReason::Length)));
+    assert_eq!(answer.end_token, None);
+}
+
+#[test]
 fn bad_requests_are_refused() {
     let (_, scheduler) = stories(1);
     let refused = |request| scheduler.submit(request).err().unwrap();

@@ -49,6 +49,7 @@ pub struct Answer {
     pub text: String,
     pub logprobs: Vec<TokenLogprobs>,
     pub reason: Option<FinishReason>,
+    pub end_token: Option<u32>,
     pub usage: Usage,
     pub error: Option<RequestError>,
 }
@@ -64,8 +65,9 @@ pub fn read(mut events: Events) -> Answer {
                 answer.text += &text;
                 answer.logprobs.extend(logprobs);
             }
-            Event::Done { reason, text, usage, .. } => {
+            Event::Done { reason, text, end_token, usage, .. } => {
                 answer.reason = Some(reason);
+                answer.end_token = end_token;
                 answer.text += &text;
                 answer.usage = usage;
             }

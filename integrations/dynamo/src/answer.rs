@@ -1,0 +1,132 @@
+//! The scheduler's events as the stream that Dynamo reads.
+
+use std::time::Duration;
+
+use dynamo_backend_common::{
+    DynamoError, FinishReason as Finish, GenerateContext, LLMEngineOutput, StopReason, TopLogprob, chunk,
+};
+use futures::stream::BoxStream;
+use metal_attention::scheduler::{Event, Events, FinishReason, TokenLogprobs};
+use tokio::sync::watch;
+
+use crate::error;
+
+/// What an answer yields.
+pub type Item = Result<LLMEngineOutput, DynamoError>;
+
+/// Counts a stream as long as it lives.
+pub struct InFlight(watch::Sender<usize>);
+
+impl InFlight {
+    /// One more stream.
+    pub fn new(count: &watch::Sender<usize>) -> Self {
+        count.send_modify(|n| *n += 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+/// How the tokens of a request are told.
+pub struct Telling {
+    /// Tokens that end the text.
+    pub stop_ids: Vec<u32>,
+    /// Tokens before which none of these does.
+    pub min_tokens: usize,
+    /// For tests: how long each token takes.
+    pub token_delay: Duration,
+    /// As long as the stream lives.
+    pub in_flight: InFlight,
+}
+
+/// The tokens of a request as they come. Where Dynamo asks for an end, or drops the stream, the events are dropped, and the
+/// scheduler gives the place to others.
+///
+/// The number of tokens is not told at the end, as it might: after a move this worker takes tokens of the text for the
+/// prompt. The frontend counts both rightly itself.
+pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) -> BoxStream<'static, Item> {
+    Box::pin(async_stream::stream! {
+        let Telling { stop_ids, min_tokens, token_delay, in_flight } = telling;
+        let _in_flight = in_flight;
+        let mut n_tokens = 0;
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = context.stopped() => None,
+                () = context.killed() => None,
+                event = next(&mut events, token_delay) => Some(event),
+            };
+            match event {
+                None => {
+                    yield Ok(LLMEngineOutput::cancelled());
+                    return;
+                }
+                Some(Event::Token { id, logprobs, .. }) => {
+                    n_tokens += 1;
+                    let output = token(id, logprobs);
+                    if n_tokens >= min_tokens && stop_ids.contains(&id) {
+                        let stop_reason = Some(StopReason::Int(id.into()));
+                        yield Ok(LLMEngineOutput { finish_reason: Some(Finish::Stop), stop_reason, ..output });
+                        return;
+                    }
+                    yield Ok(output);
+                }
+                Some(Event::Done { reason, end_token, .. }) => {
+                    yield end(reason, end_token.filter(|id| stop_ids.contains(id)));
+                    return;
+                }
+                Some(Event::Failed(why)) => {
+                    yield Err(error::failed(&why));
+                    return;
+                }
+            }
+        }
+    })
+}
+
+/// A text that has all its tokens: it was moved after the last of them.
+pub fn complete() -> BoxStream<'static, Item> {
+    Box::pin(futures::stream::iter([Ok(LLMEngineOutput::length())]))
+}
+
+async fn next(events: &mut Events, delay: Duration) -> Event {
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
+    }
+    // The stream ends with the last event.
+    events.recv().await.unwrap_or(Event::Failed(metal_attention::scheduler::RequestError::EngineFailed))
+}
+
+fn token(id: u32, logprobs: Option<TokenLogprobs>) -> LLMEngineOutput {
+    let mut output = chunk::token(id);
+    if let Some(TokenLogprobs { logprob, top }) = logprobs {
+        let of = |(rank, (token_id, logprob)): (u32, (u32, f32))| TopLogprob {
+            rank,
+            token_id,
+            token: None,
+            logprob: logprob.into(),
+            bytes: None,
+        };
+        output.log_probs = Some(vec![logprob.into()]);
+        output.top_logprobs = Some(vec![(1..).zip(top).map(of).collect()]);
+    }
+    output
+}
+
+/// The end of a text, with the token that ended it where the frontend knows what it means.
+fn end(reason: FinishReason, end_token: Option<u32>) -> Item {
+    match reason {
+        FinishReason::EndOfText | FinishReason::StopString => {
+            Ok(LLMEngineOutput { token_ids: end_token.into_iter().collect(), ..LLMEngineOutput::stop() })
+        }
+        FinishReason::Length | FinishReason::ContextFull => Ok(LLMEngineOutput::length()),
+        // Nobody else cancels: the stream would be gone.
+        FinishReason::Cancelled | FinishReason::Deadline => {
+            Err(error::shut_down("the worker shut down before the text was finished"))
+        }
+    }
+}

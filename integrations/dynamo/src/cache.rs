@@ -1,0 +1,104 @@
+//! What the KV cache holds, as Dynamo's router hears of it: each block by the hash of its tokens and by one of the whole text
+//! up to its end.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use dynamo_backend_common::KvEventPublisher;
+use dynamo_kv_router::protocols::{
+    BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData, KvCacheStoreData,
+    KvCacheStoredBlockData, LocalBlockHash, compute_block_hash_for_seq, compute_next_seq_hash,
+};
+use metal_attention::scheduler::{BlockId, CacheEvent};
+
+/// Dynamo's publisher, once the worker is set up. No request comes before that.
+pub type Publisher = Arc<OnceLock<Arc<KvEventPublisher>>>;
+
+/// A worker is one rank.
+pub const RANK: u32 = 0;
+
+/// The hashes of the blocks that are stored.
+pub struct Hashes {
+    page_len: u32,
+    hashes: HashMap<BlockId, u64>,
+}
+
+impl Hashes {
+    /// Those of an empty cache.
+    pub fn new(page_len: u32) -> Self {
+        Self { page_len, hashes: HashMap::new() }
+    }
+
+    /// The event in Dynamo's words.
+    pub fn translate(&mut self, event: CacheEvent) -> KvCacheEventData {
+        match event {
+            CacheEvent::Stored { parent, blocks, tokens } => {
+                let parent = parent.map(|parent| self.hashes[&parent]);
+                let tokens = compute_block_hash_for_seq(&tokens, self.page_len, BlockHashOptions::default());
+                let mut last = parent;
+                let mut stored = |(block, tokens_hash): (BlockId, LocalBlockHash)| {
+                    let hash = last.map_or(tokens_hash.0, |last| compute_next_seq_hash(last, tokens_hash));
+                    last = Some(hash);
+                    self.hashes.insert(block, hash);
+                    let block_hash = ExternalSequenceBlockHash(hash);
+                    KvCacheStoredBlockData { block_hash, tokens_hash, mm_extra_info: None }
+                };
+                KvCacheEventData::Stored(KvCacheStoreData {
+                    parent_hash: parent.map(ExternalSequenceBlockHash),
+                    start_position: None,
+                    blocks: blocks.into_iter().zip(tokens).map(&mut stored).collect(),
+                })
+            }
+            CacheEvent::Removed { blocks } => {
+                let hashes = blocks.iter().filter_map(|block| self.hashes.remove(block));
+                KvCacheEventData::Removed(KvCacheRemoveData {
+                    block_hashes: hashes.map(ExternalSequenceBlockHash).collect(),
+                })
+            }
+        }
+    }
+}
+
+/// Hands events on to the publisher.
+pub fn observer(publisher: Publisher, page_len: usize) -> metal_attention::scheduler::CacheObserver {
+    let mut hashes = Hashes::new(u32::try_from(page_len).unwrap_or(u32::MAX));
+    Box::new(move |event| {
+        let data = hashes.translate(event);
+        let Some(publisher) = publisher.get() else { return };
+        let event = KvCacheEvent { event_id: publisher.next_event_id(), data, dp_rank: RANK };
+        if publisher.publish(event).is_err() {
+            tracing::debug!("nobody hears any more what the KV cache holds");
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use dynamo_kv_router::protocols::compute_seq_hash_for_block;
+
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_that_the_router_finds_for_the_prompt() {
+        let text: Vec<u32> = (0..4 * 64).collect();
+        let local = compute_block_hash_for_seq(&text, 64, BlockHashOptions::default());
+        let sequence = compute_seq_hash_for_block(&local);
+        let mut hashes = Hashes::new(64);
+        let mut seen = Vec::new();
+        for (parent, blocks) in [(None, 0..2), (Some(BlockId(1)), 2..4)] {
+            let tokens = text[blocks.start * 64..blocks.end * 64].to_vec();
+            let first = parent.map(|_| ExternalSequenceBlockHash(sequence[1]));
+            let blocks = (blocks.start as u64..blocks.end as u64).map(BlockId).collect();
+            let KvCacheEventData::Stored(data) = hashes.translate(CacheEvent::Stored { parent, blocks, tokens }) else {
+                panic!("blocks were stored")
+            };
+            assert_eq!((data.parent_hash, data.start_position), (first, None));
+            seen.extend(data.blocks.into_iter().map(|block| (block.block_hash.0, block.tokens_hash)));
+        }
+        assert_eq!(seen, sequence.iter().copied().zip(local).collect::<Vec<_>>());
+        let removed = hashes.translate(CacheEvent::Removed { blocks: vec![BlockId(3), BlockId(2)] });
+        let block_hashes = vec![ExternalSequenceBlockHash(sequence[3]), ExternalSequenceBlockHash(sequence[2])];
+        assert_eq!(removed, KvCacheEventData::Removed(KvCacheRemoveData { block_hashes }));
+        assert_eq!(hashes.hashes.len(), 2);
+    }
+}

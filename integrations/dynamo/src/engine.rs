@@ -1,0 +1,188 @@
+//! The engine that Dynamo drives: its beginning, its requests, and its end.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dynamo_backend_common::{
+    DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LlmRegistration, MetricsBindings, MetricsCtx,
+    PreprocessedRequest,
+};
+use futures::stream::BoxStream;
+use metal_attention::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::{EngineOptions, Model};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::answer::{self, InFlight, Item, Telling};
+use crate::{cache, error, load, request};
+
+/// What to run, and how.
+#[derive(Clone)]
+pub struct Setup {
+    /// The model.
+    pub model: Arc<Model>,
+    /// Its name in requests.
+    pub name: String,
+    /// Device, context and memory.
+    pub engine: EngineOptions,
+    /// How many texts run at once.
+    pub scheduler: SchedulerOptions,
+    /// How long running requests have to finish when the worker ends.
+    pub grace: Duration,
+    /// For tests: how long each token takes.
+    pub token_delay: Duration,
+}
+
+/// metal-attention's scheduler as Dynamo sees it.
+pub struct Engine {
+    setup: Setup,
+    scheduler: OnceLock<Scheduler>,
+    cache_publisher: cache::Publisher,
+    /// Tells the load.
+    load: Arc<Mutex<Option<JoinHandle<()>>>>,
+    /// Answers that are being read.
+    in_flight: watch::Sender<usize>,
+}
+
+impl Engine {
+    /// An engine that has not started.
+    pub fn new(setup: Setup) -> Self {
+        Self {
+            setup,
+            scheduler: OnceLock::new(),
+            cache_publisher: cache::Publisher::default(),
+            load: Arc::default(),
+            in_flight: watch::Sender::default(),
+        }
+    }
+
+    fn scheduler(&self) -> Result<&Scheduler, DynamoError> {
+        self.scheduler.get().ok_or_else(|| error::shut_down("the engine has not started"))
+    }
+
+    fn tell_load_by(&self, task: Option<JoinHandle<()>>) {
+        replace(&self.load, task);
+    }
+}
+
+/// Ends the task that was there before.
+fn replace(slot: &Mutex<Option<JoinHandle<()>>>, task: Option<JoinHandle<()>>) {
+    let before = std::mem::replace(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), task);
+    if let Some(before) = before {
+        before.abort();
+    }
+}
+
+/// The scheduler, and what Dynamo wants to know of it.
+fn start(setup: &Setup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
+    let Setup { model, engine, scheduler: options, .. } = setup;
+    let pass = model.forward_pass(engine).map_err(|why| error::unknown(why.to_string()))?;
+    let pages = pass.cache_pages();
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let registration = LlmRegistration {
+        context_length: Some(number(pass.n_ctx().min(pages.total * pages.page_len))),
+        kv_cache_block_size: Some(number(pages.page_len)),
+        total_kv_blocks: Some(pages.total as u64),
+        max_num_seqs: Some(options.n_parallel as u64),
+        max_num_batched_tokens: Some(options.n_batch as u64),
+        ..Default::default()
+    };
+    let observer = cache::observer(publisher, pages.page_len);
+    let scheduler = Scheduler::start_observed(pass, Arc::clone(model), options.clone(), observer);
+    Ok((scheduler.map_err(|why| error::unknown(why.to_string()))?, registration))
+}
+
+/// Ends the process where the engine meets a defect, so that whoever watches over it starts it again.
+async fn end_with(scheduler: Scheduler) {
+    let why = scheduler.wait_for_defect().await;
+    tracing::error!("the engine met a defect and has ended: {why}");
+    // Its requests are told first, and go on elsewhere.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    std::process::exit(1);
+}
+
+#[async_trait]
+impl LLMEngine for Engine {
+    async fn start(&self, _worker_id: u64) -> Result<EngineConfig, DynamoError> {
+        let (setup, publisher) = (self.setup.clone(), Arc::clone(&self.cache_publisher));
+        let started = tokio::task::spawn_blocking(move || start(&setup, publisher)).await;
+        let (scheduler, registration) = started.map_err(|why| error::unknown(why.to_string()))??;
+        tokio::spawn(end_with(scheduler.clone()));
+        if self.scheduler.set(scheduler).is_err() {
+            return Err(error::unknown("the engine has started already"));
+        }
+        let name = self.setup.name.clone();
+        Ok(EngineConfig {
+            model: name.clone(),
+            served_model_name: Some(name),
+            llm: Some(registration),
+            ..Default::default()
+        })
+    }
+
+    async fn generate(
+        &self,
+        request: PreprocessedRequest,
+        context: GenerateContext,
+    ) -> Result<BoxStream<'static, Item>, DynamoError> {
+        let scheduler = self.scheduler()?;
+        let plan = request::plan(&request)?;
+        // Its worker died between the last token and the end.
+        if plan.request.max_tokens == Some(0) {
+            return Ok(answer::complete());
+        }
+        let telling = Telling {
+            stop_ids: plan.stop_ids,
+            min_tokens: plan.request.min_tokens,
+            token_delay: self.setup.token_delay,
+            in_flight: InFlight::new(&self.in_flight),
+        };
+        let events = scheduler.submit(plan.request).map_err(|why| error::refused(&why))?;
+        Ok(answer::stream(events, context, telling))
+    }
+
+    async fn cleanup(&self) -> Result<(), DynamoError> {
+        if let Some(scheduler) = self.scheduler.get() {
+            let grace = self.setup.grace;
+            let told = async {
+                scheduler.shut_down(grace).await;
+                // What the scheduler has finished is told to the end.
+                let mut in_flight = self.in_flight.subscribe();
+                let _ = in_flight.wait_for(|&n| n == 0).await;
+            };
+            if tokio::time::timeout(grace + Duration::from_secs(1), told).await.is_err() {
+                tracing::warn!("requests were cut short at the end: they go on elsewhere");
+            }
+        }
+        self.tell_load_by(None);
+        Ok(())
+    }
+
+    async fn kv_event_sources(&self) -> Result<Vec<KvEventSource>, DynamoError> {
+        let stored = Arc::clone(&self.cache_publisher);
+        let on_ready = Box::new(move |publisher| {
+            stored.set(publisher).map_err(|_| error::unknown("there is a publisher of cache events already"))
+        });
+        Ok(vec![KvEventSource::Push { on_ready, dp_rank: cache::RANK }])
+    }
+
+    async fn setup_metrics(&self, _context: MetricsCtx<'_>) -> Result<MetricsBindings, DynamoError> {
+        let (scheduler, slot) = (self.scheduler()?.clone(), Arc::clone(&self.load));
+        let runtime = tokio::runtime::Handle::current();
+        let on_ready = Box::new(move |publisher| {
+            replace(&slot, Some(runtime.spawn(load::publish(scheduler, publisher))));
+            Ok(())
+        });
+        Ok(MetricsBindings { dp_ranks: vec![cache::RANK], on_publisher_ready: Some(on_ready) })
+    }
+
+    /// A token is asked for where nothing else tells that the engine works.
+    async fn health_check_payload(&self) -> Result<Option<serde_json::Value>, DynamoError> {
+        Ok(Some(serde_json::json!({
+            "token_ids": [0],
+            "sampling_options": { "temperature": 0.0 },
+            "stop_conditions": { "max_tokens": 1, "ignore_eos": true },
+        })))
+    }
+}

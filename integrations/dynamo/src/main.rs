@@ -1,0 +1,163 @@
+//! `metal-attention-dynamo`: serves a GGUF model to NVIDIA Dynamo's frontend.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
+use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::{Device, EngineOptions, Model};
+use metal_attention_dynamo::card::{self, Card};
+use metal_attention_dynamo::{Engine, Setup};
+
+/// Finished texts that are kept, as far as the KV cache has room, for prompts that begin like them.
+const KEPT_TEXTS: usize = 64;
+
+/// How long Dynamo lets a worker end, in seconds.
+const SHUTDOWN_TIMEOUT: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
+
+const AFTER_HELP: &str = "\
+The frontend reads the model's tokenizer and chat template from a folder, which is made in ~/.cache, or by \
+`metal-attention export-tokenizer`. Where the frontend runs on another machine, give the worker a port (DYN_SYSTEM_PORT) \
+from which it can fetch them.
+
+Example, on one machine:
+  export DYN_DISCOVERY_BACKEND=file DYN_FILE_KV=/tmp/dynamo DYN_REQUEST_PLANE=tcp DYN_EVENT_PLANE=zmq
+  metal-attention-dynamo -m model.gguf
+  python -m dynamo.frontend --router-mode kv --kv-cache-block-size 64 --migration-limit 3";
+
+/// Serves a GGUF model to NVIDIA Dynamo's frontend
+#[derive(Parser)]
+#[command(version, after_help = AFTER_HELP)]
+struct Args {
+    /// GGUF file; without it, the built-in model stories260K
+    #[arg(short, long, value_name = "FILE", env = "METAL_ATTENTION_MODEL")]
+    model: Option<PathBuf>,
+
+    /// Folder with the model's tokenizer.json, config.json and chat template [default: one made of the model's file]
+    #[arg(long, value_name = "FOLDER")]
+    tokenizer: Option<PathBuf>,
+
+    /// Name of the model in requests [default: the file's name]
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+
+    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, gpu, gpu:1 (by index), gpu:NAME
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: Device,
+
+    /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096]
+    #[arg(short = 'c', long, value_name = "N")]
+    ctx_size: Option<usize>,
+
+    /// Threads that compute on the CPU [default: one for each physical core]
+    #[arg(short = 't', long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Requests that run at once; each has a context of its own
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    parallel: usize,
+
+    /// Requests that may wait for their turn; those beyond go to other workers
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+
+    /// For tests: milliseconds that each token takes at least
+    #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
+    token_delay: u64,
+
+    #[command(flatten)]
+    dynamo: CommonArgs,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let setup = args.setup()?;
+    let config = args.config(&setup)?;
+    dynamo_backend_common::run(Arc::new(Engine::new(setup)), config)
+}
+
+impl Args {
+    /// What to run. The file is opened here, so that a wrong name is told at once.
+    fn setup(&self) -> anyhow::Result<Setup> {
+        let model = match &self.model {
+            None => Model::built_in()?,
+            Some(path) => Model::open(path).with_context(|| path.display().to_string())?,
+        };
+        let stem = self.model.as_deref().and_then(|path| path.file_stem());
+        let stem = stem.map_or("stories260K".into(), |stem| stem.to_string_lossy().into_owned());
+        let n_ctx = match self.ctx_size {
+            Some(0) => Some(model.spec().n_ctx_train),
+            n_ctx => n_ctx,
+        };
+        let engine =
+            EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
+        let n_parallel = self.parallel;
+        let engine = EngineOptions {
+            n_cache: Some(n_parallel.saturating_mul(engine.n_ctx_of(&model))),
+            n_seq: n_parallel.saturating_add(KEPT_TEXTS),
+            n_windows: Some(n_parallel.saturating_mul(2).saturating_add(1)),
+            ..engine
+        };
+        let n_batch = engine.n_ubatch.max(n_parallel);
+        Ok(Setup {
+            model: Arc::new(model),
+            name: self.alias.clone().unwrap_or(stem),
+            engine,
+            scheduler: SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..SchedulerOptions::default() },
+            grace: grace(),
+            token_delay: Duration::from_millis(self.token_delay),
+        })
+    }
+
+    /// How Dynamo drives it.
+    fn config(&self, setup: &Setup) -> anyhow::Result<WorkerConfig> {
+        let dynamo = &self.dynamo;
+        if dynamo.disaggregation_mode != DisaggregationMode::Aggregated {
+            bail!("--disaggregation-mode: this worker evaluates prompts and continues them, both: agg");
+        }
+        if setup.model.spec().output.head.is_none() {
+            bail!("the model writes no text, and this worker does nothing else");
+        }
+        let folder = match &self.tokenizer {
+            Some(folder) => folder.clone(),
+            None => card::export(&setup.model, &setup.name, &card::cache()?)?,
+        };
+        let card = Card::open(&folder)?;
+        let mut endpoint_types = dynamo.endpoint_types.clone();
+        if !card.has_chat_template() && dynamo.custom_jinja_template.is_none() {
+            eprintln!("note: the model has no chat template: it continues texts, and does not chat");
+            endpoint_types = "completions".into();
+        }
+        Ok(WorkerConfig {
+            namespace: dynamo.namespace.clone(),
+            component: dynamo.component.clone(),
+            endpoint: dynamo.endpoint.clone(),
+            // Dynamo reads the folder.
+            model_name: folder.display().to_string(),
+            served_model_name: Some(setup.name.clone()),
+            endpoint_types,
+            custom_jinja_template: dynamo.custom_jinja_template.clone(),
+            tool_call_parser: dynamo.dyn_tool_call_parser.clone(),
+            reasoning_parser: dynamo.dyn_reasoning_parser.clone(),
+            exclude_tools_when_tool_choice_none: dynamo.exclude_tools_when_tool_choice_none,
+            route_to_encoder: dynamo.route_to_encoder,
+            enable_rl: dynamo.enable_rl,
+            runtime: dynamo.runtime.clone(),
+            ..WorkerConfig::default()
+        })
+    }
+}
+
+/// How long running requests have to finish: as long as Dynamo waits, less a moment to end in.
+fn grace() -> Duration {
+    let default = if cfg!(debug_assertions) {
+        dynamo_runtime::worker::DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_DEBUG
+    } else {
+        dynamo_runtime::worker::DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_RELEASE
+    };
+    let given = std::env::var(SHUTDOWN_TIMEOUT).ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(given.unwrap_or(default).saturating_sub(2))
+}

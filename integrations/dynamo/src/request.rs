@@ -1,0 +1,180 @@
+//! Dynamo's requests as the scheduler's, and what is refused.
+
+use std::sync::Arc;
+
+use dynamo_backend_common::{DynamoError, PreprocessedRequest, SamplingOptions};
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::Request;
+
+use crate::error::invalid;
+
+/// What a request asks of the scheduler, and of the stream that answers it.
+pub struct Plan {
+    /// For the scheduler.
+    pub request: Request,
+    /// Tokens that end the text; they are told.
+    pub stop_ids: Vec<u32>,
+}
+
+/// The plan for a request. An error on what this worker cannot do, and on what would not survive a move to another one: it
+/// starts a text anew from its prompt, the tokens so far among them.
+pub fn plan(request: &PreprocessedRequest) -> Result<Plan, DynamoError> {
+    refuse_what_is_unknown(request)?;
+    let stop = &request.stop_conditions;
+    let lists = [&stop.stop_token_ids, &stop.stop_token_ids_visible, &stop.stop_token_ids_hidden];
+    let mut stop_ids: Vec<u32> = lists.into_iter().flatten().flatten().copied().collect();
+    stop_ids.extend(&request.eos_token_ids);
+    let ignore_eos = stop.ignore_eos.unwrap_or(false);
+    // Strings that end the text are the frontend's affair: it alone knows what came before a move.
+    let request = Request {
+        prompt: Arc::from(request.token_ids.as_slice()),
+        sampling: sampling(&request.sampling_options)?,
+        max_tokens: stop.max_tokens.map(|n| n as usize),
+        min_tokens: stop.min_tokens.map_or(0, |n| n as usize),
+        ignore_eos,
+        logprobs: request.output_options.logprobs.map(|n| n as usize),
+        ..Request::default()
+    };
+    Ok(Plan { request, stop_ids: if ignore_eos { Vec::new() } else { stop_ids } })
+}
+
+fn refuse_what_is_unknown(request: &PreprocessedRequest) -> Result<(), DynamoError> {
+    let sampling = &request.sampling_options;
+    let routing = request.routing.as_ref();
+    let more_than_one = |n: Option<u8>| n.is_some_and(|n| n > 1);
+    let refused = [
+        (more_than_one(sampling.n), "n: one text a request; send it as often as you want texts"),
+        (more_than_one(sampling.best_of), "best_of: one text a request"),
+        (sampling.use_beam_search == Some(true), "use_beam_search"),
+        (sampling.guided_decoding.is_some(), "guided decoding (response_format, guided_json, a forced tool call)"),
+        (request.output_options.prompt_logprobs.is_some(), "prompt_logprobs"),
+        (request.stop_conditions.max_thinking_tokens.is_some(), "max_thinking_tokens"),
+        (request.prompt_embeds.is_some(), "prompt_embeds"),
+        (request.multi_modal_data.as_ref().is_some_and(|data| !data.is_empty()), "images, audio and video"),
+        (request.encoder_result.is_some(), "the result of an encoder"),
+        (request.prefill_result.is_some() || request.bootstrap_info.is_some(), "prefill on another worker"),
+        (routing.is_some_and(|routing| routing.lora_name.is_some()), "LoRA adapters"),
+        (routing.is_some_and(|routing| routing.cache_namespace.is_some()), "cache_salt: all texts share one cache"),
+    ];
+    match refused.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) => Err(invalid(format!("metal-attention does not support this in Dynamo: {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// What is not given has the engine's default. The seed and the position alone decide a token's random numbers, and the
+/// penalties count the whole text, its prompt included, so that a text goes on elsewhere as it would have here.
+fn sampling(asked: &SamplingOptions) -> Result<SamplerOptions, DynamoError> {
+    let default = SamplerOptions::default();
+    let top_k = match asked.top_k {
+        None => default.top_k,
+        Some(k @ (-1 | 0..)) => k.max(0) as usize,
+        Some(k) => return Err(invalid(format!("top_k is {k}, but it must be 0 or more, or -1 for all tokens"))),
+    };
+    let options = SamplerOptions {
+        temperature: asked.temperature.unwrap_or(default.temperature),
+        top_k,
+        top_p: asked.top_p.unwrap_or(default.top_p),
+        min_p: asked.min_p.unwrap_or(default.min_p),
+        repeat_penalty: asked.repetition_penalty.unwrap_or(default.repeat_penalty),
+        frequency_penalty: asked.frequency_penalty.unwrap_or(default.frequency_penalty),
+        presence_penalty: asked.presence_penalty.unwrap_or(default.presence_penalty),
+        penalty_last_n: usize::MAX,
+        seed: asked.seed.map(i64::cast_unsigned),
+        ..default
+    };
+    options.validate().map_err(|why| invalid(why.to_string()))?;
+    Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use dynamo_backend_common::{GuidedDecodingOptions, OutputOptions, StopConditions};
+
+    use super::*;
+
+    fn request(sampling: SamplingOptions, stop: StopConditions, output: OutputOptions) -> PreprocessedRequest {
+        PreprocessedRequest::builder()
+            .model("a model".to_owned())
+            .token_ids(vec![1, 2, 3])
+            .sampling_options(sampling)
+            .stop_conditions(stop)
+            .output_options(output)
+            .eos_token_ids(vec![2])
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_done() {
+        let sampling = SamplingOptions {
+            n: Some(1),
+            temperature: Some(0.5),
+            top_k: Some(-1),
+            top_p: Some(0.25),
+            min_p: Some(0.125),
+            repetition_penalty: Some(1.5),
+            frequency_penalty: Some(-1.0),
+            presence_penalty: Some(1.0),
+            seed: Some(-1),
+            ..Default::default()
+        };
+        let stop = StopConditions {
+            max_tokens: Some(7),
+            min_tokens: Some(3),
+            stop: Some(vec!["the".into()]),
+            stop_token_ids: Some(vec![10]),
+            stop_token_ids_visible: Some(vec![11]),
+            stop_token_ids_hidden: Some(vec![12]),
+            ..Default::default()
+        };
+        let output = OutputOptions { logprobs: Some(4), ..Default::default() };
+        let Plan { request, stop_ids } = plan(&request(sampling, stop, output)).unwrap();
+        assert_eq!(stop_ids, [10, 11, 12, 2]);
+        assert_eq!(&*request.prompt, [1, 2, 3]);
+        assert_eq!((request.max_tokens, request.min_tokens, request.logprobs), (Some(7), 3, Some(4)));
+        assert!(request.stop.is_empty() && !request.ignore_eos);
+        let expected = SamplerOptions {
+            temperature: 0.5,
+            top_k: 0,
+            top_p: 0.25,
+            min_p: 0.125,
+            repeat_penalty: 1.5,
+            frequency_penalty: -1.0,
+            presence_penalty: 1.0,
+            penalty_last_n: usize::MAX,
+            seed: Some(u64::MAX),
+            ..Default::default()
+        };
+        assert_eq!(request.sampling, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        let refused = |sampling: SamplingOptions, stop: StopConditions, output: OutputOptions, why: &str| {
+            let error = plan(&request(sampling, stop, output)).err().expect("a refusal");
+            assert!(error.message().contains(why), "{error:?}");
+            assert_eq!(error.public_message(), Some(error.message()));
+        };
+        let stop = StopConditions::default;
+        let output = OutputOptions::default;
+        let n = |n| SamplingOptions { n: Some(n), ..Default::default() };
+        refused(n(2), stop(), output(), "n: one text");
+        let guided = Some(GuidedDecodingOptions { regex: Some("a+".into()), ..Default::default() });
+        let guided = SamplingOptions { guided_decoding: guided, ..Default::default() };
+        refused(guided, stop(), output(), "guided decoding");
+        refused(SamplingOptions { top_k: Some(-2), ..Default::default() }, stop(), output(), "top_k is -2");
+        refused(SamplingOptions { top_p: Some(1.5), ..Default::default() }, stop(), output(), "top_p");
+        let prompt_logprobs = OutputOptions { prompt_logprobs: Some(1), ..Default::default() };
+        refused(n(1), stop(), prompt_logprobs, "prompt_logprobs");
+        let thinking = StopConditions { max_thinking_tokens: Some(5), ..Default::default() };
+        refused(n(1), thinking, output(), "max_thinking_tokens");
+    }
+
+    #[test]
+    fn nothing_ends_a_text_that_ignores_its_end() {
+        let stop = StopConditions { ignore_eos: Some(true), stop_token_ids: Some(vec![5]), ..Default::default() };
+        let plan = plan(&request(SamplingOptions::default(), stop, OutputOptions::default())).unwrap();
+        assert!(plan.stop_ids.is_empty() && plan.request.ignore_eos);
+    }
+}
