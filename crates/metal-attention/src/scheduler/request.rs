@@ -200,7 +200,7 @@ impl CompletionSoFar {
                 self.logprobs.extend(logprobs);
                 Ok(None)
             }
-            Event::Done { reason, text, usage, timings } => {
+            Event::Done { reason, text, usage, timings, end_token: _ } => {
                 let Self { ids, text: so_far, logprobs } = std::mem::take(self);
                 Ok(Some(Completion { ids, text: so_far + &text, logprobs, reason, usage, timings }))
             }
