@@ -2,6 +2,8 @@
 
 use std::io;
 
+#[cfg(feature = "cuda")]
+use metal_attention::CudaError;
 use metal_attention::gguf::GgufError;
 #[cfg(feature = "gpu")]
 use metal_attention::kernels::GpuError;
@@ -96,6 +98,8 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
         Error::Gguf(GgufError::OutOfMemory { .. }) => 5,
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) | Error::Cpu(CpuError::Model(_)) => 3,
+        #[cfg(feature = "cuda")]
+        Error::Cuda(error) => cuda_exit_code(error),
         #[cfg(feature = "gpu")]
         Error::Gpu(error) => gpu_exit_code(error),
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
@@ -117,6 +121,15 @@ fn hub_exit_code(error: &HubError) -> u8 {
         | HubError::Checksum { .. } => 3,
         HubError::Interrupted { .. } => 130,
         _ => 1,
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_exit_code(error: &CudaError) -> u8 {
+    match error {
+        CudaError::Option { .. } => 2,
+        CudaError::OutOfMemory { .. } | CudaError::ModelTooLarge { .. } => 5,
+        _ => 4,
     }
 }
 

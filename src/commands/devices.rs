@@ -9,12 +9,14 @@ use crate::cli_error::CliError;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device. --device auto takes the first that is \
+A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device, an NVIDIA GPU through CUDA cuda or \
+cuda:NUMBER. --device auto takes the first that is \
 no software and has room for the model's weights, KV cache and work space, a tenth of its memory kept free.
 
 With --json stdout gets one object with the keys cpu (simd, physical_cores), gpus (list of device, index, name, backend, \
 kind, driver, memory_bytes or null, max_binding_bytes, subgroups, subgroup_sizes, f16, cooperative_matrices), no_gpu \
-(why the list is empty, or null), and auto (device, reason).
+(why the list is empty, or null), cuda (list of device, name, capability, driver, memory_bytes, multiprocessors), no_cuda (why \
+that is empty, or null), and auto (device, reason).
 
 Examples:
   metal-attention devices
@@ -48,7 +50,21 @@ struct Devices {
     gpus: Vec<Gpu>,
     /// Why there is no GPU.
     no_gpu: Option<String>,
+    cuda: Vec<Cuda>,
+    /// Why there is no CUDA device.
+    no_cuda: Option<String>,
     auto: Auto,
+}
+
+#[derive(Serialize)]
+struct Cuda {
+    device: String,
+    name: String,
+    capability: String,
+    /// The CUDA version that the driver knows.
+    driver: String,
+    memory_bytes: u64,
+    multiprocessors: usize,
 }
 
 #[derive(Serialize)]
@@ -93,7 +109,10 @@ impl Devices {
             Ok(i) => Auto { device: format!("gpu:{i}"), reason: "for models that fit in its memory".into() },
             Err(why) => Auto { device: "cpu".into(), reason: why.why_the_cpu() },
         };
+        let (cuda, no_cuda) = cuda_devices();
         Self {
+            cuda,
+            no_cuda,
             cpu: Cpu::of_this_machine(),
             gpus: found.iter().enumerate().map(|(i, gpu)| Gpu::new(i, gpu)).collect(),
             no_gpu: found.is_empty().then(|| GpuError::NoAdapter.to_string()),
@@ -104,7 +123,10 @@ impl Devices {
     #[cfg(not(feature = "gpu"))]
     fn of_this_machine() -> Self {
         let why = "this program was built without GPUs (the Cargo feature \"gpu\")";
+        let (cuda, no_cuda) = cuda_devices();
         Self {
+            cuda,
+            no_cuda,
             cpu: Cpu::of_this_machine(),
             gpus: Vec::new(),
             no_gpu: Some(why.into()),
@@ -123,9 +145,39 @@ impl Devices {
             }
         }
         lines.extend(self.no_gpu.iter().map(|why| line("gpu", why)));
+        for gpu in &self.cuda {
+            lines.push(line(&gpu.device, &gpu.name));
+            let memory = units::bytes(gpu.memory_bytes);
+            let (capability, driver, n) = (&gpu.capability, &gpu.driver, gpu.multiprocessors);
+            lines.push(line("", &format!("compute capability {capability}, driver for CUDA {driver}")));
+            lines.push(line("", &format!("memory {memory}, {n} multiprocessors")));
+        }
+        lines.extend(self.no_cuda.iter().map(|why| line("cuda", why)));
         lines.push(line("auto", &format!("{}: {}", self.auto.device, self.auto.reason)));
         lines
     }
+}
+
+/// The devices that CUDA knows, or why there is none.
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
+    let cuda = |gpu: metal_attention::CudaSummary| Cuda {
+        device: format!("cuda:{}", gpu.ordinal),
+        name: gpu.name,
+        capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
+        driver: format!("{}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10),
+        memory_bytes: gpu.memory,
+        multiprocessors: gpu.n_sm,
+    };
+    match metal_attention::cuda_summaries() {
+        Ok(found) => (found.into_iter().map(cuda).collect(), None),
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
+    (Vec::new(), Some("this program was built without CUDA (the Cargo feature \"cuda\")".into()))
 }
 
 impl Cpu {

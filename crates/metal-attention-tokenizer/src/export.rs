@@ -88,7 +88,7 @@ fn vocabulary_map(vocabulary: &Vocabulary, part: impl Fn(TokenId) -> bool) -> Ma
 }
 
 /// A byte-pair model that makes `merges`, best first.
-fn byte_pair_model(vocabulary: Map<String, Value>, merges: &[(&str, &str)], more: Value) -> Value {
+fn byte_pair_model(vocabulary: &Map<String, Value>, merges: &[(&str, &str)], more: &Value) -> Value {
     let mut model = json!({
         "type": "BPE",
         "dropout": null,
@@ -102,7 +102,7 @@ fn byte_pair_model(vocabulary: Map<String, Value>, merges: &[(&str, &str)], more
         "merges": merges,
     });
     if let (Value::Object(model), Value::Object(more)) = (&mut model, more) {
-        model.extend(more);
+        model.extend(more.clone());
     }
     model
 }

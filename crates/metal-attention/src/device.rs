@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::Error;
 
-/// What runs a model: `auto`, `cpu`, `gpu`, `gpu:1` or `gpu:NAME`.
+/// What runs a model: `auto`, `cpu`, `cuda`, `cuda:1`, `gpu`, `gpu:1` or `gpu:NAME`.
 ///
 /// ```
 /// use metal_attention::Device;
@@ -23,6 +23,8 @@ pub enum Device {
     Auto,
     /// The CPU.
     Cpu,
+    /// The NVIDIA GPU with this number among the driver's, through CUDA.
+    Cuda(usize),
     /// The first GPU: real ones come before software ones.
     Gpu,
     /// The GPU with this index, as `metal-attention devices` lists them.
@@ -36,6 +38,8 @@ impl fmt::Display for Device {
         match self {
             Self::Auto => f.pad("auto"),
             Self::Cpu => f.pad("cpu"),
+            Self::Cuda(0) => f.pad("cuda"),
+            Self::Cuda(i) => f.pad(&format!("cuda:{i}")),
             Self::Gpu => f.pad("gpu"),
             Self::GpuIndex(i) => f.pad(&format!("gpu:{i}")),
             Self::GpuName(name) => f.pad(&format!("gpu:{name}")),
@@ -48,14 +52,17 @@ impl FromStr for Device {
 
     /// Reads what [`Display`](fmt::Display) writes; anything else is [`Error::UnknownDevice`].
     fn from_str(s: &str) -> Result<Self, Error> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "gpu" => Ok(Self::Gpu),
-            _ => match s.strip_prefix("gpu:").filter(|gpu| !gpu.trim().is_empty()) {
-                Some(gpu) => Ok(gpu.parse().map_or_else(|_| Self::GpuName(gpu.to_owned()), Self::GpuIndex)),
-                None => Err(Error::UnknownDevice { device: s.to_owned() }),
-            },
+        let unknown = || Error::UnknownDevice { device: s.to_owned() };
+        match (s, s.split_once(':')) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            ("gpu", _) => Ok(Self::Gpu),
+            (_, Some(("cuda", number))) => number.parse().map(Self::Cuda).map_err(|_| unknown()),
+            (_, Some(("gpu", gpu))) if !gpu.trim().is_empty() => {
+                Ok(gpu.parse().map_or_else(|_| Self::GpuName(gpu.to_owned()), Self::GpuIndex))
+            }
+            _ => Err(unknown()),
         }
     }
 }
@@ -70,6 +77,8 @@ mod tests {
             ("auto", Device::Auto),
             ("cpu", Device::Cpu),
             ("gpu", Device::Gpu),
+            ("cuda", Device::Cuda(0)),
+            ("cuda:2", Device::Cuda(2)),
             ("gpu:0", Device::GpuIndex(0)),
             ("gpu:12", Device::GpuIndex(12)),
             ("gpu:llvmpipe (LLVM 15)", Device::GpuName("llvmpipe (LLVM 15)".into())),
@@ -83,7 +92,7 @@ mod tests {
 
     #[test]
     fn other_names_are_refused() {
-        for name in ["", "tpu", "GPU", "gpu:", "gpu: ", "gpus", "cpu:0"] {
+        for name in ["", "tpu", "GPU", "gpu:", "gpu: ", "gpus", "cpu:0", "cuda:", "cuda:a", "cuda:-1"] {
             let error = name.parse::<Device>().unwrap_err();
             assert!(matches!(&error, Error::UnknownDevice { device } if device == name), "{error}");
         }

@@ -3,6 +3,8 @@
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::{ForwardPass, PageUse, Watch};
 
+#[cfg(feature = "cuda")]
+use crate::{CudaForwardPass, cuda_engine};
 use crate::{Device, Error, Model};
 #[cfg(feature = "gpu")]
 use crate::{GpuForwardPass, gpu_engine};
@@ -66,6 +68,9 @@ impl Default for EngineOptions {
 pub enum Backend {
     /// On the CPU.
     Cpu(CpuForwardPass),
+    /// On an NVIDIA GPU, through CUDA.
+    #[cfg(feature = "cuda")]
+    Cuda(CudaForwardPass),
     /// On a GPU.
     #[cfg(feature = "gpu")]
     Gpu(GpuForwardPass),
@@ -76,6 +81,8 @@ impl Backend {
     pub fn cpu(&mut self) -> Option<&mut CpuForwardPass> {
         match self {
             Self::Cpu(pass) => Some(pass),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => None,
             #[cfg(feature = "gpu")]
             Self::Gpu(_) => None,
         }
@@ -85,6 +92,8 @@ impl Backend {
     pub fn pass(&mut self) -> &mut dyn ForwardPass {
         match self {
             Self::Cpu(pass) => pass,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(pass) => pass,
             #[cfg(feature = "gpu")]
             Self::Gpu(pass) => pass,
         }
@@ -93,6 +102,8 @@ impl Backend {
     pub(crate) fn boxed(self) -> Box<dyn ForwardPass> {
         match self {
             Self::Cpu(pass) => Box::new(pass),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(pass) => Box::new(pass),
             #[cfg(feature = "gpu")]
             Self::Gpu(pass) => Box::new(pass),
         }
@@ -114,6 +125,7 @@ impl EngineOptions {
         }
         match &self.device {
             Device::Cpu => self.cpu_pass(model, n_ctx),
+            Device::Cuda(ordinal) => self.cuda_pass(model, n_ctx, *ordinal),
             Device::Auto => self.auto_pass(model, n_ctx),
             Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) => self.gpu_pass(model, n_ctx),
         }
@@ -136,6 +148,16 @@ impl EngineOptions {
         let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
         log(model, &pass);
         Ok(Backend::Cpu(pass))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_pass(&self, model: &Model, n_ctx: usize, ordinal: usize) -> Result<Backend, Error> {
+        Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, n_ctx, ordinal)?))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_pass(&self, _: &Model, _: usize, _: usize) -> Result<Backend, Error> {
+        Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 
     #[cfg(feature = "gpu")]

@@ -37,10 +37,14 @@ pub enum Error {
     #[cfg(feature = "gpu")]
     #[error(transparent)]
     Gpu(#[from] metal_attention_wgpu::GpuError),
+    /// CUDA cannot be used, or the GPU has no room for the model.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] metal_attention_cuda::CudaError),
     /// A GPU was asked for, and this build has none.
     #[error(
-        "the device \"{device}\" is not available: this program was built without GPUs (the Cargo feature \"gpu\"); use \
-         \"auto\" or \"cpu\""
+        "the device \"{device}\" is not available: this program was built without it (the Cargo features \"gpu\" and \
+         \"cuda\"); use \"auto\" or \"cpu\""
     )]
     DeviceUnavailable {
         /// The device that was asked for.
@@ -48,7 +52,7 @@ pub enum Error {
     },
     /// No device has a name like this.
     #[error(
-        "{device:?} is no device: use \"auto\", \"cpu\", \"gpu\", \"gpu:1\" (by index) or \"gpu:NAME\" (by a part of the name)"
+        "{device:?} is no device: use \"auto\", \"cpu\", \"cuda\", \"cuda:1\", \"gpu\", \"gpu:1\" (by index) or \"gpu:NAME\" (by a part of the name)"
     )]
     UnknownDevice {
         /// The name.
@@ -88,6 +92,8 @@ impl Error {
     pub fn is_cancelled(&self) -> bool {
         match self {
             Self::Interrupted { .. } | Self::Forward(ForwardError::Cancelled) | Self::Cpu(CpuError::Cancelled) => true,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(metal_attention_cuda::CudaError::Cancelled) => true,
             #[cfg(feature = "gpu")]
             Self::Gpu(metal_attention_wgpu::GpuError::Cancelled) => true,
             _ => false,

@@ -25,6 +25,8 @@
 
 pub mod choice;
 pub mod compare;
+#[cfg(feature = "cuda")]
+mod cuda_engine;
 mod device;
 mod embedding;
 mod engine;
@@ -53,6 +55,10 @@ pub use logits_processor::LogitsProcessor;
 pub use metal_attention_cpu::{
     CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
     simd_name as cpu_simd_name,
+};
+#[cfg(feature = "cuda")]
+pub use metal_attention_cuda::{
+    CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{

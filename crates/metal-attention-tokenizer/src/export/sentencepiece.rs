@@ -36,7 +36,7 @@ pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
     Ok(Parts {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: Value::Null,
-        model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &pairs, options),
+        model: byte_pair_model(&vocabulary_map(vocabulary, |id| used.contains(&id)), &pairs, &options),
         decoder: unescape_blanks(tokenizer),
     })
 }

@@ -111,6 +111,12 @@ impl DeviceName {
             Backend::Cpu(pass) => {
                 Self { kind: "cpu", name: pass.isa().name().to_owned(), threads: Some(pass.n_threads()), driver: None }
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(pass) => {
+                let metal_attention::DeviceInfo { kind, name, driver, n_threads: _ } =
+                    metal_attention::ForwardPass::device(pass);
+                Self { kind, name, threads: None, driver }
+            }
             #[cfg(feature = "gpu")]
             Backend::Gpu(pass) => {
                 let gpu = pass.gpu().summary();
@@ -131,6 +137,10 @@ pub fn measure(
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     match backend {
         Backend::Cpu(pass) => cpu(pass, model, options.exact, effort, step),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(_) => {
+            Err(CliError::General("the ceilings of CUDA devices are not measured yet: use --device gpu".into()))
+        }
         #[cfg(feature = "gpu")]
         Backend::Gpu(pass) => gpu(pass, model, effort, step),
     }

@@ -208,6 +208,8 @@ pub fn measure(
 fn launches_so_far(backend: &Backend) -> u64 {
     match backend {
         Backend::Cpu(pass) => u64::from(pass.regions()),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(_) => 0,
         #[cfg(feature = "gpu")]
         Backend::Gpu(_) => 0,
     }
@@ -218,6 +220,8 @@ fn launches_so_far(backend: &Backend) -> u64 {
 fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
     match backend {
         Backend::Cpu(_) => None,
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(_) => None,
         #[cfg(feature = "gpu")]
         Backend::Gpu(pass) => {
             let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;

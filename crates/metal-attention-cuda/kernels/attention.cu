@@ -1,0 +1,306 @@
+// Attention of tokens one by one, each over the cache of its sequence: queries of a KV head together, the positions split among
+// blocks, the last of which joins the splits. Softmax with running maxima (arXiv 2205.14135), all in F32.
+#include "heads.cuh"
+
+enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2 };
+
+struct AttentionArgs {
+    HeadInputs inputs;
+    const Token* tokens;
+    Pages pages;
+    void* k_cache;
+    void* v_cache;
+    float* qkv;        // [n_tokens][stride]: queries, keys, values
+    float* out;        // [n_tokens][n_head * head_dim]
+    half* packed;      // the same as a product of many tokens takes it, or null
+    float* partial;    // [n_tokens][n_head][n_splits][head_dim + 2]
+    u32* tickets;      // [n_tokens][n_kv_head * n_chunks], zero
+    const float* sinks; // [n_head], or null
+    u32 n_head, n_kv_head, head_dim;
+    u32 stride;
+    u32 n_splits;
+    u32 n_chunks;      // of the query heads of a KV head
+    u32 n_token_tiles; // of `packed`
+    u32 mask, reach;
+    float soft_cap;    // 0: none
+};
+
+constexpr int THREADS = 128;
+
+__device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
+    if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
+    if (mask == CHUNK) return pos / reach * reach;
+    return 0;
+}
+
+__device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float v) {
+    const u32 i = head * a.head_dim + d;
+    a.out[(size_t)token * a.n_head * a.head_dim + i] = v;
+    if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);
+}
+
+// Keys and values of all tokens go to the cache, queries become what attention takes. A warp a head.
+template <typename T> __device__ __forceinline__ void append(const AttentionArgs& a, float* heads) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
+    const u32 head = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;
+    if (head >= a.n_head + 2 * a.n_kv_head) return;
+    const Token of = a.tokens[token];
+    float* row = a.qkv + (size_t)token * a.stride + (size_t)head * dim;
+    float* v = heads + warp * dim;
+    for (int i = lane; i < dim; i += 32) v[i] = row[i];
+    __syncwarp();
+    if (head < a.n_head) {
+        make_head(v, a.inputs, a.inputs.q_norm, head, of.pos, dim, a.inputs.scale, lane);
+        for (int i = lane; i < dim; i += 32) row[i] = v[i];
+        return;
+    }
+    const bool is_key = head < a.n_head + a.n_kv_head;
+    const u32 kv = head - a.n_head - (is_key ? 0 : a.n_kv_head);
+    if (is_key) make_head(v, a.inputs, a.inputs.k_norm, kv, of.pos, dim, 1.0f, lane);
+    const u32 page = a.pages.pages[(size_t)of.seq * a.pages.n_pages + of.pos / PAGE];
+    T* at = (T*)(is_key ? a.k_cache : a.v_cache) + (((size_t)page * a.n_kv_head + kv) * PAGE + of.pos % PAGE) * dim;
+    for (int i = lane; i < dim; i += 32) store(at + i, v[i]);
+}
+
+// Copies a page's keys or values to workgroup memory, rows `ROW` elements apart.
+template <typename T> __device__ __forceinline__ void copy_page(T* to, const T* from, int dim, int row) {
+    const int each = 16 / sizeof(T), n = PAGE * dim / each;
+    for (int i = threadIdx.x; i < n; i += THREADS) {
+        const int at = i * each;
+        const u32 there = (u32)__cvta_generic_to_shared(to + at / dim * row + at % dim);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there), "l"(from + at));
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+template <typename T> __device__ __forceinline__ void load_four(float (&v)[4], const T* p);
+template <> __device__ __forceinline__ void load_four<half>(float (&v)[4], const half* p) {
+    const uint2 w = *(const uint2*)p;
+    const float2 x = __half22float2(halves(w.x)), y = __half22float2(halves(w.y));
+    v[0] = x.x, v[1] = x.y, v[2] = y.x, v[3] = y.y;
+}
+template <> __device__ __forceinline__ void load_four<float>(float (&v)[4], const float* p) {
+    const float4 w = *(const float4*)p;
+    v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
+}
+__device__ __forceinline__ float2 load_two(const half* p) { return __half22float2(*(const half2*)p); }
+__device__ __forceinline__ float2 load_two(const float* p) { return *(const float2*)p; }
+
+// `APPENDED`: the cache has the tokens already, and queries are ready; else each token is alone in its sequence. Pages are on
+// their way before the token's own query is there.
+template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void attend(const AttentionArgs& a, float* memory) {
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = a.head_dim, page_row = dim + 32 / (int)sizeof(T);
+    const u32 kv = blockIdx.x / a.n_chunks, chunk = blockIdx.x % a.n_chunks, split = blockIdx.y, token = blockIdx.z;
+    const u32 of_kv = a.n_head / a.n_kv_head;
+    const u32 head = kv * of_kv + chunk * GROUP, n_heads = min((u32)GROUP, of_kv - chunk * GROUP);
+    // Of a step before, as are all tokens of the cache but the last.
+    if (APPENDED) wait_for_input();
+    const Token of = a.tokens[token];
+    const u32 begin = first_seen(a.mask, a.reach, of.pos);
+    const u32 first_page = begin / PAGE, n_pages = of.pos / PAGE + 1 - first_page;
+    const u32 pages_each = (n_pages + a.n_splits - 1) / a.n_splits;
+    const u32 n_splits = (n_pages + pages_each - 1) / pages_each;
+    if (split >= n_splits) return;
+
+    T* keys = (T*)memory;                                    // [PAGE][page_row]
+    T* values = keys + PAGE * page_row;                      // [PAGE][page_row]
+    float* q = (float*)(values + PAGE * page_row);           // [GROUP][dim]
+    float* own = q + GROUP * dim;                            // the token's key, then its value
+    float* scores = own + 2 * dim;                           // [GROUP][PAGE]
+    float* running = scores + GROUP * PAGE;                  // [GROUP] of maxima, sums, factors
+    float* joined = running + 3 * GROUP;                     // [threads][2]
+    __shared__ bool is_last;
+
+    const u32* pages = a.pages.pages + (size_t)of.seq * a.pages.n_pages;
+    u32 p = first_page + split * pages_each;
+    const u32 last_page = min(p + pages_each, first_page + n_pages);
+    const size_t page_size = (size_t)PAGE * dim;
+    auto page_at = [&](u32 p) { return ((size_t)pages[p] * a.n_kv_head + kv) * page_size; };
+    size_t at_page = page_at(p);
+    copy_page(keys, (const T*)a.k_cache + at_page, dim, page_row);
+    copy_page(values, (const T*)a.v_cache + at_page, dim, page_row);
+    if (tid < GROUP) running[tid] = -INFINITY, running[GROUP + tid] = 0.0f;
+    if (!APPENDED) wait_for_input();
+    let_next_start();
+
+    const float* row = a.qkv + (size_t)token * a.stride;
+    const bool has_own = !APPENDED && split == n_splits - 1;
+    for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += THREADS / 32) {
+        float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
+        const u32 from = h < n_heads ? head + h : h == n_heads ? a.n_head + kv : a.n_head + a.n_kv_head + kv;
+        for (int i = lane; i < dim; i += 32) v[i] = row[(size_t)from * dim + i];
+        __syncwarp();
+        if (APPENDED) continue;
+        if (h < n_heads) make_head(v, a.inputs, a.inputs.q_norm, head + h, of.pos, dim, a.inputs.scale, lane);
+        if (h == n_heads) make_head(v, a.inputs, a.inputs.k_norm, kv, of.pos, dim, 1.0f, lane);
+        if (h >= n_heads) {
+            T* at = (T*)(h == n_heads ? a.k_cache : a.v_cache) +
+                    (((size_t)pages[of.pos / PAGE] * a.n_kv_head + kv) * PAGE + of.pos % PAGE) * dim;
+            for (int i = lane; i < dim; i += 32) {
+                // As all later tokens see it.
+                T rounded;
+                store(&rounded, v[i]);
+                v[i] = to_float(rounded);
+                if (chunk == 0) at[i] = rounded;
+            }
+        }
+    }
+    // Each thread has two columns of the values, and some of the positions.
+    const int columns = dim / 2, groups = THREADS / columns, group = tid / columns, column = tid % columns;
+    float acc[GROUP][2] = {};
+
+    for (; p < last_page; p++) {
+        asm volatile("cp.async.wait_group 1;");
+        __syncthreads();
+        // Two threads a position, by turns eight elements.
+        const u32 at = tid / 2, pos = p * PAGE + at;
+        const bool seen = pos >= begin && pos <= of.pos, is_own = has_own && pos == of.pos;
+        float dots[GROUP] = {};
+        if (seen) {
+            for (int i = tid % 2 * 4; i < dim; i += 8) {
+                float k[4];
+                if (is_own) load_four(k, own + i);
+                else load_four(k, keys + at * page_row + i);
+#pragma unroll
+                for (int h = 0; h < GROUP; h++) {
+                    const float4 v = *(const float4*)(q + h * dim + i);
+                    dots[h] += v.x * k[0] + v.y * k[1] + v.z * k[2] + v.w * k[3];
+                }
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < GROUP; h++) {
+            float dot = dots[h] + __shfl_xor_sync(~0u, dots[h], 1);
+            if (a.soft_cap != 0.0f) dot = a.soft_cap * tanhf(dot / a.soft_cap);
+            if (tid % 2 == 0) scores[h * PAGE + at] = seen ? dot : -INFINITY;
+        }
+        __syncthreads();
+        // The next page's keys take the place of these.
+        const size_t next_page = p + 1 < last_page ? page_at(p + 1) : at_page;
+        if (p + 1 < last_page) copy_page(keys, (const T*)a.k_cache + next_page, dim, page_row);
+        for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
+            const float x = scores[h * PAGE + lane], y = scores[h * PAGE + 32 + lane];
+            const float before = running[h], most = fmaxf(before, warp_max(fmaxf(x, y)));
+            // A page of which nothing is seen leaves all as it was.
+            const float px = most == -INFINITY ? 0.0f : __expf(x - most), py = most == -INFINITY ? 0.0f : __expf(y - most);
+            const float factor = most == -INFINITY ? 1.0f : __expf(before - most);
+            const float sum = warp_sum(px + py);
+            scores[h * PAGE + lane] = px;
+            scores[h * PAGE + 32 + lane] = py;
+            __syncwarp();
+            if (lane == 0) {
+                running[h] = most;
+                running[GROUP + h] = running[GROUP + h] * factor + sum;
+                running[2 * GROUP + h] = factor;
+            }
+        }
+        if (p + 1 < last_page) asm volatile("cp.async.wait_group 1;");
+        else asm volatile("cp.async.wait_group 0;");
+        __syncthreads();
+        if (group < groups) {
+#pragma unroll
+            for (int h = 0; h < GROUP; h++)
+                if (h < (int)n_heads) acc[h][0] *= running[2 * GROUP + h], acc[h][1] *= running[2 * GROUP + h];
+            const int low = p * PAGE < begin ? begin - p * PAGE : 0, high = min((u32)PAGE, of.pos + 1 - p * PAGE);
+            for (int i = group; i < high; i += groups) {
+                if (i < low) continue;
+                const float2 v = has_own && p * PAGE + i == of.pos ? *(const float2*)(own + dim + 2 * column)
+                                                                   : load_two(values + i * page_row + 2 * column);
+#pragma unroll
+                for (int h = 0; h < GROUP; h++) {
+                    const float w = scores[h * PAGE + i];
+                    acc[h][0] += w * v.x, acc[h][1] += w * v.y;
+                }
+            }
+        }
+        __syncthreads();
+        if (p + 1 < last_page) copy_page(values, (const T*)a.v_cache + next_page, dim, page_row);
+        at_page = next_page;
+    }
+
+    // Sums over the groups of positions, a query head after the other; then the split's result, or, of one split, the whole.
+    float* splits = a.partial + ((size_t)(token * a.n_head + head) * a.n_splits) * (dim + 2);
+#pragma unroll
+    for (int h = 0; h < GROUP; h++) {
+        if (h >= (int)n_heads) break;
+        if (group < groups) joined[2 * tid] = acc[h][0], joined[2 * tid + 1] = acc[h][1];
+        __syncthreads();
+        if (tid < columns) {
+            float2 v = make_float2(0.0f, 0.0f);
+            for (int i = 0; i < groups; i++) v.x += joined[2 * (i * columns + tid)], v.y += joined[2 * (i * columns + tid) + 1];
+            if (n_splits == 1) {
+                float sum = running[GROUP + h], factor = 1.0f;
+                if (a.sinks) {
+                    const float sink = a.sinks[head + h], most = fmaxf(running[h], sink);
+                    factor = __expf(running[h] - most);
+                    sum = sum * factor + __expf(sink - most);
+                }
+                write_out(a, token, head + h, 2 * tid, v.x * factor / sum);
+                write_out(a, token, head + h, 2 * tid + 1, v.y * factor / sum);
+            } else {
+                float* to = splits + ((size_t)h * a.n_splits + split) * (dim + 2);
+                *(float2*)(to + 2 * tid) = v;
+                if (tid == 0) *(float2*)(to + dim) = make_float2(running[h], running[GROUP + h]);
+            }
+        }
+        __syncthreads();
+    }
+    if (n_splits == 1) return;
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        u32* ticket = a.tickets + (size_t)token * a.n_kv_head * a.n_chunks + blockIdx.x;
+        is_last = atomicAdd(ticket, 1) == n_splits - 1;
+        if (is_last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    // Factors of the splits: a warp a head, a lane a split (there are 32 at most).
+    float* factors = scores; // [GROUP][32]
+    for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
+        const float sink = a.sinks ? a.sinks[head + h] : -INFINITY;
+        float2 of_split = make_float2(-INFINITY, 0.0f);
+        if (lane < (int)n_splits) of_split = __ldcg((const float2*)(splits + ((size_t)h * a.n_splits + lane) * (dim + 2) + dim));
+        const float most = fmaxf(sink, warp_max(of_split.x));
+        const float factor = __expf(of_split.x - most);
+        const float sum = warp_sum(factor * of_split.y) + (a.sinks ? __expf(sink - most) : 0.0f);
+        factors[h * 32 + lane] = factor / sum;
+    }
+    __syncthreads();
+    for (int i = tid; i < (int)n_heads * columns; i += THREADS) {
+        const int h = i / columns, d = i % columns * 2;
+        const float* from = splits + (size_t)h * a.n_splits * (dim + 2) + d;
+        float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll 8
+        for (u32 s = 0; s < n_splits; s++) {
+            const float2 part = __ldcg((const float2*)(from + s * (dim + 2)));
+            const float w = factors[h * 32 + s];
+            v.x += w * part.x, v.y += w * part.y;
+        }
+        write_out(a, token, head + h, d, v.x);
+        write_out(a, token, head + h, d + 1, v.y);
+    }
+}
+
+extern __shared__ __align__(128) float attention_memory[];
+
+#define ATTENTION(NAME, T, GROUP)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_##NAME##_##GROUP(const __grid_constant__ AttentionArgs a) { \
+        attend<T, GROUP, false>(a, attention_memory);                                                              \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_appended_##NAME##_##GROUP(const __grid_constant__ AttentionArgs a) { \
+        attend<T, GROUP, true>(a, attention_memory);                                                               \
+    }
+#define ATTENTIONS(NAME, T)                                                                      \
+    ATTENTION(NAME, T, 1)                                                                        \
+    ATTENTION(NAME, T, 2)                                                                        \
+    ATTENTION(NAME, T, 4)                                                                        \
+    ATTENTION(NAME, T, 8)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) append_##NAME(const __grid_constant__ AttentionArgs a) { \
+        wait_for_input();                                                                        \
+        let_next_start();                                                                        \
+        append<T>(a, attention_memory);                                                          \
+    }
+ATTENTIONS(f16, half)
+ATTENTIONS(f32, float)

@@ -1,0 +1,159 @@
+// The ends of a forward pass: rows of the embedding table, norms of rows that products of many tokens take, scaled and capped
+// logits, the largest of them.
+#include "formats.cuh"
+#include "heads.cuh"
+
+struct EmbeddingArgs {
+    Matrix table; // [n_vocab][n_embd]
+    const Token* tokens;
+    float* x; // [n_tokens][n_embd]
+    float scale;
+    u32 n_embd;
+};
+
+// Element k of row `row`.
+template <typename P> __device__ __forceinline__ float element_of(const Matrix& m, u32 row, u32 k) {
+    const int place = place_in_block(k % 32), b = k % 64 / 32, r = row % 16 / 8;
+    const int lane = row % 8 * 4 + place / 8, p = place % 8, s = p / 4, pair = p % 4 / 2;
+    P panel;
+    panel.load(m, row / 16, k / 64, lane);
+    float sum = 0.0f;
+    for (int plane = 0; plane < P::PLANES; plane++) {
+        u32 a[2][4];
+        panel.codes(plane, b, a);
+        u32 word = 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (i == s && j == 2 * pair + r) word = a[i][j];
+        const float code = p % 2 == 0 ? __low2float(halves(word)) : __high2float(halves(word));
+        sum += panel.scale(plane, b, r, s) * code;
+    }
+    return sum - panel.min(b, r);
+}
+
+extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
+    wait_for_input();
+    let_next_start();
+    const u32 k = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
+    if (k >= a.n_embd) return;
+    float v;
+    WITH_PANEL(a.table.format, (v = element_of<P>(a.table, a.tokens[token].id, k)));
+    a.x[(size_t)token * a.n_embd + k] = a.scale * v;
+}
+
+struct NormArgs {
+    const float* x;      // [n][n_in]
+    const float* weight; // [n_in]; null: no norm
+    half* packed;        // as products of many tokens take it; null: none
+    float* out;          // [n_tokens][n_in]; null: none
+    const u32* rows;     // rows of x to be taken; null: in order
+    u32 n_in;
+    u32 n_token_tiles;
+    float eps;
+    u32 unused;
+};
+
+// A block a row.
+extern "C" __global__ void __launch_bounds__(256) rms_norm(const __grid_constant__ NormArgs a) {
+    __shared__ float scratch[16];
+    wait_for_input();
+    let_next_start();
+    const u32 token = blockIdx.x;
+    const float* x = a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in;
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < a.n_in; i += blockDim.x) squares += x[i] * x[i];
+    const float rms = a.weight ? rsqrtf(block_sum_max(squares, 0.0f, scratch).x / a.n_in + a.eps) : 1.0f;
+    for (u32 i = threadIdx.x; i < (a.n_in + 63) / 64 * 64; i += blockDim.x) {
+        const float v = i < a.n_in ? (a.weight ? x[i] * rms * a.weight[i] : x[i]) : 0.0f;
+        if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);
+        if (a.out && i < a.n_in) a.out[(size_t)token * a.n_in + i] = v;
+    }
+}
+
+struct LogitsArgs {
+    float* logits; // [n_rows][n_vocab]
+    u32 n;
+    float scale;
+    float soft_cap; // 0: none
+    u32 unused;
+};
+extern "C" __global__ void scale_logits(const __grid_constant__ LogitsArgs a) {
+    wait_for_input();
+    let_next_start();
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) {
+        const float v = a.logits[i] * a.scale;
+        a.logits[i] = a.soft_cap != 0.0f ? a.soft_cap * tanhf(v / a.soft_cap) : v;
+    }
+}
+
+struct ArgmaxArgs {
+    const float* logits; // [n_rows][n_vocab]
+    u32 n_vocab;
+    u32 advance;         // whether the tokens go on with what was chosen
+    u64_t* best;         // [n_rows][gridDim.x]
+    u32* tickets;        // [n_rows], zero
+    u32* ids;            // [n_rows]
+    Token* tokens;       // [n_rows]
+};
+
+// Larger values, and of equal ones lower places, are larger; a NaN is smaller than all.
+__device__ __forceinline__ u64_t rank_of(float v, u32 i) {
+    if (v != v) return 0;
+    const u32 b = __float_as_uint(v == 0.0f ? 0.0f : v);
+    const u32 ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
+    return (u64_t)ordered << 32 | (0xffffffffu - i);
+}
+__device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        const u64_t other = __shfl_xor_sync(~0u, best, d);
+        best = other > best ? other : best;
+    }
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = best;
+    __syncthreads();
+    best = 0;
+    for (int i = 0; i < (int)blockDim.x / 32; i++) best = scratch[i] > best ? scratch[i] : best;
+    __syncthreads();
+    return best;
+}
+
+extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__ ArgmaxArgs a) {
+    __shared__ u64_t scratch[8];
+    __shared__ bool is_last;
+    wait_for_input();
+    let_next_start();
+    const u32 row = blockIdx.y;
+    const float* logits = a.logits + (size_t)row * a.n_vocab;
+    u64_t best = 0;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n_vocab; i += gridDim.x * blockDim.x) {
+        const u64_t of = rank_of(logits[i], i);
+        best = of > best ? of : best;
+    }
+    best = largest_of_block(best, scratch);
+    if (threadIdx.x == 0) {
+        a.best[row * gridDim.x + blockIdx.x] = best;
+        __threadfence();
+        is_last = atomicAdd(a.tickets + row, 1) == gridDim.x - 1;
+        if (is_last) a.tickets[row] = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    best = 0;
+    for (u32 i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
+        const u64_t of = __ldcg((const unsigned long long*)a.best + row * gridDim.x + i);
+        best = of > best ? of : best;
+    }
+    best = largest_of_block(best, scratch);
+    if (threadIdx.x == 0) {
+        // All NaN: the first.
+        const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
+        a.ids[row] = id;
+        if (a.advance) {
+            a.tokens[row].id = id;
+            a.tokens[row].pos++;
+        }
+    }
+}

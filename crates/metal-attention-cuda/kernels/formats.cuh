@@ -1,0 +1,240 @@
+// Matrices in the order in which the tensor cores take them. 16 rows are a tile, 64 columns a panel of two blocks of 32. Lane l of
+// a warp has, of rows g = l / 4 and g + 8 of a tile, the 8 columns of a block that `place_in_block` gives t = l % 4: a code each,
+// in planes that a warp reads in one go. Scales follow in planes of their own.
+#pragma once
+#include "common.cuh"
+
+// As `Format` in src/matrix.rs has them.
+enum Format : u32 { F16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5, F32 = 6 };
+
+struct Matrix {
+    const uint4* codes;  // [tile][panel][CODES][lane]
+    const void* high;    // further bits of the codes, [tile][panel][lane]
+    const uint2* scales; // [tile][panel][g]
+    const void* super;   // what scales are multiplied by, [tile][panel / 4][g]
+    u32 format;
+    u32 n_rows;
+    u32 n_panels;
+    u32 first_row; // of the product's rows
+};
+
+__device__ __forceinline__ u32 nibbles(u32 word, int i) {
+    // Two codes as 1024 + code.
+    return (i == 0 ? word : word >> (4 * i)) & 0x000f000fu | 0x64006400u;
+}
+__device__ __forceinline__ u32 minus(u32 v, float offset) { return bits(__hsub2(halves(v), __float2half2_rn(offset))); }
+__device__ __forceinline__ float byte_of(u32 word, int i) {
+    // 2^23 + byte, exactly.
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
+}
+__device__ __forceinline__ float signed_byte_of(u32 word, int i) { return byte_of(word ^ 0x80808080u, i) - 128.0f; }
+
+// What a lane needs of a panel, as it lies in memory. `SUBS` scales for each block and row; `MINS`: as many offsets.
+// `codes(plane, b, a)`: the codes of block b, a[s][0..4] for its product s; `scale(plane, b, row, sub)`, `min(b, row)` in F32.
+// An element is the sum over PLANES of scale * code, plus min. No scales: codes are the elements.
+template <u32 FORMAT> struct Panel;
+
+template <> struct Panel<F16> {
+    static constexpr int SUBS = 0, PLANES = 1;
+    static constexpr bool MINS = false;
+    uint4 w[4];
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        const uint4* p = m.codes + ((size_t)tile * m.n_panels + panel) * 128 + lane;
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = load_stream(p + 32 * i);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
+        const uint4 x = w[2 * b], y = w[2 * b + 1];
+        a[0][0] = x.x, a[0][2] = x.y, a[1][0] = x.z, a[1][2] = x.w;
+        a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
+    }
+    __device__ __forceinline__ float scale(int, int, int, int) const { return 1.0f; }
+    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+};
+
+// Each element as the sum of an F16 and 2^-11 of another, which BF16 and most of what F32 can be.
+template <> struct Panel<F32> {
+    static constexpr int SUBS = 1, PLANES = 2;
+    static constexpr bool MINS = false;
+    uint4 w[8];
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        const uint4* p = m.codes + ((size_t)tile * m.n_panels + panel) * 256 + lane;
+#pragma unroll
+        for (int i = 0; i < 8; i++) w[i] = load_stream(p + 32 * i);
+    }
+    __device__ __forceinline__ void codes(int plane, int b, u32 (&a)[2][4]) const {
+        const uint4 x = w[4 * plane + 2 * b], y = w[4 * plane + 2 * b + 1];
+        a[0][0] = x.x, a[0][2] = x.y, a[1][0] = x.z, a[1][2] = x.w;
+        a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
+    }
+    __device__ __forceinline__ float scale(int plane, int, int, int) const { return plane == 0 ? 1.0f : 1.0f / 2048.0f; }
+    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+};
+
+template <> struct Panel<Q8_0> {
+    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr bool MINS = false;
+    uint4 w[2];
+    uint2 s;
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        const size_t at = (size_t)tile * m.n_panels + panel;
+#pragma unroll
+        for (int i = 0; i < 2; i++) w[i] = load_stream(m.codes + at * 64 + 32 * i + lane);
+        s = load_stream(m.scales + at * 8 + lane / 4);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
+        const uint4 x = w[b];
+        const u32 words[2][2] = {{x.x, x.y}, {x.z, x.w}};
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const u32 v = words[row][p] ^ 0x80808080u;
+                a[p][row] = minus(__byte_perm(v, 0x64646464u, 0x4140), 1152.0f);
+                a[p][2 + row] = minus(__byte_perm(v, 0x64646464u, 0x4342), 1152.0f);
+            }
+    }
+    __device__ __forceinline__ float scale(int, int b, int row, int) const {
+        const half2 v = halves(row == 0 ? s.x : s.y);
+        return b == 0 ? __low2float(v) : __high2float(v);
+    }
+    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+};
+
+// Codes of 4 bits.
+struct Nibbles {
+    uint4 w;
+    __device__ __forceinline__ u32 word(int b, int row) const {
+        return b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w);
+    }
+    __device__ __forceinline__ void load_codes(const Matrix& m, size_t at, int lane) { w = load_stream(m.codes + at * 32 + lane); }
+    __device__ __forceinline__ void codes_minus(int b, u32 (&a)[2][4], float offset) const {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const u32 v = word(b, row);
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i / 2][2 * (i % 2) + row] = minus(nibbles(v, i), offset);
+        }
+    }
+};
+
+// One scale, F16, for each block: {row g: block 0, 1; row g + 8: block 0, 1}.
+struct HalfScales {
+    uint2 s;
+    __device__ __forceinline__ void load_scales(const Matrix& m, size_t at, int lane) { s = load_stream(m.scales + at * 8 + lane / 4); }
+    __device__ __forceinline__ float scale(int, int b, int row, int) const {
+        const half2 v = halves(row == 0 ? s.x : s.y);
+        return b == 0 ? __low2float(v) : __high2float(v);
+    }
+};
+
+template <> struct Panel<Q4_0> : Nibbles, HalfScales {
+    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr bool MINS = false;
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        const size_t at = (size_t)tile * m.n_panels + panel;
+        load_codes(m, at, lane);
+        load_scales(m, at, lane);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1032.0f); }
+    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+};
+
+// Scales and offsets of 6 bits for each block, and what they are multiplied by, F16, for each 256 columns:
+// scales {row g: scale 0, 1, offset 0, 1; row g + 8: the same}, super {d, dmin of row g; of row g + 8}.
+struct KScales {
+    uint2 s, d;
+    __device__ __forceinline__ void load_scales(const Matrix& m, u32 tile, u32 panel, int lane) {
+        s = load_stream(m.scales + ((size_t)tile * m.n_panels + panel) * 8 + lane / 4);
+        d = load_stream((const uint2*)m.super + ((size_t)tile * (m.n_panels / 4) + panel / 4) * 8 + lane / 4);
+    }
+    __device__ __forceinline__ float scale(int, int b, int row, int) const {
+        return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
+    }
+    __device__ __forceinline__ float min(int b, int row) const {
+        return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
+    }
+};
+
+template <> struct Panel<Q4_K> : Nibbles, KScales {
+    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr bool MINS = true;
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        load_codes(m, (size_t)tile * m.n_panels + panel, lane);
+        load_scales(m, tile, panel, lane);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
+};
+
+// The fifth bits: byte 2 b + row of a word, whose bits i and 4 + i belong to codes 2 i and 2 i + 1.
+__device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int i) {
+    const u32 byte = high >> (8 * (2 * b + row));
+    return (byte >> i & 1u) << 4 | (byte >> (4 + i) & 1u) << 20;
+}
+template <> struct Panel<Q5_K> : Nibbles, KScales {
+    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr bool MINS = true;
+    u32 h;
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        const size_t at = (size_t)tile * m.n_panels + panel;
+        load_codes(m, at, lane);
+        load_scales(m, tile, panel, lane);
+        h = load_stream((const u32*)m.high + at * 32 + lane);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[i / 2][2 * (i % 2) + row] = minus(nibbles(word(b, row), i) | fifth_bits(h, b, row, i), 1024.0f);
+    }
+};
+
+// Two more bits: half 0 of a word those of row g, half 1 those of row g + 8, as 4 x 2 bits of the first codes of pairs and then
+// of the second; a word for each block. Scales are whole numbers for 16 columns: {row g: 4; row g + 8: 4}, super {d of row g, of
+// row g + 8}.
+template <> struct Panel<Q6_K> : Nibbles {
+    static constexpr int SUBS = 2, PLANES = 1;
+    static constexpr bool MINS = false;
+    uint2 h, s;
+    u32 d;
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        const size_t at = (size_t)tile * m.n_panels + panel;
+        load_codes(m, at, lane);
+        h = load_stream((const uint2*)m.high + at * 32 + lane);
+        s = load_stream(m.scales + at * 8 + lane / 4);
+        d = load_stream((const u32*)m.super + ((size_t)tile * (m.n_panels / 4) + panel / 4) * 8 + lane / 4);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
+        const u32 high = b == 0 ? h.x : h.y;
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            // The second codes' bits go to the upper half.
+            const u32 v = row == 0 ? high : high >> 16;
+            const u32 pairs = (v & 0xffu) | (v & 0xff00u) << 8;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 two = (i < 2 ? pairs << (4 - 2 * i) : pairs >> (2 * i - 4)) & 0x00300030u;
+                a[i / 2][2 * (i % 2) + row] = minus(nibbles(word(b, row), i) | two, 1056.0f);
+            }
+        }
+    }
+    __device__ __forceinline__ float scale(int, int b, int row, int sub) const {
+        const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
+        return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
+    }
+    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+};
+
+// Runs `body` with the type of the format's panels.
+#define WITH_PANEL(format, body)                                     \
+    switch (format) {                                                \
+        case F16: { typedef Panel<F16> P; body; break; }             \
+        case Q8_0: { typedef Panel<Q8_0> P; body; break; }           \
+        case Q4_0: { typedef Panel<Q4_0> P; body; break; }           \
+        case Q4_K: { typedef Panel<Q4_K> P; body; break; }           \
+        case Q5_K: { typedef Panel<Q5_K> P; body; break; }           \
+        case Q6_K: { typedef Panel<Q6_K> P; body; break; }           \
+        case F32: { typedef Panel<F32> P; body; break; }             \
+        default: __trap();                                           \
+    }

@@ -1,0 +1,70 @@
+// What becomes of a query or a key between its product and attention: norm, bias of the position (RoPE), scale.
+#pragma once
+#include "common.cuh"
+
+enum HeadNorm : u32 { NO_NORM = 0, NORM_OF_HEAD = 1, NORM_OF_EACH_HEAD = 2, NORM_UNWEIGHTED = 3 };
+enum Rotation : u32 { NO_ROPE = 0, INTERLEAVED = 1, HALVES = 2 };
+
+struct HeadInputs {
+    const float* q_norm;    // [head_dim] or [n_head][head_dim]
+    const float* k_norm;
+    const float2* rope;     // cosine and sine, [position][n_rot / 2]
+    u32 norm;               // HeadNorm
+    u32 norm_after_rope;
+    u32 rotation;
+    u32 n_rot;
+    float eps;
+    float scale;            // of queries
+};
+
+__device__ __forceinline__ void norm_head(float* v, const float* weight, float eps, int dim, int lane) {
+    float squares = 0.0f;
+    for (int i = lane; i < dim; i += 32) squares += v[i] * v[i];
+    const float rms = rsqrtf(warp_sum(squares) / dim + eps);
+    __syncwarp();
+    for (int i = lane; i < dim; i += 32) v[i] *= weight ? rms * weight[i] : rms;
+    __syncwarp();
+}
+
+// One warp makes head `v`, in its memory, what attention takes.
+__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 pos, int dim,
+                                          float scale, int lane) {
+    const float* weight = in.norm == NORM_OF_EACH_HEAD ? weights + (size_t)head * dim : in.norm == NORM_UNWEIGHTED ? nullptr : weights;
+    if (in.norm != NO_NORM && !in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
+    if (in.rotation != NO_ROPE) {
+        const float2* row = in.rope + (size_t)pos * (in.n_rot / 2);
+        for (int i = lane; i < (int)in.n_rot / 2; i += 32) {
+            const int a = in.rotation == HALVES ? i : 2 * i, b = in.rotation == HALVES ? i + in.n_rot / 2 : 2 * i + 1;
+            const float2 turn = row[i];
+            const float x = v[a], y = v[b];
+            v[a] = x * turn.x - y * turn.y;
+            v[b] = x * turn.y + y * turn.x;
+        }
+        __syncwarp();
+    }
+    if (in.norm != NO_NORM && in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
+    if (scale != 1.0f) {
+        for (int i = lane; i < dim; i += 32) v[i] *= scale;
+        __syncwarp();
+    }
+}
+
+// Tokens of a batch, and where the positions of their sequences lie.
+struct Token {
+    u32 id, seq, pos, unused;
+};
+constexpr int PAGE = 64;
+
+struct Pages {
+    const u32* pages; // [sequence][n_pages], of the layer's group
+    u32 n_pages, unused;
+};
+
+template <typename T> struct Cache {
+    T* k; // [page][kv head][64][head_dim]
+    T* v;
+};
+__device__ __forceinline__ void store(half* p, float v) { *p = __float2half_rn(v); }
+__device__ __forceinline__ void store(float* p, float v) { *p = v; }
+__device__ __forceinline__ float to_float(half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(float v) { return v; }

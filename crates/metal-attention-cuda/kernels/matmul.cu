@@ -1,0 +1,228 @@
+// Products of several tokens: Y = W X over inputs that `packed_input` orders, in F16, with F32 sums. Weights go from memory to
+// registers, where codes become F16 elements, for each warp its own rows; inputs are shared through workgroup memory, or, for a
+// few tokens, read by each warp.
+#include "formats.cuh"
+
+enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
+
+struct MatmulArgs {
+    Matrix a;          // of this product's rows; GATED: the gate
+    Matrix b;          // GATED: up
+    const uint4* x;    // packed inputs
+    u32 n_tokens, n_token_tiles;
+    u32 n_out;         // elements of a row of y
+    u32 output;
+    u32 activation;
+    float scale;       // ADD: of what is added
+    const float* bias; // [n_out], or null
+    float* y;          // [n_tokens][n_out]
+    half* packed;      // GATED: y, as the next product takes it
+    u32 y_token_tiles, unused;
+};
+
+// The elements of a block as F16: `a[s][0..4]` for its products.
+template <typename P> __device__ __forceinline__ void elements(const P& p, int b, u32 (&a)[2][4]) {
+    p.codes(0, b, a);
+    if (P::SUBS == 0 || P::PLANES == 2) return;
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SUBS == 2 ? s : 0));
+            const half2 min = __float2half2_rn(-p.min(b, row));
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32& v = a[s][2 * i + row];
+                v = bits(P::MINS ? __hfma2(halves(v), scale, min) : __hmul2(halves(v), scale));
+            }
+        }
+}
+
+__device__ __forceinline__ void write_product(const MatmulArgs& a, const Matrix& m, u32 tile, int lane, u32 token_tile,
+                                              const float (&c)[4], const float (&up)[4]) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 of_part = tile * 16 + g + 8 * (i / 2), row = m.first_row + of_part, token = token_tile * 8 + 2 * t + i % 2;
+        if (of_part >= m.n_rows || token >= a.n_tokens) continue;
+        if (a.output == GATED) {
+            a.packed[packed_input(token, row, a.y_token_tiles)] = __float2half_rn(activate(a.activation, c[i]) * up[i]);
+            continue;
+        }
+        float* out = a.y + (size_t)token * a.n_out + row;
+        const float v = a.bias ? c[i] + a.bias[row] : c[i];
+        *out = a.output == ADD ? *out + a.scale * v : v;
+    }
+}
+
+// A few tokens: a block for two tiles of rows (GATED: one of the gate and the same of up) and up to 8 N tokens, whose warps share
+// the panels out.
+template <typename P, int N> __device__ __forceinline__ void few_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2],
+                                                                          const bool (&there)[2], u32 warp, int lane, float (&acc)[2][N][4]) {
+    for (u32 panel = warp; panel < m[0].n_panels; panel += 8) {
+        P p[2] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (there[i]) p[i].load(m[i], tile[i], panel, lane);
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            uint4 x[N];
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const u32 token_tile = blockIdx.y * N + n;
+                x[n] = token_tile < a.n_token_tiles ? a.x[(((size_t)panel * a.n_token_tiles + token_tile) * 2 + b) * 32 + lane]
+                                                    : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (!there[i]) continue;
+                u32 e[2][4];
+                elements(p[i], b, e);
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    mma(acc[i][n], e[0][0], e[0][1], e[0][2], e[0][3], x[n].x, x[n].y);
+                    mma(acc[i][n], e[1][0], e[1][1], e[1][2], e[1][3], x[n].z, x[n].w);
+                }
+            }
+        }
+    }
+}
+
+template <int N> __device__ __forceinline__ void matmul_few(const MatmulArgs& a, float* memory) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool gated = a.output == GATED;
+    const Matrix m[2] = {a.a, gated ? a.b : a.a};
+    const u32 tile[2] = {gated ? blockIdx.x : 2 * blockIdx.x, gated ? blockIdx.x : 2 * blockIdx.x + 1};
+    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
+    wait_for_input();
+    let_next_start();
+    float acc[2][N][4] = {};
+    if (gated && m[0].format != m[1].format) {
+        // One after the other.
+        const bool first[2] = {true, false}, second[2] = {false, true};
+        const Matrix both[2] = {m[0], m[0]}, ups[2] = {m[1], m[1]};
+        WITH_PANEL(m[0].format, (few_products<P, N>(a, both, tile, first, warp, lane, acc)));
+        WITH_PANEL(m[1].format, (few_products<P, N>(a, ups, tile, second, warp, lane, acc)));
+    } else {
+        WITH_PANEL(m[0].format, (few_products<P, N>(a, m, tile, there, warp, lane, acc)));
+    }
+    // Sums over the warps: [warp][2 N][lane][4].
+    float4* sums = (float4*)memory;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            sums[(warp * 2 * N + i * N + n) * 32 + lane] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
+    __syncthreads();
+    for (int of = warp; of < (gated ? N : 2 * N); of += 8) {
+        float c[2][4] = {};
+        for (int i = 0; i < (gated ? 2 : 1); i++)
+            for (int w = 0; w < 8; w++) {
+                const float4 v = sums[(w * 2 * N + i * N + of) * 32 + lane];
+                c[i][0] += v.x, c[i][1] += v.y, c[i][2] += v.z, c[i][3] += v.w;
+            }
+        const int i = gated ? 0 : of / N;
+        if (there[i]) write_product(a, m[i], tile[i], lane, blockIdx.y * N + of % N, c[0], c[1]);
+    }
+}
+
+extern __shared__ __align__(16) float matmul_memory[];
+#define FEW(N) \
+    extern "C" __global__ void __launch_bounds__(256) matmul_few_##N(const __grid_constant__ MatmulArgs a) { matmul_few<N>(a, matmul_memory); }
+FEW(1)
+FEW(2)
+FEW(4)
+FEW(8)
+
+// Many tokens: a block of 8 warps for 128 rows (GATED: 64 of the gate and the same of up) and 128 tokens; a warp has two tiles of
+// rows and half of the tokens.
+constexpr int STAGES = 4;
+constexpr int TOKEN_TILES = 16;
+constexpr int PANEL_WORDS = TOKEN_TILES * 64; // uint4 of a panel's inputs
+
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    const int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
+}
+
+template <typename P, typename Q>
+__device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&there)[2],
+                                              uint4* staged, int lane, int half_of, float (&acc)[2][TOKEN_TILES / 2][4]) {
+    const u32 n_panels = m[0].n_panels, first_tile = blockIdx.x * TOKEN_TILES;
+    auto stage = [&](u32 panel) {
+        if (panel < n_panels) {
+            for (int i = threadIdx.x; i < PANEL_WORDS; i += 256) {
+                const u32 token_tile = first_tile + i / 64;
+                const bool inside = token_tile < a.n_token_tiles;
+                copy_async(staged + panel % STAGES * PANEL_WORDS + i,
+                           a.x + ((size_t)panel * a.n_token_tiles + (inside ? token_tile : 0)) * 64 + i % 64, inside);
+            }
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+    for (int i = 0; i < STAGES - 1; i++) stage(i);
+    P next_p = {};
+    Q next_q = {};
+    if (there[0]) next_p.load(m[0], tile[0], 0, lane);
+    if (there[1]) next_q.load(m[1], tile[1], 0, lane);
+    for (u32 panel = 0; panel < n_panels; panel++) {
+        const P p = next_p;
+        const Q q = next_q;
+        if (panel + 1 < n_panels) {
+            if (there[0]) next_p.load(m[0], tile[0], panel + 1, lane);
+            if (there[1]) next_q.load(m[1], tile[1], panel + 1, lane);
+        }
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        __syncthreads();
+        stage(panel + STAGES - 1);
+        const uint4* x = staged + panel % STAGES * PANEL_WORDS + half_of * (TOKEN_TILES / 2) * 64 + lane;
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            u32 e[2][2][4];
+            elements(p, b, e[0]);
+            elements(q, b, e[1]);
+#pragma unroll
+            for (int n = 0; n < TOKEN_TILES / 2; n++) {
+                const uint4 v = x[n * 64 + b * 32];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    mma(acc[i][n], e[i][0][0], e[i][0][1], e[i][0][2], e[i][0][3], v.x, v.y);
+                    mma(acc[i][n], e[i][1][0], e[i][1][1], e[i][1][2], e[i][1][3], v.z, v.w);
+                }
+            }
+        }
+    }
+    asm volatile("cp.async.wait_group 0;");
+}
+
+template <typename P, typename Q> __device__ __forceinline__ void matmul(const MatmulArgs& a, uint4* staged) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half_of = warp / 4;
+    const bool gated = a.output == GATED;
+    const Matrix m[2] = {a.a, gated ? a.b : a.a};
+    const u32 first = blockIdx.y * (gated ? 4 : 8) + (warp % 4) * (gated ? 1 : 2);
+    const u32 tile[2] = {first, gated ? first : first + 1};
+    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
+    wait_for_input();
+    let_next_start();
+    float acc[2][TOKEN_TILES / 2][4] = {};
+    many_products<P, Q>(a, m, tile, there, staged, lane, half_of, acc);
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES / 2; n++) {
+        const u32 token_tile = blockIdx.x * TOKEN_TILES + half_of * (TOKEN_TILES / 2) + n;
+        if (there[0]) write_product(a, m[0], tile[0], lane, token_tile, acc[0][n], acc[1][n]);
+        if (there[1] && !gated) write_product(a, m[1], tile[1], lane, token_tile, acc[1][n], acc[1][n]);
+    }
+}
+
+#define MATMUL(NAME, FORMAT)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, 1) matmul_##NAME(const __grid_constant__ MatmulArgs a) {     \
+        matmul<Panel<FORMAT>, Panel<FORMAT>>(a, (uint4*)matmul_memory);                                            \
+    }
+MATMUL(f16, F16)
+MATMUL(q8_0, Q8_0)
+MATMUL(q4_0, Q4_0)
+MATMUL(q4_k, Q4_K)
+MATMUL(q5_k, Q5_K)
+MATMUL(q6_k, Q6_K)
+MATMUL(f32, F32)

@@ -1,0 +1,168 @@
+// Attention of many tokens: 64 queries of a head a block, over the pages of their sequence one after the other, on the tensor
+// cores in F16 with F32 sums and softmax (arXiv 2307.08691). The cache has the tokens already, and queries are ready.
+#include "heads.cuh"
+
+enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2 };
+
+// Queries that follow each other in a batch and in their sequence.
+struct QueryTile {
+    u32 token, n, seq, pos;
+};
+
+struct PrefillArgs {
+    const QueryTile* tiles;
+    Pages pages;
+    const half* k_cache; // [page][kv head][64][D]
+    const half* v_cache;
+    const float* qkv;    // [n_tokens][stride]
+    half* packed;        // [n_tokens][n_head * D], as a product takes it
+    const float* sinks;  // [n_head], or null
+    u32 n_head, n_kv_head, stride, n_token_tiles;
+    u32 mask, reach;
+    float soft_cap;      // 0: none
+    u32 unused;
+};
+
+extern __shared__ __align__(16) half prefill_memory[];
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], const half* row) {
+    const u32 at = (u32)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+__device__ __forceinline__ void load_matrices_turned(u32 (&r)[4], const half* row) {
+    const u32 at = (u32)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+__device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
+    if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
+    if (mask == CHUNK) return pos / reach * reach;
+    return 0;
+}
+
+template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
+    constexpr int ROW = D + 8; // of a page in workgroup memory: rows begin in different banks
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    wait_for_input();
+    let_next_start();
+    const QueryTile tile = a.tiles[blockIdx.x];
+    const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_kv_head);
+    const u32* pages = a.pages.pages + (size_t)tile.seq * a.pages.n_pages;
+    const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE, end_page = (tile.pos + tile.n - 1) / PAGE + 1;
+
+    auto stage = [&](u32 page) {
+        if (page < end_page) {
+            const size_t base = ((size_t)pages[page] * a.n_kv_head + kv) * PAGE * D;
+            half* to = prefill_memory + (page % 2) * 2 * PAGE * ROW;
+            for (int i = tid; i < 2 * PAGE * D / 8; i += 128) {
+                const int of = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;
+                const half* from = (of == 0 ? a.k_cache : a.v_cache) + base + row * D + column;
+                const u32 at = (u32)__cvta_generic_to_shared(to + (of * PAGE + row) * ROW + column);
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
+            }
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+    stage(first_page);
+
+    u32 q[D / 16][4];
+    const u32 row0 = warp * 16 + g;
+#pragma unroll
+    for (int s = 0; s < D / 16; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 row = row0 + 8 * (i % 2);
+            const float* from = a.qkv + (size_t)(tile.token + row) * a.stride + head * D + 16 * s + 8 * (i / 2) + 2 * t;
+            const float2 v = row < tile.n ? *(const float2*)from : make_float2(0.0f, 0.0f);
+            q[s][i] = bits(__floats2half2_rn(v.x, v.y));
+        }
+    float out[D / 8][4] = {};
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    for (u32 page = first_page; page < end_page; page++) {
+        stage(page + 1);
+        asm volatile("cp.async.wait_group 1;");
+        __syncthreads();
+        const half* keys = prefill_memory + (page % 2) * 2 * PAGE * ROW;
+        const half* values = keys + PAGE * ROW;
+        float score[8][4] = {};
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int s = 0; s < D / 16; s += 2) {
+                u32 b[4];
+                load_matrices(b, keys + (8 * j + lane % 8) * ROW + 16 * s + 8 * (lane / 8));
+                mma(score[j], q[s][0], q[s][1], q[s][2], q[s][3], b[0], b[1]);
+                mma(score[j], q[s + 1][0], q[s + 1][1], q[s + 1][2], q[s + 1][3], b[2], b[3]);
+            }
+        float larger[2] = {most[0], most[1]};
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 at = page * PAGE + 8 * j + 2 * t + i % 2, pos = tile.pos + row0 + 8 * (i / 2);
+                float& v = score[j][i];
+                if (a.soft_cap != 0.0f) v = a.soft_cap * tanhf(v / a.soft_cap);
+                if (at > pos || at < first_seen(a.mask, a.reach, pos)) v = -INFINITY;
+                larger[i / 2] = fmaxf(larger[i / 2], v);
+            }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 1));
+            larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 2));
+            // Of a page of which a row sees nothing nothing comes.
+            const float base = larger[r] == -INFINITY ? 0.0f : larger[r];
+            const float factor = __expf(most[r] - base);
+            most[r] = larger[r];
+            sum[r] *= factor;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) out[n][2 * r] *= factor, out[n][2 * r + 1] *= factor;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) {
+                    score[j][i] = __expf(score[j][i] - base);
+                    sum[r] += score[j][i];
+                }
+        }
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            u32 p[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) p[i] = bits(__floats2half2_rn(score[2 * s + i / 2][2 * (i % 2)], score[2 * s + i / 2][2 * (i % 2) + 1]));
+#pragma unroll
+            for (int n = 0; n < D / 8; n += 2) {
+                u32 b[4];
+                load_matrices_turned(b, values + (16 * s + lane % 8 + lane / 8 % 2 * 8) * ROW + 8 * n + lane / 16 * 8);
+                mma(out[n], p[0], p[1], p[2], p[3], b[0], b[1]);
+                mma(out[n + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
+            }
+        }
+        __syncthreads();
+    }
+    asm volatile("cp.async.wait_group 0;");
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        float factor = 1.0f;
+        if (a.sinks) {
+            const float larger = fmaxf(most[r], a.sinks[head]);
+            factor = __expf(most[r] - larger);
+            sum[r] = sum[r] * factor + __expf(a.sinks[head] - larger);
+        }
+        factor /= sum[r];
+        const u32 row = row0 + 8 * r;
+        if (row >= tile.n) continue;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            const u32 k = head * D + 8 * n + 2 * t;
+            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) =
+                __floats2half2_rn(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
+        }
+    }
+}
+
+#define PREFILL(D) \
+    extern "C" __global__ void __launch_bounds__(128) prefill_attention_##D(const __grid_constant__ PrefillArgs a) { prefill<D>(a); }
+PREFILL(64)
+PREFILL(96)
+PREFILL(128)

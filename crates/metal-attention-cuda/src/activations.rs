@@ -1,0 +1,137 @@
+//! What steps work with, made at load.
+
+use std::sync::Arc;
+
+use metal_attention_model::{FeedForward, ModelSpec};
+
+use crate::CudaError;
+use crate::device::{CudaBuffer, CudaDevice};
+use crate::matrix::PANEL;
+
+/// Most tokens of which something is wanted at once.
+pub(crate) const MAX_WANTED: usize = 256;
+
+/// Blocks of attention of one token, or of a few, as far as splits make more of them: as many as a large GPU runs at a time.
+const ATTENTION_BLOCKS: usize = 264;
+/// Most splits of a token's positions.
+const MAX_SPLITS: usize = 32;
+/// Blocks that look for the largest logit of a row.
+pub(crate) const ARGMAX_BLOCKS: usize = 32;
+
+/// The widest rows of a model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Widths {
+    n_embd: usize,
+    n_vocab: usize,
+    qkv: usize,
+    attention: usize,
+    n_ff: usize,
+    n_head: usize,
+    /// Elements of a head's partial result.
+    partial: usize,
+}
+
+impl Widths {
+    pub(crate) fn new(spec: &ModelSpec) -> Self {
+        let attention = || spec.layers.iter().filter_map(|layer| layer.mixer.attention());
+        let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
+            FeedForward::Dense(dense) => dense.n_ff,
+            FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => 0,
+        });
+        Self {
+            n_embd: spec.n_embd,
+            n_vocab: spec.n_vocab,
+            qkv: attention().map(|a| (a.n_head + 2 * a.n_head_kv) * a.head_dim).max().unwrap_or(0),
+            attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
+            n_ff: n_ff.max().unwrap_or(0),
+            n_head: attention().map(|a| a.n_head).max().unwrap_or(0),
+            partial: attention().map(|a| a.head_dim + 2).max().unwrap_or(0),
+        }
+    }
+}
+
+/// Buffers of a step over `n_tokens` tokens at most, `n_wanted` of them with results.
+#[derive(Debug)]
+pub(crate) struct Activations {
+    pub(crate) n_tokens: usize,
+    pub(crate) n_wanted: usize,
+    /// The batch, as `TokenArgs`.
+    pub(crate) tokens: CudaBuffer,
+    /// Places of the wanted tokens in it.
+    pub(crate) wanted: CudaBuffer,
+    /// Tiles of queries, as `QueryTileArgs`.
+    pub(crate) query_tiles: CudaBuffer,
+    /// The residual stream, F32 `[n_tokens, n_embd]`.
+    pub(crate) x: CudaBuffer,
+    /// The same through a norm, as products of many tokens take it.
+    pub(crate) packed_x: CudaBuffer,
+    /// Queries, keys and values, F32 `[n_tokens, ..]`.
+    pub(crate) qkv: CudaBuffer,
+    /// What attention gives, F32 `[n_tokens, n_head * head_dim]`.
+    pub(crate) att: CudaBuffer,
+    pub(crate) packed_att: CudaBuffer,
+    /// What goes into the feed-forward's last product, F32 `[a few, n_ff]`.
+    pub(crate) gated: CudaBuffer,
+    pub(crate) packed_gated: CudaBuffer,
+    /// States after the last norm, F32 `[n_wanted, n_embd]`.
+    pub(crate) hidden: CudaBuffer,
+    /// F32 `[n_wanted, n_vocab]`.
+    pub(crate) logits: CudaBuffer,
+    pub(crate) ids: CudaBuffer,
+    pub(crate) best: CudaBuffer,
+    pub(crate) partial: CudaBuffer,
+    /// Counters of attention and of argmax, zero between kernels.
+    pub(crate) tickets: CudaBuffer,
+    pub(crate) argmax_tickets: CudaBuffer,
+}
+
+/// Bytes of `n_tokens` packed rows of `width` elements.
+fn packed(width: usize, n_tokens: usize) -> usize {
+    2 * width.next_multiple_of(PANEL) * n_tokens.next_multiple_of(8)
+}
+
+impl Activations {
+    pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths, n_tokens: usize) -> Result<Self, CudaError> {
+        let n_wanted = n_tokens.min(MAX_WANTED);
+        let zeros = |bytes: usize| gpu.zeros("activations", bytes as u64);
+        Ok(Self {
+            n_tokens,
+            n_wanted,
+            tokens: zeros(16 * n_tokens)?,
+            wanted: zeros(4 * n_tokens)?,
+            query_tiles: zeros(16 * n_tokens)?,
+            x: zeros(4 * w.n_embd * n_tokens)?,
+            packed_x: zeros(packed(w.n_embd, n_tokens))?,
+            qkv: zeros(4 * w.qkv * n_tokens)?,
+            att: zeros(4 * w.attention * n_tokens)?,
+            packed_att: zeros(packed(w.attention, n_tokens))?,
+            gated: zeros(4 * w.n_ff * n_tokens)?,
+            packed_gated: zeros(packed(w.n_ff, n_tokens))?,
+            hidden: zeros(4 * w.n_embd * n_tokens)?,
+            logits: zeros(4 * w.n_vocab * n_wanted)?,
+            ids: zeros(4 * n_wanted)?,
+            best: zeros(8 * ARGMAX_BLOCKS * n_wanted)?,
+            partial: zeros(4 * w.partial * w.n_head * partial_rows(n_tokens))?,
+            tickets: zeros(4 * w.n_head * n_tokens)?,
+            argmax_tickets: zeros(4 * n_wanted)?,
+        })
+    }
+
+    /// What they take, about.
+    pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
+        let rows =
+            n_tokens * (4 * (2 * w.n_embd + w.qkv + w.attention + w.n_ff) + 2 * (w.n_embd + w.attention + w.n_ff));
+        let logits = 4 * w.n_vocab * n_tokens.min(MAX_WANTED);
+        (rows + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+    }
+}
+
+/// Into how many parts the positions of each of `n_tokens` tokens are split where a token has so many blocks without.
+pub(crate) fn n_splits(n_tokens: usize, blocks: usize) -> usize {
+    (ATTENTION_BLOCKS / (blocks * n_tokens).max(1)).clamp(1, MAX_SPLITS)
+}
+
+/// Partial results of a head: tokens times splits at most.
+fn partial_rows(n_tokens: usize) -> usize {
+    n_tokens.max(ATTENTION_BLOCKS)
+}

@@ -1,0 +1,219 @@
+//! What kernels take, as the structures of the same names in `kernels/` declare it: addresses are numbers, 0 stands for null.
+
+use bytemuck::{Pod, Zeroable};
+
+/// `Matrix` of `formats.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct MatrixArgs {
+    pub(crate) codes: u64,
+    pub(crate) high: u64,
+    pub(crate) scales: u64,
+    pub(crate) super_scales: u64,
+    pub(crate) format: u32,
+    pub(crate) n_rows: u32,
+    pub(crate) n_panels: u32,
+    pub(crate) first_row: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct RepackArgs {
+    pub(crate) raw: u64,
+    pub(crate) codes: u64,
+    pub(crate) high: u64,
+    pub(crate) scales: u64,
+    pub(crate) super_scales: u64,
+    pub(crate) n_rows: u32,
+    pub(crate) n_in: u32,
+    pub(crate) n_panels: u32,
+    pub(crate) row_bytes: u32,
+}
+
+/// What becomes of a product: `Output` of `matvec.cu` and `matmul.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Output {
+    Store = 0,
+    Add = 1,
+    Gated = 2,
+}
+
+/// Matrices of a product over few tokens.
+pub(crate) const MAX_PARTS: usize = 3;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct MatvecArgs {
+    pub(crate) parts: [MatrixArgs; MAX_PARTS],
+    pub(crate) n_parts: u32,
+    /// The first block of the next part.
+    pub(crate) blocks: [u32; MAX_PARTS],
+    pub(crate) n_in: u32,
+    pub(crate) n_out: u32,
+    pub(crate) warps_a_tile: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
+    pub(crate) eps: f32,
+    pub(crate) scale: f32,
+    pub(crate) unused: u32,
+    pub(crate) x: u64,
+    pub(crate) norm: u64,
+    pub(crate) bias: u64,
+    pub(crate) y: u64,
+    pub(crate) rows: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct MatmulArgs {
+    pub(crate) a: MatrixArgs,
+    pub(crate) b: MatrixArgs,
+    pub(crate) x: u64,
+    pub(crate) n_tokens: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) n_out: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
+    pub(crate) scale: f32,
+    pub(crate) bias: u64,
+    pub(crate) y: u64,
+    pub(crate) packed: u64,
+    pub(crate) y_token_tiles: u32,
+    pub(crate) unused: u32,
+}
+
+/// `HeadInputs` of `heads.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct HeadArgs {
+    pub(crate) q_norm: u64,
+    pub(crate) k_norm: u64,
+    pub(crate) rope: u64,
+    pub(crate) norm: u32,
+    pub(crate) norm_after_rope: u32,
+    pub(crate) rotation: u32,
+    pub(crate) n_rot: u32,
+    pub(crate) eps: f32,
+    pub(crate) scale: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct PagesArgs {
+    pub(crate) pages: u64,
+    pub(crate) n_pages: u32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct AttentionArgs {
+    pub(crate) inputs: HeadArgs,
+    pub(crate) tokens: u64,
+    pub(crate) pages: PagesArgs,
+    pub(crate) k_cache: u64,
+    pub(crate) v_cache: u64,
+    pub(crate) qkv: u64,
+    pub(crate) out: u64,
+    pub(crate) packed: u64,
+    pub(crate) partial: u64,
+    pub(crate) tickets: u64,
+    pub(crate) sinks: u64,
+    pub(crate) n_head: u32,
+    pub(crate) n_kv_head: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) stride: u32,
+    pub(crate) n_splits: u32,
+    pub(crate) n_chunks: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) mask: u32,
+    pub(crate) reach: u32,
+    pub(crate) soft_cap: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct PrefillArgs {
+    pub(crate) tiles: u64,
+    pub(crate) pages: PagesArgs,
+    pub(crate) k_cache: u64,
+    pub(crate) v_cache: u64,
+    pub(crate) qkv: u64,
+    pub(crate) packed: u64,
+    pub(crate) sinks: u64,
+    pub(crate) n_head: u32,
+    pub(crate) n_kv_head: u32,
+    pub(crate) stride: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) mask: u32,
+    pub(crate) reach: u32,
+    pub(crate) soft_cap: f32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct EmbeddingArgs {
+    pub(crate) table: MatrixArgs,
+    pub(crate) tokens: u64,
+    pub(crate) x: u64,
+    pub(crate) scale: f32,
+    pub(crate) n_embd: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct NormArgs {
+    pub(crate) x: u64,
+    pub(crate) weight: u64,
+    pub(crate) packed: u64,
+    pub(crate) out: u64,
+    pub(crate) rows: u64,
+    pub(crate) n_in: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) eps: f32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct LogitsArgs {
+    pub(crate) logits: u64,
+    pub(crate) n: u32,
+    pub(crate) scale: f32,
+    pub(crate) soft_cap: f32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct ArgmaxArgs {
+    pub(crate) logits: u64,
+    pub(crate) n_vocab: u32,
+    pub(crate) advance: u32,
+    pub(crate) best: u64,
+    pub(crate) tickets: u64,
+    pub(crate) ids: u64,
+    pub(crate) tokens: u64,
+}
+
+/// `Token` of `heads.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct TokenArgs {
+    pub(crate) id: u32,
+    pub(crate) seq: u32,
+    pub(crate) pos: u32,
+    pub(crate) unused: u32,
+}
+
+/// `QueryTile` of `prefill_attention.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct QueryTileArgs {
+    pub(crate) token: u32,
+    pub(crate) n: u32,
+    pub(crate) seq: u32,
+    pub(crate) pos: u32,
+}

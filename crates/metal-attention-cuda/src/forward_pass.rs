@@ -1,0 +1,339 @@
+//! [`CudaForwardPass`]: set-up, and the submissions of a step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use metal_attention_gguf::TensorType;
+use metal_attention_model::{
+    BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
+    ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, pieces,
+};
+
+use crate::activations::{Activations, Widths};
+use crate::args::{QueryTileArgs, TokenArgs};
+use crate::device::{Kernels, Readback};
+use crate::kv_cache::CudaKvCache;
+use crate::launch::Graph;
+use crate::parts::supports;
+use crate::profile::{self, Timers};
+use crate::step::{StepSize, Steps, Wanted};
+use crate::weights::CudaWeights;
+use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
+
+/// Queries of a tile of `prefill_attention.cu`.
+const QUERY_TILE: usize = 64;
+
+/// Runs a model on an NVIDIA GPU.
+pub struct CudaForwardPass {
+    pub(crate) spec: ModelSpec,
+    pub(crate) cache: CudaKvCache,
+    pub(crate) steps: Steps,
+    /// Steps that decode so many sequences, as they are sent from the second time on.
+    graphs: HashMap<(usize, Wanted), Option<Graph>>,
+    /// Greedy steps that run ahead of the CPU, by where their ids will arrive.
+    pub(crate) lookahead: Lookahead<Readback>,
+    /// Where those of steps to come can arrive.
+    pub(crate) free: Vec<Readback>,
+    readback: Readback,
+    logits: Vec<f32>,
+    memory: MemoryUse,
+    n_ctx: usize,
+    profiler: Option<Profiler>,
+}
+
+impl CudaForwardPass {
+    /// Sets a model up on `gpu`: uploads its weights, makes the KV cache and every buffer that steps need.
+    pub fn new(
+        gpu: Arc<CudaDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &CudaForwardPassOptions,
+    ) -> Result<Self, CudaError> {
+        let room = options.capacity(&spec);
+        if let Some((option, max)) = room.out_of_range() {
+            return Err(CudaError::Option { option, max });
+        }
+        supports(&spec)?;
+        let (needed, available) = (options.memory_needed(&spec, weights)?.total(), gpu.free_memory()?);
+        if needed > available {
+            return Err(CudaError::ModelTooLarge { needed, available });
+        }
+        let groups = CacheGroups::new(&spec, room);
+        let before = gpu.allocated_bytes();
+        let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
+        let s = Activations::new(&gpu, &Widths::new(&spec), room.n_tokens(&spec))?;
+        let scratch = gpu.allocated_bytes() - before - cache.bytes();
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
+        let memory = MemoryUse {
+            weights: gpu.allocated_bytes() - before - cache.bytes() - scratch,
+            kv_cache: cache.bytes(),
+            scratch,
+        };
+        // Matrices in F32 are those of small models and of whoever wants them exact.
+        let has_f32 = weights.tensors().into_iter().any(|tensor| tensor.ty() == TensorType::F32);
+        let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
+        let steps = Steps {
+            gpu,
+            kernels: Kernels::default(),
+            weights: cuda_weights,
+            s,
+            exact: options.exact || has_f32,
+            timers: None,
+        };
+        Ok(Self {
+            spec,
+            cache,
+            steps,
+            graphs: HashMap::new(),
+            lookahead: Lookahead::default(),
+            free: Vec::new(),
+            readback,
+            logits: Vec::new(),
+            memory,
+            n_ctx: room.n_ctx,
+            profiler: None,
+        })
+    }
+
+    /// Whether there are kernels for every part of `spec`, and for the types of its tensors; otherwise an error that names what
+    /// lacks them.
+    pub fn supports(spec: &ModelSpec, weights: &Weights) -> Result<(), CudaError> {
+        supports(spec)?;
+        weights.tensors().into_iter().try_for_each(|tensor| crate::matrix::supports_type(tensor.ty()))
+    }
+
+    /// The GPU it runs on.
+    pub fn gpu(&self) -> &Arc<CudaDevice> {
+        &self.steps.gpu
+    }
+
+    /// Bytes it holds on the GPU.
+    pub fn memory_use(&self) -> MemoryUse {
+        self.memory
+    }
+
+    /// Sends a batch to the GPU, which the next step evaluates.
+    pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
+        let token = |t: &BatchToken| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, unused: 0 };
+        let tokens: Vec<_> = batch.iter().map(token).collect();
+        let wanted = batch.iter().enumerate().filter(|(_, t)| t.logits).map(|(i, _)| i as u32);
+        let wanted: Vec<u32> = wanted.collect();
+        self.steps.s.tokens.write(0, bytemuck::cast_slice(&tokens))?;
+        self.steps.s.wanted.write(0, bytemuck::cast_slice(&wanted))
+    }
+
+    /// Sends the tiles of queries of a batch in which sequences have several tokens; how many they are.
+    fn write_query_tiles(&self, batch: &[BatchToken]) -> Result<usize, CudaError> {
+        let mut tiles = Vec::new();
+        let mut token = 0;
+        for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            for part in run.chunks(QUERY_TILE) {
+                let (n, seq, pos) = (part.len() as u32, part[0].seq as u32, part[0].pos as u32);
+                tiles.push(QueryTileArgs { token, n, seq, pos });
+                token += n;
+            }
+        }
+        self.steps.s.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
+        Ok(tiles.len())
+    }
+
+    /// Runs the step that decodes `n` sequences, whose tokens the GPU has.
+    pub(crate) fn launch_decode(&mut self, n: usize) -> Result<(), CudaError> {
+        self.launch(n, Wanted::Id { advance: true })
+    }
+
+    /// Runs the step over a token each of `n` sequences; of each of them something is wanted.
+    fn launch(&mut self, n: usize, wanted: Wanted) -> Result<(), CudaError> {
+        let gpu = Arc::clone(&self.steps.gpu);
+        gpu.bind()?;
+        let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, wanted };
+        let graph = match self.graphs.remove(&(n, wanted)) {
+            // The first time loads the kernels, which a graph cannot.
+            None => {
+                self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(()))?;
+                self.graphs.insert((n, wanted), None);
+                return Ok(());
+            }
+            Some(Some(graph)) => graph,
+            Some(None) => gpu.record(|| self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(())))?,
+        };
+        graph.launch()?;
+        self.graphs.insert((n, wanted), Some(graph));
+        Ok(())
+    }
+
+    /// Evaluates a batch and hands `results` the bytes of what comes back of each part. On an error the cache is as it was.
+    fn evaluate(
+        &mut self,
+        batch: &[BatchToken],
+        wanted: Wanted,
+        trace: Option<LayerTrace<'_>>,
+        results: impl FnMut(&[u8]),
+    ) -> Result<(), ForwardError> {
+        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), wanted != Wanted::Hidden)?;
+        self.clear_lookahead();
+        self.cache.pages.check(batch, self.spec.n_vocab)?;
+        self.cache.pages.begin(batch);
+        let outcome = self.evaluate_parts(batch, wanted, trace, results);
+        if outcome.is_err() {
+            self.cache.pages.retract(batch);
+        }
+        Ok(outcome?)
+    }
+
+    fn evaluate_parts(
+        &mut self,
+        batch: &[BatchToken],
+        wanted: Wanted,
+        mut trace: Option<LayerTrace<'_>>,
+        mut results: impl FnMut(&[u8]),
+    ) -> Result<(), CudaError> {
+        let gpu = Arc::clone(&self.steps.gpu);
+        gpu.bind()?;
+        for part in pieces(&self.spec, batch, self.steps.s.n_tokens, self.steps.s.n_wanted) {
+            gpu.check_watch()?;
+            self.cache.append(part)?;
+            self.cache.write_pages(part)?;
+            self.write_batch(part)?;
+            let n_wanted = part.iter().filter(|t| t.logits).count();
+            let alone = Phase::of(part) == Phase::Decode;
+            if self.profiler.is_some() {
+                self.steps.timers = Some(Timers::new(&gpu));
+            }
+            if alone && trace.is_none() && n_wanted == part.len() && self.profiler.is_none() {
+                self.launch(part.len(), wanted)?;
+            } else {
+                let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
+                let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, wanted };
+                let n = part.len() * self.spec.n_embd;
+                self.steps.run(&self.spec, &self.cache, size, |i, x| {
+                    let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
+                    let mut state = Readback::new(&gpu, 4 * n as u64)?;
+                    state.copy(x, 4 * n as u64)?;
+                    trace(i, &bytemuck::pod_collect_to_vec::<u8, f32>(state.read(4 * n as u64)?));
+                    Ok(())
+                })?;
+            }
+            let s = &self.steps.s;
+            let (source, row) = match wanted {
+                Wanted::Hidden => (&s.hidden, 4 * self.spec.n_embd as u64),
+                Wanted::Logits => (&s.logits, 4 * self.spec.n_vocab as u64),
+                Wanted::Id { advance: _ } => (&s.ids, 4),
+            };
+            let bytes = row * n_wanted as u64;
+            if self.readback.bytes() < bytes {
+                self.readback = Readback::new(&gpu, bytes)?;
+            }
+            // Also where nothing is wanted: whoever ends the work, or watches it, is a part behind the GPU at most.
+            self.readback.copy(source, bytes)?;
+            results(self.readback.read(bytes)?);
+            if let (Some(timers), Some(profiler)) = (self.steps.timers.take(), &mut self.profiler) {
+                profiler.add_step(timers.step(Phase::of(part), part.len())?);
+            }
+            gpu.watch().advance((part.len() * self.spec.n_layer()) as u64);
+        }
+        Ok(())
+    }
+}
+
+impl ForwardPass for CudaForwardPass {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn device(&self) -> DeviceInfo {
+        let gpu = self.steps.gpu.summary();
+        let driver = format!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10);
+        DeviceInfo { kind: "cuda", name: gpu.name.clone(), driver: Some(driver), n_threads: 1 }
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    fn n_seq(&self) -> usize {
+        self.cache.pages.n_seq()
+    }
+
+    fn n_past(&self, seq: usize) -> usize {
+        self.cache.pages.n_past(seq)
+    }
+
+    fn rewind(&mut self, seq: usize, n: usize) -> usize {
+        if n < self.n_past(seq) {
+            self.stop_lookahead_of(seq);
+        }
+        self.cache.pages.rewind(seq, n)
+    }
+
+    fn reachable(&self, seq: usize, n: usize) -> usize {
+        self.cache.pages.reachable(seq, n)
+    }
+
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
+        // Pages that steps in flight write to are not shared.
+        self.stop_lookahead_of(from);
+        self.stop_lookahead_of(to);
+        self.cache.pages.share(from, to, n)
+    }
+
+    fn cache_pages(&self) -> PageUse {
+        self.cache.pages.usage()
+    }
+
+    fn pages_held(&self, sequences: &[usize]) -> usize {
+        self.cache.pages.n_held(sequences)
+    }
+
+    fn kv_cache_bytes(&self) -> usize {
+        self.cache.bytes() as usize
+    }
+
+    fn forward_traced(
+        &mut self,
+        batch: &[BatchToken],
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        let mut logits = std::mem::take(&mut self.logits);
+        logits.clear();
+        let outcome = self.evaluate(batch, Wanted::Logits, trace, |bytes| {
+            logits.extend_from_slice(bytemuck::cast_slice(bytes));
+        });
+        self.logits = logits;
+        outcome?;
+        Ok(Logits::new(&self.logits, self.spec.n_vocab))
+    }
+
+    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+        let mut states = Vec::new();
+        self.evaluate(batch, Wanted::Hidden, None, |bytes| states.extend_from_slice(bytemuck::cast_slice(bytes)))?;
+        Ok(states)
+    }
+
+    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        if self.profiler.is_none()
+            && batch.len() <= self.steps.s.n_wanted
+            && is_decode(batch)
+            && self.spec.output.head.is_some()
+        {
+            return self.decode_greedy(batch);
+        }
+        let mut ids = Vec::new();
+        self.evaluate(batch, Wanted::Id { advance: false }, None, |bytes| {
+            ids.extend_from_slice(bytemuck::cast_slice(bytes))
+        })?;
+        let wanted: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
+        self.lookahead.advance(&wanted, &ids);
+        Ok(ids)
+    }
+
+    fn start_profile(&mut self) -> Result<(), ForwardError> {
+        self.profiler =
+            Some(Profiler::new(format!("CUDA, {}", self.steps.gpu.summary().name)).with_note(profile::NOTE));
+        Ok(())
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+}

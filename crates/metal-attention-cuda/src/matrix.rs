@@ -1,0 +1,170 @@
+//! Matrices in the device's memory, repacked for the tensor cores: `kernels/formats.cuh` describes the order.
+
+use std::sync::Arc;
+
+use metal_attention_gguf::{Tensor, TensorType};
+
+use crate::CudaError;
+use crate::args::{MatrixArgs, RepackArgs};
+use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::launch::Grid;
+
+/// Rows of a tile.
+pub(crate) const TILE: usize = 16;
+/// Columns of a panel.
+pub(crate) const PANEL: usize = 64;
+
+/// Bytes of rows that are uploaded at once.
+const PIECE: usize = 64 << 20;
+
+/// How a matrix is packed: `Format` of `formats.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub(crate) enum Format {
+    F16 = 0,
+    Q8_0 = 1,
+    Q4_0 = 2,
+    Q4K = 3,
+    Q5K = 4,
+    Q6K = 5,
+    /// Two F16 for each element.
+    F32 = 6,
+}
+
+/// Bytes of a panel of a tile in each plane, and of the plane that has one for four panels.
+#[derive(Debug, Clone, Copy)]
+struct Planes {
+    codes: usize,
+    high: usize,
+    scales: usize,
+    super_scales: usize,
+}
+
+impl Format {
+    /// The format of tensors of type `ty`, and the kernel that packs them.
+    fn of(ty: TensorType) -> Result<(Self, &'static str), CudaError> {
+        match ty {
+            TensorType::F16 => Ok((Self::F16, "repack_f16")),
+            TensorType::F32 => Ok((Self::F32, "repack_f32")),
+            TensorType::BF16 => Ok((Self::F32, "repack_bf16")),
+            TensorType::Q8_0 => Ok((Self::Q8_0, "repack_q8_0")),
+            TensorType::Q4_0 => Ok((Self::Q4_0, "repack_q4_0")),
+            TensorType::Q4_K => Ok((Self::Q4K, "repack_q4_k")),
+            TensorType::Q5_K => Ok((Self::Q5K, "repack_q5_k")),
+            TensorType::Q6_K => Ok((Self::Q6K, "repack_q6_k")),
+            ty => Err(CudaError::UnsupportedType { ty }),
+        }
+    }
+
+    /// As it is in the names of kernels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+            Self::F32 => "f32",
+        }
+    }
+
+    fn planes(self) -> Planes {
+        let planes = |codes, high, scales, super_scales| Planes { codes, high, scales, super_scales };
+        match self {
+            Self::F16 => planes(2048, 0, 0, 0),
+            Self::F32 => planes(4096, 0, 0, 0),
+            Self::Q8_0 => planes(1024, 0, 64, 0),
+            Self::Q4_0 => planes(512, 0, 64, 0),
+            Self::Q4K => planes(512, 0, 64, 64),
+            Self::Q5K => planes(512, 128, 64, 64),
+            Self::Q6K => planes(512, 256, 64, 32),
+        }
+    }
+}
+
+/// Whether there are kernels for tensors of type `ty`.
+pub(crate) fn supports_type(ty: TensorType) -> Result<(), CudaError> {
+    Format::of(ty).map(|_| ())
+}
+
+/// Bytes that `tensor` takes when it is packed.
+pub(crate) fn packed_bytes(tensor: &Tensor) -> Result<u64, CudaError> {
+    let planes = Format::of(tensor.ty())?.0.planes();
+    let n_panels = tensor.row_len().div_ceil(PANEL) as u64;
+    let of_tile =
+        n_panels * (planes.codes + planes.high + planes.scales) as u64 + n_panels / 4 * planes.super_scales as u64;
+    Ok(tensor.n_rows().div_ceil(TILE) as u64 * of_tile)
+}
+
+/// A matrix, `[n_rows, n_in]`.
+#[derive(Debug)]
+pub(crate) struct CudaMatrix {
+    codes: CudaBuffer,
+    high: CudaBuffer,
+    scales: CudaBuffer,
+    super_scales: CudaBuffer,
+    pub(crate) format: Format,
+    pub(crate) n_rows: usize,
+    pub(crate) n_in: usize,
+}
+
+impl CudaMatrix {
+    /// Uploads `tensor` and packs it on the device.
+    pub(crate) fn new(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensor: &Tensor) -> Result<Self, CudaError> {
+        let (format, kernel) = Format::of(tensor.ty())?;
+        let kernel = kernels.get(gpu, kernel)?;
+        let (n_rows, n_in) = (tensor.n_rows(), tensor.row_len());
+        if n_in % 4 != 0 {
+            return Err(CudaError::UnsupportedPart { part: "rows of that many elements" });
+        }
+        let (n_tiles, n_panels) = (n_rows.div_ceil(TILE), n_in.div_ceil(PANEL));
+        let planes = format.planes();
+        let of = |bytes: usize| gpu.buffer("weights", (n_tiles * n_panels * bytes) as u64);
+        let super_scales = gpu.buffer("weights", (n_tiles * (n_panels / 4) * planes.super_scales) as u64)?;
+        let (codes, high, scales) = (of(planes.codes)?, of(planes.high)?, of(planes.scales)?);
+        let row_bytes = tensor.bytes().len() / n_rows.max(1);
+        let rows_at_once = (PIECE / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
+        let raw = gpu.buffer("weights on their way", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
+        for (piece, rows) in tensor.bytes().chunks(rows_at_once * row_bytes).enumerate() {
+            gpu.check_watch()?;
+            raw.write(0, rows)?;
+            let tile = piece * rows_at_once / TILE;
+            let at = |buffer: &CudaBuffer, bytes: usize| buffer.ptr() + (tile * n_panels * bytes) as u64;
+            let rows = rows.len() / row_bytes;
+            let args = RepackArgs {
+                raw: raw.ptr(),
+                codes: at(&codes, planes.codes),
+                high: at(&high, planes.high),
+                scales: at(&scales, planes.scales),
+                super_scales: super_scales.ptr() + (tile * (n_panels / 4) * planes.super_scales) as u64,
+                n_rows: rows as u32,
+                n_in: n_in as u32,
+                n_panels: n_panels as u32,
+                row_bytes: row_bytes as u32,
+            };
+            let n_warps = rows.div_ceil(TILE) * n_panels;
+            gpu.launch(kernel, Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 }, &args, false)?;
+        }
+        Ok(Self { codes, high, scales, super_scales, format, n_rows, n_in })
+    }
+
+    /// As kernels take it, its rows being those of the product from `first_row` on.
+    pub(crate) fn args(&self, first_row: usize) -> MatrixArgs {
+        MatrixArgs {
+            codes: self.codes.ptr(),
+            high: self.high.ptr(),
+            scales: self.scales.ptr(),
+            super_scales: self.super_scales.ptr(),
+            format: self.format as u32,
+            n_rows: self.n_rows as u32,
+            n_panels: self.n_in.div_ceil(PANEL) as u32,
+            first_row: first_row as u32,
+        }
+    }
+
+    /// Tiles of its rows.
+    pub(crate) fn n_tiles(&self) -> usize {
+        self.n_rows.div_ceil(TILE)
+    }
+}

@@ -1,0 +1,73 @@
+//! How a model is set up, and the memory that takes.
+
+use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
+
+use crate::CudaError;
+use crate::activations::{Activations, Widths};
+use crate::matrix::packed_bytes;
+
+/// How a [`CudaForwardPass`](crate::CudaForwardPass) is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaForwardPassOptions {
+    /// Positions each sequence has room for.
+    pub n_ctx: usize,
+    /// Sequences the KV cache holds.
+    pub n_seq: usize,
+    /// Positions that the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence.
+    pub n_cache: Option<usize>,
+    /// Sequences whose windows there is room for. `None`: all.
+    pub n_windows: Option<usize>,
+    /// Tokens that go through the layers at once.
+    pub n_ubatch: usize,
+    /// Element type of the KV cache.
+    pub cache_type: CacheType,
+    /// Multiply with F32 inputs throughout, where prompts would have them rounded to F16.
+    pub exact: bool,
+}
+
+impl Default for CudaForwardPassOptions {
+    fn default() -> Self {
+        Self {
+            n_ctx: 4096,
+            n_seq: 1,
+            n_cache: None,
+            n_windows: None,
+            n_ubatch: 512,
+            cache_type: CacheType::default(),
+            exact: false,
+        }
+    }
+}
+
+impl CudaForwardPassOptions {
+    /// What they have room for where `spec` runs.
+    pub(crate) fn capacity(&self, spec: &ModelSpec) -> Capacity {
+        let Self { n_seq, n_cache, n_windows, n_ubatch, .. } = *self;
+        let n_ctx = Capacity::n_ctx_of(spec, self.n_ctx);
+        Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache: 0, n_ubatch }
+    }
+
+    /// What `spec` will take, to a few percent. An error where a tensor's type is not known.
+    pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights) -> Result<MemoryUse, CudaError> {
+        let room = self.capacity(spec);
+        let groups = CacheGroups::new(spec, room);
+        let tensors = weights.tensors().into_iter().map(packed_bytes).sum::<Result<u64, _>>()?;
+        let rope: usize = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot * room.n_positions()).sum();
+        Ok(MemoryUse {
+            weights: tensors + rope as u64,
+            kv_cache: groups.n_elements(spec).saturating_mul(self.cache_type.bytes() as u64),
+            scratch: Activations::bytes(&Widths::new(spec), room.n_tokens(spec)),
+        })
+    }
+}
+
+/// The rotations of the layers, without repetitions.
+pub(crate) fn distinct_ropes(spec: &ModelSpec) -> Vec<Rope> {
+    let mut ropes = Vec::new();
+    for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {
+        if !ropes.contains(rope) {
+            ropes.push(*rope);
+        }
+    }
+    ropes
+}

@@ -1,0 +1,200 @@
+//! Models on an NVIDIA GPU through CUDA: each gives the logits that the CPU gives. Where there is no such GPU the tests are
+//! skipped, also in CI, which has none.
+#![cfg(feature = "cuda")]
+
+use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
+use metal_attention::{
+    BatchToken, CacheType, CudaError, Device, EngineOptions, Error, ForwardPass, Model, ModelOptions, ModelSpec,
+    cuda_summaries,
+};
+use metal_attention_model::ModelShape;
+
+/// Whether there is a GPU to test.
+fn has_cuda() -> bool {
+    match cuda_summaries() {
+        Ok(found) if !found.is_empty() => true,
+        Ok(_) => {
+            eprintln!("skipped: CUDA knows no device");
+            false
+        }
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            false
+        }
+    }
+}
+
+/// A model of `shape`, its matrices random numbers of type `ty`; `window` is that of its attention.
+fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
+    let mut metadata = shape.metadata();
+    let mut set = |key: &str, value: u32| metadata.set(format!("{}.{key}", shape.architecture), value);
+    set("rope.dimension_count", shape.head_dim as u32);
+    set("attention.sliding_window", window);
+    let spec = ModelSpec::from_metadata(&metadata).expect("a model");
+    let decls: Vec<_> = shape
+        .tensors(&spec)
+        .into_iter()
+        .map(|t| TensorDecl { ty: if t.is_matrix() { ty } else { TensorType::F32 }, name: t.name, shape: t.shape })
+        .collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &decls).expect("a header");
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for decl in &decls {
+        // Small enough for the residual stream to stay near 1.
+        let scale = if decl.shape.len() > 1 { 1.0 / (decl.shape[0] as f32).sqrt() } else { 1.0 };
+        let values: Vec<f32> = (0..decl.shape.iter().product())
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                scale * ((state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+            })
+            .collect();
+        let mut bytes = Vec::new();
+        decl.ty.quantize(&values, &mut bytes).expect("whole blocks");
+        writer.write(&bytes).expect("memory");
+    }
+    let file = GgufFile::from_bytes(&writer.finish().expect("all tensors")).expect("a file");
+    Model::from_gguf(file, &ModelOptions::default()).expect("a model")
+}
+
+fn options(device: Device, cache_type: CacheType, exact: bool) -> EngineOptions {
+    EngineOptions { device, cache_type, exact, n_ctx: Some(512), n_seq: 4, n_ubatch: 128, ..Default::default() }
+}
+
+fn small() -> ModelShape {
+    let custom = ModelShape::named("custom").expect("a named shape").clone();
+    ModelShape { n_layer: 2, n_embd: 256, n_head: 4, n_head_kv: 2, head_dim: 64, n_ff: 512, n_vocab: 1000, ..custom }
+}
+
+/// The logits of prompts of many and of a few tokens, of single ones, and of several sequences side by side that share a
+/// beginning, one after the other.
+fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
+    let n_vocab = pass.spec().n_vocab;
+    let mut ids = (0..).map(|i: u32| (i * i * 7 + 3) % n_vocab as u32);
+    let mut logits = Vec::new();
+    let mut evaluate = |pass: &mut dyn ForwardPass, batch: &[BatchToken]| {
+        logits.extend_from_slice(pass.forward(batch).expect("room").as_slice());
+    };
+    for n in [150, 35, 5, 1, 1, 3, 1] {
+        let start = pass.n_past(0);
+        let batch: Vec<_> = ids
+            .by_ref()
+            .take(n)
+            .enumerate()
+            .map(|(i, id)| BatchToken { id, seq: 0, pos: start + i, logits: i % 3 == 0 || i + 1 == n })
+            .collect();
+        evaluate(pass, &batch);
+    }
+    for (seq, n) in [(1, 70), (2, 64), (3, 130)] {
+        pass.share_prefix(0, seq, n).expect("sequences");
+    }
+    for _ in 0..3 {
+        let batch: Vec<_> = (0..4)
+            .map(|seq| BatchToken { id: ids.next().unwrap_or(0), seq, pos: pass.n_past(seq), logits: true })
+            .collect();
+        evaluate(pass, &batch);
+    }
+    assert_eq!(pass.rewind(0, 100), 100);
+    let batch = [BatchToken { id: 7, seq: 0, pos: 100, logits: true }];
+    evaluate(pass, &batch);
+    logits
+}
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
+    error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
+}
+
+#[test]
+fn models_give_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let small = small();
+    let qwen = |architecture| ModelShape { architecture, ..small.clone() };
+    use TensorType::{BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+    for (what, shape, ty, window) in [
+        ("F32", small.clone(), F32, 0),
+        ("F16", small.clone(), F16, 0),
+        ("BF16", small.clone(), BF16, 0),
+        ("Q8_0", small.clone(), Q8_0, 0),
+        ("Q4_0", small.clone(), Q4_0, 0),
+        ("Q4_K", small.clone(), Q4_K, 0),
+        ("Q5_K", small.clone(), Q5_K, 0),
+        ("Q6_K", small.clone(), Q6_K, 0),
+        ("heads of 128, one KV head", ModelShape { head_dim: 128, n_head_kv: 1, ..small.clone() }, Q4_0, 0),
+        ("heads of 96, each a KV head", ModelShape { head_dim: 96, n_head_kv: 4, ..small.clone() }, Q8_0, 0),
+        ("heads of 40", ModelShape { head_dim: 40, ..small.clone() }, F16, 0),
+        ("heads of 256", ModelShape { head_dim: 256, ..small.clone() }, F16, 0),
+        ("17 heads to a KV head", ModelShape { n_head: 17, n_head_kv: 1, ..small.clone() }, Q4_0, 0),
+        ("normed heads", qwen("qwen3"), Q4_K, 0),
+        ("biases", qwen("qwen2"), Q4_0, 0),
+        ("a window", small.clone(), Q4_0, 70),
+        (
+            "rows of 36, 44 and 100",
+            ModelShape { n_embd: 36, n_ff: 44, n_vocab: 100, head_dim: 8, ..small.clone() },
+            F16,
+            0,
+        ),
+        ("SmolLM's rows", ModelShape { n_embd: 576, n_ff: 1536, n_head: 9, n_head_kv: 3, ..small.clone() }, Q4_0, 0),
+    ] {
+        let model = model(&shape, ty, window);
+        for (cache_type, exact, tolerance) in
+            [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
+        {
+            let pass = |device, exact| {
+                let options = options(device, cache_type, exact);
+                model.forward_pass(&options).unwrap_or_else(|e| panic!("{what}: {e}"))
+            };
+            let want = logits(&mut *pass(Device::Cpu, true));
+            let error = nmse(&logits(&mut *pass(Device::Cuda(0), exact)), &want);
+            assert!(error <= tolerance, "{what}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+        }
+    }
+}
+
+/// Greedy steps that run ahead give what single steps give, also where the text goes on otherwise in between.
+#[test]
+fn greedy_steps_run_ahead() {
+    if !has_cuda() {
+        return;
+    }
+    let model = model(&small(), TensorType::Q4_0, 0);
+    let pass = || model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).unwrap();
+    let (mut ahead, mut single) = (pass(), pass());
+    let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
+    let mut id = ahead.forward_prompt(&prompt).unwrap();
+    assert_eq!(single.forward_prompt(&prompt).unwrap(), id);
+    for step in 0..120 {
+        if step % 29 == 28 {
+            // Another token than the one that was chosen, after some are taken back.
+            for pass in [&mut ahead, &mut single] {
+                let n = pass.position();
+                assert_eq!(pass.truncate(n - 5), n - 5);
+            }
+            id = 3;
+        }
+        let next = ahead.forward_token_greedy(id).unwrap();
+        let logits = single.forward_token(id).unwrap();
+        let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        assert_eq!(logits[next as usize], best, "step {step}");
+        id = next;
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_by_name() {
+    let model = model(&ModelShape { head_dim: 12, n_embd: 64, ..small() }, TensorType::F16, 0);
+    let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
+    assert!(
+        matches!(error, Error::Cuda(CudaError::UnsupportedPart { part: "heads of that many elements" })),
+        "{error}"
+    );
+    if !has_cuda() {
+        let model = Model::built_in().unwrap();
+        let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
+        let told = error.to_string();
+        assert!(matches!(error, Error::Cuda(_)) && told.contains("--device gpu"), "{told}");
+    }
+}
