@@ -45,7 +45,8 @@ def n_common(a, b, limit_b=None):
 @dataclass
 class StepTime:
     """Seconds of a step: so many for each step, each token of a prompt, each text that gets its next token, and each
-    thousand positions that these attend to; besides, those that a request takes on its way to a worker."""
+    thousand positions that these attend to; and for each request that begins, which the worker's processors are as busy
+    with as with a model that runs on them."""
 
     fixed: float
     prompt: float
@@ -53,8 +54,9 @@ class StepTime:
     context: float = 0.0
     request: float = 0.0
 
-    def of(self, n_prompt, n_decode, positions):
-        return self.fixed + self.prompt * n_prompt + self.decode * n_decode + self.context * positions / 1000
+    def of(self, n_prompt, n_decode, positions, n_begin):
+        model = self.fixed + self.prompt * n_prompt + self.decode * n_decode + self.context * positions / 1000
+        return model + self.request * n_begin
 
 
 @dataclass
@@ -136,6 +138,7 @@ class Text:
     total: int
     seq: Sequence = None
     generated: int = 0
+    begun: bool = False
 
     @property
     def waiting(self):
@@ -314,7 +317,10 @@ class Worker:
                 break
             self.give_pages_up()
         self.batch, self.began = batch, self.clock.now
-        self.each, self.steps = self.time.of(n_prompt, n_decode, positions), 1
+        new = [text for text, _ in batch if not text.begun]
+        for text in new:
+            text.begun = True
+        self.each, self.steps = self.time.of(n_prompt, n_decode, positions, len(new)), 1
         if not n_prompt and not self.line and not self.put_off and n_decode == len(self.running):
             self.stretch()
         self.clock.at(self.began + self.steps * self.each, self.finisher())
@@ -326,7 +332,7 @@ class Worker:
         new = sum(pages_of(text.seq.n + steps) - len(text.seq.pages) for text, _ in self.batch)
         if steps > 1 and new <= self.pages.free:
             positions = sum(text.seq.n + steps / 2 for text, _ in self.batch)
-            self.each, self.steps = self.time.of(0, len(self.batch), positions), steps
+            self.each, self.steps = self.time.of(0, len(self.batch), positions, 0), steps
 
     def finisher(self):
         """The end of the steps under way, unless another end is set meanwhile."""
@@ -537,8 +543,7 @@ class Cluster:
             ended(request)
 
         request.on_first, request.on_end = self.router.first, on_end
-        to = self.workers[worker]
-        self.clock.after(to.time.request, lambda: to.submit(request))
+        self.workers[worker].submit(request)
 
     def run_chat(self, turns, after):
         """Sends the turns of a chat one after the other."""
