@@ -138,7 +138,8 @@ pub unsafe extern "C" fn ma_generate(
         let (context, prompt) = unsafe { (reference(context, "context")?, values(prompt, n_prompt, "prompt")?) };
         // SAFETY: as the caller promises.
         let request = unsafe { Request::new(sampling, options, on_token, user) }?;
-        let done = request.run(&mut *context.lock()?, prompt)?;
+        let mut generator = context.lock()?;
+        let done = request.run(&mut generator, prompt)?;
         // SAFETY: as the caller promises.
         unsafe { tell(done, generation) }
     })
@@ -230,7 +231,7 @@ impl Request {
         unsafe { on_token(&raw const token, self.user) == 0 }
     }
 
-    fn run(self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
+    fn run(&self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
         if generator.model().spec().output.head.is_none() {
             return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
         }
