@@ -80,6 +80,11 @@ fn driver() -> Result<i32, CudaError> {
 }
 
 fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaError> {
+    use CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as SMS,
+    };
     let mut n_devices = 0;
     let (mut device, mut name, mut memory) = (0, [0; 256], 0);
     // SAFETY: the driver writes into these, no more than they hold.
@@ -97,11 +102,6 @@ fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaE
         // SAFETY: as above.
         check("ask what the device can do", unsafe { sys::cuDeviceGetAttribute(&raw mut value, of, device) })?;
         Ok::<i32, CudaError>(value)
-    };
-    use CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
-        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as SMS,
     };
     // SAFETY: the driver ended the name with a zero, or left the last one as it was.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
@@ -437,9 +437,9 @@ impl Readback {
                     }
                     // Steps take some hundred microseconds; prompts leave the core to others.
                     if looks > 20_000 {
-                        std::thread::sleep(std::time::Duration::from_micros(50))
+                        std::thread::sleep(std::time::Duration::from_micros(50));
                     } else {
-                        std::hint::spin_loop()
+                        std::hint::spin_loop();
                     }
                 }
                 outcome => {

@@ -320,7 +320,7 @@ impl ForwardPass for CudaForwardPass {
         }
         let mut ids = Vec::new();
         self.evaluate(batch, Wanted::Id { advance: false }, None, |bytes| {
-            ids.extend_from_slice(bytemuck::cast_slice(bytes))
+            ids.extend_from_slice(bytemuck::cast_slice(bytes));
         })?;
         let wanted: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
         self.lookahead.advance(&wanted, &ids);

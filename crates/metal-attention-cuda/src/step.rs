@@ -299,9 +299,8 @@ impl Steps {
         let most_blocks = self.gpu.summary().n_sm * if n_tiles * TILE * n_in > LARGE { 2 } else { 1 };
         let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
         let n_groups: usize = groups.clone().sum();
-        let share = |groups: usize| match n_groups <= most_blocks {
-            true => groups,
-            false => (most_blocks * groups / n_groups).max(1),
+        let share = |groups: usize| {
+            if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
         };
         let mut blocks = [0; MAX_PARTS];
         let mut n_blocks = 0;

@@ -15,7 +15,7 @@ fn compiled_kernels_are_those_of_the_sources() {
     for source in &sources {
         hash.update(std::fs::read(source).unwrap());
     }
-    let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
     let known = std::fs::read_to_string(root.join("prebuilt/sources.sha256")).unwrap();
     assert_eq!(known.trim(), hash, "prebuilt/ is not what kernels/ would compile to: run scripts/cuda-kernels");
 }

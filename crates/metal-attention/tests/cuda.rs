@@ -2,6 +2,7 @@
 //! skipped, also in CI, which has none.
 #![cfg(feature = "cuda")]
 
+use metal_attention::gguf::TensorType::{BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention::{
     BatchToken, CacheType, CudaError, Device, EngineOptions, Error, ForwardPass, Model, ModelOptions, ModelSpec,
@@ -113,7 +114,6 @@ fn models_give_the_logits_of_the_cpu() {
     }
     let small = small();
     let qwen = |architecture| ModelShape { architecture, ..small.clone() };
-    use TensorType::{BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
     for (what, shape, ty, window) in [
         ("F32", small.clone(), F32, 0),
         ("F16", small.clone(), F16, 0),

@@ -254,7 +254,9 @@ mod tests {
                     Some(HeldText { seq, use_number: *use_number, ids: &ids[..*n] })
                 });
                 blocks.update(held);
-                events.try_iter().for_each(|event| replay.take(event));
+                for event in events.try_iter() {
+                    replay.take(event);
+                }
                 let evaluated: Vec<_> = texts.iter().flatten().map(|(ids, n, _)| ids[..*n].to_vec()).collect();
                 prop_assert_eq!(replay.0.values().cloned().collect::<BTreeSet<_>>(), beginnings(evaluated.iter()));
             }

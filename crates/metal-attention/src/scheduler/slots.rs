@@ -21,7 +21,8 @@ enum Slot {
 /// All sequences.
 #[derive(Debug)]
 pub(super) struct Slots {
-    slots: Vec<Slot>,
+    /// That of each sequence.
+    of_seq: Vec<Slot>,
     /// Of each sequence: when its use began.
     since: Vec<u64>,
     /// Counts uses.
@@ -30,17 +31,17 @@ pub(super) struct Slots {
 
 impl Slots {
     pub fn new(n_seq: usize) -> Self {
-        Self { slots: vec![Slot::Empty; n_seq], since: vec![0; n_seq], now: 0 }
+        Self { of_seq: vec![Slot::Empty; n_seq], since: vec![0; n_seq], now: 0 }
     }
 
     /// A sequence that holds nothing.
     pub fn empty(&self) -> Option<usize> {
-        self.slots.iter().position(|slot| *slot == Slot::Empty)
+        self.of_seq.iter().position(|slot| *slot == Slot::Empty)
     }
 
     /// The idle sequence that was used least recently, `except` left out.
     pub fn oldest_idle(&self, except: Option<usize>) -> Option<usize> {
-        let idle = self.slots.iter().enumerate().filter_map(|(seq, slot)| match slot {
+        let idle = self.of_seq.iter().enumerate().filter_map(|(seq, slot)| match slot {
             Slot::Idle(_, last_used) if Some(seq) != except => Some((*last_used, seq)),
             _ => None,
         });
@@ -49,7 +50,7 @@ impl Slots {
 
     /// The tokens of an idle sequence; `None` where it is none.
     pub fn idle(&self, seq: usize) -> Option<&[u32]> {
-        match &self.slots[seq] {
+        match &self.of_seq[seq] {
             Slot::Idle(ids, _) => Some(ids),
             _ => None,
         }
@@ -57,7 +58,7 @@ impl Slots {
 
     /// The idle sequences and their tokens.
     pub fn all_idle(&self) -> impl Iterator<Item = (usize, &[u32])> {
-        (0..self.slots.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
+        (0..self.of_seq.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
     }
 
     /// Notes that a sequence runs.
@@ -68,7 +69,7 @@ impl Slots {
     /// Notes that a sequence was of use.
     pub fn touch(&mut self, seq: usize) {
         self.now += 1;
-        if let Slot::Idle(_, last_used) = &mut self.slots[seq] {
+        if let Slot::Idle(_, last_used) = &mut self.of_seq[seq] {
             *last_used = self.now;
         }
     }
@@ -87,7 +88,7 @@ impl Slots {
     fn set(&mut self, seq: usize, slot: Slot) {
         self.now += 1;
         self.since[seq] = self.now;
-        self.slots[seq] = slot;
+        self.of_seq[seq] = slot;
     }
 
     /// A number for what a sequence is in use for: while it stays the same, so does the text, however it grows.
