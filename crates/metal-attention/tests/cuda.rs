@@ -35,7 +35,7 @@ fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
     let decls: Vec<_> = shape
         .tensors(&spec)
         .into_iter()
-        .map(|t| TensorDecl { ty: if t.is_matrix() { ty } else { TensorType::F32 }, name: t.name, shape: t.shape })
+        .map(|t| TensorDecl { ty: if t.is_matrix() { ty } else { F32 }, name: t.name, shape: t.shape })
         .collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &decls).expect("a header");
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -160,7 +160,7 @@ fn greedy_steps_run_ahead() {
     if !has_cuda() {
         return;
     }
-    let model = model(&small(), TensorType::Q4_0, 0);
+    let model = model(&small(), Q4_0, 0);
     let pass = || model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).unwrap();
     let (mut ahead, mut single) = (pass(), pass());
     let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
@@ -185,7 +185,7 @@ fn greedy_steps_run_ahead() {
 
 #[test]
 fn what_cannot_be_run_is_refused_by_name() {
-    let model = model(&ModelShape { head_dim: 12, n_embd: 64, ..small() }, TensorType::F16, 0);
+    let model = model(&ModelShape { head_dim: 12, n_embd: 64, ..small() }, F16, 0);
     let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
     assert!(
         matches!(error, Error::Cuda(CudaError::UnsupportedPart { part: "heads of that many elements" })),

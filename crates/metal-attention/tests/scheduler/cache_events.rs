@@ -27,7 +27,9 @@ impl Replay {
                 }
             }
             CacheEvent::Removed { blocks } => {
-                blocks.iter().for_each(|block| assert!(self.0.remove(block).is_some(), "{block:?} was not there"));
+                for block in &blocks {
+                    assert!(self.0.remove(block).is_some(), "{block:?} was not there");
+                }
             }
         }
     }
@@ -100,7 +102,9 @@ proptest! {
             let own = (0..n_own).map(|at| ((at * 13 + i * 101) % 509 + 3) as u32);
             let prompt: Vec<u32> = shared.chain(own).collect();
             settle(&scheduler);
-            events.try_iter().for_each(|event| replay.take(event));
+            for event in events.try_iter() {
+                replay.take(event);
+            }
             let expected = replay.pages_of(&prompt[..prompt.len() - 1]);
             let answer = read(scheduler.submit(greedy(prompt, n)).unwrap());
             prop_assert_eq!(answer.usage.cached_tokens / PAGE, expected);
