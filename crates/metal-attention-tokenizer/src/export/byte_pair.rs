@@ -7,7 +7,6 @@ use crate::TokenId;
 use crate::bpe::{Bpe, MERGES, merge_parts};
 use crate::error::TokenizerError;
 use crate::pre::{Spelling, Whole};
-use crate::strings::HashMap;
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{BYTE, CONTROL, UNKNOWN, Vocabulary};
 use foldhash::fast::RandomState;
@@ -20,11 +19,11 @@ pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Re
     let (merges, used) = merges(tokenizer, metadata)?;
     let unknown = vocabulary.roles.unknown.map(|id| vocabulary.text(id));
     let bytes = bpe.pre.spelling != Spelling::ByteAlphabet && has_bytes(vocabulary);
-    let options = json!({
-        "unk_token": unknown.filter(|_| bytes),
-        "byte_fallback": bytes,
-        "ignore_merges": ignores_merges(tokenizer, bpe)?,
-    });
+    let options = [
+        ("unk_token", unknown.filter(|_| bytes).into()),
+        ("byte_fallback", bytes.into()),
+        ("ignore_merges", ignores_merges(tokenizer, bpe)?.into()),
+    ];
     let mut passes: Vec<Value> = bpe.pre.passes.iter().map(|pass| split(&pass.expression())).collect();
     let (normalizer, decoder) = match bpe.pre.spelling {
         Spelling::ByteAlphabet => {
@@ -58,7 +57,7 @@ fn merges<'m>(
     let vocabulary = &tokenizer.vocabulary;
     let lines = metadata.strings(MERGES)?;
     let mut merges = Vec::new();
-    let mut pairs: HashMap<(TokenId, TokenId), ()> = HashMap::default();
+    let mut pairs: HashSet<(TokenId, TokenId), RandomState> = HashSet::default();
     let mut used = HashSet::default();
     for line in lines.iter().flat_map(|lines| lines.iter()) {
         let Some((left, right)) = merge_parts(line) else { continue };
@@ -69,7 +68,7 @@ fn merges<'m>(
         };
         let (left_id, right_id, id) = (find(left)?, find(right)?, find(&joined)?);
         // User text never becomes a control token, and of equal pairs the first counts.
-        if !vocabulary.is(id, CONTROL | UNKNOWN) && pairs.insert((left_id, right_id), ()).is_none() {
+        if !vocabulary.is(id, CONTROL | UNKNOWN) && pairs.insert((left_id, right_id)) {
             merges.push((left, right));
             used.extend([left_id, right_id, id]);
         }
