@@ -87,24 +87,24 @@ fn vocabulary_map(vocabulary: &Vocabulary, part: impl Fn(TokenId) -> bool) -> Ma
     ids.map(|id| (vocabulary.text(id).to_owned(), id.into())).collect()
 }
 
-/// A byte-pair model that makes `merges`, best first.
-fn byte_pair_model(vocabulary: &Map<String, Value>, merges: &[(&str, &str)], more: &Value) -> Value {
-    let mut model = json!({
-        "type": "BPE",
-        "dropout": null,
-        "unk_token": null,
-        "continuing_subword_prefix": null,
-        "end_of_word_suffix": null,
-        "fuse_unk": false,
-        "byte_fallback": false,
-        "ignore_merges": false,
-        "vocab": vocabulary,
-        "merges": merges,
-    });
-    if let (Value::Object(model), Value::Object(more)) = (&mut model, more) {
-        model.extend(more.clone());
+/// A byte-pair model that makes `merges`, best first. `options` are those that are not the usual ones.
+fn byte_pair_model<const N: usize>(
+    vocabulary: Map<String, Value>,
+    merges: &[(&str, &str)],
+    options: [(&str, Value); N],
+) -> Value {
+    let mut model = Map::new();
+    model.insert("type".into(), "BPE".into());
+    for key in ["dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"] {
+        model.insert(key.into(), Value::Null);
     }
-    model
+    for key in ["fuse_unk", "byte_fallback", "ignore_merges"] {
+        model.insert(key.into(), false.into());
+    }
+    model.extend(options.map(|(key, value)| (key.to_owned(), value)));
+    model.insert("vocab".into(), vocabulary.into());
+    model.insert("merges".into(), json!(merges));
+    model.into()
 }
 
 /// Whether some token stands for a byte that no other token covers, as `<0x0A>`.

@@ -19,11 +19,11 @@ pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Re
     let (merges, used) = merges(tokenizer, metadata)?;
     let unknown = vocabulary.roles.unknown.map(|id| vocabulary.text(id));
     let bytes = bpe.pre.spelling != Spelling::ByteAlphabet && has_bytes(vocabulary);
-    let options = json!({
-        "unk_token": unknown.filter(|_| bytes),
-        "byte_fallback": bytes,
-        "ignore_merges": ignores_merges(tokenizer, bpe)?,
-    });
+    let options = [
+        ("unk_token", unknown.filter(|_| bytes).into()),
+        ("byte_fallback", bytes.into()),
+        ("ignore_merges", ignores_merges(tokenizer, bpe)?.into()),
+    ];
     let mut passes: Vec<Value> = bpe.pre.passes.iter().map(|pass| split(&pass.expression())).collect();
     let (normalizer, decoder) = match bpe.pre.spelling {
         Spelling::ByteAlphabet => {
@@ -43,7 +43,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Re
     Ok(Parts {
         normalizer,
         pre_tokenizer: sequence("pretokenizers", passes),
-        model: byte_pair_model(&vocabulary_map(vocabulary, |id| used.contains(&id)), &merges, &options),
+        model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &merges, options),
         decoder,
     })
 }

@@ -23,11 +23,8 @@ pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
     let pairs: Vec<_> =
         merges.iter().map(|merge| (vocabulary.text(merge.left), vocabulary.text(merge.right))).collect();
     let bytes = has_bytes(vocabulary);
-    let options = json!({
-        "unk_token": vocabulary.roles.unknown.map(|id| vocabulary.text(id)),
-        "fuse_unk": bytes,
-        "byte_fallback": bytes,
-    });
+    let unknown = vocabulary.roles.unknown.map(|id| vocabulary.text(id));
+    let options = [("unk_token", unknown.into()), ("fuse_unk", bytes.into()), ("byte_fallback", bytes.into())];
     let mut normalizers: Vec<Value> = Vec::new();
     if tokenizer.add_space_prefix {
         normalizers.push(json!({"type": "Prepend", "prepend": ESCAPED_BLANK}));
@@ -36,7 +33,7 @@ pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
     Ok(Parts {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: Value::Null,
-        model: byte_pair_model(&vocabulary_map(vocabulary, |id| used.contains(&id)), &pairs, &options),
+        model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &pairs, options),
         decoder: unescape_blanks(tokenizer),
     })
 }
