@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import time
 
@@ -95,19 +96,29 @@ def test_leaving_the_loop_cancels_the_text(llm: LLM) -> None:
 
 
 def test_a_cancelled_task_cancels_its_text(llm: LLM) -> None:
+    steps = 0
+
+    def slow(ids: list[int], logits: object) -> None:
+        nonlocal steps
+        steps += 1
+        time.sleep(0.01)
+
     async def cancel() -> None:
+        begun = asyncio.Event()
+
         async def read() -> None:
-            async for _ in llm.stream("Once upon a time", long()):
-                await asyncio.sleep(0)
+            async for _ in llm.stream("Once upon a time", dataclasses.replace(long(), logits_processors=[slow])):
+                begun.set()
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.05)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(cancel())
     assert is_idle(llm)
+    assert steps < 400
 
 
 def test_a_loop_that_is_gone_harms_nobody(llm: LLM) -> None:

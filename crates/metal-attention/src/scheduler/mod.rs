@@ -304,7 +304,8 @@ impl SchedulerOptions {
     pub fn engine(&self, model: &Model, engine: &EngineOptions) -> EngineOptions {
         EngineOptions {
             n_seq: self.n_parallel.saturating_add(KEPT_TEXTS),
-            n_cache: Some(self.n_parallel.saturating_mul(engine.n_ctx_of(model))),
+            // None at once is refused by its own name, when the scheduler starts.
+            n_cache: Some(self.n_parallel.max(1).saturating_mul(engine.n_ctx_of(model))),
             // Of texts, and of embeddings, of which there may be one more: finished texts have what these leave.
             n_windows: Some(self.n_parallel.saturating_mul(2).saturating_add(1)),
             ..engine.clone()
