@@ -61,16 +61,18 @@ class StepTime:
 
 @dataclass
 class Options:
-    """Those of `serve`: texts that run at once, tokens that each has room for, tokens of a step, texts that may wait."""
+    """Those of `serve`: texts that run at once, tokens that each has room for, tokens of a step, texts that may wait; and the
+    finished texts that are kept beside them, as long as there are pages."""
 
     parallel: int = 16
     context: int = 2048
     batch: int = 512
     queue: int = 256
+    kept: int = 64
 
     @property
     def sequences(self):
-        return self.parallel + 64
+        return self.parallel + self.kept
 
     @property
     def pages(self):
