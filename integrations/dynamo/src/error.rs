@@ -42,6 +42,8 @@ pub fn refused(why: &SubmitError) -> DynamoError {
 pub fn failed(why: &RequestError) -> DynamoError {
     match why {
         RequestError::EngineFailed | RequestError::ShutDown | RequestError::Forward(_) => shut_down(why.to_string()),
-        RequestError::Constraint(_) | RequestError::Panicked(_) => unknown(why.to_string()),
+        RequestError::Constraint(_) | RequestError::LogitsProcessor(_) | RequestError::Panicked(_) => {
+            unknown(why.to_string())
+        }
     }
 }

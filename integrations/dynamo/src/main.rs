@@ -12,9 +12,6 @@ use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_dynamo::card::{self, Card};
 use metal_attention_dynamo::{Engine, Setup};
 
-/// Finished texts that are kept, as far as the KV cache has room, for prompts that begin like them.
-const KEPT_TEXTS: usize = 64;
-
 /// How long Dynamo lets a worker end, in seconds.
 const SHUTDOWN_TIMEOUT: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
@@ -44,7 +41,7 @@ struct Args {
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
 
-    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, gpu, gpu:1 (by index), gpu:NAME
+    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 
@@ -95,18 +92,13 @@ impl Args {
         let engine =
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
-        let engine = EngineOptions {
-            n_cache: Some(n_parallel.saturating_mul(engine.n_ctx_of(&model))),
-            n_seq: n_parallel.saturating_add(KEPT_TEXTS),
-            n_windows: Some(n_parallel.saturating_mul(2).saturating_add(1)),
-            ..engine
-        };
         let n_batch = engine.n_ubatch.max(n_parallel);
+        let scheduler = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..SchedulerOptions::default() };
         Ok(Setup {
+            engine: scheduler.engine(&model, &engine),
+            scheduler,
             model: Arc::new(model),
             name: self.alias.clone().unwrap_or(stem),
-            engine,
-            scheduler: SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..SchedulerOptions::default() },
             grace: grace(),
             token_delay: Duration::from_millis(self.token_delay),
         })
