@@ -26,7 +26,12 @@ fn devices_are_listed_with_what_auto_takes() {
         keys.sort();
         keys
     };
-    assert_eq!(keys(&json), ["auto", "cpu", "gpus", "no_gpu"]);
+    assert_eq!(keys(&json), ["auto", "cpu", "cuda", "gpus", "no_cuda", "no_gpu"]);
+    let cuda = json["cuda"].as_array().unwrap();
+    assert_eq!(cuda.is_empty(), json["no_cuda"].is_string());
+    for gpu in cuda {
+        assert_eq!(keys(gpu), ["capability", "device", "driver", "memory_bytes", "multiprocessors", "name"]);
+    }
     assert_eq!(keys(&json["cpu"]), ["physical_cores", "simd"]);
     assert_eq!(keys(&json["auto"]), ["device", "reason"]);
     let gpus = json["gpus"].as_array().unwrap();
