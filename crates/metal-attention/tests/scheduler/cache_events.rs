@@ -58,6 +58,8 @@ fn settle(scheduler: &Scheduler) {
     while scheduler.metrics().running > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
+    // A text counts as ended a moment before the observer hears of its pages.
+    std::thread::sleep(Duration::from_millis(50));
 }
 
 #[test]
