@@ -15,7 +15,8 @@ use crate::sampling::Sampler;
 ///
 /// # fn main() -> Result<(), metal_attention::Error> {
 /// let model = Model::built_in()?;
-/// let comma = model.tokenizer()?.encode(",", Default::default())[0];
+/// let ids = model.tokenizer()?.encode(",", Default::default());
+/// let comma = ids[ids.len() - 1]; // the first may be the blank before a word
 /// let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
 /// generator.set_logits_processor(Some(Box::new(move |_ids: &[u32], logits: &mut [f32]| {
 ///     logits[comma as usize] = f32::NEG_INFINITY;
