@@ -68,8 +68,9 @@ fn sampling(asked: &SamplingOptions) -> Result<SamplerOptions, DynamoError> {
     let default = SamplerOptions::default();
     let top_k = match asked.top_k {
         None => default.top_k,
-        Some(k @ (-1 | 0..)) => k.max(0) as usize,
-        Some(k) => return Err(invalid(format!("top_k is {k}, but it must be 0 or more, or -1 for all tokens"))),
+        Some(-1) => 0,
+        Some(k) => usize::try_from(k)
+            .map_err(|_| invalid(format!("top_k is {k}, but it must be 0 or more, or -1 for all tokens")))?,
     };
     let options = SamplerOptions {
         temperature: asked.temperature.unwrap_or(default.temperature),
