@@ -34,6 +34,7 @@ template <> struct Record<Q6_K> : RecordOf<4, 512, 256, 64, 32> {};
 template <u32 FORMAT> struct Place {
     typedef Record<FORMAT> R;
     const unsigned char *codes, *high, *scales, *super;
+    __device__ __forceinline__ Place() {}
     __device__ __forceinline__ Place(const unsigned char* record, u32 i) {
         codes = record + i * R::CODES;
         high = record + R::PANELS * R::CODES + i * R::HIGH;
