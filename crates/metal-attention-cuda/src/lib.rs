@@ -5,6 +5,7 @@
 
 mod activations;
 mod args;
+mod decode;
 mod device;
 mod error;
 mod forward_pass;
