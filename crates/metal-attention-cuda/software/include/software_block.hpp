@@ -57,11 +57,11 @@ struct Fiber {
 };
 
 // The one that runs. Every file sees it as plain memory of the thread.
-extern __thread Fiber* fiber __attribute__((tls_model("initial-exec")));
-extern __thread Index block_index __attribute__((tls_model("initial-exec")));
-extern __thread Index block_size __attribute__((tls_model("initial-exec")));
-extern __thread Index grid_size __attribute__((tls_model("initial-exec")));
-extern __thread unsigned char* shared_memory __attribute__((tls_model("initial-exec")));
+extern __thread Fiber* fiber;
+extern __thread Index block_index;
+extern __thread Index block_size;
+extern __thread Index grid_size;
+extern __thread unsigned char* shared_memory;
 
 // Waits until all lanes of `mask` that have not returned are here.
 void meet(uint32_t mask, const char* what, Perform* perform, void* given);
