@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "software_run.hpp"
 
@@ -85,7 +86,7 @@ constexpr int SAVED = 20, RETURN = 11;
 static void make_ready(Block& block, Fiber* of) {
     of->waits_for = nullptr;
     block.ready[block.ready_end++ % MAX_THREADS] = of;
-    block.spins = 0;
+    block.spins = block.yields = 0;
 }
 
 // Goes on with the fiber that has been ready for longest, or, at the end, with who runs the block.
@@ -152,7 +153,7 @@ void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
         if (!meeting) fail("lanes of a warp meet in more masks at once than are provided for");
         meeting->mask = mask, meeting->perform = perform, meeting->what = what;
     }
-    if (meeting->perform != perform || strcmp(meeting->what, what) != 0) fail("lanes of a warp meet for different things");
+    if (meeting->perform != perform) fail("lanes of a warp meet for different things");
     meeting->given[me->lane] = given;
     meeting->arrived |= 1u << me->lane;
     if (meeting->arrived == (mask & warp.live)) {
@@ -183,6 +184,19 @@ void block_barrier(unsigned id, unsigned n_threads) {
     }
 }
 
+static uint64_t seconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec;
+}
+
+// Nobody wrote what all look for.
+static void check_patience(Block& block) {
+    static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
+    if (block.yields == 1024) block.waits_since = seconds();
+    else if (seconds() - block.waits_since > (uint64_t)patience) fail("threads wait for what nobody writes");
+}
+
 void pause() {
     Fiber* me = fiber;
     Block& block = *me->block;
@@ -190,6 +204,8 @@ void pause() {
     if (++block.spins > block.ready_end - block.ready_begin) {
         block.spins = 0;
         sched_yield();
+        if (++block.yields % 1024 == 0) check_patience(block);
+        if (*block.launch_failed) fail("another block failed");
     }
     block.ready[block.ready_end++ % MAX_THREADS] = me;
     go_on(block, &me->stack_pointer);
@@ -220,7 +236,7 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
     block.launch = &launch;
     block.failure = nullptr;
     block.n_threads = block.n_live = n;
-    block.ready_begin = block.ready_end = block.spins = 0;
+    block.ready_begin = block.ready_end = block.spins = block.yields = 0;
     block.bulk_copies.clear();
     for (Barrier& b : block.barriers) b.n = 0;
     block_index = index, block_size = launch.block, grid_size = launch.grid;

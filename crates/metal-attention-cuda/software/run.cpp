@@ -29,7 +29,7 @@ static unsigned char* map(size_t bytes) {
     return (unsigned char*)p;
 }
 
-Block::Block() : launch(nullptr), failure(nullptr), fibers{}, warps{} {
+Block::Block() : launch(nullptr), launch_failed(nullptr), failure(nullptr), fibers{}, warps{} {
     stacks = map(MAX_THREADS * STACK);
     for (uint32_t i = 0; i < MAX_THREADS; i++) mprotect(stacks + i * STACK, LOWEST_PAGE, PROT_NONE);
     shared = map(MAX_SHARED + GUARD);
@@ -115,6 +115,7 @@ bool run(const Launch& launch) {
     std::atomic<bool> failed{false};
     const uint64_t n_threads = launch.cooperative ? n : n < n_cores ? n : n_cores ? n_cores : 1;
     workers->run((uint32_t)n_threads, [&](Block& block) {
+        block.launch_failed = &failed;
         for (uint64_t i; !failed && (i = next++) < n;) {
             const Index index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
             const char* why = run_block(block, launch, index);

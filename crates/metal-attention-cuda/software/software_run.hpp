@@ -1,5 +1,7 @@
 // A place where blocks run, one after the other.
 #pragma once
+#include <atomic>
+
 #include "software_block.hpp"
 
 namespace software {
@@ -21,10 +23,13 @@ struct BulkCopy {
 
 struct Block {
     const Launch* launch;
+    const std::atomic<bool>* launch_failed; // in this block or another one
     uint32_t n_threads, n_live;
     Fiber* ready[MAX_THREADS]; // a ring
     uint32_t ready_begin, ready_end;
-    uint32_t spins; // pauses since somebody became ready
+    uint32_t spins;        // pauses since somebody became ready
+    uint32_t yields;       // of them, those in which nobody had anything else to do
+    uint64_t waits_since;  // seconds
     void* caller;   // who runs the block
     const char* failure;
     char failure_text[160];
