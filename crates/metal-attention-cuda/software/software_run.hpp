@@ -36,19 +36,17 @@ struct Block {
     Index failed_thread;
     Barrier barriers[BARRIERS];
     std::vector<BulkCopy> bulk_copies;
-    Fiber fibers[MAX_THREADS];
+    Fiber* fibers[MAX_THREADS];
+    Place place;
     Warp warps[MAX_THREADS / 32];
 
     Block();
     Block(const Block&) = delete;
-    ~Block();
-    unsigned char* stack_end(uint32_t thread);
     // Workgroup memory of a block that begins, full of what is no number.
     unsigned char* begin_shared(size_t bytes);
     bool shared_is_intact(size_t bytes) const;
 
   private:
-    unsigned char* stacks;
     unsigned char* shared;
 };
 
