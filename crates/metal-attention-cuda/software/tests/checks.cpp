@@ -134,7 +134,8 @@ __global__ void meets_for_others(Args) {
     else __shfl_xor_sync(~0u, 1, 1);
 }
 __global__ void ends_itself(Args) { __trap(); }
-__global__ void reads_unaligned(Args a) { copy16(a.words + 1, a.from); }
+__global__ void copies_unaligned(Args a) { copy16(a.words + 1, a.from); }
+__global__ void reads_unaligned(Args a) { a.words[0] = load_stream((const uint4*)(a.words + a.n)).x; }
 __global__ void waits_forever(Args a) {
     while (load_relaxed(a.words) != 12345) spin_pause();
 }
@@ -142,7 +143,7 @@ __global__ void waits_forever(Args a) {
 #define K(NAME) SOFTWARE_KERNEL(#NAME, NAME)
 static const software::Kernel kernels[] = {
     K(sum_of_block), K(product), K(matrices), K(bulk_copies), K(steps_together), K(writes_too_far), K(writes_shared_too_far),
-    K(does_not_wait), K(does_not_meet), K(meets_for_others), K(ends_itself), K(reads_unaligned), K(waits_forever),
+    K(does_not_wait), K(does_not_meet), K(meets_for_others), K(ends_itself), K(copies_unaligned), K(reads_unaligned), K(waits_forever),
 };
 static const software::Kernels known(kernels, sizeof kernels / sizeof *kernels);
 
@@ -223,7 +224,9 @@ int main() {
     EXPECT(is_found("does_not_meet", 64, 0));
     EXPECT(is_found("meets_for_others", 32, 0));
     EXPECT(is_found("ends_itself", 32, 0));
-    EXPECT(is_found("reads_unaligned", 1, 0));
+    EXPECT(is_found("copies_unaligned", 1, 0));
+    EXPECT(!is_found("reads_unaligned", 1, 4));
+    EXPECT(is_found("reads_unaligned", 1, 5));
     EXPECT(is_found("waits_forever", 32, 0));
 
     constexpr unsigned BLOCKS = 5, THREADS = 128;
