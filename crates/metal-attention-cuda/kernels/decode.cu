@@ -184,7 +184,11 @@ __device__ __forceinline__ void find_records(const DecodeArgs& a, Next& n, u32 w
 __device__ __forceinline__ void ask(const DecodeArgs& a, Next& n, u32 warp, int lane) {
     if (n.n_left == 0) return;
     const u32 count = min(n.a_slot, n.n_left), bytes = count * n.bytes;
-    if (lane == 0) copy_bulk(slot_of(a, warp, n.slot), n.from, bytes, barrier_of(a, warp, n.slot));
+    if (lane == 0) {
+        u64_t* barrier = barrier_of(a, warp, n.slot);
+        barrier_arrive_expecting(barrier, bytes);
+        copy_bulk(slot_of(a, warp, n.slot), n.from, bytes, barrier);
+    }
     n.slot = n.slot + 1 == a.n_slots ? 0 : n.slot + 1;
     n.from += bytes, n.n_left -= count;
     find_records(a, n, warp);
@@ -217,7 +221,7 @@ __device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, 
 #pragma unroll 1
     for (u32 r = range.x; r < range.y;) {
         const u32 n = min(a_slot, range.y - r);
-        wait_for_bytes(barrier_of(a, warp, turn.slot), turn.parity);
+        while (!barrier_try_wait(barrier_of(a, warp, turn.slot), turn.parity)) spin_pause();
         const unsigned char* record = slot_of(a, warp, turn.slot);
 #pragma unroll 1
         for (u32 j = 0; j < n;) {
@@ -698,8 +702,7 @@ template <typename T, int C> __device__ __forceinline__ void decode(const Decode
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
 
-    for (u32 i = tid; i < WARPS * a.n_slots; i += THREADS) init_barrier(barrier_of(a, 0, i));
-    barriers_made();
+    for (u32 i = tid; i < WARPS * a.n_slots; i += THREADS) barrier_init(barrier_of(a, 0, i), 1);
     for (u32 i = tid; i < a.n_parts; i += THREADS) {
         const u32 which = i % MATRICES;
         u32 first = 0, n_tiles = tiles_of(a.matrices[i]);

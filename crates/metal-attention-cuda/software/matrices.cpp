@@ -1,0 +1,76 @@
+// What a warp's lanes do together on the tensor cores.
+#include "software_ptx.hpp"
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+namespace software {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+
+template <int N> static void to_floats(const unsigned short (&halves)[N], float (&floats)[N]) {
+#ifdef __F16C__
+    for (int i = 0; i < N; i += 8) _mm256_storeu_ps(floats + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(halves + i))));
+#else
+    for (int i = 0; i < N; i++) floats[i] = __half2float({halves[i]});
+#endif
+}
+
+void multiply(void* const (&given)[32], u32 arrived) {
+    if (arrived != ~0u) fail("a product of matrices wants all lanes of the warp");
+    unsigned short a_halves[256], b_halves[128];
+    float a[256], b[128], c[16][8]; // rows one after the other
+    for (int lane = 0; lane < 32; lane++) {
+        const Product& p = *(const Product*)given[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++) {
+            unsigned short* to = a_halves + (g + 8 * (i % 2)) * 16 + 2 * t + 8 * (i / 2);
+            to[0] = (unsigned short)p.a[i], to[1] = (unsigned short)(p.a[i] >> 16);
+        }
+        for (int i = 0; i < 2; i++) {
+            unsigned short* to = b_halves + (2 * t + 8 * i) * 8 + g;
+            to[0] = (unsigned short)p.b[i], to[8] = (unsigned short)(p.b[i] >> 16);
+        }
+        for (int i = 0; i < 4; i++) c[g + 8 * (i / 2)][2 * t + i % 2] = p.c[i];
+    }
+    to_floats(a_halves, a);
+    to_floats(b_halves, b);
+    typedef float Row __attribute__((vector_size(32)));
+    Row b_rows[16];
+    memcpy(b_rows, b, sizeof b);
+    for (int row = 0; row < 16; row++) {
+        Row sums;
+        memcpy(&sums, c[row], sizeof sums);
+        for (int k = 0; k < 16; k++) sums += a[16 * row + k] * b_rows[k];
+        memcpy(c[row], &sums, sizeof sums);
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        const Product& p = *(const Product*)given[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++) p.c[i] = c[g + 8 * (i / 2)][2 * t + i % 2];
+    }
+}
+
+static void give(void* const (&given)[32], u32 arrived, bool turned) {
+    if (arrived != ~0u) fail("matrices are given to all lanes of the warp");
+    u32 results[32][4];
+    for (int i = 0; i < 4; i++) {
+        const half* rows[8];
+        for (int row = 0; row < 8; row++) {
+            rows[row] = ((const Rows*)given[8 * i + row])->row;
+            if ((uintptr_t)rows[row] % 16) fail("a row of a matrix is not aligned");
+        }
+        for (int lane = 0; lane < 32; lane++) {
+            const int g = lane / 4, t = lane % 4;
+            const half first = turned ? rows[2 * t][g] : rows[g][2 * t], second = turned ? rows[2 * t + 1][g] : rows[g][2 * t + 1];
+            results[lane][i] = first.bits | (u32)second.bits << 16;
+        }
+    }
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) ((const Rows*)given[lane])->to[i] = results[lane][i];
+}
+void give_rows(void* const (&given)[32], u32 arrived) { give(given, arrived, false); }
+void give_columns(void* const (&given)[32], u32 arrived) { give(given, arrived, true); }
+
+}  // namespace software
