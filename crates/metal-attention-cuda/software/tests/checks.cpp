@@ -201,16 +201,17 @@ static Result launch(const char* name, unsigned blocks, unsigned threads, unsign
 static bool is_found(const char* name, unsigned threads, unsigned n) {
     const pid_t child = fork();
     if (child == 0) {
-        if (!freopen("/dev/null", "w", stderr)) _exit(1);
+        if (!freopen("/dev/null", "w", stderr)) _exit(0);
         Buffer<u32> words(16);
         const Result result = launch(name, 1, threads, 256, {words.p(), (float*)words.p(), (const float*)words.p(), n});
         if (result == LAUNCH_FAILED && launch("product", 1, 32, 0, {}) == LAUNCH_FAILED) _exit(2);
-        EXPECT(cuMemFree_v2(words.address) == SUCCESS);
+        // A process with an error of the sanitizer has ended by now; one with an overrun ends here.
+        cuMemFree_v2(words.address);
         _exit(0);
     }
     int status = 0;
     EXPECT(child > 0 && waitpid(child, &status, 0) == child);
-    return !WIFEXITED(status) || WEXITSTATUS(status) == 2;
+    return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 }
 
 int main() {
