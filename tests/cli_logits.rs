@@ -86,7 +86,7 @@ fn token_ids_need_no_vocabulary() {
     for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
         metadata.set(key, value.clone());
     }
-    metadata.set("qwen3.vocab_size", 512u32);
+    metadata.set("qwen3.vocab_size", 272u32);
     let tensors: Vec<_> = file.tensors().iter().map(TensorDecl::from).collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &tensors).unwrap();
     for tensor in file.tensors() {

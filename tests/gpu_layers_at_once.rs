@@ -14,10 +14,10 @@ mod archives;
 #[path = "common/gpu.rs"]
 mod gpu;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use archives::quants;
+use archives::{architectures, quants};
 use gpu::{gpu, start};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::GpuDevice;
@@ -184,26 +184,14 @@ fn llama() -> GgufFile {
     GgufFile::open(Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf")).unwrap()
 }
 
-fn models(folder: &str) -> Vec<PathBuf> {
-    let mut paths: Vec<_> = std::fs::read_dir(Path::new(ROOT).join(folder))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
-        .collect();
-    paths.sort();
-    assert!(!paths.is_empty(), "{folder}");
-    paths
-}
-
 #[test]
 fn architectures_give_the_same_logits() {
     let _alone = alone();
     let Some(gpu) = gpu() else { return };
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let mut suited = Vec::new();
-    for path in models("tests/data/reference/architectures") {
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if compare(&gpu, &name, &GgufFile::open(&path).unwrap(), &options, &group_counts(&gpu), 0, 10) {
+    for (name, bytes) in architectures() {
+        if compare(&gpu, name, &GgufFile::from_bytes(bytes).unwrap(), &options, &group_counts(&gpu), 0, 10) {
             suited.push(name);
         }
     }

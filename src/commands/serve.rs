@@ -74,7 +74,11 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
 
-    /// Time in seconds that running requests have to finish when the server ends
+    /// Time in seconds that requests are still taken for when the server ends, and /ready says so to routers
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    drain_delay: u64,
+
+    /// Time in seconds that running requests have to finish after that
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u64,
 
@@ -197,6 +201,7 @@ impl Args {
             max_connections: access.max_connections,
             max_connections_per_address: access.max_connections_per_address,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
+            drain_delay: Duration::from_secs(self.drain_delay),
             grace: Duration::from_secs(self.grace),
             ..Default::default()
         })

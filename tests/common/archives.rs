@@ -1,4 +1,4 @@
-//! Models that lie in archives: one small model in each quantised type, and one of each architecture.
+//! Models that lie in archives: small models in each quantised type and of each architecture.
 
 // Each test file that takes this in uses a part of it.
 #![allow(dead_code)]
@@ -10,21 +10,16 @@ use std::sync::OnceLock;
 /// Files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A small model in each quantised type, as `Q4_K.gguf`. Three lie in the folder `quants` for tests that open files, with two
-/// layers and the logits of `quants.json`; the others, with one layer, in an archive beside it, with those of
-/// `quants-one-layer.json`.
+/// A small model in each quantised type, as `Q4_K.gguf`, with the logits of `quants.json`.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| {
-        let mut files: Files = std::fs::read_dir(reference().join("quants"))
-            .expect("a folder")
-            .map(|entry| entry.expect("an entry"))
-            .map(|entry| (entry.file_name().into_string().expect("a plain name"), std::fs::read(entry.path()).unwrap()))
-            .collect();
-        files.extend(archive("quants-one-layer.tar.xz"));
-        assert_eq!(files.len(), 12, "{:?}", files.keys());
-        files
-    })
+    FILES.get_or_init(|| folder_and_archive("quants", 12))
+}
+
+/// The models of `architectures.json`, as `qwen3.gguf`: Llama and Qwen, and the ways to scale RoPE.
+pub fn architectures() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| folder_and_archive("architectures", 8))
 }
 
 /// The models of `more-architectures.json`, as `gemma3.gguf`.
@@ -36,6 +31,18 @@ pub fn more_architectures() -> &'static Files {
 fn reference() -> PathBuf {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|root| root.join("tests/data/reference"));
     folders.find(|folder| folder.exists()).expect("the repository's tests/data/reference")
+}
+
+/// Three models lie in a folder, for tests that open files, the others in an archive beside it.
+fn folder_and_archive(name: &str, n: usize) -> Files {
+    let mut files: Files = std::fs::read_dir(reference().join(name))
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry"))
+        .map(|entry| (entry.file_name().into_string().expect("a plain name"), std::fs::read(entry.path()).unwrap()))
+        .collect();
+    files.extend(archive(&format!("{name}.tar.xz")));
+    assert_eq!(files.len(), n, "{:?}", files.keys());
+    files
 }
 
 fn archive(name: &str) -> Files {

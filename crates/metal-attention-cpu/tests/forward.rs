@@ -1,9 +1,11 @@
 //! The forward pass as its callers see it: however tokens are grouped, the same
 //! bits come out, and a refused batch leaves no trace.
 
+#[path = "../../../tests/common/archives.rs"]
+mod archives;
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
@@ -20,21 +22,16 @@ fn stories() -> GgufFile {
     open("models/stories260K.gguf")
 }
 
-/// Every architecture, and repacked matrices of several quantised types.
+/// Llama and Qwen with every way to scale RoPE, and repacked matrices of several quantised types.
 fn all_models() -> Vec<(String, GgufFile)> {
     let mut found = vec![("stories260K".to_owned(), stories())];
-    for folder in ["architectures", "quants"] {
-        let folder = format!("tests/data/reference/{folder}");
-        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(&folder);
-        let mut files: Vec<PathBuf> =
-            std::fs::read_dir(path).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
-        files.sort();
-        for file in files {
-            let name = format!("{folder}/{}", file.file_name().expect("a name").to_string_lossy());
-            found.push((name.clone(), open(&name)));
-        }
+    for (name, bytes) in archives::architectures() {
+        found.push((name.clone(), GgufFile::from_bytes(bytes).expect("a readable GGUF file")));
     }
-    assert!(found.len() >= 12, "only {} models", found.len());
+    for name in ["Q2_K", "Q3_K", "Q4_K"] {
+        let name = format!("tests/data/reference/quants/{name}.gguf");
+        found.push((name.clone(), open(&name)));
+    }
     found
 }
 

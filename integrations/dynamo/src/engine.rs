@@ -17,6 +17,10 @@ use tokio::task::JoinHandle;
 use crate::answer::{self, InFlight, Item, Telling};
 use crate::{cache, error, load, request};
 
+/// How long Dynamo has to write the ends of streams that have been read to theirs, before it closes its connections: to a frontend a
+/// text without such an end is not finished, and it moves it.
+const FLUSH: Duration = Duration::from_millis(500);
+
 /// What to run, and how.
 #[derive(Clone)]
 pub struct Setup {
@@ -154,6 +158,7 @@ impl LLMEngine for Engine {
             if tokio::time::timeout(grace + Duration::from_secs(1), told).await.is_err() {
                 tracing::warn!("requests were cut short at the end: they go on elsewhere");
             }
+            tokio::time::sleep(FLUSH).await;
         }
         self.tell_load_by(None);
         Ok(())

@@ -31,7 +31,7 @@ class Failure(Exception):
 
 
 def free_port():
-    """A port that is free now. Dynamo takes none above 32767 for the status."""
+    """A port that is free now, and fits into the 16 bits with a sign in which Dynamo keeps that of the status."""
     while True:
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", random.randrange(16384, 32768)))

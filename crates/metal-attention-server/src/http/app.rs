@@ -38,6 +38,7 @@ pub struct Parts {
     pub started: u64,
     /// Set once the model is loaded.
     model: OnceLock<Loaded>,
+    leaving: AtomicBool,
     shutting_down: AtomicBool,
 }
 
@@ -61,6 +62,7 @@ impl App {
             metrics: HttpMetrics::default(),
             started,
             model: OnceLock::new(),
+            leaving: AtomicBool::new(false),
             shutting_down: AtomicBool::new(false),
         }))
     }
@@ -73,16 +75,28 @@ impl Parts {
         let _ = self.model.set(model);
     }
 
-    /// From now on `/ready` says that the server takes no requests.
+    /// From now on `/ready` says that the server ends.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on requests are refused.
     pub fn shut_down(&self) {
+        self.leave();
         self.shutting_down.store(true, Ordering::Relaxed);
+    }
+
+    /// An error where requests had better go elsewhere.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        self.model()?;
+        if self.leaving.load(Ordering::Relaxed) { Err(shutting_down()) } else { Ok(()) }
     }
 
     /// The model, once it is loaded and until the server shuts down.
     pub fn model(&self) -> Result<&Loaded, ApiError> {
         self.check_engine()?;
         if self.shutting_down.load(Ordering::Relaxed) {
-            return Err(ApiError::unavailable("shutting_down", "the server is shutting down"));
+            return Err(shutting_down());
         }
         self.model.get().ok_or_else(|| ApiError::unavailable("loading", "the model is still loading: try again soon"))
     }
@@ -115,6 +129,10 @@ impl Parts {
     pub fn model_name(&self) -> String {
         self.options.names.first().cloned().unwrap_or_default()
     }
+}
+
+fn shutting_down() -> ApiError {
+    ApiError::unavailable("shutting_down", "the server is shutting down")
 }
 
 /// A model that is ready to answer.

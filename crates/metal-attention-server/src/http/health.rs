@@ -29,6 +29,6 @@ pub async fn health(State(app): State<App>) -> Result<axum::Json<Health>, ApiErr
     (status = 503, description = "The model is loading, the server shuts down, or its engine met a defect",
         body = ErrorBody)))]
 pub async fn ready(State(app): State<App>) -> Result<axum::Json<Health>, ApiError> {
-    app.model()?;
+    app.check_ready()?;
     Ok(axum::Json(Health { status: "ok" }))
 }

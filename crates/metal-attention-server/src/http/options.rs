@@ -35,7 +35,9 @@ pub struct HttpOptions {
     pub write_timeout: Duration,
     /// Longest time a request may take, waiting included.
     pub timeout: Option<Duration>,
-    /// How long running requests may go on after a shutdown was asked for.
+    /// How long requests are still taken after a shutdown was asked for, while `/ready` says that the server ends.
+    pub drain_delay: Duration,
+    /// How long running requests may go on after that.
     pub grace: Duration,
 }
 
@@ -55,6 +57,7 @@ impl Default for HttpOptions {
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
             timeout: None,
+            drain_delay: Duration::ZERO,
             grace: Duration::from_secs(10),
         }
     }

@@ -61,8 +61,8 @@ impl From<TcpListener> for Listeners {
     }
 }
 
-/// Serves on `listeners` until `shutdown` is ready, and then until the running requests are finished or the grace is
-/// over; meanwhile new requests are told to go elsewhere. `load` makes the model, on a thread of its own; where it fails
+/// Serves on `listeners` until `shutdown` is ready, and for the drain's delay from there on; then until the running requests are
+/// finished or the grace is over; meanwhile new requests are told to go elsewhere. `load` makes the model, on a thread of its own; where it fails
 /// the server ends with its error. Where the engine meets a defect the server ends too, once all have been told: whoever
 /// watches over it starts it again, with a forward pass that nothing is wrong with.
 pub async fn serve<E: Send + 'static>(
@@ -106,6 +106,21 @@ pub async fn serve<E: Send + 'static>(
                 break;
             }
             (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
+        }
+    }
+    // Routers hear that the server goes, while it takes requests as ever.
+    app.leave();
+    if failure.is_none() && !is_loading {
+        let mut delay = pin!(tokio::time::sleep(app.options.drain_delay));
+        loop {
+            tokio::select! {
+                () = &mut delay => break,
+                why = engine_defect(&app) => {
+                    failure = Some(ServeError::Engine(why));
+                    break;
+                }
+                (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
+            }
         }
     }
     app.shut_down();

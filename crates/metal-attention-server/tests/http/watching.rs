@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
@@ -150,6 +150,28 @@ fn a_server_is_ready_once_it_has_evaluated_a_token() {
     assert_eq!(*levers.log.lock().unwrap(), [[0]]);
     // Nothing of it is kept, and nothing is counted.
     assert_eq!((server.metric("steps_total"), server.metric("kv_cache_pages_used")), (0.0, 0.0));
+}
+
+/// With a delay: not ready from the signal on, but requests are answered until it is over, whoever sends them.
+#[test]
+fn a_server_that_drains_takes_requests_while_routers_hear_of_it() {
+    let delay = Duration::from_secs(2);
+    let mut server = Server::new(HttpOptions { drain_delay: delay, ..Default::default() });
+    server.wait_until_ready();
+    let begun = Instant::now();
+    server.stop();
+    while server.get("/ready").status == 200 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(server.get("/ready").error(), (503, Value::Null, json!("shutting_down")));
+    let mut answered = 0;
+    while begun.elapsed() < delay / 2 {
+        assert_eq!(server.post("/v1/completions", &completion(&json!({"max_tokens": 1}))).status, 200);
+        answered += 1;
+    }
+    assert!(answered > 0);
+    server.join();
+    assert!(begun.elapsed() >= delay, "it went after {:?}", begun.elapsed());
 }
 
 /// From the signal on: not ready, nothing new is begun, what runs is finished, and those that watch are answered to the end.
