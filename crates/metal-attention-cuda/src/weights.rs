@@ -1,18 +1,22 @@
 //! The weights of a model in the device's memory.
 
+mod attention;
+mod feed_forward;
+
 use std::sync::Arc;
 
 use metal_attention_model::{
-    AttentionSpec, DenseWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights,
-    ModelSpec, NormWeights, Residual, Rope, Weights,
+    FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm,
+    NormWeights, Residual, Rope, Weights,
 };
 
+pub(crate) use attention::CudaAttention;
+pub(crate) use feed_forward::CudaDense;
+
 use crate::CudaError;
-use crate::args::HeadArgs;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::matrix::CudaMatrix;
 use crate::options::distinct_ropes;
-use crate::parts::{activation_code, head_codes, mask_code};
 
 /// All of them.
 #[derive(Debug)]
@@ -20,8 +24,7 @@ pub(crate) struct CudaWeights {
     /// `[n_vocab, n_embd]`.
     pub(crate) token_embd: Arc<CudaMatrix>,
     pub(crate) layers: Vec<CudaLayer>,
-    pub(crate) output_norm: Vector,
-    pub(crate) output_eps: f32,
+    pub(crate) output_norm: Option<CudaNorm>,
     /// `[n_vocab, n_embd]`, and what is added.
     pub(crate) output: Option<(Arc<CudaMatrix>, Option<Vector>)>,
     /// Keeps the tables of rotations.
@@ -31,51 +34,55 @@ pub(crate) struct CudaWeights {
 /// F32 elements that kernels read.
 pub(crate) type Vector = CudaBuffer;
 
-/// A layer: attention and a gated feed-forward, each behind an RMSNorm.
+/// `y = W x + b`.
 #[derive(Debug)]
-pub(crate) struct CudaLayer {
-    pub(crate) mixer_norm: Vector,
-    pub(crate) mixer_eps: f32,
-    /// Of queries, keys and values.
-    pub(crate) qkv: [CudaMatrix; 3],
-    /// Of all three one after the other.
-    pub(crate) qkv_bias: Option<Vector>,
-    pub(crate) out: CudaMatrix,
-    pub(crate) out_bias: Option<Vector>,
-    pub(crate) attention: Attention,
-    pub(crate) ff_norm: Vector,
-    pub(crate) ff_eps: f32,
-    pub(crate) gate: CudaMatrix,
-    pub(crate) up: CudaMatrix,
-    pub(crate) down: CudaMatrix,
-    pub(crate) down_bias: Option<Vector>,
-    pub(crate) activation: u32,
-    /// Factor on what is added to the residual stream.
-    pub(crate) scale: f32,
+pub(crate) struct CudaLinear {
+    pub(crate) weight: CudaMatrix,
+    pub(crate) bias: Option<Vector>,
 }
 
-/// What attention is in a layer.
-#[derive(Debug)]
-pub(crate) struct Attention {
-    pub(crate) n_head: usize,
-    pub(crate) n_kv_head: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) inputs: HeadArgs,
-    pub(crate) mask: u32,
-    pub(crate) reach: u32,
-    pub(crate) soft_cap: f32,
-    pub(crate) sinks: Option<Vector>,
-    _norms: [Option<Vector>; 2],
-}
-
-impl Attention {
-    /// Elements of a row of queries, keys and values.
-    pub(crate) fn stride(&self) -> usize {
-        (self.n_head + 2 * self.n_kv_head) * self.head_dim
+impl CudaLinear {
+    /// Where its bias lies; 0: nowhere.
+    pub(crate) fn bias(&self) -> u64 {
+        self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
 }
 
-struct Loader<'a> {
+/// A norm of rows.
+#[derive(Debug)]
+pub(crate) struct CudaNorm {
+    pub(crate) weight: Vector,
+    pub(crate) eps: f32,
+}
+
+/// A layer.
+#[derive(Debug)]
+pub(crate) struct CudaLayer {
+    pub(crate) mixer_norm: Option<CudaNorm>,
+    pub(crate) mixer: CudaMixer,
+    pub(crate) mixer_post_norm: Option<CudaNorm>,
+    pub(crate) feed_forward_norm: Option<CudaNorm>,
+    pub(crate) feed_forward: CudaFeedForward,
+    pub(crate) feed_forward_post_norm: Option<CudaNorm>,
+    pub(crate) residual: Residual,
+}
+
+/// What moves information between tokens.
+#[derive(Debug)]
+pub(crate) enum CudaMixer {
+    /// Softmax attention.
+    Attention(CudaAttention),
+}
+
+/// What works on each token alone.
+#[derive(Debug)]
+pub(crate) enum CudaFeedForward {
+    /// The same matrices for all tokens.
+    Dense(CudaDense),
+}
+
+/// What uploads weights.
+pub(crate) struct Loader<'a> {
     gpu: &'a Arc<CudaDevice>,
     kernels: Kernels,
     ropes: Vec<(Rope, CudaBuffer)>,
@@ -109,12 +116,10 @@ impl CudaWeights {
         };
         let layers = spec.layers.iter().zip(&weights.layers);
         let layers = layers.map(|(spec, weights)| loader.layer(spec, weights)).collect::<Result<_, _>>()?;
-        let norm = spec.output.norm.as_ref().zip(weights.output_norm.as_ref());
-        let (norm, output_norm) = norm.ok_or(CudaError::UnsupportedPart { part: "models without a last norm" })?;
-        let output_norm = loader.vector(&output_norm.weight)?;
+        let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?;
         let rope = loader.ropes.into_iter().map(|(_, table)| table).collect();
         gpu.wait()?;
-        Ok(Self { token_embd, layers, output_norm, output_eps: norm.eps, output, _rope: rope })
+        Ok(Self { token_embd, layers, output_norm, output, _rope: rope })
     }
 }
 
@@ -132,12 +137,8 @@ impl Loader<'_> {
         CudaMatrix::new(self.gpu, &mut self.kernels, &linear.weight)
     }
 
-    /// A matrix whose product goes through a gate, where nothing is added.
-    fn gate(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
-        if linear.bias.is_some() {
-            return Err(CudaError::UnsupportedPart { part: "biases of gates" });
-        }
-        self.matrix(linear)
+    fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
+        Ok(CudaLinear { weight: self.matrix(linear)?, bias: self.optional(linear.bias.as_deref())? })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vector, CudaError> {
@@ -148,89 +149,56 @@ impl Loader<'_> {
         values.map(|values| self.vector(values)).transpose()
     }
 
-    fn layer(&mut self, spec: &LayerSpec, weights: &LayerWeights) -> Result<CudaLayer, CudaError> {
-        let unsupported = |part| CudaError::UnsupportedPart { part };
-        let (Mixer::Attention(of), MixerWeights::Attention(a)) = (&spec.mixer, &weights.mixer) else {
-            return Err(unsupported("mixers but for attention"));
-        };
-        let (FeedForward::Dense(dense), FeedForwardWeights::Dense(ff)) = (&spec.feed_forward, &weights.feed_forward)
-        else {
-            return Err(unsupported("feed-forwards but for dense ones"));
-        };
-        let (Some(k), Some(v)) = (&a.k, &a.v) else { return Err(unsupported("keys and values of other layers")) };
-        let DenseWeights { gate: Some(gate), up, down } = ff else {
-            return Err(unsupported("feed-forwards without a gate"));
-        };
-        if gate.weight.ty() != up.weight.ty() {
-            return Err(unsupported("gate and up of unlike types"));
-        }
-        let Residual::Sequential { scale } = spec.residual else {
-            return Err(unsupported("residual streams but for sequential ones"));
-        };
-        let norm = |norm: &Option<NormWeights>| match norm {
-            Some(norm) => self.vector(&norm.weight),
-            None => Err(unsupported("layers without norms of their inputs")),
-        };
-        let (mixer_norm, ff_norm) = (norm(&weights.mixer_norm)?, norm(&weights.feed_forward_norm)?);
-        let eps = |norm: &Option<metal_attention_model::Norm>| norm.map_or(0.0, |norm| norm.eps);
-        let linears = [&a.q, k, v];
-        let qkv_bias = if linears.iter().any(|linear| linear.bias.is_some()) {
-            let of = |linear: &&Linear| linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()]);
-            Some(self.vector(&linears.iter().flat_map(of).collect::<Vec<_>>())?)
-        } else {
-            None
-        };
-        let norms = [self.optional(weight(a.q_norm.as_ref()))?, self.optional(weight(a.k_norm.as_ref()))?];
-        let attention = self.attention(of, norms, a.sinks.as_deref())?;
+    /// Where the table of a rotation lies; 0: nowhere.
+    fn rope(&self, rope: Option<&Rope>) -> u64 {
+        let table = rope.and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
+        table.map_or(0, |(_, table)| table.ptr())
+    }
+
+    /// `norm`, which has weights where there is one.
+    fn norm(&self, norm: Option<&Norm>, weights: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
+        let Some((norm, weights)) = norm.zip(weights) else { return Ok(None) };
+        Ok(Some(CudaNorm { weight: self.vector(&weights.weight)?, eps: norm.eps }))
+    }
+
+    fn layer(&mut self, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
         Ok(CudaLayer {
-            mixer_norm,
-            mixer_eps: eps(&spec.mixer_norm),
-            qkv: [self.matrix(&a.q)?, self.matrix(k)?, self.matrix(v)?],
-            qkv_bias,
-            out: self.matrix(&a.out)?,
-            out_bias: self.optional(a.out.bias.as_deref())?,
-            attention,
-            ff_norm,
-            ff_eps: eps(&spec.feed_forward_norm),
-            gate: self.gate(gate)?,
-            up: self.gate(up)?,
-            down: self.matrix(down)?,
-            down_bias: self.optional(down.bias.as_deref())?,
-            activation: activation_code(dense.activation).map_err(unsupported)?,
-            scale,
+            mixer_norm: self.norm(spec.mixer_norm.as_ref(), w.mixer_norm.as_ref())?,
+            mixer: self.mixer(&spec.mixer, &w.mixer)?,
+            mixer_post_norm: self.norm(spec.mixer_post_norm.as_ref(), w.mixer_post_norm.as_ref())?,
+            feed_forward_norm: self.norm(spec.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref())?,
+            feed_forward: self.feed_forward(&spec.feed_forward, &w.feed_forward)?,
+            feed_forward_post_norm: self
+                .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
+            residual: spec.residual,
         })
     }
 
-    fn attention(
-        &self,
-        of: &AttentionSpec,
-        norms: [Option<Vector>; 2],
-        sinks: Option<&[f32]>,
-    ) -> Result<Attention, CudaError> {
-        let unsupported = |part| CudaError::UnsupportedPart { part };
-        let (mask, reach) = mask_code(of.mask).map_err(unsupported)?;
-        let table = of.rope().and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
-        let ptr = |vector: &Option<Vector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
-        let inputs = HeadArgs {
-            q_norm: ptr(&norms[0]),
-            k_norm: ptr(&norms[1]),
-            rope: table.map_or(0, |(_, table)| table.ptr()),
-            ..head_codes(of).map_err(unsupported)?
-        };
-        Ok(Attention {
-            n_head: of.n_head,
-            n_kv_head: of.n_head_kv,
-            head_dim: of.head_dim,
-            inputs,
-            mask,
-            reach,
-            soft_cap: of.soft_cap.unwrap_or(0.0),
-            sinks: self.optional(sinks)?,
-            _norms: norms,
-        })
+    fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
+        match (spec, weights) {
+            (Mixer::Attention(of), MixerWeights::Attention(w)) => Ok(CudaMixer::Attention(self.attention(of, w)?)),
+            (
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None,
+                _,
+            ) => Err(CudaError::UnsupportedPart { part: "mixers but for attention" }),
+        }
     }
-}
 
-fn weight(norm: Option<&NormWeights>) -> Option<&[f32]> {
-    norm.map(|norm| &norm.weight[..])
+    fn feed_forward(&mut self, spec: &FeedForward, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
+        match (spec, weights) {
+            (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => Ok(CudaFeedForward::Dense(self.dense(of, w)?)),
+            (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => {
+                Err(CudaError::UnsupportedPart { part: "feed-forwards but for dense ones" })
+            }
+        }
+    }
 }

@@ -1,0 +1,228 @@
+//! Products of matrices with the rows of tokens, and the norms before them.
+
+use super::Steps;
+use crate::CudaError;
+use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, Output};
+use crate::device::CudaBuffer;
+use crate::launch::Grid;
+use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
+use crate::weights::CudaNorm;
+
+/// Tokens that a product takes as exactly as F32, and in one go.
+pub(super) const MATVEC_TOKENS: usize = 4;
+/// Tokens up to which every warp reads all inputs.
+const FEW_TOKENS: usize = 64;
+/// Warps of a block of products.
+const WARPS: usize = 8;
+/// Warps that keep the memory busy.
+const BUSY_WARPS: usize = 2112;
+/// Elements of a matrix from which on two blocks a multiprocessor are better than one.
+const LARGE: usize = 8 << 20;
+/// Panels that a warp asks for at once.
+const PANELS_AHEAD: usize = 4;
+
+/// The input of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Input {
+    /// F32 rows, which may go through a norm on the way: address of the rows, weight of the norm or 0, its epsilon.
+    Rows { x: u64, norm: u64, eps: f32 },
+    /// Packed F16.
+    Packed(u64),
+}
+
+/// A product over all tokens.
+pub(super) struct Product<'a> {
+    /// What it is, for a profile.
+    pub(super) what: &'static str,
+    /// One matrix below the other; GATED: those of the gate, then those of up.
+    pub(super) parts: Vec<(&'a CudaMatrix, usize)>,
+    pub(super) n_out: usize,
+    pub(super) output: Output,
+    pub(super) activation: u32,
+    pub(super) scale: f32,
+    pub(super) bias: u64,
+    /// F32 rows, and where GATED over many tokens packed F16.
+    pub(super) y: u64,
+    pub(super) packed: u64,
+}
+
+impl Steps {
+    /// How many tokens go through products of the first kind; of longer steps inputs are packed.
+    pub(super) fn is_exact(&self, n_tokens: usize) -> bool {
+        self.exact || n_tokens <= MATVEC_TOKENS
+    }
+
+    /// Rows that a product takes as they are.
+    pub(super) fn input(&self, rows: &CudaBuffer, packed: &CudaBuffer, n_tokens: usize) -> Input {
+        if self.is_exact(n_tokens) {
+            Input::Rows { x: rows.ptr(), norm: 0, eps: 0.0 }
+        } else {
+            Input::Packed(packed.ptr())
+        }
+    }
+
+    /// Rows of the residual stream that products take through a norm: on their way, or packed before.
+    pub(super) fn normed(
+        &mut self,
+        norm: Option<&CudaNorm>,
+        n_embd: usize,
+        n_tokens: usize,
+    ) -> Result<Input, CudaError> {
+        let (x, packed) = (self.s.x.ptr(), self.s.packed_x.ptr());
+        let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight.ptr(), norm.eps));
+        if self.is_exact(n_tokens) {
+            return Ok(Input::Rows { x, norm: weight, eps });
+        }
+        self.norm(
+            NormArgs {
+                x,
+                weight,
+                packed,
+                out: 0,
+                rows: 0,
+                n_in: n_embd as u32,
+                n_token_tiles: n_tokens.div_ceil(8) as u32,
+                eps,
+                unused: 0,
+            },
+            n_tokens,
+        )?;
+        Ok(Input::Packed(packed))
+    }
+
+    pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
+        self.launch("rms_norm", "", Grid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 }, &args)
+    }
+
+    /// `y = W x` of all tokens.
+    pub(super) fn product(
+        &mut self,
+        p: &Product<'_>,
+        input: Input,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        match input {
+            Input::Rows { x, norm, eps } => {
+                for first in (0..n_tokens).step_by(MATVEC_TOKENS) {
+                    let n = (n_tokens - first).min(MATVEC_TOKENS);
+                    let at = |rows: u64, width: usize| rows + (4 * first * width) as u64;
+                    self.matvec(p, at(x, n_in), norm, eps, 0, at(p.y, p.n_out), n_in, n)?;
+                }
+                Ok(())
+            }
+            Input::Packed(x) => self.matmul(p, x, n_tokens),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the addresses of a product")]
+    pub(super) fn matvec(
+        &mut self,
+        p: &Product<'_>,
+        x: u64,
+        norm: u64,
+        eps: f32,
+        rows: u64,
+        y: u64,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
+        for (to, (matrix, first)) in parts.iter_mut().zip(&p.parts) {
+            *to = matrix.args(*first);
+        }
+        let gated = p.output == Output::Gated;
+        let of = if gated { 1 } else { p.parts.len() };
+        let tiles: Vec<usize> = p.parts[..of].iter().map(|(matrix, _)| matrix.n_tiles()).collect();
+        let n_tiles: usize = tiles.iter().sum();
+        let n_panels = n_in.div_ceil(PANEL);
+        // As few warps a tile as keep the memory busy, and as leave each enough to ask for.
+        let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+        let warps_a_tile = BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two();
+        let warps_a_tile = if warps_a_tile > most { warps_a_tile / 2 } else { warps_a_tile };
+        // One block on each multiprocessor leaves room for those of the next kernel.
+        let most_blocks = self.gpu.summary().n_sm * if n_tiles * TILE * n_in > LARGE { 2 } else { 1 };
+        let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
+        let n_groups: usize = groups.clone().sum();
+        let share = |groups: usize| {
+            if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
+        };
+        let mut blocks = [0; MAX_PARTS];
+        let mut n_blocks = 0;
+        for (end, groups) in blocks.iter_mut().zip(groups) {
+            n_blocks += share(groups);
+            *end = n_blocks as u32;
+        }
+        let args = MatvecArgs {
+            parts,
+            n_parts: p.parts.len() as u32,
+            blocks,
+            n_in: n_in as u32,
+            n_out: p.n_out as u32,
+            warps_a_tile: warps_a_tile as u32,
+            output: p.output as u32,
+            activation: p.activation,
+            eps,
+            scale: p.scale,
+            unused: 0,
+            x,
+            norm,
+            bias: p.bias,
+            y,
+            rows,
+        };
+        // `RING` of matvec.cu, or two panels.
+        let ring = p.parts.iter().map(|(matrix, _)| if matrix.format == Format::F32 { 8192 } else { 6144 }).max();
+        let shared = WARPS * ring.unwrap_or(0) + n_tokens * (n_panels * 272 + 4 * (2 * WARPS * TILE + 1));
+        let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
+        self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
+    }
+
+    pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+        let token_tiles = n_tokens.div_ceil(8);
+        let gated = p.output == Output::Gated;
+        let products: Vec<_> = match (&p.parts[..], gated) {
+            ([gate, up], true) => vec![(*gate, *up)],
+            (parts, _) => parts.iter().map(|part| (*part, *part)).collect(),
+        };
+        for ((a, first), (b, _)) in products {
+            let args = MatmulArgs {
+                a: a.args(first),
+                b: b.args(first),
+                x,
+                n_tokens: n_tokens as u32,
+                n_token_tiles: token_tiles as u32,
+                n_out: p.n_out as u32,
+                output: p.output as u32,
+                activation: p.activation,
+                scale: p.scale,
+                bias: p.bias,
+                y: p.y,
+                packed: p.packed,
+                y_token_tiles: token_tiles as u32,
+                unused: 0,
+            };
+            if n_tokens <= FEW_TOKENS || a.format != b.format {
+                let tiles_at_once = match token_tiles {
+                    1 => 1,
+                    2 => 2,
+                    3 | 4 => 4,
+                    _ => 8,
+                };
+                let blocks = if gated { a.n_tiles() } else { a.n_tiles().div_ceil(2) };
+                let grid = Grid {
+                    blocks: [blocks, token_tiles.div_ceil(tiles_at_once), 1],
+                    threads: 32 * WARPS,
+                    shared: WARPS * 2 * tiles_at_once * 512,
+                };
+                self.launch(&format!("matmul_few_{tiles_at_once}"), p.what, grid, &args)?;
+            } else {
+                let rows = a.n_tiles().div_ceil(if gated { 4 } else { 8 });
+                let grid =
+                    Grid { blocks: [token_tiles.div_ceil(16), rows, 1], threads: 32 * WARPS, shared: 4 * 16 * 1024 };
+                self.launch(&format!("matmul_{}", Format::name(a.format)), p.what, grid, &args)?;
+            }
+        }
+        Ok(())
+    }
+}
