@@ -1,6 +1,6 @@
 // Matrices in the order in which the tensor cores take them. 16 rows are a tile, 64 columns a panel of two blocks of 32. Lane l of
 // a warp has, of rows g = l / 4 and g + 8 of a tile, the 8 columns of a block that `place_in_block` gives t = l % 4: a code each,
-// in planes that a warp reads in one go. Scales follow in planes of their own.
+// which a warp reads in one go. Scales follow.
 #pragma once
 #include "common.cuh"
 
@@ -8,14 +8,40 @@
 enum Format : u32 { F16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5, F32 = 6 };
 
 struct Matrix {
-    const uint4* codes;  // [tile][panel][CODES][lane]
-    const void* high;    // further bits of the codes, [tile][panel][lane]
-    const uint2* scales; // [tile][panel][g]
-    const void* super;   // what scales are multiplied by, [tile][panel / 4][g]
+    const unsigned char* records; // [tile][panel / PANELS], see Record
     u32 format;
     u32 n_rows;
     u32 n_panels;
     u32 first_row; // of the product's rows
+};
+
+// What lies side by side: PANELS panels of a tile, first the codes of all, then further bits of the codes, then scales, each
+// [panel][lane or g], then what the scales of all are multiplied by, [g]. Sizes in bytes, of one panel but for SUPER.
+template <int N, int CODES_, int HIGH_, int SCALES_, int SUPER_> struct RecordOf {
+    static constexpr int PANELS = N, CODES = CODES_, HIGH = HIGH_, SCALES = SCALES_, SUPER = SUPER_;
+    static constexpr int BYTES = N * (CODES_ + HIGH_ + SCALES_) + SUPER_;
+};
+template <u32 FORMAT> struct Record;
+template <> struct Record<F16> : RecordOf<1, 2048, 0, 0, 0> {};
+template <> struct Record<F32> : RecordOf<1, 4096, 0, 0, 0> {};
+template <> struct Record<Q8_0> : RecordOf<1, 1024, 0, 64, 0> {};
+template <> struct Record<Q4_0> : RecordOf<1, 512, 0, 64, 0> {};
+template <> struct Record<Q4_K> : RecordOf<4, 512, 0, 64, 64> {};
+template <> struct Record<Q5_K> : RecordOf<4, 512, 128, 64, 64> {};
+template <> struct Record<Q6_K> : RecordOf<4, 512, 256, 64, 32> {};
+
+// Where the parts of panel `i` of a record lie.
+template <u32 FORMAT> struct Place {
+    typedef Record<FORMAT> R;
+    const unsigned char *codes, *high, *scales, *super;
+    __device__ __forceinline__ Place(const unsigned char* record, u32 i) {
+        codes = record + i * R::CODES;
+        high = record + R::PANELS * R::CODES + i * R::HIGH;
+        scales = record + R::PANELS * (R::CODES + R::HIGH) + i * R::SCALES;
+        super = record + R::PANELS * (R::CODES + R::HIGH + R::SCALES);
+    }
+    __device__ __forceinline__ Place(const Matrix& m, u32 tile, u32 panel)
+        : Place(m.records + ((size_t)tile * m.n_panels + panel) / R::PANELS * R::BYTES, panel % R::PANELS) {}
 };
 
 __device__ __forceinline__ u32 nibbles(u32 word, int i) {
@@ -39,7 +65,7 @@ template <> struct Panel<F16> {
     static constexpr bool MINS = false;
     uint4 w[4];
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const uint4* p = m.codes + ((size_t)tile * m.n_panels + panel) * 128 + lane;
+        const uint4* p = (const uint4*)Place<F16>(m, tile, panel).codes + lane;
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = load_stream(p + 32 * i);
     }
@@ -58,7 +84,7 @@ template <> struct Panel<F32> {
     static constexpr bool MINS = false;
     uint4 w[8];
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const uint4* p = m.codes + ((size_t)tile * m.n_panels + panel) * 256 + lane;
+        const uint4* p = (const uint4*)Place<F32>(m, tile, panel).codes + lane;
 #pragma unroll
         for (int i = 0; i < 8; i++) w[i] = load_stream(p + 32 * i);
     }
@@ -77,10 +103,10 @@ template <> struct Panel<Q8_0> {
     uint4 w[2];
     uint2 s;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const size_t at = (size_t)tile * m.n_panels + panel;
+        const Place<Q8_0> at(m, tile, panel);
 #pragma unroll
-        for (int i = 0; i < 2; i++) w[i] = load_stream(m.codes + at * 64 + 32 * i + lane);
-        s = load_stream(m.scales + at * 8 + lane / 4);
+        for (int i = 0; i < 2; i++) w[i] = load_stream((const uint4*)at.codes + 32 * i + lane);
+        s = load_stream((const uint2*)at.scales + lane / 4);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
         const uint4 x = w[b];
@@ -107,7 +133,7 @@ struct Nibbles {
     __device__ __forceinline__ u32 word(int b, int row) const {
         return b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w);
     }
-    __device__ __forceinline__ void load_codes(const Matrix& m, size_t at, int lane) { w = load_stream(m.codes + at * 32 + lane); }
+    __device__ __forceinline__ void load_codes(const unsigned char* codes, int lane) { w = load_stream((const uint4*)codes + lane); }
     __device__ __forceinline__ void codes_minus(int b, u32 (&a)[2][4], float offset) const {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -121,7 +147,7 @@ struct Nibbles {
 // One scale, F16, for each block: {row g: block 0, 1; row g + 8: block 0, 1}.
 struct HalfScales {
     uint2 s;
-    __device__ __forceinline__ void load_scales(const Matrix& m, size_t at, int lane) { s = load_stream(m.scales + at * 8 + lane / 4); }
+    __device__ __forceinline__ void load_scales(const unsigned char* scales, int lane) { s = load_stream((const uint2*)scales + lane / 4); }
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
@@ -132,9 +158,9 @@ template <> struct Panel<Q4_0> : Nibbles, HalfScales {
     static constexpr int SUBS = 1, PLANES = 1;
     static constexpr bool MINS = false;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const size_t at = (size_t)tile * m.n_panels + panel;
-        load_codes(m, at, lane);
-        load_scales(m, at, lane);
+        const Place<Q4_0> at(m, tile, panel);
+        load_codes(at.codes, lane);
+        load_scales(at.scales, lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1032.0f); }
     __device__ __forceinline__ float min(int, int) const { return 0.0f; }
@@ -144,9 +170,9 @@ template <> struct Panel<Q4_0> : Nibbles, HalfScales {
 // scales {row g: scale 0, 1, offset 0, 1; row g + 8: the same}, super {d, dmin of row g; of row g + 8}.
 struct KScales {
     uint2 s, d;
-    __device__ __forceinline__ void load_scales(const Matrix& m, u32 tile, u32 panel, int lane) {
-        s = load_stream(m.scales + ((size_t)tile * m.n_panels + panel) * 8 + lane / 4);
-        d = load_stream((const uint2*)m.super + ((size_t)tile * (m.n_panels / 4) + panel / 4) * 8 + lane / 4);
+    template <typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
+        s = load_stream((const uint2*)at.scales + lane / 4);
+        d = load_stream((const uint2*)at.super + lane / 4);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
@@ -160,8 +186,9 @@ template <> struct Panel<Q4_K> : Nibbles, KScales {
     static constexpr int SUBS = 1, PLANES = 1;
     static constexpr bool MINS = true;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        load_codes(m, (size_t)tile * m.n_panels + panel, lane);
-        load_scales(m, tile, panel, lane);
+        const Place<Q4_K> at(m, tile, panel);
+        load_codes(at.codes, lane);
+        load_scales(at, lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
 };
@@ -176,10 +203,10 @@ template <> struct Panel<Q5_K> : Nibbles, KScales {
     static constexpr bool MINS = true;
     u32 h;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const size_t at = (size_t)tile * m.n_panels + panel;
-        load_codes(m, at, lane);
-        load_scales(m, tile, panel, lane);
-        h = load_stream((const u32*)m.high + at * 32 + lane);
+        const Place<Q5_K> at(m, tile, panel);
+        load_codes(at.codes, lane);
+        load_scales(at, lane);
+        h = load_stream((const u32*)at.high + lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
 #pragma unroll
@@ -199,11 +226,11 @@ template <> struct Panel<Q6_K> : Nibbles {
     uint2 h, s;
     u32 d;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const size_t at = (size_t)tile * m.n_panels + panel;
-        load_codes(m, at, lane);
-        h = load_stream((const uint2*)m.high + at * 32 + lane);
-        s = load_stream(m.scales + at * 8 + lane / 4);
-        d = load_stream((const u32*)m.super + ((size_t)tile * (m.n_panels / 4) + panel / 4) * 8 + lane / 4);
+        const Place<Q6_K> at(m, tile, panel);
+        load_codes(at.codes, lane);
+        h = load_stream((const uint2*)at.high + lane);
+        s = load_stream((const uint2*)at.scales + lane / 4);
+        d = load_stream((const u32*)at.super + lane / 4);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
         const u32 high = b == 0 ? h.x : h.y;

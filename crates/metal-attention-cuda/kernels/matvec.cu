@@ -45,8 +45,7 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
 // The lanes of a warp copy `BYTES` together.
-template <int BYTES> __device__ __forceinline__ void copy_plane(unsigned char* to, const void* from, u32 at, int lane) {
-    const unsigned char* p = (const unsigned char*)from + (size_t)at * BYTES;
+template <int BYTES> __device__ __forceinline__ void copy_plane(unsigned char* to, const unsigned char* p, int lane) {
 #pragma unroll
     for (int i = 0; i < BYTES; i += 512)
         if (BYTES - i >= 512 || lane * 16 < BYTES - i) copy16(to + i + lane * 16, p + i + lane * 16);
@@ -62,9 +61,10 @@ template <> struct Staged<Q4_0> {
     static constexpr int BYTES = 576, SUBS = 1, PLANES = 1;
     static constexpr bool ODD_SIXTEENTH = true, MINS = false;
     static constexpr float OFFSET = 8.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 at, u32 super_at, int lane) {
-        copy_plane<512>(to, m.codes, at, lane);
-        copy_plane<64>(to + 512, m.scales, at, lane);
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        const Place<Q4_0> at(m, tile, panel);
+        copy_plane<512>(to, at.codes, lane);
+        copy_plane<64>(to + 512, at.scales, lane);
     }
     uint4 w;
     uint2 s;
@@ -86,10 +86,11 @@ template <> struct Staged<Q4_K> {
     static constexpr int BYTES = 640, SUBS = 1, PLANES = 1;
     static constexpr bool ODD_SIXTEENTH = true, MINS = true;
     static constexpr float OFFSET = 0.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 at, u32 super_at, int lane) {
-        copy_plane<512>(to, m.codes, at, lane);
-        copy_plane<64>(to + 512, m.scales, at, lane);
-        copy_plane<64>(to + 576, m.super, super_at, lane);
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        const Place<Q4_K> at(m, tile, panel);
+        copy_plane<512>(to, at.codes, lane);
+        copy_plane<64>(to + 512, at.scales, lane);
+        copy_plane<64>(to + 576, at.super, lane);
     }
     uint4 w;
     uint2 s, d;
@@ -113,9 +114,12 @@ template <> struct Staged<Q5_K> {
     static constexpr int BYTES = 768, SUBS = 1, PLANES = 1;
     static constexpr bool ODD_SIXTEENTH = true, MINS = true;
     static constexpr float OFFSET = 0.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 at, u32 super_at, int lane) {
-        copy_plane<128>(to + 640, m.high, at, lane);
-        Staged<Q4_K>::stage(to, m, at, super_at, lane);
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        const Place<Q5_K> at(m, tile, panel);
+        copy_plane<128>(to + 640, at.high, lane);
+        copy_plane<512>(to, at.codes, lane);
+        copy_plane<64>(to + 512, at.scales, lane);
+        copy_plane<64>(to + 576, at.super, lane);
     }
     Staged<Q4_K> low;
     u32 h;
@@ -139,11 +143,12 @@ template <> struct Staged<Q6_K> {
     static constexpr int BYTES = 864, SUBS = 2, PLANES = 1;
     static constexpr bool ODD_SIXTEENTH = true, MINS = false;
     static constexpr float OFFSET = 32.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 at, u32 super_at, int lane) {
-        copy_plane<512>(to, m.codes, at, lane);
-        copy_plane<256>(to + 512, m.high, at, lane);
-        copy_plane<64>(to + 768, m.scales, at, lane);
-        copy_plane<32>(to + 832, m.super, super_at, lane);
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        const Place<Q6_K> at(m, tile, panel);
+        copy_plane<512>(to, at.codes, lane);
+        copy_plane<256>(to + 512, at.high, lane);
+        copy_plane<64>(to + 768, at.scales, lane);
+        copy_plane<32>(to + 832, at.super, lane);
     }
     uint4 w;
     uint2 h, s;
@@ -175,9 +180,10 @@ template <> struct Staged<Q8_0> {
     static constexpr int BYTES = 1088, SUBS = 1, PLANES = 1;
     static constexpr bool ODD_SIXTEENTH = false, MINS = false;
     static constexpr float OFFSET = 128.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 at, u32 super_at, int lane) {
-        copy_plane<1024>(to, m.codes, at, lane);
-        copy_plane<64>(to + 1024, m.scales, at, lane);
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        const Place<Q8_0> at(m, tile, panel);
+        copy_plane<1024>(to, at.codes, lane);
+        copy_plane<64>(to + 1024, at.scales, lane);
     }
     uint4 w[2];
     uint2 s;
@@ -203,8 +209,8 @@ template <int N_PLANES> struct StagedFloats {
     static constexpr int BYTES = 2048 * N_PLANES, SUBS = N_PLANES == 1 ? 0 : 1, PLANES = N_PLANES;
     static constexpr bool ODD_SIXTEENTH = false, MINS = false;
     static constexpr float OFFSET = 0.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 at, u32, int lane) {
-        copy_plane<BYTES>(to, m.codes, at, lane);
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        copy_plane<BYTES>(to, m.records + ((size_t)tile * m.n_panels + panel) * BYTES, lane);
     }
     uint4 w[4 * N_PLANES];
     __device__ __forceinline__ void read(const unsigned char* from, int lane) {
@@ -314,8 +320,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
             for (int i = 0; i < PAIR; i++)
                 if (ask_panel + i < end)
-                    S::stage(ring + (stage * PAIR + i) * S::BYTES, *ask_matrix, ask_tile * n_panels + ask_panel + i,
-                             ask_tile * (n_panels / 4) + (ask_panel + i) / 4, lane);
+                    S::stage(ring + (stage * PAIR + i) * S::BYTES, *ask_matrix, ask_tile, ask_panel + i, lane);
             ask_panel += PAIR;
             if (ask_panel >= end) {
                 ask_panel = first;

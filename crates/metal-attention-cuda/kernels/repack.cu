@@ -3,10 +3,7 @@
 
 struct RepackArgs {
     const unsigned char* raw; // [n_rows][row_bytes]
-    uint4* codes;
-    void* high;
-    uint2* scales;
-    void* super;
+    unsigned char* records; // of the first row's tile
     u32 n_rows, n_in, n_panels, row_bytes;
 };
 
@@ -77,7 +74,8 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const u32 tile = warp / a.n_panels, panel = warp % a.n_panels;
     if (tile * 16 >= a.n_rows) return;
-    const size_t at = warp;
+    const Matrix m = {a.records, FORMAT, a.n_rows, a.n_panels, 0};
+    const Place<FORMAT> at(m, tile, panel);
     const unsigned char* rows[2];
     bool there[2];
     for (int r = 0; r < 2; r++) {
@@ -95,7 +93,7 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
             u32 words[4] = {};
             for (int r = 0; r < 2; r++)
                 for (int p = 0; p < 8; p++) words[2 * r + p / 4] |= code(r, column(panel, b, t, p)) << (8 * (p % 4));
-            a.codes[at * 64 + 32 * b + lane] = make_uint4(words[0], words[1], words[2], words[3]);
+            ((uint4*)at.codes)[32 * b + lane] = make_uint4(words[0], words[1], words[2], words[3]);
         }
     } else {
         u32 words[4] = {}, fifth = 0, two[2] = {};
@@ -107,9 +105,9 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
                     fifth |= (c >> 4 & 1) << (8 * (2 * b + r) + p / 2 + 4 * (p % 2));
                     two[b] |= (c >> 4 & 3) << (16 * r + 8 * (p % 2) + 2 * (p / 2));
                 }
-        a.codes[at * 32 + lane] = make_uint4(words[0], words[1], words[2], words[3]);
-        if (FORMAT == Q5_K) ((u32*)a.high)[at * 32 + lane] = fifth;
-        if (FORMAT == Q6_K) ((uint2*)a.high)[at * 32 + lane] = make_uint2(two[0], two[1]);
+        ((uint4*)at.codes)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
+        if (FORMAT == Q5_K) ((u32*)at.high)[lane] = fifth;
+        if (FORMAT == Q6_K) ((uint2*)at.high)[lane] = make_uint2(two[0], two[1]);
     }
     if (t != 0) return;
     u32 scales[2] = {}, super[2] = {};
@@ -127,11 +125,10 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
                 super[r] = B::super(rows[r], k);
             }
         }
-    a.scales[at * 8 + g] = make_uint2(scales[0], scales[1]);
+    ((uint2*)at.scales)[g] = make_uint2(scales[0], scales[1]);
     if (panel % 4 == 0) {
-        const size_t of = ((size_t)tile * (a.n_panels / 4) + panel / 4) * 8 + g;
-        if constexpr (FORMAT == Q4_K || FORMAT == Q5_K) ((uint2*)a.super)[of] = make_uint2(super[0], super[1]);
-        if constexpr (FORMAT == Q6_K) ((u32*)a.super)[of] = super[0] | super[1] << 16;
+        if constexpr (FORMAT == Q4_K || FORMAT == Q5_K) ((uint2*)at.super)[g] = make_uint2(super[0], super[1]);
+        if constexpr (FORMAT == Q6_K) ((u32*)at.super)[g] = super[0] | super[1] << 16;
     }
 }
 
@@ -157,7 +154,7 @@ template <typename T, int PLANES> __device__ __forceinline__ void repack_floats(
                 words[1][p / 2] |= (u32)__half_as_ushort(__float2half_rn((v - __half2float(hi)) * 2048.0f)) << (16 * (p % 2));
             }
             for (int plane = 0; plane < PLANES; plane++)
-                a.codes[(size_t)warp * 128 * PLANES + 32 * (4 * plane + 2 * b + r) + lane] =
+                ((uint4*)a.records)[(size_t)warp * 128 * PLANES + 32 * (4 * plane + 2 * b + r) + lane] =
                     make_uint4(words[plane][0], words[plane][1], words[plane][2], words[plane][3]);
         }
 }

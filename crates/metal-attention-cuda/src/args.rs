@@ -6,10 +6,7 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatrixArgs {
-    pub(crate) codes: u64,
-    pub(crate) high: u64,
-    pub(crate) scales: u64,
-    pub(crate) super_scales: u64,
+    pub(crate) records: u64,
     pub(crate) format: u32,
     pub(crate) n_rows: u32,
     pub(crate) n_panels: u32,
@@ -20,10 +17,7 @@ pub(crate) struct MatrixArgs {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RepackArgs {
     pub(crate) raw: u64,
-    pub(crate) codes: u64,
-    pub(crate) high: u64,
-    pub(crate) scales: u64,
-    pub(crate) super_scales: u64,
+    pub(crate) records: u64,
     pub(crate) n_rows: u32,
     pub(crate) n_in: u32,
     pub(crate) n_panels: u32,

@@ -31,13 +31,11 @@ pub(crate) enum Format {
     F32 = 6,
 }
 
-/// Bytes of a panel of a tile in each plane, and of the plane that has one for four panels.
+/// Panels that lie in a record side by side, and its bytes: `Record` of `formats.cuh`.
 #[derive(Debug, Clone, Copy)]
-struct Planes {
-    codes: usize,
-    high: usize,
-    scales: usize,
-    super_scales: usize,
+pub(crate) struct Record {
+    pub(crate) panels: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Format {
@@ -69,17 +67,23 @@ impl Format {
         }
     }
 
-    fn planes(self) -> Planes {
-        let planes = |codes, high, scales, super_scales| Planes { codes, high, scales, super_scales };
+    pub(crate) fn record(self) -> Record {
+        let record = |panels, bytes| Record { panels, bytes };
         match self {
-            Self::F16 => planes(2048, 0, 0, 0),
-            Self::F32 => planes(4096, 0, 0, 0),
-            Self::Q8_0 => planes(1024, 0, 64, 0),
-            Self::Q4_0 => planes(512, 0, 64, 0),
-            Self::Q4K => planes(512, 0, 64, 64),
-            Self::Q5K => planes(512, 128, 64, 64),
-            Self::Q6K => planes(512, 256, 64, 32),
+            Self::F16 => record(1, 2048),
+            Self::F32 => record(1, 4096),
+            Self::Q8_0 => record(1, 1024 + 64),
+            Self::Q4_0 => record(1, 512 + 64),
+            Self::Q4K => record(4, 4 * (512 + 64) + 64),
+            Self::Q5K => record(4, 4 * (512 + 128 + 64) + 64),
+            Self::Q6K => record(4, 4 * (512 + 256 + 64) + 32),
         }
+    }
+
+    /// Bytes of a tile of rows of `n_panels` panels.
+    fn tile_bytes(self, n_panels: usize) -> usize {
+        let Record { panels, bytes } = self.record();
+        n_panels / panels * bytes
     }
 }
 
@@ -90,20 +94,14 @@ pub(crate) fn supports_type(ty: TensorType) -> Result<(), CudaError> {
 
 /// Bytes that `tensor` takes when it is packed.
 pub(crate) fn packed_bytes(tensor: &Tensor) -> Result<u64, CudaError> {
-    let planes = Format::of(tensor.ty())?.0.planes();
-    let n_panels = tensor.row_len().div_ceil(PANEL) as u64;
-    let of_tile =
-        n_panels * (planes.codes + planes.high + planes.scales) as u64 + n_panels / 4 * planes.super_scales as u64;
+    let of_tile = Format::of(tensor.ty())?.0.tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
     Ok(tensor.n_rows().div_ceil(TILE) as u64 * of_tile)
 }
 
 /// A matrix, `[n_rows, n_in]`.
 #[derive(Debug)]
 pub(crate) struct CudaMatrix {
-    codes: CudaBuffer,
-    high: CudaBuffer,
-    scales: CudaBuffer,
-    super_scales: CudaBuffer,
+    records: CudaBuffer,
     pub(crate) format: Format,
     pub(crate) n_rows: usize,
     pub(crate) n_in: usize,
@@ -119,10 +117,8 @@ impl CudaMatrix {
             return Err(CudaError::UnsupportedPart { part: "rows of that many elements" });
         }
         let (n_tiles, n_panels) = (n_rows.div_ceil(TILE), n_in.div_ceil(PANEL));
-        let planes = format.planes();
-        let of = |bytes: usize| gpu.buffer("weights", (n_tiles * n_panels * bytes) as u64);
-        let super_scales = gpu.buffer("weights", (n_tiles * (n_panels / 4) * planes.super_scales) as u64)?;
-        let (codes, high, scales) = (of(planes.codes)?, of(planes.high)?, of(planes.scales)?);
+        let tile_bytes = format.tile_bytes(n_panels) as u64;
+        let records = gpu.buffer("weights", n_tiles as u64 * tile_bytes)?;
         let row_bytes = tensor.bytes().len() / n_rows.max(1);
         let rows_at_once = (PIECE / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
         let raw = gpu.buffer("weights on their way", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
@@ -130,14 +126,10 @@ impl CudaMatrix {
             gpu.check_watch()?;
             raw.write(0, rows)?;
             let tile = piece * rows_at_once / TILE;
-            let at = |buffer: &CudaBuffer, bytes: usize| buffer.ptr() + (tile * n_panels * bytes) as u64;
             let rows = rows.len() / row_bytes;
             let args = RepackArgs {
                 raw: raw.ptr(),
-                codes: at(&codes, planes.codes),
-                high: at(&high, planes.high),
-                scales: at(&scales, planes.scales),
-                super_scales: super_scales.ptr() + (tile * (n_panels / 4) * planes.super_scales) as u64,
+                records: records.ptr() + tile as u64 * tile_bytes,
                 n_rows: rows as u32,
                 n_in: n_in as u32,
                 n_panels: n_panels as u32,
@@ -146,16 +138,13 @@ impl CudaMatrix {
             let n_warps = rows.div_ceil(TILE) * n_panels;
             gpu.launch(kernel, Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 }, &args, false)?;
         }
-        Ok(Self { codes, high, scales, super_scales, format, n_rows, n_in })
+        Ok(Self { records, format, n_rows, n_in })
     }
 
     /// As kernels take it, its rows being those of the product from `first_row` on.
     pub(crate) fn args(&self, first_row: usize) -> MatrixArgs {
         MatrixArgs {
-            codes: self.codes.ptr(),
-            high: self.high.ptr(),
-            scales: self.scales.ptr(),
-            super_scales: self.super_scales.ptr(),
+            records: self.records.ptr(),
             format: self.format as u32,
             n_rows: self.n_rows as u32,
             n_panels: self.n_in.div_ceil(PANEL) as u32,
