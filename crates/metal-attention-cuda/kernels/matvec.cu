@@ -480,6 +480,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     asm volatile("cp.async.wait_group 0;");
 }
 
+// Other kernels take the templates.
+#ifndef TEMPLATES_ALONE
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
     u32 part = 0, begin = 0;
     if (a.output != GATED)
@@ -505,3 +507,4 @@ MATVEC(1)
 MATVEC(2)
 MATVEC(3)
 MATVEC(4)
+#endif

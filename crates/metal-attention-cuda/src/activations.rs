@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::{FeedForward, ModelSpec};
+use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
+use crate::step::room_for_rows;
 
 /// Most tokens of which something is wanted at once.
 pub(crate) const MAX_WANTED: usize = 256;
@@ -29,14 +30,34 @@ pub(crate) struct Widths {
     n_head: usize,
     /// Elements of a head's partial result.
     partial: usize,
+    /// Elements of all rows that mixers and experts work on, of as many tokens as there is room for, and the widest row.
+    rows: usize,
+    row: usize,
+    /// Elements of the first layer's values, where others read them.
+    first_value: usize,
 }
 
 impl Widths {
-    pub(crate) fn new(spec: &ModelSpec) -> Self {
+    pub(crate) fn new(spec: &ModelSpec, n_tokens: usize) -> Self {
         let attention = || spec.layers.iter().filter_map(|layer| layer.mixer.attention());
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Dense(dense) => dense.n_ff,
-            FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => 0,
+            FeedForward::Experts(experts) => experts.shared.map_or(0, |shared| shared.dense.n_ff),
+            FeedForward::ChannelMix(_) | FeedForward::None => 0,
+        });
+        let latent = || spec.layers.iter().filter_map(|layer| layer.mixer.latent_attention());
+        let (rows, row) = room_for_rows(spec, n_tokens);
+        let first_value = spec.layers.iter().map(|layer| match &layer.mixer {
+            Mixer::Rwkv7(of) => of.width,
+            Mixer::Attention(_)
+            | Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::None => 0,
         });
         Self {
             n_embd: spec.n_embd,
@@ -44,8 +65,11 @@ impl Widths {
             qkv: attention().map(|a| (a.n_head + 2 * a.n_head_kv) * a.head_dim).max().unwrap_or(0),
             attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
             n_ff: n_ff.max().unwrap_or(0),
-            n_head: attention().map(|a| a.n_head).max().unwrap_or(0),
-            partial: attention().map(|a| a.head_dim + 2).max().unwrap_or(0),
+            n_head: attention().map(|a| a.n_head).chain(latent().map(|a| a.n_head)).max().unwrap_or(0),
+            partial: attention().map(|a| a.head_dim).chain(latent().map(|a| a.kv_rank)).max().map_or(0, |n| n + 2),
+            rows,
+            row,
+            first_value: first_value.max().unwrap_or(0),
         }
     }
 }
@@ -65,6 +89,13 @@ pub(crate) struct Activations {
     pub(crate) x: CudaBuffer,
     /// The same through a norm, as products of many tokens take it.
     pub(crate) packed_x: CudaBuffer,
+    /// The same in F32, `[n_tokens, n_embd]`, where something besides products reads it.
+    pub(crate) h: CudaBuffer,
+    /// Rows that mixers and experts work on, and one of them as products of many tokens take it.
+    pub(crate) rows: CudaBuffer,
+    pub(crate) packed_rows: CudaBuffer,
+    /// The first layer's values, F32 `[n_tokens, ..]` (RWKV-7).
+    pub(crate) first_value: CudaBuffer,
     /// Queries, keys and values, F32 `[n_tokens, ..]`.
     pub(crate) qkv: CudaBuffer,
     /// What attention gives, F32 `[n_tokens, n_head * head_dim]`.
@@ -102,6 +133,10 @@ impl Activations {
             query_tiles: zeros(16 * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
+            h: zeros(if w.rows == 0 { 0 } else { 4 * w.n_embd * n_tokens })?,
+            rows: zeros(4 * w.rows)?,
+            packed_rows: zeros(packed(w.row, n_tokens))?,
+            first_value: zeros(4 * w.first_value * n_tokens)?,
             qkv: zeros(4 * w.qkv * n_tokens)?,
             att: zeros(4 * w.attention * n_tokens)?,
             packed_att: zeros(packed(w.attention, n_tokens))?,
@@ -121,8 +156,10 @@ impl Activations {
     pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
         let rows =
             n_tokens * (4 * (2 * w.n_embd + w.qkv + w.attention + w.n_ff) + 2 * (w.n_embd + w.attention + w.n_ff));
+        let of_mixers =
+            4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row + if w.rows == 0 { 0 } else { 4 * w.n_embd });
         let logits = 4 * w.n_vocab * n_tokens.min(MAX_WANTED);
-        (rows + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+        (rows + of_mixers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }
 

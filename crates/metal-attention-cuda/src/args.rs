@@ -1,6 +1,18 @@
 //! What kernels take, as the structures of the same names in `kernels/` declare it: addresses are numbers, 0 stands for null.
 
+mod experts;
+mod latent;
+mod recurrent;
+
 use bytemuck::{Pod, Zeroable};
+
+pub(crate) use experts::{ExpertsActivationArgs, ExpertsSumArgs, GroupedMatvecArgs, RouteArgs, WeighArgs};
+pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
+pub(crate) use recurrent::{
+    ConvolutionArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs,
+    OutputGate, RowsArgs, RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, StatesArgs, TokenShiftArgs,
+    WalkArgs,
+};
 
 /// `Matrix` of `formats.cuh`.
 #[repr(C)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use metal_attention_gguf::TensorType;
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, one_run_of_each, pieces,
 };
 
 use crate::activations::{Activations, Widths};
@@ -16,6 +16,7 @@ use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
 use crate::parts::supports;
 use crate::profile::{self, Timers};
+use crate::state::{CudaStates, RunSizes};
 use crate::step::{StepSize, Steps, Wanted};
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
@@ -27,6 +28,7 @@ const QUERY_TILE: usize = 64;
 pub struct CudaForwardPass {
     pub(crate) spec: ModelSpec,
     pub(crate) cache: CudaKvCache,
+    pub(crate) states: CudaStates,
     pub(crate) steps: Steps,
     /// Steps that decode so many sequences, as they are sent from the second time on.
     graphs: HashMap<(usize, Wanted), Option<Graph>>,
@@ -61,28 +63,31 @@ impl CudaForwardPass {
         let groups = CacheGroups::new(&spec, room);
         let before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
-        let s = Activations::new(&gpu, &Widths::new(&spec), room.n_tokens(&spec))?;
-        let scratch = gpu.allocated_bytes() - before - cache.bytes();
+        let n_tokens = room.n_tokens(&spec);
+        let states = CudaStates::new(&gpu, &spec, &groups, n_tokens)?;
+        let s = Activations::new(&gpu, &Widths::new(&spec, n_tokens), n_tokens)?;
+        let kv_cache = cache.bytes() + states.bytes();
+        let scratch = gpu.allocated_bytes() - before - kv_cache;
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
-        let memory = MemoryUse {
-            weights: gpu.allocated_bytes() - before - cache.bytes() - scratch,
-            kv_cache: cache.bytes(),
-            scratch,
+        let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
+        // Models in F32 are small, or are wanted exact; others have routers and the like in it.
+        let bytes = |of: &dyn Fn(TensorType) -> bool| -> usize {
+            weights.tensors().into_iter().filter(|tensor| of(tensor.ty())).map(|tensor| tensor.bytes().len()).sum()
         };
-        // Matrices in F32 are those of small models and of whoever wants them exact.
-        let has_f32 = weights.tensors().into_iter().any(|tensor| tensor.ty() == TensorType::F32);
+        let is_f32 = 2 * bytes(&|ty| ty == TensorType::F32) > bytes(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
         let steps = Steps {
             gpu,
             kernels: Kernels::default(),
             weights: cuda_weights,
             s,
-            exact: options.exact || has_f32,
+            exact: options.exact || is_f32,
             timers: None,
         };
         Ok(Self {
             spec,
             cache,
+            states,
             steps,
             graphs: HashMap::new(),
             lookahead: Lookahead::default(),
@@ -146,16 +151,18 @@ impl CudaForwardPass {
     fn launch(&mut self, n: usize, wanted: Wanted) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
-        let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, wanted };
+        let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), wanted };
         let graph = match self.graphs.remove(&(n, wanted)) {
             // The first time loads the kernels, which a graph cannot.
             None => {
-                self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(()))?;
+                self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(()))?;
                 self.graphs.insert((n, wanted), None);
                 return Ok(());
             }
             Some(Some(graph)) => graph,
-            Some(None) => gpu.record(|| self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(())))?,
+            Some(None) => {
+                gpu.record(|| self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(())))?
+            }
         };
         graph.launch()?;
         self.graphs.insert((n, wanted), Some(graph));
@@ -190,11 +197,15 @@ impl CudaForwardPass {
     ) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
-        for part in pieces(&self.spec, batch, self.steps.s.n_tokens, self.steps.s.n_wanted) {
+        let parts = pieces(&self.spec, batch, self.steps.s.n_tokens, self.steps.s.n_wanted);
+        let parts: Vec<_> =
+            if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() };
+        for part in parts {
             gpu.check_watch()?;
             self.cache.append(part)?;
             self.cache.write_pages(part)?;
             self.write_batch(part)?;
+            let runs = self.states.write(self.cache.pages.segments(part))?;
             let n_wanted = part.iter().filter(|t| t.logits).count();
             let alone = Phase::of(part) == Phase::Decode;
             if self.profiler.is_some() {
@@ -204,9 +215,9 @@ impl CudaForwardPass {
                 self.launch(part.len(), wanted)?;
             } else {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
-                let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, wanted };
+                let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, runs, wanted };
                 let n = part.len() * self.spec.n_embd;
-                self.steps.run(&self.spec, &self.cache, size, |i, x| {
+                self.steps.run(&self.spec, (&self.cache, &self.states), size, |i, x| {
                     let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
                     let mut state = Readback::new(&gpu, 4 * n as u64)?;
                     state.copy(x, 4 * n as u64)?;
@@ -286,7 +297,7 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn kv_cache_bytes(&self) -> usize {
-        self.cache.bytes() as usize
+        (self.cache.bytes() + self.states.bytes()) as usize
     }
 
     fn forward_traced(

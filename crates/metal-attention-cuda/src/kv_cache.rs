@@ -14,8 +14,8 @@ pub(crate) struct CudaKvCache {
     pub(crate) pages: PageTable,
     /// Keys and values of each layer, and the group of layers it belongs to.
     layers: Vec<([CudaBuffer; 2], usize)>,
-    /// Bytes of a page of each layer's keys.
-    page_bytes: Vec<u64>,
+    /// Bytes of a page of each layer's keys and of its values.
+    page_bytes: Vec<[u64; 2]>,
     /// `[n_groups, n_seq, most]`: pages of sequences, and what of them the device has.
     table: CudaBuffer,
     sent: Vec<Vec<u32>>,
@@ -25,7 +25,7 @@ pub(crate) struct CudaKvCache {
 }
 
 impl CudaKvCache {
-    /// An empty cache. Every layer has keys and values of its own.
+    /// An empty cache. Rows of latent attention are keys, of which values are a part.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
@@ -38,10 +38,12 @@ impl CudaKvCache {
         let table = gpu.zeros("the page table", (4 * n_groups * room.n_seq * most) as u64)?;
         let (mut layers, mut page_bytes) = (Vec::new(), Vec::new());
         for (i, layer) in spec.layers.iter().enumerate() {
-            let of = layer.mixer.cached().map_or(0, |c| c.n_head_kv * c.key_dim);
-            let bytes = (PAGE * of * cache_type.bytes()) as u64;
-            let zeros = || gpu.zeros("the KV cache", bytes.saturating_mul(groups.n_pages(i) as u64));
-            layers.push(([zeros()?, zeros()?], groups.of_layer(i)));
+            let has_values = layer.mixer.latent_attention().is_none();
+            let of = layer.mixer.cached().map_or([0; 2], |c| [c.key_dim, if has_values { c.value_dim } else { 0 }]);
+            let n_head = layer.mixer.cached().map_or(0, |c| c.n_head_kv);
+            let bytes = of.map(|dim| (PAGE * n_head * dim * cache_type.bytes()) as u64);
+            let zeros = |bytes: u64| gpu.zeros("the KV cache", bytes.saturating_mul(groups.n_pages(i) as u64));
+            layers.push(([zeros(bytes[0])?, zeros(bytes[1])?], groups.of_layer(i)));
             page_bytes.push(bytes);
         }
         let sent = vec![Vec::new(); n_groups * room.n_seq];
@@ -66,9 +68,9 @@ impl CudaKvCache {
     /// Finds pages for `batch`, and copies those that are shared.
     pub(crate) fn append(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
         for copy in self.pages.append(batch) {
-            for ((buffers, group), &bytes) in self.layers.iter().zip(&self.page_bytes) {
+            for ((buffers, group), bytes) in self.layers.iter().zip(&self.page_bytes) {
                 if *group == copy.group {
-                    for buffer in buffers {
+                    for (buffer, &bytes) in buffers.iter().zip(bytes) {
                         buffer.copy_within(u64::from(copy.from) * bytes, u64::from(copy.to) * bytes, bytes)?;
                     }
                 }

@@ -15,6 +15,8 @@ mod matrix;
 mod options;
 mod parts;
 mod profile;
+mod stack;
+mod state;
 mod step;
 mod weights;
 

@@ -110,26 +110,65 @@ pub(crate) struct CudaMatrix {
 impl CudaMatrix {
     /// Uploads `tensor` and packs it on the device.
     pub(crate) fn new(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensor: &Tensor) -> Result<Self, CudaError> {
-        let (format, kernel) = Format::of(tensor.ty())?;
-        let kernel = kernels.get(gpu, kernel)?;
-        let (n_rows, n_in) = (tensor.n_rows(), tensor.row_len());
+        Self::stacked(gpu, kernels, &[tensor])
+    }
+
+    /// Uploads `tensors`, all of one type and shape, one below the other; the rows of each begin with a tile.
+    pub(crate) fn stacked(
+        gpu: &Arc<CudaDevice>,
+        kernels: &mut Kernels,
+        tensors: &[&Tensor],
+    ) -> Result<Self, CudaError> {
+        let unsupported = |part| CudaError::UnsupportedPart { part };
+        let first = tensors.first().ok_or(unsupported("no matrices"))?;
+        let (n_rows, n_in) = (first.n_rows(), first.row_len());
         if n_in % 4 != 0 {
-            return Err(CudaError::UnsupportedPart { part: "rows of that many elements" });
+            return Err(unsupported("rows of that many elements"));
         }
-        let (n_tiles, n_panels) = (n_rows.div_ceil(TILE), n_in.div_ceil(PANEL));
-        let tile_bytes = format.tile_bytes(n_panels) as u64;
-        let records = gpu.buffer("weights", n_tiles as u64 * tile_bytes)?;
+        let same = |tensor: &&Tensor| (tensor.ty(), tensor.n_rows(), tensor.row_len()) == (first.ty(), n_rows, n_in);
+        if !tensors.iter().all(same) {
+            return Err(unsupported("experts or heads of unlike types"));
+        }
+        let tiles = n_rows.div_ceil(TILE);
+        let n_rows = if tensors.len() == 1 { n_rows } else { tensors.len() * tiles * TILE };
+        let matrix = Self::empty(gpu, first.ty(), n_rows, n_in)?;
+        for (i, tensor) in tensors.iter().enumerate() {
+            matrix.write(gpu, kernels, tensor, i * tiles)?;
+        }
+        Ok(matrix)
+    }
+
+    /// Room for a matrix of that type, with whatever lies there.
+    fn empty(gpu: &Arc<CudaDevice>, ty: TensorType, n_rows: usize, n_in: usize) -> Result<Self, CudaError> {
+        let (format, _) = Format::of(ty)?;
+        let tile_bytes = format.tile_bytes(n_in.div_ceil(PANEL)) as u64;
+        let records = gpu.buffer("weights", n_rows.div_ceil(TILE) as u64 * tile_bytes)?;
+        Ok(Self { records, format, n_rows, n_in })
+    }
+
+    /// Writes `tensor`, of the type and width that there is room for, to the tiles from `first_tile` on.
+    fn write(
+        &self,
+        gpu: &Arc<CudaDevice>,
+        kernels: &mut Kernels,
+        tensor: &Tensor,
+        first_tile: usize,
+    ) -> Result<(), CudaError> {
+        let (_, kernel) = Format::of(tensor.ty())?;
+        let kernel = kernels.get(gpu, kernel)?;
+        let (n_rows, n_in, n_panels) = (tensor.n_rows(), self.n_in, self.n_in.div_ceil(PANEL));
+        let tile_bytes = self.tile_bytes() as u64;
         let row_bytes = tensor.bytes().len() / n_rows.max(1);
         let rows_at_once = (PIECE / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
         let raw = gpu.buffer("weights on their way", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
         for (piece, rows) in tensor.bytes().chunks(rows_at_once * row_bytes).enumerate() {
             gpu.check_watch()?;
             raw.write(0, rows)?;
-            let tile = piece * rows_at_once / TILE;
+            let tile = first_tile + piece * rows_at_once / TILE;
             let rows = rows.len() / row_bytes;
             let args = RepackArgs {
                 raw: raw.ptr(),
-                records: records.ptr() + tile as u64 * tile_bytes,
+                records: self.records.ptr() + tile as u64 * tile_bytes,
                 n_rows: rows as u32,
                 n_in: n_in as u32,
                 n_panels: n_panels as u32,
@@ -138,7 +177,12 @@ impl CudaMatrix {
             let n_warps = rows.div_ceil(TILE) * n_panels;
             gpu.launch(kernel, Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 }, &args, false)?;
         }
-        Ok(Self { records, format, n_rows, n_in })
+        Ok(())
+    }
+
+    /// Bytes of a tile of rows.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        self.format.tile_bytes(self.n_in.div_ceil(PANEL))
     }
 
     /// As kernels take it, its rows being those of the product from `first_row` on.

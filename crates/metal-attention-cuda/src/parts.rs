@@ -1,15 +1,28 @@
 //! What this backend knows of a model: every part is matched here, and is run or refused by name.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, Embedding, FeedForward, KvSource, LayerSpec, Mask, Mixer, ModelSpec, Norm,
-    NormKind, NormOver, Output, OutputScale, Positions, QkNorm, Residual, RopeLayout,
+    Activation, AttentionSpec, Dense, Embedding, Experts, FeedForward, KvSource, LatentAttentionSpec, LayerSpec,
+    Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, Norm, NormKind, NormOver, Output, OutputScale, Positions, QkNorm,
+    Residual, RopeLayout, Router,
 };
 
 use crate::CudaError;
 use crate::args::HeadArgs;
+use crate::weights::ExpertActivation;
 
 /// Elements of a head that attention has room for.
 const MAX_HEAD_DIM: usize = 256;
+/// Elements of a key of a recurrence: `WALKS` of `recurrence.cuh`.
+const MAX_KEY: usize = 256;
+/// Elements of a channel's state in Mamba: four threads of `mamba_16`.
+const MAX_CHANNEL_STATE: usize = 64;
+/// Tokens that a convolution sees: `MAX_TAPS` of `recurrent.cu`.
+const MAX_TAPS: usize = 16;
+/// Elements of a compressed row that is a value: `PAIRS` of `latent_attention.cu` for each lane.
+const MAX_LATENT: usize = 512;
+/// Experts, and those of a token: `MAX_EXPERTS` and `MAX_CHOSEN` of `experts.cu`.
+const MAX_EXPERTS: usize = 1024;
+const MAX_CHOSEN: usize = 64;
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
@@ -61,29 +74,88 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     if mixer_post_norm.is_some() || feed_forward_post_norm.is_some() {
         return Err("norms of results");
     }
-    for norm in [mixer_norm, feed_forward_norm] {
-        norm.as_ref().map_or(Err("layers without norms of their inputs"), rms)?;
+    for (norm, nothing) in
+        [(mixer_norm, *mixer == Mixer::None), (feed_forward_norm, *feed_forward == FeedForward::None)]
+    {
+        if !nothing {
+            norm.as_ref().map_or(Err("layers without norms of their inputs"), rms)?;
+        }
     }
     match mixer {
         Mixer::Attention(a) => attention(a)?,
-        Mixer::LatentAttention(_) => return Err("latent attention"),
-        Mixer::ShortConv(_) => return Err("short convolutions"),
-        Mixer::Mamba(_) | Mixer::Mamba2(_) | Mixer::AttentionAndMamba2(_) => return Err("Mamba"),
-        Mixer::DeltaRule(_) => return Err("the gated delta rule"),
-        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => return Err("RWKV"),
-        Mixer::None => return Err("layers without a mixer"),
+        Mixer::LatentAttention(a) => latent_attention(a)?,
+        Mixer::ShortConv(of) => taps(of.n_tap)?,
+        Mixer::Mamba(of) => {
+            taps(of.n_tap)?;
+            match of.decay {
+                MambaDecay::Channels if of.d_state > MAX_CHANNEL_STATE => {
+                    return Err("Mamba with states of that many elements");
+                }
+                MambaDecay::Channels => {}
+                MambaDecay::Heads(_) => keys(of.d_state)?,
+            }
+        }
+        Mixer::Mamba2(of) => mamba2(of)?,
+        Mixer::AttentionAndMamba2(of) => {
+            attention(&of.attention)?;
+            mamba2(&of.mamba2)?;
+        }
+        Mixer::DeltaRule(of) => {
+            taps(of.n_tap)?;
+            keys(of.key_dim)?;
+        }
+        Mixer::Rwkv6(of) => keys(of.head_dim)?,
+        Mixer::Rwkv7(of) => keys(of.head_dim)?,
+        Mixer::None => {}
     }
     match feed_forward {
-        FeedForward::Dense(Dense { n_ff: _, gated, activation, fused: _ }) => {
-            if !gated {
-                return Err("feed-forwards without a gate");
-            }
-            activation_code(*activation).map(|_| ())
-        }
-        FeedForward::Experts(_) => Err("experts"),
-        FeedForward::ChannelMix(_) => Err("channel mixes"),
-        FeedForward::None => Err("layers without a feed-forward"),
+        FeedForward::Dense(of) => dense(of),
+        FeedForward::Experts(of) => experts(of),
+        FeedForward::ChannelMix(_) | FeedForward::None => Ok(()),
     }
+}
+
+fn dense(of: &Dense) -> Result<(), &'static str> {
+    let Dense { n_ff: _, gated, activation, fused: _ } = of;
+    if !gated {
+        return Err("feed-forwards without a gate");
+    }
+    activation_code(*activation).map(|_| ())
+}
+
+fn experts(of: &Experts) -> Result<(), &'static str> {
+    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, own_norms, shared } = of;
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
+    if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
+        return Err("that many experts");
+    }
+    ExpertActivation::of(expert.activation)?;
+    if let Some(own) = own_norms {
+        [own.input, own.result, own.shared_result].iter().try_for_each(rms)?;
+    }
+    shared.as_ref().map_or(Ok(()), |shared| dense(&shared.dense))
+}
+
+fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
+    let of_values = 4;
+    let unaligned = [a.kv_rank, a.n_nope, a.head_dim(), a.kv_rank + a.shared_dim].iter().any(|n| n % of_values != 0);
+    if a.kv_rank > MAX_LATENT || a.shared_dim % 2 != 0 || unaligned {
+        return Err("latent attention over rows of that many elements");
+    }
+    Ok(())
+}
+
+fn mamba2(of: &Mamba2Spec) -> Result<(), &'static str> {
+    taps(of.n_tap)?;
+    keys(of.d_state)
+}
+
+fn taps(n: usize) -> Result<(), &'static str> {
+    if n > MAX_TAPS { Err("convolutions over that many tokens") } else { Ok(()) }
+}
+
+fn keys(n: usize) -> Result<(), &'static str> {
+    if n > MAX_KEY { Err("recurrent states of that many rows") } else { Ok(()) }
 }
 
 /// `Activation` of `common.cuh`.

@@ -1,10 +1,18 @@
 //! A step's kernels, in the order of the paper.
 
 mod attention;
+mod delta_rule;
 mod ends;
+mod experts;
 mod feed_forward;
+mod grouped;
+mod latent_attention;
 mod layer;
+mod mamba;
 mod product;
+mod rows;
+mod rwkv;
+mod short_conv;
 
 use std::sync::Arc;
 
@@ -17,7 +25,10 @@ use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Grid;
 use crate::profile::Timers;
+use crate::state::{CudaStates, RunSizes};
 use crate::weights::CudaWeights;
+
+pub(crate) use rows::room_for_rows;
 
 /// What comes back of each wanted token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,6 +48,8 @@ pub(crate) struct StepSize {
     pub(crate) n_wanted: usize,
     /// Runs of tokens of a sequence, cut into tiles of queries; 0: each token is alone in its sequence.
     pub(crate) n_query_tiles: usize,
+    /// The runs of recurrent layers.
+    pub(crate) runs: RunSizes,
     pub(crate) wanted: Wanted,
 }
 
@@ -56,6 +69,7 @@ pub(crate) struct Steps {
 pub(crate) struct Step<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) cache: &'a CudaKvCache,
+    pub(crate) states: &'a CudaStates,
     pub(crate) size: StepSize,
 }
 
@@ -75,12 +89,12 @@ impl Steps {
     pub(crate) fn run(
         &mut self,
         spec: &ModelSpec,
-        cache: &CudaKvCache,
+        (cache, states): (&CudaKvCache, &CudaStates),
         size: StepSize,
         mut after_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         self.embedding(spec, size.n_tokens)?;
-        let step = Step { spec, cache, size };
+        let step = Step { spec, cache, states, size };
         for i in 0..spec.n_layer() {
             // Taken out for as long as they are borrowed beside the kernels.
             let layers = std::mem::take(&mut self.weights.layers);

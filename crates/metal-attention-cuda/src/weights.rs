@@ -1,7 +1,10 @@
 //! The weights of a model in the device's memory.
 
 mod attention;
+mod experts;
 mod feed_forward;
+mod latent_attention;
+mod recurrent;
 
 use std::sync::Arc;
 
@@ -11,12 +14,18 @@ use metal_attention_model::{
 };
 
 pub(crate) use attention::CudaAttention;
+pub(crate) use experts::{CudaExperts, ExpertActivation};
 pub(crate) use feed_forward::CudaDense;
+pub(crate) use latent_attention::CudaLatentAttention;
+pub(crate) use recurrent::{
+    CudaChannelMix, CudaDeltaRule, CudaLowRank, CudaMamba, CudaMamba2, CudaRwkv6, CudaRwkv7, CudaShortConv,
+};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::matrix::CudaMatrix;
 use crate::options::distinct_ropes;
+use crate::stack::CudaStack;
 
 /// All of them.
 #[derive(Debug)]
@@ -72,6 +81,24 @@ pub(crate) struct CudaLayer {
 pub(crate) enum CudaMixer {
     /// Softmax attention.
     Attention(CudaAttention),
+    /// Attention over compressed rows.
+    LatentAttention(CudaLatentAttention),
+    /// A gated short convolution.
+    ShortConv(CudaShortConv),
+    /// Mamba.
+    Mamba(CudaMamba),
+    /// Mamba-2.
+    Mamba2(CudaMamba2),
+    /// Attention and Mamba-2 side by side.
+    AttentionAndMamba2(Box<(CudaAttention, CudaMamba2)>),
+    /// The gated delta rule.
+    DeltaRule(CudaDeltaRule),
+    /// RWKV-6's time mix.
+    Rwkv6(CudaRwkv6),
+    /// RWKV-7's time mix.
+    Rwkv7(CudaRwkv7),
+    /// Nothing.
+    None,
 }
 
 /// What works on each token alone.
@@ -79,6 +106,12 @@ pub(crate) enum CudaMixer {
 pub(crate) enum CudaFeedForward {
     /// The same matrices for all tokens.
     Dense(CudaDense),
+    /// A few of many for each token.
+    Experts(Box<CudaExperts>),
+    /// RWKV's channel mix.
+    ChannelMix(CudaChannelMix),
+    /// Nothing.
+    None,
 }
 
 /// What uploads weights.
@@ -167,16 +200,37 @@ impl Loader<'_> {
             mixer: self.mixer(&spec.mixer, &w.mixer)?,
             mixer_post_norm: self.norm(spec.mixer_post_norm.as_ref(), w.mixer_post_norm.as_ref())?,
             feed_forward_norm: self.norm(spec.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref())?,
-            feed_forward: self.feed_forward(&spec.feed_forward, &w.feed_forward)?,
+            feed_forward: self.feed_forward(spec, &w.feed_forward)?,
             feed_forward_post_norm: self
                 .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
             residual: spec.residual,
         })
     }
 
+    /// Matrices of one type and shape one below the other, with their biases.
+    fn stack(&mut self, linears: &[&Linear]) -> Result<CudaStack, CudaError> {
+        let tensors: Vec<_> = linears.iter().map(|linear| &linear.weight).collect();
+        let biases: Vec<_> = linears.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
+        CudaStack::new(self.gpu, &mut self.kernels, &tensors, Some(&biases[..]).filter(|biases| !biases.is_empty()))
+    }
+
     fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
-        match (spec, weights) {
-            (Mixer::Attention(of), MixerWeights::Attention(w)) => Ok(CudaMixer::Attention(self.attention(of, w)?)),
+        Ok(match (spec, weights) {
+            (Mixer::Attention(of), MixerWeights::Attention(w)) => CudaMixer::Attention(self.attention(of, w)?),
+            (Mixer::LatentAttention(of), MixerWeights::LatentAttention(w)) => {
+                CudaMixer::LatentAttention(self.latent_attention(of, w)?)
+            }
+            (Mixer::ShortConv(of), MixerWeights::ShortConv(w)) => CudaMixer::ShortConv(self.short_conv(*of, w)?),
+            (Mixer::Mamba(of), MixerWeights::Mamba(w)) => CudaMixer::Mamba(self.mamba(*of, w)?),
+            (Mixer::Mamba2(of), MixerWeights::Mamba2(w)) => CudaMixer::Mamba2(self.mamba2(*of, w)?),
+            (Mixer::AttentionAndMamba2(of), MixerWeights::AttentionAndMamba2(w)) => {
+                let attention = self.attention(&of.attention, &w.attention)?;
+                CudaMixer::AttentionAndMamba2(Box::new((attention, self.mamba2(of.mamba2, &w.mamba2)?)))
+            }
+            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(w)) => CudaMixer::DeltaRule(self.delta_rule(*of, w)?),
+            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(w)) => CudaMixer::Rwkv6(self.rwkv6(*of, w)?),
+            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(w)) => CudaMixer::Rwkv7(self.rwkv7(*of, w)?),
+            (Mixer::None, MixerWeights::None) => CudaMixer::None,
             (
                 Mixer::Attention(_)
                 | Mixer::LatentAttention(_)
@@ -189,16 +243,23 @@ impl Loader<'_> {
                 | Mixer::Rwkv7(_)
                 | Mixer::None,
                 _,
-            ) => Err(CudaError::UnsupportedPart { part: "mixers but for attention" }),
-        }
+            ) => return Err(CudaError::UnsupportedPart { part: "weights of another mixer" }),
+        })
     }
 
-    fn feed_forward(&mut self, spec: &FeedForward, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
-        match (spec, weights) {
-            (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => Ok(CudaFeedForward::Dense(self.dense(of, w)?)),
-            (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => {
-                Err(CudaError::UnsupportedPart { part: "feed-forwards but for dense ones" })
+    fn feed_forward(&mut self, spec: &LayerSpec, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
+        Ok(match (&spec.feed_forward, weights) {
+            (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => CudaFeedForward::Dense(self.dense(of, w)?),
+            (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
+                CudaFeedForward::Experts(Box::new(self.experts(of, w)?))
             }
-        }
+            (FeedForward::ChannelMix(of), FeedForwardWeights::ChannelMix(w)) => {
+                CudaFeedForward::ChannelMix(self.channel_mix(*of, w, spec.mixer.state_elements())?)
+            }
+            (FeedForward::None, FeedForwardWeights::None) => CudaFeedForward::None,
+            (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => {
+                return Err(CudaError::UnsupportedPart { part: "weights of another feed-forward" });
+            }
+        })
     }
 }

@@ -20,6 +20,7 @@ mod profile;
 mod recipe;
 mod recurrent;
 mod rope;
+mod runs;
 mod shapes;
 mod spec;
 mod tensors;
@@ -47,6 +48,7 @@ pub use recurrent::{
     Rwkv7Spec, Rwkv7Weights, Selection, ShortConvSpec, ShortConvWeights, StateLayout,
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
+pub use runs::one_run_of_each;
 pub use shapes::{Key, ModelShape, RopeStretch};
 pub use spec::{
     AttentionAndMamba2Spec, Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm,

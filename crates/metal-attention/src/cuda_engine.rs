@@ -22,6 +22,7 @@ pub(crate) fn forward_pass(
         n_seq: options.n_seq,
         n_cache: options.n_cache,
         n_windows: options.n_windows,
+        state_cache: options.state_cache,
         n_ubatch: options.n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,

@@ -3,6 +3,7 @@
 use metal_attention_model::Residual;
 
 use super::product::{Input, Product};
+use super::rows::{feed_forward_reads_rows, mixer_reads_rows};
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::Output;
@@ -13,6 +14,8 @@ use crate::weights::{CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm
 pub(super) enum Given<'w> {
     /// What this matrix makes of rows.
     Product { what: &'static str, linear: &'w CudaLinear, input: Input },
+    /// F32 rows.
+    Rows(u64),
 }
 
 impl Steps {
@@ -21,12 +24,14 @@ impl Steps {
         let (n, n_embd) = (step.size.n_tokens, step.spec.n_embd);
         match layer.residual {
             Residual::Sequential { scale } => {
-                let input = self.normed(layer.mixer_norm.as_ref(), n_embd, n)?;
+                let as_rows = mixer_reads_rows(&step.spec.layers[i].mixer);
+                let input = self.normed(layer.mixer_norm.as_ref(), n_embd, n, as_rows)?;
                 let given = self.mixer(step, i, &layer.mixer, input)?;
                 self.join(step, &given, layer.mixer_post_norm.as_ref(), scale)?;
-                let input = self.normed(layer.feed_forward_norm.as_ref(), n_embd, n)?;
+                let as_rows = feed_forward_reads_rows(&step.spec.layers[i].feed_forward);
+                let input = self.normed(layer.feed_forward_norm.as_ref(), n_embd, n, as_rows)?;
                 let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
-                self.join(step, &[given], layer.feed_forward_post_norm.as_ref(), scale)
+                self.join(step, given.as_slice(), layer.feed_forward_post_norm.as_ref(), scale)
             }
             Residual::Parallel | Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 Err(CudaError::UnsupportedPart { part: "residual streams but for sequential ones" })
@@ -42,22 +47,37 @@ impl Steps {
         mixer: &'w CudaMixer,
         input: Input,
     ) -> Result<Vec<Given<'w>>, CudaError> {
-        match mixer {
-            CudaMixer::Attention(a) => Ok(vec![self.attention(step, i, a, input)?]),
-        }
+        Ok(match mixer {
+            CudaMixer::Attention(w) => vec![self.attention(step, i, w, input)?],
+            CudaMixer::LatentAttention(w) => vec![self.latent_attention(step, i, w, input)?],
+            CudaMixer::ShortConv(w) => vec![self.short_conv(step, i, w, input)?],
+            CudaMixer::Mamba(w) => vec![self.mamba(step, i, w, input)?],
+            CudaMixer::Mamba2(w) => vec![self.mamba2(step, i, w, input)?],
+            CudaMixer::AttentionAndMamba2(both) => {
+                let (attention, mamba2) = &**both;
+                vec![self.attention(step, i, attention, input)?, self.mamba2(step, i, mamba2, input)?]
+            }
+            CudaMixer::DeltaRule(w) => vec![self.delta_rule(step, i, w, input)?],
+            CudaMixer::Rwkv6(w) => vec![self.rwkv6(step, i, w)?],
+            CudaMixer::Rwkv7(w) => vec![self.rwkv7(step, i, w)?],
+            CudaMixer::None => Vec::new(),
+        })
     }
 
     /// What the feed-forward of layer `i` makes of `input`, but for its last product.
     fn feed_forward<'w>(
         &mut self,
         step: Step<'_>,
-        _i: usize,
+        i: usize,
         feed_forward: &'w CudaFeedForward,
         input: Input,
-    ) -> Result<Given<'w>, CudaError> {
-        match feed_forward {
-            CudaFeedForward::Dense(w) => self.dense(step, w, input),
-        }
+    ) -> Result<Option<Given<'w>>, CudaError> {
+        Ok(match feed_forward {
+            CudaFeedForward::Dense(w) => Some(self.dense(step, w, input)?),
+            CudaFeedForward::Experts(w) => Some(self.experts(step, w, input)?),
+            CudaFeedForward::ChannelMix(w) => Some(self.channel_mix(step, i, w)?),
+            CudaFeedForward::None => None,
+        })
     }
 
     /// `x += scale * norm(sum of given)`.
@@ -87,6 +107,7 @@ impl Steps {
                     };
                     self.product(&product, input, linear.weight.n_in, step.size.n_tokens)?;
                 }
+                Given::Rows(rows) => self.add_rows(step, rows, scale)?,
             }
         }
         Ok(())

@@ -13,13 +13,13 @@ pub(super) const MATVEC_TOKENS: usize = 4;
 /// Tokens up to which every warp reads all inputs.
 const FEW_TOKENS: usize = 64;
 /// Warps of a block of products.
-const WARPS: usize = 8;
+pub(super) const WARPS: usize = 8;
 /// Warps that keep the memory busy.
-const BUSY_WARPS: usize = 2112;
+pub(super) const BUSY_WARPS: usize = 2112;
 /// Elements of a matrix from which on two blocks a multiprocessor are better than one.
 const LARGE: usize = 8 << 20;
 /// Panels that a warp asks for at once.
-const PANELS_AHEAD: usize = 4;
+pub(super) const PANELS_AHEAD: usize = 4;
 
 /// The input of a product.
 #[derive(Clone, Copy)]
@@ -62,23 +62,26 @@ impl Steps {
     }
 
     /// Rows of the residual stream that products take through a norm: on their way, or packed before.
+    /// `as_rows`: they lie in `h`, too.
     pub(super) fn normed(
         &mut self,
         norm: Option<&CudaNorm>,
         n_embd: usize,
         n_tokens: usize,
+        as_rows: bool,
     ) -> Result<Input, CudaError> {
-        let (x, packed) = (self.s.x.ptr(), self.s.packed_x.ptr());
+        let (x, packed, h) = (self.s.x.ptr(), self.s.packed_x.ptr(), self.s.h.ptr());
         let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight.ptr(), norm.eps));
-        if self.is_exact(n_tokens) {
+        let exact = self.is_exact(n_tokens);
+        if exact && !as_rows {
             return Ok(Input::Rows { x, norm: weight, eps });
         }
         self.norm(
             NormArgs {
                 x,
                 weight,
-                packed,
-                out: 0,
+                packed: if exact { 0 } else { packed },
+                out: if as_rows { h } else { 0 },
                 rows: 0,
                 n_in: n_embd as u32,
                 n_token_tiles: n_tokens.div_ceil(8) as u32,
@@ -87,7 +90,7 @@ impl Steps {
             },
             n_tokens,
         )?;
-        Ok(Input::Packed(packed))
+        Ok(if exact { Input::Rows { x: h, norm: 0, eps: 0.0 } } else { Input::Packed(packed) })
     }
 
     pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {

@@ -1,0 +1,105 @@
+//! Weights of experts.
+
+use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, Norm, NormWeights};
+
+use super::{CudaDense, CudaLinear, CudaNorm, Loader, Vector};
+use crate::CudaError;
+use crate::parts::activation_code;
+use crate::stack::CudaStack;
+
+/// A mixture of experts.
+#[derive(Debug)]
+pub(crate) struct CudaExperts {
+    pub(crate) spec: Experts,
+    pub(crate) router: CudaLinear,
+    /// Norm of the router's input, where experts have norms of their own.
+    pub(crate) router_norm: Option<CudaNorm>,
+    pub(crate) choice_bias: Option<Vector>,
+    /// From the stream to the row that experts work on, and back.
+    pub(crate) latent: Option<[CudaLinear; 2]>,
+    pub(crate) gate: Option<CudaStack>,
+    pub(crate) up: CudaStack,
+    pub(crate) down: CudaStack,
+    pub(crate) expert_scale: Option<Vector>,
+    pub(crate) shared: Option<CudaDense>,
+    pub(crate) shared_gate: Option<Vector>,
+    /// Of the experts' input, their sum, and the result of what all tokens go through.
+    pub(crate) own_norms: Option<[CudaNorm; 3]>,
+    /// Of the experts.
+    pub(crate) activation: ExpertActivation,
+}
+
+/// What a gate goes through, as `experts.cu` knows it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ExpertActivation {
+    pub(crate) code: u32,
+    pub(crate) limit: f32,
+}
+
+impl ExpertActivation {
+    /// `CLAMPED_SWIGLU` of `experts.cu`.
+    const CLAMPED_SWIGLU: u32 = 3;
+
+    pub(crate) fn of(activation: Activation) -> Result<Self, &'static str> {
+        match activation {
+            Activation::ClampedSwiglu { limit } => Ok(Self { code: Self::CLAMPED_SWIGLU, limit }),
+            Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::SparseGelu { n_std: _ } => {
+                Ok(Self { code: activation_code(activation)?, limit: 0.0 })
+            }
+        }
+    }
+
+    /// Whether a product that has gate and up can take it on its way.
+    pub(crate) fn in_products(self) -> bool {
+        self.code != Self::CLAMPED_SWIGLU
+    }
+}
+
+impl Loader<'_> {
+    pub(super) fn experts(&mut self, of: &Experts, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
+        let unsupported = |part| CudaError::UnsupportedPart { part };
+        let gates: Option<Vec<&Linear>> = w.experts.iter().map(|expert| expert.gate.as_ref()).collect();
+        let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
+        let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
+        let latent = match &w.latent {
+            Some([down, up]) => Some([self.linear(down)?, self.linear(up)?]),
+            None => None,
+        };
+        let shared = match (&of.shared, &w.shared) {
+            (Some(shared), Some(weights)) => Some(self.dense(&shared.dense, weights)?),
+            (None, _) | (_, None) => None,
+        };
+        let (mut router_norm, mut own_norms) = (None, None);
+        if let (Some(own), Some([input, result, shared]), Some(scale)) = (&of.own_norms, &w.own_norms, &w.router_scale)
+        {
+            // rms(x) / sqrt(n_embd) * scale
+            let factor = 1.0 / (scale.len() as f32).sqrt();
+            let weight = self.vector(&scale.iter().map(|s| s * factor).collect::<Vec<_>>())?;
+            router_norm = Some(CudaNorm { weight, eps: own.router_eps });
+            own_norms = Some([
+                self.own_norm(&own.input, input)?,
+                self.own_norm(&own.result, result)?,
+                self.own_norm(&own.shared_result, shared)?,
+            ]);
+        }
+        Ok(CudaExperts {
+            spec: of.clone(),
+            router: self.linear(&w.router)?,
+            router_norm,
+            choice_bias: self.optional(w.choice_bias.as_deref())?,
+            latent,
+            gate: gates.filter(|_| of.expert.gated).map(|gates| self.stack(&gates)).transpose()?,
+            up: self.stack(&ups)?,
+            down: self.stack(&downs)?,
+            expert_scale: self.optional(w.expert_scale.as_deref())?,
+            shared,
+            shared_gate: self.optional(w.shared_gate.as_deref())?,
+            own_norms,
+            activation: ExpertActivation::of(of.expert.activation).map_err(unsupported)?,
+        })
+    }
+
+    fn own_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
+        Ok(CudaNorm { weight: self.vector(&weights.weight)?, eps: norm.eps })
+    }
+}
