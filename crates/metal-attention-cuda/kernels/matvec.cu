@@ -41,9 +41,6 @@ constexpr int RING = 6144;
 // code besides; `ODD_SIXTEENTH`: the codes of every other pair of columns are 16 times what they stand for.
 template <u32 FORMAT> struct Staged;
 
-__device__ __forceinline__ void copy16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
-}
 // The lanes of a warp copy `BYTES` together.
 template <int BYTES> __device__ __forceinline__ void copy_plane(unsigned char* to, const unsigned char* p, int lane) {
 #pragma unroll
@@ -228,14 +225,6 @@ template <int N_PLANES> struct StagedFloats {
 template <> struct Staged<F16> : StagedFloats<1> {};
 template <> struct Staged<F32> : StagedFloats<2> {};
 
-// d = a b
-__device__ __forceinline__ void mma_new(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
 // Adds a panel's products with rows g and g + 8, of token t in lanes 4 g + t the hi and lo sums of both, times 2^-24.
 template <typename S, int TOKENS>
 __device__ __forceinline__ void panel_products(const S& p, u32 panel, u32 n_blocks, const unsigned char* input, const float* sums,
@@ -289,7 +278,7 @@ constexpr int HELD = 4; // of these at once
 
 template <typename S, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    SHARED_MEMORY(128, unsigned char, memory);
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const u32 n_blocks = (a.n_in + 63) / 64 * 2;
     // Panels that are asked for, and worked on, at once.
@@ -329,7 +318,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             }
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) ask();
@@ -430,7 +419,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             float sums_of[PAIR][4] = {};
             if (has_tile) {
                 for (u32 panel = first; panel < end; panel += PAIR) {
-                    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+                    wait_for_copies<STAGES - 2>();
                     __syncwarp();
                     S p[PAIR];
 #pragma unroll
@@ -477,7 +466,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         }
         __syncthreads();
     }
-    asm volatile("cp.async.wait_group 0;");
+    wait_for_copies<0>();
 }
 
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
