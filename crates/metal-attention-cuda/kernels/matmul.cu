@@ -28,8 +28,19 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
     for (int s = 0; s < 2; s++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
+            if (P::FLOAT_SCALES) {
+                // Scales of any size: elements are rounded once.
+                const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    u32& v = a[s][2 * i + row];
+                    const float2 code = __half22float2(halves(v));
+                    v = bits(__floats2half2_rn(scale * code.x - min, scale * code.y - min));
+                }
+                continue;
+            }
             const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SUBS == 2 ? s : 0));
-            const half2 min = __float2half2_rn(-p.min(b, row));
+            const half2 min = __float2half2_rn(-p.min(b, row, 0));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 u32& v = a[s][2 * i + row];
@@ -220,3 +231,5 @@ MATMUL(q4_k, Q4_K)
 MATMUL(q5_k, Q5_K)
 MATMUL(q6_k, Q6_K)
 MATMUL(f32, F32)
+MATMUL(codes, CODES)
+MATMUL(codes_and_mins, CODES_AND_MINS)
