@@ -67,10 +67,9 @@ template <typename T> __device__ __forceinline__ void copy_page(T* to, const T* 
     const int each = 16 / sizeof(T), n = PAGE * dim / each;
     for (int i = threadIdx.x; i < n; i += THREADS) {
         const int at = i * each;
-        const u32 there = (u32)__cvta_generic_to_shared(to + at / dim * row + at % dim);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there), "l"(from + at));
+        copy16(to + at / dim * row + at % dim, from + at);
     }
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
 }
 
 template <typename T> __device__ __forceinline__ void load_four(float (&v)[4], const T* p);
@@ -150,7 +149,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     float acc[GROUP][2] = {};
 
     for (; p < last_page; p++) {
-        asm volatile("cp.async.wait_group 1;");
+        wait_for_copies<1>();
         __syncthreads();
         // Two threads a position, by turns eight elements.
         const u32 at = tid / 2, pos = p * PAGE + at;
@@ -194,8 +193,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
                 running[2 * GROUP + h] = factor;
             }
         }
-        if (p + 1 < last_page) asm volatile("cp.async.wait_group 1;");
-        else asm volatile("cp.async.wait_group 0;");
+        if (p + 1 < last_page) wait_for_copies<1>();
+        else wait_for_copies<0>();
         __syncthreads();
         if (group < groups) {
 #pragma unroll
@@ -283,7 +282,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     }
 }
 
-extern __shared__ __align__(128) float attention_memory[];
+SHARED_MEMORY(128, float, attention_memory);
 
 #define ATTENTION(NAME, T, GROUP)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) attention_##NAME##_##GROUP(const __grid_constant__ AttentionArgs a) { \

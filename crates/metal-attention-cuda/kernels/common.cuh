@@ -1,53 +1,6 @@
-// What all kernels share: fragments of the tensor cores, reductions, waiting for the kernel before.
+// What all kernels share: reductions, the order of inputs, activations.
 #pragma once
-#include <cuda_fp16.h>
-#include <stdint.h>
-
-typedef uint32_t u32;
-typedef unsigned long long u64_t;
-
-// Waits until everything that the kernel before in the stream wrote can be read. What does not depend on it (weights) may be
-// asked for earlier. Every kernel calls it, so that "the kernel before" stands for all before it.
-__device__ __forceinline__ void wait_for_input() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// Lets the next kernel in the stream start, as far as there is room; it waits for this one with wait_for_input.
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
-// Weights are read once a step: they go past L1.
-__device__ __forceinline__ uint4 load_stream(const uint4* p) {
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint2 load_stream(const uint2* p) {
-    uint2 v;
-    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ u32 load_stream(const u32* p) {
-    u32 v;
-    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
-
-// c += a b over 16 rows of a, 8 columns of b, 16 elements each. Lane l has g = l / 4, t = l % 4: of a the pairs of columns 2t of
-// rows g and g + 8, then those of columns 2t + 8; of b the pairs of rows 2t and 2t + 8 of column g; of c columns 2t and 2t + 1 of
-// row g, then those of row g + 8.
-__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+#include "ptx.cuh"
 
 __device__ __forceinline__ u32 bits(half2 v) { return *reinterpret_cast<u32*>(&v); }
 __device__ __forceinline__ half2 halves(u32 v) { return *reinterpret_cast<half2*>(&v); }

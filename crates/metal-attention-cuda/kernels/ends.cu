@@ -30,7 +30,7 @@ template <typename P> __device__ __forceinline__ float element_of(const Matrix& 
         const float code = p % 2 == 0 ? __low2float(halves(word)) : __high2float(halves(word));
         sum += panel.scale(plane, b, r, s) * code;
     }
-    return sum - panel.min(b, r);
+    return sum - panel.min(b, r, s);
 }
 
 extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {

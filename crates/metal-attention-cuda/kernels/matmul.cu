@@ -28,8 +28,19 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
     for (int s = 0; s < 2; s++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
+            if (P::FLOAT_SCALES) {
+                // Scales of any size: elements are rounded once.
+                const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    u32& v = a[s][2 * i + row];
+                    const float2 code = __half22float2(halves(v));
+                    v = bits(__floats2half2_rn(scale * code.x - min, scale * code.y - min));
+                }
+                continue;
+            }
             const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SUBS == 2 ? s : 0));
-            const half2 min = __float2half2_rn(-p.min(b, row));
+            const half2 min = __float2half2_rn(-p.min(b, row, 0));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 u32& v = a[s][2 * i + row];
@@ -126,7 +137,7 @@ template <int N> __device__ __forceinline__ void matmul_few(const MatmulArgs& a,
     }
 }
 
-extern __shared__ __align__(16) float matmul_memory[];
+SHARED_MEMORY(16, float, matmul_memory);
 #define FEW(N) \
     extern "C" __global__ void __launch_bounds__(256) matmul_few_##N(const __grid_constant__ MatmulArgs a) { matmul_few<N>(a, matmul_memory); }
 FEW(1)
@@ -140,12 +151,6 @@ constexpr int STAGES = 4;
 constexpr int TOKEN_TILES = 16;
 constexpr int PANEL_WORDS = TOKEN_TILES * 64; // uint4 of a panel's inputs
 
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
-    const u32 at = (u32)__cvta_generic_to_shared(to);
-    const int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
-}
-
 template <typename P, typename Q>
 __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&there)[2],
                                               uint4* staged, int lane, int half_of, float (&acc)[2][TOKEN_TILES / 2][4]) {
@@ -155,11 +160,11 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
             for (int i = threadIdx.x; i < PANEL_WORDS; i += 256) {
                 const u32 token_tile = first_tile + i / 64;
                 const bool inside = token_tile < a.n_token_tiles;
-                copy_async(staged + panel % STAGES * PANEL_WORDS + i,
+                copy16_or_zero(staged + panel % STAGES * PANEL_WORDS + i,
                            a.x + ((size_t)panel * a.n_token_tiles + (inside ? token_tile : 0)) * 64 + i % 64, inside);
             }
         }
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
     };
     for (int i = 0; i < STAGES - 1; i++) stage(i);
     P next_p = {};
@@ -173,7 +178,7 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
             if (there[0]) next_p.load(m[0], tile[0], panel + 1, lane);
             if (there[1]) next_q.load(m[1], tile[1], panel + 1, lane);
         }
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        wait_for_copies<STAGES - 2>();
         __syncthreads();
         stage(panel + STAGES - 1);
         const uint4* x = staged + panel % STAGES * PANEL_WORDS + half_of * (TOKEN_TILES / 2) * 64 + lane;
@@ -193,7 +198,7 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
             }
         }
     }
-    asm volatile("cp.async.wait_group 0;");
+    wait_for_copies<0>();
 }
 
 template <typename P, typename Q> __device__ __forceinline__ void matmul(const MatmulArgs& a, uint4* staged) {
@@ -226,3 +231,5 @@ MATMUL(q4_k, Q4_K)
 MATMUL(q5_k, Q5_K)
 MATMUL(q6_k, Q6_K)
 MATMUL(f32, F32)
+MATMUL(codes, CODES)
+MATMUL(codes_and_mins, CODES_AND_MINS)

@@ -41,9 +41,6 @@ constexpr int RING = 6144;
 // code besides; `ODD_SIXTEENTH`: the codes of every other pair of columns are 16 times what they stand for.
 template <u32 FORMAT> struct Staged;
 
-__device__ __forceinline__ void copy16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
-}
 // The lanes of a warp copy `BYTES` together.
 template <int BYTES> __device__ __forceinline__ void copy_plane(unsigned char* to, const unsigned char* p, int lane) {
 #pragma unroll
@@ -79,7 +76,7 @@ template <> struct Staged<Q4_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
 };
 
 template <> struct Staged<Q4_K> {
@@ -105,7 +102,7 @@ template <> struct Staged<Q4_K> {
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
     }
-    __device__ __forceinline__ float min(int b, int row) const {
+    __device__ __forceinline__ float min(int b, int row, int) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
 };
@@ -136,7 +133,7 @@ template <> struct Staged<Q5_K> {
         for (int i = 0; i < 4; i++) pairs[i] |= (both >> i & 0x00010001u) << (i % 2 == 0 ? 4 : 8);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const { return low.scale(0, b, row, 0); }
-    __device__ __forceinline__ float min(int b, int row) const { return low.min(b, row); }
+    __device__ __forceinline__ float min(int b, int row, int) const { return low.min(b, row, 0); }
 };
 
 template <> struct Staged<Q6_K> {
@@ -173,7 +170,7 @@ template <> struct Staged<Q6_K> {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
 };
 
 template <> struct Staged<Q8_0> {
@@ -202,8 +199,37 @@ template <> struct Staged<Q8_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
 };
+
+template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
+    static constexpr int BYTES = Record<FORMAT>::BYTES, SUBS = 2, PLANES = 1;
+    static constexpr bool ODD_SIXTEENTH = false, MINS = HAS_MINS;
+    static constexpr float OFFSET = 128.0f;
+    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        copy_plane<BYTES>(to, Place<FORMAT>(m, tile, panel).codes, lane);
+    }
+    GeneralPanel<FORMAT, HAS_MINS> p;
+    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
+        const float4* scales = (const float4*)(from + 1024) + lane / 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            p.w[i] = *(const uint4*)(from + 512 * i + lane * 16);
+            p.s[i] = scales[8 * i];
+            if (HAS_MINS) p.m[i] = scales[16 + 8 * i];
+        }
+    }
+    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
+        const uint4 v = p.w[b];
+        const u32 first = (row == 0 ? v.x : v.z) ^ 0x80808080u, second = (row == 0 ? v.y : v.w) ^ 0x80808080u;
+        pairs[0] = __byte_perm(first, 0, 0x4140), pairs[1] = __byte_perm(first, 0, 0x4342);
+        pairs[2] = __byte_perm(second, 0, 0x4140), pairs[3] = __byte_perm(second, 0, 0x4342);
+    }
+    __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return p.scale(0, b, row, sub); }
+    __device__ __forceinline__ float min(int b, int row, int sub) const { return p.min(b, row, sub); }
+};
+template <> struct Staged<CODES> : StagedGeneral<CODES, false> {};
+template <> struct Staged<CODES_AND_MINS> : StagedGeneral<CODES_AND_MINS, true> {};
 
 template <int N_PLANES> struct StagedFloats {
     static constexpr int BYTES = 2048 * N_PLANES, SUBS = N_PLANES == 1 ? 0 : 1, PLANES = N_PLANES;
@@ -223,18 +249,10 @@ template <int N_PLANES> struct StagedFloats {
     }
     // Elements, and no codes of which one is 2^-24.
     __device__ __forceinline__ float scale(int plane, int, int, int) const { return (plane == 0 ? 1.0f : 1.0f / 2048.0f) / UNIT; }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
 };
 template <> struct Staged<F16> : StagedFloats<1> {};
 template <> struct Staged<F32> : StagedFloats<2> {};
-
-// d = a b
-__device__ __forceinline__ void mma_new(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
-}
 
 // Adds a panel's products with rows g and g + 8, of token t in lanes 4 g + t the hi and lo sums of both, times 2^-24.
 template <typename S, int TOKENS>
@@ -270,16 +288,17 @@ __device__ __forceinline__ void panel_products(const S& p, u32 panel, u32 n_bloc
                     mma_new(c, r0[2 * sub], r1[2 * sub], r0[2 * sub + 1], r1[2 * sub + 1], sub == 0 ? x.x : x.z, sub == 0 ? x.y : x.w);
                     const float s0 = p.scale(plane, b, 0, sub), s1 = p.scale(plane, b, 1, sub);
                     acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
-                    const float sum = sums[(token * n_blocks + block) * 2 + sub] * (S::OFFSET / UNIT);
-                    acc[0] -= s0 * sum, acc[2] -= s1 * sum;
+                    const float sum = sums[(token * n_blocks + block) * 2 + sub] * (1.0f / UNIT);
+                    acc[0] -= (S::OFFSET * s0 + p.min(b, 0, sub)) * sum;
+                    acc[2] -= (S::OFFSET * s1 + p.min(b, 1, sub)) * sum;
                 }
             }
         }
         if (S::SUBS == 1 && (S::MINS || S::OFFSET != 0.0f)) {
             const float2 of_subs = *(const float2*)(sums + (token * n_blocks + block) * 2);
             const float sum = (of_subs.x + of_subs.y) * (1.0f / UNIT);
-            acc[0] -= (S::MINS ? p.min(b, 0) : S::OFFSET * of_block[0]) * sum;
-            acc[2] -= (S::MINS ? p.min(b, 1) : S::OFFSET * of_block[1]) * sum;
+            acc[0] -= (S::MINS ? p.min(b, 0, 0) : S::OFFSET * of_block[0]) * sum;
+            acc[2] -= (S::MINS ? p.min(b, 1, 0) : S::OFFSET * of_block[1]) * sum;
         }
     }
 }
@@ -289,7 +308,7 @@ constexpr int HELD = 4; // of these at once
 
 template <typename S, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    SHARED_MEMORY(128, unsigned char, memory);
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const u32 n_blocks = (a.n_in + 63) / 64 * 2;
     // Panels that are asked for, and worked on, at once.
@@ -329,7 +348,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             }
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) ask();
@@ -430,7 +449,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             float sums_of[PAIR][4] = {};
             if (has_tile) {
                 for (u32 panel = first; panel < end; panel += PAIR) {
-                    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+                    wait_for_copies<STAGES - 2>();
                     __syncwarp();
                     S p[PAIR];
 #pragma unroll
@@ -477,7 +496,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         }
         __syncthreads();
     }
-    asm volatile("cp.async.wait_group 0;");
+    wait_for_copies<0>();
 }
 
 // Other kernels take the templates.
@@ -497,6 +516,8 @@ template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a
         case Q5_K: matvec_part<Staged<Q5_K>, TOKENS>(a, m, second, block, n); break;
         case Q6_K: matvec_part<Staged<Q6_K>, TOKENS>(a, m, second, block, n); break;
         case F32: matvec_part<Staged<F32>, TOKENS>(a, m, second, block, n); break;
+        case CODES: matvec_part<Staged<CODES>, TOKENS>(a, m, second, block, n); break;
+        case CODES_AND_MINS: matvec_part<Staged<CODES_AND_MINS>, TOKENS>(a, m, second, block, n); break;
         default: __trap();
     }
 }

@@ -23,16 +23,8 @@ struct PrefillArgs {
     u32 unused;
 };
 
-extern __shared__ __align__(16) half prefill_memory[];
+SHARED_MEMORY(16, half, prefill_memory);
 
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], const half* row) {
-    const u32 at = (u32)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-__device__ __forceinline__ void load_matrices_turned(u32 (&r)[4], const half* row) {
-    const u32 at = (u32)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
 __device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
     if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
     if (mask == CHUNK) return pos / reach * reach;
@@ -56,11 +48,10 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             for (int i = tid; i < 2 * PAGE * D / 8; i += 128) {
                 const int of = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;
                 const half* from = (of == 0 ? a.k_cache : a.v_cache) + base + row * D + column;
-                const u32 at = (u32)__cvta_generic_to_shared(to + (of * PAGE + row) * ROW + column);
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
+                copy16(to + (of * PAGE + row) * ROW + column, from);
             }
         }
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
     };
     stage(first_page);
 
@@ -79,7 +70,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (u32 page = first_page; page < end_page; page++) {
         stage(page + 1);
-        asm volatile("cp.async.wait_group 1;");
+        wait_for_copies<1>();
         __syncthreads();
         const half* keys = prefill_memory + (page % 2) * 2 * PAGE * ROW;
         const half* values = keys + PAGE * ROW;
@@ -138,7 +129,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         }
         __syncthreads();
     }
-    asm volatile("cp.async.wait_group 0;");
+    wait_for_copies<0>();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);

@@ -56,7 +56,7 @@ impl CudaForwardPass {
             return Err(CudaError::Option { option, max });
         }
         supports(&spec)?;
-        let (needed, available) = (options.memory_needed(&spec, weights)?.total(), gpu.free_memory()?);
+        let (needed, available) = (options.memory_needed(&spec, weights).total(), gpu.free_memory()?);
         if needed > available {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
@@ -100,11 +100,9 @@ impl CudaForwardPass {
         })
     }
 
-    /// Whether there are kernels for every part of `spec`, and for the types of its tensors; otherwise an error that names what
-    /// lacks them.
-    pub fn supports(spec: &ModelSpec, weights: &Weights) -> Result<(), CudaError> {
-        supports(spec)?;
-        weights.tensors().into_iter().try_for_each(|tensor| crate::matrix::supports_type(tensor.ty()))
+    /// Whether there are kernels for every part of `spec`; otherwise an error that names the part that lacks them.
+    pub fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
+        supports(spec)
     }
 
     /// The GPU it runs on.

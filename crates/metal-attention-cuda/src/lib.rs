@@ -5,6 +5,7 @@
 
 mod activations;
 mod args;
+mod codes;
 mod device;
 mod error;
 mod forward_pass;

@@ -2,7 +2,6 @@
 
 use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
 
-use crate::CudaError;
 use crate::activations::{Activations, Widths};
 use crate::matrix::packed_bytes;
 
@@ -50,20 +49,20 @@ impl CudaForwardPassOptions {
         Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch }
     }
 
-    /// What `spec` will take, to a few percent. An error where a tensor's type is not known.
-    pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights) -> Result<MemoryUse, CudaError> {
+    /// What `spec` will take, to a few percent.
+    pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights) -> MemoryUse {
         let room = self.capacity(spec);
         let groups = CacheGroups::new(spec, room);
-        let tensors = weights.tensors().into_iter().map(packed_bytes).sum::<Result<u64, _>>()?;
+        let tensors: u64 = weights.tensors().into_iter().map(packed_bytes).sum();
         let rope: usize = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot * room.n_positions()).sum();
-        Ok(MemoryUse {
+        MemoryUse {
             weights: tensors + rope as u64,
             kv_cache: groups
                 .n_elements(spec)
                 .saturating_mul(self.cache_type.bytes() as u64)
                 .saturating_add(groups.states().map_or(0, |room| room.bytes())),
             scratch: Activations::bytes(&Widths::new(spec, room.n_tokens(spec)), room.n_tokens(spec)),
-        })
+        }
     }
 }
 

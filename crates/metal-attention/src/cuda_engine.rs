@@ -15,7 +15,7 @@ pub(crate) fn forward_pass(
     n_ctx: usize,
     ordinal: usize,
 ) -> Result<CudaForwardPass, CudaError> {
-    CudaForwardPass::supports(model.spec(), model.weights())?;
+    CudaForwardPass::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
     let options = CudaForwardPassOptions {
         n_ctx,
