@@ -160,8 +160,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_activation(const __gri
 }
 
 struct ExpertsSumArgs {
-    const float* y;       // what experts give, [row][n]
-    const u32* rows;      // of each visit, or null: in order
+    const float* y;       // what experts give, [n_tokens][n_used][n]
     const float* weights; // [n_tokens][n_used]
     const float* shared;  // what all tokens went through, [n_tokens][n], or null
     const float* gate;    // whose sigmoid of a product with h it is multiplied by, [n], or null
@@ -187,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_const
         float sum = 0.0f;
         for (u32 k = 0; k < a.n_used; k++) {
             const u32 visit = token * a.n_used + k;
-            sum += a.weights[visit] * a.y[(size_t)(a.rows ? a.rows[visit] : visit) * a.n + i];
+            sum += a.weights[visit] * a.y[(size_t)visit * a.n + i];
         }
         const size_t at = (size_t)token * a.n + i;
         if (a.shared) sum += factor * a.shared[at];

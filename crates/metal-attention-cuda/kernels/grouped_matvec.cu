@@ -51,6 +51,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grouped_matvec(const
         case Q5_K: matvec_part<Staged<Q5_K>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
         case Q6_K: matvec_part<Staged<Q6_K>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
         case F32: matvec_part<Staged<F32>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
+        case CODES: matvec_part<Staged<CODES>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
+        case CODES_AND_MINS: matvec_part<Staged<CODES_AND_MINS>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
         default: __trap();
     }
 }

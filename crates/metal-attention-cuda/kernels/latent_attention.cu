@@ -81,7 +81,7 @@ constexpr int PAIRS = 8;
 __device__ __forceinline__ float2 pair_at(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 pair_at(const float* p) { return *(const float2*)p; }
 
-extern __shared__ __align__(16) unsigned char latent_memory[];
+SHARED_MEMORY(16, unsigned char, latent_memory);
 
 // A block takes some heads of a token through its share of the positions.
 template <typename T> __device__ __forceinline__ void latent_attention(const LatentAttentionArgs& a) {
@@ -90,7 +90,7 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
     const u32 key_dim = a.rank + a.n_shared, n_vectors = (key_dim + VECTOR - 1) / VECTOR;
     // Rows an odd number of vectors long, so that lanes read different banks.
     const u32 stride = (n_vectors | 1) * VECTOR;
-    T* keys = (T*)latent_memory;                       // [POSITIONS][stride]
+    T* keys = (T*)(unsigned char*)latent_memory;                       // [POSITIONS][stride]
     float* queries = (float*)(keys + POSITIONS * stride); // [HEADS][n_vectors * VECTOR]
     wait_for_input();
     let_next_start();

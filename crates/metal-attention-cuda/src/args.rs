@@ -6,7 +6,10 @@ mod recurrent;
 
 use bytemuck::{Pod, Zeroable};
 
-pub(crate) use experts::{ExpertsActivationArgs, ExpertsSumArgs, GroupedMatvecArgs, RouteArgs, WeighArgs};
+pub(crate) use experts::{
+    ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteArgs, SortArgs,
+    WeighArgs,
+};
 pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
 pub(crate) use recurrent::{
     ConvolutionArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs,

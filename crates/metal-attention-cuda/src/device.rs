@@ -18,7 +18,7 @@ use crate::CudaError;
 const CUDA: (i32, &str) = (13000, "580");
 
 /// Compiled kernels, for several generations of GPUs each.
-const MODULES: [&[u8]; 14] = [
+const MODULES: [&[u8]; 15] = [
     include_bytes!("../prebuilt/repack.fatbin"),
     include_bytes!("../prebuilt/matvec.fatbin"),
     include_bytes!("../prebuilt/matmul.fatbin"),
@@ -27,6 +27,7 @@ const MODULES: [&[u8]; 14] = [
     include_bytes!("../prebuilt/ends.fatbin"),
     include_bytes!("../prebuilt/experts.fatbin"),
     include_bytes!("../prebuilt/grouped_matvec.fatbin"),
+    include_bytes!("../prebuilt/grouped_matmul.fatbin"),
     include_bytes!("../prebuilt/latent_attention.fatbin"),
     include_bytes!("../prebuilt/recurrent.fatbin"),
     include_bytes!("../prebuilt/delta_rule.fatbin"),

@@ -1,4 +1,4 @@
-//! What the kernels of experts take: `experts.cu` and `grouped_matvec.cu`.
+//! What the kernels of experts take: `experts.cu`, `grouped_matvec.cu` and `grouped_matmul.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -69,7 +69,6 @@ pub(crate) struct ExpertsActivationArgs {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ExpertsSumArgs {
     pub(crate) y: u64,
-    pub(crate) rows: u64,
     pub(crate) weights: u64,
     pub(crate) shared: u64,
     pub(crate) gate: u64,
@@ -79,4 +78,47 @@ pub(crate) struct ExpertsSumArgs {
     pub(crate) n_used: u32,
     pub(crate) add: u32,
     pub(crate) scale: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct SortArgs {
+    pub(crate) groups: u64,
+    pub(crate) n_items: u32,
+    pub(crate) n_groups: u32,
+    pub(crate) items: u64,
+    pub(crate) work: u64,
+    pub(crate) n_work: u64,
+    pub(crate) n_slots: u32,
+    pub(crate) tiles_of_work: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct GatherArgs {
+    pub(crate) x: u64,
+    pub(crate) items: u64,
+    pub(crate) packed: u64,
+    pub(crate) items_a_row: u32,
+    pub(crate) x_stride: u32,
+    pub(crate) n_in: u32,
+    pub(crate) n_slots: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct GroupedMatmulArgs {
+    pub(crate) matrices: [MatrixArgs; 2],
+    pub(crate) tile_bytes: [u32; 2],
+    pub(crate) work: u64,
+    pub(crate) n_work: u64,
+    pub(crate) x: u64,
+    pub(crate) bias: [u64; 2],
+    pub(crate) items: u64,
+    pub(crate) y: u64,
+    pub(crate) packed: u64,
+    pub(crate) n_slots: u32,
+    pub(crate) n_out: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
 }

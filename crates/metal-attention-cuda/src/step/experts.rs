@@ -2,7 +2,7 @@
 
 use metal_attention_model::{Experts, RouterScore};
 
-use super::grouped::Grouped;
+use super::grouped::{Grouped, packed_elements, sorted_elements};
 use super::layer::Given;
 use super::product::Input;
 use super::{Step, Steps};
@@ -10,20 +10,94 @@ use crate::CudaError;
 use crate::args::{ExpertsActivationArgs, ExpertsSumArgs, Output, RouteArgs, WeighArgs};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
+use crate::matrix::PANEL;
 use crate::weights::{CudaExperts, CudaNorm};
 
-/// The router's products; the chosen experts, their weights, those of their inputs; the input of router or experts where it is
-/// not the normalised state, that times the weights; gates and ups, what comes of them, what experts give; their sum, that as
-/// wide as the stream, what all tokens go through.
-pub(super) fn widths(of: &Experts, n_embd: usize) -> [usize; 12] {
-    let (n, n_ff, n_in) = (of.n_used, of.expert.n_ff, of.latent.unwrap_or(n_embd));
-    let weighed = if of.router.weight_input { n * n_in } else { 0 };
+/// Elements, for `n` tokens, of the router's products; the chosen experts, their weights, those of their inputs; the input of
+/// router or experts where it is not the normalised state, that times the weights; gates and ups, what comes of them, what experts
+/// give; their sum, that as wide as the stream, what all tokens go through; sorted items, two of these; rows of slots as products
+/// take them, those of the experts' input and those of their last matrix.
+pub(super) fn elements(of: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
+    let (n_ff, n_in, n_items) = (of.expert.n_ff, of.latent.unwrap_or(n_embd), n.saturating_mul(of.n_used));
+    let weighed = if of.router.weight_input { n_items * n_in } else { 0 };
     let other = if of.latent.is_some() || of.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
-    [of.n_expert, n, n, n, other, weighed, 2 * n * n_ff, n * n_ff, n * n_in, n_in.max(n_embd), n_embd, n_embd]
+    let [items, work] = sorted_elements(n_items, of.n_expert);
+    let packed = |width: usize| packed_elements(n_items, of.n_expert, width);
+    [
+        n * of.n_expert,
+        n_items,
+        n_items,
+        n_items,
+        n * other,
+        weighed,
+        2 * n_items * n_ff,
+        n_items * n_ff,
+        n_items * n_in,
+        n * n_in.max(n_embd),
+        n * n_embd,
+        n * n_embd,
+        items,
+        work,
+        packed(n_in),
+        packed(n_ff),
+    ]
 }
 
 fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
+}
+
+/// Rows of a grid.
+const MOST_ROWS: usize = 65_535;
+
+/// Every token at each of its experts.
+struct Visits {
+    /// Where the experts lie.
+    chosen: u64,
+    /// The input: `items_a_row` visits read the same row.
+    x: u64,
+    items_a_row: usize,
+    /// Gates and ups, what comes of them, and what experts give.
+    pairs: u64,
+    gated: u64,
+    down: u64,
+}
+
+impl Visits {
+    /// The product of gate and up, to pairs, or of up alone.
+    fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> Grouped<'w> {
+        let (first, second) = w.gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
+        Grouped {
+            what: "experts' gate and up",
+            first,
+            second,
+            output: Output::Store,
+            activation: w.activation.code,
+            groups: self.chosen,
+            x: self.x,
+            items_a_row: self.items_a_row,
+            x_stride: w.up.n_in(),
+            y: self.pairs,
+            y_stride: w.spec.expert.n_ff * if second.is_some() { 2 } else { 1 },
+        }
+    }
+
+    /// The last product.
+    fn last<'w>(&self, w: &'w CudaExperts) -> Grouped<'w> {
+        Grouped {
+            what: "experts' down",
+            first: &w.down,
+            second: None,
+            output: Output::Store,
+            activation: 0,
+            groups: self.chosen,
+            x: self.gated,
+            items_a_row: 1,
+            x_stride: w.spec.expert.n_ff,
+            y: self.down,
+            y_stride: w.down.n_rows,
+        }
+    }
 }
 
 impl Steps {
@@ -37,8 +111,24 @@ impl Steps {
     ) -> Result<Given<'w>, CudaError> {
         let (of, n_embd, n) = (&w.spec, step.spec.n_embd, step.size.n_tokens);
         let n_in = of.latent.unwrap_or(n_embd);
-        let [products, chosen, weights, input_weights, other, weighed, pairs, gated, down, sum, wide, shared] =
-            self.rows(step, widths(of, n_embd));
+        let [
+            products,
+            chosen,
+            weights,
+            input_weights,
+            other,
+            weighed,
+            pairs,
+            gated,
+            down,
+            sum,
+            wide,
+            shared,
+            items,
+            work,
+            packed,
+            packed_gated,
+        ] = self.places(elements(of, n_embd, n));
         let (x, h) = (self.s.x.ptr(), self.s.h.ptr());
         let routed = match &w.router_norm {
             None => input,
@@ -64,7 +154,12 @@ impl Steps {
             self.launch("weigh_inputs", "", grid, &args)?;
             (rows, items_a_row) = (weighed, 1);
         }
-        self.visit(step, w, chosen, (rows, items_a_row), [pairs, gated, down])?;
+        let visits = Visits { chosen, x: rows, items_a_row, pairs, gated, down };
+        if self.sorts(n, n * of.n_used, of.n_expert) {
+            self.visit_sorted(step, w, &visits, [items, work], [packed, packed_gated])?;
+        } else {
+            self.visit(step, w, &visits)?;
+        }
         self.sum(step, w, input, [weights, down, sum, wide, shared])
     }
 
@@ -102,70 +197,63 @@ impl Steps {
     }
 
     /// `down(activation(gate(x)) * up(x))` of every token at each of its experts.
-    fn visit(
+    fn visit(&mut self, step: Step<'_>, w: &CudaExperts, v: &Visits) -> Result<(), CudaError> {
+        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * step.size.n_tokens);
+        let product = v.gate_and_up(w);
+        if w.gates_in_product() {
+            self.grouped(&Grouped { output: Output::Gated, y: v.gated, y_stride: n_ff, ..product }, n_items)?;
+        } else {
+            self.grouped(&product, n_items)?;
+            self.experts_activation(w, v, n_items)?;
+        }
+        self.grouped(&v.last(w), n_items)
+    }
+
+    /// The same of tokens sorted by expert.
+    fn visit_sorted(
         &mut self,
         step: Step<'_>,
         w: &CudaExperts,
-        chosen: u64,
-        (x, items_a_row): (u64, usize),
-        [pairs, gated, down]: [u64; 3],
+        v: &Visits,
+        places: [u64; 2],
+        [packed, packed_gated]: [u64; 2],
     ) -> Result<(), CudaError> {
         let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * step.size.n_tokens);
-        let plain = |what, first, second| Grouped {
-            what,
-            first,
-            second,
-            output: Output::Store,
-            activation: 0,
-            groups: chosen,
-            x,
-            items_a_row,
-            x_stride: w.up.n_in(),
-            y: pairs,
-            y_stride: 0,
-        };
-        let what = "experts' gate and up";
-        match &w.gate {
-            Some(gate)
-                if gate.pairs_with(&w.up)
-                    && gate.bias.is_none()
-                    && w.up.bias.is_none()
-                    && w.activation.in_products() =>
-            {
-                let product = Grouped {
-                    output: Output::Gated,
-                    activation: w.activation.code,
-                    y: gated,
-                    y_stride: n_ff,
-                    ..plain(what, gate, Some(&w.up))
-                };
-                self.grouped(&product, n_items)?;
-            }
-            gate => {
-                let n_parts = 1 + usize::from(gate.is_some());
-                let (first, second) = gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
-                self.grouped(&Grouped { y_stride: n_parts * n_ff, ..plain(what, first, second) }, n_items)?;
-                let args = ExpertsActivationArgs {
-                    x: pairs,
-                    out: gated,
-                    n: n_ff as u32,
-                    gated: u32::from(gate.is_some()),
-                    activation: w.activation.code,
-                    limit: w.activation.limit,
-                };
-                let grid = Grid { blocks: [n_ff.div_ceil(256), n_items, 1], threads: 256, shared: 0 };
-                self.launch("experts_activation", "", grid, &args)?;
-            }
+        let n_in = w.up.n_in();
+        let sorted = self.sort(v.chosen, n_items, w.spec.n_expert, places)?;
+        self.gather(&sorted, (v.x, v.items_a_row, n_in), n_in, packed)?;
+        let product = Grouped { x: packed, ..v.gate_and_up(w) };
+        // Packed rows end with a panel, which nobody else fills up.
+        if w.gates_in_product() && n_ff.is_multiple_of(PANEL) {
+            self.sorted_product(&Grouped { output: Output::Gated, y: packed_gated, ..product }, &sorted)?;
+        } else {
+            self.sorted_product(&product, &sorted)?;
+            self.experts_activation(w, v, n_items)?;
+            self.gather(&sorted, (v.gated, 1, n_ff), n_ff, packed_gated)?;
         }
-        let product = Grouped {
-            x: gated,
-            items_a_row: 1,
-            x_stride: n_ff,
-            y: down,
-            y_stride: w.down.n_rows,
-            ..plain("experts' down", &w.down, None)
+        self.sorted_product(&Grouped { x: packed_gated, ..v.last(w) }, &sorted)
+    }
+
+    /// `gated = activation(gate) * up` of pairs.
+    fn experts_activation(&mut self, w: &CudaExperts, v: &Visits, n_items: usize) -> Result<(), CudaError> {
+        let n_ff = w.spec.expert.n_ff;
+        let args = ExpertsActivationArgs {
+            x: v.pairs,
+            out: v.gated,
+            n: n_ff as u32,
+            gated: u32::from(w.gate.is_some()),
+            activation: w.activation.code,
+            limit: w.activation.limit,
         };
-        self.grouped(&product, n_items)
+        for first in (0..n_items).step_by(MOST_ROWS) {
+            let n = (n_items - first).min(MOST_ROWS);
+            let at = |rows: u64, width: usize| rows + 4 * (first * width) as u64;
+            let pair = if w.gate.is_some() { 2 * n_ff } else { n_ff };
+            let args = ExpertsActivationArgs { x: at(v.pairs, pair), out: at(v.gated, n_ff), ..args };
+            let grid = Grid { blocks: [n_ff.div_ceil(256), n, 1], threads: 256, shared: 0 };
+            self.launch("experts_activation", "", grid, &args)?;
+        }
+        Ok(())
     }
 
     /// The weighted sum of what the experts give, and what all tokens go through besides.
@@ -180,7 +268,6 @@ impl Steps {
         let n_in = of.latent.unwrap_or(n_embd);
         let mut args = ExpertsSumArgs {
             y: down,
-            rows: 0,
             weights,
             shared: 0,
             gate: 0,

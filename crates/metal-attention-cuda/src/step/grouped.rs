@@ -3,7 +3,7 @@
 use super::Steps;
 use super::product::{BUSY_WARPS, PANELS_AHEAD, WARPS};
 use crate::CudaError;
-use crate::args::{GroupedMatvecArgs, Output};
+use crate::args::{GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, Output, SortArgs};
 use crate::launch::Grid;
 use crate::matrix::{Format, PANEL, TILE};
 use crate::stack::CudaStack;
@@ -11,7 +11,44 @@ use crate::stack::CudaStack;
 /// Most rows of a grid.
 const MOST_ITEMS: usize = 65_535;
 
+/// Groups that items can be sorted by: `MAX_GROUPS` of `grouped_matmul.cu`.
+const MAX_GROUPS: usize = 1024;
+
+/// Tokens from which on items are sorted, however few a group has.
+const MANY_TOKENS: usize = 32;
+
+/// Items of a group from which on blocks take 16 tiles of them at once, else 4.
+const MANY_ITEMS: usize = 64;
+
+/// Items sorted by group, in slots; each group begins with a tile of 8.
+#[derive(Clone, Copy)]
+pub(super) struct Sorted {
+    items: u64,
+    work: u64,
+    n_work: u64,
+    n_slots: usize,
+    n_groups: usize,
+    tiles_of_work: usize,
+}
+
+/// Slots of so many items in so many groups, at most.
+fn n_slots(n_items: usize, n_groups: usize) -> usize {
+    (n_items + 7 * n_groups.min(n_items)).next_multiple_of(8)
+}
+
+/// Elements of what sorting gives: the item of each slot; work, and how much of it.
+pub(super) fn sorted_elements(n_items: usize, n_groups: usize) -> [usize; 2] {
+    let n = n_slots(n_items, n_groups);
+    [n, n / 8 * 4 + 4]
+}
+
+/// Elements, of four bytes, of packed rows of all slots.
+pub(super) fn packed_elements(n_items: usize, n_groups: usize, width: usize) -> usize {
+    n_slots(n_items, n_groups) * width.next_multiple_of(PANEL) / 2
+}
+
 /// A product of items, each a row with the matrix of its group.
+#[derive(Clone, Copy)]
 pub(super) struct Grouped<'a> {
     pub(super) what: &'static str,
     /// GATED: the gates.
@@ -70,6 +107,92 @@ impl Steps {
             let n = (n_items - first_item).min(MOST_ITEMS);
             let grid = Grid { blocks: [blocks, n, parts], threads: 32 * WARPS, shared };
             self.launch("grouped_matvec", p.what, grid, &args)?;
+        }
+        Ok(())
+    }
+
+    /// Whether `n_items` items of `n_tokens` tokens are better sorted.
+    pub(super) fn sorts(&self, n_tokens: usize, n_items: usize, n_groups: usize) -> bool {
+        let worth = n_items >= 2 * n_groups || n_tokens >= MANY_TOKENS;
+        !self.is_exact(n_tokens) && worth && n_groups <= MAX_GROUPS
+    }
+
+    /// Sorts items by group, to places of [`sorted_elements`].
+    pub(super) fn sort(
+        &mut self,
+        groups: u64,
+        n_items: usize,
+        n_groups: usize,
+        [items, work]: [u64; 2],
+    ) -> Result<Sorted, CudaError> {
+        let tiles_of_work = if n_items / n_groups >= MANY_ITEMS { 16 } else { 4 };
+        let n_slots = n_slots(n_items, n_groups);
+        let sorted = Sorted { items, work: work + 16, n_work: work, n_slots, n_groups, tiles_of_work };
+        let args = SortArgs {
+            groups,
+            n_items: n_items as u32,
+            n_groups: n_groups as u32,
+            items,
+            work: sorted.work,
+            n_work: sorted.n_work,
+            n_slots: n_slots as u32,
+            tiles_of_work: tiles_of_work as u32,
+        };
+        self.launch("sort_by_group", "", Grid { blocks: [1, 1, 1], threads: MAX_GROUPS, shared: 0 }, &args)?;
+        Ok(sorted)
+    }
+
+    /// Packs the rows of sorted items: item `i` has the one that begins at element `i / items_a_row * x_stride` of `x`.
+    pub(super) fn gather(
+        &mut self,
+        sorted: &Sorted,
+        (x, items_a_row, x_stride): (u64, usize, usize),
+        n_in: usize,
+        packed: u64,
+    ) -> Result<(), CudaError> {
+        let args = GatherArgs {
+            x,
+            items: sorted.items,
+            packed,
+            items_a_row: items_a_row as u32,
+            x_stride: x_stride as u32,
+            n_in: n_in as u32,
+            n_slots: sorted.n_slots as u32,
+        };
+        self.launch("gather", "", Grid { blocks: [sorted.n_slots, 1, 1], threads: 128, shared: 0 }, &args)
+    }
+
+    /// The product of sorted items, whose rows are packed: to the rows of items, or, GATED, packed again.
+    pub(super) fn sorted_product(&mut self, p: &Grouped<'_>, sorted: &Sorted) -> Result<(), CudaError> {
+        let (gated, first) = (p.output == Output::Gated, p.first.args());
+        let second = p.second.map_or(first, CudaStack::args);
+        let args = GroupedMatmulArgs {
+            matrices: [first.0, second.0],
+            tile_bytes: [first.1, second.1],
+            work: sorted.work,
+            n_work: sorted.n_work,
+            x: p.x,
+            bias: [p.first.bias(), p.second.map_or(0, CudaStack::bias)],
+            items: sorted.items,
+            y: if gated { 0 } else { p.y },
+            packed: if gated { p.y } else { 0 },
+            n_slots: sorted.n_slots as u32,
+            n_out: p.y_stride as u32,
+            output: p.output as u32,
+            activation: p.activation,
+        };
+        let tiles = sorted.tiles_of_work;
+        let rows = p.first.n_rows.div_ceil(TILE).div_ceil(if gated { 4 } else { 8 });
+        let most_work = sorted.n_groups + sorted.n_slots / (8 * tiles);
+        // Parts of a product have one format in a kernel.
+        let unlike = p.second.filter(|second| !gated && !second.pairs_with(p.first));
+        let parts = if p.second.is_some() && !gated && unlike.is_none() { 2 } else { 1 };
+        let grid = Grid { blocks: [rows, most_work, parts], threads: 256, shared: 4 * tiles * 1024 };
+        let name = |stack: &CudaStack| format!("grouped_matmul_{tiles}_{}", stack.format().name());
+        self.launch(&name(p.first), p.what, grid, &args)?;
+        if let Some(stack) = unlike {
+            let y = p.y + 4 * p.first.n_rows as u64;
+            return self.sorted_product(&Grouped { first: stack, second: None, y, ..*p }, sorted);
         }
         Ok(())
     }

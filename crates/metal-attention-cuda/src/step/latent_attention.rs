@@ -3,7 +3,7 @@
 
 use metal_attention_model::{CacheType, LatentAttentionSpec, RopeLayout};
 
-use super::grouped::Grouped;
+use super::grouped::{Grouped, Sorted, packed_elements, sorted_elements};
 use super::layer::Given;
 use super::product::Input;
 use super::{Step, Steps};
@@ -18,11 +18,23 @@ use crate::weights::CudaLatentAttention;
 const HEADS: usize = 8;
 const POSITIONS: usize = 32;
 
-/// Compressed queries; queries; the compressed row and the shared key; queries over compressed rows; attention's result, values.
-pub(super) fn widths(of: &LatentAttentionSpec) -> [usize; 6] {
+/// Elements, for `n` tokens, of compressed queries; queries; the compressed row and the shared key; queries over compressed rows;
+/// attention's result, values; items sorted by head, two of these, and their rows as products take them.
+pub(super) fn elements(of: &LatentAttentionSpec, n: usize) -> [usize; 9] {
     let (n_head, key_dim) = (of.n_head, of.kv_rank + of.shared_dim);
-    let values = n_head * of.value_dim;
-    [of.q_rank.unwrap_or(0), n_head * of.head_dim(), key_dim, n_head * key_dim, n_head * of.kv_rank, values]
+    let n_items = n.saturating_mul(n_head);
+    let [items, work] = sorted_elements(n_items, n_head);
+    [
+        n * of.q_rank.unwrap_or(0),
+        n_items * of.head_dim(),
+        n * key_dim,
+        n_items * key_dim,
+        n_items * of.kv_rank,
+        n_items * of.value_dim,
+        items,
+        work,
+        packed_elements(n_items, n_head, of.n_nope.max(of.kv_rank)),
+    ]
 }
 
 impl Steps {
@@ -36,7 +48,8 @@ impl Steps {
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (n_head, rank, key_dim) = (of.n_head, of.kv_rank, of.kv_rank + of.shared_dim);
-        let [q_a, q, kv, queries, att, values] = self.rows(step, widths(of));
+        let n = step.size.n_tokens;
+        let [q_a, q, kv, queries, att, values, items, work, packed] = self.places(elements(of, n));
         self.store(step, "compressed rows", [&w.kv_a], input, kv)?;
         match &w.q_a {
             Some((linear, norm)) => {
@@ -46,10 +59,14 @@ impl Steps {
             }
             None => self.store(step, "queries", [&w.q], input, q)?,
         }
-        self.of_heads(step, "keys' expansion", &w.k_b, (q, of.head_dim()), (queries, key_dim))?;
+        let sorted = match self.sorts(n, n * n_head, n_head) {
+            true => Some((self.sort(0, n * n_head, n_head, [items, work])?, packed)),
+            false => None,
+        };
+        self.of_heads(step, "keys' expansion", &w.k_b, sorted, (q, of.head_dim()), (queries, key_dim))?;
         self.latent_inputs(step, i, w, [q, kv, queries])?;
         self.attend_latent(step, i, w, [queries, att])?;
-        self.of_heads(step, "values' expansion", &w.v_b, (att, rank), (values, of.value_dim))?;
+        self.of_heads(step, "values' expansion", &w.v_b, sorted, (att, rank), (values, of.value_dim))?;
         let input = self.rows_input(step, values, n_head * of.value_dim, None)?;
         Ok(Given::Product { what: "attention output", linear: &w.out, input })
     }
@@ -60,6 +77,7 @@ impl Steps {
         step: Step<'_>,
         what: &'static str,
         stack: &CudaStack,
+        sorted: Option<(Sorted, u64)>,
         (x, x_stride): (u64, usize),
         (y, y_stride): (u64, usize),
     ) -> Result<(), CudaError> {
@@ -76,7 +94,9 @@ impl Steps {
             y,
             y_stride,
         };
-        self.grouped(&product, stack.n * step.size.n_tokens)
+        let Some((sorted, packed)) = sorted else { return self.grouped(&product, stack.n * step.size.n_tokens) };
+        self.gather(&sorted, (x, 1, x_stride), stack.n_in(), packed)?;
+        self.sorted_product(&Grouped { x: packed, ..product }, &sorted)
     }
 
     /// Queries as attention takes them, and the way of compressed rows into the cache.

@@ -23,25 +23,28 @@ const TOKENS_OF_BLOCK: usize = 32;
 /// Columns of a head's state that a block takes: `COLUMNS * WALK_WARPS` of `recurrence.cuh`.
 const COLUMNS_OF_BLOCK: usize = 16;
 
-/// Widths of what a mixer and a feed-forward keep of each token while they run; each has the room for itself.
-fn widths_of_layers(spec: &ModelSpec) -> Vec<Vec<usize>> {
+/// Elements of what a mixer or a feed-forward keeps of `n_tokens` tokens while it runs; each has the room for itself.
+fn elements_of_layers(spec: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
+    fn of_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
+        widths.map(|width| width.saturating_mul(n)).to_vec()
+    }
     let mut all = Vec::new();
     for layer in &spec.layers {
         match &layer.mixer {
             Mixer::Attention(_) | Mixer::None => {}
-            Mixer::LatentAttention(of) => all.push(latent_attention::widths(of).to_vec()),
-            Mixer::ShortConv(of) => all.push(short_conv::widths(of).to_vec()),
-            Mixer::Mamba(of) => all.push(mamba::widths(of).to_vec()),
-            Mixer::Mamba2(of) => all.push(mamba::widths2(of).to_vec()),
-            Mixer::AttentionAndMamba2(of) => all.push(mamba::widths2(&of.mamba2).to_vec()),
-            Mixer::DeltaRule(of) => all.push(delta_rule::widths(of).to_vec()),
-            Mixer::Rwkv6(of) => all.push(rwkv::widths6(of).to_vec()),
-            Mixer::Rwkv7(of) => all.push(rwkv::widths7(of).to_vec()),
+            Mixer::LatentAttention(of) => all.push(latent_attention::elements(of, n).to_vec()),
+            Mixer::ShortConv(of) => all.push(of_tokens(short_conv::widths(of), n)),
+            Mixer::Mamba(of) => all.push(of_tokens(mamba::widths(of), n)),
+            Mixer::Mamba2(of) => all.push(of_tokens(mamba::widths2(of), n)),
+            Mixer::AttentionAndMamba2(of) => all.push(of_tokens(mamba::widths2(&of.mamba2), n)),
+            Mixer::DeltaRule(of) => all.push(of_tokens(delta_rule::widths(of), n)),
+            Mixer::Rwkv6(of) => all.push(of_tokens(rwkv::widths6(of), n)),
+            Mixer::Rwkv7(of) => all.push(of_tokens(rwkv::widths7(of), n)),
         }
         match &layer.feed_forward {
             FeedForward::Dense(_) | FeedForward::None => {}
-            FeedForward::Experts(of) => all.push(experts::widths(of, spec.n_embd).to_vec()),
-            FeedForward::ChannelMix(of) => all.push(rwkv::widths_of_channel_mix(of).to_vec()),
+            FeedForward::Experts(of) => all.push(experts::elements(of, spec.n_embd, n).to_vec()),
+            FeedForward::ChannelMix(of) => all.push(of_tokens(rwkv::widths_of_channel_mix(of), n)),
         }
     }
     all
@@ -49,12 +52,9 @@ fn widths_of_layers(spec: &ModelSpec) -> Vec<Vec<usize>> {
 
 /// Elements of all rows of `n_tokens` tokens, and the widest row that products take.
 pub(crate) fn room_for_rows(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
-    let all = widths_of_layers(spec);
-    let elements = |widths: &Vec<usize>| {
-        widths.iter().map(|width| width.saturating_mul(n_tokens).next_multiple_of(ALIGNED)).sum::<usize>()
-    };
-    let widest = all.iter().flatten().copied().max().unwrap_or(0);
-    (all.iter().map(elements).max().unwrap_or(0), widest)
+    let of_layers = |n| elements_of_layers(spec, n).into_iter();
+    let room = of_layers(n_tokens).map(|all| all.iter().map(|n| n.next_multiple_of(ALIGNED)).sum::<usize>());
+    (room.max().unwrap_or(0), of_layers(1).flatten().max().unwrap_or(0))
 }
 
 /// Whether a mixer reads its input otherwise than by products.
@@ -90,10 +90,15 @@ pub(super) struct Convolution {
 impl Steps {
     /// Where rows of these widths lie, which those of another call overwrite.
     pub(super) fn rows<const N: usize>(&self, step: Step<'_>, widths: [usize; N]) -> [u64; N] {
+        self.places(widths.map(|width| width * step.size.n_tokens))
+    }
+
+    /// The same for so many elements each.
+    pub(super) fn places<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
         let mut at = 0;
-        let places = widths.map(|width| {
+        let places = elements.map(|n| {
             let place = self.s.rows.ptr() + 4 * at as u64;
-            at += (width * step.size.n_tokens).next_multiple_of(ALIGNED);
+            at += n.next_multiple_of(ALIGNED);
             place
         });
         assert!(4 * at as u64 <= self.s.rows.bytes(), "{at} elements of rows");
@@ -262,7 +267,6 @@ impl Steps {
     pub(super) fn add_rows(&mut self, step: Step<'_>, rows: u64, scale: f32) -> Result<(), CudaError> {
         let args = ExpertsSumArgs {
             y: 0,
-            rows: 0,
             weights: 0,
             shared: rows,
             gate: 0,

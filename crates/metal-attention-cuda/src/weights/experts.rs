@@ -55,6 +55,14 @@ impl ExpertActivation {
     }
 }
 
+impl CudaExperts {
+    /// Whether a product that has gate and up of each expert takes the activation on its way.
+    pub(crate) fn gates_in_product(&self) -> bool {
+        let plain = |gate: &CudaStack| gate.pairs_with(&self.up) && gate.bias.is_none() && self.up.bias.is_none();
+        self.activation.in_products() && self.gate.as_ref().is_some_and(plain)
+    }
+}
+
 impl Loader<'_> {
     pub(super) fn experts(&mut self, of: &Experts, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
         let unsupported = |part| CudaError::UnsupportedPart { part };
