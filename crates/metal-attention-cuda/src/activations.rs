@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::{FeedForward, ModelSpec};
+use metal_attention_model::{AttentionSpec, FeedForward, ModelSpec};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice};
@@ -29,6 +29,15 @@ pub(crate) struct Widths {
     n_head: usize,
     /// Elements of a head's partial result.
     partial: usize,
+    /// Queries that are made apart.
+    queries: usize,
+    /// Gate and up of feed-forwards that do not go through the activation on the way.
+    gate_up: usize,
+    /// Embeddings of all layers of a token.
+    own_inputs: usize,
+    /// Residual streams, and the rank of what is learned beside attention.
+    n_streams: usize,
+    laurel_rank: usize,
 }
 
 impl Widths {
@@ -38,14 +47,23 @@ impl Widths {
             FeedForward::Dense(dense) => dense.n_ff,
             FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => 0,
         });
+        let n_ff = n_ff.max().unwrap_or(0);
+        let own = spec.embedding.per_layer.map_or(0, |own| own.width);
+        let streams = spec.embedding.streams;
+        let dims = |a: &AttentionSpec| (a.n_head * if a.output_gate { 2 } else { 1 } + 2 * a.n_head_kv) * a.head_dim;
         Self {
             n_embd: spec.n_embd,
             n_vocab: spec.n_vocab,
-            qkv: attention().map(|a| (a.n_head + 2 * a.n_head_kv) * a.head_dim).max().unwrap_or(0),
+            qkv: attention().map(dims).max().unwrap_or(0),
             attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            n_ff: n_ff.max().unwrap_or(0),
+            n_ff: n_ff.max(own),
             n_head: attention().map(|a| a.n_head).max().unwrap_or(0),
             partial: attention().map(|a| a.head_dim + 2).max().unwrap_or(0),
+            queries: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
+            gate_up: (2 * n_ff).max(own),
+            own_inputs: own * spec.n_layer(),
+            n_streams: streams.map_or(0, |streams| streams.n),
+            laurel_rank: streams.map_or(0, |streams| streams.laurel_rank),
         }
     }
 }
@@ -65,6 +83,25 @@ pub(crate) struct Activations {
     pub(crate) x: CudaBuffer,
     /// The same through a norm, as products of many tokens take it.
     pub(crate) packed_x: CudaBuffer,
+    /// The same in F32, where a product does not take the norm on its way, `[n_tokens, n_embd]`.
+    pub(crate) h: CudaBuffer,
+    /// What a mixer or a feed-forward gives, where it is not added to the stream at once, `[n_tokens, n_embd]`.
+    pub(crate) result: CudaBuffer,
+    /// Queries that are made apart, `[n_tokens, n_head * head_dim]`.
+    pub(crate) queries: CudaBuffer,
+    /// Gate and up, or a gate alone, `[n_tokens, ..]`.
+    pub(crate) gate_up: CudaBuffer,
+    /// Of each layer the input of its own embedding, `[n_tokens, n_layer * width]`, and what is projected to it.
+    pub(crate) own_inputs: CudaBuffer,
+    pub(crate) own_projected: CudaBuffer,
+    /// Residual streams, `[n_tokens, n_streams, n_embd]`, what chooses among them, `[n_tokens, n_streams]`, and what is learned
+    /// beside attention, `[n_tokens, rank]` and `[n_tokens, n_embd]`.
+    pub(crate) streams: CudaBuffer,
+    pub(crate) router: CudaBuffer,
+    pub(crate) laurel_small: CudaBuffer,
+    pub(crate) laurel: CudaBuffer,
+    /// Rows on their way to a product, packed.
+    pub(crate) packed_rows: CudaBuffer,
     /// Queries, keys and values, F32 `[n_tokens, ..]`.
     pub(crate) qkv: CudaBuffer,
     /// What attention gives, F32 `[n_tokens, n_head * head_dim]`.
@@ -102,6 +139,17 @@ impl Activations {
             query_tiles: zeros(16 * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
+            h: zeros(4 * w.n_embd * n_tokens)?,
+            result: zeros(4 * w.n_embd * n_tokens)?,
+            queries: zeros(4 * w.queries * n_tokens)?,
+            gate_up: zeros(4 * w.gate_up * n_tokens)?,
+            own_inputs: zeros(4 * w.own_inputs * n_tokens)?,
+            own_projected: zeros(4 * w.own_inputs * n_tokens)?,
+            streams: zeros(4 * w.n_streams * w.n_embd * n_tokens)?,
+            router: zeros(4 * w.n_streams * n_tokens)?,
+            laurel_small: zeros(4 * w.laurel_rank * n_tokens)?,
+            laurel: zeros(4 * if w.n_streams > 0 { w.n_embd } else { 0 } * n_tokens)?,
+            packed_rows: zeros(packed(w.n_embd.max(w.laurel_rank), n_tokens))?,
             qkv: zeros(4 * w.qkv * n_tokens)?,
             att: zeros(4 * w.attention * n_tokens)?,
             packed_att: zeros(packed(w.attention, n_tokens))?,
@@ -119,10 +167,13 @@ impl Activations {
 
     /// What they take, about.
     pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
-        let rows =
-            n_tokens * (4 * (2 * w.n_embd + w.qkv + w.attention + w.n_ff) + 2 * (w.n_embd + w.attention + w.n_ff));
+        let rows = n_tokens
+            * (4 * (4 * w.n_embd + w.qkv + 2 * w.attention + w.n_ff + w.gate_up)
+                + 2 * (2 * w.n_embd + w.attention + w.n_ff));
+        let own =
+            4 * n_tokens * (2 * w.own_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
         let logits = 4 * w.n_vocab * n_tokens.min(MAX_WANTED);
-        (rows + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+        (rows + own + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }
 

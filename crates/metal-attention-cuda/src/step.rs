@@ -5,6 +5,7 @@ mod ends;
 mod feed_forward;
 mod layer;
 mod product;
+mod streams;
 
 use std::sync::Arc;
 
