@@ -1,0 +1,256 @@
+// Fibers of a block, and what they wait for.
+#include "software_block.hpp"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "software_run.hpp"
+
+namespace software {
+
+__thread Fiber* fiber;
+__thread Index block_index, block_size, grid_size;
+__thread unsigned char* shared_memory;
+
+// Saves the registers that a function keeps and the stack's address in `from`, and goes on with the stack `to`.
+extern "C" void software_switch(void** from, void* to) __attribute__((visibility("hidden")));
+#if defined(__x86_64__)
+asm(R"(
+.text
+.hidden software_switch
+.globl software_switch
+.type software_switch, @function
+software_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    popq %rcx
+    jmp *%rcx
+.size software_switch, .-software_switch
+)");
+constexpr int SAVED = 8, RETURN = 6; // words; the last one keeps the stack as a call would have it
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.hidden software_switch
+.globl software_switch
+.type software_switch, %function
+software_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+.size software_switch, .-software_switch
+)");
+constexpr int SAVED = 20, RETURN = 11;
+#else
+#error "fibers are written for x86-64 and aarch64"
+#endif
+
+static void make_ready(Block& block, Fiber* of) {
+    of->waits_for = nullptr;
+    block.ready[block.ready_end++ % MAX_THREADS] = of;
+    block.spins = 0;
+}
+
+// Goes on with the fiber that has been ready for longest, or, at the end, with who runs the block.
+static void go_on(Block& block, void** from) {
+    if (block.failure || block.n_live == 0) {
+        fiber = nullptr;
+        software_switch(from, block.caller);
+        return;
+    }
+    if (block.ready_begin == block.ready_end) {
+        // Of those that wait the first names what for.
+        for (uint32_t i = 0; i < block.n_threads; i++)
+            if (block.fibers[i].waits_for) {
+                snprintf(block.failure_text, sizeof block.failure_text, "all threads wait, thread %u for %s", i, block.fibers[i].waits_for);
+                break;
+            }
+        block.failure = block.failure_text;
+        fiber = nullptr;
+        software_switch(from, block.caller);
+        return;
+    }
+    Fiber* next = block.ready[block.ready_begin++ % MAX_THREADS];
+    if (next == fiber) return;
+    fiber = next;
+    software_switch(from, next->stack_pointer);
+}
+
+static void wait_for(const char* what) {
+    Fiber* me = fiber;
+    me->waits_for = what;
+    go_on(*me->block, &me->stack_pointer);
+}
+
+void fail(const char* why) {
+    Block& block = *fiber->block;
+    block.failure = why;
+    block.failed_thread = fiber->thread;
+    go_on(block, &fiber->stack_pointer);
+    abort();
+}
+
+// All are here: does what they came for, and lets all but the one that runs go on.
+static void end_meeting(Block& block, Warp& warp, Meeting& meeting) {
+    const uint32_t arrived = meeting.arrived;
+    if (meeting.perform) meeting.perform(meeting.given, arrived);
+    meeting.arrived = 0;
+    meeting.mask = 0;
+    for (uint32_t rest = arrived; rest; rest &= rest - 1) {
+        Fiber* lane = warp.lanes[__builtin_ctz(rest)];
+        if (lane != fiber) make_ready(block, lane);
+    }
+}
+
+void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
+    Fiber* me = fiber;
+    Warp& warp = *me->warp;
+    if (!(mask >> me->lane & 1)) fail("a lane meets others of a mask that it is not in");
+    Meeting* meeting = nullptr;
+    for (Meeting& m : warp.meetings)
+        if (m.mask == mask) meeting = &m;
+    if (!meeting) {
+        for (Meeting& m : warp.meetings)
+            if (!meeting && m.mask == 0) meeting = &m;
+        if (!meeting) fail("lanes of a warp meet in more masks at once than are provided for");
+        meeting->mask = mask, meeting->perform = perform, meeting->what = what;
+    }
+    if (meeting->perform != perform || strcmp(meeting->what, what) != 0) fail("lanes of a warp meet for different things");
+    meeting->given[me->lane] = given;
+    meeting->arrived |= 1u << me->lane;
+    if (meeting->arrived == (mask & warp.live)) {
+        end_meeting(*me->block, warp, *meeting);
+    } else {
+        wait_for(what);
+    }
+}
+
+static void end_barrier(Block& block, Barrier& barrier) {
+    for (uint32_t i = 0; i < barrier.n; i++)
+        if (barrier.waiting[i] != fiber) make_ready(block, barrier.waiting[i]);
+    barrier.n = 0;
+}
+
+void block_barrier(unsigned id, unsigned n_threads) {
+    Fiber* me = fiber;
+    Block& block = *me->block;
+    if (id >= BARRIERS) fail("there are 16 barriers");
+    Barrier& barrier = block.barriers[id];
+    if (barrier.n > 0 && barrier.wanted != n_threads) fail("threads wait at a barrier for different numbers of others");
+    barrier.wanted = n_threads;
+    barrier.waiting[barrier.n++] = me;
+    if (barrier.n == (n_threads ? n_threads : block.n_live)) {
+        end_barrier(block, barrier);
+    } else {
+        wait_for("a barrier of the block");
+    }
+}
+
+void pause() {
+    Fiber* me = fiber;
+    Block& block = *me->block;
+    // Where all that can run look for what another block writes.
+    if (++block.spins > block.ready_end - block.ready_begin) {
+        block.spins = 0;
+        sched_yield();
+    }
+    block.ready[block.ready_end++ % MAX_THREADS] = me;
+    go_on(block, &me->stack_pointer);
+}
+
+static void end_thread() {
+    Fiber* me = fiber;
+    Block& block = *me->block;
+    Warp& warp = *me->warp;
+    warp.live &= ~(1u << me->lane);
+    block.n_live--;
+    for (Meeting& m : warp.meetings)
+        if (m.arrived && m.arrived == (m.mask & warp.live)) end_meeting(block, warp, m);
+    for (Barrier& b : block.barriers)
+        if (b.n > 0 && b.wanted == 0 && b.n == block.n_live) end_barrier(block, b);
+    go_on(block, &me->stack_pointer);
+    abort();
+}
+
+static void run_thread() {
+    Block& block = *fiber->block;
+    block.launch->kernel->run(block.launch->argument.data());
+    end_thread();
+}
+
+const char* run_block(Block& block, const Launch& launch, Index index) {
+    const uint32_t n = launch.block.x * launch.block.y * launch.block.z;
+    block.launch = &launch;
+    block.failure = nullptr;
+    block.n_threads = block.n_live = n;
+    block.ready_begin = block.ready_end = block.spins = 0;
+    block.bulk_copies.clear();
+    for (Barrier& b : block.barriers) b.n = 0;
+    block_index = index, block_size = launch.block, grid_size = launch.grid;
+    shared_memory = block.begin_shared(launch.shared_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        Fiber& f = block.fibers[i];
+        Warp& warp = block.warps[i / 32];
+        if (i % 32 == 0) {
+            warp.live = n - i >= 32 ? ~0u : (1u << (n - i)) - 1;
+            for (Meeting& m : warp.meetings) m.mask = m.arrived = 0;
+        }
+        warp.lanes[i % 32] = &f;
+        f.thread = {i % launch.block.x, i / launch.block.x % launch.block.y, i / (launch.block.x * launch.block.y)};
+        f.lane = i % 32;
+        f.warp = &warp;
+        f.block = &block;
+        f.copies.copies.clear(), f.copies.groups.clear();
+        f.copies.n_copied = f.copies.n_groups_copied = 0;
+        void** top = (void**)block.stack_end(i) - SAVED;
+        memset(top, 0, SAVED * sizeof *top);
+        top[RETURN] = (void*)run_thread;
+        f.stack_pointer = top;
+        make_ready(block, &f);
+    }
+    go_on(block, &block.caller);
+    if (!block.failure && !block.shared_is_intact(launch.shared_bytes)) {
+        block.failure = "workgroup memory was written to beyond its end";
+        block.failed_thread = {0, 0, 0};
+    }
+    return block.failure;
+}
+
+}  // namespace software

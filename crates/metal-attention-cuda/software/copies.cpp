@@ -1,0 +1,111 @@
+// Copies to workgroup memory that a thread asks for and waits for later. They are done as late as may be, where they are waited
+// for, so that what nobody waits for is seen to be missing; SOFTWARE_CUDA_EARLY_COPIES=1 does them at once, so that what is
+// overwritten too early is seen.
+#include <string.h>
+
+#include "software_run.hpp"
+
+namespace software {
+
+static void perform(const Copy& copy) {
+    if (copy.zeros) memset(copy.to, 0, copy.bytes);
+    else memcpy(copy.to, copy.from, copy.bytes);
+}
+static bool early() {
+    static const bool early = setting("SOFTWARE_CUDA_EARLY_COPIES", 0) != 0;
+    return early;
+}
+
+void copy_later(void* to, const void* from, uint32_t bytes, bool zeros) {
+    if ((uintptr_t)to % bytes || (!zeros && (uintptr_t)from % bytes)) fail("a copy to workgroup memory is not aligned");
+    const Copy copy = {to, from, bytes, zeros};
+    if (early()) perform(copy);
+    else fiber->copies.copies.push_back(copy);
+}
+
+void commit_copies() {
+    Copies& c = fiber->copies;
+    c.groups.push_back(c.copies.size());
+}
+
+void finish_copies(size_t but_last_groups) {
+    Copies& c = fiber->copies;
+    while (c.groups.size() - c.n_groups_copied > but_last_groups) {
+        const size_t end = c.groups[c.n_groups_copied++];
+        for (; c.n_copied < end; c.n_copied++) perform(c.copies[c.n_copied]);
+    }
+    if (c.n_groups_copied == c.groups.size() && c.n_copied == c.copies.size()) {
+        c.copies.clear(), c.groups.clear();
+        c.n_copied = c.n_groups_copied = 0;
+    } else if (c.n_copied > 4096) {
+        c.copies.erase(c.copies.begin(), c.copies.begin() + (ptrdiff_t)c.n_copied);
+        c.groups.erase(c.groups.begin(), c.groups.begin() + (ptrdiff_t)c.n_groups_copied);
+        for (size_t& end : c.groups) end -= c.n_copied;
+        c.n_copied = c.n_groups_copied = 0;
+    }
+}
+
+// What lies in the place of a barrier.
+struct State {
+    int32_t bytes;      // still to come in this phase
+    uint16_t missing;   // arrivals of this phase
+    uint16_t count : 15, phase : 1;
+};
+static_assert(sizeof(State) == sizeof(uint64_t));
+
+static State read(const uint64_t* barrier) {
+    State state;
+    memcpy(&state, barrier, sizeof state);
+    return state;
+}
+static void write(uint64_t* barrier, State state) {
+    if (state.missing == 0 && state.bytes == 0) {
+        state.phase ^= 1;
+        state.missing = state.count;
+    }
+    memcpy(barrier, &state, sizeof state);
+}
+
+void barrier_init(uint64_t* barrier, uint32_t count) {
+    if (count == 0 || count >= 1 << 15) fail("a barrier for no threads, or for too many");
+    const State state = {0, (uint16_t)count, (uint16_t)count, 0};
+    memcpy(barrier, &state, sizeof state);
+}
+
+void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
+    State state = read(barrier);
+    if (state.missing == 0 || state.missing > state.count) fail("more threads arrive at a barrier than it is for");
+    state.missing--;
+    state.bytes += (int32_t)expected_bytes;
+    write(barrier, state);
+}
+
+static void copy_counted(const Copy& copy, uint64_t* barrier) {
+    perform(copy);
+    State state = read(barrier);
+    state.bytes -= (int32_t)copy.bytes;
+    write(barrier, state);
+}
+
+bool barrier_ended(uint64_t* barrier, uint32_t phase) {
+    std::vector<BulkCopy>& copies = fiber->block->bulk_copies;
+    if (read(barrier).phase == phase) {
+        // Somebody waits: what this barrier counts comes now.
+        size_t rest = 0;
+        for (size_t i = 0; i < copies.size(); i++) {
+            if (copies[i].barrier == barrier) copy_counted(copies[i].copy, barrier);
+            else copies[rest++] = copies[i];
+        }
+        copies.resize(rest);
+    }
+    return read(barrier).phase != phase;
+}
+
+void copy_for_barrier(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16) fail("a copy of many bytes is not aligned");
+    const Copy copy = {to, from, bytes, false};
+    if (early()) copy_counted(copy, barrier);
+    else fiber->block->bulk_copies.push_back({copy, barrier});
+}
+
+}  // namespace software

@@ -1,0 +1,118 @@
+// How a block runs on a CPU: each of its threads is a fiber, a function with a stack of its own, and all fibers of a block share
+// a thread of the operating system, which turns to another where one has to wait.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include <vector>
+
+namespace software {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+// Does, for the lanes `arrived`, what a warp does at once: by the last lane to arrive, with what each of them gave.
+typedef void Perform(void* const (&given)[32], uint32_t arrived);
+
+// Lanes of a warp that wait for each other.
+struct Meeting {
+    uint32_t mask, arrived;
+    Perform* perform;
+    const char* what;
+    void* given[32];
+};
+
+struct Fiber;
+constexpr int MEETINGS = 4;
+struct Warp {
+    uint32_t live; // lanes that have not returned
+    Fiber* lanes[32];
+    Meeting meetings[MEETINGS];
+};
+
+// A copy on its way to workgroup memory.
+struct Copy {
+    void* to;
+    const void* from;
+    uint32_t bytes;
+    bool zeros;
+};
+// Those of a thread: of each group that was committed where it ends.
+struct Copies {
+    std::vector<Copy> copies;
+    std::vector<size_t> groups;
+    size_t n_copied, n_groups_copied;
+};
+
+struct Block;
+struct Fiber {
+    void* stack_pointer;
+    Index thread;
+    uint32_t lane;
+    Warp* warp;
+    Block* block;
+    const char* waits_for;
+    Copies copies;
+};
+
+// The one that runs. Every file sees it as plain memory of the thread.
+extern __thread Fiber* fiber;
+extern __thread Index block_index;
+extern __thread Index block_size;
+extern __thread Index grid_size;
+extern __thread unsigned char* shared_memory;
+
+// Waits until all lanes of `mask` that have not returned are here.
+void meet(uint32_t mask, const char* what, Perform* perform, void* given);
+// Waits for `n_threads` at barrier `id`; 0: all of the block that have not returned.
+void block_barrier(unsigned id, unsigned n_threads);
+// Lets other fibers, and other threads of the operating system, go on.
+void pause();
+// Ends the kernel with an error.
+[[noreturn]] void fail(const char* why);
+
+void copy_later(void* to, const void* from, uint32_t bytes, bool zeros);
+void commit_copies();
+void finish_copies(size_t but_last_groups);
+
+// Copies that a barrier in workgroup memory counts.
+void barrier_init(uint64_t* barrier, uint32_t count);
+void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes);
+bool barrier_ended(uint64_t* barrier, uint32_t phase);
+void copy_for_barrier(void* to, const void* from, uint32_t bytes, uint64_t* barrier);
+
+// A kernel: calls it with the structure that it takes.
+struct Kernel {
+    const char* name;
+    size_t argument_bytes;
+    void (*run)(const void* argument);
+};
+
+template <typename Argument> constexpr size_t argument_size(void (*)(Argument)) { return sizeof(Argument); }
+template <auto KERNEL> struct Call;
+template <typename Argument, void (*KERNEL)(Argument)> struct Call<KERNEL> {
+    static void run(const void* argument) { KERNEL(*(const Argument*)argument); }
+};
+#define SOFTWARE_KERNEL(NAME, FUNCTION) {NAME, software::argument_size(FUNCTION), software::Call<FUNCTION>::run}
+
+// Kernels of a file, known from its being loaded on.
+struct Kernels {
+    Kernels(const Kernel* kernels, size_t n);
+};
+
+struct Launch {
+    const Kernel* kernel;
+    Index grid, block;
+    uint32_t shared_bytes;
+    bool cooperative; // all blocks at once
+    std::vector<unsigned char> argument;
+};
+// Runs all blocks; false where one of them failed, which was told.
+bool run(const Launch& launch);
+const Kernel* find_kernel(const char* name);
+
+// What environment variable `name` says, a number, or `otherwise`.
+long setting(const char* name, long otherwise);
+
+}  // namespace software

@@ -1,0 +1,85 @@
+// What `kernels/ptx.cuh` has for nvcc. A kernel begins when all before it are done, so that waiting for these is nothing.
+#pragma once
+#include "software_half.hpp"
+
+typedef uint32_t u32;
+typedef unsigned long long u64_t;
+
+#define SHARED_MEMORY(ALIGNMENT, T, name) static constexpr software::SharedMemory<T> name {}
+
+inline void wait_for_input() {}
+inline void let_next_start() {}
+inline void prefetch_l2(const void*) {}
+inline uint4 load_stream(const uint4* p) { return *p; }
+inline uint2 load_stream(const uint2* p) { return *p; }
+inline u32 load_stream(const u32* p) { return *p; }
+
+namespace software {
+// Fragments of one lane.
+struct Product {
+    u32 a[4], b[2];
+    float* c;
+};
+// Products of all lanes' fragments; sums are in F32, in the order of the columns of a.
+void multiply(void* const (&given)[32], u32 arrived);
+
+struct Rows {
+    const half* row;
+    u32* to;
+};
+void give_rows(void* const (&given)[32], u32 arrived);
+void give_columns(void* const (&given)[32], u32 arrived);
+}  // namespace software
+
+inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    software::Product mine = {{a0, a1, a2, a3}, {b0, b1}, c};
+    software::meet(~0u, "a product of matrices", software::multiply, &mine);
+}
+inline void mma_new(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    for (float& v : d) v = 0.0f;
+    mma(d, a0, a1, a2, a3, b0, b1);
+}
+inline void load_matrices(u32 (&r)[4], const half* row) {
+    software::Rows mine = {row, r};
+    software::meet(~0u, "matrices", software::give_rows, &mine);
+}
+inline void load_matrices_turned(u32 (&r)[4], const half* row) {
+    software::Rows mine = {row, r};
+    software::meet(~0u, "turned matrices", software::give_columns, &mine);
+}
+
+inline void copy16(void* to, const void* from) { software::copy_later(to, from, 16, false); }
+inline void copy16_or_zero(void* to, const void* from, bool there) { software::copy_later(to, from, 16, !there); }
+inline void commit_copies() { software::commit_copies(); }
+template <int N> inline void wait_for_copies() { software::finish_copies(N); }
+
+inline void barrier_init(u64_t* barrier, u32 count) { software::barrier_init((uint64_t*)barrier, count); }
+inline void barrier_arrive(u64_t* barrier) { software::barrier_arrive((uint64_t*)barrier, 0); }
+inline void barrier_arrive_expecting(u64_t* barrier, u32 bytes) { software::barrier_arrive((uint64_t*)barrier, bytes); }
+inline bool barrier_try_wait(u64_t* barrier, u32 phase) {
+    if (software::barrier_ended((uint64_t*)barrier, phase)) return true;
+    software::pause();
+    return software::barrier_ended((uint64_t*)barrier, phase);
+}
+inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
+    software::copy_for_barrier(to, from, bytes, (uint64_t*)barrier);
+}
+
+// Words of 16 bytes are read and written in two halves.
+inline u32 load_relaxed(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline uint2 load_relaxed(const uint2* p) { return software::as<uint2>(__atomic_load_n((const uint64_t*)p, __ATOMIC_RELAXED)); }
+inline uint4 load_relaxed(const uint4* p) {
+    const uint2 low = load_relaxed((const uint2*)p), high = load_relaxed((const uint2*)p + 1);
+    return {low.x, low.y, high.x, high.y};
+}
+inline u32 load_acquire(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+inline void store_relaxed(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline void store_relaxed(uint2* p, uint2 v) { __atomic_store_n((uint64_t*)p, software::as<uint64_t>(v), __ATOMIC_RELAXED); }
+inline void store_relaxed(uint4* p, uint4 v) {
+    store_relaxed((uint2*)p, make_uint2(v.x, v.y));
+    store_relaxed((uint2*)p + 1, make_uint2(v.z, v.w));
+}
+inline void store_release(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+inline void add_relaxed(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+inline void add_release(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+inline void spin_pause() { software::pause(); }

@@ -1,0 +1,130 @@
+// Launches: the blocks of a grid on threads of the operating system, each with a place where it runs them.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "software_run.hpp"
+
+namespace software {
+
+constexpr size_t STACK = 128 << 10; // of a thread, of which the lowest page may not be touched
+constexpr size_t LOWEST_PAGE = 4096;
+constexpr unsigned char NOT_WRITTEN = 0xff, GUARD_BYTE = 0xa5;
+
+static unsigned char* map(size_t bytes) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        fprintf(stderr, "software CUDA device: no memory for stacks\n");
+        abort();
+    }
+    return (unsigned char*)p;
+}
+
+Block::Block() : launch(nullptr), failure(nullptr), fibers{}, warps{} {
+    stacks = map(MAX_THREADS * STACK);
+    for (uint32_t i = 0; i < MAX_THREADS; i++) mprotect(stacks + i * STACK, LOWEST_PAGE, PROT_NONE);
+    shared = map(MAX_SHARED + GUARD);
+}
+Block::~Block() {
+    munmap(stacks, MAX_THREADS * STACK);
+    munmap(shared, MAX_SHARED + GUARD);
+}
+unsigned char* Block::stack_end(uint32_t thread) { return stacks + (thread + 1) * STACK; }
+unsigned char* Block::begin_shared(size_t bytes) {
+    memset(shared, NOT_WRITTEN, bytes);
+    memset(shared + bytes, GUARD_BYTE, GUARD);
+    return shared;
+}
+bool Block::shared_is_intact(size_t bytes) const {
+    for (size_t i = 0; i < GUARD; i++)
+        if (shared[bytes + i] != GUARD_BYTE) return false;
+    return true;
+}
+
+long setting(const char* name, long otherwise) {
+    const char* value = getenv(name);
+    return value && *value ? strtol(value, nullptr, 10) : otherwise;
+}
+
+static std::map<std::string, const Kernel*>& kernels() {
+    static auto* all = new std::map<std::string, const Kernel*>;
+    return *all;
+}
+Kernels::Kernels(const Kernel* of_file, size_t n) {
+    for (size_t i = 0; i < n; i++) kernels()[of_file[i].name] = of_file + i;
+}
+const Kernel* find_kernel(const char* name) {
+    const auto found = kernels().find(name);
+    return found == kernels().end() ? nullptr : found->second;
+}
+
+// Threads that stay for the next launch.
+class Workers {
+    std::mutex mutex;
+    std::condition_variable work, done;
+    std::function<void(Block&)> job;
+    uint64_t number = 0; // of the job
+    uint32_t n_wanted = 0, n_taken = 0, n_running = 0, n_threads = 0;
+
+    void stay() {
+        Block* block = new Block;
+        uint64_t last = 0;
+        std::unique_lock<std::mutex> lock(mutex);
+        for (;;) {
+            work.wait(lock, [&] { return number != last && n_taken < n_wanted; });
+            last = number;
+            n_taken++;
+            lock.unlock();
+            job(*block);
+            lock.lock();
+            if (--n_running == 0) done.notify_one();
+        }
+    }
+
+  public:
+    // Runs `job` on `n` threads at once.
+    void run(uint32_t n, std::function<void(Block&)> of_all) {
+        std::unique_lock<std::mutex> lock(mutex);
+        for (; n_threads < n; n_threads++) std::thread([this] { stay(); }).detach();
+        job = std::move(of_all);
+        n_wanted = n_running = n;
+        n_taken = 0;
+        number++;
+        work.notify_all();
+        done.wait(lock, [&] { return n_running == 0; });
+    }
+};
+
+bool run(const Launch& launch) {
+    static Workers* workers = new Workers;
+    static std::mutex* one_at_a_time = new std::mutex;
+    static const uint32_t n_cores = (uint32_t)setting("SOFTWARE_CUDA_THREADS", (long)std::thread::hardware_concurrency());
+    const std::lock_guard<std::mutex> lock(*one_at_a_time);
+    const Index& grid = launch.grid;
+    const uint64_t n = (uint64_t)grid.x * grid.y * grid.z;
+    std::atomic<uint64_t> next{0};
+    std::atomic<bool> failed{false};
+    const uint64_t n_threads = launch.cooperative ? n : n < n_cores ? n : n_cores ? n_cores : 1;
+    workers->run((uint32_t)n_threads, [&](Block& block) {
+        for (uint64_t i; !failed && (i = next++) < n;) {
+            const Index index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
+            const char* why = run_block(block, launch, index);
+            if (!why || failed.exchange(true)) continue;
+            const Index& t = block.failed_thread;
+            fprintf(stderr, "software CUDA device: %s, block (%u, %u, %u), thread (%u, %u, %u): %s\n", launch.kernel->name, index.x,
+                    index.y, index.z, t.x, t.y, t.z, why);
+        }
+    });
+    return !failed;
+}
+
+}  // namespace software

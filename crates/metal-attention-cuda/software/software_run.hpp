@@ -1,0 +1,53 @@
+// A place where blocks run, one after the other.
+#pragma once
+#include "software_block.hpp"
+
+namespace software {
+
+constexpr uint32_t MAX_THREADS = 1024; // of a block
+constexpr int BARRIERS = 16;
+constexpr size_t MAX_SHARED = 227 << 10;
+constexpr size_t GUARD = 1024; // bytes after workgroup memory that nobody may write to
+
+struct Barrier {
+    uint32_t n, wanted;
+    Fiber* waiting[MAX_THREADS];
+};
+
+struct BulkCopy {
+    Copy copy;
+    uint64_t* barrier;
+};
+
+struct Block {
+    const Launch* launch;
+    uint32_t n_threads, n_live;
+    Fiber* ready[MAX_THREADS]; // a ring
+    uint32_t ready_begin, ready_end;
+    uint32_t spins; // pauses since somebody became ready
+    void* caller;   // who runs the block
+    const char* failure;
+    char failure_text[160];
+    Index failed_thread;
+    Barrier barriers[BARRIERS];
+    std::vector<BulkCopy> bulk_copies;
+    Fiber fibers[MAX_THREADS];
+    Warp warps[MAX_THREADS / 32];
+
+    Block();
+    Block(const Block&) = delete;
+    ~Block();
+    unsigned char* stack_end(uint32_t thread);
+    // Workgroup memory of a block that begins, full of what is no number.
+    unsigned char* begin_shared(size_t bytes);
+    bool shared_is_intact(size_t bytes) const;
+
+  private:
+    unsigned char* stacks;
+    unsigned char* shared;
+};
+
+// Runs block `index`; why it failed, or null.
+const char* run_block(Block& block, const Launch& launch, Index index);
+
+}  // namespace software
