@@ -20,7 +20,8 @@ struct PrefillArgs {
     u32 n_head, n_kv_head, stride, n_token_tiles;
     u32 mask, reach;
     float soft_cap;      // 0: none
-    u32 unused;
+    u32 gate_stride;     // elements from a token's gates to the next one's
+    const float* gates;  // of head 0 of token 0, or null; heads are 2 D apart
 };
 
 SHARED_MEMORY(16, half, prefill_memory);
@@ -146,8 +147,12 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             const u32 k = head * D + 8 * n + 2 * t;
-            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) =
-                __floats2half2_rn(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
+            float v[2] = {out[n][2 * r] * factor, out[n][2 * r + 1] * factor};
+            if (a.gates) {
+                const float* gate = a.gates + (size_t)(tile.token + row) * a.gate_stride + head * D + k;
+                v[0] /= 1.0f + __expf(-gate[0]), v[1] /= 1.0f + __expf(-gate[1]);
+            }
+            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) = __floats2half2_rn(v[0], v[1]);
         }
     }
 }

@@ -139,6 +139,64 @@ pub(crate) struct AttentionArgs {
     pub(crate) mask: u32,
     pub(crate) reach: u32,
     pub(crate) soft_cap: f32,
+    pub(crate) gates: u64,
+    pub(crate) gate_stride: u32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct AttentionInputsArgs {
+    pub(crate) inputs: HeadArgs,
+    pub(crate) q_bias: u64,
+    pub(crate) k_bias: u64,
+    pub(crate) tokens: u64,
+    pub(crate) pages: PagesArgs,
+    pub(crate) k_cache: u64,
+    pub(crate) v_cache: u64,
+    pub(crate) qkv: u64,
+    pub(crate) queries: u64,
+    pub(crate) n_head: u32,
+    pub(crate) n_kv_head: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) stride: u32,
+    pub(crate) q_step: u32,
+    pub(crate) k_at: u32,
+    pub(crate) v_at: u32,
+    pub(crate) owns_cache: u32,
+    pub(crate) kind: u32,
+    pub(crate) clamp: f32,
+    pub(crate) value_eps: f32,
+    pub(crate) growth: f32,
+    pub(crate) growth_length: u32,
+    pub(crate) growth_offset: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct GeneralAttentionArgs {
+    pub(crate) tokens: u64,
+    pub(crate) pages: PagesArgs,
+    pub(crate) k_cache: u64,
+    pub(crate) v_cache: u64,
+    pub(crate) queries: u64,
+    pub(crate) out: u64,
+    pub(crate) packed: u64,
+    pub(crate) partial: u64,
+    pub(crate) tickets: u64,
+    pub(crate) sinks: u64,
+    pub(crate) slopes: u64,
+    pub(crate) gates: u64,
+    pub(crate) gate_stride: u32,
+    pub(crate) n_head: u32,
+    pub(crate) n_kv_head: u32,
+    pub(crate) key_dim: u32,
+    pub(crate) value_dim: u32,
+    pub(crate) n_splits: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) mask: u32,
+    pub(crate) reach: u32,
+    pub(crate) soft_cap: f32,
 }
 
 #[repr(C)]
@@ -158,13 +216,16 @@ pub(crate) struct PrefillArgs {
     pub(crate) mask: u32,
     pub(crate) reach: u32,
     pub(crate) soft_cap: f32,
-    pub(crate) unused: u32,
+    pub(crate) gate_stride: u32,
+    pub(crate) gates: u64,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct EmbeddingArgs {
     pub(crate) table: MatrixArgs,
+    pub(crate) positions: MatrixArgs,
+    pub(crate) types: u64,
     pub(crate) tokens: u64,
     pub(crate) x: u64,
     pub(crate) scale: f32,
@@ -176,13 +237,58 @@ pub(crate) struct EmbeddingArgs {
 pub(crate) struct NormArgs {
     pub(crate) x: u64,
     pub(crate) weight: u64,
+    pub(crate) bias: u64,
     pub(crate) packed: u64,
     pub(crate) out: u64,
     pub(crate) rows: u64,
     pub(crate) n_in: u32,
     pub(crate) n_token_tiles: u32,
+    pub(crate) kind: u32,
     pub(crate) eps: f32,
-    pub(crate) unused: u32,
+    pub(crate) scale: f32,
+    pub(crate) accumulate: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct ActivationArgs {
+    pub(crate) gate: u64,
+    pub(crate) up: u64,
+    pub(crate) out: u64,
+    pub(crate) packed: u64,
+    pub(crate) gate_stride: u32,
+    pub(crate) up_stride: u32,
+    pub(crate) n_ff: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) activation: u32,
+    pub(crate) parameter: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct StretchArgs {
+    pub(crate) a: u64,
+    pub(crate) goal: u64,
+    pub(crate) y: u64,
+    pub(crate) n: u32,
+    pub(crate) a_stride: u32,
+    pub(crate) goal_stride: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) scale: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct StreamsArgs {
+    pub(crate) router: u64,
+    pub(crate) matrix: u64,
+    pub(crate) streams: u64,
+    pub(crate) x: u64,
+    pub(crate) scale: u64,
+    pub(crate) scaled: u64,
+    pub(crate) n: u32,
+    pub(crate) n_streams: u32,
 }
 
 #[repr(C)]
@@ -214,7 +320,7 @@ pub(crate) struct TokenArgs {
     pub(crate) id: u32,
     pub(crate) seq: u32,
     pub(crate) pos: u32,
-    pub(crate) unused: u32,
+    pub(crate) last: u32,
 }
 
 /// `QueryTile` of `prefill_attention.cu`.

@@ -18,13 +18,18 @@ use crate::CudaError;
 const CUDA: (i32, &str) = (13000, "580");
 
 /// Compiled kernels, for several generations of GPUs each.
-const MODULES: [&[u8]; 15] = [
+const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/repack.fatbin"),
     include_bytes!("../prebuilt/matvec.fatbin"),
     include_bytes!("../prebuilt/matmul.fatbin"),
     include_bytes!("../prebuilt/attention.fatbin"),
     include_bytes!("../prebuilt/prefill_attention.fatbin"),
     include_bytes!("../prebuilt/ends.fatbin"),
+    include_bytes!("../prebuilt/norm.fatbin"),
+    include_bytes!("../prebuilt/activation.fatbin"),
+    include_bytes!("../prebuilt/streams.fatbin"),
+    include_bytes!("../prebuilt/attention_inputs.fatbin"),
+    include_bytes!("../prebuilt/general_attention.fatbin"),
     include_bytes!("../prebuilt/experts.fatbin"),
     include_bytes!("../prebuilt/grouped_matvec.fatbin"),
     include_bytes!("../prebuilt/grouped_matmul.fatbin"),

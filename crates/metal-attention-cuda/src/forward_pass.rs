@@ -117,8 +117,12 @@ impl CudaForwardPass {
 
     /// Sends a batch to the GPU, which the next step evaluates.
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
-        let token = |t: &BatchToken| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, unused: 0 };
-        let tokens: Vec<_> = batch.iter().map(token).collect();
+        let texts = batch.chunk_by(|a, b| a.seq == b.seq);
+        let tokens = texts.flat_map(|text| {
+            let last = text.last().map_or(0, |t| t.pos as u32);
+            text.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
+        });
+        let tokens: Vec<_> = tokens.collect();
         let wanted = batch.iter().enumerate().filter(|(_, t)| t.logits).map(|(i, _)| i as u32);
         let wanted: Vec<u32> = wanted.collect();
         self.steps.s.tokens.write(0, bytemuck::cast_slice(&tokens))?;
@@ -195,7 +199,11 @@ impl CudaForwardPass {
     ) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
-        let parts = pieces(&self.spec, batch, self.steps.s.n_tokens, self.steps.s.n_wanted);
+        let most_wanted = match wanted {
+            Wanted::Hidden => self.steps.s.n_tokens,
+            Wanted::Logits | Wanted::Id { advance: _ } => self.steps.s.n_wanted,
+        };
+        let parts = pieces(&self.spec, batch, self.steps.s.n_tokens, most_wanted);
         let parts: Vec<_> =
             if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() };
         for part in parts {

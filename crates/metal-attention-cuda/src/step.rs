@@ -13,6 +13,7 @@ mod product;
 mod rows;
 mod rwkv;
 mod short_conv;
+mod streams;
 
 use std::sync::Arc;
 

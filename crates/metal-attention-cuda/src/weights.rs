@@ -1,6 +1,7 @@
 //! The weights of a model in the device's memory.
 
 mod attention;
+mod embedding;
 mod experts;
 mod feed_forward;
 mod latent_attention;
@@ -9,12 +10,13 @@ mod recurrent;
 use std::sync::Arc;
 
 use metal_attention_model::{
-    FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm,
+    FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind,
     NormWeights, Residual, Rope, Weights,
 };
 
 pub(crate) use attention::CudaAttention;
-pub(crate) use experts::{CudaExperts, ExpertActivation};
+pub(crate) use embedding::{CudaEmbedding, CudaLayerStreams, CudaOwnEmbedding, CudaPerLayer, CudaStreams};
+pub(crate) use experts::CudaExperts;
 pub(crate) use feed_forward::CudaDense;
 pub(crate) use latent_attention::CudaLatentAttention;
 pub(crate) use recurrent::{
@@ -30,10 +32,9 @@ use crate::stack::CudaStack;
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct CudaWeights {
-    /// `[n_vocab, n_embd]`.
-    pub(crate) token_embd: Arc<CudaMatrix>,
+    pub(crate) embedding: Arc<CudaEmbedding>,
     pub(crate) layers: Vec<CudaLayer>,
-    pub(crate) output_norm: Option<CudaNorm>,
+    pub(crate) output_norm: Option<Arc<CudaNorm>>,
     /// `[n_vocab, n_embd]`, and what is added.
     pub(crate) output: Option<(Arc<CudaMatrix>, Option<Vector>)>,
     /// Keeps the tables of rotations.
@@ -60,8 +61,22 @@ impl CudaLinear {
 /// A norm of rows.
 #[derive(Debug)]
 pub(crate) struct CudaNorm {
+    pub(crate) kind: NormKind,
     pub(crate) weight: Vector,
+    pub(crate) bias: Option<Vector>,
     pub(crate) eps: f32,
+    /// Elements of a row.
+    pub(crate) n: usize,
+}
+
+impl CudaNorm {
+    /// Whether products take it on their way: an RMSNorm that adds nothing.
+    pub(crate) fn is_on_the_way(&self) -> bool {
+        match self.kind {
+            NormKind::Rms => self.bias.is_none(),
+            NormKind::Layer => false,
+        }
+    }
 }
 
 /// A layer.
@@ -74,6 +89,12 @@ pub(crate) struct CudaLayer {
     pub(crate) feed_forward: CudaFeedForward,
     pub(crate) feed_forward_post_norm: Option<CudaNorm>,
     pub(crate) residual: Residual,
+    /// Norms of the sums after mixer and feed-forward, where the residual stream has some.
+    pub(crate) sum_norms: Option<[CudaNorm; 2]>,
+    pub(crate) own_embedding: Option<CudaOwnEmbedding>,
+    pub(crate) streams: Option<CudaLayerStreams>,
+    /// Factor on the layer's result.
+    pub(crate) output_scale: f32,
 }
 
 /// What moves information between tokens.
@@ -136,23 +157,23 @@ impl CudaWeights {
         });
         let ropes = ropes.collect::<Result<_, CudaError>>()?;
         let mut loader = Loader { gpu, kernels: Kernels::default(), ropes };
-        let token_embd = Arc::new(loader.matrix(&weights.token_embd)?);
+        let embedding = Arc::new(loader.embedding(spec, weights)?);
         let output = match &weights.output {
             None => None,
             Some(head) => {
                 let matrix = match weights.own_head() {
                     Some(head) => Arc::new(loader.matrix(head)?),
-                    None => Arc::clone(&token_embd),
+                    None => Arc::clone(&embedding.table),
                 };
                 Some((matrix, loader.optional(head.bias.as_deref())?))
             }
         };
         let layers = spec.layers.iter().zip(&weights.layers);
-        let layers = layers.map(|(spec, weights)| loader.layer(spec, weights)).collect::<Result<_, _>>()?;
-        let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?;
+        let layers = layers.map(|(layer, weights)| loader.layer(spec, layer, weights)).collect::<Result<_, _>>()?;
+        let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?.map(Arc::new);
         let rope = loader.ropes.into_iter().map(|(_, table)| table).collect();
         gpu.wait()?;
-        Ok(Self { token_embd, layers, output_norm, output, _rope: rope })
+        Ok(Self { embedding, layers, output_norm, output, _rope: rope })
     }
 }
 
@@ -191,10 +212,26 @@ impl Loader<'_> {
     /// `norm`, which has weights where there is one.
     fn norm(&self, norm: Option<&Norm>, weights: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
         let Some((norm, weights)) = norm.zip(weights) else { return Ok(None) };
-        Ok(Some(CudaNorm { weight: self.vector(&weights.weight)?, eps: norm.eps }))
+        Ok(Some(self.one_norm(norm, weights)?))
     }
 
-    fn layer(&mut self, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
+    fn one_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
+        Ok(CudaNorm {
+            kind: norm.kind,
+            weight: self.vector(&weights.weight)?,
+            bias: self.optional(weights.bias.as_deref())?,
+            eps: norm.eps,
+            n: weights.weight.len(),
+        })
+    }
+
+    fn layer(&mut self, model: &ModelSpec, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
+        let sum_norms = match (&spec.residual, &w.sum_norms) {
+            (Residual::PostNorm { mixer, feed_forward }, Some([of_mixer, of_feed_forward])) => {
+                Some([self.one_norm(mixer, of_mixer)?, self.one_norm(feed_forward, of_feed_forward)?])
+            }
+            (Residual::Sequential { .. } | Residual::Parallel | Residual::PostNorm { .. }, _) => None,
+        };
         Ok(CudaLayer {
             mixer_norm: self.norm(spec.mixer_norm.as_ref(), w.mixer_norm.as_ref())?,
             mixer: self.mixer(&spec.mixer, &w.mixer)?,
@@ -204,6 +241,10 @@ impl Loader<'_> {
             feed_forward_post_norm: self
                 .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
             residual: spec.residual,
+            sum_norms,
+            own_embedding: self.own_embedding(model, w)?,
+            streams: self.layer_streams(model, w)?,
+            output_scale: w.output_scale,
         })
     }
 

@@ -28,7 +28,9 @@ mod top_k;
 mod watch;
 mod weights;
 
-pub use attention::{AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature};
+pub use attention::{
+    AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature, alibi_slopes,
+};
 pub use batch_kind::{AFew, BatchKind};
 pub use cache_groups::{CacheGroup, CacheGroups, StateRoom};
 pub use cache_type::CacheType;

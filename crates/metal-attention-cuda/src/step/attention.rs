@@ -7,10 +7,11 @@ use super::product::{Input, Product};
 use super::{Step, StepSize, Steps};
 use crate::CudaError;
 use crate::activations::n_splits;
-use crate::args::{AttentionArgs, Output, PrefillArgs};
+use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, PrefillArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Grid;
+use crate::parts::AttentionKernels;
 use crate::weights::CudaAttention;
 
 impl Steps {
@@ -23,23 +24,98 @@ impl Steps {
         input: Input,
     ) -> Result<Given<'w>, CudaError> {
         let (n, n_embd) = (step.size.n_tokens, step.spec.n_embd);
-        let widths = [a.n_head, a.n_kv_head, a.n_kv_head].map(|n| n * a.head_dim);
-        let first = [0, widths[0], widths[0] + widths[1]];
+        let firsts = a.qkv.iter().scan(0, |first, matrix| {
+            *first += matrix.n_rows;
+            Some(*first - matrix.n_rows)
+        });
         let qkv = Product {
             what: "qkv",
-            parts: a.qkv.iter().zip(first).collect(),
+            parts: a.qkv.iter().zip(firsts).collect(),
             n_out: a.stride(),
-            output: Output::Store,
-            activation: 0,
-            scale: 1.0,
             bias: a.qkv_bias.as_ref().map_or(0, CudaBuffer::ptr),
             y: self.s.qkv.ptr(),
-            packed: 0,
+            ..Product::stored("", &a.qkv[0])
         };
         self.product(&qkv, input, n_embd, n)?;
-        self.attend(step.cache, i, a, step.size)?;
+        match a.kernels {
+            AttentionKernels::Paged => self.attend(step.cache, i, a, step.size)?,
+            AttentionKernels::General => self.attend_generally(step.cache, i, a, step.size)?,
+        }
         let input = self.input(&self.s.att, &self.s.packed_att, n);
         Ok(Given::Product { what: "attention output", linear: &a.out, input })
+    }
+
+    /// Makes queries, keys and values of their projections where attention cannot on its way; where queries lie then, and
+    /// elements from a token's to the next one's.
+    fn inputs_apart(
+        &mut self,
+        cache: &CudaKvCache,
+        i: usize,
+        a: &CudaAttention,
+        n_tokens: usize,
+    ) -> Result<Option<(u64, usize)>, CudaError> {
+        let Some(args) = a.inputs_apart else { return Ok(None) };
+        let [k_cache, v_cache] = cache.of_layer(i);
+        let args = AttentionInputsArgs {
+            tokens: self.s.tokens.ptr(),
+            pages: cache.pages_of_layer(i),
+            k_cache,
+            v_cache,
+            qkv: self.s.qkv.ptr(),
+            queries: self.s.queries.ptr(),
+            ..args
+        };
+        let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_kv_head } else { 0 };
+        let grid = Grid { blocks: [heads.div_ceil(4), n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
+        self.launch(&format!("attention_inputs_{}", type_name(cache.cache_type)), "", grid, &args)?;
+        Ok(Some((args.queries, a.n_head * a.head_dim)))
+    }
+
+    /// Where the gates of queries lie, if there are any, and elements from a token's to the next one's.
+    fn gates(&self, a: &CudaAttention) -> (u64, u32) {
+        let at = if a.has_gates { self.s.qkv.ptr() + 4 * a.head_dim as u64 } else { 0 };
+        (at, a.stride() as u32)
+    }
+
+    /// Attention of any kind.
+    fn attend_generally(
+        &mut self,
+        cache: &CudaKvCache,
+        i: usize,
+        a: &CudaAttention,
+        size: StepSize,
+    ) -> Result<(), CudaError> {
+        let n = size.n_tokens;
+        let [k_cache, v_cache] = cache.of_layer(i);
+        let queries = self.inputs_apart(cache, i, a, n)?.map_or(self.s.qkv.ptr(), |(queries, _)| queries);
+        let splits = n_splits(n, a.n_head);
+        let (gates, gate_stride) = self.gates(a);
+        let args = GeneralAttentionArgs {
+            tokens: self.s.tokens.ptr(),
+            pages: cache.pages_of_layer(i),
+            k_cache,
+            v_cache,
+            queries,
+            out: self.s.att.ptr(),
+            packed: if self.is_exact(n) { 0 } else { self.s.packed_att.ptr() },
+            partial: self.s.partial.ptr(),
+            tickets: self.s.tickets.ptr(),
+            sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
+            slopes: a.slopes.as_ref().map_or(0, CudaBuffer::ptr),
+            gates,
+            gate_stride,
+            n_head: a.n_head as u32,
+            n_kv_head: a.n_kv_head as u32,
+            key_dim: a.head_dim as u32,
+            value_dim: a.head_dim as u32,
+            n_splits: splits as u32,
+            n_token_tiles: n.div_ceil(8) as u32,
+            mask: a.mask,
+            reach: a.reach,
+            soft_cap: a.soft_cap,
+        };
+        let grid = Grid { blocks: [a.n_head, splits, n], threads: 128, shared: 4 * (a.head_dim + 128) };
+        self.launch(&format!("general_attention_{}", type_name(cache.cache_type)), "", grid, &args)
     }
 
     fn attend(&mut self, cache: &CudaKvCache, i: usize, a: &CudaAttention, size: StepSize) -> Result<(), CudaError> {
@@ -51,13 +127,16 @@ impl Steps {
         let group = of_kv.next_power_of_two().min(8);
         let n_chunks = of_kv.div_ceil(group);
         let splits = n_splits(n, a.n_kv_head * n_chunks);
+        let apart = self.inputs_apart(cache, i, a, n)?;
+        let (qkv, stride) = apart.unwrap_or((self.s.qkv.ptr(), a.stride()));
+        let (gates, gate_stride) = self.gates(a);
         let args = AttentionArgs {
             inputs: a.inputs,
             tokens: self.s.tokens.ptr(),
             pages: cache.pages_of_layer(i),
             k_cache,
             v_cache,
-            qkv: self.s.qkv.ptr(),
+            qkv,
             out: self.s.att.ptr(),
             packed,
             partial: self.s.partial.ptr(),
@@ -66,20 +145,22 @@ impl Steps {
             n_head: a.n_head as u32,
             n_kv_head: a.n_kv_head as u32,
             head_dim: a.head_dim as u32,
-            stride: a.stride() as u32,
+            stride: stride as u32,
             n_splits: splits as u32,
             n_chunks: n_chunks as u32,
             n_token_tiles: token_tiles,
             mask: a.mask,
             reach: a.reach,
             soft_cap: a.soft_cap,
+            gates,
+            gate_stride,
+            unused: 0,
         };
-        let ty = match cache.cache_type {
-            CacheType::F16 => "f16",
-            CacheType::F32 => "f32",
-        };
+        let ty = type_name(cache.cache_type);
+        // Attention alone takes what is in the cache already.
         let together = size.n_query_tiles > 0;
-        if together {
+        let appended = together || apart.is_some();
+        if together && apart.is_none() {
             let heads = a.n_head + 2 * a.n_kv_head;
             let grid = Grid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
             self.launch(&format!("append_{ty}"), "", grid, &args)?;
@@ -97,7 +178,7 @@ impl Steps {
             },
         };
         let name =
-            if together { format!("attention_appended_{ty}_{group}") } else { format!("attention_{ty}_{group}") };
+            if appended { format!("attention_appended_{ty}_{group}") } else { format!("attention_{ty}_{group}") };
         self.launch(&name, "", grid, &args)
     }
 
@@ -117,10 +198,19 @@ impl Steps {
             mask: of.mask,
             reach: of.reach,
             soft_cap: of.soft_cap,
-            unused: 0,
+            gate_stride: of.gate_stride,
+            gates: of.gates,
         };
         let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
         let grid = Grid { blocks: [size.n_query_tiles, a.n_head, 1], threads: 128, shared };
         self.launch(&format!("prefill_attention_{}", a.head_dim), "", grid, &args)
+    }
+}
+
+/// As elements of the cache are called in names of kernels.
+fn type_name(cache_type: CacheType) -> &'static str {
+    match cache_type {
+        CacheType::F16 => "f16",
+        CacheType::F32 => "f32",
     }
 }

@@ -32,20 +32,20 @@ impl Steps {
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (channels, values, n_head) = (of.n_channels(), of.n_values(), of.n_head_v);
-        let [qkv, conv, gates, betas, decays, before_decay, before_gate, heads] = self.rows(step, widths(of));
+        let [qkv, conv, gates, betas, decays, before_decay, before_gate, heads] = self.areas(step, widths(of));
         let [q, k, v] = &w.inputs;
-        self.store(step, "queries, keys, values", [q, k, v], input, qkv)?;
+        self.store_all(step, "queries, keys, values", [q, k, v], input, qkv)?;
         let (gate, beta, decay) = match &w.before {
             None => {
                 let stride = values + 2 * n_head;
-                self.store(step, "gates", [&w.gate, &w.beta, &w.decay], input, gates)?;
+                self.store_all(step, "gates", [&w.gate, &w.beta, &w.decay], input, gates)?;
                 let at = |first: usize| RowsArgs::new(gates, stride, first);
                 (at(0), at(values), at(values + n_head))
             }
             Some([decay, gate]) => {
-                self.store(step, "gates", [&w.beta], input, betas)?;
-                self.store(step, "gates", [decay], input, before_decay)?;
-                self.store(step, "gates", [gate], input, before_gate)?;
+                self.store_all(step, "gates", [&w.beta], input, betas)?;
+                self.store_all(step, "gates", [decay], input, before_decay)?;
+                self.store_all(step, "gates", [gate], input, before_gate)?;
                 self.store_rows(step, "gates", &w.decay, before_decay, decays)?;
                 self.store_rows(step, "gates", &w.gate, before_gate, gates)?;
                 let rows = |x: u64, stride: usize| RowsArgs::new(x, stride, 0);

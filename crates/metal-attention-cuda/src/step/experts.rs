@@ -11,7 +11,7 @@ use crate::args::{ExpertsActivationArgs, ExpertsSumArgs, Output, RouteArgs, Weig
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::PANEL;
-use crate::weights::{CudaExperts, CudaNorm};
+use crate::weights::CudaExperts;
 
 /// Elements, for `n` tokens, of the router's products; the chosen experts, their weights, those of their inputs; the input of
 /// router or experts where it is not the normalised state, that times the weights; gates and ups, what comes of them, what experts
@@ -72,7 +72,7 @@ impl Visits {
             first,
             second,
             output: Output::Store,
-            activation: w.activation.code,
+            activation: w.activation.0,
             groups: self.chosen,
             x: self.x,
             items_a_row: self.items_a_row,
@@ -134,16 +134,16 @@ impl Steps {
             None => input,
             Some(norm) => self.rows_input(step, x, n_embd, Some(norm))?,
         };
-        self.store(step, "router", [&w.router], routed, products)?;
+        self.store_all(step, "router", [&w.router], routed, products)?;
         self.route(step, w, products, [chosen, weights, input_weights])?;
 
         let mut rows = h;
         if let Some([norm, _, _]) = &w.own_norms {
-            self.norm_rows(step, x, n_embd, of_norm(norm), (0, other))?;
+            self.norm_rows(step, x, n_embd, norm, other)?;
             rows = other;
         }
         if let Some([linear, _]) = &w.latent {
-            self.store(step, "experts' input", [linear], input, other)?;
+            self.store_all(step, "experts' input", [linear], input, other)?;
             rows = other;
         }
         let mut items_a_row = of.n_used;
@@ -242,8 +242,8 @@ impl Steps {
             out: v.gated,
             n: n_ff as u32,
             gated: u32::from(w.gate.is_some()),
-            activation: w.activation.code,
-            limit: w.activation.limit,
+            activation: w.activation.0,
+            limit: w.activation.1,
         };
         for first in (0..n_items).step_by(MOST_ROWS) {
             let n = (n_items - first).min(MOST_ROWS);
@@ -283,9 +283,9 @@ impl Steps {
             let Given::Product { what, linear, input } = self.dense(step, dense, input)? else {
                 return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
             };
-            self.store(step, what, [linear], input, shared)?;
+            self.store_all(step, what, [linear], input, shared)?;
             if let Some([_, _, norm]) = &w.own_norms {
-                self.norm_rows(step, shared, n_embd, of_norm(norm), (0, shared))?;
+                self.norm_rows(step, shared, n_embd, norm, shared)?;
             }
             args.shared = shared;
             args.gate = ptr(w.shared_gate.as_ref());
@@ -296,7 +296,7 @@ impl Steps {
             // The sum goes through more before what all tokens go through is added.
             self.launch("experts_sum", "", grid, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
             if let Some([_, norm, _]) = &w.own_norms {
-                self.norm_rows(step, sum, n_in, of_norm(norm), (0, sum))?;
+                self.norm_rows(step, sum, n_in, norm, sum)?;
             }
             if let Some([_, linear]) = &w.latent {
                 self.store_rows(step, "experts' output", linear, sum, wide)?;
@@ -310,8 +310,4 @@ impl Steps {
         self.launch("experts_sum", "", grid, &args)?;
         Ok(Given::Rows(result))
     }
-}
-
-fn of_norm(norm: &CudaNorm) -> (u64, f32) {
-    (norm.weight.ptr(), norm.eps)
 }

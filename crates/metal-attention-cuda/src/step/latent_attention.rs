@@ -50,14 +50,14 @@ impl Steps {
         let (n_head, rank, key_dim) = (of.n_head, of.kv_rank, of.kv_rank + of.shared_dim);
         let n = step.size.n_tokens;
         let [q_a, q, kv, queries, att, values, items, work, packed] = self.places(elements(of, n));
-        self.store(step, "compressed rows", [&w.kv_a], input, kv)?;
+        self.store_all(step, "compressed rows", [&w.kv_a], input, kv)?;
         match &w.q_a {
             Some((linear, norm)) => {
-                self.store(step, "compressed queries", [linear], input, q_a)?;
+                self.store_all(step, "compressed queries", [linear], input, q_a)?;
                 let input = self.rows_input(step, q_a, linear.weight.n_rows, Some(norm))?;
-                self.store(step, "queries", [&w.q], input, q)?;
+                self.store_all(step, "queries", [&w.q], input, q)?;
             }
-            None => self.store(step, "queries", [&w.q], input, q)?,
+            None => self.store_all(step, "queries", [&w.q], input, q)?,
         }
         let sorted = match self.sorts(n, n * n_head, n_head) {
             true => Some((self.sort(0, n * n_head, n_head, [items, work])?, packed)),

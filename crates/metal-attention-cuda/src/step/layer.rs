@@ -2,11 +2,11 @@
 
 use metal_attention_model::Residual;
 
-use super::product::{Input, Product};
+use super::product::{Input, Product, norm_args};
 use super::rows::{feed_forward_reads_rows, mixer_reads_rows};
 use super::{Step, Steps};
 use crate::CudaError;
-use crate::args::Output;
+use crate::args::{NormArgs, Output};
 use crate::weights::{CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm};
 
 /// What a mixer or a feed-forward gives; a mixer may give several, whose sum counts.
@@ -14,29 +14,81 @@ use crate::weights::{CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm
 pub(super) enum Given<'w> {
     /// What this matrix makes of rows.
     Product { what: &'static str, linear: &'w CudaLinear, input: Input },
-    /// F32 rows.
+    /// F32 rows that lie there, as wide as the residual stream.
     Rows(u64),
 }
 
 impl Steps {
     /// All that layer `i` does.
     pub(super) fn layer(&mut self, step: Step<'_>, i: usize, layer: &CudaLayer) -> Result<(), CudaError> {
-        let (n, n_embd) = (step.size.n_tokens, step.spec.n_embd);
+        let (n, n_embd, x) = (step.size.n_tokens, step.spec.n_embd, self.s.x.ptr());
+        let (mixer_norm, mixer_post) = (layer.mixer_norm.as_ref(), layer.mixer_post_norm.as_ref());
+        let (norm, post) = (layer.feed_forward_norm.as_ref(), layer.feed_forward_post_norm.as_ref());
         match layer.residual {
             Residual::Sequential { scale } => {
-                let as_rows = mixer_reads_rows(&step.spec.layers[i].mixer);
-                let input = self.normed(layer.mixer_norm.as_ref(), n_embd, n, as_rows)?;
+                self.predict_streams(step, layer)?;
+                let input = self.mixer_input(step, i, mixer_norm, false)?;
+                self.laurel(step, layer, input)?;
                 let given = self.mixer(step, i, &layer.mixer, input)?;
-                self.join(step, &given, layer.mixer_post_norm.as_ref(), scale)?;
-                let as_rows = feed_forward_reads_rows(&step.spec.layers[i].feed_forward);
-                let input = self.normed(layer.feed_forward_norm.as_ref(), n_embd, n, as_rows)?;
+                self.join(step, &given, mixer_post, scale)?;
+                self.add_laurel(step, layer)?;
+                let input = self.feed_forward_input(step, i, norm)?;
                 let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
-                self.join(step, given.as_slice(), layer.feed_forward_post_norm.as_ref(), scale)
+                self.join(step, given.as_slice(), post, scale)?;
             }
-            Residual::Parallel | Residual::PostNorm { mixer: _, feed_forward: _ } => {
-                Err(CudaError::UnsupportedPart { part: "residual streams but for sequential ones" })
+            Residual::Parallel => {
+                // What the feed-forward reads does not have the mixer's result.
+                let input = self.mixer_input(step, i, mixer_norm, norm.is_none())?;
+                let mixed = self.mixer(step, i, &layer.mixer, input)?;
+                let input = if norm.is_some() { self.feed_forward_input(step, i, norm)? } else { input };
+                let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
+                self.join(step, &mixed, mixer_post, 1.0)?;
+                self.join(step, given.as_slice(), post, 1.0)?;
+            }
+            Residual::PostNorm { mixer: _, feed_forward: _ } => {
+                let sum_norms = layer.sum_norms.as_ref();
+                let after = |steps: &mut Self, which: usize| {
+                    let args = norm_args(sum_norms.map(|norms| &norms[which]), x, n_embd);
+                    steps.norm(NormArgs { out: x, ..args }, n)
+                };
+                let input = self.mixer_input(step, i, mixer_norm, false)?;
+                let given = self.mixer(step, i, &layer.mixer, input)?;
+                self.join(step, &given, mixer_post, 1.0)?;
+                after(self, 0)?;
+                let input = self.feed_forward_input(step, i, norm)?;
+                let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
+                self.join(step, given.as_slice(), post, 1.0)?;
+                after(self, 1)?;
             }
         }
+        self.add_own_embedding(step, i, layer)?;
+        if layer.output_scale != 1.0 {
+            self.norm(NormArgs { out: x, scale: layer.output_scale, ..norm_args(None, x, n_embd) }, n)?;
+        }
+        Ok(())
+    }
+
+    /// The input of the mixer of layer `i`; where it is `shared`, that of the feed-forward, too.
+    fn mixer_input(
+        &mut self,
+        step: Step<'_>,
+        i: usize,
+        norm: Option<&CudaNorm>,
+        shared: bool,
+    ) -> Result<Input, CudaError> {
+        let layer = &step.spec.layers[i];
+        let as_rows = mixer_reads_rows(&layer.mixer) || shared && feed_forward_reads_rows(&layer.feed_forward);
+        self.input_of(step, norm, as_rows)
+    }
+
+    /// The input of the feed-forward of layer `i`.
+    fn feed_forward_input(&mut self, step: Step<'_>, i: usize, norm: Option<&CudaNorm>) -> Result<Input, CudaError> {
+        self.input_of(step, norm, feed_forward_reads_rows(&step.spec.layers[i].feed_forward))
+    }
+
+    fn input_of(&mut self, step: Step<'_>, norm: Option<&CudaNorm>, as_rows: bool) -> Result<Input, CudaError> {
+        let (n, n_embd) = (step.size.n_tokens, step.spec.n_embd);
+        if as_rows { self.normed_rows(norm, n_embd, n) } else { self.normed(norm, n_embd, n) }
     }
 
     /// What the mixer of layer `i` makes of `input`, but for its last products.
@@ -81,34 +133,35 @@ impl Steps {
     }
 
     /// `x += scale * norm(sum of given)`.
-    fn join(
+    pub(super) fn join(
         &mut self,
         step: Step<'_>,
         given: &[Given<'_>],
         norm: Option<&CudaNorm>,
         scale: f32,
     ) -> Result<(), CudaError> {
-        if norm.is_some() {
-            return Err(CudaError::UnsupportedPart { part: "norms of results" });
-        }
-        for of in given {
+        let (n, n_embd, x, result) = (step.size.n_tokens, step.spec.n_embd, self.s.x.ptr(), self.s.result.ptr());
+        for (i, of) in given.iter().enumerate() {
+            // Through a norm goes the whole sum.
+            let (y, output, scale) = match norm {
+                None => (x, Output::Add, scale),
+                Some(_) if i == 0 => (result, Output::Store, 1.0),
+                Some(_) => (result, Output::Add, 1.0),
+            };
             match *of {
                 Given::Product { what, linear, input } => {
-                    let product = Product {
-                        what,
-                        parts: vec![(&linear.weight, 0)],
-                        n_out: step.spec.n_embd,
-                        output: Output::Add,
-                        activation: 0,
-                        scale,
-                        bias: linear.bias(),
-                        y: self.s.x.ptr(),
-                        packed: 0,
-                    };
-                    self.product(&product, input, linear.weight.n_in, step.size.n_tokens)?;
+                    let product =
+                        Product { output, scale, bias: linear.bias(), y, ..Product::stored(what, &linear.weight) };
+                    self.product(&product, input, linear.weight.n_in, n)?;
                 }
-                Given::Rows(rows) => self.add_rows(step, rows, scale)?,
+                Given::Rows(rows) => {
+                    let accumulate = u32::from(output == Output::Add);
+                    self.norm(NormArgs { out: y, scale, accumulate, ..norm_args(None, rows, n_embd) }, n)?;
+                }
             }
+        }
+        if norm.is_some() && !given.is_empty() {
+            self.norm(NormArgs { out: x, scale, accumulate: 1, ..norm_args(norm, result, n_embd) }, n)?;
         }
         Ok(())
     }

@@ -39,8 +39,8 @@ impl Steps {
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (width, channels, stride) = (of.width(), of.conv_width(), of.input_width());
-        let [inputs, conv, out] = self.rows(step, widths2(of));
-        self.store(step, "Mamba inputs", [&w.input], input, inputs)?;
+        let [inputs, conv, out] = self.areas(step, widths2(of));
+        self.store_all(step, "Mamba inputs", [&w.input], input, inputs)?;
         let args = ConvolutionArgs {
             x: RowsArgs::new(inputs, stride, width),
             taps: w.taps.ptr(),
@@ -98,8 +98,8 @@ impl Steps {
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (width, d_state, select) = (of.width, of.d_state, of.selection());
-        let [inputs, conv, chosen, low, dt, bc, out] = self.rows(step, widths(of));
-        self.store(step, "Mamba inputs", [&w.input], input, inputs)?;
+        let [inputs, conv, chosen, low, dt, bc, out] = self.areas(step, widths(of));
+        self.store_all(step, "Mamba inputs", [&w.input], input, inputs)?;
         // Where there are heads, z and x of each lie one below the other.
         let (first, block, step_of) = match of.decay {
             MambaDecay::Channels => (0, width, width),

@@ -6,7 +6,8 @@ use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, Outpu
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
-use crate::weights::CudaNorm;
+use crate::parts::norm_kind;
+use crate::weights::{CudaLinear, CudaNorm};
 
 /// Tokens that a product takes as exactly as F32, and in one go.
 pub(super) const MATVEC_TOKENS: usize = 4;
@@ -46,6 +47,41 @@ pub(super) struct Product<'a> {
     pub(super) packed: u64,
 }
 
+impl<'a> Product<'a> {
+    /// That of one matrix, but for where it goes.
+    pub(super) fn stored(what: &'static str, matrix: &'a CudaMatrix) -> Self {
+        Self {
+            what,
+            parts: vec![(matrix, 0)],
+            n_out: matrix.n_rows,
+            output: Output::Store,
+            activation: 0,
+            scale: 1.0,
+            bias: 0,
+            y: 0,
+            packed: 0,
+        }
+    }
+}
+
+/// The norm of rows of `n_in` elements at `x`, or the rows as they are, but for where they go.
+pub(super) fn norm_args(norm: Option<&CudaNorm>, x: u64, n_in: usize) -> NormArgs {
+    NormArgs {
+        x,
+        weight: norm.map_or(0, |norm| norm.weight.ptr()),
+        bias: norm.and_then(|norm| norm.bias.as_ref()).map_or(0, CudaBuffer::ptr),
+        packed: 0,
+        out: 0,
+        rows: 0,
+        n_in: n_in as u32,
+        n_token_tiles: 0,
+        kind: norm.map_or(0, |norm| norm_kind(norm.kind)),
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        scale: 1.0,
+        accumulate: 0,
+    }
+}
+
 impl Steps {
     /// How many tokens go through products of the first kind; of longer steps inputs are packed.
     pub(super) fn is_exact(&self, n_tokens: usize) -> bool {
@@ -61,40 +97,73 @@ impl Steps {
         }
     }
 
-    /// Rows of the residual stream that products take through a norm: on their way, or packed before.
-    /// `as_rows`: they lie in `h`, too.
+    /// Rows of the residual stream that products take through a norm: on their way, or made before.
     pub(super) fn normed(
         &mut self,
         norm: Option<&CudaNorm>,
         n_embd: usize,
         n_tokens: usize,
-        as_rows: bool,
     ) -> Result<Input, CudaError> {
-        let (x, packed, h) = (self.s.x.ptr(), self.s.packed_x.ptr(), self.s.h.ptr());
-        let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight.ptr(), norm.eps));
-        let exact = self.is_exact(n_tokens);
-        if exact && !as_rows {
-            return Ok(Input::Rows { x, norm: weight, eps });
+        let (x, h, packed) = (self.s.x.ptr(), self.s.h.ptr(), self.s.packed_x.ptr());
+        if !self.is_exact(n_tokens) {
+            self.norm(NormArgs { packed, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+            return Ok(Input::Packed(packed));
         }
-        self.norm(
-            NormArgs {
-                x,
-                weight,
-                packed: if exact { 0 } else { packed },
-                out: if as_rows { h } else { 0 },
-                rows: 0,
-                n_in: n_embd as u32,
-                n_token_tiles: n_tokens.div_ceil(8) as u32,
-                eps,
-                unused: 0,
-            },
-            n_tokens,
-        )?;
-        Ok(if exact { Input::Rows { x: h, norm: 0, eps: 0.0 } } else { Input::Packed(packed) })
+        match norm {
+            None => Ok(Input::Rows { x, norm: 0, eps: 0.0 }),
+            Some(norm) if norm.is_on_the_way() => Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
+            Some(_) => {
+                self.norm(NormArgs { out: h, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+                Ok(Input::Rows { x: h, norm: 0, eps: 0.0 })
+            }
+        }
     }
 
+    /// The same, in `h`, too, as F32 rows.
+    pub(super) fn normed_rows(
+        &mut self,
+        norm: Option<&CudaNorm>,
+        n_embd: usize,
+        n_tokens: usize,
+    ) -> Result<Input, CudaError> {
+        let (x, h, packed) = (self.s.x.ptr(), self.s.h.ptr(), self.s.packed_x.ptr());
+        let args = NormArgs { out: h, ..norm_args(norm, x, n_embd) };
+        if self.is_exact(n_tokens) {
+            self.norm(args, n_tokens)?;
+            return Ok(Input::Rows { x: h, norm: 0, eps: 0.0 });
+        }
+        self.norm(NormArgs { packed, ..args }, n_tokens)?;
+        Ok(Input::Packed(packed))
+    }
+
+    /// Rows of `n_in` elements, as wide as the residual stream at most, that products take as they are.
+    pub(super) fn rows(&mut self, x: u64, n_in: usize, n_tokens: usize) -> Result<Input, CudaError> {
+        if self.is_exact(n_tokens) {
+            return Ok(Input::Rows { x, norm: 0, eps: 0.0 });
+        }
+        let packed = self.s.packed_rows.ptr();
+        self.norm(NormArgs { packed, ..norm_args(None, x, n_in) }, n_tokens)?;
+        Ok(Input::Packed(packed))
+    }
+
+    /// Norms of `n_rows` rows.
     pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
-        self.launch("rms_norm", "", Grid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 }, &args)
+        let n_token_tiles = n_rows.div_ceil(8) as u32;
+        let grid = Grid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
+        self.launch("norm_rows", "", grid, &NormArgs { n_token_tiles, ..args })
+    }
+
+    /// The product of one matrix, stored as rows at `y`.
+    pub(super) fn store(
+        &mut self,
+        what: &'static str,
+        linear: &CudaLinear,
+        input: Input,
+        y: u64,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let product = Product { y, bias: linear.bias(), ..Product::stored(what, &linear.weight) };
+        self.product(&product, input, linear.weight.n_in, n_tokens)
     }
 
     /// `y = W x` of all tokens.

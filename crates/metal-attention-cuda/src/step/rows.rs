@@ -2,12 +2,11 @@
 
 use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 
-use super::product::{Input, Product};
+use super::product::{Input, Product, norm_args};
 use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
 use crate::args::{
-    ConvolutionArgs, ExpertsSumArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs, StatesArgs,
-    WalkArgs,
+    ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs, StatesArgs, WalkArgs,
 };
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
@@ -89,7 +88,7 @@ pub(super) struct Convolution {
 
 impl Steps {
     /// Where rows of these widths lie, which those of another call overwrite.
-    pub(super) fn rows<const N: usize>(&self, step: Step<'_>, widths: [usize; N]) -> [u64; N] {
+    pub(super) fn areas<const N: usize>(&self, step: Step<'_>, widths: [usize; N]) -> [u64; N] {
         self.places(widths.map(|width| width * step.size.n_tokens))
     }
 
@@ -113,42 +112,33 @@ impl Steps {
         width: usize,
         norm: Option<&CudaNorm>,
     ) -> Result<Input, CudaError> {
-        let n = step.size.n_tokens;
-        let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight.ptr(), norm.eps));
-        if self.is_exact(n) {
-            return Ok(Input::Rows { x, norm: weight, eps });
+        match norm.filter(|_| self.is_exact(step.size.n_tokens)) {
+            Some(norm) => Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
+            None => {
+                let packed = self.s.packed_rows.ptr();
+                if self.is_exact(step.size.n_tokens) {
+                    return Ok(Input::Rows { x, norm: 0, eps: 0.0 });
+                }
+                self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, step.size.n_tokens)?;
+                Ok(Input::Packed(packed))
+            }
         }
-        let packed = self.s.packed_rows.ptr();
-        self.norm_rows(step, x, width, (weight, eps), (packed, 0))?;
-        Ok(Input::Packed(packed))
     }
 
-    /// `norm(x)` of all tokens' rows: packed, as F32 rows, or both, where there is an address for it.
+    /// `norm(x)` of all tokens' rows, to rows at `out`.
     pub(super) fn norm_rows(
         &mut self,
         step: Step<'_>,
         x: u64,
         width: usize,
-        (weight, eps): (u64, f32),
-        (packed, out): (u64, u64),
+        norm: &CudaNorm,
+        out: u64,
     ) -> Result<(), CudaError> {
-        let n = step.size.n_tokens;
-        let args = NormArgs {
-            x,
-            weight,
-            packed,
-            out,
-            rows: 0,
-            n_in: width as u32,
-            n_token_tiles: n.div_ceil(8) as u32,
-            eps,
-            unused: 0,
-        };
-        self.norm(args, n)
+        self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, step.size.n_tokens)
     }
 
     /// `y = W x + b` of all tokens, for matrices one below the other.
-    pub(super) fn store<const N: usize>(
+    pub(super) fn store_all<const N: usize>(
         &mut self,
         step: Step<'_>,
         what: &'static str,
@@ -192,7 +182,7 @@ impl Steps {
         y: u64,
     ) -> Result<(), CudaError> {
         let input = self.rows_input(step, x, linear.weight.n_in, None)?;
-        self.store(step, what, [linear], input, y)
+        self.store_all(step, what, [linear], input, y)
     }
 
     /// The runs of a step's batch.
@@ -261,22 +251,5 @@ impl Steps {
         let args = FunctionArgs { x, with, n: n as u32, function: function as u32 };
         let grid = Grid { blocks: [n.div_ceil(256).clamp(1, 1024), 1, 1], threads: 256, shared: 0 };
         self.launch("of_each", "", grid, &args)
-    }
-
-    /// `x += scale * rows`, the residual stream.
-    pub(super) fn add_rows(&mut self, step: Step<'_>, rows: u64, scale: f32) -> Result<(), CudaError> {
-        let args = ExpertsSumArgs {
-            y: 0,
-            weights: 0,
-            shared: rows,
-            gate: 0,
-            h: 0,
-            out: self.s.x.ptr(),
-            n: step.spec.n_embd as u32,
-            n_used: 0,
-            add: 1,
-            scale,
-        };
-        self.launch("experts_sum", "", Grid { blocks: [step.size.n_tokens, 1, 1], threads: 256, shared: 0 }, &args)
     }
 }

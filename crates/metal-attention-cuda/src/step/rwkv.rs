@@ -92,7 +92,7 @@ impl Steps {
     pub(super) fn rwkv6<'w>(&mut self, step: Step<'_>, i: usize, w: &'w CudaRwkv6) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (width, dim, n_head) = (of.width, of.head_dim, of.n_head());
-        let [mixed, given, more, r, k, v, gate, low, decay, heads] = self.rows(step, widths6(of));
+        let [mixed, given, more, r, k, v, gate, low, decay, heads] = self.areas(step, widths6(of));
         let states = step.states.of_layer(i, width * dim);
         // Tokens have a say in how far each goes towards the one before, which is read twice.
         let once = Shift { states, lerps: w.lerp_x.ptr(), more: 0, out: mixed, width, n_mix: 1, advance: false };
@@ -145,7 +145,7 @@ impl Steps {
     pub(super) fn rwkv7<'w>(&mut self, step: Step<'_>, i: usize, w: &'w CudaRwkv7) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (width, dim, n_head) = (of.width, of.head_dim, of.n_head());
-        let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] = self.rows(step, widths7(of));
+        let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] = self.areas(step, widths7(of));
         let states = step.states.of_layer(i, width * dim);
         let lerps = w.lerps.ptr();
         self.shift(step, &Shift { states, lerps, more: 0, out: mixed, width, n_mix: of.n_mix(), advance: true })?;
@@ -207,7 +207,7 @@ impl Steps {
         w: &'w CudaChannelMix,
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
-        let [mixed, keys, receptance, result] = self.rows(step, widths_of_channel_mix(of));
+        let [mixed, keys, receptance, result] = self.areas(step, widths_of_channel_mix(of));
         let states = step.states.of_layer(i, w.state);
         let (lerps, width, n_mix) = (w.lerps.ptr(), of.n_embd, of.n_mix());
         self.shift(step, &Shift { states, lerps, more: 0, out: mixed, width, n_mix, advance: true })?;

@@ -26,8 +26,8 @@ impl Steps {
         input: Input,
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
-        let [inputs, out] = self.rows(step, widths(of));
-        self.store(step, "convolution inputs", [&w.input], input, inputs)?;
+        let [inputs, out] = self.areas(step, widths(of));
+        self.store_all(step, "convolution inputs", [&w.input], input, inputs)?;
         let args = ConvolutionArgs {
             x: RowsArgs::new(inputs, 3 * of.width, 0),
             taps: w.taps.ptr(),

@@ -1,6 +1,6 @@
 //! Weights of experts.
 
-use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, Norm, NormWeights};
+use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind};
 
 use super::{CudaDense, CudaLinear, CudaNorm, Loader, Vector};
 use crate::CudaError;
@@ -25,47 +25,22 @@ pub(crate) struct CudaExperts {
     pub(crate) shared_gate: Option<Vector>,
     /// Of the experts' input, their sum, and the result of what all tokens go through.
     pub(crate) own_norms: Option<[CudaNorm; 3]>,
-    /// Of the experts.
-    pub(crate) activation: ExpertActivation,
-}
-
-/// What a gate goes through, as `experts.cu` knows it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct ExpertActivation {
-    pub(crate) code: u32,
-    pub(crate) limit: f32,
-}
-
-impl ExpertActivation {
-    /// `CLAMPED_SWIGLU` of `experts.cu`.
-    const CLAMPED_SWIGLU: u32 = 3;
-
-    pub(crate) fn of(activation: Activation) -> Result<Self, &'static str> {
-        match activation {
-            Activation::ClampedSwiglu { limit } => Ok(Self { code: Self::CLAMPED_SWIGLU, limit }),
-            Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::SparseGelu { n_std: _ } => {
-                Ok(Self { code: activation_code(activation)?, limit: 0.0 })
-            }
-        }
-    }
-
-    /// Whether a product that has gate and up can take it on its way.
-    pub(crate) fn in_products(self) -> bool {
-        self.code != Self::CLAMPED_SWIGLU
-    }
+    /// Of the experts: its number and its parameter.
+    pub(crate) activation: (u32, f32),
+    /// Whether products know it.
+    simple: bool,
 }
 
 impl CudaExperts {
     /// Whether a product that has gate and up of each expert takes the activation on its way.
     pub(crate) fn gates_in_product(&self) -> bool {
         let plain = |gate: &CudaStack| gate.pairs_with(&self.up) && gate.bias.is_none() && self.up.bias.is_none();
-        self.activation.in_products() && self.gate.as_ref().is_some_and(plain)
+        self.simple && self.gate.as_ref().is_some_and(plain)
     }
 }
 
 impl Loader<'_> {
     pub(super) fn experts(&mut self, of: &Experts, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
-        let unsupported = |part| CudaError::UnsupportedPart { part };
         let gates: Option<Vec<&Linear>> = w.experts.iter().map(|expert| expert.gate.as_ref()).collect();
         let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
         let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
@@ -83,11 +58,12 @@ impl Loader<'_> {
             // rms(x) / sqrt(n_embd) * scale
             let factor = 1.0 / (scale.len() as f32).sqrt();
             let weight = self.vector(&scale.iter().map(|s| s * factor).collect::<Vec<_>>())?;
-            router_norm = Some(CudaNorm { weight, eps: own.router_eps });
+            let (kind, n) = (NormKind::Rms, scale.len());
+            router_norm = Some(CudaNorm { kind, weight, bias: None, eps: own.router_eps, n });
             own_norms = Some([
-                self.own_norm(&own.input, input)?,
-                self.own_norm(&own.result, result)?,
-                self.own_norm(&own.shared_result, shared)?,
+                self.one_norm(&own.input, input)?,
+                self.one_norm(&own.result, result)?,
+                self.one_norm(&own.shared_result, shared)?,
             ]);
         }
         Ok(CudaExperts {
@@ -103,11 +79,11 @@ impl Loader<'_> {
             shared,
             shared_gate: self.optional(w.shared_gate.as_deref())?,
             own_norms,
-            activation: ExpertActivation::of(of.expert.activation).map_err(unsupported)?,
+            activation: activation_code(of.expert.activation),
+            simple: match of.expert.activation {
+                Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
+                Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
+            },
         })
-    }
-
-    fn own_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
-        Ok(CudaNorm { weight: self.vector(&weights.weight)?, eps: norm.eps })
     }
 }

@@ -1,43 +1,39 @@
 //! Weights of dense feed-forwards.
 
-use metal_attention_model::{Dense, DenseWeights, Linear};
+use metal_attention_model::{Dense, DenseWeights};
 
-use super::{CudaLinear, Loader};
+use super::{CudaLinear, Loader, Vector};
 use crate::CudaError;
 use crate::matrix::CudaMatrix;
-use crate::parts::activation_code;
+use crate::parts::{activation_code, on_the_way};
 
-/// A gated feed-forward.
+/// A dense feed-forward.
 #[derive(Debug)]
 pub(crate) struct CudaDense {
-    pub(crate) gate: CudaMatrix,
+    /// The gate, where there is one, and up.
+    pub(crate) gate: Option<CudaMatrix>,
     pub(crate) up: CudaMatrix,
+    /// Of both one after the other.
+    pub(crate) bias: Option<Vector>,
     pub(crate) down: CudaLinear,
-    pub(crate) activation: u32,
+    /// Its number and its parameter.
+    pub(crate) activation: (u32, f32),
+    /// Whether the product of gate and up goes through the activation by itself.
+    pub(crate) on_the_way: bool,
 }
 
 impl Loader<'_> {
     pub(super) fn dense(&mut self, of: &Dense, w: &DenseWeights) -> Result<CudaDense, CudaError> {
-        let unsupported = |part| CudaError::UnsupportedPart { part };
-        let DenseWeights { gate: Some(gate), up, down } = w else {
-            return Err(unsupported("feed-forwards without a gate"));
-        };
-        if gate.weight.ty() != up.weight.ty() {
-            return Err(unsupported("gate and up of unlike types"));
-        }
+        let DenseWeights { gate, up, down } = w;
+        let linears: Vec<_> = gate.iter().chain([up]).collect();
+        let bias = self.biases(&linears)?;
         Ok(CudaDense {
-            gate: self.gate(gate)?,
-            up: self.gate(up)?,
+            on_the_way: on_the_way(of, w),
+            gate: gate.as_ref().map(|gate| self.matrix(gate)).transpose()?,
+            up: self.matrix(up)?,
+            bias,
             down: self.linear(down)?,
-            activation: activation_code(of.activation).map_err(unsupported)?,
+            activation: activation_code(of.activation),
         })
-    }
-
-    /// A matrix whose product goes through a gate, where nothing is added.
-    fn gate(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
-        if linear.bias.is_some() {
-            return Err(CudaError::UnsupportedPart { part: "biases of gates" });
-        }
-        self.matrix(linear)
     }
 }

@@ -1,6 +1,6 @@
 //! Weights of latent attention.
 
-use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights};
+use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, NormKind};
 
 use super::{CudaLinear, CudaNorm, Loader, Vector};
 use crate::CudaError;
@@ -31,7 +31,8 @@ impl Loader<'_> {
     ) -> Result<CudaLatentAttention, CudaError> {
         let q_a = match &w.q_a {
             Some((linear, norm)) => {
-                let norm = CudaNorm { weight: self.vector(&norm.weight)?, eps: of.eps };
+                let (weight, n) = (self.vector(&norm.weight)?, norm.weight.len());
+                let norm = CudaNorm { kind: NormKind::Rms, weight, bias: None, eps: of.eps, n };
                 Some((self.linear(linear)?, norm))
             }
             None => None,
