@@ -130,7 +130,7 @@ struct WeighArgs {
 extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_constant__ WeighArgs a) {
     wait_for_input();
     let_next_start();
-    const u32 i = blockIdx.x * 256 + threadIdx.x, visit = blockIdx.y;
+    const u32 i = blockIdx.y * 256 + threadIdx.x, visit = blockIdx.x;
     if (i < a.n) a.out[(size_t)visit * a.n + i] = a.weights[visit] * a.x[(size_t)(visit / a.n_used) * a.n + i];
 }
 
@@ -146,7 +146,7 @@ struct ExpertsActivationArgs {
 extern "C" __global__ void __launch_bounds__(256) experts_activation(const __grid_constant__ ExpertsActivationArgs a) {
     wait_for_input();
     let_next_start();
-    const u32 i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    const u32 i = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;
     if (i >= a.n) return;
     const float* x = a.x + (size_t)row * a.n * (a.gated ? 2 : 1);
     float v;

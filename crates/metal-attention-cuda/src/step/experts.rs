@@ -47,9 +47,6 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
 }
 
-/// Rows of a grid.
-const MOST_ROWS: usize = 65_535;
-
 /// Every token at each of its experts.
 struct Visits {
     /// Where the experts lie.
@@ -150,7 +147,7 @@ impl Steps {
         if of.router.weight_input {
             let args =
                 WeighArgs { x: rows, weights: input_weights, out: weighed, n: n_in as u32, n_used: of.n_used as u32 };
-            let grid = Grid { blocks: [n_in.div_ceil(256), n * of.n_used, 1], threads: 256, shared: 0 };
+            let grid = Grid { blocks: [n * of.n_used, n_in.div_ceil(256), 1], threads: 256, shared: 0 };
             self.launch("weigh_inputs", "", grid, &args)?;
             (rows, items_a_row) = (weighed, 1);
         }
@@ -245,15 +242,8 @@ impl Steps {
             activation: w.activation.0,
             limit: w.activation.1,
         };
-        for first in (0..n_items).step_by(MOST_ROWS) {
-            let n = (n_items - first).min(MOST_ROWS);
-            let at = |rows: u64, width: usize| rows + 4 * (first * width) as u64;
-            let pair = if w.gate.is_some() { 2 * n_ff } else { n_ff };
-            let args = ExpertsActivationArgs { x: at(v.pairs, pair), out: at(v.gated, n_ff), ..args };
-            let grid = Grid { blocks: [n_ff.div_ceil(256), n, 1], threads: 256, shared: 0 };
-            self.launch("experts_activation", "", grid, &args)?;
-        }
-        Ok(())
+        let grid = Grid { blocks: [n_items, n_ff.div_ceil(256), 1], threads: 256, shared: 0 };
+        self.launch("experts_activation", "", grid, &args)
     }
 
     /// The weighted sum of what the experts give, and what all tokens go through besides.
@@ -264,7 +254,7 @@ impl Steps {
         input: Input,
         [weights, down, sum, wide, shared]: [u64; 5],
     ) -> Result<Given<'w>, CudaError> {
-        let (of, n_embd, n) = (&w.spec, step.spec.n_embd, step.size.n_tokens);
+        let (of, n_embd) = (&w.spec, step.spec.n_embd);
         let n_in = of.latent.unwrap_or(n_embd);
         let mut args = ExpertsSumArgs {
             y: down,
@@ -278,7 +268,6 @@ impl Steps {
             add: 0,
             scale: 1.0,
         };
-        let grid = Grid { blocks: [n, 1, 1], threads: 256, shared: 0 };
         if let Some(dense) = &w.shared {
             let Given::Product { what, linear, input } = self.dense(step, dense, input)? else {
                 return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
@@ -290,24 +279,28 @@ impl Steps {
             args.shared = shared;
             args.gate = ptr(w.shared_gate.as_ref());
         }
-        let mut result = sum;
-        let apart = w.own_norms.is_some() || w.latent.is_some();
-        if apart {
-            // The sum goes through more before what all tokens go through is added.
-            self.launch("experts_sum", "", grid, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
-            if let Some([_, norm, _]) = &w.own_norms {
-                self.norm_rows(step, sum, n_in, norm, sum)?;
-            }
-            if let Some([_, linear]) = &w.latent {
-                self.store_rows(step, "experts' output", linear, sum, wide)?;
-                result = wide;
-            }
-            if args.shared == 0 {
-                return Ok(Given::Rows(result));
-            }
-            args = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
+        if w.own_norms.is_none() && w.latent.is_none() {
+            return Ok(Given::Sum(args));
         }
-        self.launch("experts_sum", "", grid, &args)?;
+        // The sum goes through more before what all tokens go through is added.
+        let mut result = sum;
+        self.experts_sum(step, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
+        if let Some([_, norm, _]) = &w.own_norms {
+            self.norm_rows(step, sum, n_in, norm, sum)?;
+        }
+        if let Some([_, linear]) = &w.latent {
+            self.store_rows(step, "experts' output", linear, sum, wide)?;
+            result = wide;
+        }
+        if args.shared != 0 {
+            let more = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
+            self.experts_sum(step, &more)?;
+        }
         Ok(Given::Rows(result))
+    }
+
+    /// A weighted sum of what experts give.
+    pub(super) fn experts_sum(&mut self, step: Step<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
+        self.launch("experts_sum", "", Grid { blocks: [step.size.n_tokens, 1, 1], threads: 256, shared: 0 }, args)
     }
 }

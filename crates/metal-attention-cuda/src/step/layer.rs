@@ -6,7 +6,7 @@ use super::product::{Input, Product, norm_args};
 use super::rows::{feed_forward_reads_rows, mixer_reads_rows};
 use super::{Step, Steps};
 use crate::CudaError;
-use crate::args::{NormArgs, Output};
+use crate::args::{ExpertsSumArgs, NormArgs, Output};
 use crate::weights::{CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm};
 
 /// What a mixer or a feed-forward gives; a mixer may give several, whose sum counts.
@@ -16,6 +16,8 @@ pub(super) enum Given<'w> {
     Product { what: &'static str, linear: &'w CudaLinear, input: Input },
     /// F32 rows that lie there, as wide as the residual stream.
     Rows(u64),
+    /// A weighted sum of what experts give, which is still to be made: as these say, but for where it goes.
+    Sum(ExpertsSumArgs),
 }
 
 impl Steps {
@@ -153,6 +155,10 @@ impl Steps {
                     let product =
                         Product { output, scale, bias: linear.bias(), y, ..Product::stored(what, &linear.weight) };
                     self.product(&product, input, linear.weight.n_in, n)?;
+                }
+                Given::Sum(args) => {
+                    let add = u32::from(output == Output::Add);
+                    self.experts_sum(step, &ExpertsSumArgs { out: y, add, scale, ..args })?;
                 }
                 Given::Rows(rows) => {
                     let accumulate = u32::from(output == Output::Add);
