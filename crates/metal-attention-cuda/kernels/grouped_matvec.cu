@@ -1,6 +1,31 @@
-// Products of single rows, each with the matrix of its group: an expert, or a head. The group is known on the device alone.
+// Products as exact as F32 of many rows: of all with one matrix, or of each with the matrix of its group, an expert or a head. The
+// group is known on the device alone.
 #define TEMPLATES_ALONE
 #include "matvec.cu"
+
+template <int TOKENS>
+__device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& first, const Matrix& second) {
+    switch (first.format) {
+        case F16: matvec_part<Staged<F16>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q8_0: matvec_part<Staged<Q8_0>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_0: matvec_part<Staged<Q4_0>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_K: matvec_part<Staged<Q4_K>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q5_K: matvec_part<Staged<Q5_K>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q6_K: matvec_part<Staged<Q6_K>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case F32: matvec_part<Staged<F32>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES: matvec_part<Staged<CODES>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES_AND_MINS: matvec_part<Staged<CODES_AND_MINS>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        default: __trap();
+    }
+}
+
+// Of many tokens, four to a row of the grid, as exact as F32: one matrix, or GATED, a gate and up.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __grid_constant__ MatvecArgs a) {
+    MatvecArgs p = a;
+    p.x += (size_t)blockIdx.y * 4 * a.n_in;
+    p.y += (size_t)blockIdx.y * 4 * a.n_out;
+    of_format<4>(p, a.parts[0], a.parts[a.output == GATED ? 1 : 0]);
+}
 
 struct GroupedMatvecArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: those of a group
@@ -43,16 +68,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grouped_matvec(const
     p.x = a.x + (size_t)(item / a.items_a_row) * a.x_stride;
     p.bias = a.bias[part] ? a.bias[part] + (size_t)group * first.n_rows : nullptr;
     p.y = a.y + (size_t)item * a.y_stride + (part == 0 ? 0 : a.matrices[0].n_rows);
-    switch (first.format) {
-        case F16: matvec_part<Staged<F16>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case Q8_0: matvec_part<Staged<Q8_0>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case Q4_0: matvec_part<Staged<Q4_0>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case Q4_K: matvec_part<Staged<Q4_K>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case Q5_K: matvec_part<Staged<Q5_K>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case Q6_K: matvec_part<Staged<Q6_K>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case F32: matvec_part<Staged<F32>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case CODES: matvec_part<Staged<CODES>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        case CODES_AND_MINS: matvec_part<Staged<CODES_AND_MINS>, 1>(p, first, second, blockIdx.x, gridDim.x); break;
-        default: __trap();
-    }
+    of_format<1>(p, first, second);
 }

@@ -127,12 +127,13 @@ impl Steps {
             packed_gated,
         ] = self.places(elements(of, n_embd, n));
         let (x, h) = (self.s.x.ptr(), self.s.h.ptr());
+        // As exact as F32 however many tokens there are: close choices stay what they are.
         let routed = match &w.router_norm {
-            None => input,
-            Some(norm) => self.rows_input(step, x, n_embd, Some(norm))?,
+            None => Input::Rows { x: h, norm: 0, eps: 0.0 },
+            Some(norm) => Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps },
         };
         self.store_all(step, "router", [&w.router], routed, products)?;
-        self.route(step, w, products, [chosen, weights, input_weights])?;
+        self.choose_experts(step, w, products, [chosen, weights, input_weights])?;
 
         let mut rows = h;
         if let Some([norm, _, _]) = &w.own_norms {
@@ -161,7 +162,7 @@ impl Steps {
     }
 
     /// Which experts each token goes to, and with what weights.
-    fn route(
+    fn choose_experts(
         &mut self,
         step: Step<'_>,
         w: &CudaExperts,

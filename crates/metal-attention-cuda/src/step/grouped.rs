@@ -1,11 +1,11 @@
 //! Products of rows each with a matrix of its own: those of experts, or of heads.
 
 use super::Steps;
-use super::product::{BUSY_WARPS, PANELS_AHEAD, WARPS};
+use super::product::{BUSY_WARPS, PANELS_AHEAD, WARPS, power_of_two, shared_of};
 use crate::CudaError;
 use crate::args::{GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, Output, SortArgs};
 use crate::launch::Grid;
-use crate::matrix::{Format, PANEL, TILE};
+use crate::matrix::{PANEL, TILE};
 use crate::stack::CudaStack;
 
 /// Most rows of a grid.
@@ -76,15 +76,13 @@ impl Steps {
         let n_panels = n_in.div_ceil(PANEL);
         let n_tiles = p.first.n_rows.div_ceil(TILE);
         let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
-        let wanted = BUSY_WARPS.div_ceil(n_tiles * n_items).clamp(1, most);
-        let warps_a_tile = if wanted.is_power_of_two() { wanted } else { wanted.next_power_of_two() / 2 };
+        let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles * n_items).clamp(1, most));
         let n_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
         // A block makes its input once, however many tiles it goes through.
         let blocks = (2 * self.gpu.summary().n_sm).div_ceil(n_items).clamp(1, n_groups);
         let parts = if p.second.is_some() && p.output != Output::Gated { 2 } else { 1 };
-        let ring = |stack: &CudaStack| if stack.format() == Format::F32 { 8192 } else { 6144 };
-        let ring = ring(p.first).max(p.second.map_or(0, ring));
-        let shared = WARPS * ring + n_panels * 272 + 4 * (2 * WARPS * TILE + 1);
+        let formats = [p.first.format(), p.second.map_or(p.first.format(), CudaStack::format)];
+        let shared = shared_of(formats.into_iter(), n_panels, 1);
         for first_item in (0..n_items).step_by(MOST_ITEMS) {
             let args = GroupedMatvecArgs {
                 matrices: [first.0, second.0],

@@ -82,6 +82,18 @@ pub(super) fn norm_args(norm: Option<&CudaNorm>, x: u64, n_in: usize) -> NormArg
     }
 }
 
+/// The power of two that is `n` or less.
+pub(super) fn power_of_two(n: usize) -> usize {
+    if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
+}
+
+/// Workgroup memory of `matvec_part` over matrices of these formats: panels on their way, `RING` or two panels for each warp, and
+/// the inputs.
+pub(super) fn shared_of(formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
+    let ring = formats.map(|format| if format == Format::F32 { 8192 } else { 6144 }).max();
+    WARPS * ring.unwrap_or(0) + n_tokens * (n_panels * 272 + 4 * (2 * WARPS * TILE + 1))
+}
+
 impl Steps {
     /// How many tokens go through products of the first kind; of longer steps inputs are packed.
     pub(super) fn is_exact(&self, n_tokens: usize) -> bool {
@@ -176,10 +188,15 @@ impl Steps {
     ) -> Result<(), CudaError> {
         match input {
             Input::Rows { x, norm, eps } => {
-                for first in (0..n_tokens).step_by(MATVEC_TOKENS) {
-                    let n = (n_tokens - first).min(MATVEC_TOKENS);
-                    let at = |rows: u64, width: usize| rows + (4 * first * width) as u64;
-                    self.matvec(p, at(x, n_in), norm, eps, 0, at(p.y, p.n_out), n_in, n)?;
+                let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
+                let together = n_tokens / MATVEC_TOKENS;
+                let first = if together > 1 { together * MATVEC_TOKENS } else { 0 };
+                if together > 1 {
+                    self.matvec_rows(p, (x, norm, eps), n_in, together)?;
+                }
+                for token in (first..n_tokens).step_by(MATVEC_TOKENS) {
+                    let n = (n_tokens - token).min(MATVEC_TOKENS);
+                    self.matvec(p, at(x, token, n_in), norm, eps, 0, at(p.y, token, p.n_out), n_in, n)?;
                 }
                 Ok(())
             }
@@ -243,11 +260,58 @@ impl Steps {
             y,
             rows,
         };
-        // `RING` of matvec.cu, or two panels.
-        let ring = p.parts.iter().map(|(matrix, _)| if matrix.format == Format::F32 { 8192 } else { 6144 }).max();
-        let shared = WARPS * ring.unwrap_or(0) + n_tokens * (n_panels * 272 + 4 * (2 * WARPS * TILE + 1));
+        let shared = shared_of(p.parts.iter().map(|(matrix, _)| matrix.format), n_panels, n_tokens);
         let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
+    }
+
+    /// The product of so many times [`MATVEC_TOKENS`] rows.
+    fn matvec_rows(
+        &mut self,
+        p: &Product<'_>,
+        (x, norm, eps): (u64, u64, f32),
+        n_in: usize,
+        groups: usize,
+    ) -> Result<(), CudaError> {
+        let whole = [p.parts.as_slice()];
+        let products: Vec<_> = match p.output {
+            Output::Gated => whole.to_vec(),
+            Output::Store | Output::Add => p.parts.chunks(1).collect(),
+        };
+        for of in products {
+            let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
+            for (to, (matrix, first)) in parts.iter_mut().zip(of) {
+                *to = matrix.args(*first);
+            }
+            let (n_tiles, n_panels) = (of[0].0.n_tiles(), n_in.div_ceil(PANEL));
+            let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+            let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles * groups).clamp(1, most));
+            let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
+            // A block makes its input once, however many tiles it goes through.
+            let blocks = (2 * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
+            let args = MatvecArgs {
+                parts,
+                n_parts: of.len() as u32,
+                blocks: [blocks as u32; MAX_PARTS],
+                n_in: n_in as u32,
+                n_out: p.n_out as u32,
+                warps_a_tile: warps_a_tile as u32,
+                output: p.output as u32,
+                activation: p.activation,
+                eps,
+                scale: p.scale,
+                unused: 0,
+                x,
+                norm,
+                bias: p.bias,
+                y: p.y,
+                rows: 0,
+            };
+            let shared = shared_of(of.iter().map(|(matrix, _)| matrix.format), n_panels, MATVEC_TOKENS);
+            let grid = Grid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
+            self.launch("matvec_rows", p.what, grid, &args)?;
+        }
+        Ok(())
     }
 
     pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
