@@ -30,6 +30,7 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/streams.fatbin"),
     include_bytes!("../prebuilt/attention_inputs.fatbin"),
     include_bytes!("../prebuilt/general_attention.fatbin"),
+    include_bytes!("../prebuilt/odd_rows.fatbin"),
 ];
 
 /// Workgroup memory beyond which a kernel has to ask for it.

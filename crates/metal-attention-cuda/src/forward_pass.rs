@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use metal_attention_gguf::TensorType;
+use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
     ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, pieces,
@@ -69,15 +69,18 @@ impl CudaForwardPass {
             kv_cache: cache.bytes(),
             scratch,
         };
-        // Matrices in F32 are those of small models and of whoever wants them exact.
-        let has_f32 = weights.tensors().into_iter().any(|tensor| tensor.ty() == TensorType::F32);
+        // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
+        let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
+            weights.tensors().into_iter().filter(|tensor| of(tensor.ty())).map(Tensor::n_elements).sum()
+        };
+        let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
         let steps = Steps {
             gpu,
             kernels: Kernels::default(),
             weights: cuda_weights,
             s,
-            exact: options.exact || has_f32,
+            exact: options.exact || is_f32,
             timers: None,
         };
         Ok(Self {

@@ -153,9 +153,6 @@ impl CudaMatrix {
     /// Uploads `tensor`, packed on the device or on the way.
     pub(crate) fn new(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensor: &Tensor) -> Result<Self, CudaError> {
         let (n_rows, n_in) = (tensor.n_rows(), tensor.row_len());
-        if n_in % 4 != 0 {
-            return Err(CudaError::UnsupportedPart { part: "rows of that many elements" });
-        }
         let matrix = Self::empty(gpu, tensor.ty(), n_rows, n_in)?;
         matrix.write(gpu, kernels, tensor, 0)?;
         Ok(matrix)
