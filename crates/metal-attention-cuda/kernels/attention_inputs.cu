@@ -53,7 +53,7 @@ __device__ __forceinline__ void normalize(float* v, const AttentionInputsArgs& a
 }
 
 template <typename T> __device__ __forceinline__ void attention_inputs(const AttentionInputsArgs& a, float* heads) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
     const u32 at = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;
     if (at >= a.n_head + (a.owns_cache ? 2 * a.n_kv_head : 0)) return;
     const Token of = a.tokens[token];
@@ -62,7 +62,7 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
     const float* first = a.qkv + (size_t)token * a.stride + (is_query ? 0 : is_value ? a.v_at : a.k_at);
     const float* from = first + (size_t)head * (is_query ? a.q_step : dim);
     float* v = heads + warp * dim;
-    for (int i = lane; i < dim; i += 32) v[i] = limited(from[i], a.clamp);
+    for (u32 i = lane; i < dim; i += 32) v[i] = limited(from[i], a.clamp);
     __syncwarp();
     if (is_value) {
         if (a.value_eps >= 0.0f) norm_head(v, nullptr, a.value_eps, dim, lane);
@@ -81,12 +81,12 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         float scale = a.inputs.scale;
         if (a.growth != 0.0f) scale *= 1.0f + a.growth * logf(1.0f + (of.pos + a.growth_offset) / a.growth_length);
         float* to = a.queries + ((size_t)token * a.n_head + head) * dim;
-        for (int i = lane; i < dim; i += 32) to[i] = v[i] * scale;
+        for (u32 i = lane; i < dim; i += 32) to[i] = v[i] * scale;
         return;
     }
     const u32 page = a.pages.pages[(size_t)of.seq * a.pages.n_pages + of.pos / PAGE];
     T* to = (T*)(is_value ? a.v_cache : a.k_cache) + (((size_t)page * a.n_kv_head + head) * PAGE + of.pos % PAGE) * dim;
-    for (int i = lane; i < dim; i += 32) store(to + i, v[i]);
+    for (u32 i = lane; i < dim; i += 32) store(to + i, v[i]);
 }
 
 SHARED_MEMORY(16, float, inputs_memory);

@@ -36,6 +36,7 @@ template <> struct Record<CODES_AND_MINS> : RecordOf<1, 1024, 0, 512, 0> {};
 template <u32 FORMAT> struct Place {
     typedef Record<FORMAT> R;
     const unsigned char *codes, *high, *scales, *super;
+    __device__ __forceinline__ Place() {}
     __device__ __forceinline__ Place(const unsigned char* record, u32 i) {
         codes = record + i * R::CODES;
         high = record + R::PANELS * R::CODES + i * R::HIGH;

@@ -32,7 +32,7 @@ constexpr int COLUMNS = 4;    // most columns of a thread's values
 constexpr u32 TILE = THREADS; // positions at once
 
 template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
-    const int tid = threadIdx.x;
+    const u32 tid = threadIdx.x;
     const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_kv_head);
     wait_for_input();
     let_next_start();

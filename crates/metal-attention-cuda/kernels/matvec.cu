@@ -1,13 +1,8 @@
 // y = W f(x) for one to four tokens, as exact as F32: f is nothing or an RMSNorm, and y is stored, added to the residual stream,
 // or goes through the gate of a feed-forward.
 //
-// The tensor cores multiply codes, which F16 holds exactly, by inputs in two F16 parts, hi and lo / 2048, after these were
-// multiplied by a power of two that brings the largest near 2^14. A token takes two of eight columns of a product, its scales are
-// applied to F32 sums. Codes are taken as they lie in the low bits of an F16, whole multiples of 2^-24, which spares the
-// subtraction of an offset and every other shift: what the offset adds goes with the sums of the inputs.
-//
 // Each warp has panels of its own on their way to workgroup memory, the first ones before the input is there.
-#include "formats.cuh"
+#include "products.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 constexpr int MAX_PARTS = 3;
@@ -32,290 +27,48 @@ struct MatvecArgs {
     const u32* rows;   // rows of x to be taken, or null: in order
 };
 
-// 2^24: one in the place of a code's lowest bit.
-constexpr float UNIT = 16777216.0f;
+// A panel in workgroup memory: codes, scales, what these are multiplied by, further bits.
+template <u32 F> struct Stage {
+    typedef Record<F> R;
+    static constexpr int BYTES = R::CODES + R::SCALES + R::SUPER + R::HIGH;
+    // The lanes of a warp copy `N` bytes together.
+    template <int N> static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int lane) {
+#pragma unroll
+        for (int i = 0; i < N; i += 512)
+            if (N - i >= 512 || lane * 16 < N - i) copy16(to + i + lane * 16, from + i + lane * 16);
+    }
+    static __device__ __forceinline__ void copy(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
+        const Place<F> at(m, tile, panel);
+        copy<R::CODES>(to, at.codes, lane);
+        copy<R::SCALES>(to + R::CODES, at.scales, lane);
+        copy<R::SUPER>(to + R::CODES + R::SCALES, at.super, lane);
+        copy<R::HIGH>(to + R::CODES + R::SCALES + R::SUPER, at.high, lane);
+    }
+    static __device__ __forceinline__ Place<F> place(const unsigned char* from) {
+        Place<F> at;
+        at.codes = from, at.scales = from + R::CODES, at.super = at.scales + R::SCALES, at.high = at.super + R::SUPER;
+        return at;
+    }
+};
+
 // Bytes of a warp's panels on their way, where these are not larger.
 constexpr int RING = 6144;
-
-// A format's panel in workgroup memory: bytes of its planes, and how the products of a block are made of it. `OFFSET` is in every
-// code besides; `ODD_SIXTEENTH`: the codes of every other pair of columns are 16 times what they stand for.
-template <u32 FORMAT> struct Staged;
-
-// The lanes of a warp copy `BYTES` together.
-template <int BYTES> __device__ __forceinline__ void copy_plane(unsigned char* to, const unsigned char* p, int lane) {
-#pragma unroll
-    for (int i = 0; i < BYTES; i += 512)
-        if (BYTES - i >= 512 || lane * 16 < BYTES - i) copy16(to + i + lane * 16, p + i + lane * 16);
-}
-
-// Codes of four bits and what some formats have more, of row g (0) or g + 8 (1): four pairs as they lie in `word`.
-__device__ __forceinline__ void spread(u32 word, u32 (&pairs)[4]) {
-    const u32 v = word >> 8;
-    pairs[0] = word & 0x000f000fu, pairs[1] = word & 0x00f000f0u, pairs[2] = v & 0x000f000fu, pairs[3] = v & 0x00f000f0u;
-}
-
-template <> struct Staged<Q4_0> {
-    static constexpr int BYTES = 576, SUBS = 1, PLANES = 1;
-    static constexpr bool ODD_SIXTEENTH = true, MINS = false;
-    static constexpr float OFFSET = 8.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q4_0> at(m, tile, panel);
-        copy_plane<512>(to, at.codes, lane);
-        copy_plane<64>(to + 512, at.scales, lane);
-    }
-    uint4 w;
-    uint2 s;
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-        w = *(const uint4*)(from + lane * 16);
-        s = *(const uint2*)(from + 512 + lane / 4 * 8);
-    }
-    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
-        spread(b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w), pairs);
-    }
-    __device__ __forceinline__ float scale(int, int b, int row, int) const {
-        const half2 v = halves(row == 0 ? s.x : s.y);
-        return b == 0 ? __low2float(v) : __high2float(v);
-    }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
-};
-
-template <> struct Staged<Q4_K> {
-    static constexpr int BYTES = 640, SUBS = 1, PLANES = 1;
-    static constexpr bool ODD_SIXTEENTH = true, MINS = true;
-    static constexpr float OFFSET = 0.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q4_K> at(m, tile, panel);
-        copy_plane<512>(to, at.codes, lane);
-        copy_plane<64>(to + 512, at.scales, lane);
-        copy_plane<64>(to + 576, at.super, lane);
-    }
-    uint4 w;
-    uint2 s, d;
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-        w = *(const uint4*)(from + lane * 16);
-        s = *(const uint2*)(from + 512 + lane / 4 * 8);
-        d = *(const uint2*)(from + 576 + lane / 4 * 8);
-    }
-    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
-        spread(b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w), pairs);
-    }
-    __device__ __forceinline__ float scale(int, int b, int row, int) const {
-        return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
-    }
-    __device__ __forceinline__ float min(int b, int row, int) const {
-        return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
-    }
-};
-
-template <> struct Staged<Q5_K> {
-    static constexpr int BYTES = 768, SUBS = 1, PLANES = 1;
-    static constexpr bool ODD_SIXTEENTH = true, MINS = true;
-    static constexpr float OFFSET = 0.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q5_K> at(m, tile, panel);
-        copy_plane<128>(to + 640, at.high, lane);
-        copy_plane<512>(to, at.codes, lane);
-        copy_plane<64>(to + 512, at.scales, lane);
-        copy_plane<64>(to + 576, at.super, lane);
-    }
-    Staged<Q4_K> low;
-    u32 h;
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-        low.read(from, lane);
-        h = *(const u32*)(from + 640 + lane * 4);
-    }
-    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
-        low.codes(0, b, row, pairs);
-        // Bits i and 4 + i go to bit 4 of the halves, or to bit 8 where codes are 16 times as large.
-        const u32 byte = h >> (8 * (2 * b + row)) & 0xffu;
-        const u32 both = byte | byte << 12; // bit i at i, bit 4 + i at 16 + i
-#pragma unroll
-        for (int i = 0; i < 4; i++) pairs[i] |= (both >> i & 0x00010001u) << (i % 2 == 0 ? 4 : 8);
-    }
-    __device__ __forceinline__ float scale(int, int b, int row, int) const { return low.scale(0, b, row, 0); }
-    __device__ __forceinline__ float min(int b, int row, int) const { return low.min(b, row, 0); }
-};
-
-template <> struct Staged<Q6_K> {
-    static constexpr int BYTES = 864, SUBS = 2, PLANES = 1;
-    static constexpr bool ODD_SIXTEENTH = true, MINS = false;
-    static constexpr float OFFSET = 32.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q6_K> at(m, tile, panel);
-        copy_plane<512>(to, at.codes, lane);
-        copy_plane<256>(to + 512, at.high, lane);
-        copy_plane<64>(to + 768, at.scales, lane);
-        copy_plane<32>(to + 832, at.super, lane);
-    }
-    uint4 w;
-    uint2 h, s;
-    u32 d;
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-        w = *(const uint4*)(from + lane * 16);
-        h = *(const uint2*)(from + 512 + lane * 8);
-        s = *(const uint2*)(from + 768 + lane / 4 * 8);
-        d = *(const u32*)(from + 832 + lane / 4 * 4);
-    }
-    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
-        spread(b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w), pairs);
-        const u32 high = (b == 0 ? h.x : h.y) >> (16 * row);
-        const u32 both = (high & 0xffu) | (high & 0xff00u) << 8;
-        // Bits 2 i of the halves go to bits 4, or to bits 8.
-        pairs[0] |= both << 4 & 0x00300030u;
-        pairs[1] |= both << 6 & 0x03000300u;
-        pairs[2] |= both & 0x00300030u;
-        pairs[3] |= both << 2 & 0x03000300u;
-    }
-    __device__ __forceinline__ float scale(int, int b, int row, int sub) const {
-        const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
-        return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
-    }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
-};
-
-template <> struct Staged<Q8_0> {
-    static constexpr int BYTES = 1088, SUBS = 1, PLANES = 1;
-    static constexpr bool ODD_SIXTEENTH = false, MINS = false;
-    static constexpr float OFFSET = 128.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q8_0> at(m, tile, panel);
-        copy_plane<1024>(to, at.codes, lane);
-        copy_plane<64>(to + 1024, at.scales, lane);
-    }
-    uint4 w[2];
-    uint2 s;
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-        w[0] = *(const uint4*)(from + lane * 16);
-        w[1] = *(const uint4*)(from + 512 + lane * 16);
-        s = *(const uint2*)(from + 1024 + lane / 4 * 8);
-    }
-    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
-        const uint4 v = w[b];
-        const u32 first = (row == 0 ? v.x : v.z) ^ 0x80808080u, second = (row == 0 ? v.y : v.w) ^ 0x80808080u;
-        pairs[0] = __byte_perm(first, 0, 0x4140), pairs[1] = __byte_perm(first, 0, 0x4342);
-        pairs[2] = __byte_perm(second, 0, 0x4140), pairs[3] = __byte_perm(second, 0, 0x4342);
-    }
-    __device__ __forceinline__ float scale(int, int b, int row, int) const {
-        const half2 v = halves(row == 0 ? s.x : s.y);
-        return b == 0 ? __low2float(v) : __high2float(v);
-    }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
-};
-
-template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
-    static constexpr int BYTES = Record<FORMAT>::BYTES, SUBS = 2, PLANES = 1;
-    static constexpr bool ODD_SIXTEENTH = false, MINS = HAS_MINS;
-    static constexpr float OFFSET = 128.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        copy_plane<BYTES>(to, Place<FORMAT>(m, tile, panel).codes, lane);
-    }
-    GeneralPanel<FORMAT, HAS_MINS> p;
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-        const float4* scales = (const float4*)(from + 1024) + lane / 4;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            p.w[i] = *(const uint4*)(from + 512 * i + lane * 16);
-            p.s[i] = scales[8 * i];
-            if (HAS_MINS) p.m[i] = scales[16 + 8 * i];
-        }
-    }
-    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
-        const uint4 v = p.w[b];
-        const u32 first = (row == 0 ? v.x : v.z) ^ 0x80808080u, second = (row == 0 ? v.y : v.w) ^ 0x80808080u;
-        pairs[0] = __byte_perm(first, 0, 0x4140), pairs[1] = __byte_perm(first, 0, 0x4342);
-        pairs[2] = __byte_perm(second, 0, 0x4140), pairs[3] = __byte_perm(second, 0, 0x4342);
-    }
-    __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return p.scale(0, b, row, sub); }
-    __device__ __forceinline__ float min(int b, int row, int sub) const { return p.min(b, row, sub); }
-};
-template <> struct Staged<CODES> : StagedGeneral<CODES, false> {};
-template <> struct Staged<CODES_AND_MINS> : StagedGeneral<CODES_AND_MINS, true> {};
-
-template <int N_PLANES> struct StagedFloats {
-    static constexpr int BYTES = 2048 * N_PLANES, SUBS = N_PLANES == 1 ? 0 : 1, PLANES = N_PLANES;
-    static constexpr bool ODD_SIXTEENTH = false, MINS = false;
-    static constexpr float OFFSET = 0.0f;
-    static __device__ __forceinline__ void stage(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        copy_plane<BYTES>(to, m.records + ((size_t)tile * m.n_panels + panel) * BYTES, lane);
-    }
-    uint4 w[4 * N_PLANES];
-    __device__ __forceinline__ void read(const unsigned char* from, int lane) {
-#pragma unroll
-        for (int i = 0; i < 4 * N_PLANES; i++) w[i] = *(const uint4*)(from + 512 * i + lane * 16);
-    }
-    __device__ __forceinline__ void codes(int plane, int b, int row, u32 (&pairs)[4]) const {
-        const uint4 v = w[4 * plane + 2 * b + row];
-        pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
-    }
-    // Elements, and no codes of which one is 2^-24.
-    __device__ __forceinline__ float scale(int plane, int, int, int) const { return (plane == 0 ? 1.0f : 1.0f / 2048.0f) / UNIT; }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
-};
-template <> struct Staged<F16> : StagedFloats<1> {};
-template <> struct Staged<F32> : StagedFloats<2> {};
-
-// Adds a panel's products with rows g and g + 8, of token t in lanes 4 g + t the hi and lo sums of both, times 2^-24.
-template <typename S, int TOKENS>
-__device__ __forceinline__ void panel_products(const S& p, u32 panel, u32 n_blocks, const unsigned char* input, const float* sums,
-                                               int lane, float (&acc)[4]) {
-    const int g = lane / 4, t = lane % 4;
-    // Lanes whose columns and tokens nobody wants take those of others.
-    const int column = g % (2 * TOKENS), token = t % TOKENS;
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        const u32 block = panel * 2 + b;
-        const uint4 x = *(const uint4*)(input + ((column / 2) * n_blocks + block) * 128 + (column % 2) * 64 + t * 16);
-        float of_block[2] = {};
-#pragma unroll
-        for (int plane = 0; plane < S::PLANES; plane++) {
-            u32 r0[4], r1[4];
-            p.codes(plane, b, 0, r0);
-            p.codes(plane, b, 1, r1);
-            if (S::SUBS == 0) {
-                mma(acc, r0[0], r1[0], r0[1], r1[1], x.x, x.y);
-                mma(acc, r0[2], r1[2], r0[3], r1[3], x.z, x.w);
-            } else if (S::SUBS == 1) {
-                float c[4];
-                mma_new(c, r0[0], r1[0], r0[1], r1[1], x.x, x.y);
-                mma(c, r0[2], r1[2], r0[3], r1[3], x.z, x.w);
-                const float s0 = p.scale(plane, b, 0, 0), s1 = p.scale(plane, b, 1, 0);
-                of_block[0] = s0, of_block[1] = s1;
-                acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
-            } else {
-#pragma unroll
-                for (int sub = 0; sub < 2; sub++) {
-                    float c[4];
-                    mma_new(c, r0[2 * sub], r1[2 * sub], r0[2 * sub + 1], r1[2 * sub + 1], sub == 0 ? x.x : x.z, sub == 0 ? x.y : x.w);
-                    const float s0 = p.scale(plane, b, 0, sub), s1 = p.scale(plane, b, 1, sub);
-                    acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
-                    const float sum = sums[(token * n_blocks + block) * 2 + sub] * (1.0f / UNIT);
-                    acc[0] -= (S::OFFSET * s0 + p.min(b, 0, sub)) * sum;
-                    acc[2] -= (S::OFFSET * s1 + p.min(b, 1, sub)) * sum;
-                }
-            }
-        }
-        if (S::SUBS == 1 && (S::MINS || S::OFFSET != 0.0f)) {
-            const float2 of_subs = *(const float2*)(sums + (token * n_blocks + block) * 2);
-            const float sum = (of_subs.x + of_subs.y) * (1.0f / UNIT);
-            acc[0] -= (S::MINS ? p.min(b, 0, 0) : S::OFFSET * of_block[0]) * sum;
-            acc[2] -= (S::MINS ? p.min(b, 1, 0) : S::OFFSET * of_block[1]) * sum;
-        }
-    }
-}
 
 // Thread i of the block has elements 4 (i + 256 j).. of the input.
 constexpr int HELD = 4; // of these at once
 
-template <typename S, int TOKENS>
+template <u32 FORMAT, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
+    typedef Staged<FORMAT> S;
+    typedef Stage<FORMAT> Staging;
     SHARED_MEMORY(128, unsigned char, memory);
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const u32 n_blocks = (a.n_in + 63) / 64 * 2;
     // Panels that are asked for, and worked on, at once.
-    constexpr int PAIR = S::BYTES > 1024 ? 1 : 2;
-    constexpr int STAGES = RING / (PAIR * S::BYTES) > 2 ? RING / (PAIR * S::BYTES) : 2;
-    unsigned char* ring = memory + warp * STAGES * PAIR * S::BYTES;
-    unsigned char* input = memory + WARPS * STAGES * PAIR * S::BYTES; // each block's hi and lo, [tokens][n_blocks][128]
+    constexpr int PAIR = Staging::BYTES > 1024 ? 1 : 2;
+    constexpr int STAGES = RING / (PAIR * Staging::BYTES) > 2 ? RING / (PAIR * Staging::BYTES) : 2;
+    unsigned char* ring = memory + warp * STAGES * PAIR * Staging::BYTES;
+    unsigned char* input = memory + WARPS * STAGES * PAIR * Staging::BYTES; // each block's hi and lo, [tokens][n_blocks][128]
     float* sums = (float*)(input + (size_t)TOKENS * n_blocks * 128); // [tokens][n_blocks][2]
     float* partial = sums + TOKENS * n_blocks * 2;                   // [2][WARPS][16][TOKENS]
     float* factors = partial + 2 * WARPS * 16 * TOKENS;              // [TOKENS]
@@ -339,7 +92,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
             for (int i = 0; i < PAIR; i++)
                 if (ask_panel + i < end)
-                    S::stage(ring + (stage * PAIR + i) * S::BYTES, *ask_matrix, ask_tile, ask_panel + i, lane);
+                    Staging::copy(ring + (stage * PAIR + i) * Staging::BYTES, *ask_matrix, ask_tile, ask_panel + i, lane);
             ask_panel += PAIR;
             if (ask_panel >= end) {
                 ask_panel = first;
@@ -453,7 +206,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
                     __syncwarp();
                     S p[PAIR];
 #pragma unroll
-                    for (int i = 0; i < PAIR; i++) p[i].read(ring + (used * PAIR + i) * S::BYTES, lane);
+                    for (int i = 0; i < PAIR; i++) p[i].read(Staging::place(ring + (used * PAIR + i) * Staging::BYTES), lane);
                     used = used + 1 == STAGES ? 0 : used + 1;
                     // Into the place of the panels before, which all lanes have read.
                     ask();
@@ -509,15 +262,15 @@ template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a
     const Matrix& second = a.parts[a.output == GATED ? 1 : part];
     const u32 n = (a.output == GATED ? gridDim.x : a.blocks[part]) - begin, block = blockIdx.x - begin;
     switch (m.format) {
-        case F16: matvec_part<Staged<F16>, TOKENS>(a, m, second, block, n); break;
-        case Q8_0: matvec_part<Staged<Q8_0>, TOKENS>(a, m, second, block, n); break;
-        case Q4_0: matvec_part<Staged<Q4_0>, TOKENS>(a, m, second, block, n); break;
-        case Q4_K: matvec_part<Staged<Q4_K>, TOKENS>(a, m, second, block, n); break;
-        case Q5_K: matvec_part<Staged<Q5_K>, TOKENS>(a, m, second, block, n); break;
-        case Q6_K: matvec_part<Staged<Q6_K>, TOKENS>(a, m, second, block, n); break;
-        case F32: matvec_part<Staged<F32>, TOKENS>(a, m, second, block, n); break;
-        case CODES: matvec_part<Staged<CODES>, TOKENS>(a, m, second, block, n); break;
-        case CODES_AND_MINS: matvec_part<Staged<CODES_AND_MINS>, TOKENS>(a, m, second, block, n); break;
+        case F16: matvec_part<F16, TOKENS>(a, m, second, block, n); break;
+        case Q8_0: matvec_part<Q8_0, TOKENS>(a, m, second, block, n); break;
+        case Q4_0: matvec_part<Q4_0, TOKENS>(a, m, second, block, n); break;
+        case Q4_K: matvec_part<Q4_K, TOKENS>(a, m, second, block, n); break;
+        case Q5_K: matvec_part<Q5_K, TOKENS>(a, m, second, block, n); break;
+        case Q6_K: matvec_part<Q6_K, TOKENS>(a, m, second, block, n); break;
+        case F32: matvec_part<F32, TOKENS>(a, m, second, block, n); break;
+        case CODES: matvec_part<CODES, TOKENS>(a, m, second, block, n); break;
+        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, TOKENS>(a, m, second, block, n); break;
         default: __trap();
     }
 }

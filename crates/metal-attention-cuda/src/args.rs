@@ -92,6 +92,23 @@ pub(crate) struct MatmulArgs {
     pub(crate) unused: u32,
 }
 
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct OddRowsArgs {
+    pub(crate) a: MatrixArgs,
+    pub(crate) b: MatrixArgs,
+    pub(crate) x: u64,
+    pub(crate) bias: u64,
+    pub(crate) y: u64,
+    pub(crate) rows: u64,
+    pub(crate) n_in: u32,
+    pub(crate) n_out: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
+    pub(crate) scale: f32,
+    pub(crate) unused: u32,
+}
+
 /// `HeadInputs` of `heads.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]

@@ -30,6 +30,7 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/streams.fatbin"),
     include_bytes!("../prebuilt/attention_inputs.fatbin"),
     include_bytes!("../prebuilt/general_attention.fatbin"),
+    include_bytes!("../prebuilt/odd_rows.fatbin"),
     include_bytes!("../prebuilt/experts.fatbin"),
     include_bytes!("../prebuilt/grouped_matvec.fatbin"),
     include_bytes!("../prebuilt/grouped_matmul.fatbin"),

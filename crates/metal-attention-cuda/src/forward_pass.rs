@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use metal_attention_gguf::TensorType;
+use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
     ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, one_run_of_each, pieces,
@@ -70,11 +70,11 @@ impl CudaForwardPass {
         let scratch = gpu.allocated_bytes() - before - kv_cache;
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
-        // Models in F32 are small, or are wanted exact; others have routers and the like in it.
-        let bytes = |of: &dyn Fn(TensorType) -> bool| -> usize {
-            weights.tensors().into_iter().filter(|tensor| of(tensor.ty())).map(|tensor| tensor.bytes().len()).sum()
+        // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
+        let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
+            weights.tensors().into_iter().filter(|tensor| of(tensor.ty())).map(Tensor::n_elements).sum()
         };
-        let is_f32 = 2 * bytes(&|ty| ty == TensorType::F32) > bytes(&|_| true);
+        let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
         let steps = Steps {
             gpu,

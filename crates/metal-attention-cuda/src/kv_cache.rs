@@ -16,7 +16,7 @@ pub(crate) struct CudaKvCache {
     layers: Vec<Option<LayerCache>>,
     /// The layer whose keys and values each layer reads: itself or an earlier one.
     sources: Vec<usize>,
-    /// The group of layers that each belongs to.
+    /// The group of layers that each belongs to with what it reads.
     groups: Vec<usize>,
     /// `[n_groups, n_seq, most]`: pages of sequences, and what of them the device has.
     table: CudaBuffer,
@@ -77,7 +77,7 @@ impl CudaKvCache {
 
     /// The pages of layer `i`.
     pub(crate) fn pages_of_layer(&self, i: usize) -> PagesArgs {
-        let group = self.groups[self.sources[i]];
+        let group = self.groups[i];
         PagesArgs {
             pages: self.table.ptr() + (4 * group * self.n_seq * self.most) as u64,
             n_pages: self.most as u32,

@@ -164,8 +164,8 @@ impl CudaMatrix {
         let unsupported = |part| CudaError::UnsupportedPart { part };
         let first = tensors.first().ok_or(unsupported("no matrices"))?;
         let (n_rows, n_in) = (first.n_rows(), first.row_len());
-        if n_in % 4 != 0 {
-            return Err(unsupported("rows of that many elements"));
+        if tensors.len() > 1 && n_in % 4 != 0 {
+            return Err(unsupported("experts or heads with rows of that many elements"));
         }
         let same = |tensor: &&Tensor| (tensor.ty(), tensor.n_rows(), tensor.row_len()) == (first.ty(), n_rows, n_in);
         if !tensors.iter().all(same) {

@@ -70,10 +70,10 @@ pub(crate) struct CudaNorm {
 }
 
 impl CudaNorm {
-    /// Whether products take it on their way: an RMSNorm that adds nothing.
+    /// Whether products take it on their way: an RMSNorm that adds nothing, of rows as they read them.
     pub(crate) fn is_on_the_way(&self) -> bool {
         match self.kind {
-            NormKind::Rms => self.bias.is_none(),
+            NormKind::Rms => self.bias.is_none() && self.n.is_multiple_of(4),
             NormKind::Layer => false,
         }
     }

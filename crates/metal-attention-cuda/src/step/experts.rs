@@ -128,10 +128,12 @@ impl Steps {
         ] = self.places(elements(of, n_embd, n));
         let (x, h) = (self.s.x.ptr(), self.s.h.ptr());
         // As exact as F32 however many tokens there are: close choices stay what they are.
-        let routed = match &w.router_norm {
-            None => Input::Rows { x: h, norm: 0, eps: 0.0 },
-            Some(norm) => Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps },
-        };
+        let mut routed = h;
+        if let Some(norm) = &w.router_norm {
+            self.norm_rows(step, x, n_embd, norm, other)?;
+            routed = other;
+        }
+        let routed = Input::Rows { x: routed, norm: 0, eps: 0.0 };
         self.store_all(step, "router", [&w.router], routed, products)?;
         self.choose_experts(step, w, products, [chosen, weights, input_weights])?;
 

@@ -2,7 +2,7 @@
 
 use super::Steps;
 use crate::CudaError;
-use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, Output};
+use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs, Output};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
@@ -60,6 +60,14 @@ impl<'a> Product<'a> {
             bias: 0,
             y: 0,
             packed: 0,
+        }
+    }
+
+    /// Its matrices one by one, each beside itself; GATED: the gate beside up.
+    fn products(&self) -> Vec<[(&'a CudaMatrix, usize); 2]> {
+        match (&self.parts[..], self.output) {
+            ([gate, up], Output::Gated) => vec![[*gate, *up]],
+            (parts, Output::Store | Output::Add | Output::Gated) => parts.iter().map(|part| [*part, *part]).collect(),
         }
     }
 }
@@ -189,7 +197,7 @@ impl Steps {
         match input {
             Input::Rows { x, norm, eps } => {
                 let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
-                let together = n_tokens / MATVEC_TOKENS;
+                let together = if n_in.is_multiple_of(4) { n_tokens / MATVEC_TOKENS } else { 0 };
                 let first = if together > 1 { together * MATVEC_TOKENS } else { 0 };
                 if together > 1 {
                     self.matvec_rows(p, (x, norm, eps), n_in, together)?;
@@ -216,6 +224,9 @@ impl Steps {
         n_in: usize,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
+        if !n_in.is_multiple_of(4) {
+            return self.odd_rows(p, x, rows, y, n_in, n_tokens);
+        }
         let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
         for (to, (matrix, first)) in parts.iter_mut().zip(&p.parts) {
             *to = matrix.args(*first);
@@ -314,14 +325,41 @@ impl Steps {
         Ok(())
     }
 
+    /// Products with rows that no four elements lie together of.
+    fn odd_rows(
+        &mut self,
+        p: &Product<'_>,
+        x: u64,
+        rows: u64,
+        y: u64,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        for [(a, first), (b, _)] in p.products() {
+            let args = OddRowsArgs {
+                a: a.args(first),
+                b: b.args(first),
+                x,
+                bias: p.bias,
+                y,
+                rows,
+                n_in: n_in as u32,
+                n_out: p.n_out as u32,
+                output: p.output as u32,
+                activation: p.activation,
+                scale: p.scale,
+                unused: 0,
+            };
+            let grid = Grid { blocks: [a.n_rows.div_ceil(128), n_tokens, 1], threads: 128, shared: 0 };
+            self.launch("odd_rows", p.what, grid, &args)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
         let token_tiles = n_tokens.div_ceil(8);
         let gated = p.output == Output::Gated;
-        let products: Vec<_> = match (&p.parts[..], gated) {
-            ([gate, up], true) => vec![(*gate, *up)],
-            (parts, _) => parts.iter().map(|part| (*part, *part)).collect(),
-        };
-        for ((a, first), (b, _)) in products {
+        for [(a, first), (b, _)] in p.products() {
             let args = MatmulArgs {
                 a: a.args(first),
                 b: b.args(first),

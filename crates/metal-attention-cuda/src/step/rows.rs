@@ -104,7 +104,8 @@ impl Steps {
         places
     }
 
-    /// F32 rows, perhaps through a norm, as a product takes them. Only one such input is there at a time.
+    /// F32 rows, perhaps through a norm, as a product takes them; they may become what it gives. Only one such input is there at a
+    /// time.
     pub(super) fn rows_input(
         &mut self,
         step: Step<'_>,
@@ -112,17 +113,18 @@ impl Steps {
         width: usize,
         norm: Option<&CudaNorm>,
     ) -> Result<Input, CudaError> {
-        match norm.filter(|_| self.is_exact(step.size.n_tokens)) {
-            Some(norm) => Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
-            None => {
-                let packed = self.s.packed_rows.ptr();
-                if self.is_exact(step.size.n_tokens) {
-                    return Ok(Input::Rows { x, norm: 0, eps: 0.0 });
-                }
-                self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, step.size.n_tokens)?;
-                Ok(Input::Packed(packed))
-            }
+        let n = step.size.n_tokens;
+        if !self.is_exact(n) {
+            let packed = self.s.packed_rows.ptr();
+            self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, n)?;
+            return Ok(Input::Packed(packed));
         }
+        match norm {
+            Some(norm) if norm.is_on_the_way() => return Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
+            Some(norm) => self.norm_rows(step, x, width, norm, x)?,
+            None => {}
+        }
+        Ok(Input::Rows { x, norm: 0, eps: 0.0 })
     }
 
     /// `norm(x)` of all tokens' rows, to rows at `out`.
