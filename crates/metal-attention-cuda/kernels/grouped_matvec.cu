@@ -6,15 +6,15 @@
 template <int TOKENS>
 __device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& first, const Matrix& second) {
     switch (first.format) {
-        case F16: matvec_part<Staged<F16>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q8_0: matvec_part<Staged<Q8_0>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q4_0: matvec_part<Staged<Q4_0>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q4_K: matvec_part<Staged<Q4_K>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q5_K: matvec_part<Staged<Q5_K>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q6_K: matvec_part<Staged<Q6_K>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case F32: matvec_part<Staged<F32>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case CODES: matvec_part<Staged<CODES>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case CODES_AND_MINS: matvec_part<Staged<CODES_AND_MINS>, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case F16: matvec_part<F16, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q8_0: matvec_part<Q8_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_0: matvec_part<Q4_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_K: matvec_part<Q4_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q5_K: matvec_part<Q5_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q6_K: matvec_part<Q6_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case F32: matvec_part<F32, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES: matvec_part<CODES, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
         default: __trap();
     }
 }
