@@ -59,9 +59,10 @@ impl Steps {
             }
             None => self.store_all(step, "queries", [&w.q], input, q)?,
         }
-        let sorted = match self.sorts(n, n * n_head, n_head) {
-            true => Some((self.sort(0, n * n_head, n_head, [items, work])?, packed)),
-            false => None,
+        let sorted = if self.sorts(n, n * n_head, n_head) {
+            Some((self.sort(0, n * n_head, n_head, [items, work])?, packed))
+        } else {
+            None
         };
         self.of_heads(step, "keys' expansion", &w.k_b, sorted, (q, of.head_dim()), (queries, key_dim))?;
         self.latent_inputs(step, i, w, [q, kv, queries])?;

@@ -194,10 +194,9 @@ impl Steps {
 
     /// A convolution, perhaps between gates.
     pub(super) fn convolution(&mut self, step: Step<'_>, of: Convolution) -> Result<(), CudaError> {
-        let (runs, sizes) = Self::runs(step);
+        let (runs, _) = Self::runs(step);
         let args = ConvolutionArgs { runs, states: step.states.of_layer(of.layer, 0), ..of.args };
-        let blocks = [(args.channels as usize).div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
-        self.launch("convolution", "", Grid { blocks, threads: 128, shared: 0 }, &args)
+        self.launch("convolution", "", Self::channels_of_runs(step, args.channels as usize), &args)
     }
 
     /// The grid of kernels that take a channel of a run, 128 to a block.
