@@ -2,8 +2,7 @@
 // distance, heads of any length, keys and values of unlike lengths. The cache has the tokens already, and queries are ready. A
 // block for a head of a token and a part of the positions; the last of these joins the parts. All in F32.
 #include "heads.cuh"
-
-enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2, FULL = 3, NEAR = 4 };
+#include "masks.cuh"
 
 struct GeneralAttentionArgs {
     const Token* tokens;
@@ -37,11 +36,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     wait_for_input();
     let_next_start();
     const Token of = a.tokens[token];
-    u32 begin = 0, end = of.pos + 1;
-    if (a.mask == WINDOW) begin = of.pos + 1 > a.reach ? of.pos + 1 - a.reach : 0;
-    if (a.mask == CHUNK) begin = of.pos / a.reach * a.reach;
-    if (a.mask == FULL || a.mask == NEAR) end = of.last + 1;
-    if (a.mask == NEAR) begin = of.pos > a.reach ? of.pos - a.reach : 0, end = min(end, a.reach < end ? of.pos + a.reach + 1 : end);
+    const u32 begin = first_seen(a.mask, a.reach, of.pos), end = end_seen(a.mask, a.reach, of.pos, of.last);
     // Splits are whole tiles.
     const u32 n_tiles = (end - begin + TILE - 1) / TILE, tiles_each = (n_tiles + a.n_splits - 1) / a.n_splits;
     const u32 n_splits = (n_tiles + tiles_each - 1) / tiles_each;

@@ -1,12 +1,12 @@
 // Attention of many tokens: 64 queries of a head a block, over the pages of their sequence one after the other, on the tensor
 // cores in F16 with F32 sums and softmax (arXiv 2307.08691). The cache has the tokens already, and queries are ready.
 #include "heads.cuh"
-
-enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2 };
+#include "masks.cuh"
 
 // Queries that follow each other in a batch and in their sequence.
 struct QueryTile {
     u32 token, n, seq, pos;
+    u32 last; // position of the last token of its text
 };
 
 struct PrefillArgs {
@@ -26,12 +26,6 @@ struct PrefillArgs {
 
 SHARED_MEMORY(16, half, prefill_memory);
 
-__device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
-    if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
-    if (mask == CHUNK) return pos / reach * reach;
-    return 0;
-}
-
 template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     constexpr int ROW = D + 8; // of a page in workgroup memory: rows begin in different banks
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -40,7 +34,8 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     const QueryTile tile = a.tiles[blockIdx.x];
     const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_kv_head);
     const u32* pages = a.pages.pages + (size_t)tile.seq * a.pages.n_pages;
-    const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE, end_page = (tile.pos + tile.n - 1) / PAGE + 1;
+    const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
+    const u32 end_page = (end_seen(a.mask, a.reach, tile.pos + tile.n - 1, tile.last) - 1) / PAGE + 1;
 
     auto stage = [&](u32 page) {
         if (page < end_page) {
@@ -93,7 +88,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                 const u32 at = page * PAGE + 8 * j + 2 * t + i % 2, pos = tile.pos + row0 + 8 * (i / 2);
                 float& v = score[j][i];
                 if (a.soft_cap != 0.0f) v = a.soft_cap * tanhf(v / a.soft_cap);
-                if (at > pos || at < first_seen(a.mask, a.reach, pos)) v = -INFINITY;
+                if (at >= end_seen(a.mask, a.reach, pos, tile.last) || at < first_seen(a.mask, a.reach, pos)) v = -INFINITY;
                 larger[i / 2] = fmaxf(larger[i / 2], v);
             }
 #pragma unroll
@@ -159,6 +154,8 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 
 #define PREFILL(D) \
     extern "C" __global__ void __launch_bounds__(128) prefill_attention_##D(const __grid_constant__ PrefillArgs a) { prefill<D>(a); }
+PREFILL(32)
 PREFILL(64)
 PREFILL(96)
 PREFILL(128)
+PREFILL(256)

@@ -5,14 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "software_run.hpp"
 
 namespace software {
-
-__thread Fiber* fiber;
-__thread Index block_index, block_size, grid_size;
-__thread unsigned char* shared_memory;
 
 // Saves the registers that a function keeps and the stack's address in `from`, and goes on with the stack `to`.
 extern "C" void software_switch(void** from, void* to) __attribute__((visibility("hidden")));
@@ -79,80 +76,81 @@ software_switch:
 )");
 constexpr int SAVED = 20, RETURN = 11;
 #else
-#error "fibers are written for x86-64 and aarch64"
+#error "as in software_block.hpp"
 #endif
 
 static void make_ready(Block& block, Fiber* of) {
     of->waits_for = nullptr;
     block.ready[block.ready_end++ % MAX_THREADS] = of;
-    block.spins = 0;
+    block.spins = block.yields = 0;
 }
 
 // Goes on with the fiber that has been ready for longest, or, at the end, with who runs the block.
 static void go_on(Block& block, void** from) {
     if (block.failure || block.n_live == 0) {
-        fiber = nullptr;
         software_switch(from, block.caller);
         return;
     }
     if (block.ready_begin == block.ready_end) {
         // Of those that wait the first names what for.
         for (uint32_t i = 0; i < block.n_threads; i++)
-            if (block.fibers[i].waits_for) {
-                snprintf(block.failure_text, sizeof block.failure_text, "all threads wait, thread %u for %s", i, block.fibers[i].waits_for);
+            if (block.fibers[i]->waits_for) {
+                snprintf(block.failure_text, sizeof block.failure_text, "all threads wait, thread %u for %s", i, block.fibers[i]->waits_for);
                 break;
             }
         block.failure = block.failure_text;
-        fiber = nullptr;
         software_switch(from, block.caller);
         return;
     }
     Fiber* next = block.ready[block.ready_begin++ % MAX_THREADS];
-    if (next == fiber) return;
-    fiber = next;
+    if (next == fiber()) return;
     software_switch(from, next->stack_pointer);
 }
 
 static void wait_for(const char* what) {
-    Fiber* me = fiber;
+    Fiber* me = fiber();
     me->waits_for = what;
     go_on(*me->block, &me->stack_pointer);
 }
 
 void fail(const char* why) {
-    Block& block = *fiber->block;
+    Block& block = *fiber()->block;
     block.failure = why;
-    block.failed_thread = fiber->thread;
-    go_on(block, &fiber->stack_pointer);
+    block.failed_thread = fiber()->thread;
+    go_on(block, &fiber()->stack_pointer);
     abort();
 }
 
 // All are here: does what they came for, and lets all but the one that runs go on.
 static void end_meeting(Block& block, Warp& warp, Meeting& meeting) {
     const uint32_t arrived = meeting.arrived;
+    const Fiber* me = fiber();
     if (meeting.perform) meeting.perform(meeting.given, arrived);
     meeting.arrived = 0;
     meeting.mask = 0;
     for (uint32_t rest = arrived; rest; rest &= rest - 1) {
         Fiber* lane = warp.lanes[__builtin_ctz(rest)];
-        if (lane != fiber) make_ready(block, lane);
+        if (lane != me) make_ready(block, lane);
     }
 }
 
 void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
-    Fiber* me = fiber;
+    Fiber* me = fiber();
     Warp& warp = *me->warp;
     if (!(mask >> me->lane & 1)) fail("a lane meets others of a mask that it is not in");
     Meeting* meeting = nullptr;
     for (Meeting& m : warp.meetings)
-        if (m.mask == mask) meeting = &m;
+        if (m.mask == mask) {
+            meeting = &m;
+            break;
+        }
     if (!meeting) {
         for (Meeting& m : warp.meetings)
             if (!meeting && m.mask == 0) meeting = &m;
         if (!meeting) fail("lanes of a warp meet in more masks at once than are provided for");
-        meeting->mask = mask, meeting->perform = perform, meeting->what = what;
+        meeting->mask = mask, meeting->perform = perform;
     }
-    if (meeting->perform != perform || strcmp(meeting->what, what) != 0) fail("lanes of a warp meet for different things");
+    if (meeting->perform != perform) fail("lanes of a warp meet for different things");
     meeting->given[me->lane] = given;
     meeting->arrived |= 1u << me->lane;
     if (meeting->arrived == (mask & warp.live)) {
@@ -163,13 +161,14 @@ void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
 }
 
 static void end_barrier(Block& block, Barrier& barrier) {
+    const Fiber* me = fiber();
     for (uint32_t i = 0; i < barrier.n; i++)
-        if (barrier.waiting[i] != fiber) make_ready(block, barrier.waiting[i]);
+        if (barrier.waiting[i] != me) make_ready(block, barrier.waiting[i]);
     barrier.n = 0;
 }
 
 void block_barrier(unsigned id, unsigned n_threads) {
-    Fiber* me = fiber;
+    Fiber* me = fiber();
     Block& block = *me->block;
     if (id >= BARRIERS) fail("there are 16 barriers");
     Barrier& barrier = block.barriers[id];
@@ -183,20 +182,35 @@ void block_barrier(unsigned id, unsigned n_threads) {
     }
 }
 
+static uint64_t seconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec;
+}
+
+// Nobody wrote what all look for.
+static void check_patience(Block& block) {
+    static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
+    if (block.yields == 1024) block.waits_since = seconds();
+    else if (seconds() - block.waits_since > (uint64_t)patience) fail("threads wait for what nobody writes");
+}
+
 void pause() {
-    Fiber* me = fiber;
+    Fiber* me = fiber();
     Block& block = *me->block;
     // Where all that can run look for what another block writes.
     if (++block.spins > block.ready_end - block.ready_begin) {
         block.spins = 0;
         sched_yield();
+        if (++block.yields % 1024 == 0) check_patience(block);
+        if (*block.launch_failed) fail("another block failed");
     }
     block.ready[block.ready_end++ % MAX_THREADS] = me;
     go_on(block, &me->stack_pointer);
 }
 
 static void end_thread() {
-    Fiber* me = fiber;
+    Fiber* me = fiber();
     Block& block = *me->block;
     Warp& warp = *me->warp;
     warp.live &= ~(1u << me->lane);
@@ -210,7 +224,7 @@ static void end_thread() {
 }
 
 static void run_thread() {
-    Block& block = *fiber->block;
+    Block& block = *fiber()->block;
     block.launch->kernel->run(block.launch->argument.data());
     end_thread();
 }
@@ -220,13 +234,12 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
     block.launch = &launch;
     block.failure = nullptr;
     block.n_threads = block.n_live = n;
-    block.ready_begin = block.ready_end = block.spins = 0;
+    block.ready_begin = block.ready_end = block.spins = block.yields = 0;
     block.bulk_copies.clear();
     for (Barrier& b : block.barriers) b.n = 0;
-    block_index = index, block_size = launch.block, grid_size = launch.grid;
-    shared_memory = block.begin_shared(launch.shared_bytes);
+    block.place = {index, launch.block, launch.grid, block.begin_shared(launch.shared_bytes)};
     for (uint32_t i = 0; i < n; i++) {
-        Fiber& f = block.fibers[i];
+        Fiber& f = *block.fibers[i];
         Warp& warp = block.warps[i / 32];
         if (i % 32 == 0) {
             warp.live = n - i >= 32 ? ~0u : (1u << (n - i)) - 1;
@@ -235,11 +248,13 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
         warp.lanes[i % 32] = &f;
         f.thread = {i % launch.block.x, i / launch.block.x % launch.block.y, i / (launch.block.x * launch.block.y)};
         f.lane = i % 32;
+        f.place = &block.place;
         f.warp = &warp;
         f.block = &block;
         f.copies.copies.clear(), f.copies.groups.clear();
         f.copies.n_copied = f.copies.n_groups_copied = 0;
-        void** top = (void**)block.stack_end(i) - SAVED;
+        // Ends of stacks lie in different places of caches, too.
+        void** top = (void**)(((uintptr_t)&f & ~(STACK - 1)) + STACK - i % 64 * 256) - SAVED;
         memset(top, 0, SAVED * sizeof *top);
         top[RETURN] = (void*)run_thread;
         f.stack_pointer = top;

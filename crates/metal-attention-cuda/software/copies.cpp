@@ -20,16 +20,16 @@ void copy_later(void* to, const void* from, uint32_t bytes, bool zeros) {
     if ((uintptr_t)to % bytes || (!zeros && (uintptr_t)from % bytes)) fail("a copy to workgroup memory is not aligned");
     const Copy copy = {to, from, bytes, zeros};
     if (early()) perform(copy);
-    else fiber->copies.copies.push_back(copy);
+    else fiber()->copies.copies.push_back(copy);
 }
 
 void commit_copies() {
-    Copies& c = fiber->copies;
+    Copies& c = fiber()->copies;
     c.groups.push_back(c.copies.size());
 }
 
 void finish_copies(size_t but_last_groups) {
-    Copies& c = fiber->copies;
+    Copies& c = fiber()->copies;
     while (c.groups.size() - c.n_groups_copied > but_last_groups) {
         const size_t end = c.groups[c.n_groups_copied++];
         for (; c.n_copied < end; c.n_copied++) perform(c.copies[c.n_copied]);
@@ -88,7 +88,7 @@ static void copy_counted(const Copy& copy, uint64_t* barrier) {
 }
 
 bool barrier_ended(uint64_t* barrier, uint32_t phase) {
-    std::vector<BulkCopy>& copies = fiber->block->bulk_copies;
+    std::vector<BulkCopy>& copies = fiber()->block->bulk_copies;
     if (read(barrier).phase == phase) {
         // Somebody waits: what this barrier counts comes now.
         size_t rest = 0;
@@ -105,7 +105,7 @@ void copy_for_barrier(void* to, const void* from, uint32_t bytes, uint64_t* barr
     if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16) fail("a copy of many bytes is not aligned");
     const Copy copy = {to, from, bytes, false};
     if (early()) copy_counted(copy, barrier);
-    else fiber->block->bulk_copies.push_back({copy, barrier});
+    else fiber()->block->bulk_copies.push_back({copy, barrier});
 }
 
 }  // namespace software

@@ -1,29 +1,50 @@
 // What a warp's lanes do together on the tensor cores.
 #include "software_ptx.hpp"
 
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 namespace software {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-static float low(u32 pair) { return __half2float({(unsigned short)pair}); }
-static float high(u32 pair) { return __half2float({(unsigned short)(pair >> 16)}); }
+template <int N> static void to_floats(const unsigned short (&halves)[N], float (&floats)[N]) {
+#ifdef __F16C__
+    for (int i = 0; i < N; i += 8) _mm256_storeu_ps(floats + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(halves + i))));
+#else
+    for (int i = 0; i < N; i++) floats[i] = __half2float({halves[i]});
+#endif
+}
 
 void multiply(void* const (&given)[32], u32 arrived) {
     if (arrived != ~0u) fail("a product of matrices wants all lanes of the warp");
-    float a[16][16], b[16][8], c[16][8];
+    unsigned short a_halves[256], b_halves[128];
+    float a[256], b[128], c[16][8]; // rows one after the other
     for (int lane = 0; lane < 32; lane++) {
         const Product& p = *(const Product*)given[lane];
         const int g = lane / 4, t = lane % 4;
         for (int i = 0; i < 4; i++) {
-            float* to = &a[g + 8 * (i % 2)][2 * t + 8 * (i / 2)];
-            to[0] = low(p.a[i]), to[1] = high(p.a[i]);
+            unsigned short* to = a_halves + (g + 8 * (i % 2)) * 16 + 2 * t + 8 * (i / 2);
+            to[0] = (unsigned short)p.a[i], to[1] = (unsigned short)(p.a[i] >> 16);
         }
-        for (int i = 0; i < 2; i++) b[2 * t + 8 * i][g] = low(p.b[i]), b[2 * t + 8 * i + 1][g] = high(p.b[i]);
+        for (int i = 0; i < 2; i++) {
+            unsigned short* to = b_halves + (2 * t + 8 * i) * 8 + g;
+            to[0] = (unsigned short)p.b[i], to[8] = (unsigned short)(p.b[i] >> 16);
+        }
         for (int i = 0; i < 4; i++) c[g + 8 * (i / 2)][2 * t + i % 2] = p.c[i];
     }
-    for (int row = 0; row < 16; row++)
-        for (int k = 0; k < 16; k++)
-            for (int column = 0; column < 8; column++) c[row][column] += a[row][k] * b[k][column];
+    to_floats(a_halves, a);
+    to_floats(b_halves, b);
+    typedef float Row __attribute__((vector_size(32)));
+    Row b_rows[16];
+    memcpy(b_rows, b, sizeof b);
+    for (int row = 0; row < 16; row++) {
+        Row sums;
+        memcpy(&sums, c[row], sizeof sums);
+        for (int k = 0; k < 16; k++) sums += a[16 * row + k] * b_rows[k];
+        memcpy(c[row], &sums, sizeof sums);
+    }
     for (int lane = 0; lane < 32; lane++) {
         const Product& p = *(const Product*)given[lane];
         const int g = lane / 4, t = lane % 4;

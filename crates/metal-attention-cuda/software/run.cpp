@@ -16,8 +16,6 @@
 
 namespace software {
 
-constexpr size_t STACK = 128 << 10; // of a thread, of which the lowest page may not be touched
-constexpr size_t LOWEST_PAGE = 4096;
 constexpr unsigned char NOT_WRITTEN = 0xff, GUARD_BYTE = 0xa5;
 
 static unsigned char* map(size_t bytes) {
@@ -29,16 +27,14 @@ static unsigned char* map(size_t bytes) {
     return (unsigned char*)p;
 }
 
-Block::Block() : launch(nullptr), failure(nullptr), fibers{}, warps{} {
-    stacks = map(MAX_THREADS * STACK);
-    for (uint32_t i = 0; i < MAX_THREADS; i++) mprotect(stacks + i * STACK, LOWEST_PAGE, PROT_NONE);
+Block::Block() : launch(nullptr), launch_failed(nullptr), failure(nullptr), fibers{}, warps{} {
+    const uintptr_t stacks = ((uintptr_t)map((MAX_THREADS + 1) * STACK) + STACK - 1) & ~(STACK - 1);
+    for (uint32_t i = 0; i < MAX_THREADS; i++) {
+        fibers[i] = new (fiber_of_stack(stacks + i * STACK)) Fiber{};
+        mprotect((void*)(stacks + i * STACK + PAGE), PAGE, PROT_NONE);
+    }
     shared = map(MAX_SHARED + GUARD);
 }
-Block::~Block() {
-    munmap(stacks, MAX_THREADS * STACK);
-    munmap(shared, MAX_SHARED + GUARD);
-}
-unsigned char* Block::stack_end(uint32_t thread) { return stacks + (thread + 1) * STACK; }
 unsigned char* Block::begin_shared(size_t bytes) {
     memset(shared, NOT_WRITTEN, bytes);
     memset(shared + bytes, GUARD_BYTE, GUARD);
@@ -115,6 +111,7 @@ bool run(const Launch& launch) {
     std::atomic<bool> failed{false};
     const uint64_t n_threads = launch.cooperative ? n : n < n_cores ? n : n_cores ? n_cores : 1;
     workers->run((uint32_t)n_threads, [&](Block& block) {
+        block.launch_failed = &failed;
         for (uint64_t i; !failed && (i = next++) < n;) {
             const Index index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
             const char* why = run_block(block, launch, index);

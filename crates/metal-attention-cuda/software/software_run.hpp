@@ -1,5 +1,7 @@
 // A place where blocks run, one after the other.
 #pragma once
+#include <atomic>
+
 #include "software_block.hpp"
 
 namespace software {
@@ -21,29 +23,30 @@ struct BulkCopy {
 
 struct Block {
     const Launch* launch;
+    const std::atomic<bool>* launch_failed; // in this block or another one
     uint32_t n_threads, n_live;
     Fiber* ready[MAX_THREADS]; // a ring
     uint32_t ready_begin, ready_end;
-    uint32_t spins; // pauses since somebody became ready
+    uint32_t spins;        // pauses since somebody became ready
+    uint32_t yields;       // of them, those in which nobody had anything else to do
+    uint64_t waits_since;  // seconds
     void* caller;   // who runs the block
     const char* failure;
     char failure_text[160];
     Index failed_thread;
     Barrier barriers[BARRIERS];
     std::vector<BulkCopy> bulk_copies;
-    Fiber fibers[MAX_THREADS];
+    Fiber* fibers[MAX_THREADS];
+    Place place;
     Warp warps[MAX_THREADS / 32];
 
     Block();
     Block(const Block&) = delete;
-    ~Block();
-    unsigned char* stack_end(uint32_t thread);
     // Workgroup memory of a block that begins, full of what is no number.
     unsigned char* begin_shared(size_t bytes);
     bool shared_is_intact(size_t bytes) const;
 
   private:
-    unsigned char* stacks;
     unsigned char* shared;
 };
 

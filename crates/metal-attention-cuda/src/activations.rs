@@ -5,6 +5,7 @@ use std::sync::Arc;
 use metal_attention_model::{AttentionSpec, FeedForward, Mixer, ModelSpec};
 
 use crate::CudaError;
+use crate::args::QueryTileArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
 use crate::step::room_for_rows;
@@ -164,7 +165,7 @@ impl Activations {
             n_wanted,
             tokens: zeros(16 * n_tokens)?,
             wanted: zeros(4 * n_tokens)?,
-            query_tiles: zeros(16 * n_tokens)?,
+            query_tiles: zeros(size_of::<QueryTileArgs>() * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
             h: zeros(4 * w.n_embd * n_tokens)?,

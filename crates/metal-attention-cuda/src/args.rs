@@ -348,4 +348,5 @@ pub(crate) struct QueryTileArgs {
     pub(crate) n: u32,
     pub(crate) seq: u32,
     pub(crate) pos: u32,
+    pub(crate) last: u32,
 }

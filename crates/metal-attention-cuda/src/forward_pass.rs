@@ -134,9 +134,10 @@ impl CudaForwardPass {
         let mut tiles = Vec::new();
         let mut token = 0;
         for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            let last = run[run.len() - 1].pos as u32;
             for part in run.chunks(QUERY_TILE) {
                 let (n, seq, pos) = (part.len() as u32, part[0].seq as u32, part[0].pos as u32);
-                tiles.push(QueryTileArgs { token, n, seq, pos });
+                tiles.push(QueryTileArgs { token, n, seq, pos, last });
                 token += n;
             }
         }

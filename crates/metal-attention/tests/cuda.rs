@@ -1,5 +1,5 @@
-//! Models on an NVIDIA GPU through CUDA: each gives the logits that the CPU gives. Where there is no such GPU the tests are
-//! skipped, also in CI, which has none.
+//! Models on an NVIDIA GPU through CUDA, or on the software CUDA device (`scripts/software-cuda`): each gives the logits that the
+//! CPU gives. Where there is neither the tests are skipped, unless METAL_ATTENTION_TEST_CUDA is set.
 #![cfg(feature = "cuda")]
 
 mod toys;
@@ -15,17 +15,14 @@ use metal_attention_model::ModelShape;
 
 /// Whether there is a GPU to test.
 fn has_cuda() -> bool {
-    match cuda_summaries() {
-        Ok(found) if !found.is_empty() => true,
-        Ok(_) => {
-            eprintln!("skipped: CUDA knows no device");
-            false
-        }
-        Err(why) => {
-            eprintln!("skipped: {why}");
-            false
-        }
-    }
+    let why = match cuda_summaries() {
+        Ok(found) if !found.is_empty() => return true,
+        Ok(_) => "CUDA knows no device".to_owned(),
+        Err(why) => why.to_string(),
+    };
+    assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
+    eprintln!("skipped: {why}");
+    false
 }
 
 /// A model of `shape`, its matrices random numbers of type `ty`; `window` is that of its attention.

@@ -19,7 +19,6 @@ typedef void Perform(void* const (&given)[32], uint32_t arrived);
 struct Meeting {
     uint32_t mask, arrived;
     Perform* perform;
-    const char* what;
     void* given[32];
 };
 
@@ -45,23 +44,45 @@ struct Copies {
     size_t n_copied, n_groups_copied;
 };
 
+// What all threads of a block see.
+struct Place {
+    Index block_index, block_size, grid_size;
+    unsigned char* shared_memory;
+};
+
 struct Block;
 struct Fiber {
     void* stack_pointer;
     Index thread;
     uint32_t lane;
+    const Place* place;
     Warp* warp;
     Block* block;
     const char* waits_for;
     Copies copies;
 };
 
-// The one that runs. Every file sees it as plain memory of the thread.
-extern __thread Fiber* fiber;
-extern __thread Index block_index;
-extern __thread Index block_size;
-extern __thread Index grid_size;
-extern __thread unsigned char* shared_memory;
+// A fiber's stack, which begins at a multiple of its size: the fiber itself, in one of several places, as caches have few for what
+// lies at the same distance from such a multiple, a page that may not be touched, and what the fiber uses.
+constexpr uintptr_t STACK = 128 << 10, PAGE = 4096;
+constexpr uintptr_t PLACES = 16;
+static_assert(sizeof(Fiber) <= PAGE / PLACES);
+inline Fiber* fiber_of_stack(uintptr_t inside) {
+    const uintptr_t begin = inside & ~(STACK - 1);
+    return (Fiber*)(begin + begin / STACK % PLACES * (PAGE / PLACES));
+}
+// The fiber that runs.
+inline Fiber* fiber() {
+    uintptr_t inside;
+#if defined(__x86_64__)
+    asm("movq %%rsp, %0" : "=r"(inside));
+#elif defined(__aarch64__)
+    asm("mov %0, sp" : "=r"(inside));
+#else
+#error "fibers are written for x86-64 and aarch64"
+#endif
+    return fiber_of_stack(inside);
+}
 
 // Waits until all lanes of `mask` that have not returned are here.
 void meet(uint32_t mask, const char* what, Perform* perform, void* given);

@@ -20,10 +20,10 @@
 // All threads of a block run on one thread of the operating system.
 #define __shared__ static thread_local
 
-#define threadIdx (software::fiber->thread)
-#define blockIdx (software::block_index)
-#define blockDim (software::block_size)
-#define gridDim (software::grid_size)
+#define threadIdx (software::fiber()->thread)
+#define blockIdx (software::fiber()->place->block_index)
+#define blockDim (software::fiber()->place->block_size)
+#define gridDim (software::fiber()->place->grid_size)
 constexpr int warpSize = 32;
 
 typedef software::Index dim3;
@@ -62,8 +62,8 @@ template <typename To, typename From> inline To as(From from) {
 
 // Workgroup memory that a launch gives: stands for an array, wherever it is declared.
 template <typename T> struct SharedMemory {
-    operator T*() const { return (T*)shared_memory; }
-    template <typename U> explicit operator U*() const { return (U*)shared_memory; }
+    operator T*() const { return (T*)fiber()->place->shared_memory; }
+    template <typename U> explicit operator U*() const { return (U*)fiber()->place->shared_memory; }
 };
 
 // What a lane gives to, and takes from, others of its warp.
@@ -72,6 +72,13 @@ struct Exchange {
     unsigned lane;
 };
 inline void exchange(void* const (&given)[32], uint32_t arrived) {
+    if (arrived == ~0u) {
+        for (void* const of : given) {
+            Exchange& mine = *(Exchange*)of;
+            mine.taken = ((const Exchange*)given[mine.lane % 32])->given;
+        }
+        return;
+    }
     for (uint32_t rest = arrived; rest; rest &= rest - 1) {
         Exchange& mine = *(Exchange*)given[__builtin_ctz(rest)];
         if (!(arrived >> mine.lane & 1)) fail("a lane asks for the value of one that gives none");
@@ -102,18 +109,18 @@ inline void vote(void* const (&given)[32], uint32_t arrived) {
 inline void __syncthreads() { software::block_barrier(0, 0); }
 inline void __syncwarp(unsigned mask = ~0u) { software::meet(mask, "its warp", nullptr, nullptr); }
 template <typename T> inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
-    return software::shuffle(mask, value, software::fiber->lane / width * width + lane % width);
+    return software::shuffle(mask, value, software::fiber()->lane / width * width + lane % width);
 }
 template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
-    const unsigned mine = software::fiber->lane, of = mine ^ lanes;
+    const unsigned mine = software::fiber()->lane, of = mine ^ lanes;
     return software::shuffle(mask, value, of / width <= mine / width ? of : mine);
 }
 template <typename T> inline T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
-    const unsigned mine = software::fiber->lane;
+    const unsigned mine = software::fiber()->lane;
     return software::shuffle(mask, value, mine % width + lanes < (unsigned)width ? mine + lanes : mine);
 }
 template <typename T> inline T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
-    const unsigned mine = software::fiber->lane;
+    const unsigned mine = software::fiber()->lane;
     return software::shuffle(mask, value, mine % width >= lanes ? mine - lanes : mine);
 }
 inline unsigned __ballot_sync(unsigned mask, int yes) {

@@ -37,10 +37,7 @@ impl Steps {
             ..Product::stored("", &a.qkv[0])
         };
         self.product(&qkv, input, n_embd, n)?;
-        match a.kernels {
-            AttentionKernels::Paged => self.attend(step.cache, i, a, step.size)?,
-            AttentionKernels::General => self.attend_generally(step.cache, i, a, step.size)?,
-        }
+        self.attend(step.cache, i, a, step.size)?;
         let input = self.input(&self.s.att, &self.s.packed_att, n);
         Ok(Given::Product { what: "attention output", linear: &a.out, input })
     }
@@ -75,47 +72,6 @@ impl Steps {
     fn gates(&self, a: &CudaAttention) -> (u64, u32) {
         let at = if a.has_gates { self.s.qkv.ptr() + 4 * a.head_dim as u64 } else { 0 };
         (at, a.stride() as u32)
-    }
-
-    /// Attention of any kind.
-    fn attend_generally(
-        &mut self,
-        cache: &CudaKvCache,
-        i: usize,
-        a: &CudaAttention,
-        size: StepSize,
-    ) -> Result<(), CudaError> {
-        let n = size.n_tokens;
-        let [k_cache, v_cache] = cache.of_layer(i);
-        let queries = self.inputs_apart(cache, i, a, n)?.map_or(self.s.qkv.ptr(), |(queries, _)| queries);
-        let splits = n_splits(n, a.n_head);
-        let (gates, gate_stride) = self.gates(a);
-        let args = GeneralAttentionArgs {
-            tokens: self.s.tokens.ptr(),
-            pages: cache.pages_of_layer(i),
-            k_cache,
-            v_cache,
-            queries,
-            out: self.s.att.ptr(),
-            packed: if self.is_exact(n) { 0 } else { self.s.packed_att.ptr() },
-            partial: self.s.partial.ptr(),
-            tickets: self.s.tickets.ptr(),
-            sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
-            slopes: a.slopes.as_ref().map_or(0, CudaBuffer::ptr),
-            gates,
-            gate_stride,
-            n_head: a.n_head as u32,
-            n_kv_head: a.n_kv_head as u32,
-            key_dim: a.head_dim as u32,
-            value_dim: a.head_dim as u32,
-            n_splits: splits as u32,
-            n_token_tiles: n.div_ceil(8) as u32,
-            mask: a.mask,
-            reach: a.reach,
-            soft_cap: a.soft_cap,
-        };
-        let grid = Grid { blocks: [a.n_head, splits, n], threads: 128, shared: 4 * (a.head_dim + 128) };
-        self.launch(&format!("general_attention_{}", type_name(cache.cache_type)), "", grid, &args)
     }
 
     fn attend(&mut self, cache: &CudaKvCache, i: usize, a: &CudaAttention, size: StepSize) -> Result<(), CudaError> {
@@ -157,7 +113,7 @@ impl Steps {
             unused: 0,
         };
         let ty = type_name(cache.cache_type);
-        // Attention alone takes what is in the cache already.
+        // Kernels that take what is in the cache already.
         let together = size.n_query_tiles > 0;
         let appended = together || apart.is_some();
         if together && apart.is_none() {
@@ -165,21 +121,58 @@ impl Steps {
             let grid = Grid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
             self.launch(&format!("append_{ty}"), "", grid, &args)?;
         }
-        let on_units = matches!(a.head_dim, 64 | 96 | 128) && cache.cache_type == CacheType::F16 && packed != 0;
-        if together && on_units {
+        let on_units = matches!(a.head_dim, 32 | 64 | 96 | 128 | 256) && cache.cache_type == CacheType::F16;
+        if together && on_units && packed != 0 && a.slopes.is_none() {
             return self.prefill_attention(&args, a, size);
         }
-        let grid = Grid {
-            blocks: [a.n_kv_head * n_chunks, splits, n],
-            threads: 128,
-            shared: {
+        match a.kernels {
+            AttentionKernels::Paged => {
                 let page_row = a.head_dim + 32 / cache.cache_type.bytes();
-                2 * 64 * page_row * cache.cache_type.bytes() + 4 * ((group + 2) * a.head_dim + group * 67 + 256)
-            },
+                let pages = 2 * 64 * page_row * cache.cache_type.bytes();
+                let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67 + 256);
+                let grid = Grid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let name = if appended { "attention_appended" } else { "attention" };
+                self.launch(&format!("{name}_{ty}_{group}"), "", grid, &args)
+            }
+            AttentionKernels::General => self.general_attention(&args, a, ty, n),
+        }
+    }
+
+    /// Attention of any kind.
+    fn general_attention(
+        &mut self,
+        of: &AttentionArgs,
+        a: &CudaAttention,
+        ty: &str,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let splits = n_splits(n_tokens, a.n_head);
+        let args = GeneralAttentionArgs {
+            tokens: of.tokens,
+            pages: of.pages,
+            k_cache: of.k_cache,
+            v_cache: of.v_cache,
+            queries: of.qkv,
+            out: of.out,
+            packed: of.packed,
+            partial: of.partial,
+            tickets: of.tickets,
+            sinks: of.sinks,
+            slopes: a.slopes.as_ref().map_or(0, CudaBuffer::ptr),
+            gates: of.gates,
+            gate_stride: of.gate_stride,
+            n_head: of.n_head,
+            n_kv_head: of.n_kv_head,
+            key_dim: of.head_dim,
+            value_dim: of.head_dim,
+            n_splits: splits as u32,
+            n_token_tiles: of.n_token_tiles,
+            mask: of.mask,
+            reach: of.reach,
+            soft_cap: of.soft_cap,
         };
-        let name =
-            if appended { format!("attention_appended_{ty}_{group}") } else { format!("attention_{ty}_{group}") };
-        self.launch(&name, "", grid, &args)
+        let grid = Grid { blocks: [a.n_head, splits, n_tokens], threads: 128, shared: 4 * (a.head_dim + 128) };
+        self.launch(&format!("general_attention_{ty}"), "", grid, &args)
     }
 
     fn prefill_attention(&mut self, of: &AttentionArgs, a: &CudaAttention, size: StepSize) -> Result<(), CudaError> {
