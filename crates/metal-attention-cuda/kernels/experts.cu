@@ -3,7 +3,6 @@
 #include "common.cuh"
 
 enum Score : u32 { SOFTMAX = 0, SIGMOID_OF_EACH = 1, SOFTMAX_OF_CHOSEN = 2 };
-constexpr u32 MAX_EXPERTS = 1024;
 constexpr u32 MAX_CHOSEN = 64;
 
 struct RouteArgs {
@@ -47,10 +46,16 @@ __device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 
     return best;
 }
 
+SHARED_MEMORY(16, float, route_memory);
+
 // A warp a token.
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
-    __shared__ float scores[MAX_EXPERTS], choice[MAX_EXPERTS], of_groups[MAX_EXPERTS], weights[MAX_CHOSEN];
-    __shared__ bool taken[MAX_EXPERTS], group_taken[MAX_EXPERTS];
+    float* scores = route_memory;           // [n_expert]
+    float* choice = scores + a.n_expert;    // [n_expert]
+    float* of_groups = choice + a.n_expert; // [n_expert], as are the next two
+    bool* taken = (bool*)(of_groups + a.n_expert);
+    bool* group_taken = taken + a.n_expert;
+    __shared__ float weights[MAX_CHOSEN];
     wait_for_input();
     let_next_start();
     const u32 token = blockIdx.x, lane = threadIdx.x;

@@ -16,10 +16,12 @@ struct SortArgs {
     u32 tiles_of_work; // most
 };
 
+SHARED_MEMORY(16, u32, sort_memory);
+
 // One block.
 extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_constant__ SortArgs a) {
     // Items of each group; where its slots, and its work, begin.
-    __shared__ u32 counts[MAX_GROUPS], slots[MAX_GROUPS], works[MAX_GROUPS];
+    u32 *counts = sort_memory, *slots = counts + MAX_GROUPS, *works = slots + MAX_GROUPS;
     wait_for_input();
     let_next_start();
     const u32 tid = threadIdx.x;

@@ -24,7 +24,7 @@ const MAX_CHANNEL_STATE: usize = 64;
 const MAX_TAPS: usize = 16;
 /// Elements of a compressed row that is a value: `PAIRS` of `latent_attention.cu` for each lane.
 const MAX_LATENT: usize = 512;
-/// Experts, and those of a token: `MAX_EXPERTS` and `MAX_CHOSEN` of `experts.cu`.
+/// Experts, and those of a token: `MAX_CHOSEN` of `experts.cu`.
 const MAX_EXPERTS: usize = 1024;
 const MAX_CHOSEN: usize = 64;
 

@@ -193,7 +193,9 @@ impl Steps {
             scale: router.scale,
             unused: 0,
         };
-        self.launch("route", "", Grid { blocks: [step.size.n_tokens, 1, 1], threads: 32, shared: 0 }, &args)
+        // Three numbers and two flags for each expert.
+        let shared = 14 * of.n_expert;
+        self.launch("route", "", Grid { blocks: [step.size.n_tokens, 1, 1], threads: 32, shared }, &args)
     }
 
     /// `down(activation(gate(x)) * up(x))` of every token at each of its experts.

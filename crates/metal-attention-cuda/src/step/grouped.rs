@@ -136,7 +136,12 @@ impl Steps {
             n_slots: n_slots as u32,
             tiles_of_work: tiles_of_work as u32,
         };
-        self.launch("sort_by_group", "", Grid { blocks: [1, 1, 1], threads: MAX_GROUPS, shared: 0 }, &args)?;
+        self.launch(
+            "sort_by_group",
+            "",
+            Grid { blocks: [1, 1, 1], threads: MAX_GROUPS, shared: 12 * MAX_GROUPS },
+            &args,
+        )?;
         Ok(sorted)
     }
 
