@@ -11,6 +11,7 @@ use metal_attention_model::{
 
 use crate::activations::{Activations, Widths};
 use crate::args::{QueryTileArgs, TokenArgs};
+use crate::decode::Decode;
 use crate::device::{Kernels, Readback};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
@@ -28,6 +29,8 @@ pub struct CudaForwardPass {
     pub(crate) spec: ModelSpec,
     pub(crate) cache: CudaKvCache,
     pub(crate) steps: Steps,
+    /// Single tokens in one launch, where there is a kernel for that.
+    decode: Option<Decode>,
     /// Steps that decode so many sequences, as they are sent from the second time on.
     graphs: HashMap<(usize, Wanted), Option<Graph>>,
     /// Greedy steps that run ahead of the CPU, by where their ids will arrive.
@@ -64,6 +67,7 @@ impl CudaForwardPass {
         let s = Activations::new(&gpu, &Widths::new(&spec), room.n_tokens(&spec))?;
         let scratch = gpu.allocated_bytes() - before - cache.bytes();
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
+        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s)?;
         let memory = MemoryUse {
             weights: gpu.allocated_bytes() - before - cache.bytes() - scratch,
             kv_cache: cache.bytes(),
@@ -87,6 +91,7 @@ impl CudaForwardPass {
             spec,
             cache,
             steps,
+            decode,
             graphs: HashMap::new(),
             lookahead: Lookahead::default(),
             free: Vec::new(),
@@ -152,7 +157,16 @@ impl CudaForwardPass {
     fn launch(&mut self, n: usize, wanted: Wanted) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
+        if let (1, Some(decode), true) = (n, &mut self.decode, wanted != Wanted::Hidden) {
+            return match &mut self.steps.timers {
+                None => decode.launch(&gpu, wanted),
+                Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted)),
+            };
+        }
         let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, wanted };
+        if self.steps.timers.is_some() {
+            return self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(()));
+        }
         let graph = match self.graphs.remove(&(n, wanted)) {
             // The first time loads the kernels, which a graph cannot.
             None => {
@@ -210,7 +224,7 @@ impl CudaForwardPass {
             if self.profiler.is_some() {
                 self.steps.timers = Some(Timers::new(&gpu));
             }
-            if alone && trace.is_none() && n_wanted == part.len() && self.profiler.is_none() {
+            if alone && trace.is_none() && n_wanted == part.len() {
                 self.launch(part.len(), wanted)?;
             } else {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
