@@ -139,7 +139,7 @@ template <> struct Staged<Q8_0> {
 template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
     static constexpr int SUBS = 2, PLANES = 1;
     static constexpr bool ODD_SIXTEENTH = false, MINS = HAS_MINS;
-    static constexpr float OFFSET = 128.0f;
+    static constexpr float OFFSET = 0.0f;
     GeneralPanel<FORMAT, HAS_MINS> p;
     __device__ __forceinline__ void read(const Place<FORMAT>& at, int lane) {
         const float4* scales = (const float4*)at.scales + lane / 4;
@@ -152,11 +152,15 @@ template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
     }
     __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
         const uint4 v = p.w[b];
-        const u32 first = (row == 0 ? v.x : v.z) ^ 0x80808080u, second = (row == 0 ? v.y : v.w) ^ 0x80808080u;
-        pairs[0] = __byte_perm(first, 0, 0x4140), pairs[1] = __byte_perm(first, 0, 0x4342);
-        pairs[2] = __byte_perm(second, 0, 0x4140), pairs[3] = __byte_perm(second, 0, 0x4342);
+        const u32 words[2] = {(row == 0 ? v.x : v.z) ^ 0x80808080u, (row == 0 ? v.y : v.w) ^ 0x80808080u};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            pairs[2 * i] = minus(__byte_perm(words[i], 0x64646464u, 0x4140), 1152.0f);
+            pairs[2 * i + 1] = minus(__byte_perm(words[i], 0x64646464u, 0x4342), 1152.0f);
+        }
     }
-    __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return p.scale(0, b, row, sub); }
+    // Codes as they are, and not as multiples of 2^-24: an offset would be large beside most of them.
+    __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return p.scale(0, b, row, sub) / UNIT; }
     __device__ __forceinline__ float min(int b, int row, int sub) const { return p.min(b, row, sub); }
 };
 template <> struct Staged<CODES> : StagedGeneral<CODES, false> {};
