@@ -220,6 +220,7 @@ __device__ __forceinline__ void panel_products(const S& p, u32 panel, u32 n_bloc
                     mma_new(c, r0[2 * sub], r1[2 * sub], r0[2 * sub + 1], r1[2 * sub + 1], sub == 0 ? x.x : x.z, sub == 0 ? x.y : x.w);
                     const float s0 = p.scale(plane, b, 0, sub), s1 = p.scale(plane, b, 1, sub);
                     acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
+                    if (!S::MINS && S::OFFSET == 0.0f) continue;
                     const float sum = sums[(token * n_blocks + block) * 2 + sub] * (1.0f / UNIT);
                     acc[0] -= (S::OFFSET * s0 + p.min(b, 0, sub)) * sum;
                     acc[2] -= (S::OFFSET * s1 + p.min(b, 1, sub)) * sum;
