@@ -35,7 +35,7 @@ template <> struct Staged<Q4_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 template <> struct Staged<Q4_K> {
@@ -55,7 +55,7 @@ template <> struct Staged<Q4_K> {
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
     }
-    __device__ __forceinline__ float min(int b, int row, int) const {
+    __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
 };
@@ -79,7 +79,7 @@ template <> struct Staged<Q5_K> {
         for (int i = 0; i < 4; i++) pairs[i] |= (both >> i & 0x00010001u) << (i % 2 == 0 ? 4 : 8);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const { return low.scale(0, b, row, 0); }
-    __device__ __forceinline__ float min(int b, int row, int) const { return low.min(b, row, 0); }
+    __device__ __forceinline__ float min(int b, int row, int = 0) const { return low.min(b, row, 0); }
 };
 
 template <> struct Staged<Q6_K> {
@@ -109,7 +109,7 @@ template <> struct Staged<Q6_K> {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 template <> struct Staged<Q8_0> {
@@ -133,7 +133,7 @@ template <> struct Staged<Q8_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
@@ -161,7 +161,7 @@ template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
     }
     // Codes as they are, and not as multiples of 2^-24: an offset would be large beside most of them.
     __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return p.scale(0, b, row, sub) / UNIT; }
-    __device__ __forceinline__ float min(int b, int row, int sub) const { return p.min(b, row, sub); }
+    __device__ __forceinline__ float min(int b, int row, int sub = 0) const { return p.min(b, row, sub); }
 };
 template <> struct Staged<CODES> : StagedGeneral<CODES, false> {};
 template <> struct Staged<CODES_AND_MINS> : StagedGeneral<CODES_AND_MINS, true> {};
@@ -181,7 +181,7 @@ template <int N_PLANES> struct StagedFloats {
     }
     // Elements, and no codes of which one is 2^-24.
     __device__ __forceinline__ float scale(int plane, int, int, int) const { return (plane == 0 ? 1.0f : 1.0f / 2048.0f) / UNIT; }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 template <> struct Staged<F16> : StagedFloats<1> {};
 template <> struct Staged<F32> : StagedFloats<2> {};
