@@ -284,7 +284,7 @@ impl Decode {
     }
 }
 
-/// A layer that the kernel takes: attention and a gated feed-forward behind RMSNorms, and nothing besides.
+/// A layer that the kernel takes: attention and a gated feed-forward behind `RMSNorm`s, and nothing besides.
 #[derive(Debug, Clone, Copy)]
 struct PlainLayer<'a> {
     mixer_norm: &'a CudaNorm,
@@ -311,12 +311,8 @@ impl<'a> PlainLayer<'a> {
             streams,
             output_scale,
         } = layer;
-        let attention = match mixer {
-            CudaMixer::Attention(attention) => attention,
-        };
-        let dense = match feed_forward {
-            CudaFeedForward::Dense(dense) => dense,
-        };
+        let CudaMixer::Attention(attention) = mixer;
+        let CudaFeedForward::Dense(dense) = feed_forward;
         let scale = match *residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => return None,
