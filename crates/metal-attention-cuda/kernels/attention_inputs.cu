@@ -74,7 +74,7 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         const float* bias = part(is_query ? a.q_bias : a.k_bias);
         const u32 n = of_row ? (is_query ? a.n_head : a.n_kv_head) * dim : dim;
         if (in.norm != NO_NORM && !in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
-        rotate_head(v, in, of.pos, lane);
+        rotate_head(v, in, in.rope + (size_t)of.pos * (in.n_rot / 2), lane);
         if (in.norm != NO_NORM && in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
     }
     if (is_query) {

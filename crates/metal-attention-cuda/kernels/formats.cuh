@@ -79,7 +79,7 @@ template <> struct Panel<F16> {
         a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
     }
     __device__ __forceinline__ float scale(int, int, int, int) const { return 1.0f; }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Each element as the sum of an F16 and 2^-11 of another, which BF16 and most of what F32 can be.
@@ -98,7 +98,7 @@ template <> struct Panel<F32> {
         a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
     }
     __device__ __forceinline__ float scale(int plane, int, int, int) const { return plane == 0 ? 1.0f : 1.0f / 2048.0f; }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Codes of 8 bits as pairs of F16.
@@ -132,7 +132,7 @@ template <> struct Panel<Q8_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Codes of 4 bits.
@@ -171,7 +171,7 @@ template <> struct Panel<Q4_0> : Nibbles, HalfScales {
         load_scales(at.scales, lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1032.0f); }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Scales and offsets of 6 bits for each block, and what they are multiplied by, F16, for each 256 columns:
@@ -185,7 +185,7 @@ struct KScales {
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
     }
-    __device__ __forceinline__ float min(int b, int row, int) const {
+    __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
 };
@@ -258,7 +258,7 @@ template <> struct Panel<Q6_K> : Nibbles {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
-    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // What has no format of its own: codes of 8 bits, for each 16 columns a scale and, with `HAS_MINS`, an offset, F32:
@@ -283,7 +283,7 @@ template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel {
         return b == 0 ? (sub == 0 ? v.x : v.y) : (sub == 0 ? v.z : v.w);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return one_of(row == 0 ? s[0] : s[1], b, sub); }
-    __device__ __forceinline__ float min(int b, int row, int sub) const {
+    __device__ __forceinline__ float min(int b, int row, int sub = 0) const {
         return HAS_MINS ? one_of(row == 0 ? m[0] : m[HAS_MINS ? 1 : 0], b, sub) : 0.0f;
     }
 };

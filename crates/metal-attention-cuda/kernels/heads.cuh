@@ -26,12 +26,12 @@ __device__ __forceinline__ void norm_head(float* v, const float* weight, float e
     __syncwarp();
 }
 
-__device__ __forceinline__ void rotate_head(float* v, const HeadInputs& in, u32 pos, int lane) {
+// `turns`: of its position.
+__device__ __forceinline__ void rotate_head(float* v, const HeadInputs& in, const float2* turns, int lane) {
     if (in.rotation == NO_ROPE) return;
-    const float2* row = in.rope + (size_t)pos * (in.n_rot / 2);
     for (int i = lane; i < (int)in.n_rot / 2; i += 32) {
         const int a = in.rotation == HALVES ? i : 2 * i, b = in.rotation == HALVES ? i + in.n_rot / 2 : 2 * i + 1;
-        const float2 turn = row[i];
+        const float2 turn = turns[i];
         const float x = v[a], y = v[b];
         v[a] = x * turn.x - y * turn.y;
         v[b] = x * turn.y + y * turn.x;
@@ -39,17 +39,21 @@ __device__ __forceinline__ void rotate_head(float* v, const HeadInputs& in, u32 
     __syncwarp();
 }
 
-// One warp makes head `v`, in its memory, what attention takes.
-__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 pos, int dim,
-                                          float scale, int lane) {
-    const float* weight = in.norm == NORM_OF_EACH_HEAD ? weights + (size_t)head * dim : in.norm == NORM_UNWEIGHTED ? nullptr : weights;
+// One warp makes head `v`, in its memory, what attention takes. `weight`: of its norm, or null; `turns`: of its position.
+__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weight, const float2* turns, int dim, float scale, int lane) {
     if (in.norm != NO_NORM && !in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
-    rotate_head(v, in, pos, lane);
+    rotate_head(v, in, turns, lane);
     if (in.norm != NO_NORM && in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
     if (scale != 1.0f) {
         for (int i = lane; i < dim; i += 32) v[i] *= scale;
         __syncwarp();
     }
+}
+
+// The same of head `head` at position `pos`; `weights`: of the norms of its kind of heads.
+__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 pos, int dim, float scale, int lane) {
+    const float* weight = in.norm == NORM_OF_EACH_HEAD ? weights + (size_t)head * dim : in.norm == NORM_UNWEIGHTED ? nullptr : weights;
+    make_head(v, in, weight, in.rope + (size_t)pos * (in.n_rot / 2), dim, scale, lane);
 }
 
 // Tokens of a batch, and where the positions of their sequences lie.

@@ -88,32 +88,35 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 // Waits for all groups of the thread but the last N.
 template <int N> __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A barrier in workgroup memory of which one thread at a time says how many bytes are to arrive.
-__device__ __forceinline__ void init_barrier(u64_t* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((u32)__cvta_generic_to_shared(barrier)));
+// A barrier in workgroup memory: a phase ends when `count` threads have arrived and all bytes that were announced are there. Its
+// phases are 0 and 1 by turns. After it is made ready the block has to meet once.
+__device__ __forceinline__ void barrier_init(u64_t* barrier, u32 count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(count) : "memory");
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
-// After all are made, before the block's threads meet.
-__device__ __forceinline__ void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// One thread copies `bytes`, a multiple of 16, to workgroup memory, whose arrival completes the barrier's phase.
+#if __CUDA_ARCH__ >= 900
+// Arrives, and announces bytes that `copy_bulk` brings.
+__device__ __forceinline__ void barrier_arrive_expecting(u64_t* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+}
+// Whether the phase has ended; waits for a moment.
+__device__ __forceinline__ bool barrier_try_wait(u64_t* barrier, u32 phase) {
+    u32 ended;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(ended)
+        : "r"((u32)__cvta_generic_to_shared(barrier)), "r"(phase)
+        : "memory");
+    return ended;
+}
+// Copies bytes, a multiple of 16 from and to multiples of 16, to workgroup memory; the barrier counts them as they come.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
-    const u32 b = (u32)__cvta_generic_to_shared(barrier);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     (u32)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes), "r"(b)
-                 : "memory");
-}
-// Waits for the end of a phase of the barrier, the first of which has parity 0.
-__device__ __forceinline__ void wait_for_bytes(u64_t* barrier, u32 parity) {
-    const u32 b = (u32)__cvta_generic_to_shared(barrier);
-    u32 done = 0;
-    while (!done)
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(b), "r"(parity)
-            : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"((u32)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(bytes), "r"((u32)__cvta_generic_to_shared(barrier))
+        : "memory");
 }
 #endif
 
@@ -131,7 +134,7 @@ __device__ __forceinline__ u64_t load_exchanged(const u64_t* p) {
 __device__ __forceinline__ void store_exchanged(u64_t* p, u64_t v) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Between two looks at what another block is to write.
-__device__ __forceinline__ void spin_pause() { __nanosleep(20); }
+// To be called between two looks at what another thread is to write: the look takes long enough.
+__device__ __forceinline__ void spin_pause() {}
 
 #endif

@@ -207,7 +207,7 @@ fn pack_row(elements: &[f32], groups: &[Group], r: usize, with_mins: bool, panel
 mod tests {
     use metal_attention_gguf::blocks::random_blocks;
 
-    use super::{CODES, GROUP, GROUPS, Group, PANEL_BYTES, pack_tiles};
+    use super::{CODES, GROUP, GROUPS, GroupsOf, PANEL_BYTES, pack_tiles};
     use crate::matrix::{PANEL, Packing, TILE, packing};
     use metal_attention_gguf::TensorType;
 
@@ -226,7 +226,7 @@ mod tests {
     fn packed_codes_are_what_every_type_dequantises_to() {
         let n_in = 512;
         for &ty in TensorType::ALL {
-            let (groups_of, with_mins): (fn(&[u8], &mut Vec<Group>), bool) = match packing(ty) {
+            let (groups_of, with_mins): (GroupsOf, bool) = match packing(ty) {
                 Packing::OnDevice(_) => continue,
                 Packing::Codes(of) => (of, false),
                 Packing::CodesAndMins(of) => (of, true),

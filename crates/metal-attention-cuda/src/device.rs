@@ -41,6 +41,8 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/mamba2.fatbin"),
     include_bytes!("../prebuilt/rwkv.fatbin"),
 ];
+/// Those that only devices of compute capability 9.0 or later can run.
+const NEW_MODULES: [&[u8]; 1] = [include_bytes!("../prebuilt/decode.fatbin")];
 
 /// Workgroup memory beyond which a kernel has to ask for it.
 const SMALL_SHARED: usize = 48 << 10;
@@ -199,7 +201,8 @@ impl CudaDevice {
         // 1: does not wait for the stream that others use.
         // SAFETY: the driver gives a stream of this context.
         check("make a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
-        for image in MODULES {
+        let new: &[&[u8]] = if major >= 9 { &NEW_MODULES } else { &[] };
+        for image in MODULES.iter().chain(new) {
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is whole; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;

@@ -11,6 +11,7 @@ use metal_attention_model::{
 
 use crate::activations::{Activations, Widths};
 use crate::args::{QueryTileArgs, TokenArgs};
+use crate::decode::Decode;
 use crate::device::{Kernels, Readback};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
@@ -30,6 +31,8 @@ pub struct CudaForwardPass {
     pub(crate) cache: CudaKvCache,
     pub(crate) states: CudaStates,
     pub(crate) steps: Steps,
+    /// Single tokens in one launch, where there is a kernel for that.
+    decode: Option<Decode>,
     /// Steps that decode so many sequences, as they are sent from the second time on.
     graphs: HashMap<(usize, Wanted), Option<Graph>>,
     /// Greedy steps that run ahead of the CPU, by where their ids will arrive.
@@ -69,6 +72,7 @@ impl CudaForwardPass {
         let kv_cache = cache.bytes() + states.bytes();
         let scratch = gpu.allocated_bytes() - before - kv_cache;
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
+        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
         let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
@@ -89,6 +93,7 @@ impl CudaForwardPass {
             cache,
             states,
             steps,
+            decode,
             graphs: HashMap::new(),
             lookahead: Lookahead::default(),
             free: Vec::new(),
@@ -154,7 +159,16 @@ impl CudaForwardPass {
     fn launch(&mut self, n: usize, wanted: Wanted) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
+        if let (1, Some(decode), true) = (n, &mut self.decode, wanted != Wanted::Hidden) {
+            return match &mut self.steps.timers {
+                None => decode.launch(&gpu, wanted),
+                Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted)),
+            };
+        }
         let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), wanted };
+        if self.steps.timers.is_some() {
+            return self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(()));
+        }
         let graph = match self.graphs.remove(&(n, wanted)) {
             // The first time loads the kernels, which a graph cannot.
             None => {
@@ -218,7 +232,7 @@ impl CudaForwardPass {
             if self.profiler.is_some() {
                 self.steps.timers = Some(Timers::new(&gpu));
             }
-            if alone && trace.is_none() && n_wanted == part.len() && self.profiler.is_none() {
+            if alone && trace.is_none() && n_wanted == part.len() {
                 self.launch(part.len(), wanted)?;
             } else {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };

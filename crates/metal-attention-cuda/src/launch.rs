@@ -19,15 +19,36 @@ pub(crate) struct Grid {
     pub(crate) shared: usize,
 }
 
+/// When the blocks of a kernel start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// When the kernel before has ended.
+    InTurn,
+    /// While the kernel before ends, where the device can: the kernel waits itself (`wait_for_input`).
+    Early,
+    /// In turn, and all at once: they wait for each other.
+    Together,
+}
+
 impl CudaDevice {
-    /// Runs `kernel` with `args` after what was asked for before; `early`: where the device can, it starts while that ends, and
-    /// waits itself (`wait_for_input`).
-    pub(crate) fn launch<A: Pod>(&self, kernel: Kernel, grid: Grid, args: &A, early: bool) -> Result<(), CudaError> {
+    /// Runs `kernel` with `args` after what was asked for before.
+    pub(crate) fn launch<A: Pod>(&self, kernel: Kernel, grid: Grid, args: &A, start: Start) -> Result<(), CudaError> {
         let blocks = grid.blocks.map(|n| u32::try_from(n).expect("as many blocks as a grid can have"));
         // SAFETY: zeros are an attribute of no effect.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let has_attribute = match start {
+            Start::InTurn => false,
+            Start::Early => {
+                attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+                attribute.value.programmaticStreamSerializationAllowed = 1;
+                self.summary().capability.0 >= 9
+            }
+            Start::Together => {
+                attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+                attribute.value.cooperative = 1;
+                true
+            }
+        };
         let config = CUlaunchConfig {
             gridDimX: blocks[0],
             gridDimY: blocks[1],
@@ -38,7 +59,7 @@ impl CudaDevice {
             sharedMemBytes: grid.shared as u32,
             hStream: self.stream(),
             attrs: &raw mut attribute,
-            numAttrs: u32::from(early && self.summary().capability.0 >= 9),
+            numAttrs: u32::from(has_attribute),
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel takes one structure, which `args.rs` declares as the kernels do; buffers that it names live longer

@@ -6,6 +6,7 @@
 mod activations;
 mod args;
 mod codes;
+mod decode;
 mod device;
 mod error;
 mod forward_pass;

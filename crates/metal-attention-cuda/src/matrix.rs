@@ -8,7 +8,7 @@ use crate::CudaError;
 use crate::args::{MatrixArgs, RepackArgs};
 use crate::codes::{self, GroupsOf};
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::launch::Grid;
+use crate::launch::{Grid, Start};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
@@ -238,7 +238,12 @@ impl CudaMatrix {
                 row_bytes: row_bytes as u32,
             };
             let n_warps = rows.div_ceil(TILE) * n_panels;
-            gpu.launch(kernel, Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 }, &args, false)?;
+            gpu.launch(
+                kernel,
+                Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 },
+                &args,
+                Start::InTurn,
+            )?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::kv_cache::CudaKvCache;
-use crate::launch::Grid;
+use crate::launch::{Grid, Start};
 use crate::profile::Timers;
 use crate::state::{CudaStates, RunSizes};
 use crate::weights::CudaWeights;
@@ -79,10 +79,9 @@ impl Steps {
     fn launch<A: Pod>(&mut self, name: &str, what: &str, grid: Grid, args: &A) -> Result<(), CudaError> {
         let kernel = self.kernels.get(&self.gpu, name)?;
         match &mut self.timers {
-            None => self.gpu.launch(kernel, grid, args, true),
-            Some(timers) => {
-                timers.around(format!("{name} {what}").trim_end(), || self.gpu.launch(kernel, grid, args, false))
-            }
+            None => self.gpu.launch(kernel, grid, args, Start::Early),
+            Some(timers) => timers
+                .around(format!("{name} {what}").trim_end(), || self.gpu.launch(kernel, grid, args, Start::InTurn)),
         }
     }
 

@@ -82,4 +82,7 @@ inline void store_relaxed(uint4* p, uint4 v) {
 inline void store_release(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 inline void add_relaxed(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline void add_release(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+inline u64_t load_exchanged(const u64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline ulonglong2 load_exchanged(const ulonglong2* p) { return {load_exchanged(&p->x), load_exchanged(&p->y)}; }
+inline void store_exchanged(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }

@@ -1,0 +1,510 @@
+//! One token in one launch: which models `kernels/decode.cu` takes, and what it works with.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use metal_attention_model::{CacheType, ModelSpec, Residual};
+
+use crate::CudaError;
+use crate::activations::Activations;
+use crate::args::{HeadArgs, MatrixArgs, PagesArgs};
+use crate::device::{CudaBuffer, CudaDevice, Kernel};
+use crate::kv_cache::CudaKvCache;
+use crate::launch::{Grid, Start};
+use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
+use crate::parts::AttentionKernels;
+use crate::step::Wanted;
+use crate::weights::{
+    CudaAttention, CudaDense, CudaEmbedding, CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm, CudaWeights,
+};
+
+/// Warps of a block, query heads of a unit of attention, matrices of a layer: as `decode.cu` has them.
+const WARPS: usize = 8;
+const GROUP: usize = 4;
+/// Copies of what all blocks read.
+const COPIES: usize = 4;
+const MATRICES: usize = 7;
+const STEPS: usize = 4;
+/// Most splits of a token's positions.
+const MAX_SPLITS: usize = 32;
+/// Bytes of a warp's weights that are asked for at once, where records are smaller.
+const SLOT: usize = 2304;
+/// Slots of a warp beyond which nothing is gained, and below which too much is lost.
+const MAX_SLOTS: usize = 16;
+const MIN_SLOTS: usize = 2;
+/// Bytes of workgroup memory that the kernel has besides.
+const STATIC_SHARED: usize = 4096;
+/// Bytes of `Part` of `decode.cu`.
+const PART: usize = 32;
+/// Tags that words of an exchange have.
+const TAGS: u32 = 1 << 12;
+
+/// A product of all rows of up to three matrices with one input.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct StepArgs {
+    norm: u64,
+    bias: u64,
+    from: u64,
+    to: u64,
+    kind: u32,
+    n_in: u32,
+    eps: f32,
+    first_part: u32,
+    n_parts: u32,
+    n_rows: [u32; 3],
+    tag_in: u32,
+    tag_out: u32,
+    odd_sixteenth: u32,
+    copies: u32,
+    n_out: u32,
+    unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct LayerArgs {
+    steps: [StepArgs; STEPS],
+    inputs: HeadArgs,
+    pages: PagesArgs,
+    k_cache: u64,
+    v_cache: u64,
+    sinks: u64,
+    n_steps: u32,
+    n_head: u32,
+    n_kv_head: u32,
+    head_dim: u32,
+    mask: u32,
+    reach: u32,
+    activation: u32,
+    soft_cap: f32,
+    scale: f32,
+    unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct DecodeArgs {
+    layers: u64,
+    matrices: u64,
+    table: MatrixArgs,
+    token: u64,
+    logits: u64,
+    ids: u64,
+    best: u64,
+    n_done: u64,
+    qkv: u64,
+    att: u64,
+    sums: u64,
+    n_layer: u32,
+    n_embd: u32,
+    n_parts: u32,
+    tag: u32,
+    advance: u32,
+    slot_bytes: u32,
+    n_slots: u32,
+    max_tiles: u32,
+    head_tiles: u32,
+    region_floats: u32,
+    att_words: u32,
+    sums_words: u32,
+    input_at: u32,
+    regions_at: u32,
+    residual_at: u32,
+    parts_at: u32,
+    barriers_at: u32,
+    embedding_scale: f32,
+    logit_scale: f32,
+    logit_cap: f32,
+}
+
+/// The kernel, and what it works with.
+#[derive(Debug)]
+pub(crate) struct Decode {
+    kernel: Kernel,
+    grid: Grid,
+    args: DecodeArgs,
+    logits: u64,
+    /// Tags of a token's exchanges.
+    tags: u32,
+    /// Layers and matrices as the kernel reads them, words of the exchanges, the highest logit.
+    _buffers: [CudaBuffer; 4],
+}
+
+impl Decode {
+    /// What a token of `spec` takes in one launch; `None` where it is none of the models, or the device none of those, for which
+    /// there is the kernel.
+    pub(crate) fn new(
+        gpu: &Arc<CudaDevice>,
+        spec: &ModelSpec,
+        weights: &CudaWeights,
+        cache: &CudaKvCache,
+        s: &Activations,
+    ) -> Result<Option<Self>, CudaError> {
+        let summary = gpu.summary();
+        let (n_layer, n_embd, n_blocks) = (spec.n_layer(), spec.n_embd, summary.n_sm);
+        let (Some((head, output_bias)), Some(of_logits)) = (&weights.output, &spec.output.head) else {
+            return Ok(None);
+        };
+        let Some(layers) = weights.layers.iter().map(PlainLayer::of).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.is_on_the_way()) else {
+            return Ok(None);
+        };
+        let plain = is_plain(&weights.embedding) && known(head) && known(&weights.embedding.table);
+        let short = cache.cache_type == CacheType::F16;
+        if summary.capability.0 < 9 || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
+            return Ok(None);
+        }
+        let attentions = || layers.iter().map(|layer| layer.attention);
+        let n_ff = layers.iter().map(|layer| layer.up().n_rows).max().unwrap_or(0);
+        let widest = attentions().map(|a| a.n_head * a.head_dim).max().unwrap_or(0).max(n_ff).max(n_embd);
+        let room_of_heads = attentions().map(|a| 4 * ((GROUP + 5 + WARPS * GROUP) * a.head_dim + 2 * WARPS * GROUP));
+        // hi and lo of each input, and sums of 16.
+        let input_bytes = (widest.next_multiple_of(PANEL) * 17 / 4).max(room_of_heads.max().unwrap_or(0));
+        let matrices = || layers.iter().flat_map(PlainLayer::matrices);
+        let max_tiles = layers.iter().map(|layer| max_tiles(layer, n_blocks)).max().unwrap_or(1);
+        let head_tiles = tiles_of_warp(head, head.n_tiles().div_ceil(n_blocks));
+        let region = WARPS * TILE * max_tiles;
+        let regions_bytes = 4 * (3 * region).max(WARPS * TILE * head_tiles);
+        let n_parts = MATRICES * n_layer + 1;
+        let residual_bytes = n_embd.div_ceil(TILE).div_ceil(n_blocks) * TILE * 4;
+        let parts_bytes = PART * n_parts;
+        let rest = input_bytes + regions_bytes + residual_bytes + parts_bytes + 8 * WARPS * MAX_SLOTS;
+        let largest = matrices().chain([&**head]).map(|m| m.format.record().bytes).max().unwrap_or(SLOT);
+        let slot_bytes = if largest <= SLOT / 2 { SLOT } else { largest.next_multiple_of(128) };
+        let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest);
+        let n_slots = (room / (WARPS * slot_bytes)).min(MAX_SLOTS);
+        if n_slots < MIN_SLOTS {
+            return Ok(None);
+        }
+
+        let words = |n: usize| 8 * n.div_ceil(2).next_multiple_of(2) as u64;
+        let heads = attentions().map(|a| a.n_head).max().unwrap_or(0);
+        let words_of_att = words(MAX_SPLITS * attentions().map(|a| a.n_head * a.head_dim).max().unwrap_or(0));
+        let words_of_sums = words(2 * MAX_SPLITS * heads);
+        let sizes = [
+            COPIES as u64 * words(n_embd),
+            words(attentions().map(CudaAttention::stride).max().unwrap_or(0)),
+            COPIES as u64 * words_of_att,
+            COPIES as u64 * words_of_sums,
+            COPIES as u64 * words(n_ff),
+        ];
+        let exchange = gpu.zeros("exchanges between blocks", sizes.iter().sum())?;
+        let mut at = exchange.ptr();
+        let [x, qkv, att, sums, gated] = sizes.map(|bytes| {
+            at += bytes;
+            at - bytes
+        });
+        let best = gpu.zeros("the highest logit", 16)?;
+        let words = Words { x, qkv, att, gated };
+        let mut of_layers: Vec<_> =
+            layers.iter().enumerate().map(|(i, layer)| layer_args(cache, i, layer, words)).collect();
+        of_layers.push(LayerArgs {
+            steps: [
+                StepArgs {
+                    norm: output_norm.weight.ptr(),
+                    bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
+                    eps: output_norm.eps,
+                    ..step_args(Kind::Head, [x, 0], MATRICES * n_layer, &[head])
+                },
+                StepArgs::zeroed(),
+                StepArgs::zeroed(),
+                StepArgs::zeroed(),
+            ],
+            n_steps: 1,
+            ..LayerArgs::zeroed()
+        });
+        let of_layers = gpu.upload("layers", &of_layers)?;
+        let matrices: Vec<_> = matrices().chain([&**head]).map(|matrix| matrix.args(0)).collect();
+        let matrices = gpu.upload("layers", &matrices)?;
+        let ring_bytes = n_slots * WARPS * slot_bytes;
+        let args = DecodeArgs {
+            layers: of_layers.ptr(),
+            matrices: matrices.ptr(),
+            table: weights.embedding.table.args(0),
+            token: s.tokens.ptr(),
+            logits: 0,
+            ids: s.ids.ptr(),
+            best: best.ptr(),
+            n_done: best.ptr() + 8,
+            qkv,
+            att,
+            sums,
+            n_layer: n_layer as u32,
+            n_embd: n_embd as u32,
+            n_parts: n_parts as u32,
+            // Words that nobody has written have tag 0.
+            tag: 2,
+            advance: 0,
+            slot_bytes: slot_bytes as u32,
+            n_slots: n_slots as u32,
+            max_tiles: max_tiles as u32,
+            head_tiles: head_tiles as u32,
+            region_floats: region as u32,
+            att_words: (words_of_att / 8) as u32,
+            sums_words: (words_of_sums / 8) as u32,
+            input_at: ring_bytes as u32,
+            regions_at: (ring_bytes + input_bytes) as u32,
+            residual_at: (ring_bytes + input_bytes + regions_bytes) as u32,
+            parts_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes) as u32,
+            barriers_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes + parts_bytes) as u32,
+            embedding_scale: spec.embedding.scale,
+            logit_scale: of_logits.scale,
+            logit_cap: of_logits.soft_cap.unwrap_or(0.0),
+        };
+        let kernel = gpu.kernel(match attentions().map(|a| a.head_dim).max().unwrap_or(0) {
+            ..=64 => "decode_64",
+            65..=128 => "decode_128",
+            129.. => "decode_256",
+        })?;
+        let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared: rest + ring_bytes };
+        Ok(Some(Self {
+            kernel,
+            grid,
+            args,
+            logits: s.logits.ptr(),
+            tags: 2 * n_layer as u32 + 2,
+            _buffers: [of_layers, matrices, exchange, best],
+        }))
+    }
+
+    /// Runs the token that the device has.
+    pub(crate) fn launch(&mut self, gpu: &CudaDevice, wanted: Wanted) -> Result<(), CudaError> {
+        let (logits, advance) = match wanted {
+            Wanted::Logits => (self.logits, false),
+            Wanted::Id { advance } => (0, advance),
+            Wanted::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
+        };
+        let args = DecodeArgs { logits, advance: u32::from(advance), ..self.args };
+        gpu.launch(self.kernel, self.grid, &args, Start::Together)?;
+        self.args.tag = (self.args.tag + self.tags) % TAGS;
+        Ok(())
+    }
+}
+
+/// A layer that the kernel takes: attention and a gated feed-forward behind `RMSNorm`s, and nothing besides.
+#[derive(Debug, Clone, Copy)]
+struct PlainLayer<'a> {
+    mixer_norm: &'a CudaNorm,
+    attention: &'a CudaAttention,
+    qkv: [&'a CudaMatrix; 3],
+    norm: &'a CudaNorm,
+    dense: &'a CudaDense,
+    gate: &'a CudaMatrix,
+    scale: f32,
+}
+
+impl<'a> PlainLayer<'a> {
+    fn of(layer: &'a CudaLayer) -> Option<Self> {
+        let CudaLayer {
+            mixer_norm,
+            mixer,
+            mixer_post_norm,
+            feed_forward_norm,
+            feed_forward,
+            feed_forward_post_norm,
+            residual,
+            sum_norms,
+            own_embedding,
+            streams,
+            output_scale,
+        } = layer;
+        let CudaMixer::Attention(attention) = mixer else { return None };
+        let CudaFeedForward::Dense(dense) = feed_forward else { return None };
+        let scale = match *residual {
+            Residual::Sequential { scale } => scale,
+            Residual::Parallel | Residual::PostNorm { .. } => return None,
+        };
+        let results = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
+        let more = own_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        let paged = attention.kernels == AttentionKernels::Paged && attention.inputs_apart.is_none();
+        let [q, k, v] = &attention.qkv[..] else { return None };
+        let on_the_way = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.is_on_the_way());
+        let layer = Self {
+            mixer_norm: on_the_way(mixer_norm)?,
+            attention,
+            qkv: [q, k, v],
+            norm: on_the_way(feed_forward_norm)?,
+            dense,
+            gate: dense.gate.as_ref()?,
+            scale,
+        };
+        // Inputs of products that go together are made for one kind of codes.
+        let alike = |of: &[&CudaMatrix]| of.iter().all(|m| odd_sixteenth(m.format) == odd_sixteenth(of[0].format));
+        let matrices = layer.matrices();
+        let fits = alike(&matrices[..3]) && alike(&matrices[4..6]) && matrices.iter().all(|m| known(m));
+        (!results && !more && paged && dense.on_the_way && fits).then_some(layer)
+    }
+
+    fn out(&self) -> &'a CudaLinear {
+        &self.attention.out
+    }
+
+    fn up(&self) -> &'a CudaMatrix {
+        &self.dense.up
+    }
+
+    fn down(&self) -> &'a CudaLinear {
+        &self.dense.down
+    }
+
+    /// Its matrices, in the kernel's order.
+    fn matrices(&self) -> [&'a CudaMatrix; MATRICES] {
+        let [q, k, v] = self.qkv;
+        [q, k, v, &self.out().weight, self.gate, self.up(), &self.down().weight]
+    }
+}
+
+/// Whether tokens become rows of a table and nothing besides.
+fn is_plain(embedding: &CudaEmbedding) -> bool {
+    let CudaEmbedding { table: _, token_type, positions, norm, per_layer, streams } = embedding;
+    let nothing = token_type.is_none() && positions.is_none() && norm.is_none();
+    nothing && per_layer.is_none() && streams.is_none()
+}
+
+/// Whether the kernel knows a matrix's format and its rows.
+fn known(matrix: &CudaMatrix) -> bool {
+    let format = match matrix.format {
+        Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K | Format::F16 | Format::F32 | Format::Q8_0 => true,
+        Format::Codes | Format::CodesAndMins => false,
+    };
+    format && matrix.n_in.is_multiple_of(4)
+}
+
+/// `Staged::ODD_SIXTEENTH` of `products.cuh`.
+fn odd_sixteenth(format: Format) -> bool {
+    match format {
+        Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K => true,
+        Format::F16 | Format::F32 | Format::Q8_0 | Format::Codes | Format::CodesAndMins => false,
+    }
+}
+
+/// Tiles that a warp meets of the `n_tiles` of a block, at most.
+fn tiles_of_warp(matrix: &CudaMatrix, n_tiles: usize) -> usize {
+    let a_tile = matrix.n_in.div_ceil(PANEL) / matrix.format.record().panels;
+    let n_records = n_tiles * a_tile;
+    let of_warp = n_records.div_ceil(WARPS.min(n_records.max(1)));
+    // From the last record of a tile on.
+    (of_warp + a_tile.max(1) - 2) / a_tile.max(1) + 1
+}
+
+fn max_tiles(layer: &PlainLayer<'_>, n_blocks: usize) -> usize {
+    let matrices = layer.matrices();
+    let qkv: usize = matrices[..3].iter().map(|m| m.n_tiles()).sum();
+    let of = |(i, m): (usize, &&CudaMatrix)| {
+        let n_tiles = if i < 3 { qkv } else { m.n_tiles() };
+        tiles_of_warp(m, n_tiles.div_ceil(n_blocks).min(m.n_tiles()))
+    };
+    matrices.iter().enumerate().map(of).max().unwrap_or(1)
+}
+
+/// What a step is, as `Kind` of `decode.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+enum Kind {
+    Qkv = 0,
+    AttentionOutput = 1,
+    GateAndUp = 2,
+    Down = 3,
+    Head = 4,
+}
+
+impl Kind {
+    /// Tags of the words that a step reads and writes, beyond its layer's: the residual stream is written twice in a layer, and the
+    /// next layer's tags are two more.
+    fn tags(self) -> [u32; 2] {
+        match self {
+            Self::Qkv | Self::Head => [TAGS - 1, 0],
+            Self::AttentionOutput | Self::GateAndUp => [0, 0],
+            Self::Down => [0, 1],
+        }
+    }
+
+    /// Copies of its results: queries, keys and values are read by few blocks.
+    fn copies(self) -> usize {
+        match self {
+            Self::Qkv | Self::Head => 1,
+            Self::AttentionOutput | Self::GateAndUp | Self::Down => COPIES,
+        }
+    }
+}
+
+/// A step without a norm and a bias, from which and to which words.
+fn step_args(kind: Kind, [from, to]: [u64; 2], first_part: usize, matrices: &[&CudaMatrix]) -> StepArgs {
+    let mut n_rows = [0; 3];
+    for (to, matrix) in n_rows.iter_mut().zip(matrices) {
+        *to = matrix.n_rows as u32;
+    }
+    let [tag_in, tag_out] = kind.tags();
+    StepArgs {
+        norm: 0,
+        bias: 0,
+        from,
+        to,
+        kind: kind as u32,
+        n_in: matrices[0].n_in as u32,
+        eps: 0.0,
+        first_part: first_part as u32,
+        n_parts: matrices.len() as u32,
+        n_rows,
+        tag_in,
+        tag_out,
+        odd_sixteenth: u32::from(odd_sixteenth(matrices[0].format)),
+        copies: kind.copies() as u32,
+        n_out: matrices[0].n_rows as u32,
+        unused: 0,
+    }
+}
+
+/// Where the words of exchanges lie.
+#[derive(Debug, Clone, Copy)]
+struct Words {
+    x: u64,
+    qkv: u64,
+    att: u64,
+    gated: u64,
+}
+
+fn layer_args(cache: &CudaKvCache, i: usize, layer: &PlainLayer<'_>, words: Words) -> LayerArgs {
+    let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
+    let a = layer.attention;
+    let [k_cache, v_cache] = cache.of_layer(i);
+    let (m, first) = (layer.matrices(), MATRICES * i);
+    LayerArgs {
+        steps: [
+            StepArgs {
+                norm: layer.mixer_norm.weight.ptr(),
+                bias: ptr(&a.qkv_bias),
+                eps: layer.mixer_norm.eps,
+                ..step_args(Kind::Qkv, [words.x, words.qkv], first, &m[..3])
+            },
+            StepArgs {
+                bias: layer.out().bias(),
+                ..step_args(Kind::AttentionOutput, [words.att, words.x], first + 3, &m[3..4])
+            },
+            StepArgs {
+                norm: layer.norm.weight.ptr(),
+                eps: layer.norm.eps,
+                ..step_args(Kind::GateAndUp, [words.x, words.gated], first + 4, &m[4..6])
+            },
+            StepArgs { bias: layer.down().bias(), ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..]) },
+        ],
+        inputs: a.inputs,
+        pages: cache.pages_of_layer(i),
+        k_cache,
+        v_cache,
+        sinks: ptr(&a.sinks),
+        n_steps: STEPS as u32,
+        n_head: a.n_head as u32,
+        n_kv_head: a.n_kv_head as u32,
+        head_dim: a.head_dim as u32,
+        mask: a.mask,
+        reach: a.reach,
+        activation: layer.dense.activation.0,
+        soft_cap: a.soft_cap,
+        scale: layer.scale,
+        unused: 0,
+    }
+}
