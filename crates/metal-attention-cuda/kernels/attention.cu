@@ -23,6 +23,9 @@ struct AttentionArgs {
     u32 n_token_tiles; // of `packed`
     u32 mask, reach;
     float soft_cap;    // 0: none
+    const float* gates; // of head 0 of token 0, or null; heads are 2 head_dim apart
+    u32 gate_stride;   // elements from a token's to the next one's
+    u32 unused;
 };
 
 constexpr int THREADS = 128;
@@ -34,6 +37,7 @@ __device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
 }
 
 __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float v) {
+    if (a.gates) v /= 1.0f + __expf(-a.gates[(size_t)token * a.gate_stride + 2 * head * a.head_dim + d]);
     const u32 i = head * a.head_dim + d;
     a.out[(size_t)token * a.n_head * a.head_dim + i] = v;
     if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);

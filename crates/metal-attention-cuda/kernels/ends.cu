@@ -1,37 +1,16 @@
-// The ends of a forward pass: rows of the embedding table, norms of rows that products of many tokens take, scaled and capped
-// logits, the largest of them.
-#include "formats.cuh"
+// The ends of a forward pass: rows of the embedding table, scaled and capped logits, the largest of them.
+#include "element.cuh"
 #include "heads.cuh"
 
 struct EmbeddingArgs {
     Matrix table; // [n_vocab][n_embd]
+    Matrix positions; // [position][n_embd], or no records
+    const float* types; // [n_embd], or null
     const Token* tokens;
     float* x; // [n_tokens][n_embd]
     float scale;
     u32 n_embd;
 };
-
-// Element k of row `row`.
-template <typename P> __device__ __forceinline__ float element_of(const Matrix& m, u32 row, u32 k) {
-    const int place = place_in_block(k % 32), b = k % 64 / 32, r = row % 16 / 8;
-    const int lane = row % 8 * 4 + place / 8, p = place % 8, s = p / 4, pair = p % 4 / 2;
-    P panel;
-    panel.load(m, row / 16, k / 64, lane);
-    float sum = 0.0f;
-    for (int plane = 0; plane < P::PLANES; plane++) {
-        u32 a[2][4];
-        panel.codes(plane, b, a);
-        u32 word = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (i == s && j == 2 * pair + r) word = a[i][j];
-        const float code = p % 2 == 0 ? __low2float(halves(word)) : __high2float(halves(word));
-        sum += panel.scale(plane, b, r, s) * code;
-    }
-    return sum - panel.min(b, r);
-}
 
 extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     wait_for_input();
@@ -40,36 +19,14 @@ extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     if (k >= a.n_embd) return;
     float v;
     WITH_PANEL(a.table.format, (v = element_of<P>(a.table, a.tokens[token].id, k)));
-    a.x[(size_t)token * a.n_embd + k] = a.scale * v;
-}
-
-struct NormArgs {
-    const float* x;      // [n][n_in]
-    const float* weight; // [n_in]; null: no norm
-    half* packed;        // as products of many tokens take it; null: none
-    float* out;          // [n_tokens][n_in]; null: none
-    const u32* rows;     // rows of x to be taken; null: in order
-    u32 n_in;
-    u32 n_token_tiles;
-    float eps;
-    u32 unused;
-};
-
-// A block a row.
-extern "C" __global__ void __launch_bounds__(256) rms_norm(const __grid_constant__ NormArgs a) {
-    __shared__ float scratch[16];
-    wait_for_input();
-    let_next_start();
-    const u32 token = blockIdx.x;
-    const float* x = a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in;
-    float squares = 0.0f;
-    for (u32 i = threadIdx.x; i < a.n_in; i += blockDim.x) squares += x[i] * x[i];
-    const float rms = a.weight ? rsqrtf(block_sum_max(squares, 0.0f, scratch).x / a.n_in + a.eps) : 1.0f;
-    for (u32 i = threadIdx.x; i < (a.n_in + 63) / 64 * 64; i += blockDim.x) {
-        const float v = i < a.n_in ? (a.weight ? x[i] * rms * a.weight[i] : x[i]) : 0.0f;
-        if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);
-        if (a.out && i < a.n_in) a.out[(size_t)token * a.n_in + i] = v;
+    v *= a.scale;
+    if (a.types) v += a.types[k];
+    if (a.positions.records) {
+        float p;
+        WITH_PANEL(a.positions.format, (p = element_of<P>(a.positions, a.tokens[token].pos, k)));
+        v += p;
     }
+    a.x[(size_t)token * a.n_embd + k] = v;
 }
 
 struct LogitsArgs {

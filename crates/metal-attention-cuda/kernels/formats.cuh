@@ -5,7 +5,7 @@
 #include "common.cuh"
 
 // As `Format` in src/matrix.rs has them.
-enum Format : u32 { F16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5, F32 = 6 };
+enum Format : u32 { F16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5, F32 = 6, CODES = 7, CODES_AND_MINS = 8 };
 
 struct Matrix {
     const unsigned char* records; // [tile][panel / PANELS], see Record
@@ -29,6 +29,8 @@ template <> struct Record<Q4_0> : RecordOf<1, 512, 0, 64, 0> {};
 template <> struct Record<Q4_K> : RecordOf<4, 512, 0, 64, 64> {};
 template <> struct Record<Q5_K> : RecordOf<4, 512, 128, 64, 64> {};
 template <> struct Record<Q6_K> : RecordOf<4, 512, 256, 64, 32> {};
+template <> struct Record<CODES> : RecordOf<1, 1024, 0, 256, 0> {};
+template <> struct Record<CODES_AND_MINS> : RecordOf<1, 1024, 0, 512, 0> {};
 
 // Where the parts of panel `i` of a record lie.
 template <u32 FORMAT> struct Place {
@@ -57,13 +59,14 @@ __device__ __forceinline__ float byte_of(u32 word, int i) {
 __device__ __forceinline__ float signed_byte_of(u32 word, int i) { return byte_of(word ^ 0x80808080u, i) - 128.0f; }
 
 // What a lane needs of a panel, as it lies in memory. `SUBS` scales for each block and row; `MINS`: as many offsets.
-// `codes(plane, b, a)`: the codes of block b, a[s][0..4] for its product s; `scale(plane, b, row, sub)`, `min(b, row)` in F32.
-// An element is the sum over PLANES of scale * code, plus min. No scales: codes are the elements.
+// `codes(plane, b, a)`: the codes of block b, a[s][0..4] for its product s; `scale(plane, b, row, sub)`, `min(b, row, sub)` in F32.
+// An element is the sum over PLANES of scale * code, less min. No scales: codes are the elements. `FLOAT_SCALES`: scales may be
+// beyond what F16 holds.
 template <u32 FORMAT> struct Panel;
 
 template <> struct Panel<F16> {
     static constexpr int SUBS = 0, PLANES = 1;
-    static constexpr bool MINS = false;
+    static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[4];
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
         const uint4* p = (const uint4*)Place<F16>(m, tile, panel).codes + lane;
@@ -76,13 +79,13 @@ template <> struct Panel<F16> {
         a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
     }
     __device__ __forceinline__ float scale(int, int, int, int) const { return 1.0f; }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Each element as the sum of an F16 and 2^-11 of another, which BF16 and most of what F32 can be.
 template <> struct Panel<F32> {
     static constexpr int SUBS = 1, PLANES = 2;
-    static constexpr bool MINS = false;
+    static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[8];
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
         const uint4* p = (const uint4*)Place<F32>(m, tile, panel).codes + lane;
@@ -95,12 +98,25 @@ template <> struct Panel<F32> {
         a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
     }
     __device__ __forceinline__ float scale(int plane, int, int, int) const { return plane == 0 ? 1.0f : 1.0f / 2048.0f; }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
+
+// Codes of 8 bits as pairs of F16.
+__device__ __forceinline__ void signed_codes(const uint4 x, u32 (&a)[2][4]) {
+    const u32 words[2][2] = {{x.x, x.y}, {x.z, x.w}};
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const u32 v = words[row][p] ^ 0x80808080u;
+            a[p][row] = minus(__byte_perm(v, 0x64646464u, 0x4140), 1152.0f);
+            a[p][2 + row] = minus(__byte_perm(v, 0x64646464u, 0x4342), 1152.0f);
+        }
+}
 
 template <> struct Panel<Q8_0> {
     static constexpr int SUBS = 1, PLANES = 1;
-    static constexpr bool MINS = false;
+    static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[2];
     uint2 s;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
@@ -110,22 +126,13 @@ template <> struct Panel<Q8_0> {
         s = load_stream((const uint2*)at.scales + lane / 4);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
-        const uint4 x = w[b];
-        const u32 words[2][2] = {{x.x, x.y}, {x.z, x.w}};
-#pragma unroll
-        for (int row = 0; row < 2; row++)
-#pragma unroll
-            for (int p = 0; p < 2; p++) {
-                const u32 v = words[row][p] ^ 0x80808080u;
-                a[p][row] = minus(__byte_perm(v, 0x64646464u, 0x4140), 1152.0f);
-                a[p][2 + row] = minus(__byte_perm(v, 0x64646464u, 0x4342), 1152.0f);
-            }
+        signed_codes(w[b], a);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Codes of 4 bits.
@@ -157,14 +164,14 @@ struct HalfScales {
 
 template <> struct Panel<Q4_0> : Nibbles, HalfScales {
     static constexpr int SUBS = 1, PLANES = 1;
-    static constexpr bool MINS = false;
+    static constexpr bool MINS = false, FLOAT_SCALES = false;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
         const Place<Q4_0> at(m, tile, panel);
         load_codes(at.codes, lane);
         load_scales(at.scales, lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1032.0f); }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 // Scales and offsets of 6 bits for each block, and what they are multiplied by, F16, for each 256 columns:
@@ -178,14 +185,14 @@ struct KScales {
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
     }
-    __device__ __forceinline__ float min(int b, int row) const {
+    __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
 };
 
 template <> struct Panel<Q4_K> : Nibbles, KScales {
     static constexpr int SUBS = 1, PLANES = 1;
-    static constexpr bool MINS = true;
+    static constexpr bool MINS = true, FLOAT_SCALES = false;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
         const Place<Q4_K> at(m, tile, panel);
         load_codes(at.codes, lane);
@@ -201,7 +208,7 @@ __device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int i) {
 }
 template <> struct Panel<Q5_K> : Nibbles, KScales {
     static constexpr int SUBS = 1, PLANES = 1;
-    static constexpr bool MINS = true;
+    static constexpr bool MINS = true, FLOAT_SCALES = false;
     u32 h;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
         const Place<Q5_K> at(m, tile, panel);
@@ -223,7 +230,7 @@ template <> struct Panel<Q5_K> : Nibbles, KScales {
 // row g + 8}.
 template <> struct Panel<Q6_K> : Nibbles {
     static constexpr int SUBS = 2, PLANES = 1;
-    static constexpr bool MINS = false;
+    static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint2 h, s;
     u32 d;
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
@@ -251,8 +258,37 @@ template <> struct Panel<Q6_K> : Nibbles {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
+
+// What has no format of its own: codes of 8 bits, for each 16 columns a scale and, with `HAS_MINS`, an offset, F32:
+// [row of 16][4].
+template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel {
+    static constexpr int SUBS = 2, PLANES = 1;
+    static constexpr bool MINS = HAS_MINS, FLOAT_SCALES = true;
+    uint4 w[2];
+    float4 s[2], m[HAS_MINS ? 2 : 1];
+    __device__ __forceinline__ void load(const Matrix& matrix, u32 tile, u32 panel, int lane) {
+        const Place<FORMAT> at(matrix, tile, panel);
+        const float4* scales = (const float4*)at.scales + lane / 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            w[i] = load_stream((const uint4*)at.codes + 32 * i + lane);
+            s[i] = scales[8 * i];
+            if (HAS_MINS) m[i] = scales[16 + 8 * i];
+        }
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { signed_codes(w[b], a); }
+    static __device__ __forceinline__ float one_of(const float4& v, int b, int sub) {
+        return b == 0 ? (sub == 0 ? v.x : v.y) : (sub == 0 ? v.z : v.w);
+    }
+    __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return one_of(row == 0 ? s[0] : s[1], b, sub); }
+    __device__ __forceinline__ float min(int b, int row, int sub = 0) const {
+        return HAS_MINS ? one_of(row == 0 ? m[0] : m[HAS_MINS ? 1 : 0], b, sub) : 0.0f;
+    }
+};
+template <> struct Panel<CODES> : GeneralPanel<CODES, false> {};
+template <> struct Panel<CODES_AND_MINS> : GeneralPanel<CODES_AND_MINS, true> {};
 
 // Runs `body` with the type of the format's panels.
 #define WITH_PANEL(format, body)                                     \
@@ -264,5 +300,7 @@ template <> struct Panel<Q6_K> : Nibbles {
         case Q5_K: { typedef Panel<Q5_K> P; body; break; }           \
         case Q6_K: { typedef Panel<Q6_K> P; body; break; }           \
         case F32: { typedef Panel<F32> P; body; break; }             \
+        case CODES: { typedef Panel<CODES> P; body; break; }         \
+        case CODES_AND_MINS: { typedef Panel<CODES_AND_MINS> P; body; break; } \
         default: __trap();                                           \
     }

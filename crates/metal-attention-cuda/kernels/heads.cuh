@@ -26,19 +26,23 @@ __device__ __forceinline__ void norm_head(float* v, const float* weight, float e
     __syncwarp();
 }
 
+// `turns`: of its position.
+__device__ __forceinline__ void rotate_head(float* v, const HeadInputs& in, const float2* turns, int lane) {
+    if (in.rotation == NO_ROPE) return;
+    for (int i = lane; i < (int)in.n_rot / 2; i += 32) {
+        const int a = in.rotation == HALVES ? i : 2 * i, b = in.rotation == HALVES ? i + in.n_rot / 2 : 2 * i + 1;
+        const float2 turn = turns[i];
+        const float x = v[a], y = v[b];
+        v[a] = x * turn.x - y * turn.y;
+        v[b] = x * turn.y + y * turn.x;
+    }
+    __syncwarp();
+}
+
 // One warp makes head `v`, in its memory, what attention takes. `weight`: of its norm, or null; `turns`: of its position.
 __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weight, const float2* turns, int dim, float scale, int lane) {
     if (in.norm != NO_NORM && !in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
-    if (in.rotation != NO_ROPE) {
-        for (int i = lane; i < (int)in.n_rot / 2; i += 32) {
-            const int a = in.rotation == HALVES ? i : 2 * i, b = in.rotation == HALVES ? i + in.n_rot / 2 : 2 * i + 1;
-            const float2 turn = turns[i];
-            const float x = v[a], y = v[b];
-            v[a] = x * turn.x - y * turn.y;
-            v[b] = x * turn.y + y * turn.x;
-        }
-        __syncwarp();
-    }
+    rotate_head(v, in, turns, lane);
     if (in.norm != NO_NORM && in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
     if (scale != 1.0f) {
         for (int i = lane; i < dim; i += 32) v[i] *= scale;
@@ -54,7 +58,8 @@ __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const 
 
 // Tokens of a batch, and where the positions of their sequences lie.
 struct Token {
-    u32 id, seq, pos, unused;
+    u32 id, seq, pos;
+    u32 last; // position of the last token of its text, where tokens see those after them
 };
 constexpr int PAGE = 64;
 

@@ -28,8 +28,19 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
     for (int s = 0; s < 2; s++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
+            if (P::FLOAT_SCALES) {
+                // Scales of any size: elements are rounded once.
+                const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    u32& v = a[s][2 * i + row];
+                    const float2 code = __half22float2(halves(v));
+                    v = bits(__floats2half2_rn(scale * code.x - min, scale * code.y - min));
+                }
+                continue;
+            }
             const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SUBS == 2 ? s : 0));
-            const half2 min = __float2half2_rn(-p.min(b, row));
+            const half2 min = __float2half2_rn(-p.min(b, row, 0));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 u32& v = a[s][2 * i + row];
@@ -127,28 +138,32 @@ template <int N> __device__ __forceinline__ void matmul_few(const MatmulArgs& a,
 }
 
 SHARED_MEMORY(16, float, matmul_memory);
+#ifndef TEMPLATES_ALONE
 #define FEW(N) \
     extern "C" __global__ void __launch_bounds__(256) matmul_few_##N(const __grid_constant__ MatmulArgs a) { matmul_few<N>(a, matmul_memory); }
 FEW(1)
 FEW(2)
 FEW(4)
 FEW(8)
+#endif
 
 // Many tokens: a block of 8 warps for 128 rows (GATED: 64 of the gate and the same of up) and 128 tokens; a warp has two tiles of
 // rows and half of the tokens.
 constexpr int STAGES = 4;
 constexpr int TOKEN_TILES = 16;
-constexpr int PANEL_WORDS = TOKEN_TILES * 64; // uint4 of a panel's inputs
 
-template <typename P, typename Q>
+// `TILES` tiles of tokens from `first_tile` on, of which there are none from `end_tile` on.
+template <int TILES, typename P, typename Q>
 __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&there)[2],
-                                              uint4* staged, int lane, int half_of, float (&acc)[2][TOKEN_TILES / 2][4]) {
-    const u32 n_panels = m[0].n_panels, first_tile = blockIdx.x * TOKEN_TILES;
+                                              uint4* staged, u32 first_tile, u32 end_tile, int lane, int half_of,
+                                              float (&acc)[2][TILES / 2][4]) {
+    constexpr int PANEL_WORDS = TILES * 64; // uint4 of a panel's inputs
+    const u32 n_panels = m[0].n_panels;
     auto stage = [&](u32 panel) {
         if (panel < n_panels) {
             for (int i = threadIdx.x; i < PANEL_WORDS; i += 256) {
                 const u32 token_tile = first_tile + i / 64;
-                const bool inside = token_tile < a.n_token_tiles;
+                const bool inside = token_tile < end_tile;
                 copy16_or_zero(staged + panel % STAGES * PANEL_WORDS + i,
                            a.x + ((size_t)panel * a.n_token_tiles + (inside ? token_tile : 0)) * 64 + i % 64, inside);
             }
@@ -170,14 +185,14 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
         wait_for_copies<STAGES - 2>();
         __syncthreads();
         stage(panel + STAGES - 1);
-        const uint4* x = staged + panel % STAGES * PANEL_WORDS + half_of * (TOKEN_TILES / 2) * 64 + lane;
+        const uint4* x = staged + panel % STAGES * PANEL_WORDS + half_of * (TILES / 2) * 64 + lane;
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             u32 e[2][2][4];
             elements(p, b, e[0]);
             elements(q, b, e[1]);
 #pragma unroll
-            for (int n = 0; n < TOKEN_TILES / 2; n++) {
+            for (int n = 0; n < TILES / 2; n++) {
                 const uint4 v = x[n * 64 + b * 32];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
@@ -190,6 +205,8 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
     wait_for_copies<0>();
 }
 
+// Other kernels take the templates.
+#ifndef TEMPLATES_ALONE
 template <typename P, typename Q> __device__ __forceinline__ void matmul(const MatmulArgs& a, uint4* staged) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half_of = warp / 4;
     const bool gated = a.output == GATED;
@@ -200,7 +217,7 @@ template <typename P, typename Q> __device__ __forceinline__ void matmul(const M
     wait_for_input();
     let_next_start();
     float acc[2][TOKEN_TILES / 2][4] = {};
-    many_products<P, Q>(a, m, tile, there, staged, lane, half_of, acc);
+    many_products<TOKEN_TILES, P, Q>(a, m, tile, there, staged, blockIdx.x * TOKEN_TILES, a.n_token_tiles, lane, half_of, acc);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES / 2; n++) {
         const u32 token_tile = blockIdx.x * TOKEN_TILES + half_of * (TOKEN_TILES / 2) + n;
@@ -220,3 +237,6 @@ MATMUL(q4_k, Q4_K)
 MATMUL(q5_k, Q5_K)
 MATMUL(q6_k, Q6_K)
 MATMUL(f32, F32)
+MATMUL(codes, CODES)
+MATMUL(codes_and_mins, CODES_AND_MINS)
+#endif

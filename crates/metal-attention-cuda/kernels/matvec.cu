@@ -252,6 +252,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     wait_for_copies<0>();
 }
 
+// Other kernels take the templates.
+#ifndef TEMPLATES_ALONE
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
     u32 part = 0, begin = 0;
     if (a.output != GATED)
@@ -267,6 +269,8 @@ template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a
         case Q5_K: matvec_part<Q5_K, TOKENS>(a, m, second, block, n); break;
         case Q6_K: matvec_part<Q6_K, TOKENS>(a, m, second, block, n); break;
         case F32: matvec_part<F32, TOKENS>(a, m, second, block, n); break;
+        case CODES: matvec_part<CODES, TOKENS>(a, m, second, block, n); break;
+        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, TOKENS>(a, m, second, block, n); break;
         default: __trap();
     }
 }
@@ -277,3 +281,4 @@ MATVEC(1)
 MATVEC(2)
 MATVEC(3)
 MATVEC(4)
+#endif

@@ -1,12 +1,12 @@
 // Attention of many tokens: 64 queries of a head a block, over the pages of their sequence one after the other, on the tensor
 // cores in F16 with F32 sums and softmax (arXiv 2307.08691). The cache has the tokens already, and queries are ready.
 #include "heads.cuh"
-
-enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2 };
+#include "masks.cuh"
 
 // Queries that follow each other in a batch and in their sequence.
 struct QueryTile {
     u32 token, n, seq, pos;
+    u32 last; // position of the last token of its text
 };
 
 struct PrefillArgs {
@@ -20,16 +20,11 @@ struct PrefillArgs {
     u32 n_head, n_kv_head, stride, n_token_tiles;
     u32 mask, reach;
     float soft_cap;      // 0: none
-    u32 unused;
+    u32 gate_stride;     // elements from a token's gates to the next one's
+    const float* gates;  // of head 0 of token 0, or null; heads are 2 D apart
 };
 
 SHARED_MEMORY(16, half, prefill_memory);
-
-__device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
-    if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
-    if (mask == CHUNK) return pos / reach * reach;
-    return 0;
-}
 
 template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     constexpr int ROW = D + 8; // of a page in workgroup memory: rows begin in different banks
@@ -39,7 +34,8 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     const QueryTile tile = a.tiles[blockIdx.x];
     const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_kv_head);
     const u32* pages = a.pages.pages + (size_t)tile.seq * a.pages.n_pages;
-    const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE, end_page = (tile.pos + tile.n - 1) / PAGE + 1;
+    const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
+    const u32 end_page = (end_seen(a.mask, a.reach, tile.pos + tile.n - 1, tile.last) - 1) / PAGE + 1;
 
     auto stage = [&](u32 page) {
         if (page < end_page) {
@@ -92,7 +88,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                 const u32 at = page * PAGE + 8 * j + 2 * t + i % 2, pos = tile.pos + row0 + 8 * (i / 2);
                 float& v = score[j][i];
                 if (a.soft_cap != 0.0f) v = a.soft_cap * tanhf(v / a.soft_cap);
-                if (at > pos || at < first_seen(a.mask, a.reach, pos)) v = -INFINITY;
+                if (at >= end_seen(a.mask, a.reach, pos, tile.last) || at < first_seen(a.mask, a.reach, pos)) v = -INFINITY;
                 larger[i / 2] = fmaxf(larger[i / 2], v);
             }
 #pragma unroll
@@ -146,14 +142,20 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             const u32 k = head * D + 8 * n + 2 * t;
-            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) =
-                __floats2half2_rn(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
+            float v[2] = {out[n][2 * r] * factor, out[n][2 * r + 1] * factor};
+            if (a.gates) {
+                const float* gate = a.gates + (size_t)(tile.token + row) * a.gate_stride + head * D + k;
+                v[0] /= 1.0f + __expf(-gate[0]), v[1] /= 1.0f + __expf(-gate[1]);
+            }
+            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) = __floats2half2_rn(v[0], v[1]);
         }
     }
 }
 
 #define PREFILL(D) \
     extern "C" __global__ void __launch_bounds__(128) prefill_attention_##D(const __grid_constant__ PrefillArgs a) { prefill<D>(a); }
+PREFILL(32)
 PREFILL(64)
 PREFILL(96)
 PREFILL(128)
+PREFILL(256)

@@ -35,7 +35,7 @@ template <> struct Staged<Q4_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 template <> struct Staged<Q4_K> {
@@ -55,7 +55,7 @@ template <> struct Staged<Q4_K> {
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
     }
-    __device__ __forceinline__ float min(int b, int row) const {
+    __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
 };
@@ -79,7 +79,7 @@ template <> struct Staged<Q5_K> {
         for (int i = 0; i < 4; i++) pairs[i] |= (both >> i & 0x00010001u) << (i % 2 == 0 ? 4 : 8);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const { return low.scale(0, b, row, 0); }
-    __device__ __forceinline__ float min(int b, int row) const { return low.min(b, row); }
+    __device__ __forceinline__ float min(int b, int row, int = 0) const { return low.min(b, row, 0); }
 };
 
 template <> struct Staged<Q6_K> {
@@ -109,7 +109,7 @@ template <> struct Staged<Q6_K> {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
 template <> struct Staged<Q8_0> {
@@ -133,8 +133,38 @@ template <> struct Staged<Q8_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
+
+template <u32 FORMAT, bool HAS_MINS> struct StagedGeneral {
+    static constexpr int SUBS = 2, PLANES = 1;
+    static constexpr bool ODD_SIXTEENTH = false, MINS = HAS_MINS;
+    static constexpr float OFFSET = 0.0f;
+    GeneralPanel<FORMAT, HAS_MINS> p;
+    __device__ __forceinline__ void read(const Place<FORMAT>& at, int lane) {
+        const float4* scales = (const float4*)at.scales + lane / 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            p.w[i] = ((const uint4*)at.codes)[32 * i + lane];
+            p.s[i] = scales[8 * i];
+            if (HAS_MINS) p.m[i] = scales[16 + 8 * i];
+        }
+    }
+    __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
+        const uint4 v = p.w[b];
+        const u32 words[2] = {(row == 0 ? v.x : v.z) ^ 0x80808080u, (row == 0 ? v.y : v.w) ^ 0x80808080u};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            pairs[2 * i] = minus(__byte_perm(words[i], 0x64646464u, 0x4140), 1152.0f);
+            pairs[2 * i + 1] = minus(__byte_perm(words[i], 0x64646464u, 0x4342), 1152.0f);
+        }
+    }
+    // Codes as they are, and not as multiples of 2^-24: an offset would be large beside most of them.
+    __device__ __forceinline__ float scale(int, int b, int row, int sub) const { return p.scale(0, b, row, sub) / UNIT; }
+    __device__ __forceinline__ float min(int b, int row, int sub = 0) const { return p.min(b, row, sub); }
+};
+template <> struct Staged<CODES> : StagedGeneral<CODES, false> {};
+template <> struct Staged<CODES_AND_MINS> : StagedGeneral<CODES_AND_MINS, true> {};
 
 template <int N_PLANES> struct StagedFloats {
     static constexpr int SUBS = N_PLANES == 1 ? 0 : 1, PLANES = N_PLANES;
@@ -151,7 +181,7 @@ template <int N_PLANES> struct StagedFloats {
     }
     // Elements, and no codes of which one is 2^-24.
     __device__ __forceinline__ float scale(int plane, int, int, int) const { return (plane == 0 ? 1.0f : 1.0f / 2048.0f) / UNIT; }
-    __device__ __forceinline__ float min(int, int) const { return 0.0f; }
+    __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 template <> struct Staged<F16> : StagedFloats<1> {};
 template <> struct Staged<F32> : StagedFloats<2> {};
@@ -190,16 +220,18 @@ __device__ __forceinline__ void panel_products(const S& p, u32 panel, u32 n_bloc
                     mma_new(c, r0[2 * sub], r1[2 * sub], r0[2 * sub + 1], r1[2 * sub + 1], sub == 0 ? x.x : x.z, sub == 0 ? x.y : x.w);
                     const float s0 = p.scale(plane, b, 0, sub), s1 = p.scale(plane, b, 1, sub);
                     acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
-                    const float sum = sums[(token * n_blocks + block) * 2 + sub] * (S::OFFSET / UNIT);
-                    acc[0] -= s0 * sum, acc[2] -= s1 * sum;
+                    if (!S::MINS && S::OFFSET == 0.0f) continue;
+                    const float sum = sums[(token * n_blocks + block) * 2 + sub] * (1.0f / UNIT);
+                    acc[0] -= (S::OFFSET * s0 + p.min(b, 0, sub)) * sum;
+                    acc[2] -= (S::OFFSET * s1 + p.min(b, 1, sub)) * sum;
                 }
             }
         }
         if (S::SUBS == 1 && (S::MINS || S::OFFSET != 0.0f)) {
             const float2 of_subs = *(const float2*)(sums + (token * n_blocks + block) * 2);
             const float sum = (of_subs.x + of_subs.y) * (1.0f / UNIT);
-            acc[0] -= (S::MINS ? p.min(b, 0) : S::OFFSET * of_block[0]) * sum;
-            acc[2] -= (S::MINS ? p.min(b, 1) : S::OFFSET * of_block[1]) * sum;
+            acc[0] -= (S::MINS ? p.min(b, 0, 0) : S::OFFSET * of_block[0]) * sum;
+            acc[2] -= (S::MINS ? p.min(b, 1, 0) : S::OFFSET * of_block[1]) * sum;
         }
     }
 }

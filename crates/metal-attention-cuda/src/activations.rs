@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::{FeedForward, ModelSpec};
+use metal_attention_model::{AttentionSpec, FeedForward, Mixer, ModelSpec};
 
 use crate::CudaError;
+use crate::args::QueryTileArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
+use crate::step::room_for_rows;
 
 /// Most tokens of which something is wanted at once.
 pub(crate) const MAX_WANTED: usize = 256;
@@ -29,23 +31,64 @@ pub(crate) struct Widths {
     n_head: usize,
     /// Elements of a head's partial result.
     partial: usize,
+    /// Queries that are made apart.
+    queries: usize,
+    /// Gate and up of feed-forwards that do not go through the activation on the way.
+    gate_up: usize,
+    /// Embeddings of all layers of a token.
+    own_inputs: usize,
+    /// Residual streams, and the rank of what is learned beside attention.
+    n_streams: usize,
+    laurel_rank: usize,
+    /// Elements of all rows that mixers and experts work on, of as many tokens as there is room for, and the widest row.
+    rows: usize,
+    row: usize,
+    /// Elements of the first layer's values, where others read them.
+    first_value: usize,
 }
 
 impl Widths {
-    pub(crate) fn new(spec: &ModelSpec) -> Self {
+    pub(crate) fn new(spec: &ModelSpec, n_tokens: usize) -> Self {
         let attention = || spec.layers.iter().filter_map(|layer| layer.mixer.attention());
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Dense(dense) => dense.n_ff,
-            FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => 0,
+            FeedForward::Experts(experts) => experts.shared.map_or(0, |shared| shared.dense.n_ff),
+            FeedForward::ChannelMix(_) | FeedForward::None => 0,
         });
+        let latent = || spec.layers.iter().filter_map(|layer| layer.mixer.latent_attention());
+        let (rows, row) = room_for_rows(spec, n_tokens);
+        let first_value = spec.layers.iter().map(|layer| match &layer.mixer {
+            Mixer::Rwkv7(of) => of.width,
+            Mixer::Attention(_)
+            | Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::None => 0,
+        });
+        let n_ff = n_ff.max().unwrap_or(0);
+        let own = spec.embedding.per_layer.map_or(0, |own| own.width);
+        let streams = spec.embedding.streams;
+        let dims = |a: &AttentionSpec| (a.n_head * if a.output_gate { 2 } else { 1 } + 2 * a.n_head_kv) * a.head_dim;
         Self {
             n_embd: spec.n_embd,
             n_vocab: spec.n_vocab,
-            qkv: attention().map(|a| (a.n_head + 2 * a.n_head_kv) * a.head_dim).max().unwrap_or(0),
+            qkv: attention().map(dims).max().unwrap_or(0),
             attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            n_ff: n_ff.max().unwrap_or(0),
-            n_head: attention().map(|a| a.n_head).max().unwrap_or(0),
-            partial: attention().map(|a| a.head_dim + 2).max().unwrap_or(0),
+            n_ff: n_ff.max(own),
+            n_head: attention().map(|a| a.n_head).chain(latent().map(|a| a.n_head)).max().unwrap_or(0),
+            partial: attention().map(|a| a.head_dim).chain(latent().map(|a| a.kv_rank)).max().map_or(0, |n| n + 2),
+            queries: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
+            gate_up: (2 * n_ff).max(own),
+            own_inputs: own * spec.n_layer(),
+            n_streams: streams.map_or(0, |streams| streams.n),
+            laurel_rank: streams.map_or(0, |streams| streams.laurel_rank),
+            rows,
+            row,
+            first_value: first_value.max().unwrap_or(0),
         }
     }
 }
@@ -65,6 +108,29 @@ pub(crate) struct Activations {
     pub(crate) x: CudaBuffer,
     /// The same through a norm, as products of many tokens take it.
     pub(crate) packed_x: CudaBuffer,
+    /// The same in F32, where a product does not take the norm on its way, `[n_tokens, n_embd]`.
+    pub(crate) h: CudaBuffer,
+    /// What a mixer or a feed-forward gives, where it is not added to the stream at once, `[n_tokens, n_embd]`.
+    pub(crate) result: CudaBuffer,
+    /// Queries that are made apart, `[n_tokens, n_head * head_dim]`.
+    pub(crate) queries: CudaBuffer,
+    /// Gate and up, or a gate alone, `[n_tokens, ..]`.
+    pub(crate) gate_up: CudaBuffer,
+    /// Of each layer the input of its own embedding, `[n_tokens, n_layer * width]`, and what is projected to it.
+    pub(crate) own_inputs: CudaBuffer,
+    pub(crate) own_projected: CudaBuffer,
+    /// Residual streams, `[n_tokens, n_streams, n_embd]`, what chooses among them, `[n_tokens, n_streams]`, and what is learned
+    /// beside attention, `[n_tokens, rank]` and `[n_tokens, n_embd]`.
+    pub(crate) streams: CudaBuffer,
+    pub(crate) router: CudaBuffer,
+    pub(crate) laurel_small: CudaBuffer,
+    pub(crate) laurel: CudaBuffer,
+    /// Rows that mixers and experts work on.
+    pub(crate) rows: CudaBuffer,
+    /// The first layer's values, F32 `[n_tokens, ..]` (RWKV-7).
+    pub(crate) first_value: CudaBuffer,
+    /// Rows on their way to a product, packed.
+    pub(crate) packed_rows: CudaBuffer,
     /// Queries, keys and values, F32 `[n_tokens, ..]`.
     pub(crate) qkv: CudaBuffer,
     /// What attention gives, F32 `[n_tokens, n_head * head_dim]`.
@@ -99,9 +165,22 @@ impl Activations {
             n_wanted,
             tokens: zeros(16 * n_tokens)?,
             wanted: zeros(4 * n_tokens)?,
-            query_tiles: zeros(16 * n_tokens)?,
+            query_tiles: zeros(size_of::<QueryTileArgs>() * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
+            h: zeros(4 * w.n_embd * n_tokens)?,
+            result: zeros(4 * w.n_embd * n_tokens)?,
+            queries: zeros(4 * w.queries * n_tokens)?,
+            gate_up: zeros(4 * w.gate_up * n_tokens)?,
+            own_inputs: zeros(4 * w.own_inputs * n_tokens)?,
+            own_projected: zeros(4 * w.own_inputs * n_tokens)?,
+            streams: zeros(4 * w.n_streams * w.n_embd * n_tokens)?,
+            router: zeros(4 * w.n_streams * n_tokens)?,
+            laurel_small: zeros(4 * w.laurel_rank * n_tokens)?,
+            laurel: zeros(4 * if w.n_streams > 0 { w.n_embd } else { 0 } * n_tokens)?,
+            rows: zeros(4 * w.rows)?,
+            first_value: zeros(4 * w.first_value * n_tokens)?,
+            packed_rows: zeros(packed(w.n_embd.max(w.laurel_rank).max(w.row), n_tokens))?,
             qkv: zeros(4 * w.qkv * n_tokens)?,
             att: zeros(4 * w.attention * n_tokens)?,
             packed_att: zeros(packed(w.attention, n_tokens))?,
@@ -119,10 +198,14 @@ impl Activations {
 
     /// What they take, about.
     pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
-        let rows =
-            n_tokens * (4 * (2 * w.n_embd + w.qkv + w.attention + w.n_ff) + 2 * (w.n_embd + w.attention + w.n_ff));
+        let rows = n_tokens
+            * (4 * (4 * w.n_embd + w.qkv + 2 * w.attention + w.n_ff + w.gate_up)
+                + 2 * (2 * w.n_embd + w.attention + w.n_ff));
+        let own =
+            4 * n_tokens * (2 * w.own_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
+        let of_mixers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
         let logits = 4 * w.n_vocab * n_tokens.min(MAX_WANTED);
-        (rows + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+        (rows + own + of_mixers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }
 

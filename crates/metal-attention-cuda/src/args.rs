@@ -1,6 +1,21 @@
 //! What kernels take, as the structures of the same names in `kernels/` declare it: addresses are numbers, 0 stands for null.
 
+mod experts;
+mod latent;
+mod recurrent;
+
 use bytemuck::{Pod, Zeroable};
+
+pub(crate) use experts::{
+    ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteArgs, SortArgs,
+    WeighArgs,
+};
+pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
+pub(crate) use recurrent::{
+    ConvolutionArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs,
+    OutputGate, RowsArgs, RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, StatesArgs, TokenShiftArgs,
+    WalkArgs,
+};
 
 /// `Matrix` of `formats.cuh`.
 #[repr(C)]
@@ -77,6 +92,23 @@ pub(crate) struct MatmulArgs {
     pub(crate) unused: u32,
 }
 
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct OddRowsArgs {
+    pub(crate) a: MatrixArgs,
+    pub(crate) b: MatrixArgs,
+    pub(crate) x: u64,
+    pub(crate) bias: u64,
+    pub(crate) y: u64,
+    pub(crate) rows: u64,
+    pub(crate) n_in: u32,
+    pub(crate) n_out: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
+    pub(crate) scale: f32,
+    pub(crate) unused: u32,
+}
+
 /// `HeadInputs` of `heads.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -124,6 +156,64 @@ pub(crate) struct AttentionArgs {
     pub(crate) mask: u32,
     pub(crate) reach: u32,
     pub(crate) soft_cap: f32,
+    pub(crate) gates: u64,
+    pub(crate) gate_stride: u32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct AttentionInputsArgs {
+    pub(crate) inputs: HeadArgs,
+    pub(crate) q_bias: u64,
+    pub(crate) k_bias: u64,
+    pub(crate) tokens: u64,
+    pub(crate) pages: PagesArgs,
+    pub(crate) k_cache: u64,
+    pub(crate) v_cache: u64,
+    pub(crate) qkv: u64,
+    pub(crate) queries: u64,
+    pub(crate) n_head: u32,
+    pub(crate) n_kv_head: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) stride: u32,
+    pub(crate) q_step: u32,
+    pub(crate) k_at: u32,
+    pub(crate) v_at: u32,
+    pub(crate) owns_cache: u32,
+    pub(crate) kind: u32,
+    pub(crate) clamp: f32,
+    pub(crate) value_eps: f32,
+    pub(crate) growth: f32,
+    pub(crate) growth_length: u32,
+    pub(crate) growth_offset: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct GeneralAttentionArgs {
+    pub(crate) tokens: u64,
+    pub(crate) pages: PagesArgs,
+    pub(crate) k_cache: u64,
+    pub(crate) v_cache: u64,
+    pub(crate) queries: u64,
+    pub(crate) out: u64,
+    pub(crate) packed: u64,
+    pub(crate) partial: u64,
+    pub(crate) tickets: u64,
+    pub(crate) sinks: u64,
+    pub(crate) slopes: u64,
+    pub(crate) gates: u64,
+    pub(crate) gate_stride: u32,
+    pub(crate) n_head: u32,
+    pub(crate) n_kv_head: u32,
+    pub(crate) key_dim: u32,
+    pub(crate) value_dim: u32,
+    pub(crate) n_splits: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) mask: u32,
+    pub(crate) reach: u32,
+    pub(crate) soft_cap: f32,
 }
 
 #[repr(C)]
@@ -143,13 +233,16 @@ pub(crate) struct PrefillArgs {
     pub(crate) mask: u32,
     pub(crate) reach: u32,
     pub(crate) soft_cap: f32,
-    pub(crate) unused: u32,
+    pub(crate) gate_stride: u32,
+    pub(crate) gates: u64,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct EmbeddingArgs {
     pub(crate) table: MatrixArgs,
+    pub(crate) positions: MatrixArgs,
+    pub(crate) types: u64,
     pub(crate) tokens: u64,
     pub(crate) x: u64,
     pub(crate) scale: f32,
@@ -161,13 +254,58 @@ pub(crate) struct EmbeddingArgs {
 pub(crate) struct NormArgs {
     pub(crate) x: u64,
     pub(crate) weight: u64,
+    pub(crate) bias: u64,
     pub(crate) packed: u64,
     pub(crate) out: u64,
     pub(crate) rows: u64,
     pub(crate) n_in: u32,
     pub(crate) n_token_tiles: u32,
+    pub(crate) kind: u32,
     pub(crate) eps: f32,
-    pub(crate) unused: u32,
+    pub(crate) scale: f32,
+    pub(crate) accumulate: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct ActivationArgs {
+    pub(crate) gate: u64,
+    pub(crate) up: u64,
+    pub(crate) out: u64,
+    pub(crate) packed: u64,
+    pub(crate) gate_stride: u32,
+    pub(crate) up_stride: u32,
+    pub(crate) n_ff: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) activation: u32,
+    pub(crate) parameter: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct StretchArgs {
+    pub(crate) a: u64,
+    pub(crate) goal: u64,
+    pub(crate) y: u64,
+    pub(crate) n: u32,
+    pub(crate) a_stride: u32,
+    pub(crate) goal_stride: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) scale: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct StreamsArgs {
+    pub(crate) router: u64,
+    pub(crate) matrix: u64,
+    pub(crate) streams: u64,
+    pub(crate) x: u64,
+    pub(crate) scale: u64,
+    pub(crate) scaled: u64,
+    pub(crate) n: u32,
+    pub(crate) n_streams: u32,
 }
 
 #[repr(C)]
@@ -199,7 +337,7 @@ pub(crate) struct TokenArgs {
     pub(crate) id: u32,
     pub(crate) seq: u32,
     pub(crate) pos: u32,
-    pub(crate) unused: u32,
+    pub(crate) last: u32,
 }
 
 /// `QueryTile` of `prefill_attention.cu`.
@@ -210,4 +348,5 @@ pub(crate) struct QueryTileArgs {
     pub(crate) n: u32,
     pub(crate) seq: u32,
     pub(crate) pos: u32,
+    pub(crate) last: u32,
 }

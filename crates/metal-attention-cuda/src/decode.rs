@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use metal_attention_model::{CacheType, ModelSpec};
+use metal_attention_model::{CacheType, ModelSpec, Residual};
 
 use crate::CudaError;
 use crate::activations::Activations;
@@ -12,8 +12,11 @@ use crate::device::{CudaBuffer, CudaDevice, Kernel};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
 use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
+use crate::parts::AttentionKernels;
 use crate::step::Wanted;
-use crate::weights::{Attention, CudaLayer, CudaWeights};
+use crate::weights::{
+    CudaAttention, CudaDense, CudaEmbedding, CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm, CudaWeights,
+};
 
 /// Warps of a block, query heads of a unit of attention, matrices of a layer: as `decode.cu` has them.
 const WARPS: usize = 8;
@@ -143,19 +146,25 @@ impl Decode {
         let (Some((head, output_bias)), Some(of_logits)) = (&weights.output, &spec.output.head) else {
             return Ok(None);
         };
-        let plain = weights.layers.iter().all(is_plain);
+        let Some(layers) = weights.layers.iter().map(PlainLayer::of).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.is_on_the_way()) else {
+            return Ok(None);
+        };
+        let plain = is_plain(&weights.embedding) && known(head) && known(&weights.embedding.table);
         let short = cache.cache_type == CacheType::F16;
         if summary.capability.0 < 9 || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
             return Ok(None);
         }
-        let attentions = || weights.layers.iter().map(|layer| &layer.attention);
-        let n_ff = weights.layers.iter().map(|layer| layer.up.n_rows).max().unwrap_or(0);
+        let attentions = || layers.iter().map(|layer| layer.attention);
+        let n_ff = layers.iter().map(|layer| layer.up().n_rows).max().unwrap_or(0);
         let widest = attentions().map(|a| a.n_head * a.head_dim).max().unwrap_or(0).max(n_ff).max(n_embd);
         let room_of_heads = attentions().map(|a| 4 * ((GROUP + 5 + WARPS * GROUP) * a.head_dim + 2 * WARPS * GROUP));
         // hi and lo of each input, and sums of 16.
         let input_bytes = (widest.next_multiple_of(PANEL) * 17 / 4).max(room_of_heads.max().unwrap_or(0));
-        let matrices = || weights.layers.iter().flat_map(matrices_of);
-        let max_tiles = weights.layers.iter().map(|layer| max_tiles(layer, n_blocks)).max().unwrap_or(1);
+        let matrices = || layers.iter().flat_map(PlainLayer::matrices);
+        let max_tiles = layers.iter().map(|layer| max_tiles(layer, n_blocks)).max().unwrap_or(1);
         let head_tiles = tiles_of_warp(head, head.n_tiles().div_ceil(n_blocks));
         let region = WARPS * TILE * max_tiles;
         let regions_bytes = 4 * (3 * region).max(WARPS * TILE * head_tiles);
@@ -177,7 +186,7 @@ impl Decode {
         let words_of_sums = words(2 * MAX_SPLITS * heads);
         let sizes = [
             COPIES as u64 * words(n_embd),
-            words(attentions().map(Attention::stride).max().unwrap_or(0)),
+            words(attentions().map(CudaAttention::stride).max().unwrap_or(0)),
             COPIES as u64 * words_of_att,
             COPIES as u64 * words_of_sums,
             COPIES as u64 * words(n_ff),
@@ -190,14 +199,14 @@ impl Decode {
         });
         let best = gpu.zeros("the highest logit", 16)?;
         let words = Words { x, qkv, att, gated };
-        let mut layers: Vec<_> =
-            weights.layers.iter().enumerate().map(|(i, layer)| layer_args(cache, i, layer, words)).collect();
-        layers.push(LayerArgs {
+        let mut of_layers: Vec<_> =
+            layers.iter().enumerate().map(|(i, layer)| layer_args(cache, i, layer, words)).collect();
+        of_layers.push(LayerArgs {
             steps: [
                 StepArgs {
-                    norm: weights.output_norm.ptr(),
+                    norm: output_norm.weight.ptr(),
                     bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
-                    eps: weights.output_eps,
+                    eps: output_norm.eps,
                     ..step_args(Kind::Head, [x, 0], MATRICES * n_layer, &[head])
                 },
                 StepArgs::zeroed(),
@@ -207,14 +216,14 @@ impl Decode {
             n_steps: 1,
             ..LayerArgs::zeroed()
         });
-        let layers = gpu.upload("layers", &layers)?;
+        let of_layers = gpu.upload("layers", &of_layers)?;
         let matrices: Vec<_> = matrices().chain([&**head]).map(|matrix| matrix.args(0)).collect();
         let matrices = gpu.upload("layers", &matrices)?;
         let ring_bytes = n_slots * WARPS * slot_bytes;
         let args = DecodeArgs {
-            layers: layers.ptr(),
+            layers: of_layers.ptr(),
             matrices: matrices.ptr(),
-            table: weights.token_embd.args(0),
+            table: weights.embedding.table.args(0),
             token: s.tokens.ptr(),
             logits: 0,
             ids: s.ids.ptr(),
@@ -257,7 +266,7 @@ impl Decode {
             args,
             logits: s.logits.ptr(),
             tags: 2 * n_layer as u32 + 2,
-            _buffers: [layers, matrices, exchange, best],
+            _buffers: [of_layers, matrices, exchange, best],
         }))
     }
 
@@ -275,24 +284,100 @@ impl Decode {
     }
 }
 
-/// The matrices of a layer, in the kernel's order.
-fn matrices_of(layer: &CudaLayer) -> [&CudaMatrix; MATRICES] {
-    let [q, k, v] = &layer.qkv;
-    [q, k, v, &layer.out, &layer.gate, &layer.up, &layer.down]
+/// A layer that the kernel takes: attention and a gated feed-forward behind `RMSNorm`s, and nothing besides.
+#[derive(Debug, Clone, Copy)]
+struct PlainLayer<'a> {
+    mixer_norm: &'a CudaNorm,
+    attention: &'a CudaAttention,
+    qkv: [&'a CudaMatrix; 3],
+    norm: &'a CudaNorm,
+    dense: &'a CudaDense,
+    gate: &'a CudaMatrix,
+    scale: f32,
 }
 
-/// Whether the kernel takes a layer: inputs of products that go together are made for one kind of codes.
-fn is_plain(layer: &CudaLayer) -> bool {
-    let matrices = matrices_of(layer);
-    let alike = |of: &[&CudaMatrix]| of.iter().all(|m| odd_sixteenth(m.format) == odd_sixteenth(of[0].format));
-    alike(&matrices[..3]) && alike(&matrices[4..6])
+impl<'a> PlainLayer<'a> {
+    fn of(layer: &'a CudaLayer) -> Option<Self> {
+        let CudaLayer {
+            mixer_norm,
+            mixer,
+            mixer_post_norm,
+            feed_forward_norm,
+            feed_forward,
+            feed_forward_post_norm,
+            residual,
+            sum_norms,
+            own_embedding,
+            streams,
+            output_scale,
+        } = layer;
+        let CudaMixer::Attention(attention) = mixer else { return None };
+        let CudaFeedForward::Dense(dense) = feed_forward else { return None };
+        let scale = match *residual {
+            Residual::Sequential { scale } => scale,
+            Residual::Parallel | Residual::PostNorm { .. } => return None,
+        };
+        let results = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
+        let more = own_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        let paged = attention.kernels == AttentionKernels::Paged && attention.inputs_apart.is_none();
+        let [q, k, v] = &attention.qkv[..] else { return None };
+        let on_the_way = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.is_on_the_way());
+        let layer = Self {
+            mixer_norm: on_the_way(mixer_norm)?,
+            attention,
+            qkv: [q, k, v],
+            norm: on_the_way(feed_forward_norm)?,
+            dense,
+            gate: dense.gate.as_ref()?,
+            scale,
+        };
+        // Inputs of products that go together are made for one kind of codes.
+        let alike = |of: &[&CudaMatrix]| of.iter().all(|m| odd_sixteenth(m.format) == odd_sixteenth(of[0].format));
+        let matrices = layer.matrices();
+        let fits = alike(&matrices[..3]) && alike(&matrices[4..6]) && matrices.iter().all(|m| known(m));
+        (!results && !more && paged && dense.on_the_way && fits).then_some(layer)
+    }
+
+    fn out(&self) -> &'a CudaLinear {
+        &self.attention.out
+    }
+
+    fn up(&self) -> &'a CudaMatrix {
+        &self.dense.up
+    }
+
+    fn down(&self) -> &'a CudaLinear {
+        &self.dense.down
+    }
+
+    /// Its matrices, in the kernel's order.
+    fn matrices(&self) -> [&'a CudaMatrix; MATRICES] {
+        let [q, k, v] = self.qkv;
+        [q, k, v, &self.out().weight, self.gate, self.up(), &self.down().weight]
+    }
+}
+
+/// Whether tokens become rows of a table and nothing besides.
+fn is_plain(embedding: &CudaEmbedding) -> bool {
+    let CudaEmbedding { table: _, token_type, positions, norm, per_layer, streams } = embedding;
+    let nothing = token_type.is_none() && positions.is_none() && norm.is_none();
+    nothing && per_layer.is_none() && streams.is_none()
+}
+
+/// Whether the kernel knows a matrix's format and its rows.
+fn known(matrix: &CudaMatrix) -> bool {
+    let format = match matrix.format {
+        Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K | Format::F16 | Format::F32 | Format::Q8_0 => true,
+        Format::Codes | Format::CodesAndMins => false,
+    };
+    format && matrix.n_in.is_multiple_of(4)
 }
 
 /// `Staged::ODD_SIXTEENTH` of `products.cuh`.
 fn odd_sixteenth(format: Format) -> bool {
     match format {
         Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K => true,
-        Format::F16 | Format::F32 | Format::Q8_0 => false,
+        Format::F16 | Format::F32 | Format::Q8_0 | Format::Codes | Format::CodesAndMins => false,
     }
 }
 
@@ -305,8 +390,8 @@ fn tiles_of_warp(matrix: &CudaMatrix, n_tiles: usize) -> usize {
     (of_warp + a_tile.max(1) - 2) / a_tile.max(1) + 1
 }
 
-fn max_tiles(layer: &CudaLayer, n_blocks: usize) -> usize {
-    let matrices = matrices_of(layer);
+fn max_tiles(layer: &PlainLayer<'_>, n_blocks: usize) -> usize {
+    let matrices = layer.matrices();
     let qkv: usize = matrices[..3].iter().map(|m| m.n_tiles()).sum();
     let of = |(i, m): (usize, &&CudaMatrix)| {
         let n_tiles = if i < 3 { qkv } else { m.n_tiles() };
@@ -382,32 +467,29 @@ struct Words {
     gated: u64,
 }
 
-fn layer_args(cache: &CudaKvCache, i: usize, layer: &CudaLayer, words: Words) -> LayerArgs {
+fn layer_args(cache: &CudaKvCache, i: usize, layer: &PlainLayer<'_>, words: Words) -> LayerArgs {
     let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
-    let a = &layer.attention;
+    let a = layer.attention;
     let [k_cache, v_cache] = cache.of_layer(i);
-    let (m, first) = (matrices_of(layer), MATRICES * i);
+    let (m, first) = (layer.matrices(), MATRICES * i);
     LayerArgs {
         steps: [
             StepArgs {
-                norm: layer.mixer_norm.ptr(),
-                bias: ptr(&layer.qkv_bias),
-                eps: layer.mixer_eps,
+                norm: layer.mixer_norm.weight.ptr(),
+                bias: ptr(&a.qkv_bias),
+                eps: layer.mixer_norm.eps,
                 ..step_args(Kind::Qkv, [words.x, words.qkv], first, &m[..3])
             },
             StepArgs {
-                bias: ptr(&layer.out_bias),
+                bias: layer.out().bias(),
                 ..step_args(Kind::AttentionOutput, [words.att, words.x], first + 3, &m[3..4])
             },
             StepArgs {
-                norm: layer.ff_norm.ptr(),
-                eps: layer.ff_eps,
+                norm: layer.norm.weight.ptr(),
+                eps: layer.norm.eps,
                 ..step_args(Kind::GateAndUp, [words.x, words.gated], first + 4, &m[4..6])
             },
-            StepArgs {
-                bias: ptr(&layer.down_bias),
-                ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..])
-            },
+            StepArgs { bias: layer.down().bias(), ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..]) },
         ],
         inputs: a.inputs,
         pages: cache.pages_of_layer(i),
@@ -420,7 +502,7 @@ fn layer_args(cache: &CudaKvCache, i: usize, layer: &CudaLayer, words: Words) ->
         head_dim: a.head_dim as u32,
         mask: a.mask,
         reach: a.reach,
-        activation: layer.activation,
+        activation: layer.dense.activation.0,
         soft_cap: a.soft_cap,
         scale: layer.scale,
         unused: 0,

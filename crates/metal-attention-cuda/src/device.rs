@@ -18,13 +18,28 @@ use crate::CudaError;
 const CUDA: (i32, &str) = (13000, "580");
 
 /// Compiled kernels, for several generations of GPUs each.
-const MODULES: [&[u8]; 6] = [
+const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/repack.fatbin"),
     include_bytes!("../prebuilt/matvec.fatbin"),
     include_bytes!("../prebuilt/matmul.fatbin"),
     include_bytes!("../prebuilt/attention.fatbin"),
     include_bytes!("../prebuilt/prefill_attention.fatbin"),
     include_bytes!("../prebuilt/ends.fatbin"),
+    include_bytes!("../prebuilt/norm.fatbin"),
+    include_bytes!("../prebuilt/activation.fatbin"),
+    include_bytes!("../prebuilt/streams.fatbin"),
+    include_bytes!("../prebuilt/attention_inputs.fatbin"),
+    include_bytes!("../prebuilt/general_attention.fatbin"),
+    include_bytes!("../prebuilt/odd_rows.fatbin"),
+    include_bytes!("../prebuilt/experts.fatbin"),
+    include_bytes!("../prebuilt/grouped_matvec.fatbin"),
+    include_bytes!("../prebuilt/grouped_matmul.fatbin"),
+    include_bytes!("../prebuilt/latent_attention.fatbin"),
+    include_bytes!("../prebuilt/recurrent.fatbin"),
+    include_bytes!("../prebuilt/delta_rule.fatbin"),
+    include_bytes!("../prebuilt/mamba.fatbin"),
+    include_bytes!("../prebuilt/mamba2.fatbin"),
+    include_bytes!("../prebuilt/rwkv.fatbin"),
 ];
 /// Those that only devices of compute capability 9.0 or later can run.
 const NEW_MODULES: [&[u8]; 1] = [include_bytes!("../prebuilt/decode.fatbin")];

@@ -1,7 +1,5 @@
 //! What can go wrong on an NVIDIA GPU.
 
-use metal_attention_gguf::TensorType;
-
 /// Why CUDA cannot be used, or stopped working.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -53,12 +51,6 @@ pub enum CudaError {
     UnsupportedPart {
         /// The part.
         part: &'static str,
-    },
-    /// A type of tensors without kernels.
-    #[error("the CUDA kernels do not know tensors of type {ty} yet: use --device gpu, cpu or auto")]
-    UnsupportedType {
-        /// The type.
-        ty: TensorType,
     },
     /// The model, its KV cache and its work space are larger than what of the GPU's memory is free.
     #[error(

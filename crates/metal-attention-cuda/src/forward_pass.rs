@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use metal_attention_gguf::TensorType;
+use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, one_run_of_each, pieces,
 };
 
 use crate::activations::{Activations, Widths};
@@ -17,6 +17,7 @@ use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
 use crate::parts::supports;
 use crate::profile::{self, Timers};
+use crate::state::{CudaStates, RunSizes};
 use crate::step::{StepSize, Steps, Wanted};
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
@@ -28,6 +29,7 @@ const QUERY_TILE: usize = 64;
 pub struct CudaForwardPass {
     pub(crate) spec: ModelSpec,
     pub(crate) cache: CudaKvCache,
+    pub(crate) states: CudaStates,
     pub(crate) steps: Steps,
     /// Single tokens in one launch, where there is a kernel for that.
     decode: Option<Decode>,
@@ -57,36 +59,39 @@ impl CudaForwardPass {
             return Err(CudaError::Option { option, max });
         }
         supports(&spec)?;
-        let (needed, available) = (options.memory_needed(&spec, weights)?.total(), gpu.free_memory()?);
+        let (needed, available) = (options.memory_needed(&spec, weights).total(), gpu.free_memory()?);
         if needed > available {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
         let groups = CacheGroups::new(&spec, room);
         let before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
-        let s = Activations::new(&gpu, &Widths::new(&spec), room.n_tokens(&spec))?;
-        let scratch = gpu.allocated_bytes() - before - cache.bytes();
+        let n_tokens = room.n_tokens(&spec);
+        let states = CudaStates::new(&gpu, &spec, &groups, n_tokens)?;
+        let s = Activations::new(&gpu, &Widths::new(&spec, n_tokens), n_tokens)?;
+        let kv_cache = cache.bytes() + states.bytes();
+        let scratch = gpu.allocated_bytes() - before - kv_cache;
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
         let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s)?;
-        let memory = MemoryUse {
-            weights: gpu.allocated_bytes() - before - cache.bytes() - scratch,
-            kv_cache: cache.bytes(),
-            scratch,
+        let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
+        // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
+        let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
+            weights.tensors().into_iter().filter(|tensor| of(tensor.ty())).map(Tensor::n_elements).sum()
         };
-        // Matrices in F32 are those of small models and of whoever wants them exact.
-        let has_f32 = weights.tensors().into_iter().any(|tensor| tensor.ty() == TensorType::F32);
+        let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
         let steps = Steps {
             gpu,
             kernels: Kernels::default(),
             weights: cuda_weights,
             s,
-            exact: options.exact || has_f32,
+            exact: options.exact || is_f32,
             timers: None,
         };
         Ok(Self {
             spec,
             cache,
+            states,
             steps,
             decode,
             graphs: HashMap::new(),
@@ -100,11 +105,9 @@ impl CudaForwardPass {
         })
     }
 
-    /// Whether there are kernels for every part of `spec`, and for the types of its tensors; otherwise an error that names what
-    /// lacks them.
-    pub fn supports(spec: &ModelSpec, weights: &Weights) -> Result<(), CudaError> {
-        supports(spec)?;
-        weights.tensors().into_iter().try_for_each(|tensor| crate::matrix::supports_type(tensor.ty()))
+    /// Whether there are kernels for every part of `spec`; otherwise an error that names the part that lacks them.
+    pub fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
+        supports(spec)
     }
 
     /// The GPU it runs on.
@@ -119,8 +122,12 @@ impl CudaForwardPass {
 
     /// Sends a batch to the GPU, which the next step evaluates.
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
-        let token = |t: &BatchToken| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, unused: 0 };
-        let tokens: Vec<_> = batch.iter().map(token).collect();
+        let texts = batch.chunk_by(|a, b| a.seq == b.seq);
+        let tokens = texts.flat_map(|text| {
+            let last = text.last().map_or(0, |t| t.pos as u32);
+            text.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
+        });
+        let tokens: Vec<_> = tokens.collect();
         let wanted = batch.iter().enumerate().filter(|(_, t)| t.logits).map(|(i, _)| i as u32);
         let wanted: Vec<u32> = wanted.collect();
         self.steps.s.tokens.write(0, bytemuck::cast_slice(&tokens))?;
@@ -132,9 +139,10 @@ impl CudaForwardPass {
         let mut tiles = Vec::new();
         let mut token = 0;
         for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            let last = run[run.len() - 1].pos as u32;
             for part in run.chunks(QUERY_TILE) {
                 let (n, seq, pos) = (part.len() as u32, part[0].seq as u32, part[0].pos as u32);
-                tiles.push(QueryTileArgs { token, n, seq, pos });
+                tiles.push(QueryTileArgs { token, n, seq, pos, last });
                 token += n;
             }
         }
@@ -157,19 +165,21 @@ impl CudaForwardPass {
                 Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted)),
             };
         }
-        let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, wanted };
+        let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), wanted };
         if self.steps.timers.is_some() {
-            return self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(()));
+            return self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(()));
         }
         let graph = match self.graphs.remove(&(n, wanted)) {
             // The first time loads the kernels, which a graph cannot.
             None => {
-                self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(()))?;
+                self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(()))?;
                 self.graphs.insert((n, wanted), None);
                 return Ok(());
             }
             Some(Some(graph)) => graph,
-            Some(None) => gpu.record(|| self.steps.run(&self.spec, &self.cache, size, |_, _| Ok(())))?,
+            Some(None) => {
+                gpu.record(|| self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(())))?
+            }
         };
         graph.launch()?;
         self.graphs.insert((n, wanted), Some(graph));
@@ -204,11 +214,19 @@ impl CudaForwardPass {
     ) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
-        for part in pieces(&self.spec, batch, self.steps.s.n_tokens, self.steps.s.n_wanted) {
+        let most_wanted = match wanted {
+            Wanted::Hidden => self.steps.s.n_tokens,
+            Wanted::Logits | Wanted::Id { advance: _ } => self.steps.s.n_wanted,
+        };
+        let parts = pieces(&self.spec, batch, self.steps.s.n_tokens, most_wanted);
+        let parts: Vec<_> =
+            if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() };
+        for part in parts {
             gpu.check_watch()?;
             self.cache.append(part)?;
             self.cache.write_pages(part)?;
             self.write_batch(part)?;
+            let runs = self.states.write(self.cache.pages.segments(part))?;
             let n_wanted = part.iter().filter(|t| t.logits).count();
             let alone = Phase::of(part) == Phase::Decode;
             if self.profiler.is_some() {
@@ -218,9 +236,9 @@ impl CudaForwardPass {
                 self.launch(part.len(), wanted)?;
             } else {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
-                let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, wanted };
+                let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, runs, wanted };
                 let n = part.len() * self.spec.n_embd;
-                self.steps.run(&self.spec, &self.cache, size, |i, x| {
+                self.steps.run(&self.spec, (&self.cache, &self.states), size, |i, x| {
                     let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
                     let mut state = Readback::new(&gpu, 4 * n as u64)?;
                     state.copy(x, 4 * n as u64)?;
@@ -300,7 +318,7 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn kv_cache_bytes(&self) -> usize {
-        self.cache.bytes() as usize
+        (self.cache.bytes() + self.states.bytes()) as usize
     }
 
     fn forward_traced(

@@ -12,10 +12,12 @@ use crate::device::{CudaBuffer, CudaDevice};
 #[derive(Debug)]
 pub(crate) struct CudaKvCache {
     pub(crate) pages: PageTable,
-    /// Keys and values of each layer, and the group of layers it belongs to.
-    layers: Vec<([CudaBuffer; 2], usize)>,
-    /// Bytes of a page of each layer's keys.
-    page_bytes: Vec<u64>,
+    /// Keys and values of each layer that has its own.
+    layers: Vec<Option<LayerCache>>,
+    /// The layer whose keys and values each layer reads: itself or an earlier one.
+    sources: Vec<usize>,
+    /// The group of layers that each belongs to with what it reads.
+    groups: Vec<usize>,
     /// `[n_groups, n_seq, most]`: pages of sequences, and what of them the device has.
     table: CudaBuffer,
     sent: Vec<Vec<u32>>,
@@ -24,8 +26,15 @@ pub(crate) struct CudaKvCache {
     pub(crate) cache_type: CacheType,
 }
 
+/// A layer's keys and its values, and bytes of a page of each.
+#[derive(Debug)]
+struct LayerCache {
+    halves: [CudaBuffer; 2],
+    page_bytes: [u64; 2],
+}
+
 impl CudaKvCache {
-    /// An empty cache. Every layer has keys and values of its own.
+    /// An empty cache.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
@@ -36,26 +45,39 @@ impl CudaKvCache {
         let most = room.n_positions().div_ceil(PAGE);
         let n_groups = groups.groups().len();
         let table = gpu.zeros("the page table", (4 * n_groups * room.n_seq * most) as u64)?;
-        let (mut layers, mut page_bytes) = (Vec::new(), Vec::new());
-        for (i, layer) in spec.layers.iter().enumerate() {
-            let of = layer.mixer.cached().map_or(0, |c| c.n_head_kv * c.key_dim);
-            let bytes = (PAGE * of * cache_type.bytes()) as u64;
-            let zeros = || gpu.zeros("the KV cache", bytes.saturating_mul(groups.n_pages(i) as u64));
-            layers.push(([zeros()?, zeros()?], groups.of_layer(i)));
-            page_bytes.push(bytes);
-        }
-        let sent = vec![Vec::new(); n_groups * room.n_seq];
-        Ok(Self { pages: PageTable::new(groups), layers, page_bytes, table, sent, most, n_seq: room.n_seq, cache_type })
+        let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
+            let Some(of) = layer.mixer.cached() else { return Ok(None) };
+            // Rows of latent attention are keys, of which values are a part.
+            let value_dim = if layer.mixer.latent_attention().is_some() { 0 } else { of.value_dim };
+            let page_bytes = [of.key_dim, value_dim].map(|dim| (PAGE * of.n_head_kv * dim * cache_type.bytes()) as u64);
+            let zeros = |bytes: u64| gpu.zeros("the KV cache", bytes.saturating_mul(groups.n_pages(i) as u64));
+            let halves = [zeros(page_bytes[0])?, zeros(page_bytes[1])?];
+            Ok(Some(LayerCache { halves, page_bytes }))
+        });
+        let layers = layers.collect::<Result<_, CudaError>>()?;
+        let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i).unwrap_or(i)).collect();
+        Ok(Self {
+            pages: PageTable::new(groups),
+            layers,
+            sources,
+            groups: (0..spec.n_layer()).map(|i| groups.of_layer(i)).collect(),
+            table,
+            sent: vec![Vec::new(); n_groups * room.n_seq],
+            most,
+            n_seq: room.n_seq,
+            cache_type,
+        })
     }
 
-    /// Keys and values of layer `i`.
+    /// Keys and values that layer `i` reads; nowhere for one that reads none.
     pub(crate) fn of_layer(&self, i: usize) -> [u64; 2] {
-        [self.layers[i].0[0].ptr(), self.layers[i].0[1].ptr()]
+        let cache = self.layers[self.sources[i]].as_ref();
+        cache.map_or([0; 2], |cache| [cache.halves[0].ptr(), cache.halves[1].ptr()])
     }
 
     /// The pages of layer `i`.
     pub(crate) fn pages_of_layer(&self, i: usize) -> PagesArgs {
-        let group = self.layers[i].1;
+        let group = self.groups[i];
         PagesArgs {
             pages: self.table.ptr() + (4 * group * self.n_seq * self.most) as u64,
             n_pages: self.most as u32,
@@ -66,11 +88,9 @@ impl CudaKvCache {
     /// Finds pages for `batch`, and copies those that are shared.
     pub(crate) fn append(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
         for copy in self.pages.append(batch) {
-            for ((buffers, group), &bytes) in self.layers.iter().zip(&self.page_bytes) {
-                if *group == copy.group {
-                    for buffer in buffers {
-                        buffer.copy_within(u64::from(copy.from) * bytes, u64::from(copy.to) * bytes, bytes)?;
-                    }
+            for (layer, _) in self.layers.iter().zip(&self.groups).filter(|(_, group)| **group == copy.group) {
+                for (half, &bytes) in layer.iter().flat_map(|layer| layer.halves.iter().zip(&layer.page_bytes)) {
+                    half.copy_within(u64::from(copy.from) * bytes, u64::from(copy.to) * bytes, bytes)?;
                 }
             }
         }
@@ -98,6 +118,6 @@ impl CudaKvCache {
 
     /// Bytes of keys and values.
     pub(crate) fn bytes(&self) -> u64 {
-        self.layers.iter().flat_map(|(buffers, _)| buffers).map(CudaBuffer::bytes).sum()
+        self.layers.iter().flatten().flat_map(|layer| &layer.halves).map(CudaBuffer::bytes).sum()
     }
 }

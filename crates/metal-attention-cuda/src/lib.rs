@@ -5,6 +5,7 @@
 
 mod activations;
 mod args;
+mod codes;
 mod decode;
 mod device;
 mod error;
@@ -16,6 +17,8 @@ mod matrix;
 mod options;
 mod parts;
 mod profile;
+mod stack;
+mod state;
 mod step;
 mod weights;
 

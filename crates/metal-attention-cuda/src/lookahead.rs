@@ -31,7 +31,7 @@ impl CudaForwardPass {
             if ahead == 0 {
                 self.write_batch(batch)?;
             }
-            self.submit_decode(batch)?;
+            self.submit_decode(batch, ahead)?;
         }
         let mut readback = self.lookahead.pop().expect("at least one step was submitted");
         let ids: Vec<u32> = bytemuck::pod_collect_to_vec(readback.read(4 * batch.len() as u64)?);
@@ -41,14 +41,15 @@ impl CudaForwardPass {
         Ok(ids)
     }
 
-    /// Submits the greedy step after those that were.
-    fn submit_decode(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
+    /// Submits the greedy step `ahead` tokens after `batch`.
+    fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), CudaError> {
         let bytes = 4 * batch.len() as u64;
         let mut readback = match self.free.pop().filter(|r| r.bytes() >= bytes) {
             Some(readback) => readback,
             None => Readback::new(&self.steps.gpu, bytes.max(256))?,
         };
         self.cache.write_pages(batch)?;
+        self.states.write(&self.cache.pages.segments_ahead(batch, ahead))?;
         self.launch_decode(batch.len())?;
         readback.copy(&self.steps.s.ids, bytes)?;
         self.lookahead.push(readback);

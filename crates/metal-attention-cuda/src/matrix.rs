@@ -6,6 +6,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::CudaError;
 use crate::args::{MatrixArgs, RepackArgs};
+use crate::codes::{self, GroupsOf};
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::launch::{Grid, Start};
 
@@ -29,6 +30,54 @@ pub(crate) enum Format {
     Q6K = 5,
     /// Two F16 for each element.
     F32 = 6,
+    /// Codes of 8 bits, an F32 scale for 16 columns.
+    Codes = 7,
+    /// The same with an F32 minimum for 16 columns.
+    CodesAndMins = 8,
+}
+
+/// What packs a tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Packing {
+    /// A kernel on the device, to a format of the type's own.
+    OnDevice(Format),
+    /// The host, as codes and scales.
+    Codes(GroupsOf),
+    /// The host, with minimums besides.
+    CodesAndMins(GroupsOf),
+}
+
+/// What packs tensors of type `ty`.
+pub(crate) fn packing(ty: TensorType) -> Packing {
+    match ty {
+        TensorType::F16 => Packing::OnDevice(Format::F16),
+        TensorType::F32 | TensorType::BF16 => Packing::OnDevice(Format::F32),
+        TensorType::Q8_0 => Packing::OnDevice(Format::Q8_0),
+        TensorType::Q4_0 => Packing::OnDevice(Format::Q4_0),
+        TensorType::Q4_K => Packing::OnDevice(Format::Q4K),
+        TensorType::Q5_K => Packing::OnDevice(Format::Q5K),
+        TensorType::Q6_K => Packing::OnDevice(Format::Q6K),
+        TensorType::Q4_1 => Packing::CodesAndMins(codes::q4_1),
+        TensorType::Q5_0 => Packing::Codes(codes::q5_0),
+        TensorType::Q5_1 => Packing::CodesAndMins(codes::q5_1),
+        TensorType::Q2_K => Packing::CodesAndMins(codes::q2_k),
+        TensorType::Q3_K => Packing::Codes(codes::q3_k),
+        TensorType::IQ4_NL => Packing::Codes(codes::iq4_nl),
+        TensorType::IQ4_XS => Packing::Codes(codes::iq4_xs),
+        TensorType::IQ3_S => Packing::Codes(codes::iq3_s),
+        TensorType::IQ3_XXS => Packing::Codes(codes::iq3_xxs),
+        TensorType::IQ2_S => Packing::Codes(codes::iq2_s),
+        TensorType::IQ2_XS => Packing::Codes(codes::iq2_xs),
+        TensorType::IQ2_XXS => Packing::Codes(codes::iq2_xxs),
+        TensorType::IQ1_M => Packing::Codes(codes::iq1_m),
+        TensorType::IQ1_S => Packing::Codes(codes::iq1_s),
+        TensorType::MXFP4 => Packing::Codes(codes::mxfp4),
+        TensorType::NVFP4 => Packing::Codes(codes::nvfp4),
+        TensorType::TQ2_0 => Packing::Codes(codes::tq2_0),
+        TensorType::TQ1_0 => Packing::Codes(codes::tq1_0),
+        TensorType::Q2_0 => Packing::Codes(codes::q2_0),
+        TensorType::Q1_0 => Packing::Codes(codes::q1_0),
+    }
 }
 
 /// Panels that lie in a record side by side, and its bytes: `Record` of `formats.cuh`.
@@ -39,18 +88,12 @@ pub(crate) struct Record {
 }
 
 impl Format {
-    /// The format of tensors of type `ty`, and the kernel that packs them.
-    fn of(ty: TensorType) -> Result<(Self, &'static str), CudaError> {
-        match ty {
-            TensorType::F16 => Ok((Self::F16, "repack_f16")),
-            TensorType::F32 => Ok((Self::F32, "repack_f32")),
-            TensorType::BF16 => Ok((Self::F32, "repack_bf16")),
-            TensorType::Q8_0 => Ok((Self::Q8_0, "repack_q8_0")),
-            TensorType::Q4_0 => Ok((Self::Q4_0, "repack_q4_0")),
-            TensorType::Q4_K => Ok((Self::Q4K, "repack_q4_k")),
-            TensorType::Q5_K => Ok((Self::Q5K, "repack_q5_k")),
-            TensorType::Q6_K => Ok((Self::Q6K, "repack_q6_k")),
-            ty => Err(CudaError::UnsupportedType { ty }),
+    /// The format of tensors of type `ty`.
+    pub(crate) fn of(ty: TensorType) -> Self {
+        match packing(ty) {
+            Packing::OnDevice(format) => format,
+            Packing::Codes(_) => Self::Codes,
+            Packing::CodesAndMins(_) => Self::CodesAndMins,
         }
     }
 
@@ -64,6 +107,8 @@ impl Format {
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
             Self::F32 => "f32",
+            Self::Codes => "codes",
+            Self::CodesAndMins => "codes_and_mins",
         }
     }
 
@@ -77,6 +122,8 @@ impl Format {
             Self::Q4K => record(4, 4 * (512 + 64) + 64),
             Self::Q5K => record(4, 4 * (512 + 128 + 64) + 64),
             Self::Q6K => record(4, 4 * (512 + 256 + 64) + 32),
+            Self::Codes => record(1, codes::PANEL_BYTES),
+            Self::CodesAndMins => record(1, codes::PANEL_BYTES_WITH_MINS),
         }
     }
 
@@ -87,15 +134,10 @@ impl Format {
     }
 }
 
-/// Whether there are kernels for tensors of type `ty`.
-pub(crate) fn supports_type(ty: TensorType) -> Result<(), CudaError> {
-    Format::of(ty).map(|_| ())
-}
-
 /// Bytes that `tensor` takes when it is packed.
-pub(crate) fn packed_bytes(tensor: &Tensor) -> Result<u64, CudaError> {
-    let of_tile = Format::of(tensor.ty())?.0.tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
-    Ok(tensor.n_rows().div_ceil(TILE) as u64 * of_tile)
+pub(crate) fn packed_bytes(tensor: &Tensor) -> u64 {
+    let of_tile = Format::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
+    tensor.n_rows().div_ceil(TILE) as u64 * of_tile
 }
 
 /// A matrix, `[n_rows, n_in]`.
@@ -108,17 +150,77 @@ pub(crate) struct CudaMatrix {
 }
 
 impl CudaMatrix {
-    /// Uploads `tensor` and packs it on the device.
+    /// Uploads `tensor`, packed on the device or on the way.
     pub(crate) fn new(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensor: &Tensor) -> Result<Self, CudaError> {
-        let (format, kernel) = Format::of(tensor.ty())?;
-        let kernel = kernels.get(gpu, kernel)?;
-        let (n_rows, n_in) = (tensor.n_rows(), tensor.row_len());
-        if n_in % 4 != 0 {
-            return Err(CudaError::UnsupportedPart { part: "rows of that many elements" });
+        Self::stacked(gpu, kernels, &[tensor])
+    }
+
+    /// The same of `tensors`, all of one type and shape, one below the other; the rows of each begin with a tile.
+    pub(crate) fn stacked(
+        gpu: &Arc<CudaDevice>,
+        kernels: &mut Kernels,
+        tensors: &[&Tensor],
+    ) -> Result<Self, CudaError> {
+        let unsupported = |part| CudaError::UnsupportedPart { part };
+        let first = tensors.first().ok_or(unsupported("no matrices"))?;
+        let (n_rows, n_in) = (first.n_rows(), first.row_len());
+        if tensors.len() > 1 && n_in % 4 != 0 {
+            return Err(unsupported("experts or heads with rows of that many elements"));
         }
-        let (n_tiles, n_panels) = (n_rows.div_ceil(TILE), n_in.div_ceil(PANEL));
-        let tile_bytes = format.tile_bytes(n_panels) as u64;
-        let records = gpu.buffer("weights", n_tiles as u64 * tile_bytes)?;
+        let same = |tensor: &&Tensor| (tensor.ty(), tensor.n_rows(), tensor.row_len()) == (first.ty(), n_rows, n_in);
+        if !tensors.iter().all(same) {
+            return Err(unsupported("experts or heads of unlike types"));
+        }
+        let tiles = n_rows.div_ceil(TILE);
+        let n_rows = if tensors.len() == 1 { n_rows } else { tensors.len() * tiles * TILE };
+        let matrix = Self::empty(gpu, first.ty(), n_rows, n_in)?;
+        for (i, tensor) in tensors.iter().enumerate() {
+            matrix.write(gpu, kernels, tensor, i * tiles)?;
+        }
+        Ok(matrix)
+    }
+
+    /// Bytes of a tile of rows.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        self.format.tile_bytes(self.n_in.div_ceil(PANEL))
+    }
+
+    /// Room for a matrix of that type, with whatever lies there.
+    fn empty(gpu: &Arc<CudaDevice>, ty: TensorType, n_rows: usize, n_in: usize) -> Result<Self, CudaError> {
+        let format = Format::of(ty);
+        let tile_bytes = format.tile_bytes(n_in.div_ceil(PANEL)) as u64;
+        let records = gpu.buffer("weights", n_rows.div_ceil(TILE) as u64 * tile_bytes)?;
+        Ok(Self { records, format, n_rows, n_in })
+    }
+
+    /// Writes `tensor`, of the type and width that there is room for, to the tiles from `first_tile` on.
+    fn write(
+        &self,
+        gpu: &Arc<CudaDevice>,
+        kernels: &mut Kernels,
+        tensor: &Tensor,
+        first_tile: usize,
+    ) -> Result<(), CudaError> {
+        let at = first_tile as u64 * self.format.tile_bytes(self.n_in.div_ceil(PANEL)) as u64;
+        match packing(tensor.ty()) {
+            Packing::OnDevice(_) => self.pack_on_device(gpu, kernels, tensor, at),
+            Packing::Codes(groups_of) => self.pack_here(gpu, tensor, groups_of, false, at),
+            Packing::CodesAndMins(groups_of) => self.pack_here(gpu, tensor, groups_of, true, at),
+        }
+    }
+
+    /// Uploads the rows of `tensor` and packs them on the device, to byte `at` and what follows.
+    fn pack_on_device(
+        &self,
+        gpu: &Arc<CudaDevice>,
+        kernels: &mut Kernels,
+        tensor: &Tensor,
+        at: u64,
+    ) -> Result<(), CudaError> {
+        let name = if tensor.ty() == TensorType::BF16 { "bf16" } else { self.format.name() };
+        let kernel = kernels.get(gpu, &format!("repack_{name}"))?;
+        let (n_rows, n_panels) = (tensor.n_rows(), self.n_in.div_ceil(PANEL));
+        let tile_bytes = self.format.tile_bytes(n_panels) as u64;
         let row_bytes = tensor.bytes().len() / n_rows.max(1);
         let rows_at_once = (PIECE / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
         let raw = gpu.buffer("weights on their way", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
@@ -129,9 +231,9 @@ impl CudaMatrix {
             let rows = rows.len() / row_bytes;
             let args = RepackArgs {
                 raw: raw.ptr(),
-                records: records.ptr() + tile as u64 * tile_bytes,
+                records: self.records.ptr() + at + tile as u64 * tile_bytes,
                 n_rows: rows as u32,
-                n_in: n_in as u32,
+                n_in: self.n_in as u32,
                 n_panels: n_panels as u32,
                 row_bytes: row_bytes as u32,
             };
@@ -143,7 +245,31 @@ impl CudaMatrix {
                 Start::InTurn,
             )?;
         }
-        Ok(Self { records, format, n_rows, n_in })
+        Ok(())
+    }
+
+    /// Packs the rows of `tensor` on the host and uploads them, to byte `at` and what follows.
+    fn pack_here(
+        &self,
+        gpu: &Arc<CudaDevice>,
+        tensor: &Tensor,
+        groups_of: GroupsOf,
+        with_mins: bool,
+        mut at: u64,
+    ) -> Result<(), CudaError> {
+        let tile_bytes = self.format.tile_bytes(self.n_in.div_ceil(PANEL));
+        let rows_of_tile = TILE * tensor.ty().row_bytes(self.n_in);
+        let tiles_at_once = (PIECE / tile_bytes).max(1);
+        let mut packed = Vec::new();
+        for rows in tensor.bytes().chunks(tiles_at_once * rows_of_tile) {
+            gpu.check_watch()?;
+            packed.clear();
+            packed.resize(rows.len().div_ceil(rows_of_tile) * tile_bytes, 0);
+            codes::pack_tiles(tensor.ty(), groups_of, with_mins, self.n_in, rows, &mut packed);
+            self.records.write(at, &packed)?;
+            at += packed.len() as u64;
+        }
+        Ok(())
     }
 
     /// As kernels take it, its rows being those of the product from `first_row` on.

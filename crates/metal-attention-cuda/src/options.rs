@@ -2,7 +2,6 @@
 
 use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
 
-use crate::CudaError;
 use crate::activations::{Activations, Widths};
 use crate::matrix::packed_bytes;
 
@@ -17,6 +16,8 @@ pub struct CudaForwardPassOptions {
     pub n_cache: Option<usize>,
     /// Sequences whose windows there is room for. `None`: all.
     pub n_windows: Option<usize>,
+    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    pub state_cache: usize,
     /// Tokens that go through the layers at once.
     pub n_ubatch: usize,
     /// Element type of the KV cache.
@@ -32,6 +33,7 @@ impl Default for CudaForwardPassOptions {
             n_seq: 1,
             n_cache: None,
             n_windows: None,
+            state_cache: 256 << 20,
             n_ubatch: 512,
             cache_type: CacheType::default(),
             exact: false,
@@ -42,22 +44,25 @@ impl Default for CudaForwardPassOptions {
 impl CudaForwardPassOptions {
     /// What they have room for where `spec` runs.
     pub(crate) fn capacity(&self, spec: &ModelSpec) -> Capacity {
-        let Self { n_seq, n_cache, n_windows, n_ubatch, .. } = *self;
+        let Self { n_seq, n_cache, n_windows, state_cache, n_ubatch, .. } = *self;
         let n_ctx = Capacity::n_ctx_of(spec, self.n_ctx);
-        Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache: 0, n_ubatch }
+        Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch }
     }
 
-    /// What `spec` will take, to a few percent. An error where a tensor's type is not known.
-    pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights) -> Result<MemoryUse, CudaError> {
+    /// What `spec` will take, to a few percent.
+    pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights) -> MemoryUse {
         let room = self.capacity(spec);
         let groups = CacheGroups::new(spec, room);
-        let tensors = weights.tensors().into_iter().map(packed_bytes).sum::<Result<u64, _>>()?;
+        let tensors: u64 = weights.tensors().into_iter().map(packed_bytes).sum();
         let rope: usize = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot * room.n_positions()).sum();
-        Ok(MemoryUse {
+        MemoryUse {
             weights: tensors + rope as u64,
-            kv_cache: groups.n_elements(spec).saturating_mul(self.cache_type.bytes() as u64),
-            scratch: Activations::bytes(&Widths::new(spec), room.n_tokens(spec)),
-        })
+            kv_cache: groups
+                .n_elements(spec)
+                .saturating_mul(self.cache_type.bytes() as u64)
+                .saturating_add(groups.states().map_or(0, |room| room.bytes())),
+            scratch: Activations::bytes(&Widths::new(spec, room.n_tokens(spec)), room.n_tokens(spec)),
+        }
     }
 }
 

@@ -1,113 +1,203 @@
-//! What this backend knows of a model: every part is matched here, and is run or refused by name.
+//! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused by
+//! name.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, Embedding, FeedForward, KvSource, LayerSpec, Mask, Mixer, ModelSpec, Norm,
-    NormKind, NormOver, Output, OutputScale, Positions, QkNorm, Residual, RopeLayout,
+    Activation, AttentionSpec, Dense, DenseWeights, Embedding, Experts, FeedForward, KvSource, LatentAttentionSpec,
+    LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, Output, OutputScale, Positions,
+    QkNorm, Residual, RopeLayout, Router,
 };
 
 use crate::CudaError;
 use crate::args::HeadArgs;
+use crate::matrix::Format;
 
-/// Elements of a head that attention has room for.
-const MAX_HEAD_DIM: usize = 256;
+/// Elements of a head that attention over pages has room for, and that of any kind.
+const MAX_PAGED_HEAD_DIM: usize = 256;
+const MAX_HEAD_DIM: usize = 512;
+/// Residual streams that `streams.cu` has room for.
+const MAX_STREAMS: usize = 8;
+/// Elements of a key of a recurrence: `WALKS` of `recurrence.cuh`.
+const MAX_KEY: usize = 256;
+/// Elements of a channel's state in Mamba: four threads of `mamba_16`.
+const MAX_CHANNEL_STATE: usize = 64;
+/// Tokens that a convolution sees: `MAX_TAPS` of `recurrent.cu`.
+const MAX_TAPS: usize = 16;
+/// Elements of a compressed row that is a value: `PAIRS` of `latent_attention.cu` for each lane.
+const MAX_LATENT: usize = 512;
+/// Experts, and those of a token: `MAX_CHOSEN` of `experts.cu`.
+const MAX_EXPERTS: usize = 1024;
+const MAX_CHOSEN: usize = 64;
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
 pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
     let parts = || {
-        let Embedding { scale: _, token_types, positions, norm, per_layer, streams } = &spec.embedding;
-        if token_types.is_some() || positions.is_some() {
-            return Err("embeddings of token types and positions");
+        // Scale, token types, positions, norm and embeddings for each layer are all run.
+        let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+        if let Some(streams) = streams {
+            // What the file's format has of them: a layer corrects the streams when it comes to its own embedding.
+            let alone = per_layer.is_none() || streams.active != 0 || streams.n > MAX_STREAMS;
+            let of_a_kind = spec.layers.iter().all(|layer| matches!(layer.residual, Residual::Sequential { .. }));
+            if alone || !of_a_kind {
+                return Err("residual streams but for those of Gemma 3n");
+            }
         }
-        if norm.is_some() {
-            return Err("norms of embeddings");
-        }
-        if per_layer.is_some() || streams.is_some() {
-            return Err("embeddings of layers and residual streams");
-        }
-        let Output { norm, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
-        norm.as_ref().map_or(Err("models without a last norm"), rms)?;
+        // What follows pooling is no matter of a forward pass.
+        let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
         spec.layers.iter().try_for_each(layer)
     };
     parts().map_err(|part| CudaError::UnsupportedPart { part })
 }
 
-fn rms(norm: &Norm) -> Result<(), &'static str> {
-    let Norm { tensor: _, weight: _, bias, kind, eps: _, bare: _ } = norm;
-    match kind {
-        NormKind::Rms if !bias => Ok(()),
-        NormKind::Rms | NormKind::Layer => Err("norms but for RMSNorm"),
-    }
-}
-
 fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     let LayerSpec {
-        mixer_norm,
+        mixer_norm: _,
         mixer,
-        mixer_post_norm,
-        feed_forward_norm,
+        mixer_post_norm: _,
+        feed_forward_norm: _,
         feed_forward,
-        feed_forward_post_norm,
+        feed_forward_post_norm: _,
         residual,
         output_scale,
     } = layer;
     match residual {
-        Residual::Sequential { scale: _ } => {}
-        Residual::Parallel | Residual::PostNorm { .. } => return Err("residual streams but for sequential ones"),
+        Residual::Sequential { scale: _ } | Residual::Parallel | Residual::PostNorm { .. } => {}
     }
     match output_scale {
-        OutputScale::Fixed(scale) if *scale == 1.0 => {}
-        OutputScale::Fixed(_) | OutputScale::Stored => return Err("factors on a layer's result"),
-    }
-    if mixer_post_norm.is_some() || feed_forward_post_norm.is_some() {
-        return Err("norms of results");
-    }
-    for norm in [mixer_norm, feed_forward_norm] {
-        norm.as_ref().map_or(Err("layers without norms of their inputs"), rms)?;
+        OutputScale::Fixed(_) | OutputScale::Stored => {}
     }
     match mixer {
         Mixer::Attention(a) => attention(a)?,
-        Mixer::LatentAttention(_) => return Err("latent attention"),
-        Mixer::ShortConv(_) => return Err("short convolutions"),
-        Mixer::Mamba(_) | Mixer::Mamba2(_) | Mixer::AttentionAndMamba2(_) => return Err("Mamba"),
-        Mixer::DeltaRule(_) => return Err("the gated delta rule"),
-        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => return Err("RWKV"),
-        Mixer::None => return Err("layers without a mixer"),
+        Mixer::LatentAttention(a) => latent_attention(a)?,
+        Mixer::ShortConv(of) => taps(of.n_tap)?,
+        Mixer::Mamba(of) => {
+            taps(of.n_tap)?;
+            match of.decay {
+                MambaDecay::Channels if of.d_state > MAX_CHANNEL_STATE => {
+                    return Err("Mamba with states of that many elements");
+                }
+                MambaDecay::Channels => {}
+                MambaDecay::Heads(_) => keys(of.d_state)?,
+            }
+        }
+        Mixer::Mamba2(of) => mamba2(of)?,
+        Mixer::AttentionAndMamba2(of) => {
+            attention(&of.attention)?;
+            mamba2(&of.mamba2)?;
+        }
+        Mixer::DeltaRule(of) => {
+            taps(of.n_tap)?;
+            keys(of.key_dim)?;
+        }
+        Mixer::Rwkv6(of) => keys(of.head_dim)?,
+        Mixer::Rwkv7(of) => keys(of.head_dim)?,
+        Mixer::None => {}
     }
     match feed_forward {
-        FeedForward::Dense(Dense { n_ff: _, gated, activation, fused: _ }) => {
-            if !gated {
-                return Err("feed-forwards without a gate");
-            }
-            activation_code(*activation).map(|_| ())
+        FeedForward::Dense(Dense { n_ff: _, gated: _, activation: _, fused: _ }) => Ok(()),
+        FeedForward::Experts(of) => experts(of),
+        FeedForward::ChannelMix(_) | FeedForward::None => Ok(()),
+    }
+}
+
+fn experts(of: &Experts) -> Result<(), &'static str> {
+    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, own_norms: _, shared: _ } = of;
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
+    if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
+        return Err("that many experts");
+    }
+    match expert.activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {
+            Ok(())
         }
-        FeedForward::Experts(_) => Err("experts"),
-        FeedForward::ChannelMix(_) => Err("channel mixes"),
-        FeedForward::None => Err("layers without a feed-forward"),
+        Activation::SparseGelu { n_std: _ } => Err("experts with sparse GELU"),
     }
 }
 
-/// `Activation` of `common.cuh`.
-pub(crate) fn activation_code(activation: Activation) -> Result<u32, &'static str> {
+fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
+    // Products read four elements at once.
+    let unaligned = [a.kv_rank, a.n_nope, a.head_dim()].iter().any(|n| n % 4 != 0);
+    if a.kv_rank > MAX_LATENT || a.shared_dim % 2 != 0 || unaligned {
+        return Err("latent attention over rows of that many elements");
+    }
+    Ok(())
+}
+
+fn mamba2(of: &Mamba2Spec) -> Result<(), &'static str> {
+    taps(of.n_tap)?;
+    keys(of.d_state)
+}
+
+fn taps(n: usize) -> Result<(), &'static str> {
+    if n > MAX_TAPS { Err("convolutions over that many tokens") } else { Ok(()) }
+}
+
+fn keys(n: usize) -> Result<(), &'static str> {
+    if n > MAX_KEY { Err("recurrent states of that many rows") } else { Ok(()) }
+}
+
+/// `Activation` of `common.cuh` and, after it, of `activation.cu`, and its parameter.
+pub(crate) fn activation_code(activation: Activation) -> (u32, f32) {
     match activation {
-        Activation::Silu => Ok(0),
-        Activation::Gelu => Ok(1),
-        Activation::ReluSquared => Ok(2),
-        Activation::ClampedSwiglu { limit: _ } => Err("clamped SwiGLU"),
-        Activation::SparseGelu { n_std: _ } => Err("sparse GELU"),
+        Activation::Silu => (0, 0.0),
+        Activation::Gelu => (1, 0.0),
+        Activation::ReluSquared => (2, 0.0),
+        Activation::ClampedSwiglu { limit } => (3, limit),
+        Activation::SparseGelu { n_std } => (4, n_std),
     }
 }
 
-fn attention(a: &AttentionSpec) -> Result<(), &'static str> {
+/// Whether the product of gate and up goes through the activation by itself.
+pub(crate) fn on_the_way(dense: &Dense, weights: &DenseWeights) -> bool {
+    let known = match dense.activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
+        Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
+    };
+    let DenseWeights { gate, up, down: _ } = weights;
+    known
+        && gate.as_ref().is_some_and(|gate| {
+            let alike = Format::of(gate.weight.ty()) == Format::of(up.weight.ty());
+            alike && gate.bias.is_none() && up.bias.is_none()
+        })
+}
+
+/// `NormKind` of `norm.cu`.
+pub(crate) fn norm_kind(kind: NormKind) -> u32 {
+    match kind {
+        NormKind::Rms => 1,
+        NormKind::Layer => 2,
+    }
+}
+
+/// What makes queries, keys and values of their projections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InputKernels {
+    /// Attention does, or puts into the cache what a batch has.
+    OnTheWay,
+    /// A kernel that knows all parts.
+    Apart,
+}
+
+/// What runs softmax attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionKernels {
+    /// Kernels that take pages as a whole.
+    Paged,
+    /// One that knows all parts.
+    General,
+}
+
+/// The kernels that run attention; `norm_bias`: whether norms of queries or keys add something.
+pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (InputKernels, AttentionKernels) {
     let AttentionSpec {
         n_head: _,
         n_head_kv: _,
         head_dim,
         scale: _,
         mask,
-        positions: _,
+        positions,
         soft_cap: _,
         sinks: _,
-        qk_norm: _,
+        qk_norm,
         value_norm,
         clamp_qkv,
         kv,
@@ -116,35 +206,41 @@ fn attention(a: &AttentionSpec) -> Result<(), &'static str> {
         fused_qkv: _,
         output_gate,
     } = a;
-    if head_dim % 8 != 0 || *head_dim > MAX_HEAD_DIM {
+    let paged = head_dim % 8 == 0
+        && *head_dim <= MAX_PAGED_HEAD_DIM
+        && mask.is_causal()
+        && match positions {
+            Positions::None | Positions::Rope(_) => true,
+            Positions::Alibi { max_bias: _ } => false,
+        };
+    let norms = qk_norm.is_none_or(|QkNorm { kind, eps: _, over, after_rope: _ }| {
+        kind == NormKind::Rms && over != NormOver::Row && !norm_bias
+    });
+    let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none() && !output_gate;
+    let on_the_way = paged && plain && *kv == KvSource::Own;
+    (
+        if on_the_way { InputKernels::OnTheWay } else { InputKernels::Apart },
+        if paged { AttentionKernels::Paged } else { AttentionKernels::General },
+    )
+}
+
+fn attention(a: &AttentionSpec) -> Result<(), &'static str> {
+    if a.head_dim > MAX_HEAD_DIM {
         return Err("heads of that many elements");
-    }
-    mask_code(*mask)?;
-    match kv {
-        KvSource::Own => {}
-        KvSource::KeysAsValues | KvSource::Layer(_) => return Err("keys and values of other layers"),
-    }
-    if value_norm.is_some() || clamp_qkv.is_some() {
-        return Err("norms and limits of values");
-    }
-    if temperature.is_some() {
-        return Err("queries that grow with their position");
-    }
-    if *output_gate {
-        return Err("gates of attention's result");
     }
     head_codes(a).map(|_| ())
 }
 
-/// `Mask` of `attention.cu`, and how far it reaches.
-pub(crate) fn mask_code(mask: Mask) -> Result<(u32, u32), &'static str> {
+/// `Mask` of the attention kernels, and how far it reaches.
+pub(crate) fn mask_code(mask: Mask) -> (u32, u32) {
     // Contexts are no longer than 32 bits count.
     let reach = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     match mask {
-        Mask::Causal => Ok((0, 0)),
-        Mask::Window(n) => Ok((1, reach(n))),
-        Mask::Chunk(n) => Ok((2, reach(n))),
-        Mask::Full | Mask::Near(_) => Err("tokens that see those after them"),
+        Mask::Causal => (0, 0),
+        Mask::Window(n) => (1, reach(n)),
+        Mask::Chunk(n) => (2, reach(n)),
+        Mask::Full => (3, 0),
+        Mask::Near(n) => (4, reach(n)),
     }
 }
 
@@ -152,24 +248,25 @@ pub(crate) fn mask_code(mask: Mask) -> Result<(u32, u32), &'static str> {
 pub(crate) fn head_codes(a: &AttentionSpec) -> Result<HeadArgs, &'static str> {
     let (norm, norm_after_rope, eps) = match a.qk_norm {
         None => (0, false, 0.0),
-        Some(QkNorm { kind: NormKind::Layer, .. }) => return Err("norms but for RMSNorm"),
-        Some(QkNorm { kind: NormKind::Rms, eps, over, after_rope }) => {
+        Some(QkNorm { over: NormOver::Row, after_rope: true, kind: _, eps: _ }) => {
+            return Err("norms of whole rows of queries and keys after RoPE");
+        }
+        Some(QkNorm { kind: _, eps, over, after_rope }) => {
             let norm = match over {
                 NormOver::Head => 1,
                 NormOver::EachHead => 2,
                 NormOver::Unweighted => 3,
-                NormOver::Row => return Err("norms of whole rows of queries and keys"),
+                NormOver::Row => 4,
             };
             (norm, after_rope, eps)
         }
     };
     let (rotation, n_rot) = match a.positions {
-        Positions::None => (0, 0),
+        Positions::None | Positions::Alibi { max_bias: _ } => (0, 0),
         Positions::Rope(rope) => match rope.layout {
             RopeLayout::Interleaved => (1, rope.n_rot),
             RopeLayout::Halves => (2, rope.n_rot),
         },
-        Positions::Alibi { max_bias: _ } => return Err("scores that fall with the distance"),
     };
     Ok(HeadArgs {
         q_norm: 0,

@@ -1,27 +1,40 @@
 //! The weights of a model in the device's memory.
 
+mod attention;
+mod embedding;
+mod experts;
+mod feed_forward;
+mod latent_attention;
+mod recurrent;
+
 use std::sync::Arc;
 
 use metal_attention_model::{
-    AttentionSpec, DenseWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights,
-    ModelSpec, NormWeights, Residual, Rope, Weights,
+    FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind,
+    NormWeights, Residual, Rope, Weights,
+};
+
+pub(crate) use attention::CudaAttention;
+pub(crate) use embedding::{CudaEmbedding, CudaLayerStreams, CudaOwnEmbedding, CudaPerLayer, CudaStreams};
+pub(crate) use experts::CudaExperts;
+pub(crate) use feed_forward::CudaDense;
+pub(crate) use latent_attention::CudaLatentAttention;
+pub(crate) use recurrent::{
+    CudaChannelMix, CudaDeltaRule, CudaLowRank, CudaMamba, CudaMamba2, CudaRwkv6, CudaRwkv7, CudaShortConv,
 };
 
 use crate::CudaError;
-use crate::args::HeadArgs;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::matrix::CudaMatrix;
 use crate::options::distinct_ropes;
-use crate::parts::{activation_code, head_codes, mask_code};
+use crate::stack::CudaStack;
 
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct CudaWeights {
-    /// `[n_vocab, n_embd]`.
-    pub(crate) token_embd: Arc<CudaMatrix>,
+    pub(crate) embedding: Arc<CudaEmbedding>,
     pub(crate) layers: Vec<CudaLayer>,
-    pub(crate) output_norm: Vector,
-    pub(crate) output_eps: f32,
+    pub(crate) output_norm: Option<Arc<CudaNorm>>,
     /// `[n_vocab, n_embd]`, and what is added.
     pub(crate) output: Option<(Arc<CudaMatrix>, Option<Vector>)>,
     /// Keeps the tables of rotations.
@@ -31,51 +44,99 @@ pub(crate) struct CudaWeights {
 /// F32 elements that kernels read.
 pub(crate) type Vector = CudaBuffer;
 
-/// A layer: attention and a gated feed-forward, each behind an RMSNorm.
+/// `y = W x + b`.
 #[derive(Debug)]
-pub(crate) struct CudaLayer {
-    pub(crate) mixer_norm: Vector,
-    pub(crate) mixer_eps: f32,
-    /// Of queries, keys and values.
-    pub(crate) qkv: [CudaMatrix; 3],
-    /// Of all three one after the other.
-    pub(crate) qkv_bias: Option<Vector>,
-    pub(crate) out: CudaMatrix,
-    pub(crate) out_bias: Option<Vector>,
-    pub(crate) attention: Attention,
-    pub(crate) ff_norm: Vector,
-    pub(crate) ff_eps: f32,
-    pub(crate) gate: CudaMatrix,
-    pub(crate) up: CudaMatrix,
-    pub(crate) down: CudaMatrix,
-    pub(crate) down_bias: Option<Vector>,
-    pub(crate) activation: u32,
-    /// Factor on what is added to the residual stream.
-    pub(crate) scale: f32,
+pub(crate) struct CudaLinear {
+    pub(crate) weight: CudaMatrix,
+    pub(crate) bias: Option<Vector>,
 }
 
-/// What attention is in a layer.
-#[derive(Debug)]
-pub(crate) struct Attention {
-    pub(crate) n_head: usize,
-    pub(crate) n_kv_head: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) inputs: HeadArgs,
-    pub(crate) mask: u32,
-    pub(crate) reach: u32,
-    pub(crate) soft_cap: f32,
-    pub(crate) sinks: Option<Vector>,
-    _norms: [Option<Vector>; 2],
-}
-
-impl Attention {
-    /// Elements of a row of queries, keys and values.
-    pub(crate) fn stride(&self) -> usize {
-        (self.n_head + 2 * self.n_kv_head) * self.head_dim
+impl CudaLinear {
+    /// Where its bias lies; 0: nowhere.
+    pub(crate) fn bias(&self) -> u64 {
+        self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
 }
 
-struct Loader<'a> {
+/// A norm of rows.
+#[derive(Debug)]
+pub(crate) struct CudaNorm {
+    pub(crate) kind: NormKind,
+    pub(crate) weight: Vector,
+    pub(crate) bias: Option<Vector>,
+    pub(crate) eps: f32,
+    /// Elements of a row.
+    pub(crate) n: usize,
+}
+
+impl CudaNorm {
+    /// Whether products take it on their way: an RMSNorm that adds nothing, of rows as they read them.
+    pub(crate) fn is_on_the_way(&self) -> bool {
+        match self.kind {
+            NormKind::Rms => self.bias.is_none() && self.n.is_multiple_of(4),
+            NormKind::Layer => false,
+        }
+    }
+}
+
+/// A layer.
+#[derive(Debug)]
+pub(crate) struct CudaLayer {
+    pub(crate) mixer_norm: Option<CudaNorm>,
+    pub(crate) mixer: CudaMixer,
+    pub(crate) mixer_post_norm: Option<CudaNorm>,
+    pub(crate) feed_forward_norm: Option<CudaNorm>,
+    pub(crate) feed_forward: CudaFeedForward,
+    pub(crate) feed_forward_post_norm: Option<CudaNorm>,
+    pub(crate) residual: Residual,
+    /// Norms of the sums after mixer and feed-forward, where the residual stream has some.
+    pub(crate) sum_norms: Option<[CudaNorm; 2]>,
+    pub(crate) own_embedding: Option<CudaOwnEmbedding>,
+    pub(crate) streams: Option<CudaLayerStreams>,
+    /// Factor on the layer's result.
+    pub(crate) output_scale: f32,
+}
+
+/// What moves information between tokens.
+#[derive(Debug)]
+pub(crate) enum CudaMixer {
+    /// Softmax attention.
+    Attention(CudaAttention),
+    /// Attention over compressed rows.
+    LatentAttention(CudaLatentAttention),
+    /// A gated short convolution.
+    ShortConv(CudaShortConv),
+    /// Mamba.
+    Mamba(CudaMamba),
+    /// Mamba-2.
+    Mamba2(CudaMamba2),
+    /// Attention and Mamba-2 side by side.
+    AttentionAndMamba2(Box<(CudaAttention, CudaMamba2)>),
+    /// The gated delta rule.
+    DeltaRule(CudaDeltaRule),
+    /// RWKV-6's time mix.
+    Rwkv6(CudaRwkv6),
+    /// RWKV-7's time mix.
+    Rwkv7(CudaRwkv7),
+    /// Nothing.
+    None,
+}
+
+/// What works on each token alone.
+#[derive(Debug)]
+pub(crate) enum CudaFeedForward {
+    /// The same matrices for all tokens.
+    Dense(CudaDense),
+    /// A few of many for each token.
+    Experts(Box<CudaExperts>),
+    /// RWKV's channel mix.
+    ChannelMix(CudaChannelMix),
+    /// Nothing.
+    None,
+}
+
+/// What uploads weights.
+pub(crate) struct Loader<'a> {
     gpu: &'a Arc<CudaDevice>,
     kernels: Kernels,
     ropes: Vec<(Rope, CudaBuffer)>,
@@ -96,25 +157,23 @@ impl CudaWeights {
         });
         let ropes = ropes.collect::<Result<_, CudaError>>()?;
         let mut loader = Loader { gpu, kernels: Kernels::default(), ropes };
-        let token_embd = Arc::new(loader.matrix(&weights.token_embd)?);
+        let embedding = Arc::new(loader.embedding(spec, weights)?);
         let output = match &weights.output {
             None => None,
             Some(head) => {
                 let matrix = match weights.own_head() {
                     Some(head) => Arc::new(loader.matrix(head)?),
-                    None => Arc::clone(&token_embd),
+                    None => Arc::clone(&embedding.table),
                 };
                 Some((matrix, loader.optional(head.bias.as_deref())?))
             }
         };
         let layers = spec.layers.iter().zip(&weights.layers);
-        let layers = layers.map(|(spec, weights)| loader.layer(spec, weights)).collect::<Result<_, _>>()?;
-        let norm = spec.output.norm.as_ref().zip(weights.output_norm.as_ref());
-        let (norm, output_norm) = norm.ok_or(CudaError::UnsupportedPart { part: "models without a last norm" })?;
-        let output_norm = loader.vector(&output_norm.weight)?;
+        let layers = layers.map(|(layer, weights)| loader.layer(spec, layer, weights)).collect::<Result<_, _>>()?;
+        let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?.map(Arc::new);
         let rope = loader.ropes.into_iter().map(|(_, table)| table).collect();
         gpu.wait()?;
-        Ok(Self { token_embd, layers, output_norm, output_eps: norm.eps, output, _rope: rope })
+        Ok(Self { embedding, layers, output_norm, output, _rope: rope })
     }
 }
 
@@ -132,12 +191,8 @@ impl Loader<'_> {
         CudaMatrix::new(self.gpu, &mut self.kernels, &linear.weight)
     }
 
-    /// A matrix whose product goes through a gate, where nothing is added.
-    fn gate(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
-        if linear.bias.is_some() {
-            return Err(CudaError::UnsupportedPart { part: "biases of gates" });
-        }
-        self.matrix(linear)
+    fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
+        Ok(CudaLinear { weight: self.matrix(linear)?, bias: self.optional(linear.bias.as_deref())? })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vector, CudaError> {
@@ -148,89 +203,104 @@ impl Loader<'_> {
         values.map(|values| self.vector(values)).transpose()
     }
 
-    fn layer(&mut self, spec: &LayerSpec, weights: &LayerWeights) -> Result<CudaLayer, CudaError> {
-        let unsupported = |part| CudaError::UnsupportedPart { part };
-        let (Mixer::Attention(of), MixerWeights::Attention(a)) = (&spec.mixer, &weights.mixer) else {
-            return Err(unsupported("mixers but for attention"));
+    /// Where the table of a rotation lies; 0: nowhere.
+    fn rope(&self, rope: Option<&Rope>) -> u64 {
+        let table = rope.and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
+        table.map_or(0, |(_, table)| table.ptr())
+    }
+
+    /// `norm`, which has weights where there is one.
+    fn norm(&self, norm: Option<&Norm>, weights: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
+        let Some((norm, weights)) = norm.zip(weights) else { return Ok(None) };
+        Ok(Some(self.one_norm(norm, weights)?))
+    }
+
+    fn one_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
+        Ok(CudaNorm {
+            kind: norm.kind,
+            weight: self.vector(&weights.weight)?,
+            bias: self.optional(weights.bias.as_deref())?,
+            eps: norm.eps,
+            n: weights.weight.len(),
+        })
+    }
+
+    fn layer(&mut self, model: &ModelSpec, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
+        let sum_norms = match (&spec.residual, &w.sum_norms) {
+            (Residual::PostNorm { mixer, feed_forward }, Some([of_mixer, of_feed_forward])) => {
+                Some([self.one_norm(mixer, of_mixer)?, self.one_norm(feed_forward, of_feed_forward)?])
+            }
+            (Residual::Sequential { .. } | Residual::Parallel | Residual::PostNorm { .. }, _) => None,
         };
-        let (FeedForward::Dense(dense), FeedForwardWeights::Dense(ff)) = (&spec.feed_forward, &weights.feed_forward)
-        else {
-            return Err(unsupported("feed-forwards but for dense ones"));
-        };
-        let (Some(k), Some(v)) = (&a.k, &a.v) else { return Err(unsupported("keys and values of other layers")) };
-        let DenseWeights { gate: Some(gate), up, down } = ff else {
-            return Err(unsupported("feed-forwards without a gate"));
-        };
-        if gate.weight.ty() != up.weight.ty() {
-            return Err(unsupported("gate and up of unlike types"));
-        }
-        let Residual::Sequential { scale } = spec.residual else {
-            return Err(unsupported("residual streams but for sequential ones"));
-        };
-        let norm = |norm: &Option<NormWeights>| match norm {
-            Some(norm) => self.vector(&norm.weight),
-            None => Err(unsupported("layers without norms of their inputs")),
-        };
-        let (mixer_norm, ff_norm) = (norm(&weights.mixer_norm)?, norm(&weights.feed_forward_norm)?);
-        let eps = |norm: &Option<metal_attention_model::Norm>| norm.map_or(0.0, |norm| norm.eps);
-        let linears = [&a.q, k, v];
-        let qkv_bias = if linears.iter().any(|linear| linear.bias.is_some()) {
-            let of = |linear: &&Linear| linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()]);
-            Some(self.vector(&linears.iter().flat_map(of).collect::<Vec<_>>())?)
-        } else {
-            None
-        };
-        let norms = [self.optional(weight(a.q_norm.as_ref()))?, self.optional(weight(a.k_norm.as_ref()))?];
-        let attention = self.attention(of, norms, a.sinks.as_deref())?;
         Ok(CudaLayer {
-            mixer_norm,
-            mixer_eps: eps(&spec.mixer_norm),
-            qkv: [self.matrix(&a.q)?, self.matrix(k)?, self.matrix(v)?],
-            qkv_bias,
-            out: self.matrix(&a.out)?,
-            out_bias: self.optional(a.out.bias.as_deref())?,
-            attention,
-            ff_norm,
-            ff_eps: eps(&spec.feed_forward_norm),
-            gate: self.gate(gate)?,
-            up: self.gate(up)?,
-            down: self.matrix(down)?,
-            down_bias: self.optional(down.bias.as_deref())?,
-            activation: activation_code(dense.activation).map_err(unsupported)?,
-            scale,
+            mixer_norm: self.norm(spec.mixer_norm.as_ref(), w.mixer_norm.as_ref())?,
+            mixer: self.mixer(&spec.mixer, &w.mixer)?,
+            mixer_post_norm: self.norm(spec.mixer_post_norm.as_ref(), w.mixer_post_norm.as_ref())?,
+            feed_forward_norm: self.norm(spec.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref())?,
+            feed_forward: self.feed_forward(spec, &w.feed_forward)?,
+            feed_forward_post_norm: self
+                .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
+            residual: spec.residual,
+            sum_norms,
+            own_embedding: self.own_embedding(model, w)?,
+            streams: self.layer_streams(model, w)?,
+            output_scale: w.output_scale,
         })
     }
 
-    fn attention(
-        &self,
-        of: &AttentionSpec,
-        norms: [Option<Vector>; 2],
-        sinks: Option<&[f32]>,
-    ) -> Result<Attention, CudaError> {
-        let unsupported = |part| CudaError::UnsupportedPart { part };
-        let (mask, reach) = mask_code(of.mask).map_err(unsupported)?;
-        let table = of.rope().and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
-        let ptr = |vector: &Option<Vector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
-        let inputs = HeadArgs {
-            q_norm: ptr(&norms[0]),
-            k_norm: ptr(&norms[1]),
-            rope: table.map_or(0, |(_, table)| table.ptr()),
-            ..head_codes(of).map_err(unsupported)?
-        };
-        Ok(Attention {
-            n_head: of.n_head,
-            n_kv_head: of.n_head_kv,
-            head_dim: of.head_dim,
-            inputs,
-            mask,
-            reach,
-            soft_cap: of.soft_cap.unwrap_or(0.0),
-            sinks: self.optional(sinks)?,
-            _norms: norms,
+    /// Matrices of one type and shape one below the other, with their biases.
+    fn stack(&mut self, linears: &[&Linear]) -> Result<CudaStack, CudaError> {
+        let tensors: Vec<_> = linears.iter().map(|linear| &linear.weight).collect();
+        let biases: Vec<_> = linears.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
+        CudaStack::new(self.gpu, &mut self.kernels, &tensors, Some(&biases[..]).filter(|biases| !biases.is_empty()))
+    }
+
+    fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
+        Ok(match (spec, weights) {
+            (Mixer::Attention(of), MixerWeights::Attention(w)) => CudaMixer::Attention(self.attention(of, w)?),
+            (Mixer::LatentAttention(of), MixerWeights::LatentAttention(w)) => {
+                CudaMixer::LatentAttention(self.latent_attention(of, w)?)
+            }
+            (Mixer::ShortConv(of), MixerWeights::ShortConv(w)) => CudaMixer::ShortConv(self.short_conv(*of, w)?),
+            (Mixer::Mamba(of), MixerWeights::Mamba(w)) => CudaMixer::Mamba(self.mamba(*of, w)?),
+            (Mixer::Mamba2(of), MixerWeights::Mamba2(w)) => CudaMixer::Mamba2(self.mamba2(*of, w)?),
+            (Mixer::AttentionAndMamba2(of), MixerWeights::AttentionAndMamba2(w)) => {
+                let attention = self.attention(&of.attention, &w.attention)?;
+                CudaMixer::AttentionAndMamba2(Box::new((attention, self.mamba2(of.mamba2, &w.mamba2)?)))
+            }
+            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(w)) => CudaMixer::DeltaRule(self.delta_rule(*of, w)?),
+            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(w)) => CudaMixer::Rwkv6(self.rwkv6(*of, w)?),
+            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(w)) => CudaMixer::Rwkv7(self.rwkv7(*of, w)?),
+            (Mixer::None, MixerWeights::None) => CudaMixer::None,
+            (
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None,
+                _,
+            ) => return Err(CudaError::UnsupportedPart { part: "weights of another mixer" }),
         })
     }
-}
 
-fn weight(norm: Option<&NormWeights>) -> Option<&[f32]> {
-    norm.map(|norm| &norm.weight[..])
+    fn feed_forward(&mut self, spec: &LayerSpec, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
+        Ok(match (&spec.feed_forward, weights) {
+            (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => CudaFeedForward::Dense(self.dense(of, w)?),
+            (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
+                CudaFeedForward::Experts(Box::new(self.experts(of, w)?))
+            }
+            (FeedForward::ChannelMix(of), FeedForwardWeights::ChannelMix(w)) => {
+                CudaFeedForward::ChannelMix(self.channel_mix(*of, w, spec.mixer.state_elements())?)
+            }
+            (FeedForward::None, FeedForwardWeights::None) => CudaFeedForward::None,
+            (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => {
+                return Err(CudaError::UnsupportedPart { part: "weights of another feed-forward" });
+            }
+        })
+    }
 }

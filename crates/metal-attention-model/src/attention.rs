@@ -117,6 +117,17 @@ pub enum Positions {
     },
 }
 
+/// The slopes of ALiBi (arXiv 2108.12409, appendix), `[n_head]`: a geometric series, of which every second of a finer one goes
+/// between where `n_head` is no power of two.
+pub fn alibi_slopes(n_head: usize, max_bias: f32) -> Vec<f32> {
+    let whole = if n_head.is_power_of_two() { n_head } else { n_head.next_power_of_two() / 2 };
+    let slope = |h: usize| {
+        let exponent = if h < whole { (h + 1) as f64 } else { (h - whole) as f64 + 0.5 };
+        (-f64::from(max_bias) * exponent / whole as f64).exp2() as f32
+    };
+    (0..n_head).map(slope).collect()
+}
+
 /// Norm of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QkNorm {

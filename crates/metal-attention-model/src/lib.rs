@@ -20,6 +20,7 @@ mod profile;
 mod recipe;
 mod recurrent;
 mod rope;
+mod runs;
 mod shapes;
 mod spec;
 mod tensors;
@@ -27,7 +28,9 @@ mod top_k;
 mod watch;
 mod weights;
 
-pub use attention::{AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature};
+pub use attention::{
+    AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature, alibi_slopes,
+};
 pub use batch_kind::{AFew, BatchKind};
 pub use cache_groups::{CacheGroup, CacheGroups, StateRoom};
 pub use cache_type::CacheType;
@@ -47,6 +50,7 @@ pub use recurrent::{
     Rwkv7Spec, Rwkv7Weights, Selection, ShortConvSpec, ShortConvWeights, StateLayout,
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
+pub use runs::one_run_of_each;
 pub use shapes::{Key, ModelShape, RopeStretch};
 pub use spec::{
     AttentionAndMamba2Spec, Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm,

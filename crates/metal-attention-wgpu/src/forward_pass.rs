@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metal_attention_model::{
     AFew, BatchKind, BatchToken, CacheGroups, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace,
     Logits, Lookahead, MemoryUse, ModelSpec, PageUse, Phase, Profile, Profiler, Rope, TopK, Weights, check_wanted,
-    highest, is_decode, pieces,
+    highest, is_decode, one_run_of_each, pieces,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
@@ -17,7 +17,6 @@ use crate::options::{GpuForwardPassOptions, distinct_ropes};
 use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
 use crate::plan::{FEW, Plan, PlanBuilder, few_on};
 use crate::profile;
-use crate::segments::one_run_of_each;
 use crate::state::GpuStates;
 use crate::weights::GpuWeights;
 use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};

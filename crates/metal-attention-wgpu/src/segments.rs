@@ -1,6 +1,6 @@
 //! What recurrent layers do with a batch, made fit for kernels that go through all runs at the same time.
 
-use metal_attention_model::{BatchToken, Segment};
+use metal_attention_model::Segment;
 
 fn follow_each_other(a: &Segment, b: &Segment) -> bool {
     a.seq == b.seq && a.pos + a.n == b.pos
@@ -11,23 +11,6 @@ fn follow_each_other(a: &Segment, b: &Segment) -> bool {
 pub(super) fn repeatable(segments: &[Segment]) -> Vec<Segment> {
     let runs = segments.chunk_by(follow_each_other);
     runs.flat_map(|run| run.iter().map(|segment| Segment { to: run[run.len() - 1].to, ..*segment })).collect()
-}
-
-/// Cuts a batch where a sequence comes back: kernels go through all runs at the same time.
-pub(super) fn one_run_of_each(batch: &[BatchToken]) -> Vec<&[BatchToken]> {
-    let mut parts = Vec::new();
-    let (mut start, mut seen) = (0, std::collections::HashSet::new());
-    let mut at = 0;
-    for run in batch.chunk_by(|a, b| a.seq == b.seq) {
-        if !seen.insert(run[0].seq) {
-            parts.push(&batch[start..at]);
-            start = at;
-            seen = std::collections::HashSet::from([run[0].seq]);
-        }
-        at += run.len();
-    }
-    parts.push(&batch[start..]);
-    parts
 }
 
 #[cfg(test)]
@@ -46,14 +29,5 @@ mod tests {
     fn what_is_gone_through_again_reads_nothing_it_wrote() {
         let slots: Vec<_> = repeatable(&SOME).iter().map(|segment| (segment.from, segment.to)).collect();
         assert_eq!(slots, [(3, 5), (4, 5), (4, 5), (0, 6)]);
-    }
-
-    #[test]
-    fn a_sequence_comes_once_in_a_part() {
-        let token = |seq| BatchToken { id: 0, seq, pos: 0, logits: false };
-        let batch: Vec<_> = [0, 0, 1, 2, 1, 1, 2, 2, 2, 1].map(token).into();
-        let lengths: Vec<_> = one_run_of_each(&batch).iter().map(|part| part.len()).collect();
-        assert_eq!(lengths, [4, 5, 1]);
-        assert_eq!(one_run_of_each(&batch[..2]).len(), 1);
     }
 }

@@ -11,7 +11,7 @@ use metal_attention_model::{
 };
 use wgpu::Buffer;
 
-use crate::kernels::{ExpertsShape, LayerMatrices, alibi_slopes};
+use crate::kernels::{ExpertsShape, LayerMatrices};
 use crate::mamba::{GpuMamba, GpuMamba2};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
@@ -495,7 +495,7 @@ impl GpuAttention {
         let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
         let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();
         let slopes = match spec.positions {
-            Positions::Alibi { max_bias } => Some(alibi_slopes(spec.n_head, max_bias)),
+            Positions::Alibi { max_bias } => Some(metal_attention_model::alibi_slopes(spec.n_head, max_bias)),
             Positions::None | Positions::Rope(_) => None,
         };
         let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));

@@ -15,13 +15,14 @@ pub(crate) fn forward_pass(
     n_ctx: usize,
     ordinal: usize,
 ) -> Result<CudaForwardPass, CudaError> {
-    CudaForwardPass::supports(model.spec(), model.weights())?;
+    CudaForwardPass::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
     let options = CudaForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
         n_cache: options.n_cache,
         n_windows: options.n_windows,
+        state_cache: options.state_cache,
         n_ubatch: options.n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,

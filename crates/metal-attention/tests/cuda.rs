@@ -2,8 +2,11 @@
 //! CPU gives. Where there is neither the tests are skipped, unless METAL_ATTENTION_TEST_CUDA is set.
 #![cfg(feature = "cuda")]
 
-use metal_attention::gguf::TensorType::{BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
-use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
+mod toys;
+
+use metal_attention::gguf::TensorType::{self, BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+use metal_attention::gguf::blocks::random_blocks;
+use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention::{
     BatchToken, CacheType, CudaError, Device, EngineOptions, Error, ForwardPass, Model, ModelOptions, ModelSpec,
     cuda_summaries,
@@ -28,27 +31,38 @@ fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
     let mut set = |key: &str, value: u32| metadata.set(format!("{}.{key}", shape.architecture), value);
     set("rope.dimension_count", shape.head_dim as u32);
     set("attention.sliding_window", window);
-    let spec = ModelSpec::from_metadata(&metadata).expect("a model");
-    let decls: Vec<_> = shape
-        .tensors(&spec)
-        .into_iter()
-        .map(|t| TensorDecl { ty: if t.is_matrix() { ty } else { F32 }, name: t.name, shape: t.shape })
+    random_model(&metadata, ty, 1.0)
+}
+
+/// The model that `metadata` describes, its matrices random numbers of type `ty`, those of norms around `mean`.
+fn random_model(metadata: &Metadata, ty: TensorType, mean: f32) -> Model {
+    let spec = ModelSpec::from_metadata(metadata).expect("a model");
+    let tensors: Vec<_> = spec.tensors().into_iter().filter(|t| t.required).collect();
+    let decls: Vec<_> = tensors
+        .iter()
+        .map(|t| TensorDecl { ty: if t.is_matrix() { ty } else { F32 }, name: t.name.clone(), shape: t.shape.clone() })
         .collect();
-    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &decls).expect("a header");
+    let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("a header");
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    for decl in &decls {
+    for (seed, (tensor, decl)) in (1..).zip(tensors.iter().zip(&decls)) {
+        let n: usize = decl.shape.iter().product();
         // Small enough for the residual stream to stay near 1.
-        let scale = if decl.shape.len() > 1 { 1.0 / (decl.shape[0] as f32).sqrt() } else { 1.0 };
-        let values: Vec<f32> = (0..decl.shape.iter().product())
+        let (mean, scale) = if tensor.is_matrix() { (0.0, 1.0 / (decl.shape[0] as f32).sqrt()) } else { (mean, 0.3) };
+        let values: Vec<f32> = (0..n)
             .map(|_| {
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
-                scale * ((state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+                mean + scale * ((state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
             })
             .collect();
         let mut bytes = Vec::new();
-        decl.ty.quantize(&values, &mut bytes).expect("whole blocks");
+        if decl.ty.name().starts_with("IQ") {
+            // Whose nearest blocks take long to find.
+            bytes = random_blocks(decl.ty, n, seed, 1.7 * scale);
+        } else {
+            decl.ty.quantize(&values, &mut bytes).expect("whole blocks");
+        }
         writer.write(&bytes).expect("memory");
     }
     let file = GgufFile::from_bytes(&writer.finish().expect("all tensors")).expect("a file");
@@ -136,18 +150,67 @@ fn models_give_the_logits_of_the_cpu() {
         ),
         ("SmolLM's rows", ModelShape { n_embd: 576, n_ff: 1536, n_head: 9, n_head_kv: 3, ..small.clone() }, Q4_0, 0),
     ] {
-        let model = model(&shape, ty, window);
-        for (cache_type, exact, tolerance) in
-            [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
-        {
-            let pass = |device, exact| {
-                let options = options(device, cache_type, exact);
-                model.forward_pass(&options).unwrap_or_else(|e| panic!("{what}: {e}"))
-            };
-            let want = logits(&mut *pass(Device::Cpu, true));
-            let error = nmse(&logits(&mut *pass(Device::Cuda(0), exact)), &want);
-            assert!(error <= tolerance, "{what}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+        compare(what, &model(&shape, ty, window));
+    }
+}
+
+/// Holds a model to what the CPU gives, with the arithmetic of both kinds of products.
+fn compare(what: &str, model: &Model) {
+    for (cache_type, exact, tolerance) in
+        [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
+    {
+        let pass = |device, exact| {
+            let options = options(device, cache_type, exact);
+            model.forward_pass(&options).unwrap_or_else(|e| panic!("{what}: {e}"))
+        };
+        let want = logits(&mut *pass(Device::Cpu, true));
+        let error = nmse(&logits(&mut *pass(Device::Cuda(0), exact)), &want);
+        assert!(error <= tolerance, "{what}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+    }
+}
+
+/// Types without a format of their own, as codes and scales.
+#[test]
+fn every_type_gives_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let shape = ModelShape { n_layer: 1, ..small() };
+    for &ty in TensorType::ALL {
+        if ![F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K].contains(&ty) {
+            compare(ty.name(), &model(&shape, ty, 0));
         }
+    }
+}
+
+/// Norms after mixers and feed-forwards, of whole rows and of heads; layers side by side; positions that are learned, and such
+/// that scores fall with; gates of queries; streams, embeddings of layers, and caches that layers share; heads of any length.
+#[test]
+fn every_part_gives_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let streams = [
+        ("attention.sliding_window", 40),
+        ("attention.shared_kv_layers", 2),
+        ("embedding_length_per_layer_input", 12),
+        ("altup.num_inputs", 4),
+        ("laurel.rank", 8),
+    ];
+    let heads = |n: u32| [("attention.key_length", n), ("attention.value_length", n), ("rope.dimension_count", n & !1)];
+    for (what, architecture, n_layer, keys) in [
+        ("gemma2", "gemma2", 3, &[("attention.sliding_window", 40)][..]),
+        ("gemma3n", "gemma3n", 5, &streams),
+        ("olmo2", "olmo2", 2, &[]),
+        ("command-r", "command-r", 2, &[]),
+        ("gpt2", "gpt2", 2, &[("context_length", 512)]),
+        ("bloom", "bloom", 2, &[]),
+        ("phi2", "phi2", 2, &[("rope.dimension_count", 8)]),
+        ("heads of 9", "qwen3", 2, &heads(9)),
+        ("heads of 264", "qwen3", 2, &heads(264)),
+        ("heads of 512", "llama", 1, &heads(512)),
+    ] {
+        compare(what, &random_model(&toys::metadata(architecture, n_layer, keys), F16, 1.0));
     }
 }
 
@@ -182,7 +245,7 @@ fn greedy_steps_run_ahead() {
 
 #[test]
 fn what_cannot_be_run_is_refused_by_name() {
-    let model = model(&ModelShape { head_dim: 12, n_embd: 64, ..small() }, F16, 0);
+    let model = model(&ModelShape { head_dim: 520, n_embd: 64, ..small() }, F16, 0);
     let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
     assert!(
         matches!(error, Error::Cuda(CudaError::UnsupportedPart { part: "heads of that many elements" })),

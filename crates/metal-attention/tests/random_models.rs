@@ -1,8 +1,9 @@
-//! Small models of random shapes, types and options: fast arithmetic on the CPU against exact arithmetic, the GPU against
-//! the CPU. A model is known by its number: the same in every run and on every machine.
+//! Small models of random shapes, types and options: fast arithmetic on the CPU against exact arithmetic, the GPU, through
+//! wgpu and through CUDA, against the CPU. A model is known by its number: the same in every run and on every machine.
 //!
 //! `METAL_ATTENTION_RANDOM_MODELS` says how many are tried. Without it the CPU tries 500; so does a GPU that is none of the
-//! CPU's software, which compiles its kernels for seconds a shape and tries as many as it can in a minute or two.
+//! CPU's software, which compiles its kernels for seconds a shape and tries as many as it can in a minute or two. CUDA tries
+//! 60.
 
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
@@ -324,5 +325,46 @@ mod on_gpu {
             case.compare("GPU", &case.logits(&mut pass), &want, limit);
         }
         println!("{n} models, {} pipelines", gpu.pso().len());
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod on_cuda {
+    use std::sync::Arc;
+
+    use metal_attention::{CudaDevice, CudaForwardPass, CudaForwardPassOptions, Watch, cuda_summaries};
+    use metal_attention_model::Weights;
+
+    use super::*;
+
+    #[test]
+    fn cuda_gives_the_logits_of_the_cpu() {
+        if let Err(why) = cuda_summaries() {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        let gpu = Arc::new(CudaDevice::open(0, Watch::default()).expect("a device"));
+        let best = Isa::available().into_iter().last().expect("plain Rust runs everywhere");
+        for number in 0..n_models(60) {
+            let case = Case::new(number);
+            let file = case.file();
+            let want = case.cpu(&file, best, true);
+            let spec = ModelSpec::from_metadata(file.metadata()).expect("a model");
+            let weights = Weights::load(&file, &spec).expect("a whole model");
+            // Products of many tokens round their inputs to 16 bits.
+            let exact = !number.is_multiple_of(3);
+            let options = CudaForwardPassOptions {
+                n_ctx: case.n_ctx,
+                n_seq: 3,
+                n_ubatch: case.n_ubatch,
+                cache_type: case.cache_type,
+                exact,
+                ..Default::default()
+            };
+            let pass = CudaForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);
+            let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
+            let limit = if exact { case.limit() } else { 1e-4 };
+            case.compare("CUDA", &case.logits(&mut pass), &want, limit);
+        }
     }
 }

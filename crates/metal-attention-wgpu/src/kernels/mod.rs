@@ -51,7 +51,7 @@ pub use experts::{
 };
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use general_attention::{
-    GeneralAttention, GeneralBuffers, alibi_slopes, general_attention, general_attention_merge, general_attention_twin,
+    GeneralAttention, GeneralBuffers, general_attention, general_attention_merge, general_attention_twin,
 };
 pub use head_products::{HeadRows, head_products, head_products_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};

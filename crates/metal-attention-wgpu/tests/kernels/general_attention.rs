@@ -9,7 +9,7 @@ use metal_attention_model::{
 };
 use metal_attention_wgpu::kernels::{
     GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape, KvInputs, LatentBuffers, LatentShape,
-    alibi_slopes, attention_inputs, attention_inputs_twin, cached_row_twin, general_attention, general_attention_merge,
+    attention_inputs, attention_inputs_twin, cached_row_twin, general_attention, general_attention_merge,
     general_attention_twin, head_products, head_products_twin, latent_inputs, latent_inputs_twin, n_splits, rope_table,
 };
 use metal_attention_wgpu::{Arena, BatchBuffer, GpuDevice, GpuMatrix, StepSize, wgpu};
@@ -83,7 +83,7 @@ fn check_attention(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], token
     let cache = filled(gpu, of, lens, &pages);
     let n = tokens.len();
     let q: Vec<f32> = random(1, n * of.n_head * of.key_dim);
-    let slopes = alibi_slopes(of.n_head, 8.0);
+    let slopes = metal_attention_model::alibi_slopes(of.n_head, 8.0);
     let of_heads: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
     let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &of_heads).unwrap());
     let att = poisoned(gpu, n * of.n_head * of.value_dim);

@@ -1,0 +1,153 @@
+// Attention of tokens one by one over the cache of their sequence, with whatever a layer has: any mask, scores that fall with the
+// distance, heads of any length, keys and values of unlike lengths. The cache has the tokens already, and queries are ready. A
+// block for a head of a token and a part of the positions; the last of these joins the parts. All in F32.
+#include "heads.cuh"
+#include "masks.cuh"
+
+struct GeneralAttentionArgs {
+    const Token* tokens;
+    Pages pages;
+    const void* k_cache; // [page][kv head][64][key_dim]
+    const void* v_cache; // [page][kv head][64][value_dim]
+    const float* queries; // [n_tokens][n_head * key_dim]
+    float* out;          // [n_tokens][n_head * value_dim]
+    half* packed;        // the same as a product of many tokens takes it, or null
+    float* partial;      // [n_tokens][n_head][n_splits][value_dim + 2]
+    u32* tickets;        // [n_tokens][n_head], zero
+    const float* sinks;  // [n_head], or null
+    const float* slopes; // [n_head], or null
+    const float* gates;  // of head 0 of token 0, or null
+    u32 gate_stride;     // elements from a token's to the next one's; heads are 2 value_dim apart
+    u32 n_head, n_kv_head, key_dim, value_dim;
+    u32 n_splits;
+    u32 n_token_tiles;   // of `packed`
+    u32 mask, reach;
+    float soft_cap;      // 0: none
+};
+
+constexpr int THREADS = 128;
+constexpr int LANES = 8;      // threads that share a position's score
+constexpr int COLUMNS = 4;    // most columns of a thread's values
+constexpr u32 TILE = THREADS; // positions at once
+
+template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
+    const u32 tid = threadIdx.x;
+    const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_kv_head);
+    wait_for_input();
+    let_next_start();
+    const Token of = a.tokens[token];
+    const u32 begin = first_seen(a.mask, a.reach, of.pos), end = end_seen(a.mask, a.reach, of.pos, of.last);
+    // Splits are whole tiles.
+    const u32 n_tiles = (end - begin + TILE - 1) / TILE, tiles_each = (n_tiles + a.n_splits - 1) / a.n_splits;
+    const u32 n_splits = (n_tiles + tiles_each - 1) / tiles_each;
+    if (split >= n_splits) return;
+    const u32 first = begin + split * tiles_each * TILE, last = min(end, first + tiles_each * TILE);
+
+    float* q = memory;              // [key_dim]
+    float* weights = q + a.key_dim; // [TILE]
+    __shared__ float scratch[2 * THREADS / 32];
+    __shared__ bool is_last;
+    const float* query = a.queries + ((size_t)token * a.n_head + head) * a.key_dim;
+    for (u32 i = tid; i < a.key_dim; i += THREADS) q[i] = query[i];
+    const u32* pages = a.pages.pages + (size_t)of.seq * a.pages.n_pages;
+    auto row_of = [&](u32 pos) { return ((size_t)pages[pos / PAGE] * a.n_kv_head + kv) * PAGE + pos % PAGE; };
+    const float slope = a.slopes ? a.slopes[head] : 0.0f;
+    float acc[COLUMNS] = {}, most = -INFINITY, sum = 0.0f;
+    __syncthreads();
+    for (u32 tile = first; tile < last; tile += TILE) {
+        const u32 n = min(TILE, last - tile);
+        for (u32 i = tid / LANES; i < TILE; i += THREADS / LANES) {
+            float dot = 0.0f;
+            if (i < n) {
+                const T* key = (const T*)a.k_cache + row_of(tile + i) * a.key_dim;
+                for (u32 d = tid % LANES; d < a.key_dim; d += LANES) dot += q[d] * to_float(key[d]);
+            }
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
+            if (a.soft_cap != 0.0f) dot = a.soft_cap * tanhf(dot / a.soft_cap);
+            const u32 pos = tile + i;
+            dot -= slope * (pos > of.pos ? pos - of.pos : of.pos - pos);
+            if (tid % LANES == 0) weights[i] = i < n ? dot : -INFINITY;
+        }
+        __syncthreads();
+        const float score = weights[tid];
+        float larger = warp_max(score);
+        if (tid % 32 == 0) scratch[tid / 32] = larger;
+        __syncthreads();
+        larger = most;
+#pragma unroll
+        for (int i = 0; i < THREADS / 32; i++) larger = fmaxf(larger, scratch[i]);
+        const float shrink = __expf(most - larger), weight = __expf(score - larger);
+        most = larger;
+        weights[tid] = weight;
+        sum = sum * shrink + weight;
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) acc[c] *= shrink;
+        for (u32 i = 0; i < n; i++) {
+            const T* value = (const T*)a.v_cache + row_of(tile + i) * a.value_dim;
+            const float w = weights[i];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                if (tid + c * THREADS < a.value_dim) acc[c] += w * to_float(value[tid + c * THREADS]);
+        }
+        __syncthreads();
+    }
+    sum = warp_sum(sum);
+    if (tid % 32 == 0) scratch[tid / 32] = sum;
+    __syncthreads();
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) sum += scratch[i];
+
+    auto write = [&](u32 d, float v) {
+        if (a.gates) v /= 1.0f + __expf(-a.gates[(size_t)token * a.gate_stride + 2 * head * a.value_dim + d]);
+        const u32 i = head * a.value_dim + d;
+        a.out[(size_t)token * a.n_head * a.value_dim + i] = v;
+        if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);
+    };
+    const float sink = a.sinks ? a.sinks[head] : -INFINITY;
+    if (n_splits == 1) {
+        const float larger = fmaxf(most, sink), factor = __expf(most - larger);
+        sum = sum * factor + (a.sinks ? __expf(sink - larger) : 0.0f);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (tid + c * THREADS < a.value_dim) write(tid + c * THREADS, acc[c] * factor / sum);
+        return;
+    }
+    const u32 width = a.value_dim + 2;
+    float* splits = a.partial + ((size_t)token * a.n_head + head) * a.n_splits * width;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+        if (tid + c * THREADS < a.value_dim) splits[split * width + tid + c * THREADS] = acc[c];
+    if (tid == 0) splits[split * width + a.value_dim] = most, splits[split * width + a.value_dim + 1] = sum;
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        u32* ticket = a.tickets + (size_t)token * a.n_head + head;
+        is_last = atomicAdd(ticket, 1) == n_splits - 1;
+        if (is_last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    most = sink, sum = 0.0f;
+    for (u32 s = 0; s < n_splits; s++) most = fmaxf(most, __ldcg(splits + s * width + a.value_dim));
+    for (u32 s = 0; s < n_splits; s++)
+        sum += __expf(__ldcg(splits + s * width + a.value_dim) - most) * __ldcg(splits + s * width + a.value_dim + 1);
+    if (a.sinks) sum += __expf(sink - most);
+    for (u32 d = tid; d < a.value_dim; d += THREADS) {
+        float v = 0.0f;
+        for (u32 s = 0; s < n_splits; s++) v += __expf(__ldcg(splits + s * width + a.value_dim) - most) * __ldcg(splits + s * width + d);
+        write(d, v / sum);
+    }
+}
+
+SHARED_MEMORY(16, float, general_memory);
+
+#define GENERAL(NAME, T)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) general_attention_##NAME(const __grid_constant__ GeneralAttentionArgs a) { \
+        general_attention<T>(a, general_memory);                                                                         \
+    }
+GENERAL(f16, half)
+GENERAL(f32, float)

@@ -1,0 +1,72 @@
+// Products as exact as F32 of many rows: of all with one matrix, or of each with the matrix of its group, an expert or a head. The
+// group is known on the device alone.
+#define TEMPLATES_ALONE
+#include "matvec.cu"
+
+template <int TOKENS>
+__device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& first, const Matrix& second) {
+    switch (first.format) {
+        case F16: matvec_part<F16, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q8_0: matvec_part<Q8_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_0: matvec_part<Q4_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_K: matvec_part<Q4_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q5_K: matvec_part<Q5_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q6_K: matvec_part<Q6_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case F32: matvec_part<F32, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES: matvec_part<CODES, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        default: __trap();
+    }
+}
+
+// Of many tokens, four to a row of the grid, as exact as F32: one matrix, or GATED, a gate and up.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __grid_constant__ MatvecArgs a) {
+    MatvecArgs p = a;
+    p.x += (size_t)blockIdx.y * 4 * a.n_in;
+    p.y += (size_t)blockIdx.y * 4 * a.n_out;
+    of_format<4>(p, a.parts[0], a.parts[a.output == GATED ? 1 : 0]);
+}
+
+struct GroupedMatvecArgs {
+    Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: those of a group
+    u32 tile_bytes[2];
+    const u32* groups;    // of each item; null: item i has group i % n_groups
+    u32 n_groups;
+    u32 n_in;
+    const float* x;       // item i reads the row that begins at element i / items_a_row * x_stride
+    u32 items_a_row;
+    u32 x_stride;
+    const float* bias[2]; // [n_groups][n_rows], or null
+    float* y;             // item i writes to element i * y_stride on; STORE: the second matrix's rows follow the first's
+    u32 y_stride;
+    u32 first_item;
+    u32 warps_a_tile;
+    u32 output;
+    u32 activation;
+    u32 unused;
+};
+
+// A grid of blocks, items and, unless they go through a gate together, matrices.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grouped_matvec(const __grid_constant__ GroupedMatvecArgs a) {
+    wait_for_input();
+    const u32 item = a.first_item + blockIdx.y, part = blockIdx.z;
+    const u32 group = a.groups ? a.groups[item] : item % a.n_groups;
+    auto of_group = [&](int i) {
+        Matrix m = a.matrices[i];
+        m.records += (size_t)group * ((m.n_rows + 15) / 16) * a.tile_bytes[i];
+        return m;
+    };
+    const bool gated = a.output == GATED;
+    const Matrix first = of_group(part), second = gated ? of_group(1) : first;
+    MatvecArgs p = {};
+    p.n_in = a.n_in;
+    p.n_out = a.y_stride;
+    p.warps_a_tile = a.warps_a_tile;
+    p.output = a.output;
+    p.activation = a.activation;
+    p.scale = 1.0f;
+    p.x = a.x + (size_t)(item / a.items_a_row) * a.x_stride;
+    p.bias = a.bias[part] ? a.bias[part] + (size_t)group * first.n_rows : nullptr;
+    p.y = a.y + (size_t)item * a.y_stride + (part == 0 ? 0 : a.matrices[0].n_rows);
+    of_format<1>(p, first, second);
+}

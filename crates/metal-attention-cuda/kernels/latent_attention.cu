@@ -1,0 +1,185 @@
+// Multi-head latent attention (arXiv 2405.04434, section 2.1): the cache has one compressed row a token, which is key and, but for
+// its last elements, value of all heads.
+#include "heads.cuh"
+
+struct LatentInputsArgs {
+    const Token* tokens;
+    Pages pages;
+    void* cache;         // [page][64][rank + n_shared]
+    const float* q;      // [token][head][n_nope + n_shared]
+    const float* kv;     // [token][rank + n_shared]
+    const float* norm;   // of the compressed row, [rank]
+    const float2* rope;  // cosine and sine, [position][n_shared / 2]
+    float* queries;      // [token][head][rank + n_shared]; the first `rank` of a head are there, without their scale
+    u32 n_head, n_nope, rank, n_shared;
+    u32 rotation;        // Rotation
+    float eps;
+    float scale;
+    float temperature;   // 0: none
+    u32 length, offset;  // of the temperature
+};
+
+__device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 pos, u32 pair) {
+    const u32 i = a.rotation == HALVES ? pair : 2 * pair, j = a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1;
+    const float x = v[i], y = v[j];
+    if (a.rotation == NO_ROPE) return make_float2(x, y);
+    const float2 turn = a.rope[(size_t)pos * (a.n_shared / 2) + pair];
+    return make_float2(x * turn.x - y * turn.y, x * turn.y + y * turn.x);
+}
+
+// A block for the compressed row of a token, and one for each head's query.
+template <typename T> __device__ __forceinline__ void latent_inputs(const LatentInputsArgs& a) {
+    __shared__ float scratch[8];
+    wait_for_input();
+    let_next_start();
+    const Token token = a.tokens[blockIdx.y];
+    const u32 key_dim = a.rank + a.n_shared;
+    auto write_turned = [&](const float* v, float scale, auto* out) {
+        for (u32 pair = threadIdx.x; pair < a.n_shared / 2; pair += blockDim.x) {
+            const float2 t = turned(a, v, token.pos, pair);
+            store(out + (a.rotation == HALVES ? pair : 2 * pair), scale * t.x);
+            store(out + (a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1), scale * t.y);
+        }
+    };
+    if (blockIdx.x == 0) {
+        const float* kv = a.kv + (size_t)blockIdx.y * key_dim;
+        float squares = 0.0f;
+        for (u32 i = threadIdx.x; i < a.rank; i += blockDim.x) squares += kv[i] * kv[i];
+        const float rms = rsqrtf(block_sum_max(squares, 0.0f, scratch).x / a.rank + a.eps);
+        const u32 page = a.pages.pages[(size_t)token.seq * a.pages.n_pages + token.pos / PAGE];
+        T* out = (T*)a.cache + ((size_t)page * PAGE + token.pos % PAGE) * key_dim;
+        for (u32 i = threadIdx.x; i < a.rank; i += blockDim.x) store(out + i, kv[i] * rms * a.norm[i]);
+        write_turned(kv + a.rank, 1.0f, out + a.rank);
+        return;
+    }
+    const u32 head = blockIdx.x - 1;
+    const float growth =
+        a.temperature == 0.0f ? 1.0f : 1.0f + a.temperature * logf(1.0f + (float)((token.pos + a.offset) / a.length));
+    const float scale = a.scale * growth;
+    const size_t at = (size_t)blockIdx.y * a.n_head + head;
+    float* out = a.queries + at * key_dim;
+    for (u32 i = threadIdx.x; i < a.rank; i += blockDim.x) out[i] *= scale;
+    write_turned(a.q + at * (a.n_nope + a.n_shared) + a.n_nope, scale, out + a.rank);
+}
+extern "C" __global__ void __launch_bounds__(128) latent_inputs_f16(const __grid_constant__ LatentInputsArgs a) { latent_inputs<half>(a); }
+extern "C" __global__ void __launch_bounds__(128) latent_inputs_f32(const __grid_constant__ LatentInputsArgs a) { latent_inputs<float>(a); }
+
+struct LatentAttentionArgs {
+    const Token* tokens;
+    Pages pages;
+    const void* cache;
+    const float* queries; // [token][head][rank + n_shared]
+    float* out;           // [token][head][rank]
+    float* partial;       // [token][head][split][rank, largest score, sum]
+    u32 n_head, rank, n_shared, n_splits;
+};
+// Heads of a block, a warp each; positions that it takes at once, a lane each; pairs of elements of a value that a lane has.
+constexpr int HEADS = 8;
+constexpr int POSITIONS = 32;
+constexpr int PAIRS = 8;
+
+__device__ __forceinline__ float2 pair_at(const half* p) { return __half22float2(*(const half2*)p); }
+__device__ __forceinline__ float2 pair_at(const float* p) { return *(const float2*)p; }
+
+SHARED_MEMORY(16, unsigned char, latent_memory);
+
+// A block takes some heads of a token through its share of the positions.
+template <typename T> __device__ __forceinline__ void latent_attention(const LatentAttentionArgs& a) {
+    constexpr u32 VECTOR = 16 / sizeof(T);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 key_dim = a.rank + a.n_shared, n_vectors = (key_dim + VECTOR - 1) / VECTOR;
+    // Rows an odd number of vectors long, so that lanes read different banks.
+    const u32 stride = (n_vectors | 1) * VECTOR;
+    T* keys = (T*)(unsigned char*)latent_memory;                       // [POSITIONS][stride]
+    float* queries = (float*)(keys + POSITIONS * stride); // [HEADS][n_vectors * VECTOR]
+    wait_for_input();
+    let_next_start();
+    const Token token = a.tokens[blockIdx.z];
+    const u32 head = blockIdx.x * HEADS + warp;
+    const bool there = head < a.n_head;
+    const size_t row = (size_t)blockIdx.z * a.n_head + head;
+    float* q = queries + warp * n_vectors * VECTOR;
+    for (u32 i = lane; i < n_vectors * VECTOR; i += 32) q[i] = there && i < key_dim ? a.queries[row * key_dim + i] : 0.0f;
+
+    const u32 n_blocks = (token.pos + POSITIONS) / POSITIONS; // of positions 0..=pos
+    const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
+    const u32 first = blockIdx.y * each, end = min(first + each, n_blocks);
+    float most = -INFINITY, sum = 0.0f;
+    float2 acc[PAIRS] = {};
+    for (u32 block = first; block < end; block++) {
+        const u32 start = block * POSITIONS;
+        const u32 page = a.pages.pages[(size_t)token.seq * a.pages.n_pages + start / PAGE];
+        const T* from = (const T*)a.cache + ((size_t)page * PAGE + start % PAGE) * key_dim;
+        const u32 n = min((u32)POSITIONS, token.pos + 1 - start);
+        __syncthreads();
+        if (key_dim % VECTOR == 0) {
+            for (u32 i = threadIdx.x; i < POSITIONS * n_vectors; i += blockDim.x) {
+                const u32 p = i / n_vectors, v = i % n_vectors;
+                ((uint4*)(keys + p * stride))[v] = p < n ? ((const uint4*)(from + (size_t)p * key_dim))[v] : make_uint4(0, 0, 0, 0);
+            }
+        } else {
+            for (u32 i = threadIdx.x; i < POSITIONS * stride; i += blockDim.x) {
+                const u32 p = i / stride, e = i % stride;
+                store(keys + i, p < n && e < key_dim ? to_float(from[(size_t)p * key_dim + e]) : 0.0f);
+            }
+        }
+        __syncthreads();
+        float score = 0.0f;
+        for (u32 v = 0; v < n_vectors; v++) {
+            const uint4 words = ((const uint4*)(keys + lane * stride))[v];
+            const T* k = (const T*)&words;
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) score += q[v * VECTOR + i] * to_float(k[i]);
+        }
+        if (lane >= (int)n) score = -INFINITY;
+        const float before = most;
+        most = fmaxf(most, warp_max(score));
+        const float shrink = expf(before - most), weight = expf(score - most);
+        sum = sum * shrink + warp_sum(weight);
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) acc[i].x *= shrink, acc[i].y *= shrink;
+        for (u32 p = 0; p < n; p++) {
+            const float of = __shfl_sync(~0u, weight, p);
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++) {
+                const u32 e = 2 * (lane + 32 * i);
+                if (e >= a.rank) continue;
+                const float2 value = pair_at(keys + p * stride + e);
+                acc[i].x += of * value.x, acc[i].y += of * value.y;
+            }
+        }
+    }
+    if (!there) return;
+    const bool whole = a.n_splits == 1;
+    float* out = whole ? a.out + row * a.rank : a.partial + (row * a.n_splits + blockIdx.y) * (a.rank + 2);
+    const float factor = whole ? 1.0f / sum : 1.0f;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const u32 e = 2 * (lane + 32 * i);
+        if (e < a.rank) out[e] = factor * acc[i].x, out[e + 1] = factor * acc[i].y;
+    }
+    if (!whole && lane == 0) out[a.rank] = most, out[a.rank + 1] = sum;
+}
+extern "C" __global__ void __launch_bounds__(32 * HEADS) latent_attention_f16(const __grid_constant__ LatentAttentionArgs a) {
+    latent_attention<half>(a);
+}
+extern "C" __global__ void __launch_bounds__(32 * HEADS) latent_attention_f32(const __grid_constant__ LatentAttentionArgs a) {
+    latent_attention<float>(a);
+}
+
+// Joins the splits; a block for a head of a token.
+extern "C" __global__ void __launch_bounds__(128) latent_merge(const __grid_constant__ LatentAttentionArgs a) {
+    wait_for_input();
+    let_next_start();
+    const size_t row = (size_t)blockIdx.y * a.n_head + blockIdx.x;
+    const u32 width = a.rank + 2;
+    const float* partial = a.partial + row * a.n_splits * width;
+    float most = -INFINITY, sum = 0.0f;
+    for (u32 s = 0; s < a.n_splits; s++) most = fmaxf(most, partial[s * width + a.rank]);
+    for (u32 s = 0; s < a.n_splits; s++) sum += partial[s * width + a.rank + 1] * expf(partial[s * width + a.rank] - most);
+    for (u32 i = threadIdx.x; i < a.rank; i += blockDim.x) {
+        float v = 0.0f;
+        for (u32 s = 0; s < a.n_splits; s++) v += partial[s * width + i] * expf(partial[s * width + a.rank] - most);
+        a.out[row * a.rank + i] = v / sum;
+    }
+}

@@ -1,0 +1,250 @@
+//! Tensors whose types have no format of their own, as codes of 8 bits with a scale, and perhaps a minimum, for 16 columns. Every
+//! quantised type is that: nothing is lost. The host packs them, in the order that `kernels/formats.cuh` describes.
+
+use metal_attention_gguf::TensorType;
+use metal_attention_gguf::blocks::{
+    Block, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
+    BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockTq1_0,
+    BlockTq2_0, IQ1_DELTA, cast, e8m0_half, ue4m3_half,
+};
+
+use crate::matrix::{PANEL, TILE};
+
+/// Columns that a scale is for.
+const GROUP: usize = 16;
+/// Groups of a panel.
+const GROUPS: usize = PANEL / GROUP;
+/// Bytes of a panel's codes, and of its scales or its minimums.
+const CODES: usize = TILE * PANEL;
+const SCALES: usize = 4 * TILE * GROUPS;
+/// Bytes of a panel of codes and scales, and of one with minimums.
+pub(crate) const PANEL_BYTES: usize = CODES + SCALES;
+pub(crate) const PANEL_BYTES_WITH_MINS: usize = PANEL_BYTES + SCALES;
+
+/// A group's elements are `scale * code - min`, with whole codes of -128..=127.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Group {
+    scale: f32,
+    min: f32,
+}
+
+/// The groups of a row of a type's blocks, in order.
+pub(crate) type GroupsOf = fn(&[u8], &mut Vec<Group>);
+
+fn scaled(scale: f32) -> Group {
+    Group { scale, min: 0.0 }
+}
+
+/// Of blocks with one scale: `N` groups each.
+fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, of: impl Fn(&B) -> Group) {
+    for block in cast::<B>(row) {
+        groups.extend(std::iter::repeat_n(of(block), n));
+    }
+}
+
+/// Of blocks with a scale for each of `n` parts, of `each` groups.
+fn scales<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, each: usize, of: impl Fn(&B, usize) -> Group) {
+    for block in cast::<B>(row) {
+        for i in 0..n {
+            groups.extend(std::iter::repeat_n(of(block, i), each));
+        }
+    }
+}
+
+pub(crate) fn q4_1(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 2, |b: &BlockQ4_1| Group { scale: b.d.to_f32(), min: -b.m.to_f32() });
+}
+
+pub(crate) fn q5_0(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 2, |b: &BlockQ5_0| scaled(b.d.to_f32()));
+}
+
+pub(crate) fn q5_1(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 2, |b: &BlockQ5_1| Group { scale: b.d.to_f32(), min: -b.m.to_f32() });
+}
+
+pub(crate) fn q2_k(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 16, 1, |b: &BlockQ2K, i| Group {
+        scale: b.d.to_f32() * f32::from(b.scales[i] & 15),
+        min: b.dmin.to_f32() * f32::from(b.scales[i] >> 4),
+    });
+}
+
+pub(crate) fn q3_k(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 16, 1, |b: &BlockQ3K, i| scaled(b.d.to_f32() * b.scale(i) as f32));
+}
+
+pub(crate) fn iq4_nl(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 2, |b: &BlockIq4Nl| scaled(b.d.to_f32()));
+}
+
+pub(crate) fn iq4_xs(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 8, 2, |b: &BlockIq4Xs, i| scaled(b.d.to_f32() * b.scale(i) as f32));
+}
+
+pub(crate) fn iq3_s(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 8, 2, |b: &BlockIq3S, i| scaled(b.d.to_f32() * f32::from(1 + 2 * nibble(&b.scales, i))));
+}
+
+pub(crate) fn iq3_xxs(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 8, 2, |b: &BlockIq3Xxs, i| {
+        scaled(b.d.to_f32() * (0.5 + (b.signs_and_scale(i) >> 28) as f32) * 0.5)
+    });
+}
+
+pub(crate) fn iq2_s(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 16, 1, |b: &BlockIq2S, i| {
+        scaled(b.d.to_f32() * (0.5 + f32::from(nibble(&b.scales, i))) * 0.25)
+    });
+}
+
+pub(crate) fn iq2_xs(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 16, 1, |b: &BlockIq2Xs, i| {
+        scaled(b.d.to_f32() * (0.5 + f32::from(nibble(&b.scales, i))) * 0.25)
+    });
+}
+
+pub(crate) fn iq2_xxs(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 8, 2, |b: &BlockIq2Xxs, i| {
+        scaled(b.d.to_f32() * (0.5 + (b.signs_and_scale(i) >> 28) as f32) * 0.25)
+    });
+}
+
+/// Points are moved by an eighth: codes count eighths.
+pub(crate) fn iq1_s(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 8, 2, |b: &BlockIq1S, i| {
+        scaled(b.d.to_f32() * f32::from(2 * (b.high(i) >> 12 & 7) + 1) * IQ1_DELTA)
+    });
+}
+
+pub(crate) fn iq1_m(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 16, 1, |b: &BlockIq1M, i| scaled(b.d().to_f32() * f32::from(2 * b.scale(i) + 1) * IQ1_DELTA));
+}
+
+pub(crate) fn mxfp4(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 2, |b: &BlockMxfp4| scaled(e8m0_half(b.e)));
+}
+
+pub(crate) fn nvfp4(row: &[u8], groups: &mut Vec<Group>) {
+    scales(row, groups, 4, 1, |b: &BlockNvfp4, i| scaled(ue4m3_half(b.d[i])));
+}
+
+pub(crate) fn tq2_0(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 16, |b: &BlockTq2_0| scaled(b.d.to_f32()));
+}
+
+pub(crate) fn tq1_0(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 16, |b: &BlockTq1_0| scaled(b.d.to_f32()));
+}
+
+pub(crate) fn q2_0(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 4, |b: &BlockQ2_0| scaled(b.d.to_f32()));
+}
+
+pub(crate) fn q1_0(row: &[u8], groups: &mut Vec<Group>) {
+    one_scale(row, groups, 8, |b: &BlockQ1_0| scaled(b.d.to_f32()));
+}
+
+/// Nibble `i`, the low one of each byte first.
+fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 2] >> (4 * (i % 2)) & 15
+}
+
+/// Packs tiles of rows of `n_in` elements, `row_bytes` bytes each, one after the other into `out`, which is zeros. `with_mins`:
+/// panels have room for minimums. On all cores.
+pub(crate) fn pack_tiles(
+    ty: TensorType,
+    groups_of: GroupsOf,
+    with_mins: bool,
+    n_in: usize,
+    rows: &[u8],
+    out: &mut [u8],
+) {
+    let row_bytes = ty.row_bytes(n_in);
+    let panel_bytes = if with_mins { PANEL_BYTES_WITH_MINS } else { PANEL_BYTES };
+    let tile_bytes = n_in.div_ceil(PANEL) * panel_bytes;
+    let n_tiles = out.len() / tile_bytes;
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(n_tiles).max(1);
+    let tiles_each = n_tiles.div_ceil(n_threads);
+    std::thread::scope(|scope| {
+        let parts = rows.chunks(tiles_each * TILE * row_bytes).zip(out.chunks_mut(tiles_each * tile_bytes));
+        for (rows, out) in parts {
+            scope.spawn(move || {
+                let (mut elements, mut groups) = (vec![0.0; n_in], Vec::new());
+                for (rows, tile) in rows.chunks(TILE * row_bytes).zip(out.chunks_exact_mut(tile_bytes)) {
+                    for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
+                        ty.dequantize(row, &mut elements);
+                        groups.clear();
+                        groups_of(row, &mut groups);
+                        pack_row(&elements, &groups, r, with_mins, panel_bytes, tile);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Packs row `r` of a tile.
+fn pack_row(elements: &[f32], groups: &[Group], r: usize, with_mins: bool, panel_bytes: usize, tile: &mut [u8]) {
+    for (g, (elements, &Group { scale, min })) in elements.chunks(GROUP).zip(groups).enumerate() {
+        let panel = &mut tile[g / GROUPS * panel_bytes..][..panel_bytes];
+        let (block, sub) = (g % GROUPS / 2, g % 2);
+        for (i, &x) in elements.iter().enumerate() {
+            // Of what is not a number nothing comes but its scale.
+            let code = ((x + min) / scale).round() as i8;
+            let lane = r % 8 * 4 + i / 4;
+            panel[512 * block + 16 * lane + 8 * (r / 8) + 4 * sub + i % 4] = code as u8;
+        }
+        let at = 4 * (r * GROUPS + g % GROUPS);
+        panel[CODES + at..][..4].copy_from_slice(&scale.to_le_bytes());
+        if with_mins {
+            panel[PANEL_BYTES + at..][..4].copy_from_slice(&min.to_le_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_gguf::blocks::random_blocks;
+
+    use super::{CODES, GROUP, GROUPS, GroupsOf, PANEL_BYTES, pack_tiles};
+    use crate::matrix::{PANEL, Packing, TILE, packing};
+    use metal_attention_gguf::TensorType;
+
+    /// What a kernel makes of element `k` of row `r` of a tile.
+    fn element(tile: &[u8], panel_bytes: usize, with_mins: bool, r: usize, k: usize) -> f32 {
+        let panel = &tile[k / PANEL * panel_bytes..][..panel_bytes];
+        let (block, sub, i) = (k % PANEL / 32, k % 32 / GROUP, k % GROUP);
+        let code = panel[512 * block + 16 * (r % 8 * 4 + i / 4) + 8 * (r / 8) + 4 * sub + i % 4] as i8;
+        let at = 4 * (r * GROUPS + k % PANEL / GROUP);
+        let float = |at: usize| f32::from_le_bytes(panel[at..][..4].try_into().unwrap());
+        let min = if with_mins { float(PANEL_BYTES + at) } else { 0.0 };
+        float(CODES + at) * f32::from(code) - min
+    }
+
+    #[test]
+    fn packed_codes_are_what_every_type_dequantises_to() {
+        let n_in = 512;
+        for &ty in TensorType::ALL {
+            let (groups_of, with_mins): (GroupsOf, bool) = match packing(ty) {
+                Packing::OnDevice(_) => continue,
+                Packing::Codes(of) => (of, false),
+                Packing::CodesAndMins(of) => (of, true),
+            };
+            let n_rows = 19;
+            let rows = random_blocks(ty, n_rows * n_in, 7, 0.5);
+            let panel_bytes = if with_mins { super::PANEL_BYTES_WITH_MINS } else { PANEL_BYTES };
+            let tile_bytes = n_in / PANEL * panel_bytes;
+            let mut out = vec![0; 2 * tile_bytes];
+            pack_tiles(ty, groups_of, with_mins, n_in, &rows, &mut out);
+            let mut expected = vec![0.0; n_rows * n_in];
+            ty.dequantize(&rows, &mut expected);
+            for (i, &x) in expected.iter().enumerate() {
+                let (row, k) = (i / n_in, i % n_in);
+                let tile = &out[row / TILE * tile_bytes..][..tile_bytes];
+                let y = element(tile, panel_bytes, with_mins, row % TILE, k);
+                assert!((x - y).abs() <= 1e-6 * x.abs().max(1.0), "{ty}: row {row}, element {k}: {x} became {y}");
+            }
+        }
+    }
+}

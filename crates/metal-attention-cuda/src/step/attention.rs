@@ -1,0 +1,209 @@
+//! Softmax attention, from its input to what its output matrix multiplies.
+
+use metal_attention_model::CacheType;
+
+use super::layer::Given;
+use super::product::{Input, Product};
+use super::{Step, StepSize, Steps};
+use crate::CudaError;
+use crate::activations::n_splits;
+use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, PrefillArgs};
+use crate::device::CudaBuffer;
+use crate::kv_cache::CudaKvCache;
+use crate::launch::Grid;
+use crate::parts::AttentionKernels;
+use crate::weights::CudaAttention;
+
+impl Steps {
+    /// The attention of layer `i`.
+    pub(super) fn attention<'w>(
+        &mut self,
+        step: Step<'_>,
+        i: usize,
+        a: &'w CudaAttention,
+        input: Input,
+    ) -> Result<Given<'w>, CudaError> {
+        let (n, n_embd) = (step.size.n_tokens, step.spec.n_embd);
+        let firsts = a.qkv.iter().scan(0, |first, matrix| {
+            *first += matrix.n_rows;
+            Some(*first - matrix.n_rows)
+        });
+        let qkv = Product {
+            what: "qkv",
+            parts: a.qkv.iter().zip(firsts).collect(),
+            n_out: a.stride(),
+            bias: a.qkv_bias.as_ref().map_or(0, CudaBuffer::ptr),
+            y: self.s.qkv.ptr(),
+            ..Product::stored("", &a.qkv[0])
+        };
+        self.product(&qkv, input, n_embd, n)?;
+        self.attend(step.cache, i, a, step.size)?;
+        let input = self.input(&self.s.att, &self.s.packed_att, n);
+        Ok(Given::Product { what: "attention output", linear: &a.out, input })
+    }
+
+    /// Makes queries, keys and values of their projections where attention cannot on its way; where queries lie then, and
+    /// elements from a token's to the next one's.
+    fn inputs_apart(
+        &mut self,
+        cache: &CudaKvCache,
+        i: usize,
+        a: &CudaAttention,
+        n_tokens: usize,
+    ) -> Result<Option<(u64, usize)>, CudaError> {
+        let Some(args) = a.inputs_apart else { return Ok(None) };
+        let [k_cache, v_cache] = cache.of_layer(i);
+        let args = AttentionInputsArgs {
+            tokens: self.s.tokens.ptr(),
+            pages: cache.pages_of_layer(i),
+            k_cache,
+            v_cache,
+            qkv: self.s.qkv.ptr(),
+            queries: self.s.queries.ptr(),
+            ..args
+        };
+        let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_kv_head } else { 0 };
+        let grid = Grid { blocks: [heads.div_ceil(4), n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
+        self.launch(&format!("attention_inputs_{}", type_name(cache.cache_type)), "", grid, &args)?;
+        Ok(Some((args.queries, a.n_head * a.head_dim)))
+    }
+
+    /// Where the gates of queries lie, if there are any, and elements from a token's to the next one's.
+    fn gates(&self, a: &CudaAttention) -> (u64, u32) {
+        let at = if a.has_gates { self.s.qkv.ptr() + 4 * a.head_dim as u64 } else { 0 };
+        (at, a.stride() as u32)
+    }
+
+    fn attend(&mut self, cache: &CudaKvCache, i: usize, a: &CudaAttention, size: StepSize) -> Result<(), CudaError> {
+        let n = size.n_tokens;
+        let [k_cache, v_cache] = cache.of_layer(i);
+        let packed = if self.is_exact(n) { 0 } else { self.s.packed_att.ptr() };
+        let token_tiles = n.div_ceil(8) as u32;
+        let of_kv = a.n_head / a.n_kv_head;
+        let group = of_kv.next_power_of_two().min(8);
+        let n_chunks = of_kv.div_ceil(group);
+        let splits = n_splits(n, a.n_kv_head * n_chunks);
+        let apart = self.inputs_apart(cache, i, a, n)?;
+        let (qkv, stride) = apart.unwrap_or((self.s.qkv.ptr(), a.stride()));
+        let (gates, gate_stride) = self.gates(a);
+        let args = AttentionArgs {
+            inputs: a.inputs,
+            tokens: self.s.tokens.ptr(),
+            pages: cache.pages_of_layer(i),
+            k_cache,
+            v_cache,
+            qkv,
+            out: self.s.att.ptr(),
+            packed,
+            partial: self.s.partial.ptr(),
+            tickets: self.s.tickets.ptr(),
+            sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
+            n_head: a.n_head as u32,
+            n_kv_head: a.n_kv_head as u32,
+            head_dim: a.head_dim as u32,
+            stride: stride as u32,
+            n_splits: splits as u32,
+            n_chunks: n_chunks as u32,
+            n_token_tiles: token_tiles,
+            mask: a.mask,
+            reach: a.reach,
+            soft_cap: a.soft_cap,
+            gates,
+            gate_stride,
+            unused: 0,
+        };
+        let ty = type_name(cache.cache_type);
+        // Kernels that take what is in the cache already.
+        let together = size.n_query_tiles > 0;
+        let appended = together || apart.is_some();
+        if together && apart.is_none() {
+            let heads = a.n_head + 2 * a.n_kv_head;
+            let grid = Grid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
+            self.launch(&format!("append_{ty}"), "", grid, &args)?;
+        }
+        let on_units = matches!(a.head_dim, 32 | 64 | 96 | 128 | 256) && cache.cache_type == CacheType::F16;
+        if together && on_units && packed != 0 && a.slopes.is_none() {
+            return self.prefill_attention(&args, a, size);
+        }
+        match a.kernels {
+            AttentionKernels::Paged => {
+                let page_row = a.head_dim + 32 / cache.cache_type.bytes();
+                let pages = 2 * 64 * page_row * cache.cache_type.bytes();
+                let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67 + 256);
+                let grid = Grid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let name = if appended { "attention_appended" } else { "attention" };
+                self.launch(&format!("{name}_{ty}_{group}"), "", grid, &args)
+            }
+            AttentionKernels::General => self.general_attention(&args, a, ty, n),
+        }
+    }
+
+    /// Attention of any kind.
+    fn general_attention(
+        &mut self,
+        of: &AttentionArgs,
+        a: &CudaAttention,
+        ty: &str,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let splits = n_splits(n_tokens, a.n_head);
+        let args = GeneralAttentionArgs {
+            tokens: of.tokens,
+            pages: of.pages,
+            k_cache: of.k_cache,
+            v_cache: of.v_cache,
+            queries: of.qkv,
+            out: of.out,
+            packed: of.packed,
+            partial: of.partial,
+            tickets: of.tickets,
+            sinks: of.sinks,
+            slopes: a.slopes.as_ref().map_or(0, CudaBuffer::ptr),
+            gates: of.gates,
+            gate_stride: of.gate_stride,
+            n_head: of.n_head,
+            n_kv_head: of.n_kv_head,
+            key_dim: of.head_dim,
+            value_dim: of.head_dim,
+            n_splits: splits as u32,
+            n_token_tiles: of.n_token_tiles,
+            mask: of.mask,
+            reach: of.reach,
+            soft_cap: of.soft_cap,
+        };
+        let grid = Grid { blocks: [a.n_head, splits, n_tokens], threads: 128, shared: 4 * (a.head_dim + 128) };
+        self.launch(&format!("general_attention_{ty}"), "", grid, &args)
+    }
+
+    fn prefill_attention(&mut self, of: &AttentionArgs, a: &CudaAttention, size: StepSize) -> Result<(), CudaError> {
+        let args = PrefillArgs {
+            tiles: self.s.query_tiles.ptr(),
+            pages: of.pages,
+            k_cache: of.k_cache,
+            v_cache: of.v_cache,
+            qkv: of.qkv,
+            packed: of.packed,
+            sinks: of.sinks,
+            n_head: of.n_head,
+            n_kv_head: of.n_kv_head,
+            stride: of.stride,
+            n_token_tiles: of.n_token_tiles,
+            mask: of.mask,
+            reach: of.reach,
+            soft_cap: of.soft_cap,
+            gate_stride: of.gate_stride,
+            gates: of.gates,
+        };
+        let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
+        let grid = Grid { blocks: [size.n_query_tiles, a.n_head, 1], threads: 128, shared };
+        self.launch(&format!("prefill_attention_{}", a.head_dim), "", grid, &args)
+    }
+}
+
+/// As elements of the cache are called in names of kernels.
+fn type_name(cache_type: CacheType) -> &'static str {
+    match cache_type {
+        CacheType::F16 => "f16",
+        CacheType::F32 => "f32",
+    }
+}

@@ -1,0 +1,121 @@
+//! What comes before the first layer and after the last: embeddings, the last norm, logits, the largest of them.
+
+use std::sync::Arc;
+
+use bytemuck::Zeroable;
+use metal_attention_model::ModelSpec;
+
+use super::product::{Input, MATVEC_TOKENS, Product, norm_args};
+use super::{StepSize, Steps, Wanted};
+use crate::CudaError;
+use crate::activations::ARGMAX_BLOCKS;
+use crate::args::{ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs};
+use crate::device::CudaBuffer;
+use crate::launch::Grid;
+use crate::matrix::CudaMatrix;
+
+impl Steps {
+    /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and what comes of it before the first layer.
+    pub(super) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
+        let w = Arc::clone(&self.weights.embedding);
+        let (x, n_embd) = (self.s.x.ptr(), spec.n_embd);
+        let args = EmbeddingArgs {
+            types: w.token_type.as_ref().map_or(0, CudaBuffer::ptr),
+            positions: w.positions.as_ref().map_or_else(MatrixArgs::zeroed, |table| table.args(0)),
+            ..self.embedding_args(&w.table, spec.embedding.scale, x)
+        };
+        self.launch_embedding(&args, n_tokens)?;
+        if let Some(norm) = &w.norm {
+            self.norm(NormArgs { out: x, ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
+        }
+        if let Some(per_layer) = &w.per_layer {
+            self.embed_for_layers(spec, per_layer, n_tokens)?;
+        }
+        self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
+    }
+
+    /// `y = scale * table[id]` of each token.
+    pub(super) fn rows_of_table(
+        &mut self,
+        table: &CudaMatrix,
+        scale: f32,
+        y: u64,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        self.launch_embedding(&self.embedding_args(table, scale, y), n_tokens)
+    }
+
+    fn embedding_args(&self, table: &CudaMatrix, scale: f32, y: u64) -> EmbeddingArgs {
+        EmbeddingArgs {
+            table: table.args(0),
+            positions: MatrixArgs::zeroed(),
+            types: 0,
+            tokens: self.s.tokens.ptr(),
+            x: y,
+            scale,
+            n_embd: table.n_in as u32,
+        }
+    }
+
+    fn launch_embedding(&mut self, args: &EmbeddingArgs, n_tokens: usize) -> Result<(), CudaError> {
+        let blocks = (args.n_embd as usize).div_ceil(256);
+        self.launch("embedding", "", Grid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
+    }
+
+    /// What comes of the wanted tokens.
+    pub(super) fn results(&mut self, spec: &ModelSpec, size: StepSize) -> Result<(), CudaError> {
+        let (n, n_embd) = (size.n_wanted, spec.n_embd);
+        let (norm, embedding) = (self.weights.output_norm.clone(), Arc::clone(&self.weights.embedding));
+        self.join_streams(spec, embedding.streams.as_ref(), size.n_tokens)?;
+        let (wanted, hidden) = (self.s.wanted.ptr(), self.s.hidden.ptr());
+        let args = NormArgs { rows: wanted, ..norm_args(norm.as_deref(), self.s.x.ptr(), n_embd) };
+        let advance = match size.wanted {
+            Wanted::Hidden => return self.norm(NormArgs { out: hidden, ..args }, n),
+            Wanted::Logits => None,
+            Wanted::Id { advance } => Some(advance),
+        };
+        let Some((head, bias)) =
+            self.weights.output.as_ref().map(|(head, bias)| (Arc::clone(head), bias.as_ref().map(CudaBuffer::ptr)))
+        else {
+            return Ok(());
+        };
+        let product = Product { bias: bias.unwrap_or(0), y: self.s.logits.ptr(), ..Product::stored("logits", &head) };
+        if !self.is_exact(n) {
+            let packed = self.s.packed_x.ptr();
+            self.norm(NormArgs { packed, ..args }, n)?;
+            self.matmul(&product, packed, n)?;
+        } else if norm.as_ref().is_none_or(|norm| norm.is_on_the_way()) {
+            for first in (0..n).step_by(MATVEC_TOKENS) {
+                let rows = wanted + 4 * first as u64;
+                let y = product.y + (4 * first * spec.n_vocab) as u64;
+                let n = (n - first).min(MATVEC_TOKENS);
+                self.matvec(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
+            }
+        } else {
+            self.norm(NormArgs { out: hidden, ..args }, n)?;
+            self.product(&product, Input::Rows { x: hidden, norm: 0, eps: 0.0 }, n_embd, n)?;
+        }
+        let (scale, soft_cap) = spec.output.head.map_or((1.0, None), |head| (head.scale, head.soft_cap));
+        if scale != 1.0 || soft_cap.is_some() {
+            let args = LogitsArgs {
+                logits: self.s.logits.ptr(),
+                n: (n * spec.n_vocab) as u32,
+                scale,
+                soft_cap: soft_cap.unwrap_or(0.0),
+                unused: 0,
+            };
+            self.launch("scale_logits", "", Grid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
+        }
+        let Some(advance) = advance else { return Ok(()) };
+        let args = ArgmaxArgs {
+            logits: self.s.logits.ptr(),
+            n_vocab: spec.n_vocab as u32,
+            advance: u32::from(advance),
+            best: self.s.best.ptr(),
+            tickets: self.s.argmax_tickets.ptr(),
+            ids: self.s.ids.ptr(),
+            tokens: self.s.tokens.ptr(),
+        };
+        self.launch("argmax", "", Grid { blocks: [ARGMAX_BLOCKS, n, 1], threads: 256, shared: 0 }, &args)
+    }
+}

@@ -1,0 +1,402 @@
+//! Products of matrices with the rows of tokens, and the norms before them.
+
+use super::Steps;
+use crate::CudaError;
+use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs, Output};
+use crate::device::CudaBuffer;
+use crate::launch::Grid;
+use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
+use crate::parts::norm_kind;
+use crate::weights::{CudaLinear, CudaNorm};
+
+/// Tokens that a product takes as exactly as F32, and in one go.
+pub(super) const MATVEC_TOKENS: usize = 4;
+/// Tokens up to which every warp reads all inputs.
+const FEW_TOKENS: usize = 64;
+/// Warps of a block of products.
+pub(super) const WARPS: usize = 8;
+/// Warps that keep the memory busy.
+pub(super) const BUSY_WARPS: usize = 2112;
+/// Elements of a matrix from which on two blocks a multiprocessor are better than one.
+const LARGE: usize = 8 << 20;
+/// Panels that a warp asks for at once.
+pub(super) const PANELS_AHEAD: usize = 4;
+
+/// The input of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Input {
+    /// F32 rows, which may go through a norm on the way: address of the rows, weight of the norm or 0, its epsilon.
+    Rows { x: u64, norm: u64, eps: f32 },
+    /// Packed F16.
+    Packed(u64),
+}
+
+/// A product over all tokens.
+pub(super) struct Product<'a> {
+    /// What it is, for a profile.
+    pub(super) what: &'static str,
+    /// One matrix below the other; GATED: those of the gate, then those of up.
+    pub(super) parts: Vec<(&'a CudaMatrix, usize)>,
+    pub(super) n_out: usize,
+    pub(super) output: Output,
+    pub(super) activation: u32,
+    pub(super) scale: f32,
+    pub(super) bias: u64,
+    /// F32 rows, and where GATED over many tokens packed F16.
+    pub(super) y: u64,
+    pub(super) packed: u64,
+}
+
+impl<'a> Product<'a> {
+    /// That of one matrix, but for where it goes.
+    pub(super) fn stored(what: &'static str, matrix: &'a CudaMatrix) -> Self {
+        Self {
+            what,
+            parts: vec![(matrix, 0)],
+            n_out: matrix.n_rows,
+            output: Output::Store,
+            activation: 0,
+            scale: 1.0,
+            bias: 0,
+            y: 0,
+            packed: 0,
+        }
+    }
+
+    /// Its matrices one by one, each beside itself; GATED: the gate beside up.
+    fn products(&self) -> Vec<[(&'a CudaMatrix, usize); 2]> {
+        match (&self.parts[..], self.output) {
+            ([gate, up], Output::Gated) => vec![[*gate, *up]],
+            (parts, Output::Store | Output::Add | Output::Gated) => parts.iter().map(|part| [*part, *part]).collect(),
+        }
+    }
+}
+
+/// The norm of rows of `n_in` elements at `x`, or the rows as they are, but for where they go.
+pub(super) fn norm_args(norm: Option<&CudaNorm>, x: u64, n_in: usize) -> NormArgs {
+    NormArgs {
+        x,
+        weight: norm.map_or(0, |norm| norm.weight.ptr()),
+        bias: norm.and_then(|norm| norm.bias.as_ref()).map_or(0, CudaBuffer::ptr),
+        packed: 0,
+        out: 0,
+        rows: 0,
+        n_in: n_in as u32,
+        n_token_tiles: 0,
+        kind: norm.map_or(0, |norm| norm_kind(norm.kind)),
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        scale: 1.0,
+        accumulate: 0,
+    }
+}
+
+/// The power of two that is `n` or less.
+pub(super) fn power_of_two(n: usize) -> usize {
+    if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
+}
+
+/// Workgroup memory of `matvec_part` over matrices of these formats: panels on their way, `RING` or two panels for each warp, and
+/// the inputs.
+pub(super) fn shared_of(formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
+    let ring = formats.map(|format| if format == Format::F32 { 8192 } else { 6144 }).max();
+    WARPS * ring.unwrap_or(0) + n_tokens * (n_panels * 272 + 4 * (2 * WARPS * TILE + 1))
+}
+
+impl Steps {
+    /// How many tokens go through products of the first kind; of longer steps inputs are packed.
+    pub(super) fn is_exact(&self, n_tokens: usize) -> bool {
+        self.exact || n_tokens <= MATVEC_TOKENS
+    }
+
+    /// Rows that a product takes as they are.
+    pub(super) fn input(&self, rows: &CudaBuffer, packed: &CudaBuffer, n_tokens: usize) -> Input {
+        if self.is_exact(n_tokens) {
+            Input::Rows { x: rows.ptr(), norm: 0, eps: 0.0 }
+        } else {
+            Input::Packed(packed.ptr())
+        }
+    }
+
+    /// Rows of the residual stream that products take through a norm: on their way, or made before.
+    pub(super) fn normed(
+        &mut self,
+        norm: Option<&CudaNorm>,
+        n_embd: usize,
+        n_tokens: usize,
+    ) -> Result<Input, CudaError> {
+        let (x, h, packed) = (self.s.x.ptr(), self.s.h.ptr(), self.s.packed_x.ptr());
+        if !self.is_exact(n_tokens) {
+            self.norm(NormArgs { packed, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+            return Ok(Input::Packed(packed));
+        }
+        match norm {
+            None => Ok(Input::Rows { x, norm: 0, eps: 0.0 }),
+            Some(norm) if norm.is_on_the_way() => Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
+            Some(_) => {
+                self.norm(NormArgs { out: h, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+                Ok(Input::Rows { x: h, norm: 0, eps: 0.0 })
+            }
+        }
+    }
+
+    /// The same, in `h`, too, as F32 rows.
+    pub(super) fn normed_rows(
+        &mut self,
+        norm: Option<&CudaNorm>,
+        n_embd: usize,
+        n_tokens: usize,
+    ) -> Result<Input, CudaError> {
+        let (x, h, packed) = (self.s.x.ptr(), self.s.h.ptr(), self.s.packed_x.ptr());
+        let args = NormArgs { out: h, ..norm_args(norm, x, n_embd) };
+        if self.is_exact(n_tokens) {
+            self.norm(args, n_tokens)?;
+            return Ok(Input::Rows { x: h, norm: 0, eps: 0.0 });
+        }
+        self.norm(NormArgs { packed, ..args }, n_tokens)?;
+        Ok(Input::Packed(packed))
+    }
+
+    /// Rows of `n_in` elements, as wide as the residual stream at most, that products take as they are.
+    pub(super) fn rows(&mut self, x: u64, n_in: usize, n_tokens: usize) -> Result<Input, CudaError> {
+        if self.is_exact(n_tokens) {
+            return Ok(Input::Rows { x, norm: 0, eps: 0.0 });
+        }
+        let packed = self.s.packed_rows.ptr();
+        self.norm(NormArgs { packed, ..norm_args(None, x, n_in) }, n_tokens)?;
+        Ok(Input::Packed(packed))
+    }
+
+    /// Norms of `n_rows` rows.
+    pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
+        let n_token_tiles = n_rows.div_ceil(8) as u32;
+        let grid = Grid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
+        self.launch("norm_rows", "", grid, &NormArgs { n_token_tiles, ..args })
+    }
+
+    /// The product of one matrix, stored as rows at `y`.
+    pub(super) fn store(
+        &mut self,
+        what: &'static str,
+        linear: &CudaLinear,
+        input: Input,
+        y: u64,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let product = Product { y, bias: linear.bias(), ..Product::stored(what, &linear.weight) };
+        self.product(&product, input, linear.weight.n_in, n_tokens)
+    }
+
+    /// `y = W x` of all tokens.
+    pub(super) fn product(
+        &mut self,
+        p: &Product<'_>,
+        input: Input,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        match input {
+            Input::Rows { x, norm, eps } => {
+                let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
+                let together = if n_in.is_multiple_of(4) { n_tokens / MATVEC_TOKENS } else { 0 };
+                let first = if together > 1 { together * MATVEC_TOKENS } else { 0 };
+                if together > 1 {
+                    self.matvec_rows(p, (x, norm, eps), n_in, together)?;
+                }
+                for token in (first..n_tokens).step_by(MATVEC_TOKENS) {
+                    let n = (n_tokens - token).min(MATVEC_TOKENS);
+                    self.matvec(p, at(x, token, n_in), norm, eps, 0, at(p.y, token, p.n_out), n_in, n)?;
+                }
+                Ok(())
+            }
+            Input::Packed(x) => self.matmul(p, x, n_tokens),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the addresses of a product")]
+    pub(super) fn matvec(
+        &mut self,
+        p: &Product<'_>,
+        x: u64,
+        norm: u64,
+        eps: f32,
+        rows: u64,
+        y: u64,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        if !n_in.is_multiple_of(4) {
+            return self.odd_rows(p, x, rows, y, n_in, n_tokens);
+        }
+        let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
+        for (to, (matrix, first)) in parts.iter_mut().zip(&p.parts) {
+            *to = matrix.args(*first);
+        }
+        let gated = p.output == Output::Gated;
+        let of = if gated { 1 } else { p.parts.len() };
+        let tiles: Vec<usize> = p.parts[..of].iter().map(|(matrix, _)| matrix.n_tiles()).collect();
+        let n_tiles: usize = tiles.iter().sum();
+        let n_panels = n_in.div_ceil(PANEL);
+        // As few warps a tile as keep the memory busy, and as leave each enough to ask for.
+        let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+        let warps_a_tile = BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two();
+        let warps_a_tile = if warps_a_tile > most { warps_a_tile / 2 } else { warps_a_tile };
+        // One block on each multiprocessor leaves room for those of the next kernel.
+        let most_blocks = self.gpu.summary().n_sm * if n_tiles * TILE * n_in > LARGE { 2 } else { 1 };
+        let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
+        let n_groups: usize = groups.clone().sum();
+        let share = |groups: usize| {
+            if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
+        };
+        let mut blocks = [0; MAX_PARTS];
+        let mut n_blocks = 0;
+        for (end, groups) in blocks.iter_mut().zip(groups) {
+            n_blocks += share(groups);
+            *end = n_blocks as u32;
+        }
+        let args = MatvecArgs {
+            parts,
+            n_parts: p.parts.len() as u32,
+            blocks,
+            n_in: n_in as u32,
+            n_out: p.n_out as u32,
+            warps_a_tile: warps_a_tile as u32,
+            output: p.output as u32,
+            activation: p.activation,
+            eps,
+            scale: p.scale,
+            unused: 0,
+            x,
+            norm,
+            bias: p.bias,
+            y,
+            rows,
+        };
+        let shared = shared_of(p.parts.iter().map(|(matrix, _)| matrix.format), n_panels, n_tokens);
+        let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
+        self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
+    }
+
+    /// The product of so many times [`MATVEC_TOKENS`] rows.
+    fn matvec_rows(
+        &mut self,
+        p: &Product<'_>,
+        (x, norm, eps): (u64, u64, f32),
+        n_in: usize,
+        groups: usize,
+    ) -> Result<(), CudaError> {
+        let whole = [p.parts.as_slice()];
+        let products: Vec<_> = match p.output {
+            Output::Gated => whole.to_vec(),
+            Output::Store | Output::Add => p.parts.chunks(1).collect(),
+        };
+        for of in products {
+            let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
+            for (to, (matrix, first)) in parts.iter_mut().zip(of) {
+                *to = matrix.args(*first);
+            }
+            let (n_tiles, n_panels) = (of[0].0.n_tiles(), n_in.div_ceil(PANEL));
+            let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+            let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles * groups).clamp(1, most));
+            let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
+            // A block makes its input once, however many tiles it goes through.
+            let blocks = (2 * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
+            let args = MatvecArgs {
+                parts,
+                n_parts: of.len() as u32,
+                blocks: [blocks as u32; MAX_PARTS],
+                n_in: n_in as u32,
+                n_out: p.n_out as u32,
+                warps_a_tile: warps_a_tile as u32,
+                output: p.output as u32,
+                activation: p.activation,
+                eps,
+                scale: p.scale,
+                unused: 0,
+                x,
+                norm,
+                bias: p.bias,
+                y: p.y,
+                rows: 0,
+            };
+            let shared = shared_of(of.iter().map(|(matrix, _)| matrix.format), n_panels, MATVEC_TOKENS);
+            let grid = Grid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
+            self.launch("matvec_rows", p.what, grid, &args)?;
+        }
+        Ok(())
+    }
+
+    /// Products with rows that no four elements lie together of.
+    fn odd_rows(
+        &mut self,
+        p: &Product<'_>,
+        x: u64,
+        rows: u64,
+        y: u64,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        for [(a, first), (b, _)] in p.products() {
+            let args = OddRowsArgs {
+                a: a.args(first),
+                b: b.args(first),
+                x,
+                bias: p.bias,
+                y,
+                rows,
+                n_in: n_in as u32,
+                n_out: p.n_out as u32,
+                output: p.output as u32,
+                activation: p.activation,
+                scale: p.scale,
+                unused: 0,
+            };
+            let grid = Grid { blocks: [a.n_rows.div_ceil(128), n_tokens, 1], threads: 128, shared: 0 };
+            self.launch("odd_rows", p.what, grid, &args)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+        let token_tiles = n_tokens.div_ceil(8);
+        let gated = p.output == Output::Gated;
+        for [(a, first), (b, _)] in p.products() {
+            let args = MatmulArgs {
+                a: a.args(first),
+                b: b.args(first),
+                x,
+                n_tokens: n_tokens as u32,
+                n_token_tiles: token_tiles as u32,
+                n_out: p.n_out as u32,
+                output: p.output as u32,
+                activation: p.activation,
+                scale: p.scale,
+                bias: p.bias,
+                y: p.y,
+                packed: p.packed,
+                y_token_tiles: token_tiles as u32,
+                unused: 0,
+            };
+            if n_tokens <= FEW_TOKENS || a.format != b.format {
+                let tiles_at_once = match token_tiles {
+                    1 => 1,
+                    2 => 2,
+                    3 | 4 => 4,
+                    _ => 8,
+                };
+                let blocks = if gated { a.n_tiles() } else { a.n_tiles().div_ceil(2) };
+                let grid = Grid {
+                    blocks: [blocks, token_tiles.div_ceil(tiles_at_once), 1],
+                    threads: 32 * WARPS,
+                    shared: WARPS * 2 * tiles_at_once * 512,
+                };
+                self.launch(&format!("matmul_few_{tiles_at_once}"), p.what, grid, &args)?;
+            } else {
+                let rows = a.n_tiles().div_ceil(if gated { 4 } else { 8 });
+                let grid =
+                    Grid { blocks: [token_tiles.div_ceil(16), rows, 1], threads: 32 * WARPS, shared: 4 * 16 * 1024 };
+                self.launch(&format!("matmul_{}", Format::name(a.format)), p.what, grid, &args)?;
+            }
+        }
+        Ok(())
+    }
+}

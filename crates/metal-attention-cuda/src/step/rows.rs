@@ -1,0 +1,256 @@
+//! Rows that mixers and experts work on between their products, one for each token, and the kernels that many of them share.
+
+use metal_attention_model::{FeedForward, Mixer, ModelSpec};
+
+use super::product::{Input, Product, norm_args};
+use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
+use crate::CudaError;
+use crate::args::{
+    ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs, StatesArgs, WalkArgs,
+};
+use crate::launch::Grid;
+use crate::matrix::CudaMatrix;
+use crate::state::RunSizes;
+use crate::weights::{CudaLinear, CudaNorm};
+
+/// Elements that each kind of rows begins with a multiple of.
+const ALIGNED: usize = 64;
+
+/// Most tokens of a run that a block of `convolution` or of `token_shift` takes: `CONVOLVED` and `SHIFTED`.
+const TOKENS_OF_BLOCK: usize = 32;
+
+/// Columns of a head's state that a block takes: `COLUMNS * WALK_WARPS` of `recurrence.cuh`.
+const COLUMNS_OF_BLOCK: usize = 16;
+
+/// Elements of what a mixer or a feed-forward keeps of `n_tokens` tokens while it runs; each has the room for itself.
+fn elements_of_layers(spec: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
+    fn of_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
+        widths.map(|width| width.saturating_mul(n)).to_vec()
+    }
+    let mut all = Vec::new();
+    for layer in &spec.layers {
+        match &layer.mixer {
+            Mixer::Attention(_) | Mixer::None => {}
+            Mixer::LatentAttention(of) => all.push(latent_attention::elements(of, n).to_vec()),
+            Mixer::ShortConv(of) => all.push(of_tokens(short_conv::widths(of), n)),
+            Mixer::Mamba(of) => all.push(of_tokens(mamba::widths(of), n)),
+            Mixer::Mamba2(of) => all.push(of_tokens(mamba::widths2(of), n)),
+            Mixer::AttentionAndMamba2(of) => all.push(of_tokens(mamba::widths2(&of.mamba2), n)),
+            Mixer::DeltaRule(of) => all.push(of_tokens(delta_rule::widths(of), n)),
+            Mixer::Rwkv6(of) => all.push(of_tokens(rwkv::widths6(of), n)),
+            Mixer::Rwkv7(of) => all.push(of_tokens(rwkv::widths7(of), n)),
+        }
+        match &layer.feed_forward {
+            FeedForward::Dense(_) | FeedForward::None => {}
+            FeedForward::Experts(of) => all.push(experts::elements(of, spec.n_embd, n).to_vec()),
+            FeedForward::ChannelMix(of) => all.push(of_tokens(rwkv::widths_of_channel_mix(of), n)),
+        }
+    }
+    all
+}
+
+/// Elements of all rows of `n_tokens` tokens, and the widest row that products take.
+pub(crate) fn room_for_rows(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
+    let of_layers = |n| elements_of_layers(spec, n).into_iter();
+    let room = of_layers(n_tokens).map(|all| all.iter().map(|n| n.next_multiple_of(ALIGNED)).sum::<usize>());
+    (room.max().unwrap_or(0), of_layers(1).flatten().max().unwrap_or(0))
+}
+
+/// Whether a mixer reads its input otherwise than by products.
+pub(crate) fn mixer_reads_rows(mixer: &Mixer) -> bool {
+    match mixer {
+        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
+        Mixer::Attention(_)
+        | Mixer::LatentAttention(_)
+        | Mixer::ShortConv(_)
+        | Mixer::Mamba(_)
+        | Mixer::Mamba2(_)
+        | Mixer::AttentionAndMamba2(_)
+        | Mixer::DeltaRule(_)
+        | Mixer::None => false,
+    }
+}
+
+/// Whether a feed-forward does.
+pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
+    match feed_forward {
+        FeedForward::Experts(_) | FeedForward::ChannelMix(_) => true,
+        FeedForward::Dense(_) | FeedForward::None => false,
+    }
+}
+
+/// A convolution of channels.
+pub(super) struct Convolution {
+    /// Its arguments, but for what the step says.
+    pub(super) args: ConvolutionArgs,
+    pub(super) layer: usize,
+}
+
+impl Steps {
+    /// Where rows of these widths lie, which those of another call overwrite.
+    pub(super) fn areas<const N: usize>(&self, step: Step<'_>, widths: [usize; N]) -> [u64; N] {
+        self.places(widths.map(|width| width * step.size.n_tokens))
+    }
+
+    /// The same for so many elements each.
+    pub(super) fn places<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
+        let mut at = 0;
+        let places = elements.map(|n| {
+            let place = self.s.rows.ptr() + 4 * at as u64;
+            at += n.next_multiple_of(ALIGNED);
+            place
+        });
+        assert!(4 * at as u64 <= self.s.rows.bytes(), "{at} elements of rows");
+        places
+    }
+
+    /// F32 rows, perhaps through a norm, as a product takes them; they may become what it gives. Only one such input is there at a
+    /// time.
+    pub(super) fn rows_input(
+        &mut self,
+        step: Step<'_>,
+        x: u64,
+        width: usize,
+        norm: Option<&CudaNorm>,
+    ) -> Result<Input, CudaError> {
+        let n = step.size.n_tokens;
+        if !self.is_exact(n) {
+            let packed = self.s.packed_rows.ptr();
+            self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, n)?;
+            return Ok(Input::Packed(packed));
+        }
+        match norm {
+            Some(norm) if norm.is_on_the_way() => return Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
+            Some(norm) => self.norm_rows(step, x, width, norm, x)?,
+            None => {}
+        }
+        Ok(Input::Rows { x, norm: 0, eps: 0.0 })
+    }
+
+    /// `norm(x)` of all tokens' rows, to rows at `out`.
+    pub(super) fn norm_rows(
+        &mut self,
+        step: Step<'_>,
+        x: u64,
+        width: usize,
+        norm: &CudaNorm,
+        out: u64,
+    ) -> Result<(), CudaError> {
+        self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, step.size.n_tokens)
+    }
+
+    /// `y = W x + b` of all tokens, for matrices one below the other.
+    pub(super) fn store_all<const N: usize>(
+        &mut self,
+        step: Step<'_>,
+        what: &'static str,
+        linears: [&CudaLinear; N],
+        input: Input,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let bias = if let [linear] = linears[..] { linear.bias() } else { 0 };
+        self.store_matrices(step, what, linears.map(|linear| &linear.weight), bias, input, y)
+    }
+
+    /// The same without biases, or with all of them in one.
+    pub(super) fn store_matrices<const N: usize>(
+        &mut self,
+        step: Step<'_>,
+        what: &'static str,
+        matrices: [&CudaMatrix; N],
+        bias: u64,
+        input: Input,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let mut n_out = 0;
+        let parts = matrices.map(|matrix| {
+            let first = n_out;
+            n_out += matrix.n_rows;
+            (matrix, first)
+        });
+        let parts = parts.to_vec();
+        let (output, n_in) = (Output::Store, matrices.first().map_or(0, |matrix| matrix.n_in));
+        let product = Product { what, parts, n_out, output, activation: 0, scale: 1.0, bias, y, packed: 0 };
+        self.product(&product, input, n_in, step.size.n_tokens)
+    }
+
+    /// `y = W x + b` of F32 rows, of which this is all that is made.
+    pub(super) fn store_rows(
+        &mut self,
+        step: Step<'_>,
+        what: &'static str,
+        linear: &CudaLinear,
+        x: u64,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let input = self.rows_input(step, x, linear.weight.n_in, None)?;
+        self.store_all(step, what, [linear], input, y)
+    }
+
+    /// The runs of a step's batch.
+    pub(super) fn runs(step: Step<'_>) -> (RunsArgs, RunSizes) {
+        (step.states.runs(), step.size.runs)
+    }
+
+    /// A convolution, perhaps between gates.
+    pub(super) fn convolution(&mut self, step: Step<'_>, of: Convolution) -> Result<(), CudaError> {
+        let (runs, _) = Self::runs(step);
+        let args = ConvolutionArgs { runs, states: step.states.of_layer(of.layer, 0), ..of.args };
+        self.launch("convolution", "", Self::channels_of_runs(step, args.channels as usize), &args)
+    }
+
+    /// The grid of kernels that take a channel of a run, 128 to a block.
+    pub(super) fn channels_of_runs(step: Step<'_>, channels: usize) -> Grid {
+        let (_, sizes) = Self::runs(step);
+        let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
+        Grid { blocks, threads: 128, shared: 0 }
+    }
+
+    /// What a walk of heads over all runs goes over, from states that begin at element `first` of a layer's.
+    pub(super) fn walk(
+        step: Step<'_>,
+        states: StatesArgs,
+        out: u64,
+        [n_head, key_dim, value_dim]: [usize; 3],
+    ) -> WalkArgs {
+        let (runs, _) = Self::runs(step);
+        WalkArgs {
+            runs,
+            states,
+            out,
+            n_head: n_head as u32,
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            unused: 0,
+        }
+    }
+
+    /// The kernel of a walk, whose name begins with `name`, and its grid.
+    pub(super) fn walk_of(step: Step<'_>, name: &str, of: &WalkArgs) -> (String, Grid) {
+        let (_, sizes) = Self::runs(step);
+        let each = (of.key_dim as usize).div_ceil(32).next_power_of_two();
+        let blocks = of.n_head as usize * (of.value_dim as usize).div_ceil(COLUMNS_OF_BLOCK);
+        (format!("{name}_{each}"), Grid { blocks: [blocks, sizes.n, 1], threads: 128, shared: 0 })
+    }
+
+    /// Norm and gate of groups of each token's row.
+    pub(super) fn group_norm(&mut self, step: Step<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
+        let grid = Grid { blocks: [args.n_group as usize, step.size.n_tokens, 1], threads: 128, shared: 0 };
+        self.launch("group_norm", "", grid, args)
+    }
+
+    /// A function of each element of all tokens' rows.
+    pub(super) fn of_each(
+        &mut self,
+        step: Step<'_>,
+        function: Function,
+        x: u64,
+        with: u64,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let n = width * step.size.n_tokens;
+        let args = FunctionArgs { x, with, n: n as u32, function: function as u32 };
+        let grid = Grid { blocks: [n.div_ceil(256).clamp(1, 1024), 1, 1], threads: 256, shared: 0 };
+        self.launch("of_each", "", grid, &args)
+    }
+}

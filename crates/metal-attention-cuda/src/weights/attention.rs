@@ -1,0 +1,131 @@
+//! Weights of attention.
+
+use bytemuck::Zeroable;
+use metal_attention_model::{AttentionSpec, AttentionWeights, KvSource, Linear, NormWeights, Positions, alibi_slopes};
+
+use super::{CudaLinear, Loader, Vector};
+use crate::CudaError;
+use crate::args::{AttentionInputsArgs, HeadArgs};
+use crate::device::CudaBuffer;
+use crate::matrix::CudaMatrix;
+use crate::parts::{AttentionKernels, InputKernels, attention_kernels, head_codes, mask_code, norm_kind};
+
+/// What attention is in a layer.
+#[derive(Debug)]
+pub(crate) struct CudaAttention {
+    /// Of queries, keys and values, as far as it has them.
+    pub(crate) qkv: Vec<CudaMatrix>,
+    /// Of all one after the other.
+    pub(crate) qkv_bias: Option<Vector>,
+    pub(crate) out: CudaLinear,
+    pub(crate) n_head: usize,
+    pub(crate) n_kv_head: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) inputs: HeadArgs,
+    /// What makes queries, keys and values of their projections, where attention cannot on its way: but for addresses of a step.
+    pub(crate) inputs_apart: Option<AttentionInputsArgs>,
+    pub(crate) kernels: AttentionKernels,
+    pub(crate) mask: u32,
+    pub(crate) reach: u32,
+    pub(crate) soft_cap: f32,
+    pub(crate) sinks: Option<Vector>,
+    /// Of scores that fall with the distance.
+    pub(crate) slopes: Option<Vector>,
+    /// Whether each query has a gate behind it.
+    pub(crate) has_gates: bool,
+    /// Keeps the weights that `inputs` names.
+    _norms: [Option<Vector>; 4],
+}
+
+impl CudaAttention {
+    /// Elements of a row of queries, keys and values.
+    pub(crate) fn stride(&self) -> usize {
+        self.qkv.iter().map(|matrix| matrix.n_rows).sum()
+    }
+}
+
+impl Loader<'_> {
+    pub(super) fn attention(&mut self, of: &AttentionSpec, w: &AttentionWeights) -> Result<CudaAttention, CudaError> {
+        let unsupported = |part| CudaError::UnsupportedPart { part };
+        let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
+        let qkv_bias = self.biases(&linears)?;
+        let weight = |norm: &Option<NormWeights>| self.optional(norm.as_ref().map(|norm| &norm.weight[..]));
+        let bias = |norm: &Option<NormWeights>| self.optional(norm.as_ref().and_then(|norm| norm.bias.as_deref()));
+        let norms = [weight(&w.q_norm)?, weight(&w.k_norm)?, bias(&w.q_norm)?, bias(&w.k_norm)?];
+        let ptr = |vector: &Option<Vector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
+        let inputs = HeadArgs {
+            q_norm: ptr(&norms[0]),
+            k_norm: ptr(&norms[1]),
+            rope: self.rope(of.rope()),
+            ..head_codes(of).map_err(unsupported)?
+        };
+        let (mask, reach) = mask_code(of.mask);
+        let slopes = match of.positions {
+            Positions::None | Positions::Rope(_) => None,
+            Positions::Alibi { max_bias } => Some(self.vector(&alibi_slopes(of.n_head, max_bias))?),
+        };
+        let qkv = linears.into_iter().map(|linear| self.matrix(linear)).collect::<Result<Vec<_>, _>>()?;
+        let (input_kernels, kernels) = attention_kernels(of, norms[2].is_some() || norms[3].is_some());
+        let inputs_apart = match input_kernels {
+            InputKernels::OnTheWay => None,
+            InputKernels::Apart => {
+                let k_at = qkv[0].n_rows;
+                let (v_at, owns_cache) = match of.kv {
+                    KvSource::Own => (k_at + of.n_head_kv * of.head_dim, true),
+                    KvSource::KeysAsValues => (k_at, true),
+                    KvSource::Layer(_) => (k_at, false),
+                };
+                let growth = of.temperature;
+                // Contexts are no longer than 32 bits count.
+                let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                Some(AttentionInputsArgs {
+                    inputs,
+                    q_bias: ptr(&norms[2]),
+                    k_bias: ptr(&norms[3]),
+                    n_head: of.n_head as u32,
+                    n_kv_head: of.n_head_kv as u32,
+                    head_dim: of.head_dim as u32,
+                    stride: qkv.iter().map(|matrix| matrix.n_rows).sum::<usize>() as u32,
+                    q_step: (of.head_dim * if of.output_gate { 2 } else { 1 }) as u32,
+                    k_at: k_at as u32,
+                    v_at: v_at as u32,
+                    owns_cache: u32::from(owns_cache),
+                    kind: of.qk_norm.map_or(0, |norm| norm_kind(norm.kind)),
+                    clamp: of.clamp_qkv.unwrap_or(f32::INFINITY),
+                    value_eps: of.value_norm.unwrap_or(-1.0),
+                    growth: growth.map_or(0.0, |growth| growth.scale),
+                    growth_length: growth.map_or(1, |growth| count(growth.length)),
+                    growth_offset: growth.map_or(0, |growth| count(growth.offset)),
+                    ..AttentionInputsArgs::zeroed()
+                })
+            }
+        };
+        Ok(CudaAttention {
+            qkv,
+            qkv_bias,
+            out: self.linear(&w.out)?,
+            n_head: of.n_head,
+            n_kv_head: of.n_head_kv,
+            head_dim: of.head_dim,
+            inputs,
+            inputs_apart,
+            kernels,
+            mask,
+            reach,
+            soft_cap: of.soft_cap.unwrap_or(0.0),
+            sinks: self.optional(w.sinks.as_deref())?,
+            slopes,
+            has_gates: of.output_gate,
+            _norms: norms,
+        })
+    }
+
+    /// The biases of several matrices one after the other; zeros for those without, nothing where none has one.
+    pub(super) fn biases(&self, linears: &[&Linear]) -> Result<Option<Vector>, CudaError> {
+        if linears.iter().all(|linear| linear.bias.is_none()) {
+            return Ok(None);
+        }
+        let of = |linear: &&Linear| linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()]);
+        Ok(Some(self.vector(&linears.iter().flat_map(of).collect::<Vec<_>>())?))
+    }
+}

@@ -1,0 +1,270 @@
+//! Weights of recurrent mixers and of the channel mix.
+
+use metal_attention_model::{
+    ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, LowRankWeights, Mamba2Spec, Mamba2Weights,
+    MambaDecay, MambaSpec, MambaWeights, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec,
+    ShortConvWeights,
+};
+
+use super::{CudaLinear, Loader, Vector};
+use crate::CudaError;
+use crate::stack::CudaStack;
+
+/// A gated short convolution.
+#[derive(Debug)]
+pub(crate) struct CudaShortConv {
+    pub(crate) spec: ShortConvSpec,
+    pub(crate) input: CudaLinear,
+    pub(crate) taps: Vector,
+    pub(crate) out: CudaLinear,
+}
+
+/// A gated delta rule.
+#[derive(Debug)]
+pub(crate) struct CudaDeltaRule {
+    pub(crate) spec: DeltaRuleSpec,
+    /// Queries, keys, values.
+    pub(crate) inputs: [CudaLinear; 3],
+    pub(crate) beta: CudaLinear,
+    /// What decay and gate have before them.
+    pub(crate) before: Option<[CudaLinear; 2]>,
+    pub(crate) decay: CudaLinear,
+    pub(crate) gate: CudaLinear,
+    pub(crate) taps: Vector,
+    pub(crate) dt_bias: Vector,
+    pub(crate) a: Vector,
+    pub(crate) norm: Vector,
+    pub(crate) out: CudaLinear,
+}
+
+/// Mamba.
+#[derive(Debug)]
+pub(crate) struct CudaMamba {
+    pub(crate) spec: MambaSpec,
+    pub(crate) input: CudaLinear,
+    pub(crate) taps: Vector,
+    pub(crate) conv_bias: Option<Vector>,
+    pub(crate) select: CudaLinear,
+    /// Of `dt`, `B` and `C`.
+    pub(crate) norms: Option<[Vector; 3]>,
+    /// Its bias is added where `dt` is read.
+    pub(crate) dt: CudaLinear,
+    /// `[width, d_state]`, or of each head.
+    pub(crate) a: Vector,
+    pub(crate) d: Vector,
+    pub(crate) out: CudaLinear,
+}
+
+/// Mamba-2.
+#[derive(Debug)]
+pub(crate) struct CudaMamba2 {
+    pub(crate) spec: Mamba2Spec,
+    pub(crate) input: CudaLinear,
+    pub(crate) taps: Vector,
+    pub(crate) conv_bias: Option<Vector>,
+    pub(crate) dt_bias: Vector,
+    pub(crate) a: Vector,
+    pub(crate) d: Vector,
+    pub(crate) norm: Option<Vector>,
+    pub(crate) out: CudaLinear,
+}
+
+/// Two small matrices in the place of a large one.
+#[derive(Debug)]
+pub(crate) struct CudaLowRank {
+    pub(crate) down: CudaLinear,
+    pub(crate) up: CudaLinear,
+}
+
+/// RWKV-6's time mix.
+#[derive(Debug)]
+pub(crate) struct CudaRwkv6 {
+    pub(crate) spec: Rwkv6Spec,
+    pub(crate) lerp_x: Vector,
+    pub(crate) lerps: Vector,
+    pub(crate) mix_down: CudaLinear,
+    /// Of each part.
+    pub(crate) mix_up: CudaStack,
+    pub(crate) decay: CudaLowRank,
+    pub(crate) decay_bias: Vector,
+    pub(crate) bonus: Option<Vector>,
+    pub(crate) receptance: CudaLinear,
+    pub(crate) key: CudaLinear,
+    pub(crate) value: CudaLinear,
+    pub(crate) gate: CudaLinear,
+    pub(crate) norm: Option<[Vector; 2]>,
+    pub(crate) out: CudaLinear,
+}
+
+/// RWKV-7's time mix.
+#[derive(Debug)]
+pub(crate) struct CudaRwkv7 {
+    pub(crate) spec: Rwkv7Spec,
+    pub(crate) lerps: Vector,
+    pub(crate) receptance: CudaLinear,
+    pub(crate) key: CudaLinear,
+    pub(crate) value: CudaLinear,
+    pub(crate) decay: CudaLowRank,
+    pub(crate) decay_bias: Vector,
+    pub(crate) rate: CudaLowRank,
+    pub(crate) rate_bias: Vector,
+    pub(crate) first_value: Option<(CudaLowRank, Vector)>,
+    pub(crate) gate: Option<CudaLowRank>,
+    pub(crate) removed: Vector,
+    pub(crate) kept: Vector,
+    pub(crate) bonus: Vector,
+    pub(crate) norm: Option<[Vector; 2]>,
+    pub(crate) out: CudaLinear,
+}
+
+/// A channel mix.
+#[derive(Debug)]
+pub(crate) struct CudaChannelMix {
+    pub(crate) spec: ChannelMixSpec,
+    /// Where its part of the layer's state begins, after the mixer's.
+    pub(crate) state: usize,
+    pub(crate) lerps: Vector,
+    pub(crate) key: CudaLinear,
+    pub(crate) value: CudaLinear,
+    pub(crate) receptance: Option<CudaLinear>,
+}
+
+impl Loader<'_> {
+    pub(super) fn short_conv(&mut self, spec: ShortConvSpec, w: &ShortConvWeights) -> Result<CudaShortConv, CudaError> {
+        Ok(CudaShortConv {
+            spec,
+            input: self.linear(&w.input)?,
+            taps: self.vector(&w.taps)?,
+            out: self.linear(&w.out)?,
+        })
+    }
+
+    pub(super) fn delta_rule(&mut self, spec: DeltaRuleSpec, w: &DeltaRuleWeights) -> Result<CudaDeltaRule, CudaError> {
+        let before = match &w.before {
+            Some([decay, gate]) => Some([self.linear(decay)?, self.linear(gate)?]),
+            None => None,
+        };
+        Ok(CudaDeltaRule {
+            spec,
+            inputs: [self.linear(&w.q)?, self.linear(&w.k)?, self.linear(&w.v)?],
+            beta: self.linear(&w.beta)?,
+            before,
+            decay: self.linear(&w.decay)?,
+            gate: self.linear(&w.gate)?,
+            taps: self.vector(&w.taps)?,
+            dt_bias: self.vector(&w.dt_bias)?,
+            a: self.vector(&w.a)?,
+            norm: self.vector(&w.norm)?,
+            out: self.linear(&w.out)?,
+        })
+    }
+
+    pub(super) fn mamba(&mut self, spec: MambaSpec, w: &MambaWeights) -> Result<CudaMamba, CudaError> {
+        let norms = match &w.norms {
+            Some([dt, b, c]) => Some([self.vector(dt)?, self.vector(b)?, self.vector(c)?]),
+            None => None,
+        };
+        let a = match spec.decay {
+            // A channel's side by side.
+            MambaDecay::Channels => {
+                let of_channel = |channel: usize| w.a.iter().skip(channel).step_by(spec.width).copied();
+                self.vector(&(0..spec.width).flat_map(of_channel).collect::<Vec<_>>())?
+            }
+            MambaDecay::Heads(_) => self.vector(&w.a)?,
+        };
+        Ok(CudaMamba {
+            spec,
+            input: self.linear(&w.input)?,
+            taps: self.vector(&w.taps)?,
+            conv_bias: self.optional(w.conv_bias.as_deref())?,
+            select: self.linear(&w.select)?,
+            norms,
+            dt: self.linear(&w.dt)?,
+            a,
+            d: self.vector(&w.d)?,
+            out: self.linear(&w.out)?,
+        })
+    }
+
+    pub(super) fn mamba2(&mut self, spec: Mamba2Spec, w: &Mamba2Weights) -> Result<CudaMamba2, CudaError> {
+        Ok(CudaMamba2 {
+            spec,
+            input: self.linear(&w.input)?,
+            taps: self.vector(&w.taps)?,
+            conv_bias: self.optional(w.conv_bias.as_deref())?,
+            dt_bias: self.vector(&w.dt_bias)?,
+            a: self.vector(&w.a)?,
+            d: self.vector(&w.d)?,
+            norm: self.optional(w.norm.as_deref())?,
+            out: self.linear(&w.out)?,
+        })
+    }
+
+    fn low_rank(&mut self, w: &LowRankWeights) -> Result<CudaLowRank, CudaError> {
+        Ok(CudaLowRank { down: self.linear(&w.down)?, up: self.linear(&w.up)? })
+    }
+
+    fn pair(&self, pair: Option<&[Vec<f32>; 2]>) -> Result<Option<[Vector; 2]>, CudaError> {
+        pair.map(|[weight, bias]| Ok([self.vector(weight)?, self.vector(bias)?])).transpose()
+    }
+
+    pub(super) fn rwkv6(&mut self, spec: Rwkv6Spec, w: &Rwkv6Weights) -> Result<CudaRwkv6, CudaError> {
+        Ok(CudaRwkv6 {
+            spec,
+            lerp_x: self.vector(&w.lerp_x)?,
+            lerps: self.vector(&w.lerps)?,
+            mix_down: self.linear(&w.mix_down)?,
+            mix_up: self.stack(&w.mix_up.iter().collect::<Vec<_>>())?,
+            decay: self.low_rank(&w.decay)?,
+            decay_bias: self.vector(&w.decay_bias)?,
+            bonus: self.optional(w.bonus.as_deref())?,
+            receptance: self.linear(&w.receptance)?,
+            key: self.linear(&w.key)?,
+            value: self.linear(&w.value)?,
+            gate: self.linear(&w.gate)?,
+            norm: self.pair(w.norm.as_ref())?,
+            out: self.linear(&w.out)?,
+        })
+    }
+
+    pub(super) fn rwkv7(&mut self, spec: Rwkv7Spec, w: &Rwkv7Weights) -> Result<CudaRwkv7, CudaError> {
+        let first_value = match &w.first_value {
+            Some((low_rank, bias)) => Some((self.low_rank(low_rank)?, self.vector(bias)?)),
+            None => None,
+        };
+        Ok(CudaRwkv7 {
+            spec,
+            lerps: self.vector(&w.lerps)?,
+            receptance: self.linear(&w.receptance)?,
+            key: self.linear(&w.key)?,
+            value: self.linear(&w.value)?,
+            decay: self.low_rank(&w.decay)?,
+            decay_bias: self.vector(&w.decay_bias)?,
+            rate: self.low_rank(&w.rate)?,
+            rate_bias: self.vector(&w.rate_bias)?,
+            first_value,
+            gate: w.gate.as_ref().map(|gate| self.low_rank(gate)).transpose()?,
+            removed: self.vector(&w.removed)?,
+            kept: self.vector(&w.kept)?,
+            bonus: self.vector(&w.bonus)?,
+            norm: self.pair(w.norm.as_ref())?,
+            out: self.linear(&w.out)?,
+        })
+    }
+
+    pub(super) fn channel_mix(
+        &mut self,
+        spec: ChannelMixSpec,
+        w: &ChannelMixWeights,
+        state: usize,
+    ) -> Result<CudaChannelMix, CudaError> {
+        Ok(CudaChannelMix {
+            spec,
+            state,
+            lerps: self.vector(&w.lerps)?,
+            key: self.linear(&w.key)?,
+            value: self.linear(&w.value)?,
+            receptance: w.receptance.as_ref().map(|receptance| self.linear(receptance)).transpose()?,
+        })
+    }
+}
