@@ -133,13 +133,14 @@ pub(crate) struct Decode {
 
 impl Decode {
     /// What a token of `spec` takes in one launch; `None` where it is none of the models, or the device none of those, for which
-    /// there is the kernel.
+    /// there is the kernel, and where it would not be faster, unless that is `wanted`.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &CudaWeights,
         cache: &CudaKvCache,
         s: &Activations,
+        wanted: Option<bool>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
         let (n_layer, n_embd, n_blocks) = (spec.n_layer(), spec.n_embd, summary.n_sm);
@@ -155,6 +156,12 @@ impl Decode {
         let plain = is_plain(&weights.embedding) && known(head) && known(&weights.embedding.table);
         let short = cache.cache_type == CacheType::F16;
         if summary.capability.0 < 9 || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
+            return Ok(None);
+        }
+        // As measured (docs/cuda.md): wide matrices of K-quants gain, others lose while blocks wait for each other.
+        let gains = n_embd >= 4096
+            && layers.iter().flat_map(PlainLayer::matrices).all(|matrix| matrix.format.record().panels > 1);
+        if !wanted.unwrap_or(gains) {
             return Ok(None);
         }
         let attentions = || layers.iter().map(|layer| layer.attention);

@@ -72,7 +72,7 @@ impl CudaForwardPass {
         let kv_cache = cache.bytes() + states.bytes();
         let scratch = gpu.allocated_bytes() - before - kv_cache;
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
-        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s)?;
+        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, options.one_launch)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
         let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {

@@ -24,6 +24,8 @@ pub struct CudaForwardPassOptions {
     pub cache_type: CacheType,
     /// Multiply with F32 inputs throughout, where prompts would have them rounded to F16.
     pub exact: bool,
+    /// Whether single tokens go through all layers in one launch, where there is a kernel for that. `None`: where it is faster.
+    pub one_launch: Option<bool>,
 }
 
 impl Default for CudaForwardPassOptions {
@@ -37,6 +39,7 @@ impl Default for CudaForwardPassOptions {
             n_ubatch: 512,
             cache_type: CacheType::default(),
             exact: false,
+            one_launch: None,
         }
     }
 }

@@ -26,6 +26,7 @@ pub(crate) fn forward_pass(
         n_ubatch: options.n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
+        one_launch: None,
     };
     let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
     log(&pass);
