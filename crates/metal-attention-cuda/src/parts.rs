@@ -93,9 +93,10 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::None => {}
     }
     match feed_forward {
-        FeedForward::Dense(Dense { n_ff: _, gated: _, activation: _, fused: _ }) => Ok(()),
         FeedForward::Experts(of) => experts(of),
-        FeedForward::ChannelMix(_) | FeedForward::None => Ok(()),
+        FeedForward::Dense(Dense { n_ff: _, gated: _, activation: _, fused: _ })
+        | FeedForward::ChannelMix(_)
+        | FeedForward::None => Ok(()),
     }
 }
 
@@ -116,7 +117,7 @@ fn experts(of: &Experts) -> Result<(), &'static str> {
 fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
     // Products read four elements at once.
     let unaligned = [a.kv_rank, a.n_nope, a.head_dim()].iter().any(|n| n % 4 != 0);
-    if a.kv_rank > MAX_LATENT || a.shared_dim % 2 != 0 || unaligned {
+    if a.kv_rank > MAX_LATENT || !a.shared_dim.is_multiple_of(2) || unaligned {
         return Err("latent attention over rows of that many elements");
     }
     Ok(())

@@ -101,23 +101,23 @@ pub(crate) struct CudaLayer {
 #[derive(Debug)]
 pub(crate) enum CudaMixer {
     /// Softmax attention.
-    Attention(CudaAttention),
+    Attention(Box<CudaAttention>),
     /// Attention over compressed rows.
-    LatentAttention(CudaLatentAttention),
+    LatentAttention(Box<CudaLatentAttention>),
     /// A gated short convolution.
     ShortConv(CudaShortConv),
     /// Mamba.
-    Mamba(CudaMamba),
+    Mamba(Box<CudaMamba>),
     /// Mamba-2.
-    Mamba2(CudaMamba2),
+    Mamba2(Box<CudaMamba2>),
     /// Attention and Mamba-2 side by side.
     AttentionAndMamba2(Box<(CudaAttention, CudaMamba2)>),
     /// The gated delta rule.
-    DeltaRule(CudaDeltaRule),
+    DeltaRule(Box<CudaDeltaRule>),
     /// RWKV-6's time mix.
-    Rwkv6(CudaRwkv6),
+    Rwkv6(Box<CudaRwkv6>),
     /// RWKV-7's time mix.
-    Rwkv7(CudaRwkv7),
+    Rwkv7(Box<CudaRwkv7>),
     /// Nothing.
     None,
 }
@@ -257,20 +257,24 @@ impl Loader<'_> {
 
     fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
         Ok(match (spec, weights) {
-            (Mixer::Attention(of), MixerWeights::Attention(w)) => CudaMixer::Attention(self.attention(of, w)?),
+            (Mixer::Attention(of), MixerWeights::Attention(w)) => {
+                CudaMixer::Attention(Box::new(self.attention(of, w)?))
+            }
             (Mixer::LatentAttention(of), MixerWeights::LatentAttention(w)) => {
-                CudaMixer::LatentAttention(self.latent_attention(of, w)?)
+                CudaMixer::LatentAttention(Box::new(self.latent_attention(of, w)?))
             }
             (Mixer::ShortConv(of), MixerWeights::ShortConv(w)) => CudaMixer::ShortConv(self.short_conv(*of, w)?),
-            (Mixer::Mamba(of), MixerWeights::Mamba(w)) => CudaMixer::Mamba(self.mamba(*of, w)?),
-            (Mixer::Mamba2(of), MixerWeights::Mamba2(w)) => CudaMixer::Mamba2(self.mamba2(*of, w)?),
+            (Mixer::Mamba(of), MixerWeights::Mamba(w)) => CudaMixer::Mamba(Box::new(self.mamba(*of, w)?)),
+            (Mixer::Mamba2(of), MixerWeights::Mamba2(w)) => CudaMixer::Mamba2(Box::new(self.mamba2(*of, w)?)),
             (Mixer::AttentionAndMamba2(of), MixerWeights::AttentionAndMamba2(w)) => {
                 let attention = self.attention(&of.attention, &w.attention)?;
                 CudaMixer::AttentionAndMamba2(Box::new((attention, self.mamba2(of.mamba2, &w.mamba2)?)))
             }
-            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(w)) => CudaMixer::DeltaRule(self.delta_rule(*of, w)?),
-            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(w)) => CudaMixer::Rwkv6(self.rwkv6(*of, w)?),
-            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(w)) => CudaMixer::Rwkv7(self.rwkv7(*of, w)?),
+            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(w)) => {
+                CudaMixer::DeltaRule(Box::new(self.delta_rule(*of, w)?))
+            }
+            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(w)) => CudaMixer::Rwkv6(Box::new(self.rwkv6(*of, w)?)),
+            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(w)) => CudaMixer::Rwkv7(Box::new(self.rwkv7(*of, w)?)),
             (Mixer::None, MixerWeights::None) => CudaMixer::None,
             (
                 Mixer::Attention(_)

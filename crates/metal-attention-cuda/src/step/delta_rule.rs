@@ -5,7 +5,6 @@ use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing};
 
 use super::layer::Given;
 use super::product::Input;
-use super::rows::Convolution;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, DeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs};
@@ -62,7 +61,7 @@ impl Steps {
             step: channels as u32,
             ..ConvolutionArgs::zeroed()
         };
-        self.convolution(step, Convolution { args, layer: i })?;
+        self.convolution(step, i, args)?;
         let states = step.states.of_layer(i, (of.n_tap - 1) * channels);
         let args = DeltaRuleArgs {
             walk: Self::walk(step, states, heads, [n_head, of.key_dim, of.value_dim]),

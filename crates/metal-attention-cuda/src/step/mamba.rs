@@ -5,7 +5,6 @@ use metal_attention_model::{Mamba2Spec, MambaDecay, MambaSpec};
 
 use super::layer::Given;
 use super::product::Input;
-use super::rows::Convolution;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs};
@@ -52,7 +51,7 @@ impl Steps {
             step: channels as u32,
             ..ConvolutionArgs::zeroed()
         };
-        self.convolution(step, Convolution { args, layer: i })?;
+        self.convolution(step, i, args)?;
         let states = step.states.of_layer(i, (of.n_tap - 1) * channels);
         let of_conv = |first: usize| RowsArgs::new(conv, channels, first);
         let args = Mamba2Args {
@@ -116,7 +115,7 @@ impl Steps {
             step: step_of as u32,
             ..ConvolutionArgs::zeroed()
         };
-        self.convolution(step, Convolution { args, layer: i })?;
+        self.convolution(step, i, args)?;
         self.store_rows(step, "Mamba selection", &w.select, conv, chosen)?;
         let args = SelectArgs {
             chosen,

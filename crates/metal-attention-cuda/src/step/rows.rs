@@ -79,13 +79,6 @@ pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
     }
 }
 
-/// A convolution of channels.
-pub(super) struct Convolution {
-    /// Its arguments, but for what the step says.
-    pub(super) args: ConvolutionArgs,
-    pub(super) layer: usize,
-}
-
 impl Steps {
     /// Where rows of these widths lie, which those of another call overwrite.
     pub(super) fn areas<const N: usize>(&self, step: Step<'_>, widths: [usize; N]) -> [u64; N] {
@@ -192,10 +185,11 @@ impl Steps {
         (step.states.runs(), step.size.runs)
     }
 
-    /// A convolution, perhaps between gates.
-    pub(super) fn convolution(&mut self, step: Step<'_>, of: Convolution) -> Result<(), CudaError> {
+    /// The convolution of layer `i`, perhaps between gates, whose last inputs are the beginning of the layer's states. `args`: but
+    /// for what the step says.
+    pub(super) fn convolution(&mut self, step: Step<'_>, i: usize, args: ConvolutionArgs) -> Result<(), CudaError> {
         let (runs, _) = Self::runs(step);
-        let args = ConvolutionArgs { runs, states: step.states.of_layer(of.layer, 0), ..of.args };
+        let args = ConvolutionArgs { runs, states: step.states.of_layer(i, 0), ..args };
         self.launch("convolution", "", Self::channels_of_runs(step, args.channels as usize), &args)
     }
 

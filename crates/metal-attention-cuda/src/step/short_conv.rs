@@ -5,7 +5,6 @@ use metal_attention_model::ShortConvSpec;
 
 use super::layer::Given;
 use super::product::Input;
-use super::rows::Convolution;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, RowsArgs};
@@ -39,7 +38,7 @@ impl Steps {
             gated: 1,
             ..ConvolutionArgs::zeroed()
         };
-        self.convolution(step, Convolution { args, layer: i })?;
+        self.convolution(step, i, args)?;
         let input = self.rows_input(step, out, of.width, None)?;
         Ok(Given::Product { what: "convolution output", linear: &w.out, input })
     }
