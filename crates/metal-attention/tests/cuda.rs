@@ -1,5 +1,5 @@
 //! Models on an NVIDIA GPU through CUDA, or on the software CUDA device (`scripts/software-cuda`): each gives the logits that the
-//! CPU gives. Where there is neither the tests are skipped, unless METAL_ATTENTION_TEST_CUDA is set.
+//! CPU gives. Where there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
 #![cfg(feature = "cuda")]
 
 mod toys;
