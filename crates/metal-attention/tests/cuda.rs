@@ -1,5 +1,5 @@
 //! Models on an NVIDIA GPU through CUDA, or on the software CUDA device (`scripts/software-cuda`): each gives the logits that the
-//! CPU gives. Where there is neither the tests are skipped, unless METAL_ATTENTION_TEST_CUDA is set.
+//! CPU gives. Where there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
 #![cfg(feature = "cuda")]
 
 mod toys;
@@ -211,6 +211,31 @@ fn every_part_gives_the_logits_of_the_cpu() {
         ("heads of 512", "llama", 1, &heads(512)),
     ] {
         compare(what, &random_model(&toys::metadata(architecture, n_layer, keys), F16, 1.0));
+    }
+}
+
+/// Texts whose tokens see later ones, several at once, longer than a batch of other tokens would be.
+#[test]
+fn encoders_give_the_states_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let text = |seq: usize, n: usize| {
+        let token = move |pos| BatchToken { id: ((pos * pos * 31 + seq * 7 + 3) % 96) as u32, seq, pos, logits: true };
+        (0..n).map(token).collect::<Vec<_>>()
+    };
+    let batch = [text(0, 300), text(1, 1), text(2, 190)].concat();
+    for dim in [16, 64] {
+        let heads = [("attention.sliding_window", 10), ("attention.key_length", dim), ("attention.value_length", dim)];
+        let model = random_model(&toys::metadata("gemma-embedding", 3, &heads), F16, 1.0);
+        for (cache_type, exact, tolerance) in [(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-5)] {
+            let states = |device, exact| {
+                let mut pass = model.forward_pass(&options(device, cache_type, exact)).expect("a forward pass");
+                pass.forward_hidden(&batch).expect("room")
+            };
+            let error = nmse(&states(Device::Cuda(0), exact), &states(Device::Cpu, true));
+            assert!(error <= tolerance, "heads of {dim}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+        }
     }
 }
 
