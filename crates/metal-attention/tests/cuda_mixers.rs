@@ -1,6 +1,6 @@
 //! Models with experts, latent attention and recurrent layers on an NVIDIA GPU through CUDA, or on the software CUDA device
 //! (`scripts/software-cuda`): what the CPU gives, however tokens come and whatever becomes of steps that are on their way. Where
-//! there is neither the tests are skipped, unless METAL_ATTENTION_TEST_CUDA is set.
+//! there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
 #![cfg(feature = "cuda")]
 
 #[path = "../../../tests/common/archives.rs"]
