@@ -163,7 +163,7 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     let Some(gpu) = gpu() else { return };
-    let Models { tokens, models } = read("quants.json");
+    let Models { tokens, models } = read("small-quants.json");
     assert_eq!(models.len(), quants().len());
     for (name, case) in models {
         let file = GgufFile::from_bytes(&quants()[&name]).unwrap();

@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 /// Files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A small model in each quantised type, as `Q4_K.gguf`, with the logits of `quants.json`.
+/// A small model in each quantised type, as `Q4_K.gguf`, with the logits of `small-quants.json`.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| folder_and_archive("quants", 12))
+    FILES.get_or_init(|| folder_and_archive("small-quants", 12))
 }
 
 /// The models of `architectures.json`, as `qwen3.gguf`: Llama and Qwen, and the ways to scale RoPE.

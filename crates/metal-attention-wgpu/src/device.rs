@@ -66,9 +66,10 @@ pub struct GpuDevice {
     checked: bool,
     pso: PsoCache,
     watch: Watch,
-    /// Held by who looks for a moment whether work is done, and shared by who submits: wgpu panics where a look that is
-    /// over before the work is falls together with another thread's that finds the queue empty.
-    looking: RwLock<()>,
+    /// Held by who looks for a moment whether work is done, and shared by who submits or takes a buffer back: wgpu panics
+    /// where a look that is over before the work is falls together with another thread's that finds the queue empty, and refuses
+    /// to unmap a buffer that is just being handed over.
+    looking: Arc<RwLock<()>>,
     fault: Arc<Mutex<Option<GpuError>>>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
@@ -152,7 +153,7 @@ impl GpuDevice {
             checked: options.checked,
             pso,
             watch: options.watch.clone(),
-            looking: RwLock::default(),
+            looking: Arc::default(),
             fault,
             submissions: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
@@ -343,6 +344,11 @@ impl GpuDevice {
                 Err(e) => return Err(GpuError::Lost { why: e.to_string() }),
             }
         }
+    }
+
+    /// What is held by whoever looks for what has happened: a buffer whose map is just being answered cannot be unmapped.
+    pub(crate) fn looking(&self) -> Arc<RwLock<()>> {
+        Arc::clone(&self.looking)
     }
 
     /// Reads the first `n` values, one or more, of a device-private buffer: copies it, submits, waits. For tests and

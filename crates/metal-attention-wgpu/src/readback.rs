@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use wgpu::{Buffer, CommandEncoder, SubmissionIndex};
@@ -16,12 +17,18 @@ pub struct Readback {
     bytes: u64,
     /// The map that was asked for since the last read, and whether it worked.
     pending: Option<(SubmissionIndex, Receiver<bool>)>,
+    looking: Arc<RwLock<()>>,
 }
 
 impl Readback {
     /// A buffer of `bytes` bytes.
     pub fn new(gpu: &GpuDevice, bytes: u64) -> Result<Self, GpuError> {
-        Ok(Self { buffer: gpu.readback_buffer("results to read", bytes)?, bytes, pending: None })
+        Ok(Self {
+            buffer: gpu.readback_buffer("results to read", bytes)?,
+            bytes,
+            pending: None,
+            looking: gpu.looking(),
+        })
     }
 
     /// Bytes it holds.
@@ -55,22 +62,28 @@ impl Readback {
         let lost = |why: &str| GpuError::Lost { why: format!("a result never arrived: {why}") };
         let (submission, mapped) = self.pending.take().ok_or_else(|| lost("nothing was asked for"))?;
         if mapped.try_recv() != Ok(true) {
-            gpu.wait(Some(submission)).inspect_err(|_| self.buffer.unmap())?;
+            gpu.wait(Some(submission)).inspect_err(|_| self.unmap())?;
             // Another thread that polls the device may be the one that hears of it, a moment later.
             if mapped.recv_timeout(Duration::from_secs(10)) != Ok(true) {
-                self.buffer.unmap();
+                self.unmap();
                 return Err(lost("the buffer could not be mapped"));
             }
         }
         let value = self.buffer.get_mapped_range(0..bytes).map(|view| read(&view)).map_err(|e| lost(&e.to_string()));
-        self.buffer.unmap();
+        self.unmap();
         value
+    }
+
+    /// Takes the buffer back, while nobody else is just about to hand it over.
+    fn unmap(&self) {
+        let _nobody_looks = self.looking.read().unwrap_or_else(PoisonError::into_inner);
+        self.buffer.unmap();
     }
 
     /// Gives up what was asked for, so that the buffer can be used again.
     pub fn forget(&mut self) {
         if self.pending.take().is_some() {
-            self.buffer.unmap();
+            self.unmap();
         }
     }
 }
