@@ -159,7 +159,7 @@ impl Decode {
             return Ok(None);
         }
         // As measured (docs/cuda.md): wide matrices of K-quants gain, others lose while blocks wait for each other.
-        let gains = n_embd >= 4096
+        let gains = n_embd >= 2048
             && layers.iter().flat_map(PlainLayer::matrices).all(|matrix| matrix.format.record().panels > 1);
         if !wanted.unwrap_or(gains) {
             return Ok(None);

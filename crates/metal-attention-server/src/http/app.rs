@@ -77,19 +77,20 @@ impl Parts {
 
     /// From now on `/ready` says that the server ends.
     pub fn leave(&self) {
-        self.leaving.store(true, Ordering::Relaxed);
+        self.leaving.store(true, Ordering::Release);
     }
 
     /// From now on requests are refused.
     pub fn shut_down(&self) {
+        // In this order: whoever hears that it ends is refused, too.
+        self.shutting_down.store(true, Ordering::Release);
         self.leave();
-        self.shutting_down.store(true, Ordering::Relaxed);
     }
 
     /// An error where requests had better go elsewhere.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.model()?;
-        if self.leaving.load(Ordering::Relaxed) { Err(shutting_down()) } else { Ok(()) }
+        if self.leaving.load(Ordering::Acquire) { Err(shutting_down()) } else { Ok(()) }
     }
 
     /// The model, once it is loaded and until the server shuts down.

@@ -109,8 +109,8 @@ pub async fn serve<E: Send + 'static>(
         }
     }
     // Routers hear that the server goes, while it takes requests as ever.
-    app.leave();
-    if failure.is_none() && !is_loading {
+    if failure.is_none() && !is_loading && !app.options.drain_delay.is_zero() {
+        app.leave();
         let mut delay = pin!(tokio::time::sleep(app.options.drain_delay));
         loop {
             tokio::select! {
