@@ -17,7 +17,7 @@ mod gpu;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use archives::{architectures, quants};
+use archives::{architectures, quants, small_quants};
 use gpu::{gpu, start};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::GpuDevice;
@@ -207,7 +207,7 @@ fn quantised_types_give_the_same_logits() {
     let counts = group_counts(&gpu);
     // A software GPU takes minutes to compile the kernel for some types: it has one, and other kernels read the others.
     let tested = |name: &str| !gpu.summary().is_software() || name == "Q4_K.gguf";
-    for (name, bytes) in quants().iter().filter(|(name, _)| tested(name)) {
+    for (name, bytes) in quants().iter().chain(small_quants()).filter(|(name, _)| tested(name)) {
         let file = GgufFile::from_bytes(bytes).unwrap();
         assert!(compare(&gpu, name, &file, &options, &counts[counts.len() - 1..], 0, 4), "{name}");
     }

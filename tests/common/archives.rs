@@ -10,16 +10,27 @@ use std::sync::OnceLock;
 /// Files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A small model in each quantised type, as `Q4_K.gguf`, with the logits of `small-quants.json`.
+/// Small models in quantised types, as `Q4_K.gguf`, with the logits of `quants.json`: three, for tests that open files.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| folder_and_archive("small-quants", 12))
+    FILES.get_or_init(|| folder("quants", 3))
+}
+
+/// The models of `small-quants.json`, of other types, which are smaller.
+pub fn small_quants() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| archive("small-quants.tar.xz"))
 }
 
 /// The models of `architectures.json`, as `qwen3.gguf`: Llama and Qwen, and the ways to scale RoPE.
 pub fn architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| folder_and_archive("architectures", 8))
+    FILES.get_or_init(|| {
+        // Three lie in a folder, for tests that open files.
+        let mut files = folder("architectures", 3);
+        files.extend(archive("architectures.tar.xz"));
+        files
+    })
 }
 
 /// The models of `more-architectures.json`, as `gemma3.gguf`.
@@ -33,14 +44,12 @@ fn reference() -> PathBuf {
     folders.find(|folder| folder.exists()).expect("the repository's tests/data/reference")
 }
 
-/// Three models lie in a folder, for tests that open files, the others in an archive beside it.
-fn folder_and_archive(name: &str, n: usize) -> Files {
-    let mut files: Files = std::fs::read_dir(reference().join(name))
+fn folder(name: &str, n: usize) -> Files {
+    let files: Files = std::fs::read_dir(reference().join(name))
         .expect("a folder")
         .map(|entry| entry.expect("an entry"))
         .map(|entry| (entry.file_name().into_string().expect("a plain name"), std::fs::read(entry.path()).unwrap()))
         .collect();
-    files.extend(archive(&format!("{name}.tar.xz")));
     assert_eq!(files.len(), n, "{:?}", files.keys());
     files
 }

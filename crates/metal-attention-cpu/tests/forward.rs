@@ -29,7 +29,7 @@ fn all_models() -> Vec<(String, GgufFile)> {
         found.push((name.clone(), GgufFile::from_bytes(bytes).expect("a readable GGUF file")));
     }
     for name in ["Q2_K", "Q3_K", "Q4_K"] {
-        let name = format!("tests/data/reference/small-quants/{name}.gguf");
+        let name = format!("tests/data/reference/quants/{name}.gguf");
         found.push((name.clone(), open(&name)));
     }
     found
@@ -81,7 +81,7 @@ fn neither_ubatch_nor_threads_change_a_bit() {
     for path in [
         "models/stories260K.gguf",
         "tests/data/reference/architectures/qwen3.gguf",
-        "tests/data/reference/small-quants/Q4_K.gguf",
+        "tests/data/reference/quants/Q4_K.gguf",
     ] {
         let file = open(path);
         let mut first = None;
@@ -480,7 +480,7 @@ fn memory_use_is_what_the_shapes_say() {
     // Whole pages.
     let model = start(&file, &CpuOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
     assert_eq!(model.kv_cache_bytes(), 4 * PAGE * 5 * 4 * (8 + 16) * 2);
-    let file = open("tests/data/reference/small-quants/Q4_K.gguf");
+    let file = open("tests/data/reference/quants/Q4_K.gguf");
     let model = start(&file, &options());
     assert!(model.memory_use().weights > 0);
     assert!(model.memory_use().weights <= file.tensor_bytes() * 5 / 4, "repacked weights are as large as the file's");

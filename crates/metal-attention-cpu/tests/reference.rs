@@ -6,7 +6,7 @@ mod archives;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use archives::quants;
+use archives::{Files, quants, small_quants};
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{BatchToken, ForwardPass, argmax};
@@ -132,10 +132,17 @@ fn tales_continuations() {
 
 #[test]
 fn quantised_types() {
-    let Models { tokens, models } = read("small-quants.json");
-    assert_eq!(models.len(), quants().len());
+    check_quantised_types("quants.json", quants(), 3);
+    check_quantised_types("small-quants.json", small_quants(), 9);
+}
+
+/// Holds the models in `files` to their logits in `reference`, which has those of others, too.
+fn check_quantised_types(reference: &str, files: &Files, n: usize) {
+    let Models { tokens, mut models } = read(reference);
+    models.retain(|name, _| files.contains_key(name));
+    assert_eq!((models.len(), files.len()), (n, n));
     for (name, case) in models {
-        let file = GgufFile::from_bytes(&quants()[&name]).expect("a readable GGUF file");
+        let file = GgufFile::from_bytes(&files[&name]).expect("a readable GGUF file");
         for isa in Isa::available() {
             for (exact, limit) in [(true, 1e-6), (false, 2e-3)] {
                 let options = CpuOptions { isa: Some(isa), ..options(CacheType::F32, exact) };

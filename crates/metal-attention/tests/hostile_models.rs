@@ -62,7 +62,7 @@ fn damaged_float_model() {
 
 #[test]
 fn damaged_quantised_model() {
-    damage("tests/data/reference/small-quants/Q2_K.gguf", &Device::Cpu, 300);
+    damage("tests/data/reference/quants/Q2_K.gguf", &Device::Cpu, 300);
 }
 
 /// Without a GPU, which in CI is a failure, there is nothing to see.
@@ -75,5 +75,5 @@ fn damaged_models_on_the_gpu() {
         return;
     }
     damage("tests/data/reference/architectures/qwen2.gguf", &Device::Gpu, 40);
-    damage("tests/data/reference/small-quants/Q2_K.gguf", &Device::Gpu, 40);
+    damage("tests/data/reference/quants/Q2_K.gguf", &Device::Gpu, 40);
 }
