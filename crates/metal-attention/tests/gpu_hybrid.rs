@@ -15,12 +15,9 @@ use metal_attention::{
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
-use toys::{Toy, batch, gpu, kimi_linear, metadata, nmse, read, some_ids, toy, toy_with_bf16};
+use toys::{Toy, batch, close, gpu, greedy, kimi_linear, logits, metadata, read, some_ids, token, toy, toy_with_bf16};
 
 const N_CTX: usize = 400;
-/// The most that any logits may differ from the CPU's, which computes in other orders. A state that is a token further, or
-/// another text's, gives 1e-3 and more.
-const LIMIT: f64 = 1e-8;
 
 /// Published models of each kind, some that end with a recurrent layer: a convolution over more tokens, a delta rule; and small
 /// ones of RWKV.
@@ -91,32 +88,6 @@ fn on_cpu(toy: &Toy) -> CpuForwardPass {
     let options =
         CpuOptions { n_ctx: N_CTX, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
     CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
-}
-
-/// Appends `ids` to sequence `seq`; all their logits.
-fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
-    let batch = batch(pass, seq, ids, true);
-    pass.forward(&batch).unwrap().as_slice().to_vec()
-}
-
-#[track_caller]
-fn close(got: &[f32], want: &[f32], what: &str) {
-    let error = nmse(got, want);
-    assert!(error < LIMIT, "{what}: NMSE {error:e}");
-}
-
-fn token(pass: &dyn ForwardPass, seq: usize, id: u32) -> BatchToken {
-    BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
-}
-
-/// `n` ids that greedy decoding appends to the text of sequence `seq` after `id`, which comes first.
-fn greedy(pass: &mut dyn ForwardPass, seq: usize, id: u32, n: usize) -> Vec<u32> {
-    let mut ids = vec![id];
-    for i in 0..n {
-        let next = pass.forward_greedy(&[token(pass, seq, ids[i])]).unwrap()[0];
-        ids.push(next);
-    }
-    ids.split_off(1)
 }
 
 #[test]

@@ -16,7 +16,7 @@ use metal_attention::{
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
-use toys::{Toy, batch, kimi_linear, metadata, read, some_ids, toy};
+use toys::{Toy, batch, kimi_linear, logits, metadata, read, some_ids, toy};
 
 const N_CTX: usize = 400;
 
@@ -92,12 +92,6 @@ fn options() -> CpuOptions {
 
 fn on_cpu(toy: &Toy, options: &CpuOptions) -> CpuForwardPass {
     CpuForwardPass::new(toy.spec.clone(), &toy.weights, options).unwrap()
-}
-
-/// Appends `ids` to sequence `seq`; all their logits.
-fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
-    let batch = batch(pass, seq, ids, true);
-    pass.forward(&batch).unwrap().as_slice().to_vec()
 }
 
 #[test]

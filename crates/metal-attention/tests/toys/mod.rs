@@ -144,3 +144,35 @@ pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
     let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
     error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
 }
+
+/// The most that any logits may differ from the CPU's, which computes in other orders. A state that is a token further, or
+/// another text's, gives 1e-3 and more.
+pub const LIMIT: f64 = 1e-8;
+
+/// Appends `ids` to sequence `seq`; all their logits.
+pub fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
+    let batch = batch(pass, seq, ids, true);
+    pass.forward(&batch).unwrap().as_slice().to_vec()
+}
+
+/// Fails where `got` is not `want`.
+#[track_caller]
+pub fn close(got: &[f32], want: &[f32], what: &str) {
+    let error = nmse(got, want);
+    assert!(error < LIMIT, "{what}: NMSE {error:e}");
+}
+
+/// The token `id` that goes on with sequence `seq`.
+pub fn token(pass: &dyn ForwardPass, seq: usize, id: u32) -> BatchToken {
+    BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
+}
+
+/// `n` ids that greedy decoding appends to the text of sequence `seq` after `id`, which comes first.
+pub fn greedy(pass: &mut dyn ForwardPass, seq: usize, id: u32, n: usize) -> Vec<u32> {
+    let mut ids = vec![id];
+    for i in 0..n {
+        let next = pass.forward_greedy(&[token(pass, seq, ids[i])]).unwrap()[0];
+        ids.push(next);
+    }
+    ids.split_off(1)
+}
