@@ -1,8 +1,7 @@
 // Attention of tokens one by one, each over the cache of its sequence: queries of a KV head together, the positions split among
 // blocks, the last of which joins the splits. Softmax with running maxima (arXiv 2205.14135), all in F32.
 #include "heads.cuh"
-
-enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2 };
+#include "masks.cuh"
 
 struct AttentionArgs {
     HeadInputs inputs;
@@ -29,12 +28,6 @@ struct AttentionArgs {
 };
 
 constexpr int THREADS = 128;
-
-__device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
-    if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
-    if (mask == CHUNK) return pos / reach * reach;
-    return 0;
-}
 
 __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float v) {
     if (a.gates) v /= 1.0f + __expf(-a.gates[(size_t)token * a.gate_stride + 2 * head * a.head_dim + d]);

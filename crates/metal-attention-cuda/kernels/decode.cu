@@ -8,76 +8,10 @@
 // vector whose writers had read this one.
 //
 // The blocks have to run all at once: the launch is cooperative.
-#include "heads.cuh"
+#include "decode_attention.cuh"
+#include "element.cuh"
 #include "products.cuh"
-
-constexpr int WARPS = 8;
-constexpr int THREADS = 32 * WARPS;
-constexpr int GROUP = 4; // query heads of a unit of attention
-// Copies of what all blocks read, so that they do not all look at the same words.
-constexpr u32 COPIES = 4;
-constexpr int MATRICES = 7; // of a layer: queries, keys, values, attention's output, gate, up, down
-
-SHARED_MEMORY(128, unsigned char, decode_memory);
-
-enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2 };
-enum Kind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, HEAD = 4 };
-
-// A product of all rows of up to three matrices, one below the other, or of the gate and up, with one input. As `StepArgs` in
-// src/decode.rs has it.
-struct Step {
-    const float* norm;       // [n_in], or null
-    const float* bias;       // [rows], or null
-    const ulonglong2* from;  // words of the inputs
-    u64_t* to;               // words of the results
-    u32 kind;
-    u32 n_in;
-    float eps;
-    u32 first_part, n_parts; // of all of the model
-    u32 n_rows[3];           // of the matrices
-    u32 tag_in, tag_out;     // of the words, beyond the layer's
-    u32 odd_sixteenth;       // as `Staged` of the matrices has it
-    u32 copies, n_out;       // of the results, and how many these are
-    u32 unused;
-};
-constexpr int STEPS = 4;
-
-// As `LayerArgs` has it. The last one has nothing but the head's step.
-struct __align__(16) Layer {
-    Step steps[STEPS];
-    HeadInputs inputs;
-    Pages pages;
-    void* k_cache;       // [page][kv head][64][head_dim]
-    void* v_cache;
-    const float* sinks;  // [n_head], or null
-    u32 n_steps;
-    u32 n_head, n_kv_head, head_dim, mask, reach, activation;
-    float soft_cap, scale; // soft_cap 0: none
-    u32 unused;
-};
-
-struct DecodeArgs {
-    const Layer* layers;
-    const Matrix* matrices;  // of layers, in the order of their parts, and the head
-    Matrix table;            // [n_vocab][n_embd]
-    Token* token;
-    float* logits;           // [n_vocab], or null
-    u32* ids;
-    u64_t* best;             // the highest logit of the blocks that are done, and how many these are; zero between launches
-    u32* n_done;
-    const u64_t* qkv;        // words of queries, keys and values
-    u64_t* att;              // of [split][n_head * head_dim]
-    u64_t* sums;             // of [split][n_head] maxima and sums
-    u32 n_layer, n_embd, n_parts;
-    u32 tag;                 // of the first exchange
-    u32 advance;             // whether the token goes on with what was chosen
-    u32 slot_bytes, n_slots; // of each warp's weights on their way
-    u32 max_tiles, head_tiles, region_floats; // of a warp's part of a layer's matrix, of the head's; sums of a matrix's products
-    u32 att_words, sums_words;                // of a copy
-    // Where things lie in the block's memory: inputs, sums of products, the residual stream of the block's rows, parts, barriers.
-    u32 input_at, regions_at, residual_at, parts_at, barriers_at;
-    float embedding_scale, logit_scale, logit_cap;
-};
+#include "rank.cuh"
 
 // A block's part of a matrix, whose records lie one after the other.
 struct __align__(16) Part {
@@ -86,32 +20,6 @@ struct __align__(16) Part {
     unsigned short first_tile, n_tiles; // of the matrix
     unsigned short record_bytes, records_a_slot, records_a_tile, format;
 };
-
-// Two values of 26 bits and a tag of 12.
-constexpr u32 TAG = 0xfff;
-__device__ __forceinline__ u32 rounded(float v) {
-    const u32 b = __float_as_uint(v);
-    return (b & 0x7f800000u) == 0x7f800000u ? (v != v ? 0x7fc00000u : b) : (b + 32u) & ~63u;
-}
-__device__ __forceinline__ u64_t pack_pair(float a, float b, u32 tag) {
-    const u32 x = rounded(a), y = rounded(b);
-    return (u64_t)(x | y >> 26) << 32 | (y << 6 | tag);
-}
-__device__ __forceinline__ float2 unpack_pair(u64_t word) {
-    return make_float2(__uint_as_float((u32)(word >> 32) & ~63u), __uint_as_float((u32)(word >> 6) & ~63u));
-}
-__device__ __forceinline__ bool has_tag(u64_t word, u32 tag) { return ((u32)word & TAG) == tag; }
-__device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return has_tag(words.x, tag) && has_tag(words.y, tag); }
-template <typename W> __device__ __forceinline__ void wait_for_tag(W& words, const W* p, u32 tag) {
-    while (!has_tag(words, tag)) {
-        spin_pause();
-        words = load_exchanged(p);
-    }
-}
-__device__ __forceinline__ float4 unpack(const ulonglong2& words) {
-    const float2 a = unpack_pair(words.x), b = unpack_pair(words.y);
-    return make_float4(a.x, a.y, b.x, b.y);
-}
 
 // What comes before item `i` where `n` items are shared out.
 __device__ __forceinline__ u32 share(u32 i, u32 n, u32 parts) { return i * n / parts; }
@@ -345,342 +253,6 @@ struct Input {
     }
 };
 
-// Positions that a token sees, whose pages are split among units.
-struct Span {
-    u32 begin, first_page, n_pages, pages_each, n_splits;
-};
-__device__ __forceinline__ u32 most_splits(const Layer& l, u32 n_blocks) {
-    const u32 a_split = l.n_kv_head * ((l.n_head / l.n_kv_head + GROUP - 1) / GROUP);
-    return min(max(n_blocks / a_split, 1u), 32u);
-}
-__device__ __forceinline__ Span span_of(const Layer& l, u32 pos, u32 n_blocks) {
-    Span s;
-    s.begin = l.mask == WINDOW ? (pos + 1 > l.reach ? pos + 1 - l.reach : 0) : l.mask == CHUNK ? pos / l.reach * l.reach : 0;
-    s.first_page = s.begin / PAGE;
-    s.n_pages = pos / PAGE + 1 - s.first_page;
-    // What a page takes grows with the pages of a split, what it takes to join them with the splits.
-    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * 6144.0f / (float)(l.n_head * l.head_dim)));
-    const u32 n = min(min(want, s.n_pages), most_splits(l, n_blocks));
-    s.pages_each = (s.n_pages + n - 1) / n;
-    s.n_splits = (s.n_pages + s.pages_each - 1) / s.pages_each;
-    return s;
-}
-
-// Eight elements of a key, two of a value, as they lie in the cache.
-template <typename T> struct Raw;
-template <> struct Raw<half> {
-    typedef uint4 Eight;
-    typedef u32 Two;
-    static __device__ __forceinline__ void unpack(const uint4& w, float (&v)[8]) {
-        const u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 f = __half22float2(halves(words[i]));
-            v[2 * i] = f.x, v[2 * i + 1] = f.y;
-        }
-    }
-    static __device__ __forceinline__ float2 unpack(u32 w) { return __half22float2(halves(w)); }
-};
-struct EightFloats {
-    float4 a, b;
-};
-template <> struct Raw<float> {
-    typedef EightFloats Eight;
-    typedef float2 Two;
-    static __device__ __forceinline__ void unpack(const EightFloats& w, float (&v)[8]) {
-        v[0] = w.a.x, v[1] = w.a.y, v[2] = w.a.z, v[3] = w.a.w, v[4] = w.b.x, v[5] = w.b.y, v[6] = w.b.z, v[7] = w.b.w;
-    }
-    static __device__ __forceinline__ float2 unpack(float2 w) { return w; }
-};
-
-// Attention of a token: units of a split of positions and up to GROUP query heads of a KV head. Positions are taken in chunks, four for each
-// warp, eight lanes a position; each warp has its own running maxima and sums, which are joined at the end. C: times 64
-// elements of a head.
-constexpr int CHUNK_OF = 4 * WARPS, CHUNKS = PAGE / CHUNK_OF;
-template <typename T, int C>
-__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, u32 of_pos, u32 seq, u32 tag, float* memory) {
-    u64_t *att = a.att, *sums = a.sums;
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = l.head_dim, of_page = lane / 8, of_row = lane % 8 * 8;
-    const u32 of_kv = l.n_head / l.n_kv_head, n_chunks = (of_kv + GROUP - 1) / GROUP, a_split = l.n_kv_head * n_chunks;
-    const Span span = span_of(l, of_pos, gridDim.x);
-    float* q = memory;                       // [GROUP][dim]
-    float* own = q + GROUP * dim;            // the token's key, then its value
-    float* joined = own + 2 * dim;           // [warp][GROUP][dim]
-    float* states = joined + WARPS * GROUP * dim; // [warp][GROUP] of maximum and sum
-    float* norms = states + 2 * WARPS * GROUP;    // of queries, of keys
-    float2* turns = (float2*)(norms + 2 * dim);   // [dim / 2]
-    const u32* pages = l.pages.pages + (size_t)seq * l.pages.n_pages;
-    const T *keys = (const T*)l.k_cache, *values = (const T*)l.v_cache;
-
-    for (u32 unit = blockIdx.x; unit < a_split * most_splits(l, gridDim.x); unit += gridDim.x) {
-        const u32 split = unit / a_split, kv = unit % a_split / n_chunks, chunk = unit % n_chunks;
-        const u32 head = kv * of_kv + chunk * GROUP, n_heads = min((u32)GROUP, of_kv - chunk * GROUP);
-        u64_t* out = att + ((size_t)split * l.n_head + head) * (dim / 2);
-        if (split >= span.n_splits) {
-            // Nobody reads them, and nobody shall ever take them for words of a later step.
-            for (u32 c = 0; c < COPIES; c++) {
-                for (int i = tid; i < (int)n_heads * (dim / 2); i += THREADS) store_exchanged(out + c * a.att_words + i, tag);
-                if (tid < (int)n_heads) store_exchanged(sums + c * a.sums_words + split * l.n_head + head + tid, tag);
-            }
-            continue;
-        }
-        const u32 first = span.first_page + split * span.pages_each, end = min(first + span.pages_each, span.first_page + span.n_pages);
-        const bool has_own = end == span.first_page + span.n_pages;
-        typename Raw<T>::Eight k_raw[C];
-        typename Raw<T>::Two v_raw[4][C];
-        u32 ids = 0; // of 32 pages, a lane each
-        auto row_of_chunk = [&](u32 chunk) {
-            const u32 of_ids = (chunk / CHUNKS - first) % 32;
-            if (of_ids == 0 && chunk % CHUNKS == 0) ids = pages[min(chunk / CHUNKS + lane, end - 1)];
-            return ((size_t)__shfl_sync(~0u, ids, of_ids) * l.n_kv_head + kv) * PAGE + chunk % CHUNKS * CHUNK_OF + 4 * warp;
-        };
-        auto load_keys = [&](u32 chunk, size_t row) {
-            const u32 p = chunk * CHUNK_OF + 4 * warp + of_page;
-#pragma unroll
-            for (int c = 0; c < C; c++) {
-                const int d = of_row + 64 * c;
-                if (d < dim && p < of_pos && p >= span.begin) k_raw[c] = *(const typename Raw<T>::Eight*)(keys + (row + of_page) * dim + d);
-            }
-        };
-        auto load_values = [&](u32 chunk, size_t row) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int c = 0; c < C; c++) {
-                    const int d = 2 * lane + 64 * c;
-                    const u32 p = chunk * CHUNK_OF + 4 * warp + i;
-                    if (d < dim && p < of_pos && p >= span.begin) v_raw[i][c] = *(const typename Raw<T>::Two*)(values + (row + i) * dim + d);
-                }
-        };
-        // Of steps before: they are on their way before the query is there, as is what turns it.
-        size_t row = row_of_chunk(first * CHUNKS);
-        load_keys(first * CHUNKS, row);
-        load_values(first * CHUNKS, row);
-        const HeadInputs& in = l.inputs;
-        const u32 own_page = pages[of_pos / PAGE];
-        if (in.rotation != NO_ROPE)
-            for (int i = tid; i < (int)in.n_rot / 2; i += THREADS) turns[i] = in.rope[(size_t)of_pos * (in.n_rot / 2) + i];
-        if (in.norm == NORM_OF_HEAD)
-            for (int i = tid; i < dim; i += THREADS) norms[i] = in.q_norm[i], norms[dim + i] = in.k_norm[i];
-        __syncthreads();
-        for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += WARPS) {
-            float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
-            const u32 from = h < n_heads ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
-            const u64_t* words = a.qkv + (size_t)from * (dim / 2);
-            for (int i = lane; i < dim / 2; i += 32) {
-                u64_t word = load_exchanged(words + i);
-                wait_for_tag(word, words + i, tag);
-                *(float2*)(v + 2 * i) = unpack_pair(word);
-            }
-            __syncwarp();
-            if (h <= n_heads) {
-                const float* of_heads = h < n_heads ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
-                const float* weight = in.norm == NORM_OF_HEAD ? norms + (h < n_heads ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? of_heads : nullptr;
-                make_head(v, in, weight, turns, dim, h < n_heads ? in.scale : 1.0f, lane);
-            }
-            if (h < n_heads) continue;
-            T* at = (T*)(h == n_heads ? l.k_cache : l.v_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + of_pos % PAGE) * dim;
-            for (int i = lane; i < dim; i += 32) {
-                // As all later tokens see it.
-                T rounded_value;
-                store(&rounded_value, v[i]);
-                v[i] = to_float(rounded_value);
-                if (chunk == 0) at[i] = rounded_value;
-            }
-        }
-        __syncthreads();
-
-        float most[GROUP], sum[GROUP], acc[GROUP][2 * C] = {};
-#pragma unroll
-        for (int h = 0; h < GROUP; h++) most[h] = -INFINITY, sum[h] = 0.0f;
-        const u32 end_chunk = min(end * CHUNKS, of_pos / CHUNK_OF + 1);
-        for (u32 at = first * CHUNKS; at < end_chunk; at++) {
-            const u32 base = at * CHUNK_OF + 4 * warp, pos = base + of_page;
-            const bool seen = pos >= span.begin && pos <= of_pos, is_own = pos == of_pos;
-            float dots[GROUP] = {};
-            if (seen) {
-#pragma unroll
-                for (int c = 0; c < C; c++) {
-                    const int d = of_row + 64 * c;
-                    if (d >= dim) break;
-                    float k[8];
-                    if (is_own) {
-#pragma unroll
-                        for (int i = 0; i < 8; i++) k[i] = own[d + i];
-                    } else {
-                        Raw<T>::unpack(k_raw[c], k);
-                    }
-#pragma unroll
-                    for (int h = 0; h < GROUP; h++) {
-                        if (h >= (int)n_heads) break;
-                        const float4 a = *(const float4*)(q + h * dim + d), b = *(const float4*)(q + h * dim + d + 4);
-                        dots[h] += a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] + b.z * k[6] + b.w * k[7];
-                    }
-                }
-            }
-            // The next chunk's take their place.
-            if (at + 1 < end_chunk) {
-                row = row_of_chunk(at + 1);
-                load_keys(at + 1, row);
-            }
-            float weight[GROUP];
-#pragma unroll
-            for (int h = 0; h < GROUP; h++) {
-                float s = dots[h];
-                s += __shfl_xor_sync(~0u, s, 1);
-                s += __shfl_xor_sync(~0u, s, 2);
-                s += __shfl_xor_sync(~0u, s, 4);
-                if (l.soft_cap != 0.0f) s = l.soft_cap * tanhf(s / l.soft_cap);
-                if (!seen) s = -INFINITY;
-                float high = fmaxf(s, __shfl_xor_sync(~0u, s, 8));
-                high = fmaxf(high, __shfl_xor_sync(~0u, high, 16));
-                const float now = fmaxf(most[h], high);
-                // A warp that has seen nothing leaves all as it was.
-                const float factor = now == -INFINITY ? 1.0f : __expf(most[h] - now);
-                weight[h] = seen ? __expf(s - now) : 0.0f;
-                sum[h] = sum[h] * factor + weight[h];
-                most[h] = now;
-#pragma unroll
-                for (int c = 0; c < 2 * C; c++) acc[h][c] *= factor;
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 p = base + i;
-                if (p < span.begin || p > of_pos) continue;
-                float2 v[C];
-#pragma unroll
-                for (int c = 0; c < C; c++) {
-                    const int d = 2 * lane + 64 * c;
-                    v[c] = d >= dim ? make_float2(0.0f, 0.0f) : p == of_pos ? *(const float2*)(own + dim + d) : Raw<T>::unpack(v_raw[i][c]);
-                }
-#pragma unroll
-                for (int h = 0; h < GROUP; h++) {
-                    const float w = __shfl_sync(~0u, weight[h], 8 * i);
-#pragma unroll
-                    for (int c = 0; c < C; c++) acc[h][2 * c] += w * v[c].x, acc[h][2 * c + 1] += w * v[c].y;
-                }
-            }
-            if (at + 1 < end_chunk) load_values(at + 1, row);
-        }
-#pragma unroll
-        for (int h = 0; h < GROUP; h++) {
-            if (h >= (int)n_heads) break;
-            float s = sum[h] + __shfl_xor_sync(~0u, sum[h], 8);
-            s += __shfl_xor_sync(~0u, s, 16);
-            if (lane == 0) *(float2*)(states + 2 * (warp * GROUP + h)) = make_float2(most[h], s);
-#pragma unroll
-            for (int c = 0; c < C; c++) {
-                const int d = 2 * lane + 64 * c;
-                if (d < dim) *(float2*)(joined + (warp * GROUP + h) * dim + d) = make_float2(acc[h][2 * c], acc[h][2 * c + 1]);
-            }
-        }
-        __syncthreads();
-        for (int i = tid; i < (int)n_heads * (dim / 2); i += THREADS) {
-            const int h = i / (dim / 2), d = i % (dim / 2) * 2;
-            float high = -INFINITY;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) high = fmaxf(high, states[2 * (w * GROUP + h)]);
-            // As it will be read.
-            high = __uint_as_float(rounded(high));
-            float2 v = make_float2(0.0f, 0.0f);
-            float s = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                const float2 state = *(const float2*)(states + 2 * (w * GROUP + h));
-                const float factor = state.x == -INFINITY ? 0.0f : __expf(state.x - high);
-                const float2 part = *(const float2*)(joined + (w * GROUP + h) * dim + d);
-                v.x += factor * part.x, v.y += factor * part.y, s += factor * state.y;
-            }
-#pragma unroll
-            for (u32 c = 0; c < COPIES; c++) {
-                store_exchanged(out + c * a.att_words + i, pack_pair(v.x, v.y, tag));
-                if (d == 0) store_exchanged(sums + c * a.sums_words + split * l.n_head + head + h, pack_pair(high, s, tag));
-            }
-        }
-        // The memory is the next unit's, or the next product's.
-        __syncthreads();
-    }
-}
-
-// Four elements of attention's result, its splits joined.
-__device__ __forceinline__ float4 joined_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 tag) {
-    const u32 n_words = l.n_head * l.head_dim / 2, head = 4 * i / l.head_dim;
-    const float sink = l.sinks ? l.sinks[head] : -INFINITY;
-    float most = sink, sum = l.sinks ? 1.0f : 0.0f;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const ulonglong2* from = (const ulonglong2*)att + i;
-    const u64_t* from_sums = sums + head;
-    constexpr int SPLITS = 3; // at once
-#pragma unroll 1
-    for (u32 first = 0; first < n_splits; first += SPLITS, from += SPLITS * (n_words / 2), from_sums += SPLITS * l.n_head) {
-        ulonglong2 words[SPLITS];
-        u64_t states[SPLITS];
-#pragma unroll
-        for (int s = 0; s < SPLITS; s++) {
-            if (first + s < n_splits) words[s] = load_exchanged(from + s * (n_words / 2)), states[s] = load_exchanged(from_sums + s * l.n_head);
-        }
-#pragma unroll
-        for (int s = 0; s < SPLITS; s++) {
-            if (first + s >= n_splits) break;
-            wait_for_tag(words[s], from + s * (n_words / 2), tag);
-            wait_for_tag(states[s], from_sums + s * l.n_head, tag);
-            const float2 state = unpack_pair(states[s]);
-            const float4 part = unpack(words[s]);
-            const float now = fmaxf(most, state.x), before = __expf(most - now), factor = __expf(state.x - now);
-            v.x = v.x * before + factor * part.x, v.y = v.y * before + factor * part.y;
-            v.z = v.z * before + factor * part.z, v.w = v.w * before + factor * part.w;
-            sum = sum * before + factor * state.y;
-            most = now;
-        }
-    }
-    const float scale = 1.0f / sum;
-    return make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
-}
-
-// Element k of row `row`.
-template <u32 F> __device__ __forceinline__ float element(const Matrix& m, u32 row, u32 k) {
-    const int place = place_in_block(k % 32), b = k % 64 / 32, r = row % 16 / 8;
-    const int lane = row % 8 * 4 + place / 8, p = place % 8, s = p / 4, pair = p % 4 / 2;
-    Panel<F> panel;
-    panel.load(m, row / 16, k / 64, lane);
-    float sum = 0.0f;
-#pragma unroll
-    for (int plane = 0; plane < Panel<F>::PLANES; plane++) {
-        u32 a[2][4];
-        panel.codes(plane, b, a);
-        u32 word = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (i == s && j == 2 * pair + r) word = a[i][j];
-        const float code = p % 2 == 0 ? __low2float(halves(word)) : __high2float(halves(word));
-        sum += panel.scale(plane, b, r, s) * code;
-    }
-    return sum - panel.min(b, r);
-}
-__device__ __forceinline__ float element_of(const Matrix& m, u32 row, u32 k) {
-    switch (m.format) {
-        case F16: return element<F16>(m, row, k);
-        case Q8_0: return element<Q8_0>(m, row, k);
-        case Q4_0: return element<Q4_0>(m, row, k);
-        case Q4_K: return element<Q4_K>(m, row, k);
-        case Q5_K: return element<Q5_K>(m, row, k);
-        case Q6_K: return element<Q6_K>(m, row, k);
-        case F32: return element<F32>(m, row, k);
-        default: __trap();
-    }
-    return 0.0f;
-}
-
-// Larger values, and of equal ones lower places, are larger; a NaN is smaller than all.
-__device__ __forceinline__ u64_t rank_of(float v, u32 i) {
-    if (v != v) return 0;
-    const u32 b = __float_as_uint(v == 0.0f ? 0.0f : v);
-    const u32 ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
-    return (u64_t)ordered << 32 | (0xffffffffu - i);
-}
-
 // The row of a step's results that the block's row `j` is, or none; which of the step's parts has it, and where there.
 struct Row {
     u32 row, part, of_part;
@@ -694,7 +266,7 @@ __device__ __forceinline__ Row row_at(const Step& step, const Part* parts, u32 j
     return {r < step.n_rows[part] && j < parts[part].n_tiles * 16u ? before + r : ~0u, part, j};
 }
 
-template <typename T, int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
+template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) Layer layers[2];
     __shared__ float2 scratch[WARPS];
     __shared__ u64_t best_of_warps[WARPS];
@@ -724,7 +296,8 @@ template <typename T, int C> __device__ __forceinline__ void decode(const Decode
     {
         const u32 x_tiles = (a.n_embd + 15) / 16, first = share(blockIdx.x, x_tiles, gridDim.x), end = share(blockIdx.x + 1, x_tiles, gridDim.x);
         for (u32 k = tid; k < a.n_embd; k += THREADS) {
-            const float v = a.embedding_scale * element_of(a.table, a.token->id, k);
+            float v;
+            WITH_PANEL(a.table.format, (v = a.embedding_scale * element_of<P>(a.table, a.token->id, k)));
             ((float*)input_of(a))[k] = v;
             if (k / 16 >= first && k / 16 < end) residual[k - first * 16] = v;
         }
@@ -743,7 +316,7 @@ template <typename T, int C> __device__ __forceinline__ void decode(const Decode
             const Step& step = l.steps[s];
             const Part* parts = parts_of(a) + step.first_part;
             if (step.kind == ATTENTION_OUTPUT) {
-                attention<T, C>(a, l, pos, seq, tag, (float*)input_of(a));
+                attention<C>(a, l, pos, seq, tag, (float*)input_of(a));
                 // The next layer's description comes meanwhile.
                 for (u32 j = tid; j < LAYER_WORDS; j += THREADS) copy16((uint4*)&layers[(i + 1) % 2] + j, (const uint4*)(a.layers + i + 1) + j);
                 commit_copies();
@@ -872,6 +445,6 @@ template <typename T, int C> __device__ __forceinline__ void decode(const Decode
 }
 
 // Of heads of up to 64, 128, 256 elements.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_64(const __grid_constant__ DecodeArgs a) { decode<half, 1>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_128(const __grid_constant__ DecodeArgs a) { decode<half, 2>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_256(const __grid_constant__ DecodeArgs a) { decode<half, 4>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_64(const __grid_constant__ DecodeArgs a) { decode<1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_128(const __grid_constant__ DecodeArgs a) { decode<2>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_256(const __grid_constant__ DecodeArgs a) { decode<4>(a); }

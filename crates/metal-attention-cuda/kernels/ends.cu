@@ -1,6 +1,7 @@
 // The ends of a forward pass: rows of the embedding table, scaled and capped logits, the largest of them.
 #include "element.cuh"
 #include "heads.cuh"
+#include "rank.cuh"
 
 struct EmbeddingArgs {
     Matrix table; // [n_vocab][n_embd]
@@ -55,13 +56,6 @@ struct ArgmaxArgs {
     Token* tokens;       // [n_rows]
 };
 
-// Larger values, and of equal ones lower places, are larger; a NaN is smaller than all.
-__device__ __forceinline__ u64_t rank_of(float v, u32 i) {
-    if (v != v) return 0;
-    const u32 b = __float_as_uint(v == 0.0f ? 0.0f : v);
-    const u32 ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
-    return (u64_t)ordered << 32 | (0xffffffffu - i);
-}
 __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {

@@ -1,0 +1,97 @@
+// What decode.cu works on, and how its blocks talk to each other.
+#pragma once
+#include "formats.cuh"
+#include "heads.cuh"
+
+constexpr int WARPS = 8;
+constexpr int THREADS = 32 * WARPS;
+constexpr int GROUP = 4; // query heads of a unit of attention
+// Copies of what all blocks read, so that they do not all look at the same words.
+constexpr u32 COPIES = 4;
+constexpr int MATRICES = 7; // of a layer: queries, keys, values, attention's output, gate, up, down
+
+SHARED_MEMORY(128, unsigned char, decode_memory);
+
+enum Kind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, HEAD = 4 };
+
+// A product of all rows of up to three matrices, one below the other, or of the gate and up, with one input. As `StepArgs` in
+// src/decode.rs has it.
+struct Step {
+    const float* norm;       // [n_in], or null
+    const float* bias;       // [rows], or null
+    const ulonglong2* from;  // words of the inputs
+    u64_t* to;               // words of the results
+    u32 kind;
+    u32 n_in;
+    float eps;
+    u32 first_part, n_parts; // of all of the model
+    u32 n_rows[3];           // of the matrices
+    u32 tag_in, tag_out;     // of the words, beyond the layer's
+    u32 odd_sixteenth;       // as `Staged` of the matrices has it
+    u32 copies, n_out;       // of the results, and how many these are
+    u32 unused;
+};
+constexpr int STEPS = 4;
+
+// As `LayerArgs` has it. The last one has nothing but the head's step.
+struct __align__(16) Layer {
+    Step steps[STEPS];
+    HeadInputs inputs;
+    Pages pages;
+    void* k_cache;       // [page][kv head][64][head_dim]
+    void* v_cache;
+    const float* sinks;  // [n_head], or null
+    u32 n_steps;
+    u32 n_head, n_kv_head, head_dim, mask, reach, activation;
+    float soft_cap, scale; // soft_cap 0: none
+    u32 unused;
+};
+
+struct DecodeArgs {
+    const Layer* layers;
+    const Matrix* matrices;  // of layers, in the order of their parts, and the head
+    Matrix table;            // [n_vocab][n_embd]
+    Token* token;
+    float* logits;           // [n_vocab], or null
+    u32* ids;
+    u64_t* best;             // the highest logit of the blocks that are done, and how many these are; zero between launches
+    u32* n_done;
+    const u64_t* qkv;        // words of queries, keys and values
+    u64_t* att;              // of [split][n_head * head_dim]
+    u64_t* sums;             // of [split][n_head] maxima and sums
+    u32 n_layer, n_embd, n_parts;
+    u32 tag;                 // of the first exchange
+    u32 advance;             // whether the token goes on with what was chosen
+    u32 slot_bytes, n_slots; // of each warp's weights on their way
+    u32 max_tiles, head_tiles, region_floats; // of a warp's part of a layer's matrix, of the head's; sums of a matrix's products
+    u32 att_words, sums_words;                // of a copy
+    // Where things lie in the block's memory: inputs, sums of products, the residual stream of the block's rows, parts, barriers.
+    u32 input_at, regions_at, residual_at, parts_at, barriers_at;
+    float embedding_scale, logit_scale, logit_cap;
+};
+
+// Two values of 26 bits and a tag of 12.
+constexpr u32 TAG = 0xfff;
+__device__ __forceinline__ u32 rounded(float v) {
+    const u32 b = __float_as_uint(v);
+    return (b & 0x7f800000u) == 0x7f800000u ? (v != v ? 0x7fc00000u : b) : (b + 32u) & ~63u;
+}
+__device__ __forceinline__ u64_t pack_pair(float a, float b, u32 tag) {
+    const u32 x = rounded(a), y = rounded(b);
+    return (u64_t)(x | y >> 26) << 32 | (y << 6 | tag);
+}
+__device__ __forceinline__ float2 unpack_pair(u64_t word) {
+    return make_float2(__uint_as_float((u32)(word >> 32) & ~63u), __uint_as_float((u32)(word >> 6) & ~63u));
+}
+__device__ __forceinline__ bool has_tag(u64_t word, u32 tag) { return ((u32)word & TAG) == tag; }
+__device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return has_tag(words.x, tag) && has_tag(words.y, tag); }
+template <typename W> __device__ __forceinline__ void wait_for_tag(W& words, const W* p, u32 tag) {
+    while (!has_tag(words, tag)) {
+        spin_pause();
+        words = load_exchanged(p);
+    }
+}
+__device__ __forceinline__ float4 unpack(const ulonglong2& words) {
+    const float2 a = unpack_pair(words.x), b = unpack_pair(words.y);
+    return make_float4(a.x, a.y, b.x, b.y);
+}
