@@ -16,7 +16,8 @@ pub fn quants() -> &'static Files {
     FILES.get_or_init(|| folder("quants", 3))
 }
 
-/// The models of `small-quants.json`, of other types, which are smaller.
+/// The models of `small-quants.json`, of other types, which are smaller: one layer, feed-forwards of 256 where blocks are of 32,
+/// and embeddings that differ only for the tokens that the logits are of.
 pub fn small_quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| archive("small-quants.tar.xz"))

@@ -21,6 +21,14 @@ fn data<T: for<'de> Deserialize<'de>>(name: &str) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// For each template and conversation what Python makes of it.
+fn expected() -> Map<String, Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/expected.json.xz");
+    let (packed, mut text) = (std::fs::read(path).unwrap(), Vec::new());
+    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut text).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
 fn template(name: &str) -> ChatTemplate {
     let path = format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
     let template = ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -34,7 +42,7 @@ fn template(name: &str) -> ChatTemplate {
 #[test]
 fn templates_give_what_they_give_in_python() {
     let conversations: Map<String, Value> = data("conversations");
-    let expected: Map<String, Value> = data("expected");
+    let expected = expected();
     let (mut texts, mut refused, mut failed, mut in_plain_words) = (0, 0, 0, 0);
     for (name, expected) in &expected {
         let template = template(name);
