@@ -173,6 +173,13 @@ pub trait ForwardPass: Send {
         None
     }
 
+    /// Gives the device a few milliseconds of work that nobody needs, so that it comes up to its speed before the next step, and
+    /// waits for it: a GPU that was idle runs at a fraction of its clock for the first tenths of a second. False where that
+    /// is of no use. See [`wake`](crate::wake).
+    fn wake(&mut self) -> bool {
+        false
+    }
+
     /// One step of sequence 0: logits `[n_vocab]` after `id`.
     fn forward_token(&mut self, id: u32) -> Result<&[f32], ForwardError> {
         let pos = self.position();

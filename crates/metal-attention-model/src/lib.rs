@@ -24,7 +24,9 @@ mod runs;
 mod shapes;
 mod spec;
 mod tensors;
+pub mod timing;
 mod top_k;
+mod wake;
 mod watch;
 mod weights;
 
@@ -58,6 +60,7 @@ pub use spec::{
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
+pub use wake::{ASLEEP_AFTER, WAKING, wake};
 pub use watch::Watch;
 pub use weights::{
     AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights, FeedForwardWeights,

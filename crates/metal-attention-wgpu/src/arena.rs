@@ -2,23 +2,23 @@
 
 use std::fmt::Debug;
 
-use wgpu::{BindingResource, Buffer, BufferBinding};
+use wgpu::{Buffer, BufferBinding};
 
 use crate::device::GpuDevice;
 use crate::error::GpuError;
 
 /// What a kernel can be bound to: a buffer, or a piece of one.
 pub trait Bind: Debug {
-    /// The resource for a bind group.
-    fn resource(&self) -> BindingResource<'_>;
+    /// The piece of a buffer that is bound.
+    fn binding(&self) -> BufferBinding<'_>;
 
     /// Its length in bytes.
     fn bytes(&self) -> u64;
 }
 
 impl Bind for Buffer {
-    fn resource(&self) -> BindingResource<'_> {
-        self.as_entire_binding()
+    fn binding(&self) -> BufferBinding<'_> {
+        self.as_entire_buffer_binding()
     }
 
     fn bytes(&self) -> u64 {
@@ -57,9 +57,8 @@ impl Slice {
 }
 
 impl Bind for Slice {
-    fn resource(&self) -> BindingResource<'_> {
-        let size = wgpu::BufferSize::new(self.bytes);
-        BindingResource::Buffer(BufferBinding { buffer: &self.buffer, offset: self.offset, size })
+    fn binding(&self) -> BufferBinding<'_> {
+        BufferBinding { buffer: &self.buffer, offset: self.offset, size: wgpu::BufferSize::new(self.bytes) }
     }
 
     fn bytes(&self) -> u64 {

@@ -39,13 +39,33 @@ pub(super) fn groups_to_try(gpu: &GpuDevice) -> &'static [usize] {
     if gpu.summary().vendor() == NVIDIA { &[128, 64, 32] } else { &[] }
 }
 
+/// Kernels that are yet to be tried.
+#[derive(Debug)]
+pub(super) struct Untried {
+    pub(super) layers: LayersAtOnce,
+    /// For each dispatch a word: how many workgroups have ended.
+    pub(super) ended: Vec<Buffer>,
+    /// How many there are.
+    pub(super) groups: usize,
+}
+
+impl Untried {
+    /// Whether nothing is to be waited for before they are tried.
+    pub(super) fn is_ready(&self, gpu: &GpuDevice) -> bool {
+        self.layers.dispatches.iter().all(|dispatch| dispatch.is_ready(gpu))
+    }
+
+    /// The kernels without a trial, where their pipelines could be built: a step that they do not finish is taken again.
+    pub(super) fn untested(self, gpu: &GpuDevice) -> Result<LayersAtOnce, GpuError> {
+        self.layers.dispatches.iter().try_for_each(|dispatch| dispatch.ready(gpu))?;
+        Ok(self.layers)
+    }
+}
+
 impl LayersAtOnceBuilder<'_> {
-    /// The first of the numbers of workgroups with which the kernel runs to its end; otherwise why the model or the GPU does
-    /// not suit the kernel.
-    pub(super) fn build(&self, groups_to_try: &[usize]) -> Result<Result<LayersAtOnce, &'static str>, GpuError> {
-        if groups_to_try.is_empty() {
-            return Ok(Err("this GPU is not known to run workgroups side by side"));
-        }
+    /// The kernels with `groups` workgroups, which are yet to be [tried](Self::try_out); otherwise why the model or the GPU does
+    /// not suit them.
+    pub(super) fn build(&self, groups: usize) -> Result<Result<Untried, &'static str>, GpuError> {
         let Some(layers) = &self.layers else {
             return Ok(Err("layers have parts that the kernel for all of them does not know"));
         };
@@ -63,46 +83,59 @@ impl LayersAtOnceBuilder<'_> {
             let (keys, values) = &self.cache[i];
             (matrices[i].qkv.parts()[0].buffer.buffer(), keys.buffer(), values.buffer())
         };
-        let layers: Vec<_> = (0..matrices.len()).collect();
-        let runs = layers.chunk_by(|&a, &b| buffers(a) == buffers(b)).map(|run| {
+        let all: Vec<_> = (0..matrices.len()).collect();
+        let gave_up = self.gpu.buffer("whether a workgroup gave up", 4)?;
+        let (mut dispatches, mut all_ended) = (Vec::new(), Vec::new());
+        for run in all.chunk_by(|&a, &b| buffers(a) == buffers(b)) {
             let (run, shape) = (run[0]..run[0] + run.len(), shape(run.len()));
             let params = &params[run.start * shape.params()..run.end * shape.params()];
-            Ok((run, shape, self.gpu.upload("norms and biases", params)?))
-        });
-        let runs = runs.collect::<Result<Vec<_>, GpuError>>()?;
-        for &groups in groups_to_try {
-            let gave_up = self.gpu.buffer("whether a workgroup gave up", 4)?;
-            let (mut dispatches, mut all_ended) = (Vec::new(), Vec::new());
-            for (run, shape, params) in &runs {
-                let flow = self.gpu.buffer("what workgroups hand to each other", shape.flow_bytes(groups))?;
-                let ended = self.gpu.buffer("the number of workgroups that have ended", 4)?;
-                let buffers = LayersBuffers {
-                    params,
-                    x: self.x,
-                    flow: &flow,
-                    ended: &ended,
-                    gave_up: &gave_up,
-                    rope: &self.rope[0],
-                    cache: &self.cache[run.clone()],
-                    batch: self.batch.buffer(),
-                };
-                match kernels::decode_layers(self.gpu, shape, groups, &matrices[run.clone()], &buffers)? {
-                    Ok(dispatch) => dispatches.push(dispatch),
-                    Err(why) => return Ok(Err(why)),
-                }
-                all_ended.push(ended);
+            let params = self.gpu.upload("norms and biases", params)?;
+            let flow = self.gpu.buffer("what workgroups hand to each other", shape.flow_bytes(groups))?;
+            let ended = self.gpu.buffer("the number of workgroups that have ended", 4)?;
+            let buffers = LayersBuffers {
+                params: &params,
+                x: self.x,
+                flow: &flow,
+                ended: &ended,
+                gave_up: &gave_up,
+                rope: &self.rope[0],
+                cache: &self.cache[run.clone()],
+                batch: self.batch.buffer(),
+            };
+            match kernels::decode_layers(self.gpu, &shape, groups, &matrices[run], &buffers)? {
+                Ok(dispatch) => dispatches.push(dispatch),
+                Err(why) => return Ok(Err(why)),
             }
-            let layers = LayersAtOnce { dispatches, gave_up };
-            if self.runs_through(&layers, &all_ended, groups)? {
-                return Ok(Ok(layers));
-            }
+            all_ended.push(ended);
         }
-        Ok(Err("workgroups did not run side by side when that was tried"))
+        Ok(Ok(Untried { layers: LayersAtOnce { dispatches, gave_up }, ended: all_ended, groups }))
     }
 
-    /// Whether all workgroups run side by side, tried on a token at position 0, on page 0; `ended`: for each dispatch how many
-    /// have ended.
-    fn runs_through(&self, layers: &LayersAtOnce, ended: &[Buffer], groups: usize) -> Result<bool, GpuError> {
+    /// `first`, where its workgroups run side by side, else the first that do of those with the numbers of workgroups in `others`.
+    pub(super) fn try_out(
+        &self,
+        first: Untried,
+        others: &[usize],
+    ) -> Result<Result<LayersAtOnce, &'static str>, GpuError> {
+        let mut untried = first;
+        let mut others = others.iter();
+        loop {
+            if self.runs_through(&untried)? {
+                return Ok(Ok(untried.layers));
+            }
+            let Some(&groups) = others.next() else {
+                return Ok(Err("workgroups did not run side by side when that was tried"));
+            };
+            match self.build(groups)? {
+                Ok(next) => untried = next,
+                Err(why) => return Ok(Err(why)),
+            }
+        }
+    }
+
+    /// Whether all workgroups run side by side, tried on a token at position 0, on page 0.
+    fn runs_through(&self, untried: &Untried) -> Result<bool, GpuError> {
+        let Untried { layers, ended, groups } = untried;
         let token = BatchToken { id: 0, seq: 0, pos: 0, logits: false };
         self.batch.write_tokens(self.gpu, &[token]);
         let mut encoder = self.gpu.encoder();
@@ -113,7 +146,7 @@ impl LayersAtOnceBuilder<'_> {
         drop(pass);
         self.gpu.submit(encoder);
         for ended in ended {
-            if self.gpu.read::<u32>(ended, 1)? != [groups as u32] {
+            if self.gpu.read::<u32>(ended, 1)? != [*groups as u32] {
                 return Ok(false);
             }
         }

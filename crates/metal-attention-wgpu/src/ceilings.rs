@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use metal_attention_gguf::Tensor;
+use metal_attention_model::timing;
 use wgpu::{Buffer, CommandBuffer, ComputePassDescriptor};
 
 use crate::arena::Arena;
@@ -17,8 +18,8 @@ use crate::kernels::{
 use crate::matrix::GpuMatrix;
 use crate::readback::Readback;
 
-/// Runs of a measurement, of which the best counts.
-const ROUNDS: usize = 3;
+/// Dispatches of a measurement, about.
+const MOST_DISPATCHES: usize = 4096;
 /// Dispatches of a chain.
 const CHAIN: usize = 128;
 /// Submissions that are queued before the last of them is waited for.
@@ -95,10 +96,10 @@ impl<'a> GpuCeilings<'a> {
             self.gpu.wait(Some(submission))?;
             Ok(start.elapsed().as_secs_f64())
         };
-        let long = self.best(|| run(5 * CHAIN))?;
-        let short = self.best(|| run(CHAIN))?;
+        let long = timing::least(self.time, || run(5 * CHAIN))?;
+        let short = timing::least(self.time, || run(CHAIN))?;
         let mut readback = Readback::new(self.gpu, 4)?;
-        let submission = self.best(|| {
+        let submission = timing::least(self.time, || {
             let start = Instant::now();
             let mut encoder = self.gpu.encoder();
             let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
@@ -121,9 +122,9 @@ impl<'a> GpuCeilings<'a> {
         Ok(LaunchCosts {
             // Where the clock is coarser than the difference, nothing is lost by calling it next to nothing.
             dispatch: ((long - short) / (4 * CHAIN) as f64).max(1e-9),
-            dispatch_queued: self.best(|| queued(CHAIN))? / CHAIN as f64,
+            dispatch_queued: timing::least(self.time, || queued(CHAIN))? / CHAIN as f64,
             submission,
-            submission_queued: self.best(|| queued(1))?,
+            submission_queued: timing::least(self.time, || queued(1))?,
         })
     }
 
@@ -211,35 +212,6 @@ impl<'a> GpuCeilings<'a> {
             self.gpu.wait(Some(submission))?;
             Ok(start.elapsed().as_secs_f64().max(1e-9))
         };
-        // The first run makes what the driver makes late.
-        run(1)?;
-        let round = self.time.as_secs_f64() / ROUNDS as f64;
-        let mut times = 1;
-        let mut seconds = run(times)?;
-        while seconds < round && times * dispatches.len() < 4096 {
-            times = ((times as f64 * round / seconds).ceil() as usize).clamp(times + 1, 8 * times);
-            seconds = run(times)?;
-        }
-        let start = Instant::now();
-        for _ in 1..ROUNDS {
-            seconds = seconds.min(run(times)?);
-            if start.elapsed() > self.time {
-                break;
-            }
-        }
-        Ok(seconds / times as f64)
-    }
-
-    /// The least of what `run` gives within the time, after a run to warm up.
-    fn best(&self, mut run: impl FnMut() -> Result<f64, GpuError>) -> Result<f64, GpuError> {
-        run()?;
-        let start = Instant::now();
-        let mut least = f64::INFINITY;
-        let mut rounds = 0;
-        while rounds < ROUNDS || start.elapsed() < self.time {
-            least = least.min(run()?);
-            rounds += 1;
-        }
-        Ok(least)
+        timing::seconds_of_one(self.time, MOST_DISPATCHES.div_ceil(dispatches.len().max(1)), run)
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use metal_attention_model::Watch;
 
 use crate::adapter::{AdapterChoice, AdapterSummary, adapters, no_hardware};
+use crate::arena::Slice;
 use crate::disk_cache;
 use crate::error::GpuError;
 use crate::pso::PsoCache;
@@ -261,6 +262,14 @@ impl GpuDevice {
         self.queue.write_buffer(buffer, offset, bytemuck::cast_slice(words));
     }
 
+    /// Has `write` make the first `bytes` bytes, one or more, of `to`, a slice that is as long, before the next submission runs.
+    pub(crate) fn write_with(&self, to: &Slice, bytes: u64, write: impl FnOnce(&mut wgpu::QueueWriteBufferView)) {
+        let size = wgpu::BufferSize::new(bytes);
+        if let Some(mut view) = size.and_then(|size| self.queue.write_buffer_with(to.buffer(), to.offset(), size)) {
+            write(&mut view);
+        }
+    }
+
     /// An encoder for one submission.
     pub fn encoder(&self) -> wgpu::CommandEncoder {
         self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: None })
@@ -311,6 +320,13 @@ impl GpuDevice {
         match &*self.fault.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
             None => Ok(()),
+        }
+    }
+
+    /// Keeps an error for the next [`check`](Self::check). Cancelled work says so by itself.
+    pub(crate) fn note(&self, error: GpuError) {
+        if !matches!(error, GpuError::Cancelled) {
+            self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
 

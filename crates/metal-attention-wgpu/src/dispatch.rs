@@ -1,5 +1,7 @@
 //! A kernel bound to its buffers, ready to be recorded.
 
+use std::sync::{Arc, OnceLock};
+
 use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::error::GpuError;
@@ -152,16 +154,65 @@ impl Room {
 /// A pipeline, the buffers it works on, and its grid.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
-    kernel: String,
-    pipeline: wgpu::ComputePipeline,
-    bind_group: wgpu::BindGroup,
+    of: Arc<Bound>,
     grid: [Extent; 3],
     room: Room,
 }
 
+/// A pipeline with its buffers, put together when it is first needed.
+#[derive(Debug)]
+struct Bound {
+    key: PsoKey,
+    pieces: Vec<Piece>,
+    ready: OnceLock<(wgpu::ComputePipeline, wgpu::BindGroup)>,
+}
+
+/// What is bound of a buffer.
+#[derive(Debug)]
+struct Piece {
+    buffer: wgpu::Buffer,
+    offset: u64,
+    size: Option<wgpu::BufferSize>,
+}
+
+impl From<wgpu::BufferBinding<'_>> for Piece {
+    fn from(binding: wgpu::BufferBinding<'_>) -> Self {
+        Self { buffer: binding.buffer.clone(), offset: binding.offset, size: binding.size }
+    }
+}
+
+impl Bound {
+    fn ready(&self, gpu: &GpuDevice) -> Result<&(wgpu::ComputePipeline, wgpu::BindGroup), GpuError> {
+        if let Some(ready) = self.ready.get() {
+            return Ok(ready);
+        }
+        let pipeline = gpu.pso().get(gpu, &self.key)?;
+        let entries = (0..).zip(&self.pieces).map(|(binding, piece)| wgpu::BindGroupEntry {
+            binding,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: &piece.buffer,
+                offset: piece.offset,
+                size: piece.size,
+            }),
+        });
+        let entries: Vec<_> = entries.collect();
+        let scope = gpu.wgpu().push_error_scope(wgpu::ErrorFilter::Validation);
+        let bind_group = gpu.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(&self.key.name),
+            layout: &pipeline.get_bind_group_layout(0),
+            entries: &entries,
+        });
+        if let Some(e) = pollster::block_on(scope.pop()) {
+            return Err(GpuError::Rejected { what: format!("the buffers of {}", self.key.name), why: e.to_string() });
+        }
+        Ok(self.ready.get_or_init(|| (pipeline, bind_group)))
+    }
+}
+
 impl Dispatch {
     /// Binds `buffers`, in the order of the shader's bindings and with how much of each the kernel reaches, to the pipeline
-    /// of `key`. Refuses a buffer that is too short, and a fixed extent that the device cannot run.
+    /// of `key`. Refuses a buffer that is too short, and a fixed extent that the device cannot run. While pipelines are
+    /// built beside other work this one is, too: see [`ready`](Self::ready).
     pub fn new(
         gpu: &GpuDevice,
         key: &PsoKey,
@@ -182,27 +233,27 @@ impl Dispatch {
             let why = format!("one is too short: {}", lengths.collect::<Vec<_>>().join(", "));
             GpuError::Mismatch { what: format!("the buffers of {}", key.name), why }
         })?;
-        let pipeline = gpu.pso().get(gpu, key)?;
-        let entries: Vec<_> = buffers
-            .iter()
-            .enumerate()
-            .map(|(i, (buffer, _))| wgpu::BindGroupEntry { binding: i as u32, resource: buffer.resource() })
-            .collect();
-        let scope = gpu.wgpu().push_error_scope(wgpu::ErrorFilter::Validation);
-        let bind_group = gpu.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(&key.name),
-            layout: &pipeline.get_bind_group_layout(0),
-            entries: &entries,
-        });
-        if let Some(e) = pollster::block_on(scope.pop()) {
-            return Err(GpuError::Rejected { what: format!("the buffers of {}", key.name), why: e.to_string() });
+        let pieces = buffers.iter().map(|(buffer, _)| Piece::from(buffer.binding())).collect();
+        let dispatch = Self { of: Arc::new(Bound { key: key.clone(), pieces, ready: OnceLock::new() }), grid, room };
+        if !gpu.pso().ask(key) {
+            dispatch.ready(gpu)?;
         }
-        Ok(Self { kernel: key.name.clone(), pipeline, bind_group, grid, room })
+        Ok(dispatch)
+    }
+
+    /// Waits for the pipeline, where it is still being built; an error where it could not be, or does not take the buffers.
+    pub fn ready(&self, gpu: &GpuDevice) -> Result<(), GpuError> {
+        self.of.ready(gpu).map(|_| ())
+    }
+
+    /// Whether nothing is to be waited for: the pipeline is built.
+    pub(crate) fn is_ready(&self, gpu: &GpuDevice) -> bool {
+        self.of.ready.get().is_some() || gpu.pso().is_built(&self.of.key)
     }
 
     /// The kernel's name.
     pub fn kernel(&self) -> &str {
-        &self.kernel
+        &self.of.key.name
     }
 
     /// Whether a step of this size has any work for it.
@@ -223,10 +274,20 @@ impl Dispatch {
         if !self.runs(size) {
             return;
         }
-        assert!(self.holds(size), "{}: {size:?} is more than its buffers have room for, {:?}", self.kernel, self.room);
+        assert!(
+            self.holds(size),
+            "{}: {size:?} is more than its buffers have room for, {:?}",
+            self.of.key.name,
+            self.room
+        );
+        let (pipeline, bind_group) = match self.of.ready(gpu) {
+            Ok(ready) => ready,
+            // Whoever waits for the step hears of it.
+            Err(e) => return gpu.note(e),
+        };
         let [x, y, z] = self.grid.map(|extent| extent.of(size));
-        pass.set_pipeline(&self.pipeline);
-        pass.set_bind_group(0, &self.bind_group, &[]);
+        pass.set_pipeline(pipeline);
+        pass.set_bind_group(0, bind_group, &[]);
         pass.dispatch_workgroups(x, y, z);
         gpu.count_dispatch();
     }
@@ -241,7 +302,7 @@ mod tests {
     struct Bytes(u64);
 
     impl Bind for Bytes {
-        fn resource(&self) -> wgpu::BindingResource<'_> {
+        fn binding(&self) -> wgpu::BufferBinding<'_> {
             unreachable!("nothing is bound here")
         }
 

@@ -1,6 +1,7 @@
 //! [`GpuForwardPass`]: set-up, and the submissions of a step.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use metal_attention_model::{
     AFew, BatchKind, BatchToken, CacheGroups, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerSpec, LayerTrace,
@@ -10,15 +11,17 @@ use metal_attention_model::{
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
 use crate::activations::{Activations, Widths, experts_shapes};
-use crate::at_once::{LayersAtOnceBuilder, groups_to_try};
+use crate::at_once::{LayersAtOnce, LayersAtOnceBuilder, Untried, groups_to_try};
 use crate::kernels::{self, MAX_TOP_K};
 use crate::kv_cache::GpuKvCache;
 use crate::options::{GpuForwardPassOptions, distinct_ropes};
 use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
 use crate::plan::{FEW, Plan, PlanBuilder, few_on};
 use crate::profile;
+use crate::pso::PsoCache;
 use crate::state::GpuStates;
-use crate::weights::GpuWeights;
+use crate::waker::Waker;
+use crate::weights::{GpuWeights, Uploads};
 use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
 
 /// Candidates of a short list.
@@ -29,6 +32,9 @@ pub(super) const STATE: u64 = 4;
 
 /// Dispatches of a prompt that are submitted first: a power of two.
 const FIRST_BUNCH: usize = 16;
+
+/// How long setting a model up waits for the kernels of all layers at once, without which there are others.
+const PATIENCE: Duration = Duration::from_millis(700);
 
 /// What comes back of each wanted token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +101,9 @@ pub struct GpuForwardPass {
     memory: MemoryUse,
     n_ctx: usize,
     pub(super) profiler: Option<Profiler>,
+    waker: Waker,
+    /// The kernels of all layers at once, while they are being compiled.
+    late: Option<Untried>,
 }
 
 impl GpuForwardPass {
@@ -128,6 +137,7 @@ impl GpuForwardPass {
             let why = format!("a text has to be evaluated whole, and this GPU has room for {} tokens", capacity.0);
             return Err(GpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
         }
+        let begin = Instant::now();
         // First, as these are what too many sequences or a context too long make too large.
         let n_pages: Vec<_> = cache_groups.groups().iter().map(|group| group.n_pages).collect();
         let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), &n_pages);
@@ -136,41 +146,13 @@ impl GpuForwardPass {
         let cache = GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.layers_in_a_buffer)?;
         let states = GpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
         let before_weights = gpu.allocated_bytes();
-        let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer)?;
+        let mut uploads = Uploads::default();
+        let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
         let rope = rope_tables(&gpu, &spec, weights, room)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, room.n_seq.min(FEW))?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
-        // One thread each: most of the time goes into compiling pipelines.
-        let (mut one, sequences, few, many) = std::thread::scope(|scope| {
-            let plan = |kind, batch| {
-                let builder = PlanBuilder {
-                    gpu: &gpu,
-                    spec: &spec,
-                    weights: &gpu_weights,
-                    s: &s,
-                    cache: &cache,
-                    states: &states,
-                    mixers: &mixers,
-                    rope: &rope,
-                    batch,
-                    ids: &ids,
-                    top_k: &top_k,
-                    exact: options.exact,
-                    kind,
-                };
-                scope.spawn(move || builder.build())
-            };
-            let plans = [
-                plan(BatchKind::One, batch_of_one.buffer()),
-                plan(BatchKind::Sequences, batch.buffer()),
-                plan(BatchKind::Few, batch.buffer()),
-                plan(BatchKind::Many, batch.buffer()),
-            ];
-            let [one, sequences, few, many] = plans.map(|plan| plan.join().expect("building a plan does not panic"));
-            Ok::<_, GpuError>((one?, sequences?, few?, many?))
-        })?;
         // Of plain layers, which all have a cache of their own.
         let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
         let at_once = LayersAtOnceBuilder {
@@ -183,11 +165,67 @@ impl GpuForwardPass {
             x: &s.x,
             batch: &batch_of_one,
         };
+        let plan = |kind, batch| {
+            let builder = PlanBuilder {
+                gpu: &gpu,
+                spec: &spec,
+                weights: &gpu_weights,
+                s: &s,
+                cache: &cache,
+                states: &states,
+                mixers: &mixers,
+                rope: &rope,
+                batch,
+                ids: &ids,
+                top_k: &top_k,
+                exact: options.exact,
+                kind,
+            };
+            builder.build()
+        };
         let groups = options.layers_at_once.as_ref().map_or(groups_to_try(&gpu), std::slice::from_ref);
-        let at_once = match at_once.build(if groups == [0] { &[] } else { groups })? {
+        // Pipelines are compiled while the weights are on their way, the one that takes longest first.
+        let builders = PsoCache::build_beside(&gpu);
+        let layers_at_once = match groups {
+            [] | [0] => Err("this GPU is not known to run workgroups side by side"),
+            [most, ..] => at_once.build(*most)?,
+        };
+        let [few, many, mut one, sequences] = [
+            plan(BatchKind::Few, batch.buffer())?,
+            plan(BatchKind::Many, batch.buffer())?,
+            plan(BatchKind::One, batch_of_one.buffer())?,
+            plan(BatchKind::Sequences, batch.buffer())?,
+        ];
+        // A card that is idle all the while would take the first prompt slowly. The output head is there first.
+        let mut waker = Waker::new(&gpu);
+        let before_uploads = gpu.allocated_bytes();
+        uploads.run(&gpu, &|done| waker.beside_upload(&gpu, &one, done))?;
+        let uploaded_through = gpu.allocated_bytes() - before_uploads;
+        tracing::debug!(elapsed = ?begin.elapsed(), "weights are on the GPU");
+        let all_ready = || [&few, &many, &one, &sequences].into_iter().all(|plan| plan.is_ready(&gpu));
+        while !all_ready() && waker.wake(&gpu, &one) {}
+        for plan in [&few, &many, &one, &sequences] {
+            plan.ready(&gpu)?;
+        }
+        tracing::debug!(elapsed = ?begin.elapsed(), pipelines = gpu.pso().len(), "pipelines are compiled");
+        let mut late = None;
+        let tried = match layers_at_once {
+            Err(why) => Err(why),
+            Ok(first) => {
+                // Compiling it for the first time takes longer than anything else.
+                let waits = || options.layers_at_once.is_some() || begin.elapsed() < PATIENCE;
+                while !first.is_ready(&gpu) && waits() && waker.wake(&gpu, &one) {}
+                if first.is_ready(&gpu) || waits() {
+                    at_once.try_out(first, &groups[1..])?
+                } else {
+                    late = Some(first);
+                    Err("the kernel for all of them is still being compiled, and is used from then on")
+                }
+            }
+        };
+        let at_once = match tried {
             Ok(layers) => {
-                let n = layers.dispatches.len();
-                tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
+                log_layers_at_once(&layers);
                 one.layers_at_once = Some(layers.dispatches);
                 Some(layers.gave_up)
             }
@@ -196,12 +234,15 @@ impl GpuForwardPass {
                 None
             }
         };
+        builders.finish();
+        tracing::debug!(elapsed = ?begin.elapsed(), "all layers at once are tried");
         gpu.pso().save();
+        tracing::debug!(elapsed = ?begin.elapsed(), "pipelines are kept");
         let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
         let memory = MemoryUse {
             weights: weight_bytes,
             kv_cache: cache.bytes() + states.bytes(),
-            scratch: gpu.allocated_bytes() - before - weight_bytes - cache.bytes() - states.bytes(),
+            scratch: gpu.allocated_bytes() - uploaded_through - before - weight_bytes - cache.bytes() - states.bytes(),
         };
         Ok(Self {
             few_are: few_on(&gpu, options.exact),
@@ -229,6 +270,8 @@ impl GpuForwardPass {
             memory,
             n_ctx: room.n_ctx,
             profiler: None,
+            waker,
+            late,
         })
     }
 
@@ -369,6 +412,22 @@ impl GpuForwardPass {
         Ok(outcome?)
     }
 
+    /// Takes the kernels of all layers at once, where they have been compiled since.
+    pub(super) fn take_late_kernels(&mut self) {
+        let Some(late) = self.late.take_if(|late| late.is_ready(&self.gpu)) else { return };
+        match late.untested(&self.gpu) {
+            Ok(layers) => {
+                log_layers_at_once(&layers);
+                self.clear_lookahead();
+                self.prepared = None;
+                self.one.layers_at_once = Some(layers.dispatches);
+                self.at_once = Some(layers.gave_up);
+                self.gpu.pso().save();
+            }
+            Err(e) => tracing::info!("a token goes through the layers in many dispatches: {e}"),
+        }
+    }
+
     fn evaluate_parts(
         &mut self,
         batch: &[BatchToken],
@@ -377,6 +436,7 @@ impl GpuForwardPass {
         mut results: impl FnMut(&[u8]),
     ) -> Result<(), GpuError> {
         self.gpu.check()?;
+        self.take_late_kernels();
         for part in self.parts(batch, output) {
             // Pages that windows give up here may still be read: what was submitted before runs before.
             self.cache.append(&self.gpu, part);
@@ -479,6 +539,11 @@ impl GpuForwardPass {
     }
 }
 
+fn log_layers_at_once(layers: &LayersAtOnce) {
+    let n = layers.dispatches.len();
+    tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
+}
+
 /// How many of the dispatches of the layers have been submitted when all are recorded; see [`GpuForwardPass::record`].
 fn last_bunch(kind: BatchKind, n_dispatches: usize) -> usize {
     let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
@@ -513,6 +578,15 @@ fn rope_tables(gpu: &GpuDevice, spec: &ModelSpec, weights: &Weights, room: Capac
     let table =
         |layer: &LayerSpec| made.iter().find(|(rope, _)| rope.as_ref() == layer.mixer.rope()).map(|(_, b)| b.clone());
     Ok(spec.layers.iter().filter_map(table).collect())
+}
+
+impl Drop for GpuForwardPass {
+    /// A driver that is in the middle of a pipeline when the process ends may take it amiss.
+    fn drop(&mut self) {
+        if self.late.is_some() {
+            self.gpu.pso().stop_building();
+        }
+    }
 }
 
 impl ForwardPass for GpuForwardPass {
@@ -634,6 +708,10 @@ impl ForwardPass for GpuForwardPass {
 
     fn max_top_k(&self) -> usize {
         TOP_K
+    }
+
+    fn wake(&mut self) -> bool {
+        self.waker.wake(&self.gpu, &self.one)
     }
 }
 

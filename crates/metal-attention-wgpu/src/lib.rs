@@ -27,6 +27,7 @@ mod readback;
 mod segments;
 mod shader;
 mod state;
+mod waker;
 mod weights;
 
 pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, no_hardware};

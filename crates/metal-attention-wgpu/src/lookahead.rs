@@ -9,6 +9,7 @@ impl GpuForwardPass {
     /// One greedy step of sequences that each go on by one token, and the steps that are expected to follow it. On an error
     /// the cache is as it was.
     pub(super) fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        self.take_late_kernels();
         if !self.lookahead.continues(batch) {
             self.clear_lookahead();
         }

@@ -3,8 +3,8 @@
 use metal_attention_model::{Linear, Mamba2Spec, Mamba2Weights, MambaDecay, MambaSpec, MambaWeights, NormKind};
 use wgpu::Buffer;
 
-use crate::weights::{GpuLinear, GpuNorm};
-use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+use crate::weights::{GpuLinear, GpuNorm, Uploads};
+use crate::{GpuDevice, GpuError};
 
 /// Weights of Mamba-2, but for the matrix of its inputs.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl GpuMamba {
         spec: &MambaSpec,
         w: &MambaWeights,
         out: GpuLinear,
-        arena: &mut Arena,
+        uploads: &mut Uploads,
     ) -> Result<Self, GpuError> {
         let MambaSpec { width, d_state, dt_rank, n_tap: _, norms, decay } = *spec;
         let at = spec.selection();
@@ -97,7 +97,7 @@ impl GpuMamba {
         };
         let mut rows = |what: &str, linear: &Linear, parts: &[std::ops::Range<usize>]| {
             let parts: Vec<_> = parts.iter().map(|part| linear.weight.rows(part.clone())).collect();
-            let weight = GpuMatrix::concat(gpu, what, &parts.iter().collect::<Vec<_>>(), arena)?;
+            let weight = uploads.concat(gpu, what, &parts.iter().collect::<Vec<_>>())?;
             Ok::<_, GpuError>(GpuLinear { weight, bias: None })
         };
         let norms = match (norms, &w.norms) {

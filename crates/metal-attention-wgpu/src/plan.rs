@@ -69,6 +69,23 @@ impl Plan {
         first.iter().chain(then)
     }
 
+    /// All that it has of one kernel or another.
+    fn all(&self) -> impl Iterator<Item = &Dispatch> {
+        let Self { embedding, layers, layers_at_once, hidden, head, argmax, top_k } = self;
+        let layers = layers.iter().chain(layers_at_once).flatten();
+        embedding.iter().chain(layers).chain(hidden).chain(head).chain(argmax).chain(top_k)
+    }
+
+    /// Whether the pipelines of all dispatches are there.
+    pub(super) fn is_ready(&self, gpu: &GpuDevice) -> bool {
+        self.all().all(|dispatch| dispatch.is_ready(gpu))
+    }
+
+    /// Waits for the pipelines of all dispatches; an error where one could not be built.
+    pub(super) fn ready(&self, gpu: &GpuDevice) -> Result<(), GpuError> {
+        self.all().try_for_each(|dispatch| dispatch.ready(gpu))
+    }
+
     /// The dispatches of all layers, in order; `in_order`: whether the pages of the sequence lie one after the other.
     /// Whether layers at once ran to the end is known where something comes back.
     pub(super) fn layers(&self, size: StepSize, in_order: bool) -> impl Iterator<Item = &Dispatch> {

@@ -1,8 +1,10 @@
 //! Compiled pipelines (pipeline state objects), each built once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Instant;
 
 use crate::adapter::AdapterSummary;
 use crate::device::GpuDevice;
@@ -40,14 +42,29 @@ type Slot = Arc<OnceLock<Result<wgpu::ComputePipeline, GpuError>>>;
 #[derive(Debug)]
 pub struct PsoCache {
     slots: Mutex<HashMap<PsoKey, Slot>>,
+    asked: Mutex<Asked>,
+    changed: Condvar,
     disk: Option<DiskCache>,
 }
+
+/// Pipelines that are to be built beside other work.
+#[derive(Debug, Default)]
+struct Asked {
+    keys: VecDeque<PsoKey>,
+    /// How many [`Builders`] there are.
+    open: usize,
+    /// How many are being built.
+    building: usize,
+}
+
+/// Most threads that build pipelines.
+const MAX_BUILDERS: usize = 16;
 
 impl PsoCache {
     /// No pipelines yet; what the driver keeps of them between runs is in `folder`.
     pub(crate) fn new(device: &wgpu::Device, adapter: &AdapterSummary, folder: Option<&Path>) -> Self {
         let disk = folder.and_then(|folder| DiskCache::open(device, &adapter.info, folder));
-        Self { slots: Mutex::default(), disk }
+        Self { slots: Mutex::default(), asked: Mutex::default(), changed: Condvar::new(), disk }
     }
 
     /// Number of pipelines.
@@ -71,11 +88,101 @@ impl PsoCache {
         slot.get_or_init(|| build(gpu, key, self.disk.as_ref().map(DiskCache::pipelines))).clone()
     }
 
+    /// Starts threads that build the pipelines of dispatches beside other work. Such a dispatch is made at once, and
+    /// [`Dispatch::ready`](crate::Dispatch::ready) tells whether its pipeline could be built.
+    pub(crate) fn build_beside(gpu: &Arc<GpuDevice>) -> Builders {
+        let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS);
+        gpu.pso().asked().open += 1;
+        for _ in 0..n_threads {
+            let gpu = Arc::clone(gpu);
+            thread::spawn(move || gpu.pso().build_asked(&gpu));
+        }
+        Builders { gpu: Arc::clone(gpu), finish: false }
+    }
+
+    /// Has the pipeline of `key` built beside the work that is under way; false where nobody would do it.
+    pub(crate) fn ask(&self, key: &PsoKey) -> bool {
+        let mut asked = self.asked();
+        if asked.open == 0 {
+            return false;
+        }
+        // Of a key that was asked for before there is a slot.
+        if !self.slots.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key) && !asked.keys.contains(key) {
+            asked.keys.push_back(key.clone());
+            self.changed.notify_one();
+        }
+        true
+    }
+
+    /// Builds no more of what was asked for, and waits until what is being built is done.
+    pub(crate) fn stop_building(&self) {
+        let mut asked = self.asked();
+        asked.keys.clear();
+        while asked.building > 0 {
+            asked = self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether the pipeline of `key` was built, or could not be.
+    pub(crate) fn is_built(&self, key: &PsoKey) -> bool {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.get(key).is_some_and(|slot| slot.get().is_some())
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Builds what is asked for, in that order, as long as somebody may ask.
+    fn build_asked(&self, gpu: &GpuDevice) {
+        let mut asked = self.asked();
+        loop {
+            if let Some(key) = asked.keys.pop_front() {
+                asked.building += 1;
+                drop(asked);
+                // Whoever needs it hears of an error.
+                let _ = self.get(gpu, &key);
+                asked = self.asked();
+                asked.building -= 1;
+                self.changed.notify_all();
+            } else if asked.open == 0 {
+                return;
+            } else {
+                asked = self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
     /// Keeps the compiled pipelines on disk for the next start, where the device can. A folder that cannot be written
     /// costs only that time.
     pub fn save(&self) {
         if let Some(Err(e)) = self.disk.as_ref().map(DiskCache::save) {
             tracing::info!("compiled pipelines are not kept for the next start: {e}");
+        }
+    }
+}
+
+/// Threads that build pipelines, for as long as somebody may ask for some. Where this is dropped they build no more.
+#[derive(Debug)]
+pub(crate) struct Builders {
+    gpu: Arc<GpuDevice>,
+    finish: bool,
+}
+
+impl Builders {
+    /// Lets the threads build what they were asked for, and end then.
+    pub(crate) fn finish(mut self) {
+        self.finish = true;
+    }
+}
+
+impl Drop for Builders {
+    fn drop(&mut self) {
+        let cache = self.gpu.pso();
+        cache.asked().open -= 1;
+        cache.changed.notify_all();
+        if !self.finish {
+            cache.stop_building();
         }
     }
 }
@@ -86,7 +193,9 @@ fn build(
     cache: Option<&wgpu::PipelineCache>,
 ) -> Result<wgpu::ComputePipeline, GpuError> {
     let device = gpu.wgpu();
+    let begin = Instant::now();
     let source = wgsl(key.file, &key.constants, gpu.features());
+    let (written, bytes) = (Instant::now(), source.len());
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let descriptor =
         wgpu::ShaderModuleDescriptor { label: Some(&key.name), source: wgpu::ShaderSource::Wgsl(source.into()) };
@@ -99,6 +208,7 @@ fn build(
         // that shaders index by are sent (`BatchBuffer`). Tests run every kernel with all checks on.
         unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
     };
+    let parsed = Instant::now();
     let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
         label: Some(&key.name),
         layout: None,
@@ -110,6 +220,9 @@ fn build(
         },
         cache,
     });
+    let ms = |from: Instant, to: Instant| (1e4 * to.duration_since(from).as_secs_f64()).round() / 10.0;
+    let (text, module, compiled) = (ms(begin, written), ms(written, parsed), ms(parsed, Instant::now()));
+    tracing::debug!(kernel = key.name, bytes, text, module, compiled, "a pipeline, in ms");
     match pollster::block_on(scope.pop()) {
         None => Ok(pipeline),
         Some(e) => Err(GpuError::Rejected { what: format!("the kernel {}", key.name), why: e.to_string() }),

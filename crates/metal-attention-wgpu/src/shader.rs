@@ -149,6 +149,7 @@ shaders![
     "recurrent/segments.wgsl",
     "recurrent/token_shift.wgsl",
     "reduce.wgsl",
+    "repack.wgsl",
     "residual_add.wgsl",
     "rmsnorm.wgsl",
     "rope.wgsl",

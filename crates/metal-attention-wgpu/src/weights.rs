@@ -2,6 +2,7 @@
 
 mod delta_rule;
 mod rwkv;
+mod uploads;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
@@ -16,6 +17,7 @@ use crate::mamba::{GpuMamba, GpuMamba2};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
 pub(super) use rwkv::{GpuChannelMix, GpuRwkv6, GpuRwkv7};
+pub(super) use uploads::Uploads;
 
 pub(super) use delta_rule::{GpuDeltaRule, GpuLowRank};
 
@@ -223,15 +225,16 @@ pub(super) struct GpuWeights {
 }
 
 impl GpuWeights {
-    /// Uploads every weight. A matrix is one or more buffers; the file's pages are released as they are read.
-    /// Layers whose matrices one binding reaches, at most `layers_in_a_buffer`, share a buffer.
+    /// Finds a place for every weight, and uploads all but the matrices, whose rows come with `uploads`. A matrix is one or more
+    /// buffers. Layers whose matrices one binding reaches, at most `layers_in_a_buffer`, share a buffer.
     pub(super) fn new(
         gpu: &GpuDevice,
         spec: &ModelSpec,
         weights: &Weights,
         layers_in_a_buffer: usize,
+        uploads: &mut Uploads,
     ) -> Result<Self, GpuError> {
-        let own = |what: &str, tensor: &Tensor| GpuMatrix::concat(gpu, what, &[tensor], &mut Arena::default());
+        let mut own = |what: &str, tensor: &Tensor| uploads.concat(gpu, what, &[tensor]);
         let output = weights.own_head().map(|head| own("the output head", &head.weight)).transpose()?;
         let token_embd = own("the embedding table", &weights.token_embd.weight)?;
         let positions = match &weights.positions {
@@ -242,13 +245,13 @@ impl GpuWeights {
         let per_layer = match (&spec.embedding.per_layer, &weights.per_layer) {
             (Some(spec), Some(w)) => Some(GpuPerLayer {
                 token_embd: own("the layers' embedding tables", &w.token_embd.weight)?,
-                model_proj: concat(gpu, "the layers' projection", &[&w.model_proj], &mut Arena::default())?,
+                model_proj: concat(gpu, "the layers' projection", &[&w.model_proj], uploads)?,
                 proj_norm: GpuNorm::new(gpu, &spec.proj_norm, &w.proj_norm)?,
             }),
             _ => None,
         };
-        let each = |linears: &[Linear]| {
-            let linear = |l: &Linear| concat(gpu, "a projection between streams", &[l], &mut Arena::default());
+        let mut each = |linears: &[Linear]| {
+            let linear = |l: &Linear| concat(gpu, "a projection between streams", &[l], uploads);
             linears.iter().map(linear).collect::<Result<Vec<_>, _>>()
         };
         let streams = match &weights.streams {
@@ -258,9 +261,10 @@ impl GpuWeights {
         // As few buffers for the matrices of all layers as can be: one kernel runs through those of a buffer.
         let bytes: Vec<_> = weights.layers.iter().map(layer_bytes).collect();
         let mut layers = Vec::new();
-        for (n, mut arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
+        for (n, arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
+            uploads.arena = arena;
             for i in layers.len()..layers.len() + n {
-                layers.push(GpuLayer::new(gpu, spec, &spec.layers[i], &weights.layers[i], &mut arena)?);
+                layers.push(GpuLayer::new(gpu, spec, &spec.layers[i], &weights.layers[i], uploads)?);
             }
         }
         let output_bias = weights.output.as_ref().and_then(|linear| linear.bias.as_ref());
@@ -307,7 +311,7 @@ impl GpuLayer {
         model: &ModelSpec,
         spec: &LayerSpec,
         w: &LayerWeights,
-        arena: &mut Arena,
+        uploads: &mut Uploads,
     ) -> Result<Self, GpuError> {
         let norm = |norm: &Option<Norm>, w: &Option<NormWeights>| GpuNorm::optional(gpu, norm.as_ref(), w.as_ref());
         let sum_norms = match (&spec.residual, &w.sum_norms) {
@@ -318,13 +322,13 @@ impl GpuLayer {
         };
         let feed_forward = match (&spec.feed_forward, &w.feed_forward) {
             (FeedForward::Dense(_), FeedForwardWeights::Dense(w)) => {
-                GpuFeedForward::Dense(GpuDense::new(gpu, w, arena)?)
+                GpuFeedForward::Dense(GpuDense::new(gpu, w, uploads)?)
             }
             (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
-                GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, arena)?))
+                GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, uploads)?))
             }
             (FeedForward::ChannelMix(_), FeedForwardWeights::ChannelMix(w)) => {
-                GpuFeedForward::ChannelMix(GpuChannelMix::new(gpu, w, arena)?)
+                GpuFeedForward::ChannelMix(GpuChannelMix::new(gpu, w, uploads)?)
             }
             (FeedForward::None, FeedForwardWeights::None) => GpuFeedForward::None,
             (
@@ -339,8 +343,8 @@ impl GpuLayer {
         };
         let own_embedding = match (&model.embedding.per_layer, &w.per_layer) {
             (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(GpuOwnEmbedding {
-                gate: concat(gpu, "the gate of the layer's embedding", &[gate], arena)?,
-                proj: concat(gpu, "the projection of the layer's embedding", &[proj], arena)?,
+                gate: concat(gpu, "the gate of the layer's embedding", &[gate], uploads)?,
+                proj: concat(gpu, "the projection of the layer's embedding", &[proj], uploads)?,
                 post_norm: GpuNorm::new(gpu, &spec.post_norm, post_norm)?,
             }),
             _ => None,
@@ -348,19 +352,19 @@ impl GpuLayer {
         let streams = match (&model.embedding.streams, &w.streams) {
             (Some(spec), Some(w)) => Some(GpuLayerStreams {
                 router_norm: GpuNorm::new(gpu, &spec.router_norm, &w.router_norm)?,
-                router: concat(gpu, "the router between streams", &[&w.router], arena)?,
+                router: concat(gpu, "the router between streams", &[&w.router], uploads)?,
                 predict: gpu.upload("predictions of streams", &w.predict.weight.to_f32())?,
                 correct: gpu.upload("corrections of streams", &w.correct.weight.to_f32())?,
                 correct_scale: gpu.upload("the scale of a stream", &w.correct_scale)?,
-                laurel_l: concat(gpu, "LAuReL's matrix", &[&w.laurel_l], arena)?,
-                laurel_r: concat(gpu, "LAuReL's matrix", &[&w.laurel_r], arena)?,
+                laurel_l: concat(gpu, "LAuReL's matrix", &[&w.laurel_l], uploads)?,
+                laurel_r: concat(gpu, "LAuReL's matrix", &[&w.laurel_r], uploads)?,
                 laurel_norm: GpuNorm::new(gpu, &spec.laurel_norm, &w.laurel_norm)?,
             }),
             _ => None,
         };
         Ok(Self {
             mixer_norm: norm(&spec.mixer_norm, &w.mixer_norm)?,
-            mixer: GpuMixer::new(gpu, &spec.mixer, &w.mixer, arena)?,
+            mixer: GpuMixer::new(gpu, &spec.mixer, &w.mixer, uploads)?,
             mixer_post_norm: norm(&spec.mixer_post_norm, &w.mixer_post_norm)?,
             feed_forward_norm: norm(&spec.feed_forward_norm, &w.feed_forward_norm)?,
             feed_forward,
@@ -401,10 +405,10 @@ impl GpuLayer {
 }
 
 impl GpuMixer {
-    fn new(gpu: &GpuDevice, spec: &Mixer, w: &MixerWeights, arena: &mut Arena) -> Result<Self, GpuError> {
+    fn new(gpu: &GpuDevice, spec: &Mixer, w: &MixerWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
         match (spec, w) {
             (Mixer::Attention(spec), MixerWeights::Attention(a)) => {
-                Ok(Self::Attention(GpuAttention::new(gpu, spec, a, None, arena)?))
+                Ok(Self::Attention(GpuAttention::new(gpu, spec, a, None, uploads)?))
             }
             (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
                 let norm = Norm {
@@ -416,52 +420,55 @@ impl GpuMixer {
                     bare: false,
                 };
                 let q_a = match &a.q_a {
-                    Some((linear, w)) => {
-                        Some((concat(gpu, "the queries' compression", &[linear], arena)?, GpuNorm::new(gpu, &norm, w)?))
-                    }
+                    Some((linear, w)) => Some((
+                        concat(gpu, "the queries' compression", &[linear], uploads)?,
+                        GpuNorm::new(gpu, &norm, w)?,
+                    )),
                     None => None,
                 };
                 let mut heads = |what: &str, matrices: &[Linear]| {
                     let weights: Vec<_> = matrices.iter().map(|l| &l.weight).collect();
-                    GpuMatrix::concat(gpu, what, &weights, arena)
+                    uploads.concat(gpu, what, &weights)
                 };
                 let k_b = heads("the keys' expansions", &a.k_b)?;
                 let v_b = heads("the values' expansions", &a.v_b)?;
                 Ok(Self::Latent {
                     q_a,
-                    q: concat(gpu, "the queries", &[&a.q], arena)?,
-                    kv_a: concat(gpu, "the compression of keys and values", &[&a.kv_a], arena)?,
+                    q: concat(gpu, "the queries", &[&a.q], uploads)?,
+                    kv_a: concat(gpu, "the compression of keys and values", &[&a.kv_a], uploads)?,
                     kv_a_norm: gpu.upload("a norm", &a.kv_a_norm.weight)?,
                     k_b,
                     v_b,
-                    out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
+                    out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
                 })
             }
             (Mixer::ShortConv(_), MixerWeights::ShortConv(w)) => Ok(Self::ShortConv {
-                input: concat(gpu, "the convolution's gates and input", &[&w.input], arena)?,
+                input: concat(gpu, "the convolution's gates and input", &[&w.input], uploads)?,
                 taps: gpu.upload("the taps of a convolution", &w.taps)?,
-                out: concat(gpu, "the convolution's output matrix", &[&w.out], arena)?,
+                out: concat(gpu, "the convolution's output matrix", &[&w.out], uploads)?,
             }),
-            (Mixer::DeltaRule(_), MixerWeights::DeltaRule(w)) => Ok(Self::DeltaRule(GpuDeltaRule::new(gpu, w, arena)?)),
+            (Mixer::DeltaRule(_), MixerWeights::DeltaRule(w)) => {
+                Ok(Self::DeltaRule(GpuDeltaRule::new(gpu, w, uploads)?))
+            }
             (Mixer::Mamba(spec), MixerWeights::Mamba(w)) => {
-                let out = concat(gpu, "Mamba's output matrix", &[&w.out], arena)?;
-                Ok(Self::Mamba(GpuMamba::new(gpu, spec, w, out, arena)?))
+                let out = concat(gpu, "Mamba's output matrix", &[&w.out], uploads)?;
+                Ok(Self::Mamba(GpuMamba::new(gpu, spec, w, out, uploads)?))
             }
             (Mixer::Mamba2(spec), MixerWeights::Mamba2(w)) => {
-                let input = concat(gpu, "Mamba's input matrix", &[&w.input], arena)?;
-                let out = concat(gpu, "Mamba's output matrix", &[&w.out], arena)?;
+                let input = concat(gpu, "Mamba's input matrix", &[&w.input], uploads)?;
+                let out = concat(gpu, "Mamba's output matrix", &[&w.out], uploads)?;
                 Ok(Self::Mamba2 { input, mamba2: GpuMamba2::new(gpu, spec, w, out)? })
             }
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w)) => {
-                let attention = GpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), arena)?;
-                let out = concat(gpu, "Mamba's output matrix", &[&w.mamba2.out], arena)?;
+                let attention = GpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), uploads)?;
+                let out = concat(gpu, "Mamba's output matrix", &[&w.mamba2.out], uploads)?;
                 let mamba2 = GpuMamba2::new(gpu, &both.mamba2, &w.mamba2, out)?;
                 Ok(Self::AttentionAndMamba2 { attention, mamba2 })
             }
             (Mixer::None, MixerWeights::None) => Ok(Self::None),
-            (Mixer::Rwkv6(_), MixerWeights::Rwkv6(w)) => Ok(Self::Rwkv6(Box::new(GpuRwkv6::new(gpu, w, arena)?))),
+            (Mixer::Rwkv6(_), MixerWeights::Rwkv6(w)) => Ok(Self::Rwkv6(Box::new(GpuRwkv6::new(gpu, w, uploads)?))),
             (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w)) => {
-                Ok(Self::Rwkv7(Box::new(GpuRwkv7::new(gpu, spec, w, arena)?)))
+                Ok(Self::Rwkv7(Box::new(GpuRwkv7::new(gpu, spec, w, uploads)?)))
             }
             (
                 Mixer::Attention(_)
@@ -489,7 +496,7 @@ impl GpuAttention {
         spec: &AttentionSpec,
         a: &AttentionWeights,
         beside: Option<&Linear>,
-        arena: &mut Arena,
+        uploads: &mut Uploads,
     ) -> Result<Self, GpuError> {
         let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
         let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
@@ -504,10 +511,10 @@ impl GpuAttention {
         let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
         let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
         Ok(Self {
-            qkv: concat(gpu, "Q, K and V", &qkv, arena)?,
+            qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
             qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
             of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
-            out: concat(gpu, "the attention's output matrix", &[&a.out], arena)?,
+            out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
         })
     }
 }
@@ -518,7 +525,7 @@ impl GpuExperts {
         spec: &Experts,
         w: &ExpertsWeights,
         n_embd: usize,
-        arena: &mut Arena,
+        uploads: &mut Uploads,
     ) -> Result<Self, GpuError> {
         let optional = |what: &str, values: &Option<Vec<f32>>| match values {
             Some(values) => gpu.upload(what, values).map(Some),
@@ -546,19 +553,19 @@ impl GpuExperts {
         let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
         let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
         let up = if gates.is_empty() {
-            concat(gpu, "the experts' up projections", &ups, arena)?
+            concat(gpu, "the experts' up projections", &ups, uploads)?
         } else {
-            interleave_all(gpu, "the experts' gates and ups", &gates, &ups, arena)?
+            interleave_all(gpu, "the experts' gates and ups", &gates, &ups, uploads)?
         };
         Ok(Self {
             shape: ExpertsShape::new(spec, n_embd),
-            router: concat(gpu, "the router", &[&w.router], arena)?,
+            router: concat(gpu, "the router", &[&w.router], uploads)?,
             router_norm,
             choice_bias: optional("the bias of choices", &w.choice_bias)?,
             expert_scale: optional("the scales of experts", &w.expert_scale)?,
             up,
-            down: concat(gpu, "the experts' down projections", &downs, arena)?,
-            shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, arena)).transpose()?,
+            down: concat(gpu, "the experts' down projections", &downs, uploads)?,
+            shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, uploads)).transpose()?,
             shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
             own_norms,
         })
@@ -566,13 +573,13 @@ impl GpuExperts {
 }
 
 impl GpuDense {
-    fn new(gpu: &GpuDevice, w: &DenseWeights, arena: &mut Arena) -> Result<Self, GpuError> {
+    fn new(gpu: &GpuDevice, w: &DenseWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
         Ok(Self {
             gate_up: match &w.gate {
-                Some(gate) => interleave(gpu, "gate and up", gate, &w.up, arena)?,
-                None => concat(gpu, "the up projection", &[&w.up], arena)?,
+                Some(gate) => interleave(gpu, "gate and up", gate, &w.up, uploads)?,
+                None => concat(gpu, "the up projection", &[&w.up], uploads)?,
             },
-            down: concat(gpu, "the down projection", &[&w.down], arena)?,
+            down: concat(gpu, "the down projection", &[&w.down], uploads)?,
         })
     }
 }
@@ -595,12 +602,12 @@ fn layer_bytes(w: &LayerWeights) -> u64 {
 }
 
 /// The matrices one below the other.
-fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], arena: &mut Arena) -> Result<GpuLinear, GpuError> {
+fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], uploads: &mut Uploads) -> Result<GpuLinear, GpuError> {
     let weights: Vec<_> = linears.iter().map(|l| &l.weight).collect();
     let bias =
         linears.iter().any(|l| l.bias.is_some()).then(|| linears.iter().flat_map(|l| bias(l)).collect::<Vec<_>>());
     Ok(GpuLinear {
-        weight: GpuMatrix::concat(gpu, what, &weights, arena)?,
+        weight: uploads.concat(gpu, what, &weights)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
 }
@@ -611,12 +618,12 @@ fn interleave(
     what: &str,
     even: &Linear,
     odd: &Linear,
-    arena: &mut Arena,
+    uploads: &mut Uploads,
 ) -> Result<GpuLinear, GpuError> {
     let has_bias = even.bias.is_some() || odd.bias.is_some();
     let bias = has_bias.then(|| bias(even).into_iter().zip(bias(odd)).flat_map(|(e, o)| [e, o]).collect::<Vec<_>>());
     Ok(GpuLinear {
-        weight: GpuMatrix::interleave(gpu, what, &even.weight, &odd.weight, arena)?,
+        weight: uploads.interleave(gpu, what, &even.weight, &odd.weight)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
 }
@@ -627,7 +634,7 @@ fn interleave_all(
     what: &str,
     gates: &[&Linear],
     ups: &[&Linear],
-    arena: &mut Arena,
+    uploads: &mut Uploads,
 ) -> Result<GpuLinear, GpuError> {
     let has_bias = gates.iter().chain(ups).any(|linear| linear.bias.is_some());
     let pairs = gates.iter().zip(ups).flat_map(|(gate, up)| bias(gate).into_iter().zip(bias(up)));
@@ -636,7 +643,7 @@ fn interleave_all(
     let (gates, ups) = (tensors(gates), tensors(ups));
     let (gates, ups): (Vec<_>, Vec<_>) = (gates.iter().collect(), ups.iter().collect());
     Ok(GpuLinear {
-        weight: GpuMatrix::interleave_all(gpu, what, &gates, &ups, arena)?,
+        weight: uploads.interleave_all(gpu, what, &gates, &ups)?,
         bias: has_bias.then(|| gpu.upload("a bias", &bias)).transpose()?,
     })
 }

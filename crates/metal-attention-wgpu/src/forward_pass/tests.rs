@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::GpuOptions;
 use metal_attention_gguf::GgufFile;
+use metal_attention_model::argmax;
 
 use super::*;
 
@@ -45,6 +46,52 @@ fn a_step_that_was_given_up_is_taken_again() {
             assert_eq!(at_once.at_once.is_none(), pos >= 2);
         }
     }
+}
+
+#[test]
+fn waking_changes_nothing() {
+    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let gpu = Arc::new(gpu);
+    let texts = [false, true].map(|wakes| {
+        let mut pass = start(&gpu, 0);
+        pass.waker.is_of_use = true;
+        let mut id = pass.forward_prompt(&[5, 6, 7]).unwrap();
+        let mut text = vec![id];
+        for i in 0..12 {
+            // With steps in flight, and with one recorded ahead.
+            if wakes && i % 3 == 0 {
+                assert!(pass.wake());
+            }
+            id = if i < 6 { pass.forward_token_greedy(id).unwrap() } else { argmax(pass.forward_token(id).unwrap()) };
+            text.push(id);
+        }
+        text
+    });
+    assert_eq!(texts[0].len(), 13);
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[test]
+fn kernels_that_come_late_are_taken() {
+    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let gpu = Arc::new(gpu);
+    let want: Vec<_> = {
+        let mut pass = start(&gpu, 0);
+        let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
+        greedy(&mut pass, 0, id, 12).iter().map(|t| t.0).collect()
+    };
+    let mut pass = start(&gpu, 1);
+    let Some(gave_up) = pass.at_once.take() else { return };
+    let dispatches = pass.one.layers_at_once.take().unwrap();
+    let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
+    let mut text = greedy(&mut pass, 0, id, 5);
+    assert!(pass.at_once.is_none());
+    // Steps are in flight.
+    pass.late = Some(Untried { layers: LayersAtOnce { dispatches, gave_up }, ended: Vec::new(), groups: 1 });
+    let last = text[4].0;
+    text.extend(greedy(&mut pass, 0, last, 7));
+    assert!(pass.at_once.is_some() && pass.late.is_none());
+    assert_eq!(text.iter().map(|t| t.0).collect::<Vec<_>>(), want);
 }
 
 /// The ids that greedy decoding appends to sequence `seq` after `id`, and whether each step had its pages in order.

@@ -266,6 +266,8 @@ pub(super) struct Tile {
     pub(super) threads: usize,
     /// How often a workgroup takes rows, with inputs as whole numbers; 0 with floats.
     turns: usize,
+    /// Pieces that inputs as whole numbers come in.
+    pieces: usize,
     /// Lanes of a subgroup.
     subgroup: usize,
 }
@@ -283,10 +285,19 @@ const WIDE_LIMIT: usize = 1 << 19;
 const INTEGER_THREADS: usize = 256;
 const INTEGER_GROUPS: usize = 2048;
 
-/// Weights from which on inputs become whole numbers.
+/// Weights from which on inputs become whole numbers: of a product that is stored, and of one with more to it.
 const INTEGER_WEIGHTS: usize = 1 << 22;
+const INTEGER_WEIGHTS_OF_LAYERS: usize = 1 << 24;
+
+/// Most workgroup memory of inputs as whole numbers: devices have 32 KiB and more, of which sums of squares take some.
+const INTEGER_BYTES: usize = (32 << 10) - 512;
 
 impl Tile {
+    /// Workgroup memory that a piece of the `n_in` inputs takes as whole numbers.
+    fn input_bytes(self, n_in: usize) -> usize {
+        32 * n_in.div_ceil(8).div_ceil(self.lanes * self.pieces).next_multiple_of(self.unroll) * self.lanes
+    }
+
     /// Rows of a workgroup.
     pub(super) fn rows_of_a_group(self) -> usize {
         self.turns.max(1) * self.threads / self.lanes * self.rows
@@ -395,26 +406,31 @@ impl Product {
             unroll,
             threads: THREADS.max(lanes),
             turns: 0,
+            pieces: 1,
             subgroup: features.subgroup_size as usize,
         };
         if !integer {
             return tile;
         }
-        let tile = Tile { threads: INTEGER_THREADS, turns: 1, ..tile };
-        Tile { turns: (self.n_rows / (INTEGER_GROUPS * tile.rows_of_a_group())).clamp(1, 8), ..tile }
+        let mut tile = Tile { threads: INTEGER_THREADS, turns: 1, ..tile };
+        while tile.input_bytes(self.n_in) > INTEGER_BYTES {
+            tile.pieces += 1;
+        }
+        let turns = (self.n_rows / (INTEGER_GROUPS * tile.rows_of_a_group())).clamp(1, 8);
+        Tile { turns: if tile.pieces == 1 { turns } else { 1 }, ..tile }
     }
 
     /// Whether inputs become whole numbers, which is worth it for many rows only.
     fn suits_integers(&self, features: ShaderFeatures) -> bool {
+        let stored = self.output == MatvecOutput::Store && !self.bias;
+        let least = if stored { INTEGER_WEIGHTS } else { INTEGER_WEIGHTS_OF_LAYERS };
         features.integer_dot
             && (4..=32).contains(&features.subgroup_size)
             && type_info(self.ty).packed
-            && (self.output, self.bias, self.token_tile) == (MatvecOutput::Store, false, 1)
+            && self.token_tile == 1
             && self.input != "silu"
             && self.n_inputs() == 1
-            && self.n_rows * self.n_in >= INTEGER_WEIGHTS
-            // Workgroup memory.
-            && self.n_in <= 4096
+            && self.n_rows * self.n_in >= least
     }
 
     fn n_inputs(&self) -> usize {
@@ -450,6 +466,7 @@ impl Product {
             ("threads", tile.threads.into()),
             ("turns", tile.turns.into()),
             ("subgroup", tile.subgroup.into()),
+            ("pieces", tile.pieces.into()),
             ("integer", (tile.turns > 0).into()),
             ("n_inputs", self.n_inputs().into()),
             ("end_0", self.row_ends[0].into()),
@@ -473,7 +490,8 @@ pub fn matvec_twin(w: &[f32], x: &[f32]) -> Vec<f32> {
     w.chunks_exact(x.len()).map(|row| dot(row) as f32).collect()
 }
 
-/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward or, for whole numbers, of its head.
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward or, for whole numbers, of its head or of Mistral-7B's down
+/// projection, whose inputs come in pieces.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
     let features =
         ShaderFeatures { subgroups: true, subgroup_size: 32, f16: true, integer_dot: true, ..Default::default() };
@@ -500,9 +518,14 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
                         row_ends: [0; MAX_INPUTS],
                     };
                     keys.push(product.key(product.tile(features)));
-                    let head = Product { n_out: 49_152, n_rows: 49_152, ..product };
-                    if head.suits_integers(features) {
-                        keys.push(head.key(head.tile(features)));
+                    let large = match output {
+                        MatvecOutput::Store | MatvecOutput::Gated => {
+                            Product { n_out: 49_152, n_rows: 49_152, ..product }
+                        }
+                        MatvecOutput::Accumulate => Product { n_in: 14_336, n_out: 4096, n_rows: 4096, ..product },
+                    };
+                    if large.suits_integers(features) {
+                        keys.push(large.key(large.tile(features)));
                     }
                 }
             }

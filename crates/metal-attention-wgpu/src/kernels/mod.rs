@@ -85,6 +85,7 @@ use crate::pso::PsoKey;
 /// Every kernel by its name, with the constants of a small model: SmolLM-135M where there is a choice.
 pub fn catalogue() -> Vec<PsoKey> {
     [
+        crate::matrix::catalogue(),
         matmul::catalogue(),
         matmul_split::catalogue(),
         matvec::catalogue(),

@@ -2,7 +2,8 @@
 
 use metal_attention_gguf::{Tensor, TensorType};
 
-use super::{GpuMatrix, Upload, check_row_len, mismatch};
+use super::upload::RowSource;
+use super::{GpuMatrix, PartRows, Place, check_row_len, mismatch, upload};
 use crate::arena::Arena;
 use crate::device::GpuDevice;
 use crate::error::GpuError;
@@ -17,6 +18,21 @@ impl GpuMatrix {
         ups: &[&Tensor],
         arena: &mut Arena,
     ) -> Result<Self, GpuError> {
+        let mut rows = Vec::new();
+        let matrix = Self::place_interleave_all(gpu, what, gates, ups, arena, &mut rows)?;
+        upload(gpu, &rows, &|_| ())?;
+        Ok(matrix)
+    }
+
+    /// As [`interleave_all`](Self::interleave_all), but that the rows come when `rows` are uploaded.
+    pub(crate) fn place_interleave_all(
+        gpu: &GpuDevice,
+        what: &str,
+        gates: &[&Tensor],
+        ups: &[&Tensor],
+        arena: &mut Arena,
+        rows: &mut Vec<PartRows>,
+    ) -> Result<Self, GpuError> {
         let Some(first) = gates.first().filter(|_| gates.len() == ups.len()) else {
             return Err(mismatch(what, format!("there are {} gates and {} ups", gates.len(), ups.len())));
         };
@@ -28,14 +44,10 @@ impl GpuMatrix {
                 return Err(mismatch(what, format!("{} and {}", size(first), size(tensor))));
             }
         }
-        let (n_in, rows) = (first.row_len(), 2 * first.n_rows());
-        let n_out = rows * gates.len();
-        let mut upload = Upload { gpu, what, n_in, arena, parts: Vec::new() };
-        upload.rows(ty, 0, 1, n_out, &|row| {
-            let (expert, row) = (row / rows, row % rows);
-            if row.is_multiple_of(2) { gates[expert].row(row / 2) } else { ups[expert].row(row / 2) }
-        })?;
-        gates.iter().chain(ups).for_each(|tensor| tensor.release_pages());
-        Ok(Self { n_in, n_out, parts: upload.parts })
+        let source = RowSource::new(gates.iter().zip(ups).map(|(&gate, &up)| vec![gate.clone(), up.clone()]));
+        let n_out = source.n_rows();
+        let mut place = Place { gpu, what, n_in: first.row_len(), arena, parts: Vec::new(), rows };
+        place.rows(ty, 0, 1, source)?;
+        Ok(Self { n_in: place.n_in, n_out, parts: place.parts })
     }
 }

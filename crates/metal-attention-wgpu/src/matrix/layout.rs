@@ -72,6 +72,24 @@ impl RowLayout {
         Self { ty, n_in, sections, table: table(ty) }
     }
 
+    /// The type of the rows.
+    pub(super) fn ty(&self) -> TensorType {
+        self.ty
+    }
+
+    /// Planes of a section: words of its units that lie behind each other and not side by side.
+    pub(super) fn planes(&self, section: usize) -> usize {
+        if self.ty == TensorType::F32 {
+            8
+        } else if matches!(self.ty, TensorType::F16 | TensorType::BF16) {
+            4
+        } else if self.ty == TensorType::Q8_0 && section == 0 {
+            2
+        } else {
+            1
+        }
+    }
+
     /// Bytes of a row over all sections.
     pub(super) fn row_bytes(&self) -> u64 {
         4 * self.sections.iter().sum::<usize>() as u64

@@ -4,8 +4,8 @@ use metal_attention_model::DeltaRuleWeights;
 use wgpu::Buffer;
 
 use super::rwkv::turned;
-use super::{GpuLinear, concat};
-use crate::{Arena, GpuDevice, GpuError};
+use super::{GpuLinear, Uploads, concat};
+use crate::{GpuDevice, GpuError};
 
 /// Weights of a gated delta rule.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct GpuLowRank {
 }
 
 impl GpuDeltaRule {
-    pub(super) fn new(gpu: &GpuDevice, w: &DeltaRuleWeights, arena: &mut Arena) -> Result<Self, GpuError> {
+    pub(super) fn new(gpu: &GpuDevice, w: &DeltaRuleWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
         let mut inputs = vec![&w.q, &w.k, &w.v];
         let gates = match &w.before {
             None => {
@@ -53,12 +53,12 @@ impl GpuDeltaRule {
         if together {
             inputs.extend(&gates);
         }
-        let inputs = concat(gpu, "the inputs of a delta rule", &inputs, arena)?;
-        let gates = (!together).then(|| concat(gpu, "the gates of a delta rule", &gates, arena)).transpose()?;
+        let inputs = concat(gpu, "the inputs of a delta rule", &inputs, uploads)?;
+        let gates = (!together).then(|| concat(gpu, "the gates of a delta rule", &gates, uploads)).transpose()?;
         let low_rank = match &w.before {
             None => None,
             Some([decay, gate]) => Some(GpuLowRank {
-                down: concat(gpu, "the low-rank matrices", &[decay, gate], arena)?,
+                down: concat(gpu, "the low-rank matrices", &[decay, gate], uploads)?,
                 up: gpu.upload("the low-rank matrices", &turned(&[&w.decay, &w.gate]))?,
             }),
         };
@@ -70,7 +70,7 @@ impl GpuDeltaRule {
             dt_bias: gpu.upload("the bias of a decay", &w.dt_bias)?,
             a: gpu.upload("the rates of a decay", &w.a)?,
             norm: gpu.upload("a norm", &w.norm)?,
-            out: concat(gpu, "the delta rule's output matrix", &[&w.out], arena)?,
+            out: concat(gpu, "the delta rule's output matrix", &[&w.out], uploads)?,
         })
     }
 }

@@ -3,8 +3,8 @@
 use metal_attention_model::{ChannelMixWeights, Linear, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights};
 use wgpu::Buffer;
 
-use super::{GpuLinear, concat};
-use crate::{Arena, GpuDevice, GpuError};
+use super::{GpuLinear, Uploads, concat};
+use crate::{GpuDevice, GpuError};
 
 /// Weights of RWKV-6's time mix.
 #[derive(Debug)]
@@ -58,9 +58,9 @@ pub(crate) struct GpuChannelMix {
 }
 
 impl GpuRwkv6 {
-    pub(super) fn new(gpu: &GpuDevice, w: &Rwkv6Weights, arena: &mut Arena) -> Result<Self, GpuError> {
+    pub(super) fn new(gpu: &GpuDevice, w: &Rwkv6Weights, uploads: &mut Uploads) -> Result<Self, GpuError> {
         let vector = |values: &[f32]| gpu.upload("weights of channels", values);
-        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a time mix", &[linear], arena);
+        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a time mix", &[linear], uploads);
         Ok(Self {
             lerp_x: vector(&w.lerp_x)?,
             lerps: vector(&w.lerps)?,
@@ -88,7 +88,7 @@ impl GpuRwkv7 {
         gpu: &GpuDevice,
         spec: &Rwkv7Spec,
         w: &Rwkv7Weights,
-        arena: &mut Arena,
+        uploads: &mut Uploads,
     ) -> Result<Self, GpuError> {
         let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
         let low_rank: Vec<_> =
@@ -102,20 +102,20 @@ impl GpuRwkv7 {
             [&w.decay_bias, &w.rate_bias, first_bias, &w.removed, &w.kept, &w.bonus, norm_weight, norm_bias];
         Ok(Self {
             lerps: gpu.upload("weights of channels", &w.lerps)?,
-            receptance: concat(gpu, "the receptances", &[&w.receptance], arena)?,
-            key: concat(gpu, "the keys", &[&w.key], arena)?,
-            value: concat(gpu, "the values", &[&w.value], arena)?,
-            down: concat(gpu, "the low-rank matrices", &downs, arena)?,
+            receptance: concat(gpu, "the receptances", &[&w.receptance], uploads)?,
+            key: concat(gpu, "the keys", &[&w.key], uploads)?,
+            value: concat(gpu, "the values", &[&w.value], uploads)?,
+            down: concat(gpu, "the low-rank matrices", &downs, uploads)?,
             up: gpu.upload("the low-rank matrices", &turned(&ups))?,
             of_channels: gpu.upload("weights of channels", &of_channels.map(Vec::as_slice).concat())?,
-            out: concat(gpu, "the time mix's output matrix", &[&w.out], arena)?,
+            out: concat(gpu, "the time mix's output matrix", &[&w.out], uploads)?,
         })
     }
 }
 
 impl GpuChannelMix {
-    pub(super) fn new(gpu: &GpuDevice, w: &ChannelMixWeights, arena: &mut Arena) -> Result<Self, GpuError> {
-        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a channel mix", &[linear], arena);
+    pub(super) fn new(gpu: &GpuDevice, w: &ChannelMixWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
+        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a channel mix", &[linear], uploads);
         Ok(Self {
             key: matrix(&w.key)?,
             value: matrix(&w.value)?,

@@ -176,6 +176,58 @@ fn many_rows() {
     }
 }
 
+/// Large products of layers: inputs in one piece or two, sums, gates, biases.
+#[test]
+fn many_rows_of_a_layer() {
+    let gpu = &variants()[0];
+    // Rows repeat, in pairs.
+    let period = 76;
+    for (ty, n_in) in [(TensorType::Q4_0, 4096), (TensorType::Q4_K, 8448), (TensorType::Q6_K, 14_336)] {
+        let n_out = (1_usize << 24).div_ceil(n_in).next_multiple_of(period);
+        let w = repeated(ty, n_in, n_out, period, 14);
+        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let values = tensor(ty, n_in, period, 14).to_f32();
+        let (x, norm) = (random(15, n_in), random(16, n_in));
+        let (bias, before) = (random(17, period).repeat(n_out / period), random(18, period).repeat(n_out / period));
+        let gx = gpu.upload("x", &x).unwrap();
+        let (gnorm, gbias) = (gpu.upload("norm", &norm).unwrap(), gpu.upload("bias", &bias).unwrap());
+        let batch = batch(gpu, 1, 0);
+        for (output, with_norm, with_bias) in [
+            (MatvecOutput::Store, true, true),
+            (MatvecOutput::Accumulate, false, false),
+            (MatvecOutput::Accumulate, true, true),
+            (MatvecOutput::Gated, true, false),
+            (MatvecOutput::Gated, false, true),
+        ] {
+            let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
+            let options = MatvecOptions { input, output, rows: Rows::Tokens, bias: with_bias.then_some(&gbias) };
+            let gated = output == MatvecOutput::Gated;
+            let y = match output {
+                MatvecOutput::Accumulate => gpu.upload("y", &before).unwrap(),
+                MatvecOutput::Store | MatvecOutput::Gated => poisoned(gpu, if gated { n_out / 2 } else { n_out }),
+            };
+            let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
+            let whole = gpu.features().subgroup_size >= 4;
+            assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
+            run(gpu, &dispatches, 1);
+            let mut want = matvec_twin(&values, &if with_norm { rmsnorm_twin(&x, &norm, 1e-5) } else { x.clone() });
+            if with_bias {
+                want.iter_mut().zip(&bias).for_each(|(y, b)| *y += b);
+            }
+            match output {
+                MatvecOutput::Store => {}
+                MatvecOutput::Accumulate => want.iter_mut().zip(&before).for_each(|(y, b)| *y += b),
+                MatvecOutput::Gated => want = ffn_silu_twin(&want),
+            }
+            let got: Vec<f32> = gpu.read(&y, if gated { n_out / 2 } else { n_out }).unwrap();
+            let error = nmse(&got[..want.len()], &want);
+            let case = format!("{ty} {n_out} x {n_in}, {output:?}, norm {with_norm}, bias {with_bias}");
+            assert!(error < TOLERANCE, "{case}: {error:e}");
+            assert!(got[want.len()..].iter().zip(&got).all(|(a, b)| a == b), "{case}: rows that are the same differ");
+        }
+    }
+}
+
 #[test]
 fn fused_inputs_and_outputs() {
     for gpu in variants() {

@@ -1,0 +1,290 @@
+//! Rows of matrices on their way to the GPU.
+
+use std::sync::Arc;
+use std::thread;
+
+use metal_attention_gguf::{Tensor, TensorType};
+
+use super::layout::RowLayout;
+use super::repack::{BitOrder, repack};
+use crate::arena::{Arena, Slice};
+use crate::device::GpuDevice;
+use crate::dispatch::StepSize;
+use crate::error::GpuError;
+
+/// Bytes of packed rows that one thread makes before it sends them off.
+const CHUNK_BYTES: u64 = 4 << 20;
+
+/// Most threads that pack rows.
+const MAX_PACKERS: usize = 16;
+
+/// Grids of repacking do not depend on a step.
+const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+
+/// Where rows of one type and length come from: groups of tensors of as many rows each, one group below the other; the
+/// tensors of a group give a row each by turns.
+#[derive(Debug)]
+pub(super) struct RowSource {
+    /// The tensors of each group, and how many rows it and those before it have.
+    groups: Vec<(Vec<Tensor>, usize)>,
+}
+
+impl RowSource {
+    pub(super) fn new(groups: impl IntoIterator<Item = Vec<Tensor>>) -> Self {
+        let mut end = 0;
+        let with_end = |group: Vec<Tensor>| {
+            end += group.iter().map(Tensor::n_rows).sum::<usize>();
+            (group, end)
+        };
+        Self { groups: groups.into_iter().map(with_end).collect() }
+    }
+
+    pub(super) fn n_rows(&self) -> usize {
+        self.groups.last().map_or(0, |(_, end)| *end)
+    }
+
+    /// Row `i` as the file has it.
+    fn row(&self, i: usize) -> &[u8] {
+        let group = self.groups.partition_point(|(_, end)| *end <= i);
+        let before = group.checked_sub(1).map_or(0, |before| self.groups[before].1);
+        let (tensors, _) = &self.groups[group];
+        tensors[(i - before) % tensors.len()].row((i - before) / tensors.len())
+    }
+
+    /// Bytes of a row in the file.
+    fn row_bytes(&self) -> usize {
+        self.groups.first().map_or(0, |(tensors, _)| tensors[0].row(0).len())
+    }
+
+    fn release_pages(&self) {
+        self.groups.iter().flat_map(|(tensors, _)| tensors).for_each(Tensor::release_pages);
+    }
+}
+
+/// Rows that have a place in the GPU's memory and are yet to be written there.
+#[derive(Debug)]
+pub(crate) struct PartRows {
+    layout: RowLayout,
+    to: Slice,
+    source: Arc<RowSource>,
+    /// The first of them in `source`.
+    first: usize,
+    n_rows: usize,
+}
+
+impl PartRows {
+    /// Rows `first..first + n_rows` of `source`, which `to` has room for.
+    pub(super) fn new(layout: RowLayout, to: Slice, source: Arc<RowSource>, first: usize, n_rows: usize) -> Self {
+        Self { layout, to, source, first, n_rows }
+    }
+
+    /// Packs rows `first..first + n` and writes their piece of each section.
+    fn send(&self, gpu: &GpuDevice, first: usize, n: usize) {
+        let mut pieces: Vec<Vec<u32>> = self.layout.sections.iter().map(|&words| vec![0; words * n]).collect();
+        for i in 0..n {
+            self.layout.pack(self.source.row(self.first + first + i), i, &mut pieces);
+        }
+        let mut section = 0;
+        for (&words, piece) in self.layout.sections.iter().zip(&pieces) {
+            gpu.write_at(self.to.buffer(), self.to.offset() + 4 * (section + first * words) as u64, piece);
+            section += self.n_rows * words;
+        }
+        gpu.watch().advance(self.layout.row_bytes() * n as u64);
+    }
+
+    /// Writes rows `first..first + n` to `slot` as the file has them, to be repacked in the order of `order`.
+    fn send_raw(&self, gpu: &GpuDevice, order: &BitOrder, slot: &Slice, first: usize, n: usize) {
+        let row_bytes = self.source.row_bytes();
+        let header = order.header(&self.layout, row_bytes, self.n_rows, first, n);
+        let bytes = BitOrder::source_bytes(row_bytes, n);
+        gpu.write_with(slot, bytes, |to| {
+            let header: &[u8] = bytemuck::cast_slice(&header);
+            to.slice(..header.len()).copy_from_slice(header);
+            for i in 0..n {
+                let at = header.len() + i * row_bytes;
+                to.slice(at..at + row_bytes).copy_from_slice(self.source.row(self.first + first + i));
+            }
+        });
+        gpu.watch().advance(self.layout.row_bytes() * n as u64);
+    }
+
+    /// Writes what all rows share behind them.
+    fn send_table(&self, gpu: &GpuDevice) {
+        if !self.layout.table.is_empty() {
+            let at = self.to.offset() + self.layout.row_bytes() * self.n_rows as u64;
+            gpu.write_at(self.to.buffer(), at, &self.layout.table);
+        }
+    }
+
+    /// Pieces of its rows that take a thread a moment.
+    fn chunks(&self) -> impl Iterator<Item = (&Self, usize, usize)> {
+        let rows = (CHUNK_BYTES / self.layout.row_bytes()).max(1) as usize;
+        (0..self.n_rows).step_by(rows).map(move |first| (self, first, rows.min(self.n_rows - first)))
+    }
+}
+
+/// A bit order with its table on the GPU.
+struct Repacker {
+    ty: TensorType,
+    order: BitOrder,
+    table: wgpu::Buffer,
+}
+
+/// Where rows lie as the file has them until they are repacked.
+struct Raw {
+    repackers: Vec<Repacker>,
+    /// One for each chunk of a round.
+    slots: Vec<Slice>,
+}
+
+impl Raw {
+    /// For `parts`, `n_slots` chunks at a time.
+    fn new(gpu: &GpuDevice, parts: &[PartRows], n_slots: usize) -> Result<Self, GpuError> {
+        let mut repackers: Vec<Repacker> = Vec::new();
+        let mut longest = 0;
+        for part in parts {
+            let ty = part.layout.ty();
+            if !repackers.iter().any(|repacker| repacker.ty == ty) {
+                let Some(order) = BitOrder::of(ty) else { continue };
+                let table = gpu.upload("the order of bits", order.table())?;
+                repackers.push(Repacker { ty, order, table });
+            }
+            for (_, _, n) in part.chunks() {
+                longest = longest.max(BitOrder::source_bytes(part.source.row_bytes(), n));
+            }
+        }
+        let n_slots = if longest == 0 { 0 } else { n_slots };
+        let mut arena = Arena::new(gpu, "rows on their way", Arena::padded(longest) * n_slots as u64)?;
+        let slots = (0..n_slots).map(|_| arena.take(gpu, "rows on their way", longest)).collect::<Result<_, _>>()?;
+        Ok(Self { repackers, slots })
+    }
+
+    /// What repacks `part`; `None`: the CPU does.
+    fn repacker(&self, part: &PartRows) -> Option<&Repacker> {
+        // A row as long as this would be a shape of its own.
+        let suits = part.layout.row_bytes() <= CHUNK_BYTES;
+        self.repackers.iter().find(|repacker| suits && repacker.ty == part.layout.ty())
+    }
+}
+
+/// Writes all of `parts`, of which a few MiB for each thread are on their way at a time, and those before. The file's pages are
+/// released as they are read. `meanwhile` is called while the GPU has nothing to do, with the part of the bytes that are there.
+pub(crate) fn upload(gpu: &GpuDevice, parts: &[PartRows], meanwhile: &dyn Fn(f64)) -> Result<(), GpuError> {
+    // What a CPU plays the GPU it is better to do oneself.
+    let on_gpu = !gpu.summary().is_software();
+    upload_by(gpu, parts, on_gpu, meanwhile)
+}
+
+/// As [`upload`]; `on_gpu`: rows are repacked on the GPU, as far as it can.
+fn upload_by(gpu: &GpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), GpuError> {
+    for part in parts {
+        part.send_table(gpu);
+    }
+    let chunks: Vec<_> = parts.iter().flat_map(PartRows::chunks).collect();
+    let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_PACKERS);
+    let raw = Raw::new(gpu, if on_gpu { parts } else { &[] }, n_threads.min(chunks.len()))?;
+    let (mut before, mut done) = (None, 0);
+    for round in chunks.chunks(n_threads) {
+        thread::scope(|scope| {
+            let send = |i: usize| {
+                let (part, first, n) = round[i];
+                match raw.repacker(part) {
+                    Some(repacker) => part.send_raw(gpu, &repacker.order, &raw.slots[i], first, n),
+                    None => part.send(gpu, first, n),
+                }
+            };
+            for i in 1..round.len() {
+                scope.spawn(move || send(i));
+            }
+            send(0);
+        });
+        let mut encoder = gpu.encoder();
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        for (&(part, _, n), i) in round.iter().zip(0..) {
+            if let Some(repacker) = raw.repacker(part) {
+                let slot: &Slice = &raw.slots[i];
+                let source = (slot, BitOrder::source_bytes(part.source.row_bytes(), n));
+                let to = (&part.to, part.layout.row_bytes() * part.n_rows as u64);
+                repack(gpu, &part.layout, n, source, &repacker.table, to)?.record(gpu, &mut pass, ONE);
+            }
+        }
+        drop(pass);
+        // What was written waits in staging memory until a submission has run.
+        let submission = gpu.submit(encoder);
+        done += round.len();
+        meanwhile(done as f64 / chunks.len() as f64);
+        if let Some(before) = before.replace(submission) {
+            gpu.wait(Some(before))?;
+        }
+        // Of a source in several parts, some pages may be read again.
+        for (part, first, n) in round {
+            if first + n == part.n_rows {
+                part.source.release_pages();
+            }
+        }
+    }
+    before.map_or(Ok(()), |last| gpu.wait(Some(last)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::GpuOptions;
+    use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
+
+    /// Two tensors of any bytes at all.
+    fn tensors(ty: TensorType, n_in: usize, n_rows: usize) -> Vec<Tensor> {
+        let decls = ["a", "b"].map(|name| TensorDecl { name: name.into(), shape: vec![n_in, n_rows], ty });
+        let mut writer = GgufWriter::new(Vec::new(), 3, &Metadata::new(), &decls).unwrap();
+        let mut state = 0x9e37_79b9_u32;
+        for _ in &decls {
+            let bytes = (0..n_rows * n_in / ty.block_len() * ty.block_bytes()).map(|_| {
+                state ^= state << 13;
+                state ^= state >> 17;
+                state ^= state << 5;
+                (state >> 11) as u8
+            });
+            writer.write(&bytes.collect::<Vec<_>>()).unwrap();
+        }
+        GgufFile::from_bytes(&writer.finish().unwrap()).unwrap().tensors().to_vec()
+    }
+
+    #[test]
+    fn the_gpu_repacks_rows_as_the_cpu_does() {
+        let gpu = match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+            Ok(gpu) => gpu,
+            Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
+            Err(e) => panic!("{e}"),
+        };
+        for &ty in TensorType::ALL {
+            // Halves in pairs and not, words filled up and not, rows that end in a word and not.
+            let lens = if ty.block_len() == 1 { [8, 33, 1001] } else { [1, 2, 7].map(|n| n * ty.block_len()) };
+            for n_in in lens {
+                let layout = RowLayout::new(ty, n_in);
+                let source = Arc::new(RowSource::new([tensors(ty, n_in, 9)]));
+                // Pieces of the source, the second behind other rows of its part.
+                let words = |on_gpu| {
+                    let buffer = gpu.buffer("w", layout.part_bytes(14)).unwrap();
+                    let rows = PartRows::new(layout.clone(), buffer.clone().into(), Arc::clone(&source), 3, 14);
+                    upload_by(&gpu, &[rows], on_gpu, &|_| ()).unwrap();
+                    gpu.read::<u32>(&buffer, (layout.part_bytes(14) / 4) as usize).unwrap()
+                };
+                assert_eq!(words(true), words(false), "{ty}, rows of {n_in}");
+            }
+        }
+        let unlike = TensorType::ALL.iter().filter(|&&ty| BitOrder::of(ty).is_none());
+        assert_eq!(unlike.count(), 4);
+    }
+
+    #[test]
+    fn rows_come_group_by_group_and_by_turns() {
+        let (a, b) = (tensors(TensorType::F32, 8, 2), tensors(TensorType::F32, 8, 3));
+        let source = RowSource::new([a.clone(), vec![b[0].clone()], vec![b[1].clone()]]);
+        let rows: Vec<_> = (0..source.n_rows()).map(|i| source.row(i)).collect();
+        let want = [(&a[0], 0), (&a[1], 0), (&a[0], 1), (&a[1], 1), (&b[0], 0), (&b[0], 1), (&b[0], 2), (&b[1], 0)];
+        assert_eq!(rows.len(), 10);
+        assert!(rows.iter().zip(want).all(|(row, (tensor, i))| *row == tensor.row(i)));
+    }
+}
