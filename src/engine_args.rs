@@ -11,7 +11,8 @@ pub const CTX_SIZE_ELSEWHERE: [&str; 4] = ["n-ctx", "num-ctx", "context-size", "
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
+    /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
+    /// cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 
@@ -43,6 +44,11 @@ pub struct SetupArgs {
     #[arg(short = 't', long, aliases = ["n-threads", "num-threads"], value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
 
+    /// NVIDIA GPUs that share the model out among themselves, each with some of every layer: that of --device cuda (cuda:2) and
+    /// those that follow it
+    #[arg(long, alias = "tensor-parallel-size", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    tensor_parallel: usize,
+
     /// MiB of memory for states that texts can be cut back to, in models that keep a recurrent state (LFM2). They are kept at
     /// every 64th token, the older ones more thinly where there is no room for all; what lies behind the last one is
     /// evaluated again when an answer is taken back or a prompt begins like another
@@ -62,6 +68,7 @@ impl SetupArgs {
                 n_ctx => n_ctx,
             },
             n_threads: self.threads,
+            n_cards: self.tensor_parallel,
             state_cache: self.state_cache.saturating_mul(1 << 20),
             ..self.compute.options()
         }

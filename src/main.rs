@@ -18,6 +18,7 @@ mod output_file;
 mod profile_args;
 mod progress;
 mod random_weights;
+mod replica_args;
 mod run_output;
 mod sampling_args;
 mod sampling_options;

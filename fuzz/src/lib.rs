@@ -120,5 +120,5 @@ fn load() -> Result<Loaded, Error> {
         EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_seq: 4, n_threads: Some(1), ..Default::default() };
     let pass = model.forward_pass(&engine)?;
     let options = SchedulerOptions { n_parallel: 4, n_queue: 64, ..Default::default() };
-    Ok(Loaded::start(model, pass, options).expect("a scheduler"))
+    Ok(Loaded::start(model, pass, &options).expect("a scheduler"))
 }

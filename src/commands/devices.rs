@@ -10,8 +10,8 @@ use crate::units;
 
 const AFTER_HELP: &str = "\
 A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device, an NVIDIA GPU through CUDA cuda or \
-cuda:NUMBER. --device auto takes the first that is \
-no software and has room for the model's weights, KV cache and work space, a tenth of its memory kept free.
+cuda:NUMBER. --device auto takes the first CUDA device, else the first GPU that is no software, with room for the model's \
+weights, KV cache and work space, a tenth of its memory kept free; else the CPU.
 
 With --json stdout gets one object with the keys cpu (simd, physical_cores), gpus (list of device, index, name, backend, \
 kind, driver, memory_bytes or null, max_binding_bytes, subgroups, subgroup_sizes, f16, cooperative_matrices), no_gpu \
@@ -65,6 +65,9 @@ struct Cuda {
     driver: String,
     memory_bytes: u64,
     multiprocessors: usize,
+    /// Whether the kernels run on it.
+    #[serde(skip)]
+    is_new_enough: bool,
 }
 
 #[derive(Serialize)]
@@ -98,6 +101,18 @@ struct Auto {
     reason: String,
 }
 
+impl Auto {
+    #[cfg_attr(not(any(feature = "cuda", feature = "gpu")), allow(dead_code))]
+    fn gpu(device: String) -> Self {
+        Self { device, reason: "for models that fit in its memory".into() }
+    }
+
+    /// The first of these devices that is new enough.
+    fn cuda(found: &[Cuda]) -> Option<Self> {
+        found.iter().find(|gpu| gpu.is_new_enough).map(|gpu| Self::gpu(gpu.device.clone()))
+    }
+}
+
 impl Devices {
     #[cfg(feature = "gpu")]
     fn of_this_machine() -> Self {
@@ -105,11 +120,12 @@ impl Devices {
         let found = adapter_summaries();
         // As `GpuDevice::open` does it.
         let chosen = no_hardware().map_or_else(|| AdapterChoice::Hardware { bytes: 0 }.choose(&found), Err);
+        let (cuda, no_cuda) = cuda_devices();
         let auto = match &chosen {
-            Ok(i) => Auto { device: format!("gpu:{i}"), reason: "for models that fit in its memory".into() },
+            Ok(i) => Auto::gpu(format!("gpu:{i}")),
             Err(why) => Auto { device: "cpu".into(), reason: why.why_the_cpu() },
         };
-        let (cuda, no_cuda) = cuda_devices();
+        let auto = Auto::cuda(&cuda).unwrap_or(auto);
         Self {
             cuda,
             no_cuda,
@@ -124,14 +140,8 @@ impl Devices {
     fn of_this_machine() -> Self {
         let why = "this program was built without GPUs (the Cargo feature \"gpu\")";
         let (cuda, no_cuda) = cuda_devices();
-        Self {
-            cuda,
-            no_cuda,
-            cpu: Cpu::of_this_machine(),
-            gpus: Vec::new(),
-            no_gpu: Some(why.into()),
-            auto: Auto { device: "cpu".into(), reason: why.into() },
-        }
+        let auto = Auto::cuda(&cuda).unwrap_or_else(|| Auto { device: "cpu".into(), reason: why.into() });
+        Self { cuda, no_cuda, cpu: Cpu::of_this_machine(), gpus: Vec::new(), no_gpu: Some(why.into()), auto }
     }
 
     /// Lines that begin with the name of a device.
@@ -162,6 +172,7 @@ impl Devices {
 #[cfg(feature = "cuda")]
 fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
     let cuda = |gpu: metal_attention::CudaSummary| Cuda {
+        is_new_enough: gpu.is_new_enough(),
         device: format!("cuda:{}", gpu.ordinal),
         name: gpu.name,
         capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),

@@ -65,7 +65,8 @@ pub struct Args {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EmbedArgs {
-    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, gpu, gpu:1 (by index), gpu:NAME
+    /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
+    /// cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 

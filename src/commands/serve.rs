@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use metal_attention::ForwardPass;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
 use metal_attention_server::http::{HttpOptions, Keys, Listeners, LoadError, Loaded, ServeError, THREADS, serve};
 use tokio::net::TcpListener;
@@ -14,10 +15,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::signal::windows::{CtrlC, ctrl_c};
 
 use crate::cli_error::CliError;
-use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
+use crate::replica_args::ReplicaArgs;
 
 const AFTER_HELP: &str = "\
 The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; \
@@ -31,6 +32,7 @@ SIGTERM lets the running requests finish; twice, the server ends at once.
 Examples:
   metal-attention serve
   metal-attention serve -m model.gguf --gpu --parallel 8
+  metal-attention serve -m model.gguf --device cuda:0,cuda:1
   METAL_ATTENTION_API_KEY=secret metal-attention serve -m model.gguf --host 0.0.0.0 --port 80
   curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
@@ -62,11 +64,11 @@ pub struct Args {
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     alias: Vec<String>,
 
-    /// Requests that run at once; each has a context of its own
+    /// Requests that run at once, of each replica; each has a context of its own
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
     parallel: usize,
 
-    /// Requests that may wait for their turn; those beyond are refused with status 429
+    /// Requests that may wait for their turn, of each replica; those beyond are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     queue: usize,
 
@@ -86,7 +88,7 @@ pub struct Args {
     access: AccessArgs,
 
     #[command(flatten)]
-    engine: EngineArgs,
+    engine: ReplicaArgs,
 }
 
 /// Who may ask, and how much.
@@ -212,10 +214,12 @@ impl Args {
         let model = self.model.open()?;
         self.model.tokenizer(&model)?;
         let n_parallel = self.parallel;
-        let engine = self.engine.options(&model);
-        let n_batch = engine.n_ubatch.max(n_parallel);
+        let mut engines = self.engine.options(&model)?;
+        let n_batch = engines.iter().map(|engine| engine.n_ubatch).fold(n_parallel, usize::max);
         let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..Default::default() };
-        let engine = options.engine(&model, &engine);
+        for engine in &mut engines {
+            *engine = options.engine(&model, engine);
+        }
         let name = self.model.name();
         Ok(move || {
             if !std::io::stderr().is_terminal() {
@@ -223,21 +227,37 @@ impl Args {
             }
             let loading = Progress::spinner("loading the model");
             loading.weigh(model.gguf().tensor_bytes());
-            let pass = model.forward_pass(&engine)?;
+            let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
             drop(loading);
-            let (n_ctx, device) = (pass.n_ctx(), pass.device());
-            let loaded = Loaded::start(model, pass, options).map_err(|error| match error {
+            let devices = device_names(&passes);
+            let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {
                 LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
                 LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
                 LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
             })?;
-            let (kind, name) = (device.kind, device.name);
+            let n_ctx = loaded.n_ctx;
             // So far it ended the process; requests that run may finish.
             interrupt::leave();
-            say(&format!("ready: {kind} {name}, {n_parallel} requests at once, {n_ctx} tokens each"));
+            let each = if engines.len() > 1 { " on each" } else { "" };
+            say(&format!("ready: {devices}, {n_parallel} requests at once{each}, {n_ctx} tokens each"));
             Ok(loaded)
         })
     }
+}
+
+/// The devices of the replicas, each once with how many run on it.
+fn device_names(passes: &[Box<dyn ForwardPass>]) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for pass in passes {
+        let device = pass.device();
+        let name = format!("{} {}", device.kind, device.name);
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, n)) => *n += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let one = |(name, n): (String, usize)| if n > 1 { format!("{n} replicas on {name}") } else { name };
+    counts.into_iter().map(one).collect::<Vec<_>>().join(" and ")
 }
 
 /// A line on stderr; where that is closed there is nobody to tell.

@@ -39,17 +39,26 @@ __device__ __forceinline__ float2 block_sum_max(float sum, float most, float* sc
 // Where element k of a row lies among the 32 that a block of 32 has: lane t of four has 8 of them, 4 for each of two products.
 __device__ __forceinline__ int place_in_block(int k) { return (k % 16 / 4) * 8 + (k / 16) * 4 + k % 4; }
 
-// Inputs of products of many tokens, F16 in the order of the fragments: [panel of 64 elements][8 tokens][block of 32][lane][8].
-__device__ __forceinline__ size_t packed_input(int token, int k, int n_token_tiles) {
-    const int panel = k / 64, block = k % 64 / 32, p = place_in_block(k % 32);
-    const int lane = token % 8 * 4 + p / 8;
-    return ((((size_t)panel * n_token_tiles + token / 8) * 2 + block) * 32 + lane) * 8 + p % 8;
+// How packed rows lie: tiles of 8 tokens there is room for, and this bit where a group of four warps multiplies them.
+constexpr u32 WIDE = 1u << 31;
+
+// Where element k of a token's row lies among packed rows, F16. In the order of the fragments of a warp: [panel of 64 elements]
+// [8 tokens][block of 32][lane][8]. WIDE: [panel][token][64], where 16 elements lie as lanes take them, pairs 0 and 1 of lane t at
+// 2 t and 8 + 2 t, and pieces of 8 halves of a token change places with those whose number differs in the bits of its own.
+__device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
+    const u32 panel = k / 64;
+    if (order & WIDE) {
+        const u32 pair = k % 4 / 2, in_16 = 8 * pair + k % 16 / 4 * 2 + k % 2, piece = k % 64 / 16 * 2 + in_16 / 8;
+        return ((size_t)panel * (order & ~WIDE) * 8 + token) * 64 + (piece ^ token % 8) * 8 + in_16 % 8;
+    }
+    const u32 block = k % 64 / 32, p = place_in_block(k % 32), lane = token % 8 * 4 + p / 8;
+    return ((((size_t)panel * order + token / 8) * 2 + block) * 32 + lane) * 8 + p % 8;
 }
 
 // Turned by what the feed-forward's gate goes through.
 enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2 };
 __device__ __forceinline__ float activate(u32 activation, float v) {
-    if (activation == SILU) return v / (1.0f + __expf(-v));
+    if (activation == SILU) return __fdividef(v, 1.0f + __expf(-v));
     if (activation == GELU) return 0.5f * v * (1.0f + tanhf(0.79788456080286535588f * (v + 0.044715f * v * v * v)));
     const float r = fmaxf(v, 0.0f);
     return r * r;

@@ -275,6 +275,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     float* residual = (float*)(decode_memory + a.residual_at);
 
     for (u32 i = tid; i < WARPS * a.n_slots; i += THREADS) barrier_init(barrier_of(a, 0, i), 1);
+    barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += THREADS) {
         const u32 which = i % MATRICES;
         u32 first = 0, n_tiles = tiles_of(a.matrices[i]);

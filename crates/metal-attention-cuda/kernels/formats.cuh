@@ -58,20 +58,33 @@ __device__ __forceinline__ float byte_of(u32 word, int i) {
 }
 __device__ __forceinline__ float signed_byte_of(u32 word, int i) { return byte_of(word ^ 0x80808080u, i) - 128.0f; }
 
+// Where a panel is read from: memory, once, or workgroup memory.
+struct FromMemory {
+    template <typename T> static __device__ __forceinline__ T get(const T* p) { return load_stream(p); }
+};
+struct FromWorkgroup {
+    template <typename T> static __device__ __forceinline__ T get(const T* p) { return *p; }
+};
+
 // What a lane needs of a panel, as it lies in memory. `SUBS` scales for each block and row; `MINS`: as many offsets.
 // `codes(plane, b, a)`: the codes of block b, a[s][0..4] for its product s; `scale(plane, b, row, sub)`, `min(b, row, sub)` in F32.
 // An element is the sum over PLANES of scale * code, less min. No scales: codes are the elements. `FLOAT_SCALES`: scales may be
 // beyond what F16 holds.
 template <u32 FORMAT> struct Panel;
+template <u32 FORMAT> struct PanelOf {
+    // Reads it where it lies in memory.
+    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
+        static_cast<Panel<FORMAT>*>(this)->template read<FromMemory>(Place<FORMAT>(m, tile, panel), lane);
+    }
+};
 
-template <> struct Panel<F16> {
+template <> struct Panel<F16> : PanelOf<F16> {
     static constexpr int SUBS = 0, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[4];
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const uint4* p = (const uint4*)Place<F16>(m, tile, panel).codes + lane;
+    template <typename From> __device__ __forceinline__ void read(const Place<F16>& at, int lane) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = load_stream(p + 32 * i);
+        for (int i = 0; i < 4; i++) w[i] = From::get((const uint4*)at.codes + lane + 32 * i);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
         const uint4 x = w[2 * b], y = w[2 * b + 1];
@@ -83,14 +96,13 @@ template <> struct Panel<F16> {
 };
 
 // Each element as the sum of an F16 and 2^-11 of another, which BF16 and most of what F32 can be.
-template <> struct Panel<F32> {
+template <> struct Panel<F32> : PanelOf<F32> {
     static constexpr int SUBS = 1, PLANES = 2;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[8];
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const uint4* p = (const uint4*)Place<F32>(m, tile, panel).codes + lane;
+    template <typename From> __device__ __forceinline__ void read(const Place<F32>& at, int lane) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) w[i] = load_stream(p + 32 * i);
+        for (int i = 0; i < 8; i++) w[i] = From::get((const uint4*)at.codes + lane + 32 * i);
     }
     __device__ __forceinline__ void codes(int plane, int b, u32 (&a)[2][4]) const {
         const uint4 x = w[4 * plane + 2 * b], y = w[4 * plane + 2 * b + 1];
@@ -114,16 +126,15 @@ __device__ __forceinline__ void signed_codes(const uint4 x, u32 (&a)[2][4]) {
         }
 }
 
-template <> struct Panel<Q8_0> {
+template <> struct Panel<Q8_0> : PanelOf<Q8_0> {
     static constexpr int SUBS = 1, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[2];
     uint2 s;
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q8_0> at(m, tile, panel);
+    template <typename From> __device__ __forceinline__ void read(const Place<Q8_0>& at, int lane) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) w[i] = load_stream((const uint4*)at.codes + 32 * i + lane);
-        s = load_stream((const uint2*)at.scales + lane / 4);
+        for (int i = 0; i < 2; i++) w[i] = From::get((const uint4*)at.codes + 32 * i + lane);
+        s = From::get((const uint2*)at.scales + lane / 4);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
         signed_codes(w[b], a);
@@ -141,7 +152,7 @@ struct Nibbles {
     __device__ __forceinline__ u32 word(int b, int row) const {
         return b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w);
     }
-    __device__ __forceinline__ void load_codes(const unsigned char* codes, int lane) { w = load_stream((const uint4*)codes + lane); }
+    template <typename From> __device__ __forceinline__ void load_codes(const unsigned char* codes, int lane) { w = From::get((const uint4*)codes + lane); }
     __device__ __forceinline__ void codes_minus(int b, u32 (&a)[2][4], float offset) const {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -155,20 +166,19 @@ struct Nibbles {
 // One scale, F16, for each block: {row g: block 0, 1; row g + 8: block 0, 1}.
 struct HalfScales {
     uint2 s;
-    __device__ __forceinline__ void load_scales(const unsigned char* scales, int lane) { s = load_stream((const uint2*)scales + lane / 4); }
+    template <typename From> __device__ __forceinline__ void load_scales(const unsigned char* scales, int lane) { s = From::get((const uint2*)scales + lane / 4); }
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
 };
 
-template <> struct Panel<Q4_0> : Nibbles, HalfScales {
+template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
     static constexpr int SUBS = 1, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q4_0> at(m, tile, panel);
-        load_codes(at.codes, lane);
-        load_scales(at.scales, lane);
+    template <typename From> __device__ __forceinline__ void read(const Place<Q4_0>& at, int lane) {
+        load_codes<From>(at.codes, lane);
+        load_scales<From>(at.scales, lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1032.0f); }
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
@@ -178,9 +188,9 @@ template <> struct Panel<Q4_0> : Nibbles, HalfScales {
 // scales {row g: scale 0, 1, offset 0, 1; row g + 8: the same}, super {d, dmin of row g; of row g + 8}.
 struct KScales {
     uint2 s, d;
-    template <typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
-        s = load_stream((const uint2*)at.scales + lane / 4);
-        d = load_stream((const uint2*)at.super + lane / 4);
+    template <typename From, typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
+        s = From::get((const uint2*)at.scales + lane / 4);
+        d = From::get((const uint2*)at.super + lane / 4);
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const {
         return __low2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, b);
@@ -190,13 +200,12 @@ struct KScales {
     }
 };
 
-template <> struct Panel<Q4_K> : Nibbles, KScales {
+template <> struct Panel<Q4_K> : PanelOf<Q4_K>, Nibbles, KScales {
     static constexpr int SUBS = 1, PLANES = 1;
     static constexpr bool MINS = true, FLOAT_SCALES = false;
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q4_K> at(m, tile, panel);
-        load_codes(at.codes, lane);
-        load_scales(at, lane);
+    template <typename From> __device__ __forceinline__ void read(const Place<Q4_K>& at, int lane) {
+        load_codes<From>(at.codes, lane);
+        load_scales<From>(at, lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
 };
@@ -206,15 +215,14 @@ __device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int i) {
     const u32 byte = high >> (8 * (2 * b + row));
     return (byte >> i & 1u) << 4 | (byte >> (4 + i) & 1u) << 20;
 }
-template <> struct Panel<Q5_K> : Nibbles, KScales {
+template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
     static constexpr int SUBS = 1, PLANES = 1;
     static constexpr bool MINS = true, FLOAT_SCALES = false;
     u32 h;
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q5_K> at(m, tile, panel);
-        load_codes(at.codes, lane);
-        load_scales(at, lane);
-        h = load_stream((const u32*)at.high + lane);
+    template <typename From> __device__ __forceinline__ void read(const Place<Q5_K>& at, int lane) {
+        load_codes<From>(at.codes, lane);
+        load_scales<From>(at, lane);
+        h = From::get((const u32*)at.high + lane);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
 #pragma unroll
@@ -228,17 +236,16 @@ template <> struct Panel<Q5_K> : Nibbles, KScales {
 // Two more bits: half 0 of a word those of row g, half 1 those of row g + 8, as 4 x 2 bits of the first codes of pairs and then
 // of the second; a word for each block. Scales are whole numbers for 16 columns: {row g: 4; row g + 8: 4}, super {d of row g, of
 // row g + 8}.
-template <> struct Panel<Q6_K> : Nibbles {
+template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles {
     static constexpr int SUBS = 2, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint2 h, s;
     u32 d;
-    __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<Q6_K> at(m, tile, panel);
-        load_codes(at.codes, lane);
-        h = load_stream((const uint2*)at.high + lane);
-        s = load_stream((const uint2*)at.scales + lane / 4);
-        d = load_stream((const u32*)at.super + lane / 4);
+    template <typename From> __device__ __forceinline__ void read(const Place<Q6_K>& at, int lane) {
+        load_codes<From>(at.codes, lane);
+        h = From::get((const uint2*)at.high + lane);
+        s = From::get((const uint2*)at.scales + lane / 4);
+        d = From::get((const u32*)at.super + lane / 4);
     }
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
         const u32 high = b == 0 ? h.x : h.y;
@@ -263,17 +270,16 @@ template <> struct Panel<Q6_K> : Nibbles {
 
 // What has no format of its own: codes of 8 bits, for each 16 columns a scale and, with `HAS_MINS`, an offset, F32:
 // [row of 16][4].
-template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel {
+template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel : PanelOf<FORMAT> {
     static constexpr int SUBS = 2, PLANES = 1;
     static constexpr bool MINS = HAS_MINS, FLOAT_SCALES = true;
     uint4 w[2];
     float4 s[2], m[HAS_MINS ? 2 : 1];
-    __device__ __forceinline__ void load(const Matrix& matrix, u32 tile, u32 panel, int lane) {
-        const Place<FORMAT> at(matrix, tile, panel);
+    template <typename From> __device__ __forceinline__ void read(const Place<FORMAT>& at, int lane) {
         const float4* scales = (const float4*)at.scales + lane / 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            w[i] = load_stream((const uint4*)at.codes + 32 * i + lane);
+            w[i] = From::get((const uint4*)at.codes + 32 * i + lane);
             s[i] = scales[8 * i];
             if (HAS_MINS) m[i] = scales[16 + 8 * i];
         }
@@ -290,17 +296,18 @@ template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel {
 template <> struct Panel<CODES> : GeneralPanel<CODES, false> {};
 template <> struct Panel<CODES_AND_MINS> : GeneralPanel<CODES_AND_MINS, true> {};
 
-// Runs `body` with the type of the format's panels.
-#define WITH_PANEL(format, body)                                     \
-    switch (format) {                                                \
-        case F16: { typedef Panel<F16> P; body; break; }             \
-        case Q8_0: { typedef Panel<Q8_0> P; body; break; }           \
-        case Q4_0: { typedef Panel<Q4_0> P; body; break; }           \
-        case Q4_K: { typedef Panel<Q4_K> P; body; break; }           \
-        case Q5_K: { typedef Panel<Q5_K> P; body; break; }           \
-        case Q6_K: { typedef Panel<Q6_K> P; body; break; }           \
-        case F32: { typedef Panel<F32> P; body; break; }             \
-        case CODES: { typedef Panel<CODES> P; body; break; }         \
-        case CODES_AND_MINS: { typedef Panel<CODES_AND_MINS> P; body; break; } \
-        default: __trap();                                           \
+// Runs `body` with `FORMAT`, known when it is compiled, or with the type P of its panels.
+#define WITH_FORMAT(format, body)                                            \
+    switch (format) {                                                        \
+        case F16: { constexpr u32 FORMAT = F16; body; break; }               \
+        case Q8_0: { constexpr u32 FORMAT = Q8_0; body; break; }             \
+        case Q4_0: { constexpr u32 FORMAT = Q4_0; body; break; }             \
+        case Q4_K: { constexpr u32 FORMAT = Q4_K; body; break; }             \
+        case Q5_K: { constexpr u32 FORMAT = Q5_K; body; break; }             \
+        case Q6_K: { constexpr u32 FORMAT = Q6_K; body; break; }             \
+        case F32: { constexpr u32 FORMAT = F32; body; break; }               \
+        case CODES: { constexpr u32 FORMAT = CODES; body; break; }           \
+        case CODES_AND_MINS: { constexpr u32 FORMAT = CODES_AND_MINS; body; break; } \
+        default: __trap();                                                   \
     }
+#define WITH_PANEL(format, body) WITH_FORMAT(format, { typedef Panel<FORMAT> P; body; })

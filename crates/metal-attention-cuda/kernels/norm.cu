@@ -19,14 +19,73 @@ struct NormArgs {
     u32 accumulate;      // added to what `out` is
 };
 
+// Four elements at i.
+__device__ __forceinline__ float4 four(const float* p, u32 i, bool there) {
+    return there ? *(const float4*)(p + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+__device__ __forceinline__ float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+
+// A row whose elements lie by fours, of which a thread keeps some.
+constexpr int THREADS = 256, KEPT = 8;
+__device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, float* out, u32 token, float* scratch) {
+    float4 kept[KEPT];
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = 4 * (threadIdx.x + j * THREADS);
+        kept[j] = four(x, i, i < a.n_in);
+        sum += sum_of(kept[j]);
+    }
+    const float mean = a.kind == LAYER ? block_sum_max(sum, 0.0f, scratch).x / a.n_in : 0.0f;
+    float factor = 1.0f;
+    if (a.kind != NONE) {
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            if (4 * (threadIdx.x + j * THREADS) >= a.n_in) break;
+            float4& v = kept[j];
+            v.x -= mean, v.y -= mean, v.z -= mean, v.w -= mean;
+            squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+        }
+        factor = rsqrtf(block_sum_max(squares, 0.0f, scratch).x / a.n_in + a.eps);
+    }
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = 4 * (threadIdx.x + j * THREADS);
+        if (i >= (a.n_in + 63) / 64 * 64) break;
+        const bool there = i < a.n_in;
+        float4 v = kept[j];
+        if (a.kind != NONE) {
+            const float4 weight = four(a.weight, i, there);
+            v.x *= factor * weight.x, v.y *= factor * weight.y, v.z *= factor * weight.z, v.w *= factor * weight.w;
+            if (a.bias) {
+                const float4 bias = four(a.bias, i, there);
+                v.x += bias.x, v.y += bias.y, v.z += bias.z, v.w += bias.w;
+            }
+        }
+        v.x *= a.scale, v.y *= a.scale, v.z *= a.scale, v.w *= a.scale;
+        if (out && there) {
+            if (a.accumulate) {
+                const float4 more = *(const float4*)(out + i);
+                v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+            }
+            *(float4*)(out + i) = v;
+        }
+        if (a.packed) {
+            *(half2*)(a.packed + packed_input(token, i, a.n_token_tiles)) = __floats2half2_rn(v.x, v.y);
+            *(half2*)(a.packed + packed_input(token, i + 2, a.n_token_tiles)) = __floats2half2_rn(v.z, v.w);
+        }
+    }
+}
+
 // A block a row.
-extern "C" __global__ void __launch_bounds__(256) norm_rows(const __grid_constant__ NormArgs a) {
+extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(const __grid_constant__ NormArgs a) {
     __shared__ float scratch[16];
     wait_for_input();
     let_next_start();
     const u32 token = blockIdx.x;
     const float* x = a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in;
     float* out = a.out ? a.out + (size_t)token * a.n_in : nullptr;
+    if (a.n_in % 4 == 0 && a.n_in <= 4 * THREADS * KEPT && ((size_t)x | (size_t)out) % 16 == 0) return norm_row(a, x, out, token, scratch);
     float mean = 0.0f, factor = 1.0f;
     if (a.kind == LAYER) {
         float sum = 0.0f;

@@ -26,6 +26,15 @@ struct PrefillArgs {
 
 SHARED_MEMORY(16, half, prefill_memory);
 
+// Out of the way of models that have none.
+__device__ __noinline__ float capped(float v, float cap) { return cap * tanhf(v / cap); }
+__device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) score[j][i] = capped(score[j][i], cap);
+}
+
 template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     constexpr int ROW = D + 8; // of a page in workgroup memory: rows begin in different banks
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -35,7 +44,11 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_kv_head);
     const u32* pages = a.pages.pages + (size_t)tile.seq * a.pages.n_pages;
     const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
-    const u32 end_page = (end_seen(a.mask, a.reach, tile.pos + tile.n - 1, tile.last) - 1) / PAGE + 1;
+    const u32 last_pos = tile.pos + tile.n - 1;
+    const u32 end_page = (end_seen(a.mask, a.reach, last_pos, tile.last) - 1) / PAGE + 1;
+    // Pages that each of the queries, and those that fill the tile up, sees as a whole.
+    const u32 first_full = (first_seen(a.mask, a.reach, tile.pos + 63) + PAGE - 1) / PAGE;
+    const u32 end_full = end_seen(a.mask, a.reach, tile.pos, tile.last) / PAGE;
 
     auto stage = [&](u32 page) {
         if (page < end_page) {
@@ -80,17 +93,24 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                 mma(score[j], q[s][0], q[s][1], q[s][2], q[s][3], b[0], b[1]);
                 mma(score[j], q[s + 1][0], q[s + 1][1], q[s + 1][2], q[s + 1][3], b[2], b[3]);
             }
+        if (a.soft_cap != 0.0f) cap_scores(score, a.soft_cap);
+        const bool seen_by_all = page >= first_full && page < end_full;
+        if (!seen_by_all) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                // Of the page's positions this lane's first one of each eight is 2 t.
+                const u32 pos = tile.pos + row0 + 8 * (i / 2), at = page * PAGE + 2 * t + i % 2;
+                const u32 begin = first_seen(a.mask, a.reach, pos), end = end_seen(a.mask, a.reach, pos, tile.last);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (at + 8 * j >= end || at + 8 * j < begin) score[j][i] = -INFINITY;
+            }
+        }
         float larger[2] = {most[0], most[1]};
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 at = page * PAGE + 8 * j + 2 * t + i % 2, pos = tile.pos + row0 + 8 * (i / 2);
-                float& v = score[j][i];
-                if (a.soft_cap != 0.0f) v = a.soft_cap * tanhf(v / a.soft_cap);
-                if (at >= end_seen(a.mask, a.reach, pos, tile.last) || at < first_seen(a.mask, a.reach, pos)) v = -INFINITY;
-                larger[i / 2] = fmaxf(larger[i / 2], v);
-            }
+            for (int i = 0; i < 4; i++) larger[i / 2] = fmaxf(larger[i / 2], score[j][i]);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 1));

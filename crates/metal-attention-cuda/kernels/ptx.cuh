@@ -88,10 +88,16 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 // Waits for all groups of the thread but the last N.
 template <int N> __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 
+// THREADS of a block, whole warps, meet at barrier ID, 1 to 15.
+template <int ID, int THREADS> __device__ __forceinline__ void threads_meet() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
+
 // A barrier in workgroup memory: a phase ends when `count` threads have arrived and all bytes that were announced are there. Its
 // phases are 0 and 1 by turns. After it is made ready the block has to meet once.
 __device__ __forceinline__ void barrier_init(u64_t* barrier, u32 count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(count) : "memory");
+}
+// After the last one that a thread makes ready, for `copy_bulk`.
+__device__ __forceinline__ void barriers_are_ready() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -100,6 +106,9 @@ __device__ __forceinline__ void barrier_init(u64_t* barrier, u32 count) {
 // Arrives, and announces bytes that `copy_bulk` brings.
 __device__ __forceinline__ void barrier_arrive_expecting(u64_t* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(barrier)) : "memory");
 }
 // Whether the phase has ended; waits for a moment.
 __device__ __forceinline__ bool barrier_try_wait(u64_t* barrier, u32 phase) {
@@ -120,6 +129,58 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
 }
 #endif
 
+// Products of four warps together (`wgmma`, which the H100 and H200 have): c += a b over 16 rows of a for each warp, N columns of b,
+// 16 elements each. Lanes have of a and c what `mma` says, of 8 columns of b after the other. Column n of b lies in workgroup
+// memory at 64 n halves of what begins at a multiple of 1024 bytes, its elements 16 `step` on, pieces of 8 halves as `packed_input`
+// says. Products run on their own between `wide_begin`, after which nobody changes what they read, and `wide_wait`.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Sums are where they are said to be at this point.
+template <int TILES> __device__ __forceinline__ void stay(float (&c)[TILES][4]) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
+}
+__device__ __forceinline__ void wide_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends what belongs together; `wide_wait` waits for all of these but the last N.
+__device__ __forceinline__ void wide_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wide_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Registers of each thread of four warps from here on: fewer, or more of what others gave.
+template <int N> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+#define C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define C16(i) C4(i), C4(i + 1), C4(i + 2), C4(i + 3)
+#define C64(i) C16(i), C16(i + 4), C16(i + 8), C16(i + 12)
+#define REGS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define REGS_16 REGS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define REGS_32 REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGS_64 \
+    REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGS_128 \
+    REGS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// Where columns of b begin, as the instruction takes it.
+typedef u64_t WideColumns;
+__device__ __forceinline__ WideColumns wide_columns(const half* b) {
+    return ((u32)__cvta_generic_to_shared(b) & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+#define WIDE_MMA(N, REGS, A0, A1, A2, A3, B, ...)                                                                             \
+    __device__ __forceinline__ void wide_mma(float (&c)[N / 8][4], const u32 (&a)[4], WideColumns b, int step) {              \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGS "}, {" A0 ", " A1 ", " A2 ", " A3 "}, "  \
+                     B ", 1, 1, 1, 0;"                                                                                        \
+                     : __VA_ARGS__                                                                                            \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b + 2 * step));                                        \
+    }
+WIDE_MMA(16, REGS_8, "%8", "%9", "%10", "%11", "%12", C4(0), C4(1))
+WIDE_MMA(32, REGS_16, "%16", "%17", "%18", "%19", "%20", C16(0))
+WIDE_MMA(64, REGS_32, "%32", "%33", "%34", "%35", "%36", C16(0), C16(4))
+WIDE_MMA(128, REGS_64, "%64", "%65", "%66", "%67", "%68", C64(0))
+WIDE_MMA(256, REGS_128, "%128", "%129", "%130", "%131", "%132", C64(0), C64(16))
+#endif
+
 // What blocks of a running kernel tell each other: each word arrives as a whole.
 __device__ __forceinline__ ulonglong2 load_exchanged(const ulonglong2* p) {
     ulonglong2 v;
@@ -133,6 +194,23 @@ __device__ __forceinline__ u64_t load_exchanged(const u64_t* p) {
 }
 __device__ __forceinline__ void store_exchanged(u64_t* p, u64_t v) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// What kernels of several cards, and the host, tell each other: each word arrives as a whole.
+__device__ __forceinline__ u64_t load_from_peer(const u64_t* p) {
+    u64_t v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ u32 load_from_peer(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_for_peer(u64_t* p, u64_t v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ void store_for_peer(u32* p, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 // To be called between two looks at what another thread is to write: the look takes long enough.
 __device__ __forceinline__ void spin_pause() {}

@@ -15,14 +15,27 @@ int n_multiprocessors() {
     static const int n = (int)setting("SOFTWARE_CUDA_MULTIPROCESSORS", 4);
     return n;
 }
+// Ten times the major number, and the minor one.
+static int compute_capability() {
+    static const int n = (int)setting("SOFTWARE_CUDA_CAPABILITY", 90);
+    return n;
+}
 
-static std::atomic<int> failure{SUCCESS};
+int n_devices() {
+    static const int n = (int)setting("SOFTWARE_CUDA_DEVICES", 4);
+    return n < 1 ? 1 : n < MAX_DEVICES ? n : MAX_DEVICES;
+}
+
+// Of each device.
+static std::atomic<int> failures[MAX_DEVICES];
+static std::atomic<int>& failure_of(const Stream* stream) { return failures[stream ? stream->device : current_device()]; }
 
 Result submit(Stream* stream, Work work) {
     if (stream && stream->capture) {
         stream->capture->work.push_back(std::move(work));
         return SUCCESS;
     }
+    std::atomic<int>& failure = failure_of(stream);
     if (failure != SUCCESS) return (Result)failure.load();
     const Result result = work();
     if (result == LAUNCH_FAILED) failure = result;
@@ -43,6 +56,8 @@ DRIVER cuGetErrorString(Result error, const char** text) {
         case LAUNCH_OUT_OF_RESOURCES: *text = "too many resources requested for launch"; break;
         case LAUNCH_FAILED: *text = "unspecified launch failure"; break;
         case COOPERATIVE_LAUNCH_TOO_LARGE: *text = "too many blocks in cooperative launch"; break;
+        case PEER_ACCESS_UNSUPPORTED: *text = "peer access is not supported between these two devices"; break;
+        case PEER_ACCESS_ALREADY_ENABLED: *text = "peer access is already enabled"; break;
         case STREAM_CAPTURE_UNSUPPORTED: *text = "operation not permitted when stream is capturing"; break;
     }
     return *text ? SUCCESS : INVALID_VALUE;
@@ -50,11 +65,11 @@ DRIVER cuGetErrorString(Result error, const char** text) {
 
 // The device.
 DRIVER cuInit(unsigned) { return SUCCESS; }
-DRIVER cuDriverGetVersion(int* version) { return *version = DRIVER_VERSION, SUCCESS; }
-DRIVER cuDeviceGetCount(int* n) { return *n = 1, SUCCESS; }
+DRIVER cuDriverGetVersion(int* version) { return *version = (int)setting("SOFTWARE_CUDA_DRIVER", DRIVER_VERSION), SUCCESS; }
+DRIVER cuDeviceGetCount(int* n) { return *n = n_devices(), SUCCESS; }
 DRIVER cuDeviceGet(int* device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < n_devices() ? SUCCESS : INVALID_DEVICE;
 }
 DRIVER cuDeviceGetName(char* name, int length, int) {
     if (length < 1) return INVALID_VALUE;
@@ -76,8 +91,8 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
         case 38: *value = 50 << 20; break; // L2 cache
         case 39: *value = THREADS_OF_MULTIPROCESSOR; break;
         case 41: *value = 1; break; // one address space
-        case 75: *value = COMPUTE_CAPABILITY[0]; break;
-        case 76: *value = COMPUTE_CAPABILITY[1]; break;
+        case 75: *value = compute_capability() / 10; break;
+        case 76: *value = compute_capability() % 10; break;
         case 81: *value = SHARED_OF_MULTIPROCESSOR; break;
         case 95: *value = 1; break; // cooperative launches
         case 97: *value = MOST_SHARED_OF_BLOCK; break;
@@ -88,17 +103,38 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     return SUCCESS;
 }
 
-// There is one context.
-static int context;
+// There is one context of each device, which stands for it.
+static int contexts[MAX_DEVICES];
 static thread_local void* current;
-DRIVER cuDevicePrimaryCtxRetain(void** of, int) { return *of = &context, SUCCESS; }
+int current_device() { return current ? (int)((int*)current - contexts) : 0; }
+DRIVER cuDevicePrimaryCtxRetain(void** of, int device) { return *of = contexts + device, SUCCESS; }
 DRIVER cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 DRIVER cuCtxSetCurrent(void* of) { return current = of, SUCCESS; }
 DRIVER cuCtxGetCurrent(void** of) { return *of = current, SUCCESS; }
-DRIVER cuCtxSynchronize() { return (Result)failure.load(); }
+DRIVER cuCtxSynchronize() { return (Result)failure_of(nullptr).load(); }
+
+// Which devices have asked for each other's memory, which is one.
+static std::atomic<bool> sees[MAX_DEVICES][MAX_DEVICES];
+DRIVER cuDeviceCanAccessPeer(int* can, int device, int peer) {
+    static const bool peers = setting("SOFTWARE_CUDA_PEERS", 1) != 0;
+    if (device < 0 || peer < 0 || device >= n_devices() || peer >= n_devices()) return INVALID_DEVICE;
+    return *can = peers && device != peer, SUCCESS;
+}
+DRIVER cuCtxEnablePeerAccess(void* peer, unsigned flags) {
+    if (!peer || flags) return INVALID_VALUE;
+    const int of = (int)((int*)peer - contexts);
+    int can = 0;
+    if (const Result result = cuDeviceCanAccessPeer(&can, current_device(), of)) return result;
+    if (!can) return PEER_ACCESS_UNSUPPORTED;
+    return sees[current_device()][of].exchange(true) ? PEER_ACCESS_ALREADY_ENABLED : SUCCESS;
+}
 
 // Streams and events.
-DRIVER cuStreamCreate(Stream** stream, unsigned) { return *stream = new Stream, SUCCESS; }
+DRIVER cuStreamCreate(Stream** stream, unsigned) {
+    *stream = new Stream;
+    (*stream)->device = current_device();
+    return SUCCESS;
+}
 DRIVER cuStreamDestroy_v2(Stream* stream) {
     if (!stream) return INVALID_HANDLE;
     delete stream;
@@ -106,13 +142,14 @@ DRIVER cuStreamDestroy_v2(Stream* stream) {
 }
 DRIVER cuStreamSynchronize(Stream* stream) {
     if (stream && stream->capture) return STREAM_CAPTURE_UNSUPPORTED;
-    return (Result)failure.load();
+    return (Result)failure_of(stream).load();
 }
 DRIVER cuStreamQuery(Stream* stream) { return cuStreamSynchronize(stream); }
 
 struct Event {
     std::chrono::steady_clock::time_point time;
     bool recorded = false;
+    int device = 0;
 };
 DRIVER cuEventCreate(Event** event, unsigned) { return *event = new Event, SUCCESS; }
 DRIVER cuEventDestroy_v2(Event* event) {
@@ -122,13 +159,14 @@ DRIVER cuEventDestroy_v2(Event* event) {
 }
 DRIVER cuEventRecord(Event* event, Stream* stream) {
     if (!event) return INVALID_HANDLE;
+    event->device = stream ? stream->device : current_device();
     return submit(stream, [=] {
         event->time = std::chrono::steady_clock::now();
         event->recorded = true;
         return SUCCESS;
     });
 }
-DRIVER cuEventQuery(Event* event) { return event ? (Result)failure.load() : INVALID_HANDLE; }
+DRIVER cuEventQuery(Event* event) { return event ? (Result)failures[event->device].load() : INVALID_HANDLE; }
 DRIVER cuEventSynchronize(Event* event) { return cuEventQuery(event); }
 DRIVER cuStreamWaitEvent(Stream*, Event* event, unsigned) { return event ? SUCCESS : INVALID_HANDLE; }
 DRIVER cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
@@ -144,7 +182,7 @@ struct Function {
 };
 DRIVER cuModuleLoadData(void** module, const void* image) {
     if (!image) return INVALID_VALUE;
-    *module = &context;
+    *module = contexts;
     return SUCCESS;
 }
 DRIVER cuModuleUnload(void*) { return SUCCESS; }
@@ -201,7 +239,12 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** a
     }
     const auto* argument = (const unsigned char*)arguments[0];
     launch.argument.assign(argument, argument + function->kernel->argument_bytes);
-    return submit(config->stream, [launch = std::move(launch)] { return software::run(launch) ? SUCCESS : LAUNCH_FAILED; });
+    return submit(config->stream, [launch = std::move(launch)] {
+        static const long most = setting("SOFTWARE_CUDA_LAUNCHES", -1);
+        static std::atomic<long> n_launched{0};
+        if (most >= 0 && n_launched++ >= most) return LAUNCH_FAILED;
+        return software::run(launch) ? SUCCESS : LAUNCH_FAILED;
+    });
 }
 
 // Graphs: what was recorded, one after the other.

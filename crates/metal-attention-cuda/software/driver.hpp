@@ -18,8 +18,10 @@ enum Result : int {
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
+    PEER_ACCESS_UNSUPPORTED = 217,
     NOT_FOUND = 500,
     LAUNCH_OUT_OF_RESOURCES = 701,
+    PEER_ACCESS_ALREADY_ENABLED = 704,
     LAUNCH_FAILED = 719,
     COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     STREAM_CAPTURE_UNSUPPORTED = 900,
@@ -42,6 +44,7 @@ struct Graph {
     std::vector<Work> work;
 };
 struct Stream {
+    int device = 0;
     Graph* capture = nullptr; // what it records instead of doing it
 };
 
@@ -58,10 +61,14 @@ static_assert(sizeof(LaunchConfig) == 56);
 // What happens at once, as the stream has nothing else to do, or is recorded.
 Result submit(Stream* stream, Work work);
 
-constexpr int COMPUTE_CAPABILITY[2] = {9, 0};
+constexpr int MAX_DEVICES = 16;
 constexpr int DRIVER_VERSION = 13000;
 constexpr int THREADS_OF_BLOCK = 1024, THREADS_OF_MULTIPROCESSOR = 2048, BLOCKS_OF_MULTIPROCESSOR = 32;
 constexpr unsigned SHARED_OF_BLOCK = 48 << 10;       // without being asked for
 constexpr unsigned MOST_SHARED_OF_BLOCK = 227 << 10;
 constexpr unsigned SHARED_OF_MULTIPROCESSOR = 228 << 10, SHARED_OF_DRIVER = 1 << 10;
 int n_multiprocessors();
+// Devices there are.
+int n_devices();
+// That of the thread that calls.
+int current_device();

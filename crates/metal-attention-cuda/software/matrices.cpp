@@ -52,6 +52,26 @@ void multiply(void* const (&given)[32], u32 arrived) {
     }
 }
 
+void multiply_wide(void* const (&given)[32], u32 arrived) {
+    if (arrived != ~0u) fail("a product of a group of warps wants all lanes");
+    const WideProduct& first = *(const WideProduct*)given[0];
+    if ((uintptr_t)first.b % 1024) fail("columns of a product of a group of warps are not aligned");
+    for (int tile = 0; tile < first.columns / 8; tile++) {
+        Product products[32];
+        void* mine[32];
+        for (int lane = 0; lane < 32; lane++) {
+            const WideProduct& p = *(const WideProduct*)given[lane];
+            const int g = lane / 4, t = lane % 4;
+            products[lane].c = p.c[tile];
+            memcpy(products[lane].a, p.a, sizeof products[lane].a);
+            for (int i = 0; i < 2; i++)
+                memcpy(&products[lane].b[i], p.b + (8 * tile + g) * 64 + ((2 * p.step + i) ^ g) * 8 + 2 * t, 4);
+            mine[lane] = &products[lane];
+        }
+        multiply(mine, arrived);
+    }
+}
+
 static void give(void* const (&given)[32], u32 arrived, bool turned) {
     if (arrived != ~0u) fail("matrices are given to all lanes of the warp");
     u32 results[32][4];

@@ -49,6 +49,8 @@ static bool is_inside(uint64_t address, size_t bytes) {
 DRIVER cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     if (bytes == 0) return INVALID_VALUE;
     const std::lock_guard<std::mutex> lock(mutex);
+    static const long most = software::setting("SOFTWARE_CUDA_ALLOCATIONS", -1);
+    if (most >= 0 && n_pieces >= (unsigned long)most) return OUT_OF_MEMORY;
     if (bytes > total_bytes() || n_allocated > total_bytes() - bytes) return OUT_OF_MEMORY;
     const size_t all = (GUARD + bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     auto* p = (unsigned char*)aligned_alloc(ALIGNMENT, all);

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "software_run.hpp"
 
@@ -100,16 +101,34 @@ class Workers {
     }
 };
 
+// Those that no launch uses. Launches of several streams run side by side, as kernels of several devices wait for each other.
+class Idle {
+    std::mutex mutex;
+    std::vector<Workers*> workers;
+
+  public:
+    Workers* take() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (workers.empty()) return new Workers;
+        Workers* last = workers.back();
+        workers.pop_back();
+        return last;
+    }
+    void give(Workers* of) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        workers.push_back(of);
+    }
+};
+
 bool run(const Launch& launch) {
-    static Workers* workers = new Workers;
-    static std::mutex* one_at_a_time = new std::mutex;
+    static Idle* idle = new Idle;
     static const uint32_t n_cores = (uint32_t)setting("SOFTWARE_CUDA_THREADS", (long)std::thread::hardware_concurrency());
-    const std::lock_guard<std::mutex> lock(*one_at_a_time);
     const Index& grid = launch.grid;
     const uint64_t n = (uint64_t)grid.x * grid.y * grid.z;
     std::atomic<uint64_t> next{0};
     std::atomic<bool> failed{false};
     const uint64_t n_threads = launch.cooperative ? n : n < n_cores ? n : n_cores ? n_cores : 1;
+    Workers* workers = idle->take();
     workers->run((uint32_t)n_threads, [&](Block& block) {
         block.launch_failed = &failed;
         for (uint64_t i; !failed && (i = next++) < n;) {
@@ -121,6 +140,7 @@ bool run(const Launch& launch) {
                     index.y, index.z, t.x, t.y, t.z, why);
         }
     });
+    idle->give(workers);
     return !failed;
 }
 

@@ -8,7 +8,7 @@ use crate::CudaError;
 use crate::args::QueryTileArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
-use crate::step::room_for_rows;
+use crate::step::{TOP_K, room_for_rows, split_bytes, top_k_bytes};
 
 /// Most tokens of which something is wanted at once.
 pub(crate) const MAX_WANTED: usize = 256;
@@ -145,14 +145,20 @@ pub(crate) struct Activations {
     pub(crate) logits: CudaBuffer,
     pub(crate) ids: CudaBuffer,
     pub(crate) best: CudaBuffer,
+    /// The highest logits, ranks `[n_wanted, TOP_K]`, and those of chunks.
+    pub(crate) top_k: CudaBuffer,
+    pub(crate) top_k_lists: CudaBuffer,
     pub(crate) partial: CudaBuffer,
-    /// Counters of attention and of argmax, zero between kernels.
+    /// Sums of products whose columns several blocks share out.
+    pub(crate) split_sums: CudaBuffer,
+    /// Counters of these, of attention, and of argmax and the highest logits, zero between kernels.
+    pub(crate) split_tickets: CudaBuffer,
     pub(crate) tickets: CudaBuffer,
     pub(crate) argmax_tickets: CudaBuffer,
 }
 
 /// Bytes of `n_tokens` packed rows of `width` elements.
-fn packed(width: usize, n_tokens: usize) -> usize {
+pub(crate) fn packed(width: usize, n_tokens: usize) -> usize {
     2 * width.next_multiple_of(PANEL) * n_tokens.next_multiple_of(8)
 }
 
@@ -160,6 +166,7 @@ impl Activations {
     pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths, n_tokens: usize) -> Result<Self, CudaError> {
         let n_wanted = n_tokens.min(MAX_WANTED);
         let zeros = |bytes: usize| gpu.zeros("activations", bytes as u64);
+        let [split_sums, split_tickets] = split_bytes(gpu.summary(), n_tokens);
         Ok(Self {
             n_tokens,
             n_wanted,
@@ -190,7 +197,11 @@ impl Activations {
             logits: zeros(4 * w.n_vocab * n_wanted)?,
             ids: zeros(4 * n_wanted)?,
             best: zeros(8 * ARGMAX_BLOCKS * n_wanted)?,
+            top_k: zeros(8 * TOP_K * n_wanted)?,
+            top_k_lists: zeros(top_k_bytes(w.n_vocab) * n_wanted)?,
             partial: zeros(4 * w.partial * w.n_head * partial_rows(n_tokens))?,
+            split_sums: zeros(split_sums)?,
+            split_tickets: zeros(split_tickets)?,
             tickets: zeros(4 * w.n_head * n_tokens)?,
             argmax_tickets: zeros(4 * n_wanted)?,
         })
@@ -204,7 +215,7 @@ impl Activations {
         let own =
             4 * n_tokens * (2 * w.own_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
         let of_mixers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
-        let logits = 4 * w.n_vocab * n_tokens.min(MAX_WANTED);
+        let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_WANTED);
         (rows + own + of_mixers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }

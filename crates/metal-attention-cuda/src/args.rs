@@ -1,11 +1,13 @@
 //! What kernels take, as the structures of the same names in `kernels/` declare it: addresses are numbers, 0 stands for null.
 
+mod exchange;
 mod experts;
 mod latent;
 mod recurrent;
 
 use bytemuck::{Pod, Zeroable};
 
+pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, ExchangeArgs, MAX_CARDS};
 pub(crate) use experts::{
     ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteArgs, SortArgs,
     WeighArgs,
@@ -90,6 +92,28 @@ pub(crate) struct MatmulArgs {
     pub(crate) packed: u64,
     pub(crate) y_token_tiles: u32,
     pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct WideArgs {
+    pub(crate) parts: [MatrixArgs; MAX_PARTS],
+    pub(crate) n_parts: u32,
+    pub(crate) blocks: [u32; MAX_PARTS],
+    pub(crate) x: u64,
+    pub(crate) n_tokens: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) n_out: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
+    pub(crate) scale: f32,
+    pub(crate) bias: u64,
+    pub(crate) y: u64,
+    pub(crate) packed: u64,
+    pub(crate) n_splits: u32,
+    pub(crate) unused: u32,
+    pub(crate) sums: u64,
+    pub(crate) tickets: u64,
 }
 
 #[repr(C)]
@@ -328,6 +352,27 @@ pub(crate) struct ArgmaxArgs {
     pub(crate) tickets: u64,
     pub(crate) ids: u64,
     pub(crate) tokens: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct TopKArgs {
+    pub(crate) logits: u64,
+    pub(crate) lists: u64,
+    pub(crate) tickets: u64,
+    pub(crate) best: u64,
+    pub(crate) n_vocab: u32,
+    pub(crate) chunk: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct RateArgs {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) n: u64,
+    pub(crate) steps: u32,
+    pub(crate) unused: u32,
 }
 
 /// `Token` of `heads.cuh`.

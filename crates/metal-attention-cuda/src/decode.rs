@@ -280,7 +280,7 @@ impl Decode {
     /// Runs the token that the device has.
     pub(crate) fn launch(&mut self, gpu: &CudaDevice, wanted: Wanted) -> Result<(), CudaError> {
         let (logits, advance) = match wanted {
-            Wanted::Logits => (self.logits, false),
+            Wanted::Logits | Wanted::TopK => (self.logits, false),
             Wanted::Id { advance } => (0, advance),
             Wanted::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };

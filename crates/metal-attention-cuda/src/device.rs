@@ -25,6 +25,8 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/attention.fatbin"),
     include_bytes!("../prebuilt/prefill_attention.fatbin"),
     include_bytes!("../prebuilt/ends.fatbin"),
+    include_bytes!("../prebuilt/top_k.fatbin"),
+    include_bytes!("../prebuilt/rates.fatbin"),
     include_bytes!("../prebuilt/norm.fatbin"),
     include_bytes!("../prebuilt/activation.fatbin"),
     include_bytes!("../prebuilt/streams.fatbin"),
@@ -40,9 +42,12 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/mamba.fatbin"),
     include_bytes!("../prebuilt/mamba2.fatbin"),
     include_bytes!("../prebuilt/rwkv.fatbin"),
+    include_bytes!("../prebuilt/exchange.fatbin"),
 ];
 /// Those that only devices of compute capability 9.0 or later can run.
 const NEW_MODULES: [&[u8]; 1] = [include_bytes!("../prebuilt/decode.fatbin")];
+/// Those that only devices of compute capability 9.0 can run.
+const HOPPER_MODULES: [&[u8]; 1] = [include_bytes!("../prebuilt/matmul_wide.fatbin")];
 
 /// Workgroup memory beyond which a kernel has to ask for it.
 const SMALL_SHARED: usize = 48 << 10;
@@ -64,6 +69,20 @@ pub struct CudaSummary {
     pub max_shared: usize,
     /// The CUDA version that the driver knows, 1000 times the major number and 10 times the minor one.
     pub driver: i32,
+}
+
+impl CudaSummary {
+    /// Whether the kernels run on it.
+    pub fn is_new_enough(&self) -> bool {
+        self.capability.0 >= 8
+    }
+}
+
+impl CudaSummary {
+    /// Whether four warps multiply together (`wgmma`), as on the H100 and H200 alone.
+    pub(crate) fn has_wide(&self) -> bool {
+        self.capability == (9, 0)
+    }
 }
 
 /// All devices that the driver knows; an error where there is no driver that can run the kernels.
@@ -188,7 +207,7 @@ impl CudaDevice {
     pub fn open(ordinal: usize, watch: Watch) -> Result<Self, CudaError> {
         let (device, summary) = summary(ordinal, driver()?)?;
         let (major, minor) = summary.capability;
-        if major < 8 {
+        if !summary.is_new_enough() {
             return Err(CudaError::OldDevice { name: summary.name, major, minor });
         }
         let mut context = std::ptr::null_mut();
@@ -202,13 +221,27 @@ impl CudaDevice {
         // SAFETY: the driver gives a stream of this context.
         check("make a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
         let new: &[&[u8]] = if major >= 9 { &NEW_MODULES } else { &[] };
-        for image in MODULES.iter().chain(new) {
+        let hopper: &[&[u8]] = if opened.summary.has_wide() { &HOPPER_MODULES } else { &[] };
+        for image in MODULES.iter().chain(new).chain(hopper) {
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is whole; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
             opened.modules.push(module);
         }
         Ok(opened)
+    }
+
+    /// The first device, for tests; `None` where there is none, and need not be one.
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Option<Arc<Self>> {
+        match Self::open(0, Watch::default()) {
+            Ok(gpu) => Some(Arc::new(gpu)),
+            Err(why) => {
+                assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
+                eprintln!("skipped: {why}");
+                None
+            }
+        }
     }
 
     /// What it is.
@@ -250,6 +283,24 @@ impl CudaDevice {
         check("use the device", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
+    /// Lets kernels of this device read and write the memory of `other`.
+    pub(crate) fn see_memory_of(&self, other: &Self) -> Result<(), CudaError> {
+        let mut can = 0;
+        // SAFETY: the driver writes a number.
+        check("ask what devices see of each other", unsafe {
+            sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device)
+        })?;
+        if can == 0 {
+            return Err(CudaError::NoPeerAccess { from: self.summary.ordinal, to: other.summary.ordinal });
+        }
+        self.bind()?;
+        // SAFETY: both contexts live as long as the process uses them.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) } {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            outcome => check("let devices see each other's memory", outcome),
+        }
+    }
+
     /// All kernels by name, with as much workgroup memory as they may want.
     pub(crate) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let symbol = CString::new(name).expect("a kernel's name");
@@ -259,10 +310,17 @@ impl CudaDevice {
             if unsafe { sys::cuModuleGetFunction(&raw mut function, *module, symbol.as_ptr()) }
                 == CUresult::CUDA_SUCCESS
             {
-                let max = self.summary.max_shared as i32 - 2048;
-                let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                use CUfunction_attribute::{
+                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
+                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as OWN,
+                };
+                // What the kernel has in any case is not to be had twice.
+                let mut own = 0;
+                // SAFETY: the function is of a loaded module; the driver writes one number.
+                check("ask what a kernel needs", unsafe { sys::cuFuncGetAttribute(&raw mut own, OWN, function) })?;
+                let max = self.summary.max_shared as i32 - own;
                 // SAFETY: the function is of a loaded module.
-                check("give a kernel workgroup memory", unsafe { sys::cuFuncSetAttribute(function, shared, max) })?;
+                check("give a kernel workgroup memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
                 // As many blocks side by side as their memory allows, and less of a cache.
                 let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
                 // SAFETY: as above.
@@ -375,6 +433,13 @@ impl CudaBuffer {
         check("write to the device", unsafe {
             sys::cuMemcpyHtoDAsync_v2(self.ptr + at, data.as_ptr().cast(), data.len(), self.device.stream)
         })
+    }
+
+    /// Fills it with zeros, in the order of the stream.
+    pub(crate) fn clear(&self) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: the buffer is as long as that.
+        check("clear memory", unsafe { sys::cuMemsetD8Async(self.ptr, 0, self.bytes as usize, self.device.stream) })
     }
 
     /// Copies `bytes` from byte `from` to byte `to`, in the order of the stream.

@@ -71,6 +71,41 @@ pub enum CudaError {
         /// Its size.
         bytes: u64,
     },
+    /// Cards that cannot see each other's memory.
+    #[error(
+        "cuda:{from} has no access to the memory of cuda:{to}, which cards need to share a model out: choose others, or give each \
+         a replica (serve --device cuda:{from},cuda:{to})"
+    )]
+    NoPeerAccess {
+        /// The number of the card that looks.
+        from: usize,
+        /// The number of the other one.
+        to: usize,
+    },
+    /// More cards than exchange sums.
+    #[error(
+        "a model can be shared out among {most} cards at most, not {n_cards}: use fewer, or replicas (serve --replicas)"
+    )]
+    TooManyCards {
+        /// Cards that were asked for.
+        n_cards: usize,
+        /// Cards that can be.
+        most: usize,
+    },
+    /// A model whose layers cannot be cut.
+    #[error(
+        "neither the attention nor the feed-forwards of this model can be shared out among {n_cards} cards (their heads or widths, in \
+         blocks of their types, are too few, or they have parts that need whole rows): use fewer cards, or replicas (serve --replicas)"
+    )]
+    Indivisible {
+        /// Cards that were asked for.
+        n_cards: usize,
+    },
+    /// A card that shares the model failed, or did not answer.
+    #[error(
+        "the cards that share the model lost each other: one of them failed, or did not come to the same step in time"
+    )]
+    Parted,
     /// The driver refused a call, or a kernel failed.
     #[error("CUDA could not {what}: {why}")]
     Driver {
@@ -82,6 +117,30 @@ pub enum CudaError {
     /// The [`Watch`](metal_attention_model::Watch) was cancelled.
     #[error("cancelled")]
     Cancelled,
+}
+
+impl CudaError {
+    /// Why `--device auto` takes something else: without the advice for those who asked for CUDA.
+    pub fn why_not(&self) -> String {
+        match self {
+            Self::NoDriver => "there is no NVIDIA driver here".into(),
+            Self::NoDevice { .. } => "the NVIDIA driver knows of no card".into(),
+            Self::ModelTooLarge { needed, available } => {
+                format!("the model needs {:.1} MiB, and there are {:.1} MiB for it", mib(*needed), mib(*available))
+            }
+            Self::OldDriver { .. }
+            | Self::OldDevice { .. }
+            | Self::Option { .. }
+            | Self::UnsupportedPart { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Driver { .. }
+            | Self::NoPeerAccess { .. }
+            | Self::TooManyCards { .. }
+            | Self::Indivisible { .. }
+            | Self::Parted
+            | Self::Cancelled => self.to_string(),
+        }
+    }
 }
 
 fn mib(bytes: u64) -> f64 {

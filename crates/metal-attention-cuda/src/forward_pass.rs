@@ -6,24 +6,30 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, Weights, check_wanted, is_decode, one_run_of_each, pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, TopK, Weights, check_wanted, highest, is_decode, one_run_of_each,
+    pieces,
 };
 
 use crate::activations::{Activations, Widths};
 use crate::args::{QueryTileArgs, TokenArgs};
 use crate::decode::Decode;
 use crate::device::{Kernels, Readback};
+use crate::division::Share;
+use crate::exchange::{Ended, Exchange};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
 use crate::parts::supports;
 use crate::profile::{self, Timers};
 use crate::state::{CudaStates, RunSizes};
-use crate::step::{StepSize, Steps, Wanted};
+use crate::step::{StepSize, Steps, TOP_K, Wanted, top_k_list};
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
 
 /// Queries of a tile of `prefill_attention.cu`.
 const QUERY_TILE: usize = 64;
+
+/// Products of a bunch of work that nobody needs: a millisecond or two.
+const WAKING_PRODUCTS: usize = 16;
 
 /// Runs a model on an NVIDIA GPU.
 pub struct CudaForwardPass {
@@ -54,25 +60,51 @@ impl CudaForwardPass {
         weights: &Weights,
         options: &CudaForwardPassOptions,
     ) -> Result<Self, CudaError> {
+        Self::with_share(gpu, spec, weights, options, None)
+    }
+
+    /// The same of a card that has a share of the model.
+    pub(crate) fn with_share(
+        gpu: Arc<CudaDevice>,
+        whole: ModelSpec,
+        weights: &Weights,
+        options: &CudaForwardPassOptions,
+        share: Option<(&Share, &Arc<Ended>)>,
+    ) -> Result<Self, CudaError> {
+        let (spec, whole) = match share {
+            None => (whole, None),
+            Some((share, _)) => (share.spec(&whole, weights), Some(whole)),
+        };
         let room = options.capacity(&spec);
         if let Some((option, max)) = room.out_of_range() {
             return Err(CudaError::Option { option, max });
         }
         supports(&spec)?;
-        let (needed, available) = (options.memory_needed(&spec, weights).total(), gpu.free_memory()?);
+        let n_tokens = room.n_tokens(&spec);
+        let memory = options.memory_needed(&spec, weights).total();
+        let needed = share.map_or(memory, |(share, _)| {
+            let mailbox = Exchange::bytes(&share.division, spec.n_vocab, n_tokens * spec.n_embd);
+            (memory + mailbox).saturating_sub(share.saved_bytes(weights))
+        });
+        let available = gpu.free_memory()?;
         if needed > available {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
         let groups = CacheGroups::new(&spec, room);
         let before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
-        let n_tokens = room.n_tokens(&spec);
         let states = CudaStates::new(&gpu, &spec, &groups, n_tokens)?;
         let s = Activations::new(&gpu, &Widths::new(&spec, n_tokens), n_tokens)?;
         let kv_cache = cache.bytes() + states.bytes();
+        let exchange =
+            share.map(|(share, ended)| Exchange::new(&gpu, share, (spec.n_vocab, n_tokens * spec.n_embd), ended));
+        let exchange = exchange.transpose()?;
         let scratch = gpu.allocated_bytes() - before - kv_cache;
-        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, (room.n_ctx, room.n_positions()))?;
-        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, options.one_launch)?;
+        let own = share.map(|(share, _)| share).zip(whole.as_ref());
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, own, (room.n_ctx, room.n_positions()))?;
+        // Blocks of one card alone wait for each other there.
+        let one_launch = if share.is_some() { Some(false) } else { options.one_launch };
+        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, one_launch)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
         let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
@@ -86,6 +118,8 @@ impl CudaForwardPass {
             weights: cuda_weights,
             s,
             exact: options.exact || is_f32,
+            exchange,
+            n_launches: 0,
             timers: None,
         };
         Ok(Self {
@@ -118,6 +152,21 @@ impl CudaForwardPass {
     /// Bytes it holds on the GPU.
     pub fn memory_use(&self) -> MemoryUse {
         self.memory
+    }
+
+    /// The logits of the last step.
+    pub(crate) fn last_logits(&self) -> Logits<'_> {
+        Logits::new(&self.logits, self.spec.n_vocab)
+    }
+
+    /// Kernels that were launched so far, those of a step that decodes the first two times alone: then it is a graph.
+    pub fn launches(&self) -> u64 {
+        self.steps.n_launches
+    }
+
+    /// Whether a single token goes through all layers in one launch.
+    pub fn has_one_launch(&self) -> bool {
+        self.decode.is_some()
     }
 
     /// Sends a batch to the GPU, which the next step evaluates.
@@ -160,9 +209,14 @@ impl CudaForwardPass {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
         if let (1, Some(decode), true) = (n, &mut self.decode, wanted != Wanted::Hidden) {
-            return match &mut self.steps.timers {
-                None => decode.launch(&gpu, wanted),
-                Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted)),
+            match &mut self.steps.timers {
+                None => decode.launch(&gpu, wanted)?,
+                Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted))?,
+            }
+            self.steps.n_launches += 1;
+            return match wanted {
+                Wanted::TopK => self.steps.top_k(self.spec.n_vocab, n),
+                Wanted::Hidden | Wanted::Logits | Wanted::Id { advance: _ } => Ok(()),
             };
         }
         let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), wanted };
@@ -216,7 +270,7 @@ impl CudaForwardPass {
         gpu.bind()?;
         let most_wanted = match wanted {
             Wanted::Hidden => self.steps.s.n_tokens,
-            Wanted::Logits | Wanted::Id { advance: _ } => self.steps.s.n_wanted,
+            Wanted::Logits | Wanted::TopK | Wanted::Id { advance: _ } => self.steps.s.n_wanted,
         };
         let parts = pieces(&self.spec, batch, self.steps.s.n_tokens, most_wanted);
         let parts: Vec<_> =
@@ -250,21 +304,43 @@ impl CudaForwardPass {
             let (source, row) = match wanted {
                 Wanted::Hidden => (&s.hidden, 4 * self.spec.n_embd as u64),
                 Wanted::Logits => (&s.logits, 4 * self.spec.n_vocab as u64),
+                Wanted::TopK => (&s.top_k, 8 * TOP_K as u64),
                 Wanted::Id { advance: _ } => (&s.ids, 4),
             };
-            let bytes = row * n_wanted as u64;
+            // What a card that follows gives is known, but for the ids, with which its steps go on.
+            let bytes = match wanted {
+                Wanted::Hidden | Wanted::Logits | Wanted::TopK if self.steps.follows() => 0,
+                Wanted::Hidden | Wanted::Logits | Wanted::TopK | Wanted::Id { advance: _ } => row * n_wanted as u64,
+            };
             if self.readback.bytes() < bytes {
                 self.readback = Readback::new(&gpu, bytes)?;
             }
             // Also where nothing is wanted: whoever ends the work, or watches it, is a part behind the GPU at most.
             self.readback.copy(source, bytes)?;
-            results(self.readback.read(bytes)?);
+            let read = self.readback.read(bytes)?;
+            self.steps.check_together()?;
+            results(read);
             if let (Some(timers), Some(profiler)) = (self.steps.timers.take(), &mut self.profiler) {
                 profiler.add_step(timers.step(Phase::of(part), part.len())?);
             }
             gpu.watch().advance((part.len() * self.spec.n_layer()) as u64);
         }
         Ok(())
+    }
+}
+
+impl CudaForwardPass {
+    /// Multiplies the output head with what happens to lie there, into logits that the next step makes anew.
+    fn multiply_for_nobody(&mut self) -> Result<(), CudaError> {
+        let gpu = Arc::clone(&self.steps.gpu);
+        gpu.bind()?;
+        gpu.check_watch()?;
+        let runs = RunSizes::of_decode(1);
+        let size = StepSize { n_tokens: 1, n_wanted: 1, n_query_tiles: 0, runs, wanted: Wanted::Logits };
+        for _ in 0..WAKING_PRODUCTS {
+            self.steps.results(&self.spec, size)?;
+        }
+        gpu.wait()
     }
 }
 
@@ -359,10 +435,34 @@ impl ForwardPass for CudaForwardPass {
         Ok(ids)
     }
 
+    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
+        if k > TOP_K {
+            let logits = self.forward(batch)?;
+            return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
+        }
+        let mut lists = Vec::new();
+        self.evaluate(batch, Wanted::TopK, None, |bytes| {
+            let ranks: &[u64] = bytemuck::cast_slice(bytes);
+            lists.extend(ranks.chunks_exact(TOP_K).map(top_k_list));
+        })?;
+        for list in &mut lists {
+            list.truncate(k);
+        }
+        Ok(lists)
+    }
+
+    fn max_top_k(&self) -> usize {
+        TOP_K
+    }
+
     fn start_profile(&mut self) -> Result<(), ForwardError> {
         self.profiler =
             Some(Profiler::new(format!("CUDA, {}", self.steps.gpu.summary().name)).with_note(profile::NOTE));
         Ok(())
+    }
+
+    fn wake(&mut self) -> bool {
+        self.spec.output.head.is_some() && self.steps.timers.is_none() && self.multiply_for_nobody().is_ok()
     }
 
     fn take_profile(&mut self) -> Option<Profile> {

@@ -5,10 +5,14 @@
 
 mod activations;
 mod args;
+mod cards;
+mod ceilings;
 mod codes;
 mod decode;
 mod device;
+mod division;
 mod error;
+mod exchange;
 mod forward_pass;
 mod kv_cache;
 mod launch;
@@ -22,6 +26,8 @@ mod state;
 mod step;
 mod weights;
 
+pub use cards::CudaCards;
+pub use ceilings::{CudaCeilings, CudaLaunchCosts};
 pub use device::{CudaDevice, CudaSummary, cuda_summaries};
 pub use error::CudaError;
 pub use forward_pass::CudaForwardPass;

@@ -36,6 +36,7 @@ impl CudaForwardPass {
         let mut readback = self.lookahead.pop().expect("at least one step was submitted");
         let ids: Vec<u32> = bytemuck::pod_collect_to_vec(readback.read(4 * batch.len() as u64)?);
         self.free.push(readback);
+        self.steps.check_together()?;
         self.steps.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
         self.lookahead.advance(batch, &ids);
         Ok(ids)

@@ -57,14 +57,19 @@ impl CudaForwardPassOptions {
         let room = self.capacity(spec);
         let groups = CacheGroups::new(spec, room);
         let tensors: u64 = weights.tensors().into_iter().map(packed_bytes).sum();
-        let rope: usize = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot * room.n_positions()).sum();
+        let widths = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
+        let rope = widths.saturating_mul(room.n_positions() as u64);
         MemoryUse {
-            weights: tensors + rope as u64,
+            weights: tensors.saturating_add(rope),
             kv_cache: groups
                 .n_elements(spec)
                 .saturating_mul(self.cache_type.bytes() as u64)
                 .saturating_add(groups.states().map_or(0, |room| room.bytes())),
-            scratch: Activations::bytes(&Widths::new(spec, room.n_tokens(spec)), room.n_tokens(spec)),
+            scratch: match room.n_tokens(spec) {
+                // More than any device has room for, and than can be counted.
+                n if u32::try_from(n).is_err() => u64::MAX,
+                n => Activations::bytes(&Widths::new(spec, n), n),
+            },
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A step's kernels, in the order of the paper.
 
+mod alone;
 mod attention;
 mod delta_rule;
 mod ends;
+mod exchange;
 mod experts;
 mod feed_forward;
 mod grouped;
@@ -14,6 +16,8 @@ mod rows;
 mod rwkv;
 mod short_conv;
 mod streams;
+mod top_k;
+mod wide;
 
 use std::sync::Arc;
 
@@ -23,6 +27,7 @@ use metal_attention_model::ModelSpec;
 use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::exchange::Exchange;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
 use crate::profile::Timers;
@@ -30,6 +35,8 @@ use crate::state::{CudaStates, RunSizes};
 use crate::weights::CudaWeights;
 
 pub(crate) use rows::room_for_rows;
+pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};
+pub(crate) use wide::split_bytes;
 
 /// What comes back of each wanted token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +45,8 @@ pub(crate) enum Wanted {
     Hidden,
     /// All its logits.
     Logits,
+    /// The [`TOP_K`] highest, with their ids.
+    TopK,
     /// The id of the largest. `advance`: the token goes on with it.
     Id { advance: bool },
 }
@@ -61,6 +70,10 @@ pub(crate) struct Steps {
     pub(crate) weights: CudaWeights,
     pub(crate) s: Activations,
     pub(crate) exact: bool,
+    /// Where several cards share the model.
+    pub(crate) exchange: Option<Exchange>,
+    /// Kernels launched so far, those of graphs when they were recorded.
+    pub(crate) n_launches: u64,
     /// Where kernels are timed.
     pub(crate) timers: Option<Timers>,
 }
@@ -78,6 +91,7 @@ impl Steps {
     /// Launches a kernel; a profile tells what it was for, too.
     fn launch<A: Pod>(&mut self, name: &str, what: &str, grid: Grid, args: &A) -> Result<(), CudaError> {
         let kernel = self.kernels.get(&self.gpu, name)?;
+        self.n_launches += 1;
         match &mut self.timers {
             None => self.gpu.launch(kernel, grid, args, Start::Early),
             Some(timers) => timers

@@ -25,6 +25,7 @@ pub(crate) use recurrent::{
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::division::Share;
 use crate::matrix::CudaMatrix;
 use crate::options::distinct_ropes;
 use crate::stack::CudaStack;
@@ -144,11 +145,12 @@ pub(crate) struct Loader<'a> {
 
 impl CudaWeights {
     /// Uploads those of `spec`, which [`supports`](crate::parts::supports) let through, for contexts of `n_ctx` positions, of
-    /// which `n_positions` can be reached.
+    /// which `n_positions` can be reached. Where cards share the model, `share` is this one's, and `spec` what it has of the whole.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &Weights,
+        share: Option<(&Share, &ModelSpec)>,
         (n_ctx, n_positions): (usize, usize),
     ) -> Result<Self, CudaError> {
         let ropes = distinct_ropes(spec).into_iter().map(|rope| {
@@ -161,15 +163,21 @@ impl CudaWeights {
         let output = match &weights.output {
             None => None,
             Some(head) => {
-                let matrix = match weights.own_head() {
-                    Some(head) => Arc::new(loader.matrix(head)?),
-                    None => Arc::clone(&embedding.table),
+                let part = share.filter(|(share, _)| share.division.head).map(|(share, _)| share.head(head));
+                let matrix = match (part, weights.own_head()) {
+                    (Some(rows), _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
+                    (None, Some(head)) => Arc::new(loader.matrix(head)?),
+                    (None, None) => Arc::clone(&embedding.table),
                 };
                 Some((matrix, loader.optional(head.bias.as_deref())?))
             }
         };
-        let layers = spec.layers.iter().zip(&weights.layers);
-        let layers = layers.map(|(layer, weights)| loader.layer(spec, layer, weights)).collect::<Result<_, _>>()?;
+        let layers = spec.layers.iter().zip(&weights.layers).enumerate();
+        let layers = layers.map(|(i, (layer, weights))| match share {
+            None => loader.layer(spec, layer, weights),
+            Some((share, whole)) => loader.layer(spec, layer, &share.layer(whole, i, weights)),
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
         let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?.map(Arc::new);
         let rope = loader.ropes.into_iter().map(|(_, table)| table).collect();
         gpu.wait()?;

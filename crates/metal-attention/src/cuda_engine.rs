@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use metal_attention_cuda::{CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions};
-use metal_attention_model::ForwardPass;
+use metal_attention_cuda::{CudaCards, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, cuda_summaries};
+use metal_attention_model::{ForwardPass, MemoryUse, PageUse};
 
 use crate::engine::{mib, room};
 use crate::{EngineOptions, Model};
@@ -17,7 +17,70 @@ pub(crate) fn forward_pass(
 ) -> Result<CudaForwardPass, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
-    let options = CudaForwardPassOptions {
+    let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &pass_options(options, n_ctx))?;
+    log_card(pass.gpu());
+    log_memory(pass.memory_use(), pass.cache_pages());
+    Ok(pass)
+}
+
+/// Shares `model` out among as many devices as `options` say, from device `first` on.
+pub(crate) fn cards(
+    model: &Model,
+    options: &EngineOptions,
+    n_ctx: usize,
+    first: usize,
+) -> Result<CudaCards, CudaError> {
+    CudaForwardPass::supports(model.spec())?;
+    let open = |ordinal| {
+        let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
+        log_card(&gpu);
+        Ok(gpu)
+    };
+    let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
+    let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &pass_options(options, n_ctx))?;
+    tracing::info!("the model is shared out: {}", pass.shared());
+    log_memory(pass.memory_use(), pass.cache_pages());
+    Ok(pass)
+}
+
+/// Sets `model` up on the first device that has room for it, a tenth of its memory kept free. `None`, and a word in the log, where
+/// CUDA cannot run it here.
+pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<Option<CudaForwardPass>, CudaError> {
+    match first_with_room(model, options, n_ctx) {
+        Ok(pass) => return Ok(Some(pass)),
+        Err(CudaError::Cancelled) => return Err(CudaError::Cancelled),
+        Err(why @ CudaError::Driver { .. }) => tracing::warn!("CUDA cannot be used: {why}"),
+        Err(why) => tracing::info!("auto does not take CUDA: {}", why.why_not()),
+    }
+    Ok(None)
+}
+
+fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<CudaForwardPass, CudaError> {
+    let gpus = cuda_summaries()?;
+    CudaForwardPass::supports(model.spec())?;
+    let needed = pass_options(options, n_ctx).memory_needed(model.spec(), model.weights()).total();
+    let mut why = CudaError::NoDevice { ordinal: 0, n_devices: 0 };
+    for gpu in gpus {
+        let available = gpu.memory - gpu.memory / 10;
+        let outcome = if needed > available {
+            Err(CudaError::ModelTooLarge { needed, available })
+        } else {
+            forward_pass(model, options, n_ctx, gpu.ordinal)
+        };
+        match outcome {
+            Ok(pass) => {
+                tracing::info!("auto takes CUDA: {} has room for {}", gpu.name, mib(needed));
+                return Ok(pass);
+            }
+            Err(CudaError::Cancelled) => return Err(CudaError::Cancelled),
+            Err(other) => why = other,
+        }
+    }
+    Err(why)
+}
+
+fn pass_options(options: &EngineOptions, n_ctx: usize) -> CudaForwardPassOptions {
+    CudaForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
         n_cache: options.n_cache,
@@ -27,19 +90,20 @@ pub(crate) fn forward_pass(
         cache_type: options.cache_type,
         exact: options.exact,
         one_launch: None,
-    };
-    let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
-    log(&pass);
-    Ok(pass)
+    }
 }
 
-/// Logs what runs the model and the memory it takes.
-fn log(pass: &CudaForwardPass) {
-    let (gpu, memory) = (pass.gpu().summary(), pass.memory_use());
+/// Logs what runs the model.
+fn log_card(gpu: &CudaDevice) {
+    let gpu = gpu.summary();
     let (major, minor) = gpu.capability;
     tracing::info!("device: CUDA, {}, compute capability {major}.{minor}", gpu.name);
     tracing::info!("GPU memory: {}", mib(gpu.memory));
+}
+
+/// Logs the memory that a model takes.
+fn log_memory(memory: MemoryUse, pages: PageUse) {
     tracing::info!("weights: {}", mib(memory.weights));
-    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pass.cache_pages()));
+    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
 }

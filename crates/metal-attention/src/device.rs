@@ -18,7 +18,7 @@ use crate::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Device {
-    /// A GPU that is no software and has room for the model, where there is one; else the CPU.
+    /// A GPU that is no software and has room for the model, where there is one, an NVIDIA GPU through CUDA; else the CPU.
     #[default]
     Auto,
     /// The CPU.

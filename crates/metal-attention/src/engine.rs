@@ -4,7 +4,7 @@ use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores}
 use metal_attention_model::{ForwardPass, PageUse, Watch};
 
 #[cfg(feature = "cuda")]
-use crate::{CudaForwardPass, cuda_engine};
+use crate::{CudaCards, CudaForwardPass, cuda_engine};
 use crate::{Device, Error, Model};
 #[cfg(feature = "gpu")]
 use crate::{GpuForwardPass, gpu_engine};
@@ -20,6 +20,9 @@ const DEFAULT_STATE_CACHE: usize = 256 << 20;
 pub struct EngineOptions {
     /// What runs the model.
     pub device: Device,
+    /// NVIDIA GPUs that share the model out among themselves (tensor parallelism): `device`, which is then one of CUDA's, and those
+    /// that follow it.
+    pub n_cards: usize,
     /// Tokens each sequence has room for. `None`: the context of the training, at most 4096.
     pub n_ctx: Option<usize>,
     /// Sequences the KV cache holds.
@@ -49,6 +52,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
+            n_cards: 1,
             n_ctx: None,
             n_seq: 1,
             n_cache: None,
@@ -71,6 +75,9 @@ pub enum Backend {
     /// On an NVIDIA GPU, through CUDA.
     #[cfg(feature = "cuda")]
     Cuda(CudaForwardPass),
+    /// On several of them, which share the model.
+    #[cfg(feature = "cuda")]
+    CudaCards(CudaCards),
     /// On a GPU.
     #[cfg(feature = "gpu")]
     Gpu(GpuForwardPass),
@@ -82,7 +89,7 @@ impl Backend {
         match self {
             Self::Cpu(pass) => Some(pass),
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) => None,
+            Self::Cuda(_) | Self::CudaCards(_) => None,
             #[cfg(feature = "gpu")]
             Self::Gpu(_) => None,
         }
@@ -94,6 +101,8 @@ impl Backend {
             Self::Cpu(pass) => pass,
             #[cfg(feature = "cuda")]
             Self::Cuda(pass) => pass,
+            #[cfg(feature = "cuda")]
+            Self::CudaCards(pass) => pass,
             #[cfg(feature = "gpu")]
             Self::Gpu(pass) => pass,
         }
@@ -104,6 +113,8 @@ impl Backend {
             Self::Cpu(pass) => Box::new(pass),
             #[cfg(feature = "cuda")]
             Self::Cuda(pass) => Box::new(pass),
+            #[cfg(feature = "cuda")]
+            Self::CudaCards(pass) => Box::new(pass),
             #[cfg(feature = "gpu")]
             Self::Gpu(pass) => Box::new(pass),
         }
@@ -124,6 +135,9 @@ impl EngineOptions {
             tracing::warn!("a context of {n_ctx} tokens is longer than the {n_ctx_train} of the model's training");
         }
         match &self.device {
+            Device::Auto | Device::Cpu | Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) if self.n_cards > 1 => {
+                Err(Error::CardsWithoutCuda { device: self.device.clone(), n_cards: self.n_cards })
+            }
             Device::Cpu => self.cpu_pass(model, n_ctx),
             Device::Cuda(ordinal) => self.cuda_pass(model, n_ctx, *ordinal),
             Device::Auto => self.auto_pass(model, n_ctx),
@@ -152,6 +166,9 @@ impl EngineOptions {
 
     #[cfg(feature = "cuda")]
     fn cuda_pass(&self, model: &Model, n_ctx: usize, ordinal: usize) -> Result<Backend, Error> {
+        if self.n_cards > 1 {
+            return Ok(Backend::CudaCards(cuda_engine::cards(model, self, n_ctx, ordinal)?));
+        }
         Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, n_ctx, ordinal)?))
     }
 
@@ -160,8 +177,17 @@ impl EngineOptions {
         Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 
-    #[cfg(feature = "gpu")]
+    /// Through CUDA, else on another GPU, else on the CPU.
     fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(pass) = cuda_engine::auto(model, self, n_ctx)? {
+            return Ok(Backend::Cuda(pass));
+        }
+        self.auto_pass_without_cuda(model, n_ctx)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn auto_pass_without_cuda(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
         use metal_attention_wgpu::GpuError;
         match gpu_engine::auto(model, self, n_ctx) {
             Ok(pass) => return Ok(Backend::Gpu(pass)),
@@ -180,7 +206,7 @@ impl EngineOptions {
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+    fn auto_pass_without_cuda(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
         self.cpu_pass(model, n_ctx)
     }
 

@@ -60,6 +60,12 @@ impl Generator {
         self.sequence.pass()
     }
 
+    /// Brings a device that was idle up to its speed, which takes it a fifth of a second, or until `enough` says that there is
+    /// work. For those who hear that a prompt is about to come.
+    pub fn wake(&mut self, enough: impl FnMut() -> bool) {
+        metal_attention_model::wake(self.sequence.pass_mut(), enough);
+    }
+
     /// The sampler that chooses tokens.
     pub fn sampler(&self) -> &Sampler {
         self.sequence.sampler()

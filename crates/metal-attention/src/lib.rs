@@ -58,13 +58,14 @@ pub use metal_attention_cpu::{
 };
 #[cfg(feature = "cuda")]
 pub use metal_attention_cuda::{
-    CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, cuda_summaries,
+    CudaCards, CudaCeilings, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary,
+    cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits, MemoryUse,
-    ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, StateUse, TopK, TypeChoices, Watch, Weights,
-    highest,
+    ASLEEP_AFTER, BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits,
+    MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, StateUse, TopK, TypeChoices, Watch,
+    Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "gpu")]

@@ -120,6 +120,15 @@ fn and_so_it_does_on_a_gpu() {
     }
 }
 
+#[test]
+fn and_so_it_does_through_cuda() {
+    let built_in = Model::built_in().unwrap();
+    match pass_on(Device::Cuda(0), &built_in, 32, 1, false) {
+        Ok(_) => hold_to_references(&Device::Cuda(0), 1e-6),
+        Err(why) => assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}"),
+    }
+}
+
 /// One model of each kind: windows, latent attention, experts of several makes, caches and embeddings that layers share,
 /// several streams, side by side, positions that come otherwise, recurrent states.
 const KINDS: &[&str] = &[

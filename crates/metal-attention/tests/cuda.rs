@@ -2,16 +2,20 @@
 //! CPU gives. Where there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
 #![cfg(feature = "cuda")]
 
+#[path = "cuda_parts/cards.rs"]
+mod cards;
 mod toys;
+
+use std::sync::Arc;
 
 use metal_attention::gguf::TensorType::{self, BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention::{
-    BatchToken, CacheType, CudaError, Device, EngineOptions, Error, ForwardPass, Model, ModelOptions, ModelSpec,
-    cuda_summaries,
+    BatchToken, CacheType, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, Device, EngineOptions,
+    Error, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
 };
-use metal_attention_model::ModelShape;
+use metal_attention_model::{ModelShape, highest};
 
 /// Whether there is a GPU to test.
 fn has_cuda() -> bool {
@@ -183,6 +187,15 @@ fn every_type_gives_the_logits_of_the_cpu() {
     }
 }
 
+/// What makes a Gemma 3n of several residual streams.
+const STREAMS: [(&str, u32); 5] = [
+    ("attention.sliding_window", 40),
+    ("attention.shared_kv_layers", 2),
+    ("embedding_length_per_layer_input", 12),
+    ("altup.num_inputs", 4),
+    ("laurel.rank", 8),
+];
+
 /// Norms after mixers and feed-forwards, of whole rows and of heads; layers side by side; positions that are learned, and such
 /// that scores fall with; gates of queries; streams, embeddings of layers, and caches that layers share; heads of any length.
 #[test]
@@ -190,17 +203,10 @@ fn every_part_gives_the_logits_of_the_cpu() {
     if !has_cuda() {
         return;
     }
-    let streams = [
-        ("attention.sliding_window", 40),
-        ("attention.shared_kv_layers", 2),
-        ("embedding_length_per_layer_input", 12),
-        ("altup.num_inputs", 4),
-        ("laurel.rank", 8),
-    ];
     let heads = |n: u32| [("attention.key_length", n), ("attention.value_length", n), ("rope.dimension_count", n & !1)];
     for (what, architecture, n_layer, keys) in [
         ("gemma2", "gemma2", 3, &[("attention.sliding_window", 40)][..]),
-        ("gemma3n", "gemma3n", 5, &streams),
+        ("gemma3n", "gemma3n", 5, &STREAMS),
         ("olmo2", "olmo2", 2, &[]),
         ("command-r", "command-r", 2, &[]),
         ("gpt2", "gpt2", 2, &[("context_length", 512)]),
@@ -265,6 +271,42 @@ fn greedy_steps_run_ahead() {
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         assert_eq!(logits[next as usize], best, "step {step}");
         id = next;
+    }
+}
+
+/// Lists of the highest logits are those of all logits, of single tokens, several sequences and prompts, in one launch or not.
+#[test]
+fn short_lists_are_the_highest_of_all_logits() {
+    if !has_cuda() {
+        return;
+    }
+    let model = model(&ModelShape { n_vocab: 5000, ..small() }, Q4_K, 0);
+    let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
+    for one_launch in [false, true] {
+        let options = CudaForwardPassOptions {
+            n_ctx: 256,
+            n_seq: 3,
+            n_ubatch: 40,
+            one_launch: Some(one_launch),
+            ..Default::default()
+        };
+        let pass =
+            || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
+        let (mut lists, mut all) = (pass(), pass());
+        assert_eq!(lists.max_top_k(), 128);
+        let token = |seq, pos, logits| BatchToken { id: (7 * pos + seq) as u32, seq, pos, logits };
+        let prompt: Vec<_> = (0..50).map(|pos| token(0, pos, pos % 3 == 0)).collect();
+        let prompts = (1..3).flat_map(|seq| (0..20).map(move |pos| token(seq, pos, pos == 19)));
+        let mut batches = vec![prompt, prompts.collect()];
+        batches.extend((50..55).map(|pos| vec![token(0, pos, true)]));
+        batches.extend((20..24).map(|pos| vec![token(0, pos + 35, true), token(1, pos, true), token(2, pos, true)]));
+        for (i, batch) in batches.iter().enumerate() {
+            let k = if i == 3 { 200 } else { 128 - i };
+            let got = lists.forward_top_k(batch, k).unwrap();
+            let logits = all.forward(batch).unwrap();
+            let want: Vec<_> = (0..logits.n_rows()).map(|row| highest(logits.row(row), k)).collect();
+            assert_eq!(got, want, "batch {i}, one launch: {one_launch}");
+        }
     }
 }
 

@@ -41,7 +41,8 @@ struct Args {
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
 
-    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
+    /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
+    /// cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 

@@ -103,8 +103,8 @@ pub struct Args {
     #[command(flatten)]
     profile: ProfileArgs,
 
-    /// What runs the models, one after the other: auto (a GPU with room for the model, else the CPU), cpu, gpu, gpu:1
-    /// (by index), gpu:NAME
+    /// What runs the models, one after the other: auto (a GPU with room for the model, through CUDA where that can
+    /// be, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "auto", help_heading = "Engine")]
     device: Vec<Device>,
 

@@ -81,7 +81,7 @@ pub struct BenchResult {
     pub batch: usize,
     /// Threads that compute: 1 for a GPU.
     pub threads: usize,
-    /// As named by `--device`; for `auto` what it took, `cpu` or `gpu`.
+    /// As named by `--device`; for `auto` what it took, `cpu`, `cuda` or `gpu`.
     pub device: String,
     pub device_name: String,
     /// The GPU's.

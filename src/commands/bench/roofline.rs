@@ -133,7 +133,7 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     let options = EngineOptions { n_ctx: Some(n_ctx), ..options };
     let mut backend = model.backend(&options).map_err(CliError::from)?;
     step();
-    let (ceilings, batch_scaling) = ceilings::measure(&backend, &model, &options, effort, &mut step)?;
+    let (ceilings, batch_scaling) = ceilings::measure(&mut backend, &model, &options, effort, &mut step)?;
     let floors = floors::measure(&mut backend, &model, &options, effort, &ceilings, &mut step)?;
     drop(progress);
     let report = Report {

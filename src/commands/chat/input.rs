@@ -1,5 +1,7 @@
 //! Where messages and commands come from: a terminal, with editing, history and completion, or lines of stdin.
 
+use std::sync::mpsc::Sender;
+
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -29,8 +31,15 @@ impl Input {
         let config = Config::builder().completion_type(CompletionType::List).build();
         let mut editor = Editor::with_config(config)
             .map_err(|e| CliError::General(format!("cannot read from the terminal: {e}")))?;
-        editor.set_helper(Some(Assistance));
+        editor.set_helper(Some(Assistance { keys: None }));
         Ok(Self::Terminal(Box::new(editor)))
+    }
+
+    /// Has `keys` hear of every key that is typed. False where there is no terminal.
+    pub fn tell_keys(&mut self, keys: &Sender<()>) -> bool {
+        let Self::Terminal(editor) = self else { return false };
+        editor.set_helper(Some(Assistance { keys: Some(keys.clone()) }));
+        true
     }
 
     /// The next message or command; `None` where there are no more.
@@ -101,8 +110,10 @@ fn assembled(text: &str) -> String {
     }
 }
 
-/// Completes commands, and knows when a message goes on in the next line.
-pub struct Assistance;
+/// Completes commands, knows when a message goes on in the next line, and tells of keys.
+pub struct Assistance {
+    keys: Option<Sender<()>>,
+}
 
 impl Completer for Assistance {
     type Candidate = String;
@@ -131,6 +142,15 @@ impl Validator for Assistance {
 
 impl Hinter for Assistance {
     type Hint = String;
+
+    /// There are no hints; but this is called with every key.
+    fn hint(&self, line: &str, _pos: usize, _ctx: &Context<'_>) -> Option<String> {
+        if let Some(keys) = self.keys.as_ref().filter(|_| !line.is_empty()) {
+            // Nobody may be listening any more.
+            let _ = keys.send(());
+        }
+        None
+    }
 }
 
 impl Highlighter for Assistance {}
@@ -140,6 +160,17 @@ impl Helper for Assistance {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_are_told_where_they_are_the_beginning_of_something() {
+        let (keys, told) = std::sync::mpsc::channel();
+        let (assistance, history) = (Assistance { keys: Some(keys) }, DefaultHistory::new());
+        let context = Context::new(&history);
+        for line in ["", "H", "Hi", ""] {
+            assert_eq!(assistance.hint(line, line.len(), &context), None);
+        }
+        assert_eq!(told.try_iter().count(), 2);
+    }
 
     #[test]
     fn messages_may_have_several_lines() {

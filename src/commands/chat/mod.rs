@@ -1,12 +1,13 @@
 //! `chat`: a conversation with a model.
 //!
 //! `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
-//! `session.rs` has the model answer.
+//! `session.rs` has the model answer; `waker.rs` readies the device while somebody types.
 
 mod commands;
 mod conversation;
 mod input;
 mod session;
+mod waker;
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -132,7 +133,7 @@ struct Chat {
 impl Chat {
     /// Reads a message or a command and does it. False: the user leaves.
     fn turn(&mut self) -> Result<bool, CliError> {
-        let Some(text) = self.input.read()? else { return Ok(false) };
+        let Some(text) = waker::read_awake(&mut self.input, &mut self.session)? else { return Ok(false) };
         let _asked = interrupt::ask();
         match commands::parse(&text) {
             Ok(Command::Exit) => return Ok(false),

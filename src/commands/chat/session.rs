@@ -154,6 +154,11 @@ impl Session {
         Ok((output.end()?, stop_reason))
     }
 
+    /// Brings the device up to its speed, until `enough`.
+    pub fn wake(&mut self, enough: impl FnMut() -> bool) {
+        self.generator.wake(enough);
+    }
+
     /// What the last answer cost, and how full the context is.
     pub fn print_statistics(&self) {
         let (used, n_ctx) = (self.generator.ids().len(), self.generator.forward_pass().n_ctx());

@@ -107,6 +107,17 @@ inline void vote(void* const (&given)[32], uint32_t arrived) {
 }  // namespace software
 
 inline void __syncthreads() { software::block_barrier(0, 0); }
+// How many threads say yes.
+inline int __syncthreads_count(int yes) {
+    static thread_local int n_yes, n_left;
+    n_yes += yes != 0;
+    n_left++;
+    __syncthreads();
+    const int n = n_yes;
+    if (--n_left == 0) n_yes = 0;
+    __syncthreads();
+    return n;
+}
 inline void __syncwarp(unsigned mask = ~0u) { software::meet(mask, "its warp", nullptr, nullptr); }
 template <typename T> inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
     return software::shuffle(mask, value, software::fiber()->lane / width * width + lane % width);

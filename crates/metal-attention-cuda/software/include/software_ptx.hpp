@@ -27,6 +27,14 @@ struct Rows {
     const half* row;
     u32* to;
 };
+// The same with N columns of b, as `wide_mma` of kernels/ptx.cuh has them; the warps of a group each do their part.
+struct WideProduct {
+    const u32* a;
+    const half* b;
+    float (*c)[4];
+    int columns, step;
+};
+void multiply_wide(void* const (&given)[32], u32 arrived);
 void give_rows(void* const (&given)[32], u32 arrived);
 void give_columns(void* const (&given)[32], u32 arrived);
 }  // namespace software
@@ -38,6 +46,19 @@ inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 inline void mma_new(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     for (float& v : d) v = 0.0f;
     mma(d, a0, a1, a2, a3, b0, b1);
+}
+template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
+template <int N> inline void give_registers() {}
+template <int N> inline void take_registers() {}
+template <int TILES> inline void stay(float (&)[TILES][4]) {}
+inline void wide_begin() {}
+inline void wide_commit() {}
+template <int N> inline void wide_wait() {}
+typedef const half* WideColumns;
+inline WideColumns wide_columns(const half* b) { return b; }
+template <int TILES> inline void wide_mma(float (&c)[TILES][4], const u32 (&a)[4], WideColumns b, int step) {
+    software::WideProduct mine = {a, b, c, 8 * TILES, step};
+    software::meet(~0u, "a product of a group of warps", software::multiply_wide, &mine);
 }
 inline void load_matrices(u32 (&r)[4], const half* row) {
     software::Rows mine = {row, r};
@@ -54,6 +75,7 @@ inline void commit_copies() { software::commit_copies(); }
 template <int N> inline void wait_for_copies() { software::finish_copies(N); }
 
 inline void barrier_init(u64_t* barrier, u32 count) { software::barrier_init((uint64_t*)barrier, count); }
+inline void barriers_are_ready() {}
 inline void barrier_arrive(u64_t* barrier) { software::barrier_arrive((uint64_t*)barrier, 0); }
 inline void barrier_arrive_expecting(u64_t* barrier, u32 bytes) { software::barrier_arrive((uint64_t*)barrier, bytes); }
 inline bool barrier_try_wait(u64_t* barrier, u32 phase) {
@@ -85,4 +107,8 @@ inline void add_release(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELEA
 inline u64_t load_exchanged(const u64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline ulonglong2 load_exchanged(const ulonglong2* p) { return {load_exchanged(&p->x), load_exchanged(&p->y)}; }
 inline void store_exchanged(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline u64_t load_from_peer(const u64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline u32 load_from_peer(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline void store_for_peer(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline void store_for_peer(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }

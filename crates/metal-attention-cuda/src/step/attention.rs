@@ -78,7 +78,7 @@ impl Steps {
         let n = size.n_tokens;
         let [k_cache, v_cache] = cache.of_layer(i);
         let packed = if self.is_exact(n) { 0 } else { self.s.packed_att.ptr() };
-        let token_tiles = n.div_ceil(8) as u32;
+        let token_tiles = self.packed_order(n);
         let of_kv = a.n_head / a.n_kv_head;
         let group = of_kv.next_power_of_two().min(8);
         let n_chunks = of_kv.div_ceil(group);

@@ -11,6 +11,7 @@ use crate::CudaError;
 use crate::activations::ARGMAX_BLOCKS;
 use crate::args::{ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs};
 use crate::device::CudaBuffer;
+use crate::exchange::Exchange;
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
 
@@ -63,23 +64,29 @@ impl Steps {
     }
 
     /// What comes of the wanted tokens.
-    pub(super) fn results(&mut self, spec: &ModelSpec, size: StepSize) -> Result<(), CudaError> {
+    pub(crate) fn results(&mut self, spec: &ModelSpec, size: StepSize) -> Result<(), CudaError> {
         let (n, n_embd) = (size.n_wanted, spec.n_embd);
         let (norm, embedding) = (self.weights.output_norm.clone(), Arc::clone(&self.weights.embedding));
         self.join_streams(spec, embedding.streams.as_ref(), size.n_tokens)?;
         let (wanted, hidden) = (self.s.wanted.ptr(), self.s.hidden.ptr());
         let args = NormArgs { rows: wanted, ..norm_args(norm.as_deref(), self.s.x.ptr(), n_embd) };
-        let advance = match size.wanted {
-            Wanted::Hidden => return self.norm(NormArgs { out: hidden, ..args }, n),
-            Wanted::Logits => None,
-            Wanted::Id { advance } => Some(advance),
-        };
+        if size.wanted == Wanted::Hidden {
+            return self.norm(NormArgs { out: hidden, ..args }, n);
+        }
         let Some((head, bias)) =
             self.weights.output.as_ref().map(|(head, bias)| (Arc::clone(head), bias.as_ref().map(CudaBuffer::ptr)))
         else {
             return Ok(());
         };
-        let product = Product { bias: bias.unwrap_or(0), y: self.s.logits.ptr(), ..Product::stored("logits", &head) };
+        // Of several cards each has some of the rows.
+        let first = self.exchange.as_ref().map_or(0, Exchange::first_row);
+        let product = Product {
+            parts: vec![(&head, first)],
+            n_out: spec.n_vocab,
+            bias: bias.unwrap_or(0),
+            y: self.s.logits.ptr(),
+            ..Product::stored("logits", &head)
+        };
         if !self.is_exact(n) {
             let packed = self.s.packed_x.ptr();
             self.norm(NormArgs { packed, ..args }, n)?;
@@ -95,6 +102,7 @@ impl Steps {
             self.norm(NormArgs { out: hidden, ..args }, n)?;
             self.product(&product, Input::Rows { x: hidden, norm: 0, eps: 0.0 }, n_embd, n)?;
         }
+        self.gather_logits(n, spec.n_vocab)?;
         let (scale, soft_cap) = spec.output.head.map_or((1.0, None), |head| (head.scale, head.soft_cap));
         if scale != 1.0 || soft_cap.is_some() {
             let args = LogitsArgs {
@@ -106,7 +114,11 @@ impl Steps {
             };
             self.launch("scale_logits", "", Grid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
         }
-        let Some(advance) = advance else { return Ok(()) };
+        let advance = match size.wanted {
+            Wanted::Hidden | Wanted::Logits => return Ok(()),
+            Wanted::TopK => return self.top_k(spec.n_vocab, n),
+            Wanted::Id { advance } => advance,
+        };
         let args = ArgmaxArgs {
             logits: self.s.logits.ptr(),
             n_vocab: spec.n_vocab as u32,

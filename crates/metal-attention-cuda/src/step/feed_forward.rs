@@ -69,7 +69,7 @@ impl Steps {
     /// Activations of `n_tokens` rows, packed as well where products of so many tokens take them so.
     pub(super) fn activate(&mut self, args: ActivationArgs, n_tokens: usize) -> Result<(), CudaError> {
         let packed = if self.is_exact(n_tokens) { 0 } else { args.packed };
-        let args = ActivationArgs { packed, n_token_tiles: n_tokens.div_ceil(8) as u32, ..args };
+        let args = ActivationArgs { packed, n_token_tiles: self.packed_order(n_tokens), ..args };
         let blocks = (args.n_ff as usize).div_ceil(ELEMENTS_OF_A_BLOCK);
         self.launch("activation", "", Grid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, &args)
     }

@@ -26,17 +26,20 @@ impl Steps {
         let (n, n_embd, x) = (step.size.n_tokens, step.spec.n_embd, self.s.x.ptr());
         let (mixer_norm, mixer_post) = (layer.mixer_norm.as_ref(), layer.mixer_post_norm.as_ref());
         let (norm, post) = (layer.feed_forward_norm.as_ref(), layer.feed_forward_post_norm.as_ref());
+        let division = self.exchange.as_ref().map(|exchange| &exchange.share.division);
+        let mixer_parts = division.is_some_and(|division| division.divides_mixer(&step.spec.layers[i].mixer));
+        let parts = division.is_some_and(|division| division.feed_forwards[i]);
         match layer.residual {
             Residual::Sequential { scale } => {
                 self.predict_streams(step, layer)?;
                 let input = self.mixer_input(step, i, mixer_norm, false)?;
                 self.laurel(step, layer, input)?;
                 let given = self.mixer(step, i, &layer.mixer, input)?;
-                self.join(step, &given, mixer_post, scale)?;
+                self.join(step, &given, mixer_parts, mixer_post, scale)?;
                 self.add_laurel(step, layer)?;
                 let input = self.feed_forward_input(step, i, norm)?;
                 let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
-                self.join(step, given.as_slice(), post, scale)?;
+                self.join(step, given.as_slice(), parts, post, scale)?;
             }
             Residual::Parallel => {
                 // What the feed-forward reads does not have the mixer's result.
@@ -44,8 +47,8 @@ impl Steps {
                 let mixed = self.mixer(step, i, &layer.mixer, input)?;
                 let input = if norm.is_some() { self.feed_forward_input(step, i, norm)? } else { input };
                 let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
-                self.join(step, &mixed, mixer_post, 1.0)?;
-                self.join(step, given.as_slice(), post, 1.0)?;
+                self.join(step, &mixed, mixer_parts, mixer_post, 1.0)?;
+                self.join(step, given.as_slice(), parts, post, 1.0)?;
             }
             Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 let sum_norms = layer.sum_norms.as_ref();
@@ -55,11 +58,11 @@ impl Steps {
                 };
                 let input = self.mixer_input(step, i, mixer_norm, false)?;
                 let given = self.mixer(step, i, &layer.mixer, input)?;
-                self.join(step, &given, mixer_post, 1.0)?;
+                self.join(step, &given, mixer_parts, mixer_post, 1.0)?;
                 after(self, 0)?;
                 let input = self.feed_forward_input(step, i, norm)?;
                 let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
-                self.join(step, given.as_slice(), post, 1.0)?;
+                self.join(step, given.as_slice(), parts, post, 1.0)?;
                 after(self, 1)?;
             }
         }
@@ -134,21 +137,22 @@ impl Steps {
         })
     }
 
-    /// `x += scale * norm(sum of given)`.
+    /// `x += scale * norm(sum of given)`; where these are `parts`, the sum goes over all cards, too.
     pub(super) fn join(
         &mut self,
         step: Step<'_>,
         given: &[Given<'_>],
+        parts: bool,
         norm: Option<&CudaNorm>,
         scale: f32,
     ) -> Result<(), CudaError> {
         let (n, n_embd, x, result) = (step.size.n_tokens, step.spec.n_embd, self.s.x.ptr(), self.s.result.ptr());
         for (i, of) in given.iter().enumerate() {
-            // Through a norm goes the whole sum.
-            let (y, output, scale) = match norm {
-                None => (x, Output::Add, scale),
-                Some(_) if i == 0 => (result, Output::Store, 1.0),
-                Some(_) => (result, Output::Add, 1.0),
+            // Through a norm, and to other cards, goes the whole sum.
+            let (y, output, scale) = match (norm.is_some() || parts, i) {
+                (false, _) => (x, Output::Add, scale),
+                (true, 0) => (result, Output::Store, 1.0),
+                (true, _) => (result, Output::Add, 1.0),
             };
             match *of {
                 Given::Product { what, linear, input } => {
@@ -165,6 +169,10 @@ impl Steps {
                     self.norm(NormArgs { out: y, scale, accumulate, ..norm_args(None, rows, n_embd) }, n)?;
                 }
             }
+        }
+        if parts && !given.is_empty() {
+            let (out, how) = if norm.is_some() { (result, (false, 1.0)) } else { (x, (true, scale)) };
+            self.all_reduce(result, out, n * n_embd, how)?;
         }
         if norm.is_some() && !given.is_empty() {
             self.norm(NormArgs { out: x, scale, accumulate: 1, ..norm_args(norm, result, n_embd) }, n)?;

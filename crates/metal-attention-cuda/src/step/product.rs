@@ -63,6 +63,22 @@ impl<'a> Product<'a> {
         }
     }
 
+    /// What products of one to four tokens with some of its matrices take, but for how they are shared out and their input.
+    fn matvec_args(&self, of: &[(&CudaMatrix, usize)], n_in: usize) -> MatvecArgs {
+        MatvecArgs {
+            parts: part_args(of),
+            n_parts: of.len() as u32,
+            n_in: n_in as u32,
+            n_out: self.n_out as u32,
+            output: self.output as u32,
+            activation: self.activation,
+            scale: self.scale,
+            bias: self.bias,
+            y: self.y,
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
     /// Its matrices one by one, each beside itself; GATED: the gate beside up.
     fn products(&self) -> Vec<[(&'a CudaMatrix, usize); 2]> {
         match (&self.parts[..], self.output) {
@@ -70,6 +86,15 @@ impl<'a> Product<'a> {
             (parts, Output::Store | Output::Add | Output::Gated) => parts.iter().map(|part| [*part, *part]).collect(),
         }
     }
+}
+
+/// Up to [`MAX_PARTS`] matrices, with the rows that come before each.
+pub(super) fn part_args(of: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX_PARTS] {
+    let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
+    for (to, (matrix, first)) in parts.iter_mut().zip(of) {
+        *to = matrix.args(*first);
+    }
+    parts
 }
 
 /// The norm of rows of `n_in` elements at `x`, or the rows as they are, but for where they go.
@@ -168,7 +193,7 @@ impl Steps {
 
     /// Norms of `n_rows` rows.
     pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
-        let n_token_tiles = n_rows.div_ceil(8) as u32;
+        let n_token_tiles = self.packed_order(n_rows);
         let grid = Grid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
         self.launch("norm_rows", "", grid, &NormArgs { n_token_tiles, ..args })
     }
@@ -227,10 +252,6 @@ impl Steps {
         if !n_in.is_multiple_of(4) {
             return self.odd_rows(p, x, rows, y, n_in, n_tokens);
         }
-        let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
-        for (to, (matrix, first)) in parts.iter_mut().zip(&p.parts) {
-            *to = matrix.args(*first);
-        }
         let gated = p.output == Output::Gated;
         let of = if gated { 1 } else { p.parts.len() };
         let tiles: Vec<usize> = p.parts[..of].iter().map(|(matrix, _)| matrix.n_tiles()).collect();
@@ -253,24 +274,8 @@ impl Steps {
             n_blocks += share(groups);
             *end = n_blocks as u32;
         }
-        let args = MatvecArgs {
-            parts,
-            n_parts: p.parts.len() as u32,
-            blocks,
-            n_in: n_in as u32,
-            n_out: p.n_out as u32,
-            warps_a_tile: warps_a_tile as u32,
-            output: p.output as u32,
-            activation: p.activation,
-            eps,
-            scale: p.scale,
-            unused: 0,
-            x,
-            norm,
-            bias: p.bias,
-            y,
-            rows,
-        };
+        let warps_a_tile = warps_a_tile as u32;
+        let args = MatvecArgs { blocks, warps_a_tile, eps, x, norm, y, rows, ..p.matvec_args(&p.parts, n_in) };
         let shared = shared_of(p.parts.iter().map(|(matrix, _)| matrix.format), n_panels, n_tokens);
         let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
@@ -290,34 +295,14 @@ impl Steps {
             Output::Store | Output::Add => p.parts.chunks(1).collect(),
         };
         for of in products {
-            let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
-            for (to, (matrix, first)) in parts.iter_mut().zip(of) {
-                *to = matrix.args(*first);
-            }
             let (n_tiles, n_panels) = (of[0].0.n_tiles(), n_in.div_ceil(PANEL));
             let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
             let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles * groups).clamp(1, most));
             let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
             // A block makes its input once, however many tiles it goes through.
             let blocks = (2 * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
-            let args = MatvecArgs {
-                parts,
-                n_parts: of.len() as u32,
-                blocks: [blocks as u32; MAX_PARTS],
-                n_in: n_in as u32,
-                n_out: p.n_out as u32,
-                warps_a_tile: warps_a_tile as u32,
-                output: p.output as u32,
-                activation: p.activation,
-                eps,
-                scale: p.scale,
-                unused: 0,
-                x,
-                norm,
-                bias: p.bias,
-                y: p.y,
-                rows: 0,
-            };
+            let (blocks_of, warps_a_tile) = ([blocks as u32; MAX_PARTS], warps_a_tile as u32);
+            let args = MatvecArgs { blocks: blocks_of, warps_a_tile, eps, x, norm, ..p.matvec_args(of, n_in) };
             let shared = shared_of(of.iter().map(|(matrix, _)| matrix.format), n_panels, MATVEC_TOKENS);
             let grid = Grid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
             self.launch("matvec_rows", p.what, grid, &args)?;
@@ -357,6 +342,9 @@ impl Steps {
     }
 
     pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+        if self.gpu.summary().has_wide() {
+            return self.matmul_wide(p, x, n_tokens);
+        }
         let token_tiles = n_tokens.div_ceil(8);
         let gated = p.output == Output::Gated;
         for [(a, first), (b, _)] in p.products() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use metal_attention::scheduler::{Scheduler, SchedulerOptions, StartError};
+use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
@@ -102,9 +102,9 @@ impl Parts {
         self.model.get().ok_or_else(|| ApiError::unavailable("loading", "the model is still loading: try again soon"))
     }
 
-    /// An error where the engine met a defect: nothing can be answered any more.
+    /// An error where the engine, or each replica of it, met a defect: nothing can be answered any more.
     pub fn check_engine(&self) -> Result<(), ApiError> {
-        match self.scheduler().and_then(Scheduler::defect) {
+        match self.scheduler().and_then(Replicas::defect) {
             Some(_) => Err(ApiError::engine_failed()),
             None => Ok(()),
         }
@@ -121,8 +121,8 @@ impl Parts {
         }
     }
 
-    /// The scheduler, as soon as there is one.
-    pub fn scheduler(&self) -> Option<&Scheduler> {
+    /// What runs requests, as soon as there is something.
+    pub fn scheduler(&self) -> Option<&Replicas> {
         self.model.get().map(|model| &model.scheduler)
     }
 
@@ -139,7 +139,7 @@ fn shutting_down() -> ApiError {
 /// A model that is ready to answer.
 pub struct Loaded {
     /// Runs the requests.
-    pub scheduler: Scheduler,
+    pub scheduler: Replicas,
     /// Text to ids and back.
     pub tokenizer: Arc<Tokenizer>,
     /// Conversations to text.
@@ -189,10 +189,19 @@ fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
 
 impl Loaded {
     /// Has `pass`, a forward pass of `model`, evaluate a first token, and then starts a scheduler over it.
-    pub fn start(model: Model, mut pass: Box<dyn ForwardPass>, options: SchedulerOptions) -> Result<Self, LoadError> {
-        evaluate_first(&mut *pass)?;
-        let n_ctx = pass.n_ctx();
-        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
+    pub fn start(model: Model, pass: Box<dyn ForwardPass>, options: &SchedulerOptions) -> Result<Self, LoadError> {
+        Self::start_replicas(model, vec![pass], options)
+    }
+
+    /// The same over several forward passes, set up alike, each with a scheduler of its own.
+    pub fn start_replicas(
+        model: Model,
+        mut passes: Vec<Box<dyn ForwardPass>>,
+        options: &SchedulerOptions,
+    ) -> Result<Self, LoadError> {
+        passes.iter_mut().try_for_each(|pass| evaluate_first(&mut **pass))?;
+        let n_ctx = passes.iter().map(|pass| pass.n_ctx()).min().unwrap_or(0);
+        let scheduler = Replicas::start(passes, &Arc::new(model.clone()), options)?;
         let tokenizer = model.tokenizer()?;
         let grammars = Grammars::new(&tokenizer);
         let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));

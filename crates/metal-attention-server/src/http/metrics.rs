@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Scheduler};
+use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Replicas};
 
 use super::App;
 use super::connections::Connections;
@@ -68,8 +68,9 @@ impl HttpMetrics {
     (status = 401, description = "No key, or a wrong one", body = ErrorBody),
 ))]
 pub async fn metrics(State(app): State<App>) -> Response {
-    let scheduler = app.scheduler().map(Scheduler::metrics);
-    let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), scheduler.as_ref());
+    let scheduler = app.scheduler().map(Replicas::metrics);
+    let replicas = app.scheduler().map_or((0, 0), |replicas| (replicas.n_replicas(), replicas.n_failed()));
+    let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), replicas, scheduler.as_ref());
     if let Some(scheduler) = &scheduler {
         text += &vllm_metrics::render(&app.model_name(), app.started, scheduler);
     }
@@ -124,7 +125,14 @@ impl Lines {
     }
 }
 
-fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, scheduler: Option<&Metrics>) -> String {
+/// `replicas`: how many there are, and how many of them have failed.
+fn render(
+    http: &HttpMetrics,
+    connections: &Connections,
+    body_bytes: usize,
+    replicas: (usize, usize),
+    scheduler: Option<&Metrics>,
+) -> String {
     let mut lines = Lines::new("metal_attention_");
     lines.one("connections", "gauge", "Connections that are open now.", connections.len());
     let (given_up, refused) = connections.turned_away();
@@ -145,6 +153,8 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, sche
     lines.times("http_response_seconds", "From a request's head to the head of its response.", &http.answer_time);
     lines.times("time_to_first_token_seconds", "From a request's submission to its first token.", &http.first_token);
     lines.one("model_loaded", "gauge", "1 once the model is loaded.", u8::from(scheduler.is_some()));
+    lines.one("replicas", "gauge", "Replicas of the model that answer requests.", replicas.0 - replicas.1);
+    lines.one("replicas_failed", "gauge", "Replicas that met a defect and have ended.", replicas.1);
     if let Some(scheduler) = scheduler {
         render_scheduler(&mut lines, scheduler);
     }
@@ -207,7 +217,7 @@ mod tests {
         http.answered("/x", 200, Duration::from_millis(7));
         http.answered("/x", 200, Duration::from_millis(700));
         http.answered("/x", 404, Duration::from_secs(100));
-        let text = render(&http, &Connections::new(1, 1), 0, None);
+        let text = render(&http, &Connections::new(1, 1), 0, (3, 1), None);
         for line in [
             "metal_attention_http_responses_total{route=\"/x\",status=\"200\"} 2",
             "metal_attention_http_response_seconds_bucket{le=\"0.005\"} 0",
@@ -217,6 +227,8 @@ mod tests {
             "metal_attention_http_response_seconds_sum 100.707",
             "metal_attention_http_response_seconds_count 3",
             "metal_attention_model_loaded 0",
+            "metal_attention_replicas 2",
+            "metal_attention_replicas_failed 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

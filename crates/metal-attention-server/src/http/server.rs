@@ -105,7 +105,13 @@ pub async fn serve<E: Send + 'static>(
                 failure = Some(ServeError::Engine(why));
                 break;
             }
-            (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
+            (stream, peer) = accept(&listener, &app.connections) => {
+                // Who connects is about to ask.
+                if let Some(scheduler) = app.scheduler() {
+                    scheduler.announce();
+                }
+                door.let_in(stream, peer).await;
+            }
         }
     }
     // Routers hear that the server goes, while it takes requests as ever.

@@ -36,7 +36,7 @@ pub fn load_model(model: Model, n_parallel: usize, n_queue: usize) -> Result<Loa
 pub fn load_with(model: Model, engine: &EngineOptions, n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
     let pass = model.forward_pass(engine)?;
     let options = SchedulerOptions { n_parallel, n_queue, ..Default::default() };
-    Ok(Loaded::start(model, pass, options).unwrap())
+    Ok(Loaded::start(model, pass, &options).unwrap())
 }
 
 impl Server {

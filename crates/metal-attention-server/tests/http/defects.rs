@@ -23,7 +23,7 @@ fn server() -> (Server, Arc<AtomicUsize>) {
         let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
         let pass = Wrapped { panic_in: lever, ..Wrapped::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-        Ok(Loaded::start(model, Box::new(pass), options).unwrap())
+        Ok(Loaded::start(model, Box::new(pass), &options).unwrap())
     });
     server.wait_until_ready();
     (server, panic_in)

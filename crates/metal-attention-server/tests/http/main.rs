@@ -6,6 +6,7 @@ mod defects;
 #[path = "../../../../tests/common/encoder.rs"]
 mod encoder;
 mod ranking;
+mod replicas;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
 mod turns;

@@ -19,14 +19,18 @@ fn with_key() -> HttpOptions {
 
 /// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.
 fn held_up(options: HttpOptions) -> (Server, Wrapped) {
-    let model = Model::built_in().unwrap();
+    held_up_with(Model::built_in().unwrap(), options)
+}
+
+/// The same with `model`.
+pub fn held_up_with(model: Model, options: HttpOptions) -> (Server, Wrapped) {
     let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
     let levers = Wrapped::new(model.forward_pass(&engine).unwrap());
     let (gate, log) = (levers.gate.clone(), levers.log.clone());
     let server = Server::with_model(options, move || {
         let pass = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-        Ok(Loaded::start(model, Box::new(pass), options).unwrap())
+        Ok(Loaded::start(model, Box::new(pass), &options).unwrap())
     });
     (server, levers)
 }
@@ -138,7 +142,7 @@ fn a_server_whose_model_cannot_answer_is_never_ready() {
     let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
     let pass = Wrapped::new(model.forward_pass(&engine).unwrap());
     pass.fail.store(true, Ordering::Relaxed);
-    let error = Loaded::start(model, Box::new(pass), SchedulerOptions::default()).err().unwrap();
+    let error = Loaded::start(model, Box::new(pass), &SchedulerOptions::default()).err().unwrap();
     assert!(matches!(error, LoadError::FirstToken(_)), "{error}");
     assert!(error.to_string().contains("the device is gone"), "{error}");
 }

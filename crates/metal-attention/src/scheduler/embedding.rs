@@ -43,7 +43,8 @@ impl EmbeddingRun {
     }
 
     /// Tells the client that it cannot be made.
-    pub fn fail(self, why: RequestError) {
+    pub fn fail(mut self, why: RequestError) {
+        drop(self.request.ticket.take());
         let _ = self.request.answer.send(Err(why));
     }
 }
@@ -116,8 +117,9 @@ impl Engine<'_> {
 
     /// Answers the `i`-th embedding, all of whose tokens were evaluated.
     fn finish_embedding(&mut self, i: usize) {
-        let Some(run) = self.embeddings.remove(i) else { return };
+        let Some(mut run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
+        drop(run.request.ticket.take());
         self.count(|metrics| metrics.requests.embeddings += 1);
         let vector = match run.outcome {
             Outcome::Pooled(pooled) => self.pooler.finish(pooled),

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use metal_attention_model::{ASLEEP_AFTER, wake};
 
 use crate::tokenizer::Tokenizer;
-use crate::{ForwardPass, Model, Pooler};
+use crate::{ForwardPass, Model, Pooler, StateUse};
 
 use super::blocks::{Blocks, HeldText};
 use super::embedding::EmbeddingRun;
@@ -15,6 +17,9 @@ use super::slots::Slots;
 use super::text::Text;
 use super::turns::Turns;
 use super::{CacheObserver, FinishReason, RequestError, SchedulerOptions};
+
+/// How long a device is left alone that was woken for nothing: who watches over a server opens connections all the time.
+const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// A text with a place in the KV cache.
 pub(super) struct Running<'t> {
@@ -49,6 +54,10 @@ pub(super) struct Engine<'t> {
     pub pace: Pace,
     /// Texts and embeddings that got a place so far, or ended without one.
     pub n_begun: u64,
+    /// When there was work last.
+    worked: Option<Instant>,
+    /// When the device was woken for a request to come.
+    woken: Option<Instant>,
 }
 
 impl<'t> Engine<'t> {
@@ -75,6 +84,8 @@ impl<'t> Engine<'t> {
             turns: Turns::default(),
             texts_first: false,
             n_begun: 0,
+            worked: None,
+            woken: None,
         }
     }
 
@@ -83,7 +94,10 @@ impl<'t> Engine<'t> {
         loop {
             if self.is_idle() {
                 self.publish();
-                self.shared.sleep();
+                self.worked = Some(Instant::now());
+                while !self.shared.sleep() {
+                    self.wake();
+                }
                 if self.shared.queue().closing.is_some() && self.is_idle() {
                     return;
                 }
@@ -93,6 +107,17 @@ impl<'t> Engine<'t> {
             self.step();
             self.embed();
             self.publish();
+        }
+    }
+
+    /// Brings a device that was idle up to its speed for a request that is announced, until it is there. Who announces requests
+    /// and sends none does not keep the device busy.
+    fn wake(&mut self) {
+        let since = |then: Option<Instant>| then.map_or(Duration::MAX, |then| then.elapsed());
+        if since(self.worked) >= ASLEEP_AFTER && since(self.woken) >= WAKE_AGAIN_AFTER {
+            let shared = Arc::clone(&self.shared);
+            wake(&mut *self.pass, || !shared.queue().is_idle());
+            self.woken = Some(Instant::now());
         }
     }
 
@@ -184,6 +209,8 @@ impl<'t> Engine<'t> {
         let mut metrics = self.shared.metrics();
         metrics.requests.failed += n_embeddings;
         (metrics.running, metrics.waiting, metrics.pages_running) = (0, 0, 0);
+        // Nobody finds anything in its cache any more.
+        (metrics.pages_used, metrics.pages_free, metrics.states) = (0, 0, StateUse::default());
     }
 
     /// Empties a sequence, whose pages are free then unless others share them.

@@ -84,7 +84,63 @@ impl Outcomes {
     }
 }
 
+impl Outcomes {
+    fn add(&mut self, other: &Self) {
+        let Self { end_of_text, length, stop_string, context_full, deadline, cancelled, failed, refused, embeddings } =
+            other;
+        self.end_of_text += end_of_text;
+        self.length += length;
+        self.stop_string += stop_string;
+        self.context_full += context_full;
+        self.deadline += deadline;
+        self.cancelled += cancelled;
+        self.failed += failed;
+        self.refused += refused;
+        self.embeddings += embeddings;
+    }
+}
+
 impl Metrics {
+    /// Adds what another scheduler of the same model has done, and is at.
+    pub(super) fn add(&mut self, other: &Self) {
+        let Self {
+            prompt_tokens,
+            cached_tokens,
+            generated_tokens,
+            embedding_tokens,
+            requests,
+            steps,
+            batch_sizes,
+            batch_tokens,
+            preemptions,
+            running,
+            waiting,
+            pages_used,
+            pages_free,
+            pages_running,
+            page_len,
+            states: StateUse { total, free, checkpoints },
+        } = other;
+        self.prompt_tokens += prompt_tokens;
+        self.cached_tokens += cached_tokens;
+        self.generated_tokens += generated_tokens;
+        self.embedding_tokens += embedding_tokens;
+        self.requests.add(requests);
+        self.steps += steps;
+        self.batch_sizes.iter_mut().zip(batch_sizes).for_each(|(sum, n)| *sum += n);
+        self.batch_tokens += batch_tokens;
+        self.preemptions += preemptions;
+        self.running += running;
+        self.waiting += waiting;
+        self.pages_used += pages_used;
+        self.pages_free += pages_free;
+        self.pages_running += pages_running;
+        self.page_len = self.page_len.max(*page_len);
+        self.states.total += total;
+        self.states.free += free;
+        self.states.checkpoints += checkpoints;
+    }
+
     /// Counts a step over `n` tokens.
     pub(super) fn count_step(&mut self, n: usize) {
         self.steps += 1;

@@ -37,6 +37,7 @@ mod lines;
 mod metrics;
 mod pace;
 mod queue;
+mod replicas;
 mod request;
 mod slots;
 mod step;
@@ -62,6 +63,7 @@ use queue::{EmbeddingRequest, Shared, Submission, Wanted};
 pub use blocks::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
+pub use replicas::Replicas;
 pub use request::{
     Client, Completion, Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage,
 };
@@ -190,10 +192,14 @@ impl Scheduler {
 
     /// Queues a request. Fails at once when it cannot work, when the queue is full, or while shutting down.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
-        self.counted(self.queue_text(request))
+        self.counted(self.prepare_text(request).and_then(|(submission, events)| {
+            self.push_text(&mut Some(submission))?;
+            Ok(events)
+        }))
     }
 
-    fn queue_text(&self, mut request: Request) -> Result<Events, SubmitError> {
+    /// A request that can work, and what its client hears.
+    fn prepare_text(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
         if !self.handle.has_logits {
             return Err(SubmitError::NoLogits);
         }
@@ -205,10 +211,19 @@ impl Scheduler {
         let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
         let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
         let (events, receiver) = mpsc::unbounded_channel();
-        let client = request.client;
-        let submission = Submission { request, sampler, events, submitted: Instant::now() };
-        self.handle.shared.push(self.handle.n_queue, client, |queue| queue.texts.push(client, submission))?;
-        Ok(Events::new(receiver))
+        let submission = Submission { request, sampler, events, submitted: Instant::now(), ticket: None };
+        Ok((submission, Events::new(receiver)))
+    }
+
+    /// Queues a request, which is left where it is refused.
+    fn push_text(&self, submission: &mut Option<Submission>) -> Result<(), SubmitError> {
+        let Some(client) = submission.as_ref().map(|submission| submission.request.client) else { return Ok(()) };
+        let shared = &self.handle.shared;
+        shared.push(self.handle.n_queue, client, |queue| {
+            if let Some(queued) = submission.take() {
+                queue.texts.push(client, Submission { ticket: Some(shared.ticket()), ..queued });
+            }
+        })
     }
 
     /// Queues a text of `client` for its embedding, made as the model's file says and of length 1; of a reranker for its
@@ -225,11 +240,43 @@ impl Scheduler {
     }
 
     fn queue_embedding(&self, client: Client, ids: Vec<u32>, wanted: Wanted) -> Result<Vector, SubmitError> {
+        let (request, vector) = self.prepare_embedding(client, ids, wanted)?;
+        self.push_embedding(&mut Some(request))?;
+        Ok(vector)
+    }
+
+    /// A request that can work, and what its client gets.
+    fn prepare_embedding(
+        &self,
+        client: Client,
+        ids: Vec<u32>,
+        wanted: Wanted,
+    ) -> Result<(EmbeddingRequest, Vector), SubmitError> {
         self.check_prompt(&ids)?;
         let (answer, receiver) = oneshot::channel();
-        let request = EmbeddingRequest { client, ids, wanted, answer };
-        self.handle.shared.push(self.handle.n_queue, client, |queue| queue.embeddings.push(client, request))?;
-        Ok(Vector { receiver })
+        Ok((EmbeddingRequest { client, ids, wanted, answer, ticket: None }, Vector { receiver }))
+    }
+
+    /// Queues a request, which is left where it is refused.
+    fn push_embedding(&self, request: &mut Option<EmbeddingRequest>) -> Result<(), SubmitError> {
+        let Some(client) = request.as_ref().map(|request| request.client) else { return Ok(()) };
+        let shared = &self.handle.shared;
+        shared.push(self.handle.n_queue, client, |queue| {
+            if let Some(queued) = request.take() {
+                queue.embeddings.push(client, EmbeddingRequest { ticket: Some(shared.ticket()), ..queued });
+            }
+        })
+    }
+
+    /// Requests that wait or run.
+    fn n_unfinished(&self) -> usize {
+        self.handle.shared.n_unfinished()
+    }
+
+    /// Says that somebody may be about to send a request, as whoever opens a connection is: a device that was idle comes up to
+    /// its speed meanwhile. Costs next to nothing while requests run.
+    pub fn announce(&self) {
+        self.handle.shared.announce();
     }
 
     /// What was done so far, and what is going on.
@@ -241,8 +288,18 @@ impl Scheduler {
 
     /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.
     pub async fn shut_down(&self, grace: Duration) {
+        self.close(grace);
+        self.wait_for_end().await;
+    }
+
+    /// Takes no more requests, and cancels after `grace` those that are not finished.
+    fn close(&self, grace: Duration) {
         let now = Instant::now();
         self.handle.shared.close(now.checked_add(grace).unwrap_or(now + Duration::from_secs(1 << 32)));
+    }
+
+    /// Returns when the thread has ended.
+    async fn wait_for_end(&self) {
         let mut defect = self.handle.defect.clone();
         // The wait ends when the thread does.
         while defect.changed().await.is_ok() {}

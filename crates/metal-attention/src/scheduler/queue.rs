@@ -1,7 +1,8 @@
 //! What callers and the engine's thread share: requests that wait, and the wish to end.
 
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::sampling::Sampler;
@@ -10,12 +11,24 @@ use tokio::sync::{mpsc, oneshot};
 use super::lines::Lines;
 use super::{Client, Event, Metrics, Request, RequestError, SubmitError};
 
+/// Counts a request from the time it is queued until nothing is left to do for it.
+#[derive(Debug)]
+pub(super) struct Ticket(Arc<AtomicUsize>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A request to continue a text, with what was checked when it came.
 pub(super) struct Submission {
     pub request: Request,
     pub sampler: Sampler,
     pub events: mpsc::UnboundedSender<Event>,
     pub submitted: Instant,
+    /// Once it is queued.
+    pub ticket: Option<Ticket>,
 }
 
 /// A request for what a model makes of a text: an embedding, or logits.
@@ -24,6 +37,8 @@ pub(super) struct EmbeddingRequest {
     pub ids: Vec<u32>,
     pub wanted: Wanted,
     pub answer: oneshot::Sender<Result<Vec<f32>, RequestError>>,
+    /// Once it is queued.
+    pub ticket: Option<Ticket>,
 }
 
 /// What is wanted of a text.
@@ -42,6 +57,8 @@ pub(super) struct Queue {
     pub embeddings: Lines<EmbeddingRequest>,
     /// No new requests are taken, and those that are not finished at this time are cancelled.
     pub closing: Option<Instant>,
+    /// Somebody may be about to send a request.
+    announced: bool,
     /// The engine's thread panicked.
     failed: bool,
 }
@@ -50,6 +67,11 @@ impl Queue {
     /// Requests that wait.
     pub fn len(&self) -> usize {
         self.texts.len() + self.embeddings.len()
+    }
+
+    /// Whether there is nothing to do, and the queue is not closed.
+    pub fn is_idle(&self) -> bool {
+        self.len() == 0 && self.closing.is_none()
     }
 
     /// Whether one more request of `client` may wait where `n_queue` may. Who has less than an equal share finds room
@@ -72,6 +94,8 @@ pub(super) struct Shared {
     /// Signalled when there is something new in the queue.
     changed: Condvar,
     metrics: Mutex<Metrics>,
+    /// Tickets there are.
+    unfinished: Arc<AtomicUsize>,
 }
 
 impl Shared {
@@ -82,6 +106,17 @@ impl Shared {
 
     pub fn metrics(&self) -> MutexGuard<'_, Metrics> {
         self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more request.
+    pub fn ticket(&self) -> Ticket {
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
+        Ticket(Arc::clone(&self.unfinished))
+    }
+
+    /// Requests that wait or run.
+    pub fn n_unfinished(&self) -> usize {
+        self.unfinished.load(Ordering::Relaxed)
     }
 
     /// Adds a request of `client` by `push`, where the queue takes requests and has room for one more.
@@ -110,10 +145,18 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// Sleeps until there is something in the queue or it closes.
-    pub fn sleep(&self) {
-        let idle = |queue: &mut Queue| queue.len() == 0 && queue.closing.is_none();
-        drop(self.changed.wait_while(self.queue(), idle).unwrap_or_else(PoisonError::into_inner));
+    /// Says that somebody may be about to send a request.
+    pub fn announce(&self) {
+        self.queue().announced = true;
+        self.changed.notify_one();
+    }
+
+    /// Sleeps until there is something in the queue or it closes: true; or until a request is announced: false.
+    pub fn sleep(&self) -> bool {
+        let idle = |queue: &mut Queue| queue.is_idle() && !queue.announced;
+        let mut queue = self.changed.wait_while(self.queue(), idle).unwrap_or_else(PoisonError::into_inner);
+        queue.announced = false;
+        !queue.is_idle()
     }
 
     /// Takes nothing more, and tells all that wait: the engine is gone, because it `failed` or was told to go.
@@ -146,9 +189,10 @@ mod tests {
             for _ in 0..n {
                 let (answer, _) = oneshot::channel();
                 let client = Client::Key(key);
-                queue
-                    .embeddings
-                    .push(client, EmbeddingRequest { client, ids: vec![1], wanted: Wanted::Embedding, answer });
+                queue.embeddings.push(
+                    client,
+                    EmbeddingRequest { client, ids: vec![1], wanted: Wanted::Embedding, answer, ticket: None },
+                );
             }
         }
         queue

@@ -10,7 +10,7 @@ use crate::tokenizer::Tokenizer;
 use crate::{TextStream, highest};
 use tokio::sync::mpsc;
 
-use super::queue::Submission;
+use super::queue::{Submission, Ticket};
 use super::{
     Client, Constraint, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message,
 };
@@ -59,12 +59,13 @@ pub(super) struct Text<'t> {
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
+    ticket: Option<Ticket>,
 }
 
 impl<'t> Text<'t> {
     /// The `number`-th text, for a model with `n_vocab` tokens.
     pub fn new(submission: Submission, tokenizer: &'t Tokenizer, n_vocab: usize, number: u64) -> Self {
-        let Submission { request, mut sampler, events, submitted } = submission;
+        let Submission { request, mut sampler, events, submitted, ticket } = submission;
         for &id in &*request.prompt {
             sampler.accept(id);
         }
@@ -92,6 +93,7 @@ impl<'t> Text<'t> {
             submitted,
             admitted: None,
             first_token: None,
+            ticket,
         }
     }
 
@@ -209,7 +211,9 @@ impl<'t> Text<'t> {
     }
 
     /// Tells the client that the text is finished, and what was held back of it.
-    pub fn finish(self, reason: FinishReason) {
+    pub fn finish(mut self, reason: FinishReason) {
+        // Who hears of the end may look how much there is to do.
+        drop(self.ticket.take());
         let usage =
             Usage { prompt_tokens: self.n_prompt, cached_tokens: self.n_cached, generated_tokens: self.n_generated() };
         let now = Instant::now();
@@ -225,7 +229,8 @@ impl<'t> Text<'t> {
     }
 
     /// Tells the client that the text cannot be finished.
-    pub fn fail(self, why: RequestError) {
+    pub fn fail(mut self, why: RequestError) {
+        drop(self.ticket.take());
         tell_last(&self.events, self.held, Event::Failed(why));
     }
 }

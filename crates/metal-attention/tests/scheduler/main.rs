@@ -9,3 +9,4 @@ mod requests;
 mod support;
 mod texts;
 mod turns;
+mod waking;

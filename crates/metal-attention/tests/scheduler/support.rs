@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl};
 use metal_attention::sampling::SamplerOptions;
@@ -124,6 +125,8 @@ pub struct Wrapped {
     /// The tokens of each step.
     pub log: Arc<Mutex<Vec<Vec<u32>>>>,
     pub max_top_k: usize,
+    /// How often it was woken.
+    pub woken: Arc<AtomicUsize>,
 }
 
 impl Wrapped {
@@ -135,6 +138,7 @@ impl Wrapped {
             panic_in: Arc::default(),
             log: Arc::default(),
             max_top_k: 0,
+            woken: Arc::default(),
         }
     }
 }
@@ -202,5 +206,10 @@ impl ForwardPass for Wrapped {
     }
     fn max_top_k(&self) -> usize {
         self.max_top_k
+    }
+    fn wake(&mut self) -> bool {
+        self.woken.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(5));
+        true
     }
 }

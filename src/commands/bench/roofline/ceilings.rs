@@ -15,7 +15,7 @@ const MATRIX_BYTES: usize = 1 << 30;
 /// What was measured.
 #[derive(Serialize)]
 pub struct DeviceName {
-    /// `cpu` or `gpu`.
+    /// `cpu`, `cuda` or `gpu`.
     pub kind: &'static str,
     /// The CPU's instruction set, or the GPU's name.
     pub name: String,
@@ -63,6 +63,18 @@ pub enum Launches {
         /// The same where submissions are queued ahead.
         submission_queued_us: f64,
     },
+    /// Through CUDA.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    Cuda {
+        /// A kernel that depends on the one before, in a graph.
+        kernel_in_graph_us: f64,
+        /// The same where each is launched by itself.
+        kernel_us: f64,
+        /// A kernel until its result has come back.
+        round_trip_us: f64,
+        /// A graph of one kernel, of many that are queued.
+        graph_us: f64,
+    },
 }
 
 impl Launches {
@@ -71,6 +83,7 @@ impl Launches {
         match self {
             Self::Cpu { region_us } => region_us,
             Self::Gpu { dispatch_us, .. } => dispatch_us,
+            Self::Cuda { kernel_in_graph_us, .. } => kernel_in_graph_us,
         }
     }
 }
@@ -112,11 +125,9 @@ impl DeviceName {
                 Self { kind: "cpu", name: pass.isa().name().to_owned(), threads: Some(pass.n_threads()), driver: None }
             }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(pass) => {
-                let metal_attention::DeviceInfo { kind, name, driver, n_threads: _ } =
-                    metal_attention::ForwardPass::device(pass);
-                Self { kind, name, threads: None, driver }
-            }
+            Backend::Cuda(pass) => Self::of_pass(pass),
+            #[cfg(feature = "cuda")]
+            Backend::CudaCards(pass) => Self::of_pass(pass),
             #[cfg(feature = "gpu")]
             Backend::Gpu(pass) => {
                 let gpu = pass.gpu().summary();
@@ -125,11 +136,17 @@ impl DeviceName {
             }
         }
     }
+
+    #[cfg(feature = "cuda")]
+    fn of_pass(pass: &dyn metal_attention::ForwardPass) -> Self {
+        let metal_attention::DeviceInfo { kind, name, driver, n_threads: _ } = pass.device();
+        Self { kind, name, threads: None, driver }
+    }
 }
 
 /// Measures the device that `backend` runs on; `step` hears of every part that is done.
 pub fn measure(
-    backend: &Backend,
+    backend: &mut Backend,
     model: &Model,
     options: &EngineOptions,
     effort: Effort,
@@ -138,8 +155,11 @@ pub fn measure(
     match backend {
         Backend::Cpu(pass) => cpu(pass, model, options.exact, effort, step),
         #[cfg(feature = "cuda")]
-        Backend::Cuda(_) => {
-            Err(CliError::General("the ceilings of CUDA devices are not measured yet: use --device gpu".into()))
+        Backend::Cuda(pass) => cuda(pass, model, effort, step),
+        #[cfg(feature = "cuda")]
+        Backend::CudaCards(_) => {
+            let message = "the ceilings of several cards together are not measured: leave --tensor-parallel out";
+            Err(CliError::General(message.into()))
         }
         #[cfg(feature = "gpu")]
         Backend::Gpu(pass) => gpu(pass, model, effort, step),
@@ -199,6 +219,36 @@ fn gpu(
     step();
     let matrix_type = matrix.map(|_| "half");
     let found = Ceilings { read_bytes, copy_bytes, matrix, matrix_type, f32, launches };
+    Ok((found, BatchScaling::new(&tensors, &seconds)))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(
+    pass: &mut metal_attention::CudaForwardPass,
+    model: &Model,
+    effort: Effort,
+    step: &mut dyn FnMut(),
+) -> Result<(Ceilings, BatchScaling), CliError> {
+    let ceilings = metal_attention::CudaCeilings::new(pass.gpu(), effort.time);
+    let read_bytes = ceilings.read_bandwidth(effort.gpu_bytes).map_err(Error::from)?;
+    step();
+    let copy_bytes = ceilings.copy_bandwidth(effort.gpu_bytes).map_err(Error::from)?;
+    step();
+    let (matrix, f32) = (ceilings.matrix_rate().map_err(Error::from)?, ceilings.f32_rate().map_err(Error::from)?);
+    step();
+    let costs = ceilings.launch_costs().map_err(Error::from)?;
+    step();
+    let launches = Launches::Cuda {
+        kernel_in_graph_us: 1e6 * costs.in_graph,
+        kernel_us: 1e6 * costs.alone,
+        round_trip_us: 1e6 * costs.round_trip,
+        graph_us: 1e6 * costs.graph,
+    };
+    let tensors = largest_of_layers(model);
+    let seconds = ceilings.products(pass, &tensors, &BATCHES).map_err(Error::from)?;
+    step();
+    let matrix = Some(matrix);
+    let found = Ceilings { read_bytes, copy_bytes, matrix, matrix_type: Some("half"), f32, launches };
     Ok((found, BatchScaling::new(&tensors, &seconds)))
 }
 

@@ -204,24 +204,28 @@ pub fn measure(
     Ok(vec![prefill, decode])
 }
 
-/// Parallel regions that the CPU's threads entered so far.
+/// Parallel regions that the CPU's threads entered so far, or kernels launched through CUDA, of steps that decode the first two.
 fn launches_so_far(backend: &Backend) -> u64 {
     match backend {
         Backend::Cpu(pass) => u64::from(pass.regions()),
         #[cfg(feature = "cuda")]
-        Backend::Cuda(_) => 0,
+        Backend::Cuda(pass) => pass.launches(),
+        #[cfg(feature = "cuda")]
+        Backend::CudaCards(_) => 0,
         #[cfg(feature = "gpu")]
         Backend::Gpu(_) => 0,
     }
 }
 
-/// Dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, on a GPU.
+/// Dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, on a GPU; where they are not those that were counted, through CUDA.
 #[cfg_attr(not(feature = "gpu"), allow(unused_variables))]
 fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
     match backend {
         Backend::Cpu(_) => None,
         #[cfg(feature = "cuda")]
-        Backend::Cuda(_) => None,
+        Backend::Cuda(pass) => (n_tokens == 1 && pass.has_one_launch()).then_some(1),
+        #[cfg(feature = "cuda")]
+        Backend::CudaCards(_) => None,
         #[cfg(feature = "gpu")]
         Backend::Gpu(pass) => {
             let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;

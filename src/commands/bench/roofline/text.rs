@@ -29,6 +29,12 @@ pub fn of(report: &Report) -> String {
             line("submission, waited for", us(submission_us));
             line("  queued ahead", us(submission_queued_us));
         }
+        Launches::Cuda { kernel_in_graph_us, kernel_us, round_trip_us, graph_us } => {
+            line("kernel in a graph", us(kernel_in_graph_us));
+            line("kernel launched by itself", us(kernel_us));
+            line("  until its result is read", us(round_trip_us));
+            line("graph of one kernel", us(graph_us));
+        }
     }
     let scaling = &report.batch_scaling;
     text.push(format!(

@@ -1,0 +1,143 @@
+// The highest logits of each row, in their order.
+#include "rank.cuh"
+
+constexpr int K = 128, THREADS = 256;
+// Logits of a thread, ranks that are put in order at most.
+constexpr int ITEMS = 16, LIST = 512;
+// Ranks of other blocks that a thread asks for at once.
+constexpr u32 AHEAD = 16;
+
+struct TopKArgs {
+    const float* logits; // [n_rows][n_vocab]
+    u64_t* lists;        // [n_rows][gridDim.x][THREADS]
+    u32* tickets;        // [n_rows], zero
+    u64_t* best;         // [n_rows][K]: ranks, the highest first, then zeros where fewer logits compare
+    u32 n_vocab;
+    u32 chunk;           // logits of a block, THREADS * ITEMS at most
+};
+
+struct Selected {
+    u64_t ranks[LIST];
+    u32 n;
+    u32 sum;
+};
+
+// A number above 0 that at least K of all threads' numbers reach, and few more; 1 where fewer than K are above 0.
+__device__ __forceinline__ u32 floor_of(u32 mine) {
+    u32 floor = 0;
+    for (int bit = 31; bit >= 10; bit--) {
+        const u32 higher = floor | 1u << bit;
+        const int n = __syncthreads_count(mine >= higher);
+        if (n >= K) floor = higher;
+        if (n == K) break;
+    }
+    return floor > 0 ? floor : 1;
+}
+
+__device__ __forceinline__ u32 sum_of_block(u32 v, Selected& s) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+    if (threadIdx.x == 0) s.sum = 0;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) atomicAdd(&s.sum, v);
+    __syncthreads();
+    v = s.sum;
+    __syncthreads();
+    return v;
+}
+
+// Puts the K highest of all ranks that `each` goes through to `s`, and as few others as is soon found out, MOST in all at most. Ranks
+// above 0 are different, and 0 is none. The K-th highest of what each thread has at most is a floor that K ranks reach; only where
+// more than MOST do, the floor is found bit by bit.
+template <int MOST, typename Each> __device__ __forceinline__ void select(const Each& each, Selected& s) {
+    u32 highest = 0;
+    each([&](u64_t rank) { highest = max(highest, (u32)(rank >> 32)); });
+    u64_t floor = (u64_t)floor_of(highest) << 32;
+    for (;;) {
+        if (threadIdx.x == 0) s.n = 0;
+        __syncthreads();
+        each([&](u64_t rank) {
+            if (rank < floor) return;
+            const u32 at = atomicAdd(&s.n, 1u);
+            if (at < MOST) s.ranks[at] = rank;
+        });
+        __syncthreads();
+        if (s.n <= MOST) return;
+        const u64_t reached = floor;
+        floor = 0;
+        for (int bit = 63; bit >= 0; bit--) {
+            const u64_t higher = floor | 1ull << bit;
+            if (higher > reached) {
+                u32 n = 0;
+                each([&](u64_t rank) { n += rank >= higher; });
+                n = sum_of_block(n, s);
+                if (n < K) continue;
+                if (n <= MOST) bit = 0;
+            }
+            floor = higher;
+        }
+        __syncthreads();
+    }
+}
+
+// A rank's place is how many are higher.
+__device__ __forceinline__ void write_in_order(const Selected& s, u64_t* best) {
+    const u32 n = s.n;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        const u64_t mine = s.ranks[i];
+        u32 place = 0;
+        for (u32 j = 0; j < n; j++) place += s.ranks[j] > mine;
+        if (place < K) best[place] = mine;
+    }
+    for (u32 i = n + threadIdx.x; i < K; i += THREADS) best[i] = 0;
+}
+
+// Each block takes a chunk of a row, and the last one of a row all that the blocks selected.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_constant__ TopKArgs a) {
+    __shared__ Selected s;
+    __shared__ bool is_last;
+    wait_for_input();
+    let_next_start();
+    const u32 row = blockIdx.y, tid = threadIdx.x, first = blockIdx.x * a.chunk;
+    u64_t* best = a.best + (size_t)row * K;
+    {
+        const float* logits = a.logits + (size_t)row * a.n_vocab + first;
+        const u32 n = min(a.chunk, a.n_vocab - min(first, a.n_vocab));
+        float items[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) items[i] = i * THREADS + tid < n ? logits[i * THREADS + tid] : NAN;
+        select<THREADS>(
+            [&](auto&& take) {
+#pragma unroll
+                for (int i = 0; i < ITEMS; i++) take(rank_of(items[i], first + i * THREADS + tid));
+            },
+            s);
+    }
+    if (gridDim.x == 1) {
+        write_in_order(s, best);
+        return;
+    }
+    u64_t* lists = a.lists + (size_t)row * gridDim.x * THREADS;
+    lists[blockIdx.x * THREADS + tid] = tid < s.n ? s.ranks[tid] : 0;
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        is_last = atomicAdd(a.tickets + row, 1) == gridDim.x - 1;
+        if (is_last) a.tickets[row] = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    select<LIST>(
+        [&](auto&& take) {
+            for (u32 first = 0; first < gridDim.x; first += AHEAD) {
+                u64_t ranks[AHEAD];
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) ranks[i] = first + i < gridDim.x ? __ldcg(lists + (first + i) * THREADS + tid) : 0;
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) take(ranks[i]);
+            }
+        },
+        s);
+    write_in_order(s, best);
+}

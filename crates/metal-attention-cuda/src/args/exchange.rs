@@ -1,0 +1,42 @@
+//! What kernels that talk to other cards take.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Cards that can share a model: `MAX_CARDS` of `exchange.cu`.
+pub(crate) const MAX_CARDS: usize = 8;
+
+/// `Exchange` of `exchange.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct ExchangeArgs {
+    pub(crate) mailboxes: [u64; MAX_CARDS],
+    pub(crate) state: u64,
+    pub(crate) ended: u64,
+    pub(crate) rank: u32,
+    pub(crate) n_cards: u32,
+    pub(crate) capacity: u32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct AllReduceArgs {
+    pub(crate) exchange: ExchangeArgs,
+    pub(crate) part: u64,
+    pub(crate) out: u64,
+    pub(crate) n: u32,
+    pub(crate) add: u32,
+    pub(crate) scale: f32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct AllGatherArgs {
+    pub(crate) exchange: ExchangeArgs,
+    pub(crate) rows: u64,
+    pub(crate) n_rows: u32,
+    pub(crate) stride: u32,
+    pub(crate) first_columns: [u32; MAX_CARDS + 1],
+    pub(crate) unused: u32,
+}

@@ -1,0 +1,159 @@
+//! What a card needs to exchange parts of a step with others that share the model: `kernels/exchange.cu`.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::sys;
+
+use crate::CudaError;
+use crate::args::{ExchangeArgs, MAX_CARDS};
+use crate::device::{CudaBuffer, CudaDevice, check};
+use crate::division::{Division, Share};
+
+/// Most words of a mailbox for what one card sends at a time.
+const MOST_WORDS: usize = 1 << 20;
+
+/// A word that all cards and the host see: whether the exchanges of a step were given up.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    word: *mut c_void,
+    /// Whose context it was made in.
+    gpu: Arc<CudaDevice>,
+}
+
+// SAFETY: the word is used through atomics alone.
+unsafe impl Send for Ended {}
+// SAFETY: as above.
+unsafe impl Sync for Ended {}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // SAFETY: who has the address holds this.
+        unsafe {
+            if self.gpu.bind().is_ok() {
+                let _ = sys::cuMemFreeHost(self.word);
+            }
+        }
+    }
+}
+
+impl Ended {
+    /// A word that says no.
+    pub(crate) fn new(gpu: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        gpu.bind()?;
+        let mut word = std::ptr::null_mut();
+        // 1 and 2: for all devices, at the same address.
+        // SAFETY: the driver gives memory, which is this one's until it is dropped.
+        check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut word, 16, 3) })?;
+        let ended = Self { word, gpu: Arc::clone(gpu) };
+        ended.set(false);
+        Ok(ended)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: 16 bytes from an aligned address on, which live as long as this.
+        unsafe { &*self.word.cast::<AtomicU32>() }
+    }
+
+    /// Lets all that wait for other cards give up, or wait again.
+    pub(crate) fn set(&self, ended: bool) {
+        self.word().store(u32::from(ended), Ordering::SeqCst);
+    }
+
+    /// An error where a card gave up.
+    pub(crate) fn check(&self) -> Result<(), CudaError> {
+        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::Parted) }
+    }
+}
+
+/// A card's mailbox, and where those of the others are.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    pub(crate) share: Share,
+    /// `[2, n_cards, capacity]` words of 8 bytes.
+    mailbox: CudaBuffer,
+    /// Exchanges so far, and blocks that are done with the one of now.
+    state: CudaBuffer,
+    pub(crate) capacity: usize,
+    mailboxes: [u64; MAX_CARDS],
+    pub(crate) ended: Arc<Ended>,
+    /// The rows of the output head of each card.
+    pub(crate) vocabulary: Vec<Range<usize>>,
+}
+
+/// Words that a card sends another at a time, of vectors of up to `n` elements and of its part of the logits of a token.
+fn capacity_of(vocabulary: &[Range<usize>], n: usize) -> usize {
+    let widest = vocabulary.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+    n.min(MOST_WORDS).max(widest)
+}
+
+fn mailbox_bytes(n_cards: usize, capacity: usize) -> u64 {
+    (2 * n_cards * capacity * 8) as u64
+}
+
+impl Exchange {
+    /// That of a card, for vectors of up to `n` elements at a time; it is yet to be connected with the others.
+    pub(crate) fn new(
+        gpu: &Arc<CudaDevice>,
+        share: &Share,
+        (n_vocab, n): (usize, usize),
+        ended: &Arc<Ended>,
+    ) -> Result<Self, CudaError> {
+        let vocabulary = share.division.vocabulary(n_vocab);
+        let capacity = capacity_of(&vocabulary, n);
+        Ok(Self {
+            share: share.clone(),
+            mailbox: gpu.zeros("mailboxes", mailbox_bytes(share.division.n_cards, capacity))?,
+            state: gpu.zeros("mailboxes", 16)?,
+            capacity,
+            mailboxes: [0; MAX_CARDS],
+            ended: Arc::clone(ended),
+            vocabulary,
+        })
+    }
+
+    /// Bytes of a card's mailbox.
+    pub(crate) fn bytes(division: &Division, n_vocab: usize, n: usize) -> u64 {
+        mailbox_bytes(division.n_cards, capacity_of(&division.vocabulary(n_vocab), n))
+    }
+
+    /// Where its mailbox is.
+    pub(crate) fn address(&self) -> u64 {
+        self.mailbox.ptr()
+    }
+
+    /// Tells it where the mailboxes of all cards are, in their order.
+    pub(crate) fn connect(&mut self, mailboxes: &[u64]) {
+        self.mailboxes[..mailboxes.len()].copy_from_slice(mailboxes);
+    }
+
+    /// Begins anew, where no exchange is under way on any card.
+    pub(crate) fn clear(&self) -> Result<(), CudaError> {
+        self.mailbox.clear()?;
+        self.state.clear()
+    }
+
+    /// The first row of the output head that this card has.
+    pub(crate) fn first_row(&self) -> usize {
+        if self.share.division.head { self.vocabulary[self.share.rank].start } else { 0 }
+    }
+
+    /// Whether another card's results are the ones that count.
+    pub(crate) fn follows(&self) -> bool {
+        self.share.rank > 0
+    }
+
+    pub(crate) fn args(&self) -> ExchangeArgs {
+        ExchangeArgs {
+            mailboxes: self.mailboxes,
+            state: self.state.ptr(),
+            ended: self.ended.word as u64,
+            rank: self.share.rank as u32,
+            n_cards: self.share.division.n_cards as u32,
+            capacity: self.capacity as u32,
+            unused: 0,
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Products outside of a step, for what measures them.
+
+use super::Steps;
+use super::product::{Input, Product, norm_args};
+use crate::CudaError;
+use crate::args::NormArgs;
+use crate::device::CudaBuffer;
+use crate::matrix::CudaMatrix;
+
+impl Steps {
+    /// `y = W x` of `n_tokens` rows, by the kernels that steps take for so many; `packed` has room for packed rows.
+    pub(crate) fn product_alone(
+        &mut self,
+        matrix: &CudaMatrix,
+        x: &CudaBuffer,
+        packed: &CudaBuffer,
+        y: &CudaBuffer,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let input = if self.is_exact(n_tokens) {
+            Input::Rows { x: x.ptr(), norm: 0, eps: 0.0 }
+        } else {
+            self.norm(NormArgs { packed: packed.ptr(), ..norm_args(None, x.ptr(), matrix.n_in) }, n_tokens)?;
+            Input::Packed(packed.ptr())
+        };
+        let product = Product { y: y.ptr(), ..Product::stored("alone", matrix) };
+        self.product(&product, input, matrix.n_in, n_tokens)
+    }
+}

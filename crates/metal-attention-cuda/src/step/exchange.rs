@@ -1,0 +1,82 @@
+//! What the cards that share a model tell each other in a step: sums of their parts, and their parts of the logits.
+
+use super::Steps;
+use crate::CudaError;
+use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS};
+use crate::exchange::Exchange;
+use crate::launch::Grid;
+
+const THREADS: usize = 256;
+/// Values from which on more than two cards sum slices, and tell each other the sums.
+const MANY: usize = 1 << 14;
+
+impl Steps {
+    /// Whether another card's results are the ones that count.
+    pub(crate) fn follows(&self) -> bool {
+        self.exchange.as_ref().is_some_and(Exchange::follows)
+    }
+
+    /// An error where the cards lost each other in a step that has ended.
+    pub(crate) fn check_together(&self) -> Result<(), CudaError> {
+        self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.ended.check())
+    }
+
+    /// The blocks for `n` values: no more than there are multiprocessors, as they wait for other cards.
+    fn exchange_grid(&self, n: usize) -> Grid {
+        let blocks = n.div_ceil(THREADS).clamp(1, self.gpu.summary().n_sm);
+        Grid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
+    }
+
+    /// `out = scale * sum over the cards of part`, or that added to what lies there: `n` F32 elements, nothing where the card is
+    /// alone.
+    pub(super) fn all_reduce(
+        &mut self,
+        part: u64,
+        out: u64,
+        n: usize,
+        (add, scale): (bool, f32),
+    ) -> Result<(), CudaError> {
+        let Some(exchange) = &self.exchange else { return Ok(()) };
+        let (args, capacity) = (exchange.args(), exchange.capacity);
+        for first in (0..n).step_by(capacity) {
+            let (at, n) = (4 * first as u64, (n - first).min(capacity));
+            let args = AllReduceArgs {
+                exchange: args,
+                part: part + at,
+                out: out + at,
+                n: n as u32,
+                add: u32::from(add),
+                scale,
+                unused: 0,
+            };
+            let n_cards = args.exchange.n_cards as usize;
+            if n_cards > 2 && n >= MANY {
+                self.launch("all_reduce_slices", "", self.exchange_grid(n.div_ceil(n_cards)), &args)?;
+            } else {
+                self.launch("all_reduce", "", self.exchange_grid(n), &args)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the logits of `n_rows` tokens together, of which each card has its part of the vocabulary.
+    pub(super) fn gather_logits(&mut self, n_rows: usize, n_vocab: usize) -> Result<(), CudaError> {
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.share.division.head) else {
+            return Ok(());
+        };
+        let widest = exchange.vocabulary.iter().map(ExactSizeIterator::len).max().unwrap_or(1).max(1);
+        let mut first_columns = [n_vocab as u32; MAX_CARDS + 1];
+        for (first, rows) in first_columns.iter_mut().zip(&exchange.vocabulary) {
+            *first = rows.start as u32;
+        }
+        let (args, rows_at_once) = (exchange.args(), exchange.capacity / widest);
+        for first in (0..n_rows).step_by(rows_at_once) {
+            let n = (n_rows - first).min(rows_at_once);
+            let rows = self.s.logits.ptr() + (4 * first * n_vocab) as u64;
+            let (n_rows, stride) = (n as u32, n_vocab as u32);
+            let args = AllGatherArgs { exchange: args, rows, n_rows, stride, first_columns, unused: 0 };
+            self.launch("all_gather", "", self.exchange_grid(n * widest), &args)?;
+        }
+        Ok(())
+    }
+}

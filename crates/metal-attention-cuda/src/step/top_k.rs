@@ -1,0 +1,151 @@
+//! The highest logits: all rows in one launch.
+
+use metal_attention_model::TopK;
+
+use super::Steps;
+use crate::CudaError;
+use crate::args::TopKArgs;
+use crate::launch::Grid;
+
+/// Logits that come back of each row: as `kernels/top_k.cu` has it.
+pub(crate) const TOP_K: usize = 128;
+/// Threads of a block, which selects as many ranks at most, and logits of each thread.
+const THREADS: usize = 256;
+const ITEMS: usize = 16;
+
+/// Blocks of a row, and logits of each but the last.
+fn chunks(n_vocab: usize) -> (usize, usize) {
+    let n = n_vocab.div_ceil(THREADS * ITEMS).max(1);
+    (n, n_vocab.div_ceil(n))
+}
+
+/// Bytes of what the blocks of a row select.
+pub(crate) fn top_k_bytes(n_vocab: usize) -> usize {
+    8 * THREADS * chunks(n_vocab).0
+}
+
+/// The grid for `n_rows` rows, and how many logits a block takes.
+fn grid(n_vocab: usize, n_rows: usize) -> (Grid, u32) {
+    let (n_chunks, chunk) = chunks(n_vocab);
+    (Grid { blocks: [n_chunks, n_rows, 1], threads: THREADS, shared: 0 }, chunk as u32)
+}
+
+/// A row of what the kernel gives, `rank_of` of `kernels/rank.cuh`: a number that rises with the logit, above one that falls with
+/// the id; 0: no more logits.
+pub(crate) fn top_k_list(ranks: &[u64]) -> TopK {
+    let logit = |ordered: u32| f32::from_bits(if ordered >> 31 == 1 { ordered & (u32::MAX >> 1) } else { !ordered });
+    ranks.iter().take_while(|rank| **rank > 0).map(|rank| (!*rank as u32, logit((rank >> 32) as u32))).collect()
+}
+
+impl Steps {
+    /// The [`TOP_K`] highest of each of `n_rows` rows of logits.
+    pub(crate) fn top_k(&mut self, n_vocab: usize, n_rows: usize) -> Result<(), CudaError> {
+        let (grid, chunk) = grid(n_vocab, n_rows);
+        let args = TopKArgs {
+            logits: self.s.logits.ptr(),
+            lists: self.s.top_k_lists.ptr(),
+            tickets: self.s.argmax_tickets.ptr(),
+            best: self.s.top_k.ptr(),
+            n_vocab: n_vocab as u32,
+            chunk,
+        };
+        self.launch("top_k", "", grid, &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use metal_attention_model::highest;
+
+    use super::*;
+    use crate::CudaDevice;
+    use crate::device::Readback;
+    use crate::launch::Start;
+
+    /// A name, and a logit of its place and a random number.
+    type Kind = (&'static str, fn(usize, f32) -> f32);
+
+    /// What the kernel finds in `logits` `[n_rows, n_vocab]`, twice one after the other.
+    fn lists(gpu: &Arc<CudaDevice>, logits: &[f32], n_vocab: usize) -> Vec<TopK> {
+        let n_rows = logits.len() / n_vocab;
+        let (grid, chunk) = grid(n_vocab, n_rows);
+        let buffer = gpu.upload("logits", logits).unwrap();
+        // Ends where the kernel is to end, and zeros where it asks for them.
+        let lists = gpu.buffer("lists", (top_k_bytes(n_vocab) * n_rows) as u64).unwrap();
+        let best = gpu.buffer("best", (8 * TOP_K * n_rows) as u64).unwrap();
+        let tickets = gpu.zeros("tickets", 4 * n_rows as u64).unwrap();
+        let args = TopKArgs {
+            logits: buffer.ptr(),
+            lists: lists.ptr(),
+            tickets: tickets.ptr(),
+            best: best.ptr(),
+            n_vocab: n_vocab as u32,
+            chunk,
+        };
+        let kernel = gpu.kernel("top_k").unwrap();
+        for _ in 0..2 {
+            gpu.launch(kernel, grid, &args, Start::Early).unwrap();
+        }
+        let mut readback = Readback::new(gpu, best.bytes()).unwrap();
+        readback.copy(&best, best.bytes()).unwrap();
+        let ranks: &[u64] = bytemuck::cast_slice(readback.read(best.bytes()).unwrap());
+        ranks.chunks_exact(TOP_K).map(top_k_list).collect()
+    }
+
+    /// Numbers between -1 and 1.
+    fn random(seed: u64) -> impl Iterator<Item = f32> {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        std::iter::repeat_with(move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+        })
+    }
+
+    #[test]
+    fn cuda_lists_are_those_of_all_logits_sorted() {
+        let Some(gpu) = CudaDevice::for_tests() else { return };
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        // Like logits; many alike; rising and falling, so that one chunk, or one thread, has all that is high; nothing that compares,
+        // or little; infinities and zeros of either sign.
+        let kinds: [Kind; 11] = [
+            ("random", |_, v| 20.0 * v),
+            ("steep", |_, v| (9.0 * v).exp()),
+            ("few values", |_, v| (4.0 * v).round()),
+            ("rising", |i, _| i as f32),
+            ("falling", |i, _| -(i as f32)),
+            ("every 256th is high", |i, v| if i % 256 == 3 { 100.0 + v } else { v }),
+            ("alike", |_, _| -0.25),
+            ("NaN", |_, _| f32::NAN),
+            ("mostly NaN", |i, v| if i % 97 == 5 { v } else { f32::NAN }),
+            ("mostly -inf", |i, v| if i % 211 == 0 { v } else { f32::NEG_INFINITY }),
+            ("zeros", |_, v| if v < 0.0 { -0.0 } else { 0.0 }),
+        ];
+        let check = |what: &str, n_vocab: usize, logits: &[f32]| {
+            let got = lists(&gpu, logits, n_vocab);
+            assert_eq!(got.len(), logits.len() / n_vocab);
+            for (row, (got, logits)) in got.iter().zip(logits.chunks_exact(n_vocab)).enumerate() {
+                assert!(*got == highest(logits, TOP_K), "{what}, row {row} of {n_vocab}: {got:?}");
+            }
+        };
+        for n_vocab in [1, 5, 127, 128, 129, 256, 257, 1000, 4095, 4096, 4097, 8192, 32_000, 50_257, 128_256] {
+            for (kind, make) in kinds {
+                let logits: Vec<_> = (0..n_vocab).zip(random(n_vocab as u64)).map(|(i, v)| make(i, v)).collect();
+                check(kind, n_vocab, &logits);
+            }
+        }
+        let logits: Vec<_> = random(7).take(262_144).collect();
+        check("the largest vocabulary", 262_144, &logits);
+        for (n_rows, n_vocab) in [(256, 256), (64, 5001), (3, 49_152)] {
+            let kinds = kinds.iter().cycle();
+            let rows = kinds.take(n_rows).zip(0..).flat_map(|((_, make), row)| {
+                random(row).take(n_vocab).enumerate().map(|(i, v)| make(i, v)).collect::<Vec<_>>()
+            });
+            check("many rows", n_vocab, &rows.collect::<Vec<_>>());
+        }
+        check("infinities", 6, &[inf, nan, -inf, 3.0, inf, -0.0]);
+    }
+}

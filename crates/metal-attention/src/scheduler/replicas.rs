@@ -1,0 +1,284 @@
+//! Several schedulers of one model, each with a forward pass of its own, and who gets which request.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{ForwardPass, Model};
+
+use super::queue::Wanted;
+use super::{
+    BlockId, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions, StartError, SubmitError, Vector,
+};
+
+/// Schedulers of one model, each with a thread, a forward pass, places and a KV cache of its own.
+///
+/// A request goes where the KV cache holds most of its prompt, in whole pages; of equals to the replica with the least to do. One
+/// that has [`SchedulerOptions::n_parallel`] requests more than the least busy is passed over: what it holds is evaluated
+/// a second time rather than waited for. A replica that met a defect gets nothing more, and the others go on.
+#[derive(Clone)]
+pub struct Replicas {
+    all: Arc<[Replica]>,
+    n_parallel: usize,
+    /// Tokens of a page.
+    page_len: usize,
+}
+
+struct Replica {
+    scheduler: Scheduler,
+    held: Arc<Mutex<HeldPages>>,
+}
+
+/// What a replica's KV cache holds: each page by a hash of all tokens up to its end.
+#[derive(Debug, Default)]
+struct HeldPages {
+    of_block: HashMap<BlockId, u64>,
+    hashes: HashSet<u64>,
+}
+
+/// The hash of a text whose last page has these tokens, given that of the pages before.
+fn page_hash(before: u64, tokens: &[u32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (before, tokens).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The hashes of a prompt's whole pages, but for its last token, which is evaluated in any case.
+fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
+    let tokens = &prompt[..prompt.len().saturating_sub(1)];
+    let mut hash = 0;
+    let pages = tokens.chunks_exact(page_len.max(1));
+    let up_to = pages.map(|page| {
+        hash = page_hash(hash, page);
+        hash
+    });
+    up_to.collect()
+}
+
+impl HeldPages {
+    fn take(&mut self, event: CacheEvent) {
+        match event {
+            CacheEvent::Stored { parent, blocks, tokens } => {
+                let page_len = tokens.len() / blocks.len().max(1);
+                let mut hash = parent.and_then(|parent| self.of_block.get(&parent).copied()).unwrap_or(0);
+                for (block, page) in blocks.into_iter().zip(tokens.chunks_exact(page_len.max(1))) {
+                    hash = page_hash(hash, page);
+                    self.of_block.insert(block, hash);
+                    self.hashes.insert(hash);
+                }
+            }
+            CacheEvent::Removed { blocks } => {
+                for hash in blocks.iter().filter_map(|block| self.of_block.remove(block)) {
+                    self.hashes.remove(&hash);
+                }
+            }
+        }
+    }
+
+    /// How many pages of a prompt are there, from its beginning on.
+    fn n_common(&self, hashes: &[u64]) -> usize {
+        hashes.iter().take_while(|hash| self.hashes.contains(hash)).count()
+    }
+}
+
+impl Replica {
+    fn held(&self) -> MutexGuard<'_, HeldPages> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is known of a replica when a request comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Candidate {
+    replica: usize,
+    /// Pages of the prompt that it holds.
+    n_held: usize,
+    /// Requests that it has not finished.
+    load: usize,
+}
+
+/// The replicas in the order in which they are asked to take a request.
+fn in_order(mut candidates: Vec<Candidate>, n_parallel: usize) -> Vec<usize> {
+    let least = candidates.iter().map(|c| c.load).min().unwrap_or(0);
+    candidates.sort_by_key(|c| {
+        let is_behind = c.load >= least.saturating_add(n_parallel);
+        (is_behind, Reverse(if is_behind { 0 } else { c.n_held }), c.load, c.replica)
+    });
+    candidates.into_iter().map(|c| c.replica).collect()
+}
+
+impl Replicas {
+    /// Starts a scheduler with `options` over each of `passes`, forward passes of `model` that are set up alike. An error
+    /// where there is none, and where a scheduler does not start.
+    pub fn start(
+        passes: Vec<Box<dyn ForwardPass>>,
+        model: &Arc<Model>,
+        options: &SchedulerOptions,
+    ) -> Result<Self, StartError> {
+        let Some(first) = passes.first() else {
+            return Err(StartError::Option { option: "replicas", value: 0, allowed: "at least 1".into() });
+        };
+        let page_len = first.cache_pages().page_len;
+        let is_observed = passes.len() > 1;
+        let start = |pass: Box<dyn ForwardPass>| {
+            let held = Arc::new(Mutex::new(HeldPages::default()));
+            let observed = Arc::clone(&held);
+            let (model, options) = (Arc::clone(model), options.clone());
+            let scheduler = if is_observed {
+                let observer = move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).take(event);
+                Scheduler::start_observed(pass, model, options, Box::new(observer))?
+            } else {
+                Scheduler::start(pass, model, options)?
+            };
+            Ok(Replica { scheduler, held })
+        };
+        let all = passes.into_iter().map(start).collect::<Result<Vec<_>, StartError>>()?;
+        Ok(Self { all: all.into(), n_parallel: options.n_parallel, page_len })
+    }
+
+    /// How many there are.
+    pub fn n_replicas(&self) -> usize {
+        self.all.len()
+    }
+
+    /// How many of them met a defect and have ended.
+    pub fn n_failed(&self) -> usize {
+        self.all.iter().filter(|replica| replica.scheduler.defect().is_some()).count()
+    }
+
+    /// Queues a request ([`Scheduler::submit`]). One whose first choice has no room for it goes to the next.
+    pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
+        let hashes = if self.all.len() > 1 { page_hashes(&request.prompt, self.page_len) } else { Vec::new() };
+        let prepared = self.counted(self.all[0].scheduler.prepare_text(request))?;
+        let (submission, events) = prepared;
+        let mut submission = Some(submission);
+        self.counted(self.first_that_takes(&hashes, |scheduler| scheduler.push_text(&mut submission)))?;
+        Ok(events)
+    }
+
+    /// Queues a text of `client` for its embedding, or a reranker's scores ([`Scheduler::embed`]).
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Vector, SubmitError> {
+        let prepared = self.counted(self.all[0].scheduler.prepare_embedding(client, ids, Wanted::Embedding))?;
+        let (request, vector) = prepared;
+        let mut request = Some(request);
+        self.counted(self.first_that_takes(&[], |scheduler| scheduler.push_embedding(&mut request)))?;
+        Ok(vector)
+    }
+
+    /// Asks replicas to take a request until one does; the error of the first choice where none can.
+    fn first_that_takes(
+        &self,
+        hashes: &[u64],
+        mut push: impl FnMut(&Scheduler) -> Result<(), SubmitError>,
+    ) -> Result<(), SubmitError> {
+        let alive = self.all.iter().enumerate().filter(|(_, r)| self.all.len() == 1 || r.scheduler.defect().is_none());
+        let candidates = alive.map(|(replica, r)| Candidate {
+            replica,
+            n_held: r.held().n_common(hashes),
+            load: r.scheduler.n_unfinished(),
+        });
+        let mut refused = None;
+        for replica in in_order(candidates.collect(), self.n_parallel) {
+            match push(&self.all[replica].scheduler) {
+                Ok(()) => return Ok(()),
+                Err(why) => refused = refused.or(Some(why)),
+            }
+        }
+        Err(refused.unwrap_or(SubmitError::EngineFailed))
+    }
+
+    /// A refused request counts once, whoever was asked.
+    fn counted<T>(&self, outcome: Result<T, SubmitError>) -> Result<T, SubmitError> {
+        self.all[0].scheduler.counted(outcome)
+    }
+
+    /// Has the devices of all awake for requests to come ([`Scheduler::announce`]).
+    pub fn announce(&self) {
+        for replica in &*self.all {
+            replica.scheduler.announce();
+        }
+    }
+
+    /// What all have done so far, and what is going on: sums.
+    pub fn metrics(&self) -> Metrics {
+        let mut sum = Metrics::default();
+        for replica in &*self.all {
+            sum.add(&replica.scheduler.metrics());
+        }
+        sum
+    }
+
+    /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.
+    pub async fn shut_down(&self, grace: Duration) {
+        for replica in &*self.all {
+            replica.scheduler.close(grace);
+        }
+        for replica in &*self.all {
+            replica.scheduler.wait_for_end().await;
+        }
+    }
+
+    /// The defect of the first replica, where all have met one.
+    pub fn defect(&self) -> Option<Arc<str>> {
+        let defects: Option<Vec<_>> = self.all.iter().map(|replica| replica.scheduler.defect()).collect();
+        defects?.into_iter().next()
+    }
+
+    /// Waits for all replicas to meet a defect; for ever, where one does not.
+    pub async fn wait_for_defect(&self) -> Arc<str> {
+        let mut why = None;
+        for replica in &*self.all {
+            let defect = replica.scheduler.wait_for_defect().await;
+            why.get_or_insert(defect);
+        }
+        match why {
+            Some(why) => why,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_known_by_all_tokens_up_to_their_end() {
+        let mut held = HeldPages::default();
+        let stored = |parent: Option<u64>, blocks: &[u64], tokens: &[u32]| CacheEvent::Stored {
+            parent: parent.map(BlockId),
+            blocks: blocks.iter().map(|&id| BlockId(id)).collect(),
+            tokens: tokens.to_vec(),
+        };
+        held.take(stored(None, &[0, 1], &[1, 2, 3, 4]));
+        held.take(stored(Some(0), &[2], &[9, 9]));
+        let n_common = |held: &HeldPages, prompt: &[u32]| held.n_common(&page_hashes(prompt, 2));
+        assert_eq!(page_hashes(&[1, 2, 3, 4, 5], 2).len(), 2);
+        assert_eq!(page_hashes(&[], 2), [] as [u64; 0]);
+        assert_eq!(n_common(&held, &[1, 2, 3, 4, 5]), 2);
+        // The last token is evaluated anew.
+        assert_eq!(n_common(&held, &[1, 2, 3, 4]), 1);
+        assert_eq!(n_common(&held, &[1, 2, 9, 9, 9]), 2);
+        assert_eq!(n_common(&held, &[3, 4, 9, 9, 9]), 0);
+        held.take(CacheEvent::Removed { blocks: vec![BlockId(1)] });
+        assert_eq!((n_common(&held, &[1, 2, 3, 4, 5]), n_common(&held, &[1, 2, 9, 9, 9])), (1, 2));
+        held.take(CacheEvent::Removed { blocks: vec![BlockId(2), BlockId(0)] });
+        assert!(held.of_block.is_empty() && held.hashes.is_empty());
+    }
+
+    #[test]
+    fn pages_come_before_load_until_a_replica_falls_behind() {
+        let order = |known: &[(usize, usize)]| {
+            let candidate = |(replica, &(n_held, load)): (usize, &(usize, usize))| Candidate { replica, n_held, load };
+            in_order(known.iter().enumerate().map(candidate).collect(), 4)
+        };
+        assert_eq!(order(&[(0, 0), (0, 0)]), [0, 1]);
+        assert_eq!(order(&[(0, 1), (0, 0)]), [1, 0]);
+        assert_eq!(order(&[(2, 3), (1, 0)]), [0, 1]);
+        assert_eq!(order(&[(2, 4), (1, 0)]), [1, 0]);
+        assert_eq!(order(&[(2, 9), (2, 6), (0, 6)]), [1, 0, 2]);
+        assert_eq!(order(&[]), [] as [usize; 0]);
+    }
+}

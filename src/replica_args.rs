@@ -1,0 +1,174 @@
+//! Flags that say on which devices a server runs its model, and how often.
+
+use std::str::FromStr;
+
+use metal_attention::{Device, EngineOptions, Model, physical_cores};
+
+use crate::cli_error::CliError;
+use crate::engine_args::{SetupArgs, at_least_one};
+
+/// Devices and replicas of the model, and how each is set up.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct ReplicaArgs {
+    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME;
+    /// several, as in cuda:0,cuda:1, run a replica each
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceList,
+
+    /// The same as --device gpu
+    #[arg(long, conflicts_with = "device")]
+    gpu: bool,
+
+    /// Replicas of the model, each with --parallel places, a KV cache and weights of its own. They are dealt out to the
+    /// devices in turn: to those of --device, with "cuda" to all that there are. On the CPU they share the threads out
+    /// [default: one for each device of --device]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    replicas: Option<usize>,
+
+    #[command(flatten)]
+    setup: SetupArgs,
+}
+
+/// One or several devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DeviceList {
+    devices: Vec<Device>,
+    /// "cuda" without a number, which several replicas take to be all cards.
+    any_cuda: bool,
+}
+
+impl FromStr for DeviceList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A GPU's name may have a comma.
+        let one = |name: &str| name.parse::<Device>().map_err(|error| error.to_string());
+        let devices = if text.starts_with("gpu:") && !text.contains(",gpu:") {
+            vec![one(text)?]
+        } else {
+            text.split(',').map(|name| one(name.trim())).collect::<Result<_, _>>()?
+        };
+        if devices.len() > 1 && devices.contains(&Device::Auto) {
+            return Err("auto is one device: name each in a list".into());
+        }
+        Ok(Self { devices, any_cuda: text == "cuda" })
+    }
+}
+
+impl ReplicaArgs {
+    /// These flags for `model`, for each of the replicas.
+    pub fn options(&self, model: &Model) -> Result<Vec<EngineOptions>, CliError> {
+        let setup = self.setup.options(model);
+        let list = match (self.gpu, self.device.any_cuda, self.replicas) {
+            (true, _, _) => vec![Device::Gpu],
+            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_cards)?,
+            (false, _, _) => self.device.devices.clone(),
+        };
+        let n = self.replicas.unwrap_or(list.len());
+        if n < list.len() {
+            let message = format!(
+                "--replicas {n}: --device names {} devices, each of which runs at least one replica: name fewer, or leave \
+                 --replicas out",
+                list.len()
+            );
+            return Err(CliError::Usage(message));
+        }
+        let first = |device: &Device| if let Device::Cuda(card) = device { Some(*card) } else { None };
+        let overlap = |(i, card): (usize, usize)| {
+            list.iter()
+                .filter_map(first)
+                .skip(i + 1)
+                .any(|other| setup.n_cards > 1 && other.abs_diff(card) < setup.n_cards)
+        };
+        if list.iter().filter_map(first).enumerate().any(overlap) {
+            let n = setup.n_cards;
+            let message = format!(
+                "--device names cards less than {n} apart, of which each begins {n} that share a replica (--tensor-parallel {n}): \
+                 name the first of each, as in --device cuda:0,cuda:{n}"
+            );
+            return Err(CliError::Usage(message));
+        }
+        let devices: Vec<_> = list.into_iter().cycle().take(n).collect();
+        // What auto chooses may be the CPU, too.
+        let is_cpu = |device: &&Device| matches!(device, Device::Cpu | Device::Auto);
+        let n_cpu = devices.iter().filter(is_cpu).count();
+        let options = devices.into_iter().map(|device| {
+            let shares = n_cpu > 1 && is_cpu(&&device);
+            let n_threads = setup.n_threads.or(shares.then(physical_cores));
+            let n_threads = if shares { n_threads.map(|n| (n / n_cpu).max(1)) } else { n_threads };
+            EngineOptions { device, n_threads, ..setup.clone() }
+        });
+        Ok(options.collect())
+    }
+}
+
+/// All cards that CUDA knows of; where `n_cards` share a replica the first of each.
+#[cfg(feature = "cuda")]
+fn cuda_devices(n_cards: usize) -> Result<Vec<Device>, CliError> {
+    let n = metal_attention::cuda_summaries().map_err(|error| CliError::General(error.to_string()))?.len();
+    // Where there are too few the set-up says so.
+    Ok((0..(n / n_cards).max(1)).map(|i| Device::Cuda(i * n_cards)).collect())
+}
+
+/// The set-up says that there is no CUDA here.
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::unnecessary_wraps, reason = "the driver may refuse to count")]
+fn cuda_devices(_: usize) -> Result<Vec<Device>, CliError> {
+    Ok(vec![Device::Cuda(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        args: ReplicaArgs,
+    }
+
+    fn options(flags: &[&str]) -> Result<Vec<(String, Option<usize>)>, String> {
+        let parsed = Flags::try_parse_from(["serve"].iter().chain(flags)).map_err(|error| error.to_string())?;
+        let options = parsed.args.options(&Model::built_in().unwrap()).map_err(|error| error.to_string())?;
+        Ok(options.into_iter().map(|options| (options.device.to_string(), options.n_threads)).collect())
+    }
+
+    #[test]
+    fn replicas_are_dealt_out_to_devices() {
+        let of = |names: &[&str]| Ok(names.iter().map(|&name| (name.to_owned(), None)).collect::<Vec<_>>());
+        assert_eq!(options(&[]), of(&["auto"]));
+        assert_eq!(options(&["--device", "cuda:0,cuda:1"]), of(&["cuda", "cuda:1"]));
+        let four = ["--device", "cuda:0,cuda:1", "--replicas", "4"];
+        assert_eq!(options(&four), of(&["cuda", "cuda:1", "cuda", "cuda:1"]));
+        assert_eq!(options(&["--device", "gpu:A, B"]), of(&["gpu:A, B"]));
+        assert_eq!(options(&["--device", "gpu:0,gpu:1"]), of(&["gpu:0", "gpu:1"]));
+        assert_eq!(options(&["--gpu", "--replicas", "2"]), of(&["gpu", "gpu"]));
+    }
+
+    #[test]
+    fn threads_are_shared_out() {
+        let cpu = |n| ("cpu".to_owned(), Some(n));
+        assert_eq!(options(&["--device", "cpu", "--replicas", "3", "-t", "8"]), Ok(vec![cpu(2); 3]));
+        assert_eq!(options(&["--device", "cpu,cpu", "-t", "1"]), Ok(vec![cpu(1); 2]));
+        let mixed = [("cuda".to_owned(), Some(8)), cpu(8)];
+        assert_eq!(options(&["--device", "cuda:0,cpu", "-t", "8"]), Ok(mixed.to_vec()));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for flags in [
+            &["--device", "cuda:0,1"][..],
+            &["--device", "cuda:0,"],
+            &["--device", "cuda:0,cuda:1", "--tensor-parallel", "2"],
+            &["--device", "auto,cpu"],
+            &["--device", "cuda:0,cuda:1", "--replicas", "1"],
+            &["--replicas", "0"],
+            &["--gpu", "--device", "cpu"],
+        ] {
+            assert!(options(flags).is_err(), "{flags:?}");
+        }
+    }
+}
