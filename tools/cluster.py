@@ -44,19 +44,33 @@ def n_common(a, b, limit_b=None):
 
 @dataclass
 class StepTime:
-    """Seconds of a step: so many for each step, each token of a prompt, each text that gets its next token, and each
-    thousand positions that these attend to; and for each request that begins, which the worker's processors are as busy
-    with as with a model that runs on them."""
+    """Seconds of a step: so many for each step, each token of a prompt, each text that gets its next token, each thousand
+    positions that these attend to, and each thousand that tokens of prompts attend to, many of which are read once for all; and
+    for each request that begins, which the worker's processors are as busy with as with a model that runs on them."""
 
     fixed: float
     prompt: float
     decode: float
     context: float = 0.0
+    prompt_context: float = 0.0
     request: float = 0.0
 
-    def of(self, n_prompt, n_decode, positions, n_begin):
-        model = self.fixed + self.prompt * n_prompt + self.decode * n_decode + self.context * positions / 1000
-        return model + self.request * n_begin
+    def of(self, step):
+        model = self.fixed + self.prompt * step.n_prompt + self.decode * step.n_decode
+        attention = self.context * step.positions + self.prompt_context * step.prompt_positions
+        return model + attention / 1000 + self.request * step.n_begin
+
+
+@dataclass
+class Step:
+    """What a step consists of: tokens of prompts, texts that get their next token, positions that either attend to, and
+    requests that begin."""
+
+    n_prompt: int = 0
+    n_decode: int = 0
+    positions: float = 0.0
+    prompt_positions: float = 0.0
+    n_begin: int = 0
 
 
 @dataclass
@@ -79,7 +93,7 @@ class Options:
         return self.parallel * pages_of(self.context)
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt and how many tokens its answer gets. What happens to it is told to `on_first` and `on_end`."""
 
@@ -121,7 +135,7 @@ class Pages:
             self.free += 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """What a place in the KV cache holds: the first `n` tokens of `segments`."""
 
@@ -132,7 +146,7 @@ class Sequence:
     used: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Text:
     request: Request
     number: int
@@ -242,7 +256,8 @@ class Worker:
         """A sequence for a text, "later" or "full"."""
         last = total - 1
         prefix, cached = None, 0
-        for seq in self.sequences:
+        # Of equals it is the last: those that run in the order of their places, then those that are kept.
+        for seq in [text.seq for text in self.running] + [seq for seq in self.sequences if seq.state == "idle"]:
             if seq.n and seq.segments[0][0] == segments[0][0]:
                 n = min(n_common(segments, seq.segments, seq.n), last)
                 if n and n >= cached:
@@ -311,7 +326,7 @@ class Worker:
     def step(self):
         self.admit()
         while True:
-            batch, n_prompt, n_decode, positions = self.compose()
+            batch = self.compose()
             if not batch:
                 self.busy = False
                 return
@@ -319,11 +334,17 @@ class Worker:
                 break
             self.give_pages_up()
         self.batch, self.began = batch, self.clock.now
-        new = [text for text, _ in batch if not text.begun]
-        for text in new:
+        step = Step()
+        for text, n in batch:
+            positions = n * (text.seq.n + n / 2)
+            if n == 1 and text.waiting == 1 and text.generated:
+                step.n_decode, step.positions = step.n_decode + 1, step.positions + positions
+            else:
+                step.n_prompt, step.prompt_positions = step.n_prompt + n, step.prompt_positions + positions
+            step.n_begin += not text.begun
             text.begun = True
-        self.each, self.steps = self.time.of(n_prompt, n_decode, positions, len(new)), 1
-        if not n_prompt and not self.line and not self.put_off and n_decode == len(self.running):
+        self.each, self.steps = self.time.of(step), 1
+        if not step.n_prompt and not self.line and not self.put_off and step.n_decode == len(self.running):
             self.stretch()
         self.clock.at(self.began + self.steps * self.each, self.finisher())
 
@@ -334,7 +355,7 @@ class Worker:
         new = sum(pages_of(text.seq.n + steps) - len(text.seq.pages) for text, _ in self.batch)
         if steps > 1 and new <= self.pages.free:
             positions = sum(text.seq.n + steps / 2 for text, _ in self.batch)
-            self.each, self.steps = self.time.of(0, len(self.batch), positions, 0), steps
+            self.each, self.steps = self.time.of(Step(n_decode=len(self.batch), positions=positions)), steps
 
     def finisher(self):
         """The end of the steps under way, unless another end is set meanwhile."""
@@ -346,14 +367,12 @@ class Worker:
         prompts = [text for text in self.running if text.waiting > 1]
         room = self.pace.prompt_tokens(len(following), len(self.running) > 1)
         batch = [(text, 1) for text in following]
-        n_decode = sum(1 for text in following if text.generated)
         for text in prompts:
             n = min(room, text.waiting)
             room -= n
             if n:
                 batch.append((text, n))
-        n_prompt = sum(n for _, n in batch) - n_decode
-        return batch, n_prompt, n_decode, sum(n * (text.seq.n + n / 2) for text, n in batch)
+        return batch
 
     def give_pages_up(self):
         idle = self.oldest_idle()
@@ -372,6 +391,7 @@ class Worker:
         steps, self.steps = self.steps, 0
         self.busy_time += steps * self.each
         self.pace.took(sum(n for _, n in self.batch), self.each)
+        ended = []
         for text, n in self.batch:
             if steps > 1:
                 n = steps
@@ -392,8 +412,11 @@ class Worker:
                 if text.request.on_first:
                     text.request.on_first(text.request)
             if text.generated >= text.request.answer[1] or text.total >= self.options.context:
-                self.running.remove(text)
-                self.end(text)
+                ended.append(text)
+        # From the last on.
+        for text in sorted(ended, key=self.running.index, reverse=True):
+            self.running.remove(text)
+            self.end(text)
         self.step()
 
     def end(self, text):
@@ -566,6 +589,13 @@ class Cluster:
 
         self.clock.after(self.chance.expovariate(per_second), begin)
         self.clock.run(seconds)
+
+    def run_trace(self, trace):
+        """Requests at their times: when, prompt and answer of each."""
+        for at, prompt, answer in trace:
+            request = Request(prompt, answer, on_end=lambda request: None)
+            self.clock.at(at, lambda request=request: self.send(request))
+        self.clock.run()
 
     def run_users(self, users):
         """Each user has a list of chats, one after the other."""

@@ -20,9 +20,11 @@ pub fn of_model(error: &Error) -> PyErr {
     match error {
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) => ModelError::new_err(message),
         Error::Sampling(_) | Error::Cpu(CpuError::Option { .. }) => OptionError::new_err(message),
-        Error::Cpu(_) | Error::Gpu(_) | Error::DeviceUnavailable { .. } | Error::UnknownDevice { .. } => {
-            DeviceError::new_err(message)
-        }
+        Error::Cpu(_)
+        | Error::Gpu(_)
+        | Error::Cuda(_)
+        | Error::DeviceUnavailable { .. }
+        | Error::UnknownDevice { .. } => DeviceError::new_err(message),
         Error::EmptyPrompt | Error::PromptTooLong { .. } => PromptError::new_err(message),
         // The library may learn to fail in other ways.
         _ => EngineError::new_err(message),

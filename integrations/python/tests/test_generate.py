@@ -189,11 +189,21 @@ def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
     for kind, why, prompt, params in cases:
         with pytest.raises(kind, match=why):
             llm.generate([prompt], params, use_tqdm=False)
-    with pytest.raises(OptionError, match="n is 0"):
-        SamplingParams(n=0)
+    for n in (0, 10**9):
+        with pytest.raises(OptionError, match=f"n is {n}"):
+            SamplingParams(n=n)
+    with pytest.raises(OptionError, match="2 prompts, but 1"):
+        llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
+    for ids in ([-1], [1 << 32]):
+        with pytest.raises(PromptError, match="token id"):
+            llm.generate([ids], use_tqdm=False)
+    with pytest.raises(PromptError, match="promt"):
+        llm.generate({"promt": "a"}, use_tqdm=False)
+    with pytest.raises(TypeError, match="not bytes"):
+        llm.generate(b"abc", use_tqdm=False)
     with pytest.raises(PromptError, match="outside the vocabulary"):
         llm.detokenize([512])
-    with pytest.raises(OverflowError):
+    with pytest.raises(PromptError, match="token id"):
         llm.detokenize([-1])
 
 

@@ -42,7 +42,10 @@ def test_bad_options_are_refused() -> None:
     cases: list[tuple[type[Exception], str, dict[str, object]]] = [
         (DeviceError, "is no device", {"device": "tpu"}),
         (DeviceError, "GPU", {"device": "gpu:no such card"}),
+        (DeviceError, "NVIDIA|CUDA device 99", {"device": "cuda:99"}),
         (OptionError, "context length must be at least 1", {"n_ctx": 0, "device": "cpu"}),
+        (OptionError, "n_ctx is -1", {"n_ctx": -1}),
+        (OptionError, "n_threads is 1000", {"n_threads": 10**30}),
         (OptionError, "n_parallel", {"n_parallel": 0, "device": "cpu"}),
         (OptionError, "threads", {"n_threads": 0, "device": "cpu"}),
         (OptionError, "unknown cache type", {"cache_type": "f8"}),

@@ -8,6 +8,7 @@ import json
 import os
 import warnings
 import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ._engine import Completion, Engine
+from .errors import OptionError, PromptError
 from .outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -75,7 +77,8 @@ class LLM:
 
         model: a GGUF file (any part, where it is split), or a name on the Hugging Face hub, `hf:OWNER/REPO[:TYPE or :FILE]`;
             None: the small model that is built in.
-        device: "auto" (a GPU with room for the model, else the CPU), "cpu", "gpu", "gpu:1" (by index) or "gpu:NAME".
+        device: "auto" (a GPU with room for the model, else the CPU), "cpu", "gpu", "gpu:1" (by index), "gpu:NAME", "cuda" or
+            "cuda:1".
         n_ctx: tokens of each text, the prompt's included; None: those of the training, at most 4096.
         n_parallel: texts side by side; the KV cache has room for so many times `n_ctx` tokens.
         n_threads: threads on the CPU; None: one for each physical core.
@@ -84,6 +87,9 @@ class LLM:
         in_memory: read the file instead of mapping it.
         use_tqdm: show a download's progress.
         """
+        for name, value in (("n_ctx", n_ctx), ("n_parallel", n_parallel), ("n_threads", n_threads)):
+            if value is not None and not 0 <= value < 1 << 63:
+                raise OptionError(f"{name} is {value}, but it must be at least 1 and what memory has room for")
         path = None if model is None else os.fspath(model)
         download = DownloadProgress(use_tqdm)
         try:
@@ -152,7 +158,7 @@ class LLM:
 
     def detokenize(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; control tokens have one where `special` is set."""
-        return self._engine.detokenize(token_ids, special)
+        return self._engine.detokenize(_token_ids(token_ids), special)
 
     def generate(
         self,
@@ -280,13 +286,14 @@ class LLM:
         return f"<LLM: {self.architecture} on {self.device}, {self._engine.n_parallel} texts of {self.n_ctx} tokens>"
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        given: Any = prompt
         if isinstance(prompt, Mapping):
-            given: str | Sequence[int] = prompt["prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"]
-        else:
-            given = prompt
+            given = prompt.get("prompt_token_ids", prompt.get("prompt"))
+            if given is None:
+                raise PromptError(f"a prompt has no \"prompt\" and no \"prompt_token_ids\", but {list(prompt)}")
         if isinstance(given, str):
             return given, self.tokenize(given)
-        return None, list(given)
+        return None, _token_ids(given)
 
     def _generate(
         self,
@@ -297,6 +304,8 @@ class LLM:
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise OptionError(f"there are {len(prompts)} prompts, but {len(params)} sampling_params")
         each = [_with_stop(own, stop) for own in params]
         requests = [
             (ids, own, index) for (_, ids), own in zip(prompts, each, strict=True) for index in range(own.n)
@@ -343,6 +352,16 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]
     return list(prompts)
+
+
+def _token_ids(given: Any) -> list[int]:
+    """Token ids as a list; whether the model knows them is looked at later."""
+    if isinstance(given, (bytes, bytearray)):
+        raise TypeError("a prompt is a text or token ids, not bytes")
+    try:
+        return array("I", list(given)).tolist()
+    except OverflowError:
+        raise PromptError("a token id is below 0, or larger than any that a model knows") from None
 
 
 def _with_stop(params: SamplingParams, stop: Sequence[str]) -> SamplingParams:

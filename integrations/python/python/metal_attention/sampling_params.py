@@ -16,13 +16,15 @@ LogitsProcessor: TypeAlias = Callable[[list[int], Logits], Logits | None]
 """Gets the ids of the text so far (the prompt's first) and the logits of the next token, `[n_vocab]`. It changes them in
 place, or returns others. A logit of -inf forbids its token."""
 
+_MOST_TEXTS = 16384
+
 
 @dataclass(kw_only=True)
 class SamplingParams:
     """Options of a text. Names and defaults are vLLM's where it has them; the other samplers are llama.cpp's, and off."""
 
     n: int = 1
-    """Texts for each prompt."""
+    """Texts for each prompt, at most 16384."""
     max_tokens: int | None = 16
     """Most tokens to generate; None: until the model ends the text or the context is full."""
     temperature: float = 1.0
@@ -81,8 +83,8 @@ class SamplingParams:
     """The samplers to apply, first to last, by llama.cpp's names such as "top_k"; None: its order."""
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise OptionError(f"n is {self.n}, but it must be at least 1")
+        if not 1 <= self.n <= _MOST_TEXTS:
+            raise OptionError(f"n is {self.n}, but it must be at least 1 and at most {_MOST_TEXTS}")
 
     def _stop(self) -> list[str]:
         if self.stop is None:
