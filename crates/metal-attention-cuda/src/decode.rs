@@ -36,6 +36,8 @@ const MIN_SLOTS: usize = 2;
 const STATIC_SHARED: usize = 4096;
 /// Bytes of `Part` of `decode.cu`.
 const PART: usize = 32;
+/// Columns from which on one launch is faster than one for each product.
+const MIN_GAINING: usize = 2048;
 /// Tags that words of an exchange have.
 const TAGS: u32 = 1 << 12;
 
@@ -124,6 +126,8 @@ pub(crate) struct Decode {
     kernel: Kernel,
     grid: Grid,
     args: DecodeArgs,
+    /// Tokens up to which a text takes it.
+    until: usize,
     logits: u64,
     /// Tags of a token's exchanges.
     tags: u32,
@@ -133,14 +137,14 @@ pub(crate) struct Decode {
 
 impl Decode {
     /// What a token of `spec` takes in one launch; `None` where it is none of the models, or the device none of those, for which
-    /// there is the kernel, and where it would not be faster, unless that is `wanted`.
+    /// there is the kernel, and where it would not be faster, unless it is `wanted` up to so many tokens of a text.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &CudaWeights,
         cache: &CudaKvCache,
         s: &Activations,
-        wanted: Option<bool>,
+        wanted: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
         let (n_layer, n_embd, n_blocks) = (spec.n_layer(), spec.n_embd, summary.n_sm);
@@ -158,10 +162,9 @@ impl Decode {
         if summary.capability.0 < 9 || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
             return Ok(None);
         }
-        // As measured (docs/cuda.md): wide matrices of K-quants gain, others lose while blocks wait for each other.
-        let gains = n_embd >= 2048
-            && layers.iter().flat_map(PlainLayer::matrices).all(|matrix| matrix.format.record().panels > 1);
-        if !wanted.unwrap_or(gains) {
+        let gains = layers.iter().flat_map(PlainLayer::matrices).map(|matrix| gains_until(matrix.format)).min();
+        let until = wanted.unwrap_or(if n_embd < MIN_GAINING { 0 } else { gains.unwrap_or(0) });
+        if until == 0 {
             return Ok(None);
         }
         let attentions = || layers.iter().map(|layer| layer.attention);
@@ -271,10 +274,16 @@ impl Decode {
             kernel,
             grid,
             args,
+            until,
             logits: s.logits.ptr(),
             tags: 2 * n_layer as u32 + 2,
             _buffers: [of_layers, matrices, exchange, best],
         }))
+    }
+
+    /// Whether the token at position `pos` of its text takes it.
+    pub(crate) fn takes(&self, pos: usize) -> bool {
+        pos < self.until
     }
 
     /// Runs the token that the device has.
@@ -378,6 +387,16 @@ fn known(matrix: &CudaMatrix) -> bool {
         Format::Codes | Format::CodesAndMins => false,
     };
     format && matrix.n_in.is_multiple_of(4)
+}
+
+/// Tokens of a text up to which one launch is faster where matrices have a format, as measured (docs/cuda.md): the more there are,
+/// the longer all blocks wait for attention.
+fn gains_until(format: Format) -> usize {
+    match format {
+        Format::Q4K | Format::Q5K | Format::Q6K => 3200,
+        Format::Q4_0 | Format::Q8_0 => 448,
+        Format::F16 | Format::F32 | Format::Codes | Format::CodesAndMins => 0,
+    }
 }
 
 /// `Staged::ODD_SIXTEENTH` of `products.cuh`.

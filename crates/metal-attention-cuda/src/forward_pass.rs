@@ -103,7 +103,7 @@ impl CudaForwardPass {
         let own = share.map(|(share, _)| share).zip(whole.as_ref());
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, own, (room.n_ctx, room.n_positions()))?;
         // Blocks of one card alone wait for each other there.
-        let one_launch = if share.is_some() { Some(false) } else { options.one_launch };
+        let one_launch = if share.is_some() { Some(0) } else { options.one_launch };
         let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, one_launch)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
@@ -164,9 +164,9 @@ impl CudaForwardPass {
         self.steps.n_launches
     }
 
-    /// Whether a single token goes through all layers in one launch.
-    pub fn has_one_launch(&self) -> bool {
-        self.decode.is_some()
+    /// Whether the token at position `pos` of a text goes through all layers in one launch when it goes alone.
+    pub fn has_one_launch(&self, pos: usize) -> bool {
+        self.decode.as_ref().is_some_and(|decode| decode.takes(pos))
     }
 
     /// Sends a batch to the GPU, which the next step evaluates.
@@ -199,16 +199,13 @@ impl CudaForwardPass {
         Ok(tiles.len())
     }
 
-    /// Runs the step that decodes `n` sequences, whose tokens the GPU has.
-    pub(crate) fn launch_decode(&mut self, n: usize) -> Result<(), CudaError> {
-        self.launch(n, Wanted::Id { advance: true })
-    }
-
-    /// Runs the step over a token each of `n` sequences; of each of them something is wanted.
-    fn launch(&mut self, n: usize, wanted: Wanted) -> Result<(), CudaError> {
+    /// Runs the step over the token each of `n` sequences that the GPU has, the first at position `pos` of its text; of each of them
+    /// something is wanted.
+    pub(crate) fn launch(&mut self, n: usize, pos: usize, wanted: Wanted) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
-        if let (1, Some(decode), true) = (n, &mut self.decode, wanted != Wanted::Hidden) {
+        let decode = self.decode.as_mut().filter(|decode| n == 1 && wanted != Wanted::Hidden && decode.takes(pos));
+        if let Some(decode) = decode {
             match &mut self.steps.timers {
                 None => decode.launch(&gpu, wanted)?,
                 Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted))?,
@@ -287,7 +284,7 @@ impl CudaForwardPass {
                 self.steps.timers = Some(Timers::new(&gpu));
             }
             if alone && trace.is_none() && n_wanted == part.len() {
-                self.launch(part.len(), wanted)?;
+                self.launch(part.len(), part[0].pos, wanted)?;
             } else {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
                 let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, runs, wanted };

@@ -5,6 +5,7 @@ use metal_attention_model::{BatchToken, ForwardError};
 use crate::CudaError;
 use crate::device::Readback;
 use crate::forward_pass::CudaForwardPass;
+use crate::step::Wanted;
 
 impl CudaForwardPass {
     /// One greedy step of sequences that each go on by one token, and the steps that are expected to follow it. On an error
@@ -51,7 +52,7 @@ impl CudaForwardPass {
         };
         self.cache.write_pages(batch)?;
         self.states.write(&self.cache.pages.segments_ahead(batch, ahead))?;
-        self.launch_decode(batch.len())?;
+        self.launch(batch.len(), batch[0].pos + ahead, Wanted::Id { advance: true })?;
         readback.copy(&self.steps.s.ids, bytes)?;
         self.lookahead.push(readback);
         Ok(())

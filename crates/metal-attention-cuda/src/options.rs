@@ -24,8 +24,9 @@ pub struct CudaForwardPassOptions {
     pub cache_type: CacheType,
     /// Multiply with F32 inputs throughout, where prompts would have them rounded to F16.
     pub exact: bool,
-    /// Whether single tokens go through all layers in one launch, where there is a kernel for that. `None`: where it is faster.
-    pub one_launch: Option<bool>,
+    /// Single tokens go through all layers in one launch, where there is a kernel for that, as long as their text has this many
+    /// tokens at most; 0: never. `None`: as long as it is faster.
+    pub one_launch: Option<usize>,
 }
 
 impl Default for CudaForwardPassOptions {

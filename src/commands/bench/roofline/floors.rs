@@ -223,7 +223,7 @@ fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> 
     match backend {
         Backend::Cpu(_) => None,
         #[cfg(feature = "cuda")]
-        Backend::Cuda(pass) => (n_tokens == 1 && pass.has_one_launch()).then_some(1),
+        Backend::Cuda(pass) => (n_tokens == 1 && pass.has_one_launch(0)).then_some(1),
         #[cfg(feature = "cuda")]
         Backend::CudaCards(_) => None,
         #[cfg(feature = "gpu")]
