@@ -175,7 +175,6 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
     const u32 head = blockIdx.x / blocks_of_head, first = blockIdx.x % blocks_of_head * columns_of_block<R>;
     const uint4 run = w.runs.runs[blockIdx.y];
     const u32 begin_segment = uniform(run.z), end_segment = begin_segment + uniform(run.w);
-    Tile tile = first_tile(w, begin_segment);
 
     // The columns of this thread, and the one whose result it may write.
     const u32 of_warp = first + warp * columns_of_warp<R>, column = of_warp + lane / R::LANES * R::COLUMNS;
@@ -196,12 +195,13 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
             }
         rule.begin(head, column, row);
     }
-    prepare_tile(rule, prepared, tile, head, first, warp, n_warps);
-    __syncthreads();
+    // Before the first tile there is none to walk, and all prepare.
+    Tile tile = {0, 0, 0, begin_segment - 1};
     for (u32 turn = 0;; turn ^= 1) {
         const Tile next = tile_after(w, end_segment, tile);
-        if (!walks) {
-            prepare_tile(rule, prepared + (turn ^ 1) * w.tile, next, head, first, warp - WALK_WARPS, n_warps - WALK_WARPS);
+        const int walkers = tile.n == 0 ? 0 : WALK_WARPS;
+        if (warp >= walkers) {
+            prepare_tile(rule, prepared + (turn ^ 1) * w.tile, next, head, first, warp - walkers, n_warps - walkers);
         } else {
             const Prepared<R>* of_tile = prepared + turn * w.tile;
             float* out = w.out + ((size_t)tile.token * w.n_head + head) * w.value_dim + of_warp + lane / SHARE;
@@ -237,13 +237,13 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
 // Kernels of a rule by the rows of a thread. They are launched with warps that prepare beside those that walk, or, where no run has
 // more than a token, without.
 #define WALK(NAME, RULE, ARGS, EACH)                                                                                \
-    extern "C" __global__ void __launch_bounds__(64 * WALK_WARPS, EACH == 16 ? 1 : 2)                      \
-        NAME##_##EACH(const __grid_constant__ ARGS a) {                                                             \
+    extern "C" __global__ void __launch_bounds__(64 * WALK_WARPS, EACH == 16 ? 1 : 2) NAME##_##EACH(                \
+        const __grid_constant__ ARGS a) {                                                                           \
         wait_for_input();                                                                                           \
         let_next_start();                                                                                           \
         walk(a.walk, RULE<EACH>{a});                                                                                \
     }
-#define WALKS(NAME, RULE, ARGS)  \
-    WALK(NAME, RULE, ARGS, 4)    \
-    WALK(NAME, RULE, ARGS, 8)    \
+#define WALKS(NAME, RULE, ARGS) \
+    WALK(NAME, RULE, ARGS, 4)   \
+    WALK(NAME, RULE, ARGS, 8)   \
     WALK(NAME, RULE, ARGS, 16)

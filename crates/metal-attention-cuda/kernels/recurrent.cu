@@ -112,7 +112,8 @@ struct GroupNormArgs {
 };
 
 // gate (norm(x) weight + bias + bonus) of a group of a token, by THREADS; `sum` adds what they have.
-template <int THREADS, typename Sum> __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, const Sum& sum) {
+template <int THREADS, typename Sum>
+__device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, const Sum& sum) {
     const u32 thread = threadIdx.x % THREADS;
     const size_t at = ((size_t)token * a.n_group + group) * a.n;
     const float* x = a.x + at;

@@ -169,7 +169,7 @@ fn awkward() -> Vec<Toy> {
             ("wkv.head_size", head_size),
         ]
     };
-    let linear = |head_size| [("wkv.head_size", head_size), ("time_mix_extra_dim", 6), ("time_decay_extra_dim", 5)];
+    let linear = |head_size| [("wkv.head_size", head_size), ("time_mix_extra_dim", 8), ("time_decay_extra_dim", 5)];
     vec![
         toy("delta rule, 6 x 9", &delta(6, 9)),
         toy("delta rule, 66 x 20", &delta(66, 20)),
@@ -199,6 +199,19 @@ fn recurrences_of_any_shape_go_through_runs_of_any_length() {
     for toy in awkward() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
+        // The same bits however a text is cut.
+        let of_parts = |parts: &[usize]| {
+            let mut pass = on_cuda(&gpu, &toy, &options());
+            let mut rest = &ids[..50];
+            let mut found = Vec::new();
+            for &n in parts {
+                let (part, others) = rest.split_at(n);
+                found.extend(logits(&mut pass, 0, part));
+                rest = others;
+            }
+            found
+        };
+        assert_eq!(of_parts(&[50]), of_parts(&[1, 17, 16, 3, 13]), "{name}");
         // A run as long as a tile of 16, a token more and less, and one over several segments.
         for lengths in [[1, 15, 16, 17], [33, 2, 70, 31]] {
             let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_ubatch: 200, ..options() });

@@ -5,9 +5,7 @@ use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 use super::product::{Input, Product, norm_args};
 use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
-use crate::args::{
-    ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs,
-};
+use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs};
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
 use crate::state::RunSizes;
