@@ -10,64 +10,93 @@ struct DeltaRuleArgs {
     const float* a;      // [n_head]
     const float* dt_bias;
     u32 n_head_k;
-    u32 grouped;         // value heads that share a key head lie together; else they come in turns
-    u32 of_channels;
+    u32 heads_of_key;    // value heads that share a key head, where they lie together; 0: they come in turns
+    u32 unused;
     float eps;
 };
 
-template <int EACH> struct DeltaRule {
+// Vectors: query and key as they come, and decays of channels. What scales them is among the factors and values: with qf and kf for
+// what brings them to length 1, the key's part in the state is k U, where U = kf beta v - (kf kf beta decay) (k S), and o is
+// (qf decay) (q S) + (qf q k) U. Where channels decay they do before all else, and the factors' decay is 1.
+template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = CHANNELS ? 3 : 2, VALUES = 1;
+    typedef AnyDeltaRule Self;
     const DeltaRuleArgs& a;
-    struct Token {
-        float q[EACH], k[EACH], v[COLUMNS], decay[EACH], beta;
-    };
-    __device__ __forceinline__ void load(Token& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 key_dim = a.walk.key_dim, n_keys = a.n_head_k * key_dim;
-        const u32 key_head = a.grouped ? head / (a.walk.n_head / a.n_head_k) : head % a.n_head_k;
+    __device__ __forceinline__ void begin(u32, u32, u32) {}
+    __device__ __forceinline__ void prepare(Prepared<Self>& t, u32 head, u32 column, u32 token, int lane) const {
+        const u32 key_dim = a.walk.key_dim, n_keys = a.n_head_k * key_dim, value_dim = a.walk.value_dim;
+        const u32 key_head = a.heads_of_key ? head / a.heads_of_key : head % a.n_head_k;
         const float* x = row_of(a.x, token);
-        load_key(t.q, x + key_head * key_dim, key_dim, lane);
-        load_key(t.k, x + n_keys + key_head * key_dim, key_dim, lane);
-        load_value(t.v, x + 2 * n_keys + head * a.walk.value_dim, a.walk.value_dim, column);
-        t.beta = row_of(a.beta, token)[head];
-        const float* decay = row_of(a.decay, token);
-        if (a.of_channels) {
-            load_key(t.decay, decay + head * key_dim, key_dim, lane);
-        } else {
+        const float *q = x + key_head * key_dim, *k = q + n_keys, *v = x + 2 * n_keys + head * value_dim;
+        // All that is read is asked for before anything is done with it.
+        const float of_decay = CHANNELS ? 0.0f : row_of(a.decay, token)[head], bias = CHANNELS ? 0.0f : a.dt_bias[head];
+        const float of_beta = row_of(a.beta, token)[head], rate = a.a[head];
+        const u32 own_column = column + lane;
+        const float of_value = own_column < value_dim ? v[own_column] : 0.0f;
+        float4 of_q[EACH / 4], of_k[EACH / 4];
 #pragma unroll
-            for (int e = 0; e < EACH; e++) t.decay[e] = decay[head];
+        for (int e = 0; e < EACH / 4; e++) {
+            of_q[e] = load_four(q, 4 * (lane + LANES * e), key_dim);
+            of_k[e] = load_four(k, 4 * (lane + LANES * e), key_dim);
         }
-    }
-    __device__ __forceinline__ void step(const Token& t, float (&s)[COLUMNS][EACH], float (&y)[COLUMNS], u32 head, u32, u32) const {
-        const int lane = threadIdx.x % 32;
-        const u32 key_dim = a.walk.key_dim;
-        float qq = 0.0f, kk = 0.0f;
+        float qq = 0.0f, kk = 0.0f, qk = 0.0f;
 #pragma unroll
-        for (int e = 0; e < EACH; e++) qq += t.q[e] * t.q[e], kk += t.k[e] * t.k[e];
-        const float q_factor = rsqrtf(warp_sum(qq) + a.eps) * rsqrtf((float)key_dim), k_factor = rsqrtf(warp_sum(kk) + a.eps);
-        const float rate = a.a[head], beta = sigmoid(t.beta);
-        float known[COLUMNS] = {};
+        for (int e = 0; e < EACH / 4; e++) {
+            store_vector(t, 0, 4 * (lane + LANES * e), of_q[e]);
+            store_vector(t, 1, 4 * (lane + LANES * e), of_k[e]);
+            qq = dot(of_q[e], of_q[e], qq), kk = dot(of_k[e], of_k[e], kk), qk = dot(of_q[e], of_k[e], qk);
+        }
+        if constexpr (CHANNELS) {
+            const float *decays = row_of(a.decay, token) + head * key_dim, *biases = a.dt_bias + head * key_dim;
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            const u32 k = lane + 32 * e;
-            const float bias = a.of_channels ? (k < key_dim ? a.dt_bias[head * key_dim + k] : 0.0f) : a.dt_bias[head];
-            const float decay = expf(rate * softplus(t.decay[e] + bias));
+            for (int e = 0; e < EACH / 4; e++) of_q[e] = load_four(decays, 4 * (lane + LANES * e), key_dim);
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
-                s[c][e] *= decay;
-                known[c] += k_factor * t.k[e] * s[c][e];
+            for (int e = 0; e < EACH / 4; e++) of_k[e] = load_four(biases, 4 * (lane + LANES * e), key_dim);
+            auto decay = [&](float of, float bias) { return expf(rate * softplus(of + bias)); };
+#pragma unroll
+            for (int e = 0; e < EACH / 4; e++) {
+                const float4 d = of_q[e], b = of_k[e];
+                const float4 four = make_float4(decay(d.x, b.x), decay(d.y, b.y), decay(d.z, b.z), decay(d.w, b.w));
+                store_vector(t, VECTORS - 1, 4 * (lane + LANES * e), four);
             }
         }
-        sum_columns(known);
+        const float q_factor = rsqrtf(sum_lanes<PREPARE_LANES>(qq) + a.eps) * rsqrtf((float)key_dim);
+        const float k_factor = rsqrtf(sum_lanes<PREPARE_LANES>(kk) + a.eps);
+        qk = sum_lanes<PREPARE_LANES>(qk);
+        const float decay = CHANNELS ? 1.0f : expf(rate * softplus(of_decay + bias));
+        const float k_beta = k_factor * sigmoid(of_beta);
+        t.values[0][lane] = k_beta * of_value;
+        if (lane == 0) t.factors = make_float4(decay, k_factor * k_beta * decay, q_factor * decay, q_factor * qk);
+    }
+    __device__ __forceinline__ float step(const Token<Self>& t, float (&s)[COLUMNS][EACH]) const {
+        const float (&q)[EACH] = t.vectors[0], (&k)[EACH] = t.vectors[1];
+        if constexpr (CHANNELS) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+#pragma unroll
+                for (int e = 0; e < EACH; e++) s[c][e] *= t.vectors[VECTORS - 1][e];
+        }
+        float known[COLUMNS], y[COLUMNS], u[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) known[c] = dot(k, s[c]);
+#pragma unroll
+        for (int d = LANES / 2; d > 0; d /= 2)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) known[c] += __shfl_xor_sync(~0u, known[c], d);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) y[c] = dot(q, s[c]);
+        const float sum = sum_own<LANES>(y);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            const float u = beta * (t.v[c] - known[c]);
-            y[c] = 0.0f;
+            u[c] = fmaf(-t.factors.y, known[c], t.values[0][c]);
 #pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                s[c][e] += k_factor * t.k[e] * u;
-                y[c] += q_factor * t.q[e] * s[c][e];
-            }
+            for (int e = 0; e < EACH; e++) s[c][e] = fmaf(k[e], u[c], CHANNELS ? s[c][e] : t.factors.x * s[c][e]);
         }
-        sum_columns(y);
+        return fmaf(t.factors.z, sum, t.factors.w * own<LANES>(u));
     }
 };
+static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
+template <int EACH> using DeltaRule = AnyDeltaRule<EACH, false>;
+template <int EACH> using DeltaRuleOfChannels = AnyDeltaRule<EACH, true>;
 WALKS(delta_rule, DeltaRule, DeltaRuleArgs)
+WALKS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)

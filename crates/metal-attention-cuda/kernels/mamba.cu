@@ -28,64 +28,66 @@ extern "C" __global__ void __launch_bounds__(96) mamba_select(const __grid_const
 }
 
 struct MambaArgs {
-    Runs runs;
-    States states;  // [channel][d_state]
-    const float* x; // [token][channel], after the convolution
+    Walk walk;       // one head, whose values are the channels
+    const float* x;  // [token][channel], after the convolution
     const float* dt;
     const float* bc; // [token][2][d_state]
     Rows gate;       // [channel]
     const float* dt_bias;
     const float* a;  // [channel][d_state], negative
     const float* d;
-    float* out;      // [token][channel]
-    u32 channels, d_state;
 };
-// Threads that share a channel's state.
-constexpr int SHARE = 4;
 
-template <int EACH> __device__ __forceinline__ void mamba(const MambaArgs& a) {
-    wait_for_input();
-    let_next_start();
-    const u32 part = threadIdx.x % SHARE, channel = (blockIdx.x * blockDim.x + threadIdx.x) / SHARE;
-    // Threads of channels that there are not take the last one's part in the sums.
-    const u32 at = min(channel, a.channels - 1);
-    const uint4 run = a.runs.runs[blockIdx.y];
-    float h[EACH], rate[EACH];
-    const float* from = slot_of(a.states, a.runs.segments[run.z].z) + (size_t)at * a.d_state;
+// Vectors: B and C. Values: dt, dt x, silu(z), D x silu(z).
+template <int EACH_> struct Mamba {
+    static constexpr int LANES = 4, EACH = EACH_, COLUMNS = 1, VECTORS = 2, VALUES = 4;
+    const MambaArgs& a;
+    float rates[EACH]; // of the thread's elements
+    __device__ __forceinline__ void begin(u32, u32 column, u32 row) {
+        const u32 d_state = a.walk.key_dim;
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        const u32 s = part + SHARE * e;
-        h[e] = s < a.d_state ? from[s] : 0.0f;
-        rate[e] = s < a.d_state ? a.a[(size_t)at * a.d_state + s] : 0.0f;
-    }
-    const float bias = a.dt_bias[at], d = a.d[at];
-    for (u32 i = 0; i < run.w; i++) {
-        const uint4 segment = a.runs.segments[run.z + i];
-        for (u32 token = segment.x; token < segment.x + segment.y; token++) {
-            const float x = a.x[(size_t)token * a.channels + at], dt = softplus(a.dt[(size_t)token * a.channels + at] + bias);
-            const float* b = a.bc + (size_t)token * 2 * a.d_state;
-            const float* c = b + a.d_state;
-            float sum = 0.0f;
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const u32 s = part + SHARE * e;
-                if (s >= a.d_state) continue;
-                h[e] = expf(dt * rate[e]) * h[e] + b[s] * dt * x;
-                sum += c[s] * h[e];
-            }
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            const float gate = row_of(a.gate, token)[at];
-            if (part == 0 && channel < a.channels) a.out[(size_t)token * a.channels + at] = (sum + d * x) * (gate * sigmoid(gate));
+        for (int e = 0; e < EACH; e += 4) {
+            const float4 four = load_four(a.a + (size_t)column * d_state, row + LANES * e, column < a.walk.value_dim ? d_state : 0);
+            rates[e] = four.x, rates[e + 1] = four.y, rates[e + 2] = four.z, rates[e + 3] = four.w;
         }
-        float* to = slot_of(a.states, segment.w) + (size_t)at * a.d_state;
-#pragma unroll
-        for (int e = 0; e < EACH; e++)
-            if (channel < a.channels && part + SHARE * e < a.d_state) to[part + SHARE * e] = h[e];
     }
-}
-#define MAMBA(EACH) \
-    extern "C" __global__ void __launch_bounds__(128) mamba_##EACH(const __grid_constant__ MambaArgs a) { mamba<EACH>(a); }
-MAMBA(4)
-MAMBA(8)
-MAMBA(16)
+    __device__ __forceinline__ void prepare(Prepared<Mamba>& t, u32, u32 column, u32 token, int lane) const {
+        const u32 d_state = a.walk.key_dim, channels = a.walk.value_dim;
+        const float* b = a.bc + (size_t)token * 2 * d_state;
+        constexpr int CHANNELS = columns_of_block<Mamba> / PREPARE_LANES;
+        // All that is read is asked for before anything is done with it.
+        float x[CHANNELS], z[CHANNELS], dt[CHANNELS], d[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) {
+            const u32 channel = column + c * PREPARE_LANES + lane;
+            const bool there = channel < channels;
+            x[c] = there ? a.x[(size_t)token * channels + channel] : 0.0f;
+            z[c] = there ? row_of(a.gate, token)[channel] : 0.0f;
+            dt[c] = there ? a.dt[(size_t)token * channels + channel] + a.dt_bias[channel] : 0.0f;
+            d[c] = there ? a.d[channel] : 0.0f;
+        }
+        // At most a thread for four elements of B or C.
+        static_assert(LANES * EACH <= 4 * PREPARE_LANES);
+        const float4 of_b = load_four(b, 4 * lane, d_state), of_c = load_four(b + d_state, 4 * lane, d_state);
+        if (4 * lane < LANES * EACH) {
+            store_vector(t, 0, 4 * lane, of_b);
+            store_vector(t, 1, 4 * lane, of_c);
+        }
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) {
+            const int at = c * PREPARE_LANES + lane;
+            const float own = softplus(dt[c]), gate = z[c] * sigmoid(z[c]);
+            t.values[0][at] = own;
+            t.values[1][at] = own * x[c];
+            t.values[2][at] = gate;
+            t.values[3][at] = gate * (d[c] * x[c]);
+        }
+    }
+    __device__ __forceinline__ float step(const Token<Mamba>& t, float (&s)[COLUMNS][EACH]) const {
+        const float dt = t.values[0][0], x = t.values[1][0];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) s[0][e] = fmaf(expf(dt * rates[e]), s[0][e], t.vectors[0][e] * x);
+        return fmaf(t.values[2][0], sum_lanes<LANES>(dot(t.vectors[1], s[0])), t.values[3][0]);
+    }
+};
+WALKS(mamba, Mamba, MambaArgs)

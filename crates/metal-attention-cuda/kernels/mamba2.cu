@@ -7,7 +7,7 @@ struct Mamba2Args {
     Rows b;              // [group][key]
     Rows c;
     Rows dt;             // [head]
-    Rows gate;           // element `gate_step` h of head h on
+    Rows gate;           // element `gate_step` h of head h
     const float* dt_bias;
     const float* a;      // [n_head], negative
     const float* d;      // [n_head]
@@ -15,34 +15,47 @@ struct Mamba2Args {
     u32 gate_step;
 };
 
-template <int EACH> struct Mamba2 {
+// Vectors: B and C. Values: dt x, silu(z), D x silu(z). Factors: the decay.
+template <int EACH_> struct Mamba2 {
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 2, VALUES = 3;
     const Mamba2Args& a;
-    struct Token {
-        float b[EACH], c[EACH], x[COLUMNS], gate[COLUMNS], dt;
-    };
-    __device__ __forceinline__ void load(Token& t, u32 head, u32 column, u32 token, int lane) const {
+    __device__ __forceinline__ void begin(u32, u32, u32) {}
+    __device__ __forceinline__ void prepare(Prepared<Mamba2>& t, u32 head, u32 column, u32 token, int lane) const {
         const u32 key_dim = a.walk.key_dim, value_dim = a.walk.value_dim, group = head / a.heads_of_group;
-        load_key(t.b, row_of(a.b, token) + group * key_dim, key_dim, lane);
-        load_key(t.c, row_of(a.c, token) + group * key_dim, key_dim, lane);
-        load_value(t.x, row_of(a.x, token) + head * value_dim, value_dim, column);
-        load_value(t.gate, row_of(a.gate, token) + head * a.gate_step, value_dim, column);
-        t.dt = row_of(a.dt, token)[head];
+        const float *b = row_of(a.b, token) + group * key_dim, *c = row_of(a.c, token) + group * key_dim;
+        const u32 own_column = column + lane;
+        const bool there = own_column < value_dim;
+        const float x = there ? row_of(a.x, token)[head * value_dim + own_column] : 0.0f;
+        const float z = there ? row_of(a.gate, token)[head * a.gate_step + own_column] : 0.0f;
+        const float of_dt = row_of(a.dt, token)[head], bias = a.dt_bias[head], rate = a.a[head], d = a.d[head];
+        float4 of_b[EACH / 4], of_c[EACH / 4];
+#pragma unroll
+        for (int e = 0; e < EACH / 4; e++) {
+            of_b[e] = load_four(b, 4 * (lane + LANES * e), key_dim);
+            of_c[e] = load_four(c, 4 * (lane + LANES * e), key_dim);
+        }
+#pragma unroll
+        for (int e = 0; e < EACH / 4; e++) {
+            store_vector(t, 0, 4 * (lane + LANES * e), of_b[e]);
+            store_vector(t, 1, 4 * (lane + LANES * e), of_c[e]);
+        }
+        const float dt = softplus(of_dt + bias);
+        const float gate = z * sigmoid(z);
+        t.values[0][lane] = dt * x;
+        t.values[1][lane] = gate;
+        t.values[2][lane] = gate * (d * x);
+        if (lane == 0) t.factors = make_float4(expf(dt * rate), 0.0f, 0.0f, 0.0f);
     }
-    __device__ __forceinline__ void step(const Token& t, float (&s)[COLUMNS][EACH], float (&y)[COLUMNS], u32 head, u32, u32) const {
-        const float dt = softplus(t.dt + a.dt_bias[head]), decay = expf(dt * a.a[head]), d = a.d[head];
+    __device__ __forceinline__ float step(const Token<Mamba2>& t, float (&s)[COLUMNS][EACH]) const {
+        float y[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            const float x = dt * t.x[c];
-            y[c] = 0.0f;
 #pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                s[c][e] = decay * s[c][e] + t.b[e] * x;
-                y[c] += t.c[e] * s[c][e];
-            }
+            for (int e = 0; e < EACH; e++) s[c][e] = fmaf(t.factors.x, s[c][e], t.vectors[0][e] * t.values[0][c]);
+            y[c] = dot(t.vectors[1], s[c]);
         }
-        sum_columns(y);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) y[c] = (y[c] + d * t.x[c]) * (t.gate[c] * sigmoid(t.gate[c]));
+        return fmaf(own<LANES>(t.values[1]), sum_own<LANES>(y), own<LANES>(t.values[2]));
     }
 };
+static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 WALKS(mamba2, Mamba2, Mamba2Args)

@@ -26,87 +26,224 @@ __device__ __forceinline__ const float* row_of(const Rows& r, u32 token) { retur
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-// Columns of a head's state that a warp has, and warps of a block.
-constexpr int COLUMNS = 4;
-constexpr int WALK_WARPS = 4;
+// Elements i to i + 3 of n, which need not be aligned; zeros behind the end.
+__device__ __forceinline__ float4 load_four(const float* from, u32 i, u32 n) {
+    from += i;
+    if (i + 4 <= n && (uintptr_t)from % 16 == 0) return *reinterpret_cast<const float4*>(from);
+    return make_float4(i < n ? from[0] : 0.0f, i + 1 < n ? from[1] : 0.0f, i + 2 < n ? from[2] : 0.0f, i + 3 < n ? from[3] : 0.0f);
+}
+__device__ __forceinline__ void store_four(float* to, u32 i, u32 n, float4 v) {
+    to += i;
+    if (i + 4 <= n && (uintptr_t)to % 16 == 0) {
+        *reinterpret_cast<float4*>(to) = v;
+        return;
+    }
+    if (i < n) to[0] = v.x;
+    if (i + 1 < n) to[1] = v.y;
+    if (i + 2 < n) to[2] = v.z;
+    if (i + 3 < n) to[3] = v.w;
+}
+__device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+// What all threads of a warp have the same of, told to the compiler, which then knows that they stay together.
+__device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
 
 // What a walk goes over.
 struct Walk {
     Runs runs;
     States states; // of the layer's heads, [head][value][key]: the other way round than papers write it
     float* out;    // [token][head][value]
-    u32 n_head, key_dim, value_dim, unused;
+    u32 n_head, key_dim, value_dim;
+    u32 tile;      // tokens that are prepared at a time
 };
 
-// A warp takes some columns of a head through all tokens of a run. Lane l has elements l, l + 32.. of keys. `R::Token` is what
-// a token brings, `R::load` reads it, `R::step` changes the state and returns what comes of the warp's columns.
-template <typename R, int EACH> __device__ __forceinline__ void walk(const Walk& w, const R& rule) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 blocks_of_head = (w.value_dim + COLUMNS * WALK_WARPS - 1) / (COLUMNS * WALK_WARPS);
-    const u32 head = blockIdx.x / blocks_of_head;
-    const u32 column = (blockIdx.x % blocks_of_head * WALK_WARPS + warp) * COLUMNS;
-    if (column >= w.value_dim) return;
-    const uint4 run = w.runs.runs[blockIdx.y];
-    const size_t of_head = ((size_t)head * w.value_dim + column) * w.key_dim;
-    auto there = [&](int c, int e) { return column + c < w.value_dim && lane + 32 * e < w.key_dim; };
+// A walk takes tokens in tiles. Warps of their own prepare the tokens of the next tile: all that does not depend on the state, once
+// for the block. Four walk: they have some columns of a head's state in registers, and take them through the tokens of this tile.
+// LANES threads have a column, or two (COLUMNS): thread l rows 4 l to 4 l + 3, 4 (l + LANES) to.., EACH in all. A rule R says how
+// many they are, and how many vectors of keys (VECTORS) and of the block's columns (VALUES) a token brings; `R::prepare` writes
+// these, and `R::step` changes the state and returns what comes of the column that `own` picks. Sums are spelled out: a token's
+// result has the same bits wherever it stands in a tile.
+constexpr int WALK_WARPS = 4;
+// Threads that prepare a token.
+constexpr int PREPARE_LANES = 16;
 
-    float s[COLUMNS][EACH];
-    {
-        const float* from = slot_of(w.states, w.runs.segments[run.z].z) + of_head;
+template <typename R> constexpr int columns_of_warp = 32 / R::LANES * R::COLUMNS;
+template <typename R> constexpr int columns_of_block = WALK_WARPS * columns_of_warp<R>;
+
+// A token as it lies in workgroup memory; vectors are zero behind the end of a key.
+template <typename R> struct __align__(16) Prepared {
+    float vectors[R::VECTORS][R::LANES * R::EACH];
+    float values[R::VALUES][columns_of_block<R>];
+    float4 factors;
+};
+template <typename R> __device__ __forceinline__ void store_vector(Prepared<R>& t, int vector, u32 i, float4 v) {
+    *reinterpret_cast<float4*>(&t.vectors[vector][i]) = v;
+}
+// What a thread that walks has of it.
+template <typename R> struct Token {
+    float vectors[R::VECTORS][R::EACH];
+    float values[R::VALUES][R::COLUMNS];
+    float4 factors;
+};
+
+template <typename R> __device__ __forceinline__ void load_token(Token<R>& t, const Prepared<R>& from, int lane, int warp) {
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
+    for (int v = 0; v < R::VECTORS; v++)
 #pragma unroll
-            for (int e = 0; e < EACH; e++) s[c][e] = there(c, e) ? from[(size_t)c * w.key_dim + lane + 32 * e] : 0.0f;
+        for (int e = 0; e < R::EACH; e += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(&from.vectors[v][4 * (lane % R::LANES) + R::LANES * e]);
+            t.vectors[v][e] = four.x, t.vectors[v][e + 1] = four.y, t.vectors[v][e + 2] = four.z, t.vectors[v][e + 3] = four.w;
+        }
+#pragma unroll
+    for (int v = 0; v < R::VALUES; v++) {
+        const float* values = &from.values[v][warp * columns_of_warp<R> + lane / R::LANES * R::COLUMNS];
+        if constexpr (R::COLUMNS == 2) {
+            const float2 two = *reinterpret_cast<const float2*>(values);
+            t.values[v][0] = two.x, t.values[v][1] = two.y;
+        } else {
+            t.values[v][0] = values[0];
+        }
     }
-    const u32 end = run.x + run.y;
-    typename R::Token next;
-    rule.load(next, head, column, run.x, lane);
-    for (u32 i = 0; i < run.w; i++) {
-        const uint4 segment = w.runs.segments[run.z + i];
-        for (u32 token = segment.x; token < segment.x + segment.y; token++) {
-            const typename R::Token now = next;
-            if (token + 1 < end) rule.load(next, head, column, token + 1, lane);
-            float y[COLUMNS];
-            rule.step(now, s, y, head, column, token);
-            if (lane < COLUMNS && column + lane < w.value_dim) {
-                float of_lane = y[0];
+    t.factors = from.factors;
+}
+
+// The sum over LANES threads, for each of them.
+template <int LANES> __device__ __forceinline__ float sum_lanes(float v) {
 #pragma unroll
-                for (int c = 1; c < COLUMNS; c++) of_lane = lane == c ? y[c] : of_lane;
-                w.out[((size_t)token * w.n_head + head) * w.value_dim + column + lane] = of_lane;
+    for (int d = LANES / 2; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}
+// Of a thread's columns the one whose result it returns: where it has two, the first half of the threads the first one.
+template <int LANES> __device__ __forceinline__ float own(const float (&v)[1]) { return v[0]; }
+template <int LANES> __device__ __forceinline__ float own(const float (&v)[2]) { return threadIdx.x & LANES / 2 ? v[1] : v[0]; }
+// The sum of that one over all threads that share it.
+template <int LANES> __device__ __forceinline__ float sum_own(const float (&v)[1]) { return sum_lanes<LANES>(v[0]); }
+template <int LANES> __device__ __forceinline__ float sum_own(const float (&v)[2]) {
+    const float other = threadIdx.x & LANES / 2 ? v[0] : v[1];
+    return sum_lanes<LANES / 2>(own<LANES>(v) + __shfl_xor_sync(~0u, other, LANES / 2));
+}
+// Of what a thread has of two vectors, in sums side by side.
+template <int EACH> __device__ __forceinline__ float dot(const float (&a)[EACH], const float (&b)[EACH]) {
+    constexpr int SUMS = EACH / 4 < 2 ? 2 : EACH / 4;
+    float sums[SUMS];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) sums[e % SUMS] = e < SUMS ? a[e] * b[e] : fmaf(a[e], b[e], sums[e % SUMS]);
+#pragma unroll
+    for (int n = SUMS / 2; n > 0; n /= 2)
+#pragma unroll
+        for (int i = 0; i < n; i++) sums[i] += sums[i + n];
+    return sums[0];
+}
+
+// Tokens of a segment that are prepared together.
+struct Tile {
+    u32 token, n; // 0: no more
+    u32 rest;     // tokens of the segment behind them
+    u32 segment;
+};
+__device__ __forceinline__ Tile first_tile(const Walk& w, u32 segment) {
+    const uint4 of = w.runs.segments[segment];
+    const u32 tokens = uniform(of.y), n = min(w.tile, tokens);
+    return {uniform(of.x), n, tokens - n, segment};
+}
+__device__ __forceinline__ Tile tile_after(const Walk& w, u32 end_segment, const Tile& t) {
+    if (t.rest == 0) return t.segment + 1 < end_segment ? first_tile(w, t.segment + 1) : Tile{0, 0, 0, 0};
+    const u32 n = min(w.tile, t.rest);
+    return {t.token + t.n, n, t.rest - n, t.segment};
+}
+
+// Warp `warp` of n_warps prepares its share of a tile.
+template <typename R>
+__device__ __forceinline__ void prepare_tile(const R& rule, Prepared<R>* to, const Tile& tile, u32 head, u32 first, int warp, int n_warps) {
+    constexpr int TOKENS = 32 / PREPARE_LANES;
+    const int lane = threadIdx.x % 32;
+    for (u32 i = TOKENS * warp; i < tile.n; i += TOKENS * n_warps) {
+        // Where there is none left all threads take the last one.
+        const u32 own = min(i + lane / PREPARE_LANES, tile.n - 1);
+        rule.prepare(to[own], head, first, tile.token + own, lane % PREPARE_LANES);
+    }
+}
+
+template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule) {
+    SHARED_MEMORY(16, float4, memory);
+    float4* const begin = memory;
+    Prepared<R>* const prepared = reinterpret_cast<Prepared<R>*>(begin); // two tiles
+    const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32), n_warps = blockDim.x / 32;
+    const u32 blocks_of_head = (w.value_dim + columns_of_block<R> - 1) / columns_of_block<R>;
+    const u32 head = blockIdx.x / blocks_of_head, first = blockIdx.x % blocks_of_head * columns_of_block<R>;
+    const uint4 run = w.runs.runs[blockIdx.y];
+    const u32 begin_segment = uniform(run.z), end_segment = begin_segment + uniform(run.w);
+
+    // The columns of this thread, and the one whose result it may write.
+    const u32 of_warp = first + warp * columns_of_warp<R>, column = of_warp + lane / R::LANES * R::COLUMNS;
+    constexpr int SHARE = R::LANES / R::COLUMNS;
+    const bool walks = warp < WALK_WARPS, writes = walks && lane % SHARE == 0 && of_warp + lane / SHARE < w.value_dim;
+    const u32 row = 4 * (lane % R::LANES);
+    const size_t of_head = ((size_t)head * w.value_dim + column) * w.key_dim;
+
+    float s[R::COLUMNS][R::EACH] = {};
+    if (walks) {
+        const float* from = slot_of(w.states, w.runs.segments[begin_segment].z) + of_head;
+#pragma unroll
+        for (int c = 0; c < R::COLUMNS; c++)
+#pragma unroll
+            for (int e = 0; e < R::EACH; e += 4) {
+                const float4 four = load_four(from + (size_t)c * w.key_dim, row + R::LANES * e, column + c < w.value_dim ? w.key_dim : 0);
+                s[c][e] = four.x, s[c][e + 1] = four.y, s[c][e + 2] = four.z, s[c][e + 3] = four.w;
+            }
+        rule.begin(head, column, row);
+    }
+    // Before the first tile there is none to walk, and all prepare.
+    Tile tile = {0, 0, 0, begin_segment - 1};
+    for (u32 turn = 0;; turn ^= 1) {
+        const Tile next = tile_after(w, end_segment, tile);
+        const int walkers = tile.n == 0 ? 0 : WALK_WARPS;
+        if (warp >= walkers) {
+            prepare_tile(rule, prepared + (turn ^ 1) * w.tile, next, head, first, warp - walkers, n_warps - walkers);
+        } else {
+            const Prepared<R>* of_tile = prepared + turn * w.tile;
+            float* out = w.out + ((size_t)tile.token * w.n_head + head) * w.value_dim + of_warp + lane / SHARE;
+            const size_t step = (size_t)w.n_head * w.value_dim;
+            Token<R> token;
+            load_token(token, of_tile[0], lane, warp);
+#pragma unroll 2
+            for (u32 i = 0; i < tile.n; i++) {
+                Token<R> coming;
+                load_token(coming, of_tile[min(i + 1, tile.n - 1)], lane, warp);
+                const float y = rule.step(token, s);
+                if (writes) *out = y;
+                out += step;
+                token = coming;
+            }
+            if (tile.rest == 0) {
+                float* to = slot_of(w.states, w.runs.segments[tile.segment].w) + of_head;
+#pragma unroll
+                for (int c = 0; c < R::COLUMNS; c++)
+#pragma unroll
+                    for (int e = 0; e < R::EACH; e += 4) {
+                        const float4 four = make_float4(s[c][e], s[c][e + 1], s[c][e + 2], s[c][e + 3]);
+                        store_four(to + (size_t)c * w.key_dim, row + R::LANES * e, column + c < w.value_dim ? w.key_dim : 0, four);
+                    }
             }
         }
-        float* to = slot_of(w.states, segment.w) + of_head;
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-#pragma unroll
-            for (int e = 0; e < EACH; e++)
-                if (there(c, e)) to[(size_t)c * w.key_dim + lane + 32 * e] = s[c][e];
+        if (next.n == 0) return;
+        __syncthreads();
+        tile = next;
     }
 }
 
-// The elements of a key, or something as long, that a lane has; zeros behind its end.
-template <int EACH> __device__ __forceinline__ void load_key(float (&to)[EACH], const float* from, u32 key_dim, int lane) {
-#pragma unroll
-    for (int e = 0; e < EACH; e++) to[e] = lane + 32 * e < key_dim ? from[lane + 32 * e] : 0.0f;
-}
-// The elements of a value that a warp has; zeros behind its end.
-__device__ __forceinline__ void load_value(float (&to)[COLUMNS], const float* from, u32 value_dim, u32 column) {
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++) to[c] = column + c < value_dim ? from[column + c] : 0.0f;
-}
-// The sums of all columns over the lanes.
-__device__ __forceinline__ void sum_columns(float (&y)[COLUMNS]) {
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++) y[c] = warp_sum(y[c]);
-}
-
-#define WALKS(NAME, RULE, ARGS)                                                                                         \
-    template <int EACH> __device__ __forceinline__ void NAME##_of(const ARGS& a) {                                      \
-        wait_for_input();                                                                                               \
-        let_next_start();                                                                                               \
-        walk<RULE<EACH>, EACH>(a.walk, RULE<EACH>{a});                                                                  \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS) NAME##_1(const __grid_constant__ ARGS a) { NAME##_of<1>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS) NAME##_2(const __grid_constant__ ARGS a) { NAME##_of<2>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS) NAME##_4(const __grid_constant__ ARGS a) { NAME##_of<4>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS) NAME##_8(const __grid_constant__ ARGS a) { NAME##_of<8>(a); }
+// Kernels of a rule by the rows of a thread. They are launched with warps that prepare beside those that walk, or, where no run has
+// more than a token, without.
+#define WALK(NAME, RULE, ARGS, EACH)                                                                                \
+    extern "C" __global__ void __launch_bounds__(64 * WALK_WARPS, EACH == 16 ? 1 : 2) NAME##_##EACH(                \
+        const __grid_constant__ ARGS a) {                                                                           \
+        wait_for_input();                                                                                           \
+        let_next_start();                                                                                           \
+        walk(a.walk, RULE<EACH>{a});                                                                                \
+    }
+#define WALKS(NAME, RULE, ARGS) \
+    WALK(NAME, RULE, ARGS, 4)   \
+    WALK(NAME, RULE, ARGS, 8)   \
+    WALK(NAME, RULE, ARGS, 16)

@@ -14,42 +14,82 @@ struct ConvolutionArgs {
     u32 unused;
 };
 constexpr u32 MAX_TAPS = 16;
-// Tokens of a run that a block takes: at least as many as a result sees.
-constexpr u32 CONVOLVED = 32;
+// Tokens of a run that a block takes, at least as many as a result sees before its own, and of these, that are asked for at once.
+constexpr int CONVOLVED = 16;
+constexpr int AT_ONCE = 8;
 
-// A thread a channel. The block with a run's first tokens has its state for itself.
-extern "C" __global__ void __launch_bounds__(128) convolution(const __grid_constant__ ConvolutionArgs a) {
-    wait_for_input();
-    let_next_start();
+// A thread a channel. The block with a run's first tokens has its state for itself. TAPS are as many as there are, or more: the
+// oldest are zero.
+template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionArgs& a) {
     const u32 channel = blockIdx.x * 128 + threadIdx.x;
     const uint4 run = a.runs.runs[blockIdx.z];
-    const int begin = blockIdx.y * CONVOLVED, end = min(begin + (int)CONVOLVED, (int)run.y);
+    const int begin = blockIdx.y * CONVOLVED, end = min(begin + CONVOLVED, (int)run.y);
     if (channel >= a.channels || begin >= end) return;
+    constexpr int BEFORE = TAPS - 1;
     const int before = a.n_tap - 1;
-    const u32 place = channel / a.block * a.step + channel % a.block;
+    const float* x = row_of(a.x, run.x) + channel / a.block * a.step + channel % a.block;
     auto of_token = [&](int t) {
-        const float* x = row_of(a.x, run.x + t) + place;
-        return a.gated ? x[0] * x[2 * a.channels] : x[0];
+        const float* of = x + (size_t)t * a.x.stride;
+        return a.gated ? of[0] * of[2 * a.channels] : of[0];
     };
-    float old[MAX_TAPS - 1];
-    if (begin == 0) {
-        const float* state = slot_of(a.states, a.runs.segments[run.z].z) + channel;
-        for (int i = 0; i < before; i++) old[i] = state[(size_t)i * a.channels];
+    float taps[TAPS];
+#pragma unroll
+    for (int j = 0; j < TAPS; j++) taps[j] = j + before < BEFORE ? 0.0f : a.taps[(size_t)(j + before - BEFORE) * a.channels + channel];
+    const float bias = a.bias ? a.bias[channel] : 0.0f;
+    // The inputs before the next token's, and those of the next ones.
+    float inputs[BEFORE + AT_ONCE];
+    const float* state = slot_of(a.states, a.runs.segments[run.z].z) + channel;
+#pragma unroll
+    for (int j = 0; j < BEFORE; j++) {
+        const int t = j - BEFORE;
+        inputs[j] = t + before < 0 ? 0.0f : begin > 0 ? of_token(begin + t) : state[(size_t)(t + before) * a.channels];
     }
-    auto input = [&](int t) { return t < 0 ? old[t + before] : of_token(t); };
-    for (int t = begin; t < end; t++) {
-        float sum = a.bias ? a.bias[channel] : 0.0f;
-        for (int j = 0; j <= before; j++) sum += a.taps[(size_t)j * a.channels + channel] * input(t - before + j);
-        const float factor = a.gated ? row_of(a.x, run.x + t)[place + a.channels] : sigmoid(sum);
-        a.out[(size_t)(run.x + t) * a.channels + channel] = factor * sum;
+    float old[BEFORE];
+#pragma unroll
+    for (int j = 0; j < BEFORE; j++) old[j] = inputs[j];
+    for (int t = begin; t < end; t += AT_ONCE) {
+        float gates[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            inputs[BEFORE + i] = t + i < end ? of_token(t + i) : 0.0f;
+            gates[i] = a.gated && t + i < end ? x[(size_t)(t + i) * a.x.stride + a.channels] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            float sum = bias;
+#pragma unroll
+            for (int j = 0; j < TAPS; j++) sum = fmaf(taps[j], inputs[i + j], sum);
+            if (t + i < end) a.out[(size_t)(run.x + t + i) * a.channels + channel] = (a.gated ? gates[i] : sigmoid(sum)) * sum;
+        }
+#pragma unroll
+        for (int j = 0; j < BEFORE; j++) inputs[j] = inputs[j + AT_ONCE];
     }
     if (begin > 0) return;
     for (u32 i = 0; i < run.w; i++) {
         const uint4 segment = a.runs.segments[run.z + i];
         const int last = segment.x + segment.y - run.x;
-        float* state = slot_of(a.states, segment.w) + channel;
-        for (int j = 0; j < before; j++) state[(size_t)j * a.channels] = input(last - before + j);
+        float* to = slot_of(a.states, segment.w) + channel;
+        for (int j = 0; j < before; j++) {
+            const int t = last - before + j;
+            float input = 0.0f;
+            if (t >= 0) input = of_token(t);
+#pragma unroll
+            for (int o = 0; o < BEFORE; o++)
+                if (t == o - BEFORE) input = old[o];
+            to[(size_t)j * a.channels] = input;
+        }
     }
+}
+// Of up to 4 taps, and of more.
+extern "C" __global__ void __launch_bounds__(128) convolution(const __grid_constant__ ConvolutionArgs a) {
+    wait_for_input();
+    let_next_start();
+    convolve<4>(a);
+}
+extern "C" __global__ void __launch_bounds__(128) convolution_long(const __grid_constant__ ConvolutionArgs a) {
+    wait_for_input();
+    let_next_start();
+    convolve<MAX_TAPS>(a);
 }
 
 enum Kind : u32 { NO_NORM = 0, RMS = 1, LAYER = 2 };
@@ -71,31 +111,30 @@ struct GroupNormArgs {
     float eps;
 };
 
-// gate (norm(x) weight + bias + bonus); a block for a group of a token.
-extern "C" __global__ void __launch_bounds__(128) group_norm(const __grid_constant__ GroupNormArgs a) {
-    __shared__ float scratch[8];
-    wait_for_input();
-    let_next_start();
-    const u32 group = blockIdx.x, token = blockIdx.y;
+// gate (norm(x) weight + bias + bonus) of a group of a token, by THREADS; `sum` adds what they have.
+template <int THREADS, typename Sum>
+__device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, const Sum& sum) {
+    const u32 thread = threadIdx.x % THREADS;
     const size_t at = ((size_t)token * a.n_group + group) * a.n;
     const float* x = a.x + at;
     float mean = 0.0f, factor = 1.0f, bonus = 0.0f;
     if (a.norm == LAYER) {
-        float sum = 0.0f;
-        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) sum += x[i];
-        mean = block_sum_max(sum, 0.0f, scratch).x / a.n;
+        float all = 0.0f;
+        for (u32 i = thread; i < a.n; i += THREADS) all += x[i];
+        mean = sum(all) / a.n;
     }
     if (a.norm != NO_NORM) {
         float squares = 0.0f;
-        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
-        factor = rsqrtf(block_sum_max(squares, 0.0f, scratch).x / a.n + a.eps);
+        for (u32 i = thread; i < a.n; i += THREADS) squares += (x[i] - mean) * (x[i] - mean);
+        factor = rsqrtf(sum(squares) / a.n + a.eps);
     }
     if (a.r) {
         float own = 0.0f;
-        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) own += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
-        bonus = block_sum_max(own, 0.0f, scratch).x;
+        for (u32 i = thread; i < a.n; i += THREADS) own += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
+        bonus = sum(own);
     }
-    for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) {
+#pragma unroll 4
+    for (u32 i = thread; i < a.n; i += THREADS) {
         const u32 of_weight = a.of_groups ? group * a.n + i : i;
         float v = (x[i] - mean) * factor;
         if (a.norm != NO_NORM) v *= a.weight[of_weight];
@@ -107,6 +146,20 @@ extern "C" __global__ void __launch_bounds__(128) group_norm(const __grid_consta
         }
         a.out[at + i] = v;
     }
+}
+// A block for a group.
+extern "C" __global__ void __launch_bounds__(128) group_norm(const __grid_constant__ GroupNormArgs a) {
+    __shared__ float scratch[8];
+    wait_for_input();
+    let_next_start();
+    normalise<128>(a, blockIdx.x, blockIdx.y, [&](float v) { return block_sum_max(v, 0.0f, scratch).x; });
+}
+// A warp for one, where they are small.
+extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_constant__ GroupNormArgs a) {
+    wait_for_input();
+    let_next_start();
+    const u32 group = blockIdx.x * 4 + threadIdx.x / 32;
+    if (group < a.n_group) normalise<32>(a, group, blockIdx.y, [](float v) { return warp_sum(v); });
 }
 
 enum Function : u32 { TANH = 0, SIGMOID = 1, SQUARED = 2, SIGMOID_TIMES = 3 };

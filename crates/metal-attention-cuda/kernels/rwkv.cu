@@ -11,8 +11,9 @@ struct TokenShiftArgs {
     u32 width, n_mix, n_tokens;
     u32 advance;        // whether the states go on
 };
-// Tokens of a run that a block takes.
-constexpr u32 SHIFTED = 32;
+// Tokens of a run that a block takes, and of these, that are asked for at once.
+constexpr u32 SHIFTED = 16;
+constexpr u32 AT_ONCE = 8;
 
 // x + (previous - x) (lerp + more). The block with a run's first tokens has its state for itself.
 extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_constant__ TokenShiftArgs a) {
@@ -24,15 +25,25 @@ extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_const
     if (channel >= a.width || begin >= run.y) return;
     const float* x = a.x + (size_t)run.x * a.width + channel;
     float previous = begin == 0 ? slot_of(a.states, a.runs.segments[run.z].z)[channel] : x[(size_t)(begin - 1) * a.width];
-    for (u32 t = begin; t < end; t++) {
-        const float v = x[(size_t)t * a.width];
+    for (u32 t = begin; t < end; t += AT_ONCE) {
         const size_t token = run.x + t;
+        float v[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) v[i] = t + i < end ? x[(size_t)(t + i) * a.width] : 0.0f;
         for (u32 m = 0; m < a.n_mix; m++) {
-            float lerp = a.lerps[(size_t)m * a.width + channel];
-            if (a.more) lerp += a.more[(token * a.n_mix + m) * a.width + channel];
-            a.out[((size_t)m * a.n_tokens + token) * a.width + channel] = v + (previous - v) * lerp;
+            const float of_all = a.lerps[(size_t)m * a.width + channel];
+            float lerps[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                lerps[i] = of_all;
+                if (a.more && t + i < end) lerps[i] += a.more[((token + i) * a.n_mix + m) * a.width + channel];
+            }
+            float* out = a.out + ((size_t)m * a.n_tokens + token) * a.width + channel;
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (t + i < end) out[(size_t)i * a.width] = v[i] + ((i == 0 ? previous : v[i - 1]) - v[i]) * lerps[i];
         }
-        previous = v;
+        previous = v[AT_ONCE - 1];
     }
     if (begin > 0 || !a.advance) return;
     for (u32 i = 0; i < run.w; i++) {
@@ -51,40 +62,59 @@ struct Rwkv6Args {
     const float* bonus;      // [head][key]; null: gated linear attention
     u32 n_head_kv, unused;
 };
-template <int EACH> struct Rwkv6 {
+
+// Vectors: w, k and what a result takes of the state before. Of the new part k v a result takes the factor's share.
+template <int EACH_> struct Rwkv6 {
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 3, VALUES = 1;
     const Rwkv6Args& a;
-    struct Token {
-        float r[EACH], k[EACH], decay[EACH], v[COLUMNS];
-    };
-    __device__ __forceinline__ void load(Token& t, u32 head, u32 column, u32 token, int lane) const {
+    __device__ __forceinline__ void begin(u32, u32, u32) {}
+    __device__ __forceinline__ void prepare(Prepared<Rwkv6>& t, u32 head, u32 column, u32 token, int lane) const {
         const u32 dim = a.walk.key_dim, kv_head = head / (a.walk.n_head / a.n_head_kv);
         const size_t at = ((size_t)token * a.walk.n_head + head) * dim, at_kv = ((size_t)token * a.n_head_kv + kv_head) * dim;
-        load_key(t.r, a.r + at, dim, lane);
-        load_key(t.k, a.k + at_kv, dim, lane);
-        load_key(t.decay, a.decay + at, dim, lane);
-        load_value(t.v, a.v + at_kv, dim, column);
-    }
-    __device__ __forceinline__ void step(const Token& t, float (&s)[COLUMNS][EACH], float (&y)[COLUMNS], u32 head, u32, u32) const {
-        const int lane = threadIdx.x % 32;
-        const u32 dim = a.walk.key_dim;
         const float scale = rsqrtf((float)dim);
+        const u32 own_column = column + lane;
+        // All that is read is asked for before anything is done with it.
+        const float value = own_column < dim ? a.v[at_kv + own_column] : 0.0f;
+        float4 of_r[EACH / 4], of_k[EACH / 4], of_w[EACH / 4], biases[EACH / 4];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) y[c] = 0.0f;
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            const u32 i = lane + 32 * e;
-            const bool there = i < dim;
-            const float w = expf(-expf(t.decay[e] + (there ? a.decay_bias[head * dim + i] : 0.0f)));
-            const float bonus = a.bonus && there ? a.bonus[head * dim + i] : 0.0f;
-            const float k = a.bonus ? t.k[e] : t.k[e] * (1.0f - w), r = a.bonus ? t.r[e] : t.r[e] * scale;
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
-                const float kv = k * t.v[c], before = s[c][e];
-                s[c][e] = w * before + kv;
-                y[c] += r * (a.bonus ? before + bonus * kv : s[c][e]);
-            }
+        for (int e = 0; e < EACH / 4; e++) {
+            const u32 i = 4 * (lane + LANES * e);
+            of_r[e] = load_four(a.r + at, i, dim), of_k[e] = load_four(a.k + at_kv, i, dim);
+            of_w[e] = load_four(a.decay + at, i, dim), biases[e] = load_four(a.decay_bias + head * dim, i, dim);
         }
-        sum_columns(y);
+        t.values[0][lane] = value;
+        float share = 0.0f;
+#pragma unroll
+        for (int e = 0; e < EACH / 4; e++) {
+            const u32 i = 4 * (lane + LANES * e);
+            float4 r = of_r[e], k = of_k[e], w = of_w[e];
+            const float4 bias = biases[e];
+            w = make_float4(expf(-expf(w.x + bias.x)), expf(-expf(w.y + bias.y)), expf(-expf(w.z + bias.z)), expf(-expf(w.w + bias.w)));
+            if (a.bonus) {
+                const float4 bonus = load_four(a.bonus + head * dim, i, dim);
+                share = dot(r, make_float4(bonus.x * k.x, bonus.y * k.y, bonus.z * k.z, bonus.w * k.w), share);
+            } else {
+                k = make_float4(k.x * (1.0f - w.x), k.y * (1.0f - w.y), k.z * (1.0f - w.z), k.w * (1.0f - w.w));
+                r = make_float4(r.x * scale, r.y * scale, r.z * scale, r.w * scale);
+                share = dot(r, k, share);
+                r = make_float4(r.x * w.x, r.y * w.y, r.z * w.z, r.w * w.w);
+            }
+            store_vector(t, 0, i, w);
+            store_vector(t, 1, i, k);
+            store_vector(t, 2, i, r);
+        }
+        share = sum_lanes<PREPARE_LANES>(share);
+        if (lane == 0) t.factors = make_float4(share, 0.0f, 0.0f, 0.0f);
+    }
+    __device__ __forceinline__ float step(const Token<Rwkv6>& t, float (&s)[COLUMNS][EACH]) const {
+        float y[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            y[c] = dot(t.vectors[2], s[c]);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) s[c][e] = fmaf(t.vectors[0][e], s[c][e], t.vectors[1][e] * t.values[0][c]);
+        }
+        return fmaf(t.factors.x, own<LANES>(t.values[0]), sum_own<LANES>(y));
     }
 };
 WALKS(rwkv6, Rwkv6, Rwkv6Args)
@@ -105,10 +135,11 @@ struct Rwkv7InputsArgs {
     u32 n_head, head_dim;
 };
 // A warp for a head of a token.
-extern "C" __global__ void __launch_bounds__(32) rwkv7_inputs(const __grid_constant__ Rwkv7InputsArgs a) {
+extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_constant__ Rwkv7InputsArgs a) {
     wait_for_input();
     let_next_start();
-    const u32 head = blockIdx.x, token = blockIdx.y, lane = threadIdx.x;
+    const u32 head = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y, lane = threadIdx.x % 32;
+    if (head >= a.n_head) return;
     const size_t at = ((size_t)token * a.n_head + head) * a.head_dim;
     const u32 channel = head * a.head_dim;
     float squares = 0.0f;
@@ -142,38 +173,56 @@ struct Rwkv7Args {
     const float* a;     // what takes away
     const float* b;     // and puts back
 };
-template <int EACH> struct Rwkv7 {
+
+// Vectors: w, k, a, b and what a result takes of the state before, r w; of the new parts, k v and b (a S), it takes r k and r b.
+template <int EACH_> struct Rwkv7 {
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 5, VALUES = 1;
     const Rwkv7Args& a;
-    struct Token {
-        float r[EACH], decay[EACH], k[EACH], a[EACH], b[EACH], v[COLUMNS];
-    };
-    __device__ __forceinline__ void load(Token& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 dim = a.walk.key_dim;
+    __device__ __forceinline__ void begin(u32, u32, u32) {}
+    __device__ __forceinline__ void prepare(Prepared<Rwkv7>& t, u32 head, u32 column, u32 token, int lane) const {
+        const u32 dim = a.walk.key_dim, own_column = column + lane;
         const size_t at = ((size_t)token * a.walk.n_head + head) * dim;
-        load_key(t.r, a.r + at, dim, lane);
-        load_key(t.decay, a.decay + at, dim, lane);
-        load_key(t.k, a.k + at, dim, lane);
-        load_key(t.a, a.a + at, dim, lane);
-        load_key(t.b, a.b + at, dim, lane);
-        load_value(t.v, a.v + at, dim, column);
+        // All that is read is asked for before anything is done with it.
+        const float value = own_column < dim ? a.v[at + own_column] : 0.0f;
+        const float* const from[VECTORS] = {a.decay + at, a.k + at, a.a + at, a.b + at, a.r + at};
+        float4 four[VECTORS][EACH / 4];
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+#pragma unroll
+            for (int e = 0; e < EACH / 4; e++) four[v][e] = load_four(from[v], 4 * (lane + LANES * e), dim);
+        t.values[0][lane] = value;
+        float rk = 0.0f, rb = 0.0f;
+#pragma unroll
+        for (int e = 0; e < EACH / 4; e++) {
+            const float4 w = four[0][e], r = four[4][e];
+            rk = dot(r, four[1][e], rk), rb = dot(r, four[3][e], rb);
+            four[4][e] = make_float4(r.x * w.x, r.y * w.y, r.z * w.z, r.w * w.w);
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) store_vector(t, v, 4 * (lane + LANES * e), four[v][e]);
+        }
+        rk = sum_lanes<PREPARE_LANES>(rk), rb = sum_lanes<PREPARE_LANES>(rb);
+        if (lane == 0) t.factors = make_float4(rk, rb, 0.0f, 0.0f);
     }
-    __device__ __forceinline__ void step(const Token& t, float (&s)[COLUMNS][EACH], float (&y)[COLUMNS], u32, u32, u32) const {
-        float u[COLUMNS] = {};
+    __device__ __forceinline__ float step(const Token<Rwkv7>& t, float (&s)[COLUMNS][EACH]) const {
+        float u[COLUMNS], y[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) u[c] = dot(t.vectors[2], s[c]);
+#pragma unroll
+        for (int d = LANES / 2; d > 0; d /= 2)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) u[c] += __shfl_xor_sync(~0u, u[c], d);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) y[c] = dot(t.vectors[4], s[c]);
+        const float sum = sum_own<LANES>(y);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
 #pragma unroll
-            for (int e = 0; e < EACH; e++) u[c] += t.a[e] * s[c][e];
-        sum_columns(u);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            y[c] = 0.0f;
-#pragma unroll
             for (int e = 0; e < EACH; e++) {
-                s[c][e] = t.decay[e] * s[c][e] + t.k[e] * t.v[c] + t.b[e] * u[c];
-                y[c] += t.r[e] * s[c][e];
+                const float kept = fmaf(t.vectors[0][e], s[c][e], t.vectors[1][e] * t.values[0][c]);
+                s[c][e] = fmaf(t.vectors[3][e], u[c], kept);
             }
-        }
-        sum_columns(y);
+        return fmaf(t.factors.x, own<LANES>(t.values[0]), fmaf(t.factors.y, own<LANES>(u), sum));
     }
 };
+static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 WALKS(rwkv7, Rwkv7, Rwkv7Args)

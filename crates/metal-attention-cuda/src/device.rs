@@ -21,7 +21,6 @@ const CUDA: (i32, &str) = (13000, "580");
 const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/repack.fatbin"),
     include_bytes!("../prebuilt/matvec.fatbin"),
-    include_bytes!("../prebuilt/matmul.fatbin"),
     include_bytes!("../prebuilt/attention.fatbin"),
     include_bytes!("../prebuilt/prefill_attention.fatbin"),
     include_bytes!("../prebuilt/ends.fatbin"),
@@ -44,10 +43,11 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/rwkv.fatbin"),
     include_bytes!("../prebuilt/exchange.fatbin"),
 ];
-/// Those that only devices of compute capability 9.0 or later can run.
-const NEW_MODULES: [&[u8]; 1] = [include_bytes!("../prebuilt/decode.fatbin")];
-/// Those that only devices of compute capability 9.0 can run.
-const HOPPER_MODULES: [&[u8]; 1] = [include_bytes!("../prebuilt/matmul_wide.fatbin")];
+/// What only devices of compute capability 9.0 or later can run.
+const DECODE_MODULE: &[u8] = include_bytes!("../prebuilt/decode.fatbin");
+/// Products of many tokens, for devices of compute capability 9.0 and for all others.
+const WIDE_MODULE: &[u8] = include_bytes!("../prebuilt/matmul_wide.fatbin");
+const MATMUL_MODULE: &[u8] = include_bytes!("../prebuilt/matmul.fatbin");
 
 /// Workgroup memory beyond which a kernel has to ask for it.
 const SMALL_SHARED: usize = 48 << 10;
@@ -220,9 +220,9 @@ impl CudaDevice {
         // 1: does not wait for the stream that others use.
         // SAFETY: the driver gives a stream of this context.
         check("make a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
-        let new: &[&[u8]] = if major >= 9 { &NEW_MODULES } else { &[] };
-        let hopper: &[&[u8]] = if opened.summary.has_wide() { &HOPPER_MODULES } else { &[] };
-        for image in MODULES.iter().chain(new).chain(hopper) {
+        let decode = (major >= 9).then_some(DECODE_MODULE);
+        let matmul = if opened.summary.has_wide() { WIDE_MODULE } else { MATMUL_MODULE };
+        for image in MODULES.iter().copied().chain(decode).chain([matmul]) {
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is whole; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;

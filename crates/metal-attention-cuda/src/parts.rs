@@ -18,7 +18,7 @@ const MAX_HEAD_DIM: usize = 512;
 const MAX_STREAMS: usize = 8;
 /// Elements of a key of a recurrence: `WALKS` of `recurrence.cuh`.
 const MAX_KEY: usize = 256;
-/// Elements of a channel's state in Mamba: four threads of `mamba_16`.
+/// Elements of a channel's state in Mamba, whose walk has four threads for a column.
 const MAX_CHANNEL_STATE: usize = 64;
 /// Tokens that a convolution sees: `MAX_TAPS` of `recurrent.cu`.
 const MAX_TAPS: usize = 16;

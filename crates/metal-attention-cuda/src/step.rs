@@ -17,6 +17,7 @@ mod rwkv;
 mod short_conv;
 mod streams;
 mod top_k;
+mod walk;
 mod wide;
 
 use std::sync::Arc;

@@ -132,6 +132,111 @@ fn logits_are_those_of_the_cpu_however_tokens_come() {
     }
 }
 
+/// Recurrences whose keys and values are no multiples of what threads take, of each rule and each number of rows of a thread.
+fn awkward() -> Vec<Toy> {
+    let of_size = |architecture: &'static str, n_layer, n_embd: u32, more: &[(&str, u32)]| {
+        let mut metadata = metadata(architecture, n_layer, more);
+        metadata.set(format!("{architecture}.embedding_length"), n_embd);
+        metadata
+    };
+    let delta = |key_dim: u32, value_dim: u32| {
+        let keys = [
+            ("ssm.group_count", 1),
+            ("ssm.state_size", key_dim),
+            ("ssm.time_step_rank", 2),
+            ("ssm.inner_size", 2 * value_dim),
+            ("ssm.conv_kernel", 3),
+            ("rope.dimension_count", 8),
+            ("full_attention_interval", 3),
+        ];
+        metadata("qwen35", 2, &keys)
+    };
+    let mamba = |architecture, d_state, width, n_head, n_group| {
+        let keys = [
+            ("ssm.conv_kernel", 4),
+            ("ssm.inner_size", width),
+            ("ssm.state_size", d_state),
+            ("ssm.time_step_rank", n_head),
+            ("ssm.group_count", n_group),
+        ];
+        metadata(architecture, 2, &keys)
+    };
+    let ranks = |head_size| {
+        [
+            ("attention.decay_lora_rank", 6),
+            ("attention.iclr_lora_rank", 5),
+            ("attention.value_residual_mix_lora_rank", 4),
+            ("wkv.head_size", head_size),
+        ]
+    };
+    let linear = |head_size| [("wkv.head_size", head_size), ("time_mix_extra_dim", 8), ("time_decay_extra_dim", 5)];
+    vec![
+        toy("delta rule, 6 x 9", &delta(6, 9)),
+        toy("delta rule, 66 x 20", &delta(66, 20)),
+        toy("delta rule, 131 x 17", &delta(131, 17)),
+        toy("delta rule of channels, 18", &kimi_linear(18)),
+        toy("delta rule of channels, 67", &kimi_linear(67)),
+        toy("delta rule of channels, 132", &kimi_linear(132)),
+        toy("Mamba, 5", &mamba("mamba", 5, 40, 3, 1)),
+        toy("Mamba, 18", &mamba("mamba", 18, 33, 3, 1)),
+        toy("Mamba, 61", &mamba("mamba", 61, 20, 3, 1)),
+        toy("Mamba-2, 5 x 7", &mamba("mamba2", 5, 28, 4, 2)),
+        toy("Mamba-2, 70 x 17", &mamba("mamba2", 70, 34, 2, 1)),
+        toy("Mamba-2, 129 x 4", &mamba("mamba2", 129, 16, 4, 1)),
+        toy("RWKV-6, 9", &of_size("rwkv6", 2, 36, &linear(9))),
+        toy("RWKV-6, 70", &of_size("rwkv6", 2, 140, &linear(70))),
+        toy("RWKV-6, 132", &of_size("rwkv6", 1, 132, &linear(132))),
+        toy("RWKV-7, 10", &of_size("arwkv7", 2, 40, &ranks(10))),
+        toy("RWKV-7, 66", &of_size("arwkv7", 2, 132, &ranks(66))),
+        toy("RWKV-7, 130", &of_size("arwkv7", 1, 130, &ranks(130))),
+    ]
+}
+
+#[test]
+fn recurrences_of_any_shape_go_through_runs_of_any_length() {
+    let Some(gpu) = cuda(&Watch::default()) else { return };
+    let ids = some_ids(90);
+    for toy in awkward() {
+        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let want = logits(&mut on_cpu(&toy), 0, &ids);
+        // The same bits however a text is cut.
+        let of_parts = |parts: &[usize]| {
+            let mut pass = on_cuda(&gpu, &toy, &options());
+            let mut rest = &ids[..50];
+            let mut found = Vec::new();
+            for &n in parts {
+                let (part, others) = rest.split_at(n);
+                found.extend(logits(&mut pass, 0, part));
+                rest = others;
+            }
+            found
+        };
+        assert_eq!(of_parts(&[50]), of_parts(&[1, 17, 16, 3, 13]), "{name}");
+        // A run as long as a tile of 16, a token more and less, and one over several segments.
+        for lengths in [[1, 15, 16, 17], [33, 2, 70, 31]] {
+            let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_ubatch: 200, ..options() });
+            // Once from nothing, then from states that are there, then single tokens.
+            for more in [lengths, [17, 3, 1, 16], [1; 4]] {
+                let begins: [usize; 4] = std::array::from_fn(|seq| pass.n_past(seq));
+                let runs = (0..4).flat_map(|seq| {
+                    let end = begins[seq] + more[seq];
+                    batch(&pass, seq, &ids[begins[seq]..end], true)
+                });
+                let runs: Vec<_> = runs.collect();
+                let found = pass.forward(&runs).unwrap().as_slice().to_vec();
+                let mut rest = &found[..];
+                for seq in 0..4 {
+                    let (of_run, others) = rest.split_at(more[seq] * n_vocab);
+                    let from = begins[seq] * n_vocab;
+                    let what = format!("{name}: {} tokens after {} of sequence {seq}", more[seq], begins[seq]);
+                    close(of_run, &want[from..from + of_run.len()], &what);
+                    rest = others;
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
     let Some(gpu) = cuda(&Watch::default()) else { return };

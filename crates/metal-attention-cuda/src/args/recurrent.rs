@@ -42,7 +42,7 @@ pub(crate) struct WalkArgs {
     pub(crate) n_head: u32,
     pub(crate) key_dim: u32,
     pub(crate) value_dim: u32,
-    pub(crate) unused: u32,
+    pub(crate) tile: u32,
 }
 
 #[repr(C)]
@@ -131,8 +131,8 @@ pub(crate) struct DeltaRuleArgs {
     pub(crate) a: u64,
     pub(crate) dt_bias: u64,
     pub(crate) n_head_k: u32,
-    pub(crate) grouped: u32,
-    pub(crate) of_channels: u32,
+    pub(crate) heads_of_key: u32,
+    pub(crate) unused: u32,
     pub(crate) eps: f32,
 }
 
@@ -170,8 +170,7 @@ pub(crate) struct SelectArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MambaArgs {
-    pub(crate) runs: RunsArgs,
-    pub(crate) states: StatesArgs,
+    pub(crate) walk: WalkArgs,
     pub(crate) x: u64,
     pub(crate) dt: u64,
     pub(crate) bc: u64,
@@ -179,9 +178,6 @@ pub(crate) struct MambaArgs {
     pub(crate) dt_bias: u64,
     pub(crate) a: u64,
     pub(crate) d: u64,
-    pub(crate) out: u64,
-    pub(crate) channels: u32,
-    pub(crate) d_state: u32,
 }
 
 #[repr(C)]

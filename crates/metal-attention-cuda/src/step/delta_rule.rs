@@ -5,6 +5,7 @@ use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing};
 
 use super::layer::Given;
 use super::product::Input;
+use super::walk::Rule;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, DeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs};
@@ -63,23 +64,23 @@ impl Steps {
         };
         self.convolution(step, i, args)?;
         let states = step.states.of_layer(i, (of.n_tap - 1) * channels);
+        let rule = if w.before.is_some() { Rule::DELTA_RULE_OF_CHANNELS } else { Rule::DELTA_RULE };
         let args = DeltaRuleArgs {
-            walk: Self::walk(step, states, heads, [n_head, of.key_dim, of.value_dim]),
+            walk: Self::walk(step, rule, states, heads, [n_head, of.key_dim, of.value_dim]),
             x: RowsArgs::new(conv, channels, 0),
             beta,
             decay,
             a: w.a.ptr(),
             dt_bias: w.dt_bias.ptr(),
             n_head_k: of.n_head_k as u32,
-            grouped: match of.sharing {
+            heads_of_key: match of.sharing {
                 KeySharing::InTurns => 0,
-                KeySharing::Grouped => 1,
+                KeySharing::Grouped => (n_head / of.n_head_k) as u32,
             },
-            of_channels: u32::from(w.before.is_some()),
+            unused: 0,
             eps: of.eps,
         };
-        let (name, grid) = Self::walk_of(step, "delta_rule", &args.walk);
-        self.launch(&name, "", grid, &args)?;
+        self.launch_walk(step, rule, &args.walk, &args)?;
         let norm = GroupNormArgs {
             x: heads,
             out: heads,

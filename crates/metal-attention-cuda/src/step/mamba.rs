@@ -5,6 +5,7 @@ use metal_attention_model::{Mamba2Spec, MambaDecay, MambaSpec};
 
 use super::layer::Given;
 use super::product::Input;
+use super::walk::Rule;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs};
@@ -55,7 +56,7 @@ impl Steps {
         let states = step.states.of_layer(i, (of.n_tap - 1) * channels);
         let of_conv = |first: usize| RowsArgs::new(conv, channels, first);
         let args = Mamba2Args {
-            walk: Self::walk(step, states, out, [of.n_head, of.d_state, of.head_dim]),
+            walk: Self::walk(step, Rule::MAMBA2, states, out, [of.n_head, of.d_state, of.head_dim]),
             x: of_conv(0),
             b: of_conv(width),
             c: of_conv(width + of.n_group * of.d_state),
@@ -67,8 +68,7 @@ impl Steps {
             heads_of_group: (of.n_head / of.n_group) as u32,
             gate_step: of.head_dim as u32,
         };
-        let (name, grid) = Self::walk_of(step, "mamba2", &args.walk);
-        self.launch(&name, "", grid, &args)?;
+        self.launch_walk(step, Rule::MAMBA2, &args.walk, &args)?;
         if let (Some(eps), Some(weight)) = (of.norm, &w.norm) {
             let norm = GroupNormArgs {
                 x: out,
@@ -133,14 +133,12 @@ impl Steps {
         // The bias is added where `dt` is read.
         let input = self.rows_input(step, low, of.dt_rank, None)?;
         self.store_matrices(step, "Mamba dt", [&w.dt.weight], 0, input, dt)?;
-        let (runs, sizes) = Self::runs(step);
         let states = step.states.of_layer(i, (of.n_tap - 1) * width);
         let dt_bias = w.dt.bias();
         match of.decay {
             MambaDecay::Channels => {
                 let args = MambaArgs {
-                    runs,
-                    states,
+                    walk: Self::walk(step, Rule::MAMBA, states, out, [1, d_state, width]),
                     x: conv,
                     dt,
                     bc,
@@ -148,18 +146,13 @@ impl Steps {
                     dt_bias,
                     a: w.a.ptr(),
                     d: w.d.ptr(),
-                    out,
-                    channels: width as u32,
-                    d_state: d_state as u32,
                 };
-                let each = d_state.div_ceil(4).next_power_of_two().max(4);
-                let grid = Grid { blocks: [width.div_ceil(32), sizes.n, 1], threads: 128, shared: 0 };
-                self.launch(&format!("mamba_{each}"), "", grid, &args)?;
+                self.launch_walk(step, Rule::MAMBA, &args.walk, &args)?;
             }
             MambaDecay::Heads(n_head) => {
                 let head_dim = width / n_head;
                 let args = Mamba2Args {
-                    walk: Self::walk(step, states, out, [n_head, d_state, head_dim]),
+                    walk: Self::walk(step, Rule::MAMBA2, states, out, [n_head, d_state, head_dim]),
                     x: RowsArgs::new(conv, width, 0),
                     b: RowsArgs::new(bc, 2 * d_state, 0),
                     c: RowsArgs::new(bc, 2 * d_state, d_state),
@@ -171,8 +164,7 @@ impl Steps {
                     heads_of_group: n_head as u32,
                     gate_step: 2 * head_dim as u32,
                 };
-                let (name, grid) = Self::walk_of(step, "mamba2", &args.walk);
-                self.launch(&name, "", grid, &args)?;
+                self.launch_walk(step, Rule::MAMBA2, &args.walk, &args)?;
             }
         }
         let input = self.rows_input(step, out, width, None)?;

@@ -5,9 +5,7 @@ use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 use super::product::{Input, Product, norm_args};
 use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
-use crate::args::{
-    ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs, StatesArgs, WalkArgs,
-};
+use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs};
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
 use crate::state::RunSizes;
@@ -17,10 +15,10 @@ use crate::weights::{CudaLinear, CudaNorm};
 const ALIGNED: usize = 64;
 
 /// Most tokens of a run that a block of `convolution` or of `token_shift` takes: `CONVOLVED` and `SHIFTED`.
-const TOKENS_OF_BLOCK: usize = 32;
+const TOKENS_OF_BLOCK: usize = 16;
 
-/// Columns of a head's state that a block takes: `COLUMNS * WALK_WARPS` of `recurrence.cuh`.
-const COLUMNS_OF_BLOCK: usize = 16;
+/// Elements of a group up to which a warp normalises it and not a block.
+const SMALL_GROUP: u32 = 256;
 
 /// Elements of what a mixer or a feed-forward keeps of `n_tokens` tokens while it runs; each has the room for itself.
 fn elements_of_layers(spec: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
@@ -190,7 +188,8 @@ impl Steps {
     pub(super) fn convolution(&mut self, step: Step<'_>, i: usize, args: ConvolutionArgs) -> Result<(), CudaError> {
         let (runs, _) = Self::runs(step);
         let args = ConvolutionArgs { runs, states: step.states.of_layer(i, 0), ..args };
-        self.launch("convolution", "", Self::channels_of_runs(step, args.channels as usize), &args)
+        let name = if args.n_tap <= 4 { "convolution" } else { "convolution_long" };
+        self.launch(name, "", Self::channels_of_runs(step, args.channels as usize), &args)
     }
 
     /// The grid of kernels that take a channel of a run, 128 to a block.
@@ -200,37 +199,12 @@ impl Steps {
         Grid { blocks, threads: 128, shared: 0 }
     }
 
-    /// What a walk of heads over all runs goes over, from states that begin at element `first` of a layer's.
-    pub(super) fn walk(
-        step: Step<'_>,
-        states: StatesArgs,
-        out: u64,
-        [n_head, key_dim, value_dim]: [usize; 3],
-    ) -> WalkArgs {
-        let (runs, _) = Self::runs(step);
-        WalkArgs {
-            runs,
-            states,
-            out,
-            n_head: n_head as u32,
-            key_dim: key_dim as u32,
-            value_dim: value_dim as u32,
-            unused: 0,
-        }
-    }
-
-    /// The kernel of a walk, whose name begins with `name`, and its grid.
-    pub(super) fn walk_of(step: Step<'_>, name: &str, of: &WalkArgs) -> (String, Grid) {
-        let (_, sizes) = Self::runs(step);
-        let each = (of.key_dim as usize).div_ceil(32).next_power_of_two();
-        let blocks = of.n_head as usize * (of.value_dim as usize).div_ceil(COLUMNS_OF_BLOCK);
-        (format!("{name}_{each}"), Grid { blocks: [blocks, sizes.n, 1], threads: 128, shared: 0 })
-    }
-
     /// Norm and gate of groups of each token's row.
     pub(super) fn group_norm(&mut self, step: Step<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
-        let grid = Grid { blocks: [args.n_group as usize, step.size.n_tokens, 1], threads: 128, shared: 0 };
-        self.launch("group_norm", "", grid, args)
+        let is_small = args.n <= SMALL_GROUP;
+        let (name, groups) = if is_small { ("group_norm_small", 4) } else { ("group_norm", 1) };
+        let blocks = [(args.n_group as usize).div_ceil(groups), step.size.n_tokens, 1];
+        self.launch(name, "", Grid { blocks, threads: 128, shared: 0 }, args)
     }
 
     /// A function of each element of all tokens' rows.

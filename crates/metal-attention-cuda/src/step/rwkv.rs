@@ -5,6 +5,7 @@ use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 
 use super::grouped::Grouped;
 use super::layer::Given;
+use super::walk::Rule;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{
@@ -121,7 +122,7 @@ impl Steps {
             self.store_rows(step, "time mix", linear, of_mix(m), y)?;
         }
         let args = Rwkv6Args {
-            walk: Self::walk(step, step.states.of_layer(i, 0), heads, [n_head, dim, dim]),
+            walk: Self::walk(step, Rule::RWKV6, step.states.of_layer(i, 0), heads, [n_head, dim, dim]),
             r,
             k,
             v,
@@ -131,8 +132,7 @@ impl Steps {
             n_head_kv: of.n_head_kv as u32,
             unused: 0,
         };
-        let (name, grid) = Self::walk_of(step, "rwkv6", &args.walk);
-        self.launch(&name, "", grid, &args)?;
+        self.launch_walk(step, Rule::RWKV6, &args.walk, &args)?;
         let kind = if of.bonus { OutputGate::Silu } else { OutputGate::Sigmoid };
         let norm = GroupNormArgs { x: heads, out: heads, ..of_heads(w.norm.as_ref(), of.norm_eps(), n_head, dim) };
         let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
@@ -178,11 +178,10 @@ impl Steps {
             n_head: n_head as u32,
             head_dim: dim as u32,
         };
-        let grid = Grid { blocks: [n_head, step.size.n_tokens, 1], threads: 32, shared: 0 };
+        let grid = Grid { blocks: [n_head.div_ceil(4), step.size.n_tokens, 1], threads: 128, shared: 0 };
         self.launch("rwkv7_inputs", "", grid, &inputs)?;
-        let walk = Self::walk(step, step.states.of_layer(i, 0), heads, [n_head, dim, dim]);
-        let (name, grid) = Self::walk_of(step, "rwkv7", &walk);
-        self.launch(&name, "", grid, &Rwkv7Args { walk, r, decay, k, v, a: kappa, b: rate })?;
+        let walk = Self::walk(step, Rule::RWKV7, step.states.of_layer(i, 0), heads, [n_head, dim, dim]);
+        self.launch_walk(step, Rule::RWKV7, &walk, &Rwkv7Args { walk, r, decay, k, v, a: kappa, b: rate })?;
         let norm = GroupNormArgs {
             x: heads,
             out: heads,

@@ -1,0 +1,113 @@
+//! Walks of recurrences: the states of heads, which go through the tokens of all runs (`recurrence.cuh`).
+
+use bytemuck::Pod;
+
+use super::{Step, Steps};
+use crate::CudaError;
+use crate::args::{StatesArgs, WalkArgs};
+use crate::launch::Grid;
+
+/// Most tokens that are prepared at a time, and bytes of the two tiles of them that a block has: several blocks run side by side.
+const TILE: usize = 16;
+const ROOM: usize = 64 << 10;
+/// Threads of a block that walk; as many prepare tokens where a run has several.
+const WALKERS: usize = 128;
+
+/// What a launch has to know of a rule: `R` of `recurrence.cuh`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rule {
+    /// Its kernels' names, but for the rows of a thread.
+    name: &'static str,
+    /// Threads that share a column.
+    lanes: usize,
+    /// Columns of a block.
+    columns: usize,
+    /// Vectors of a key that a token brings, and of the block's columns.
+    vectors: usize,
+    values: usize,
+}
+
+impl Rule {
+    pub(super) const DELTA_RULE: Self = Self::of_heads("delta_rule", 2, 1);
+    pub(super) const DELTA_RULE_OF_CHANNELS: Self = Self::of_heads("delta_rule_of_channels", 3, 1);
+    pub(super) const MAMBA: Self = Self { name: "mamba", lanes: 4, columns: 32, vectors: 2, values: 4 };
+    pub(super) const MAMBA2: Self = Self::of_heads("mamba2", 2, 3);
+    pub(super) const RWKV6: Self = Self::of_heads("rwkv6", 3, 1);
+    pub(super) const RWKV7: Self = Self::of_heads("rwkv7", 5, 1);
+
+    const fn of_heads(name: &'static str, vectors: usize, values: usize) -> Self {
+        Self { name, lanes: 16, columns: 16, vectors, values }
+    }
+
+    /// Rows of a thread, of keys of `key_dim`.
+    fn rows(self, key_dim: usize) -> usize {
+        4 * key_dim.div_ceil(4 * self.lanes).next_power_of_two()
+    }
+
+    /// Bytes of a token: `Prepared`.
+    fn token_bytes(self, key_dim: usize) -> usize {
+        4 * (self.vectors * self.lanes * self.rows(key_dim) + self.values * self.columns + 4)
+    }
+
+    /// Tokens of a tile where the longest run has as many as `longest`.
+    fn tile(self, key_dim: usize, longest: usize) -> usize {
+        TILE.min(longest).min(ROOM / (2 * self.token_bytes(key_dim))).max(1)
+    }
+}
+
+impl Steps {
+    /// What a walk of heads over all runs goes over, from states that begin at element `first` of a layer's.
+    pub(super) fn walk(
+        step: Step<'_>,
+        rule: Rule,
+        states: StatesArgs,
+        out: u64,
+        [n_head, key_dim, value_dim]: [usize; 3],
+    ) -> WalkArgs {
+        let (runs, sizes) = Self::runs(step);
+        WalkArgs {
+            runs,
+            states,
+            out,
+            n_head: n_head as u32,
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            tile: rule.tile(key_dim, sizes.longest) as u32,
+        }
+    }
+
+    /// The walk of a rule over `of`, which is what `args` begin with.
+    pub(super) fn launch_walk<A: Pod>(
+        &mut self,
+        step: Step<'_>,
+        rule: Rule,
+        of: &WalkArgs,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        let (_, sizes) = Self::runs(step);
+        let (key_dim, value_dim) = (of.key_dim as usize, of.value_dim as usize);
+        let grid = Grid {
+            blocks: [of.n_head as usize * value_dim.div_ceil(rule.columns), sizes.n, 1],
+            threads: if sizes.longest > 1 { 2 * WALKERS } else { WALKERS },
+            shared: 2 * of.tile as usize * rule.token_bytes(key_dim),
+        };
+        self.launch(&format!("{}_{}", rule.name, rule.rows(key_dim)), "", grid, args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_as_long_as_runs_and_have_room() {
+        assert_eq!([1, 64, 65, 128, 129, 256].map(|n| Rule::DELTA_RULE.rows(n)), [4, 4, 8, 8, 16, 16]);
+        assert_eq!([1, 16, 17, 64].map(|n| Rule::MAMBA.rows(n)), [4, 4, 8, 16]);
+        assert_eq!([1, 5, 16, 512].map(|longest| Rule::DELTA_RULE.tile(128, longest)), [1, 5, 16, 16]);
+        let rules = [Rule::DELTA_RULE, Rule::DELTA_RULE_OF_CHANNELS, Rule::MAMBA2, Rule::RWKV6, Rule::RWKV7];
+        for (rule, key_dim) in rules.map(|rule| (rule, 256)).into_iter().chain([(Rule::MAMBA, 64)]) {
+            assert!((4..=16).contains(&rule.rows(key_dim)));
+            assert!(2 * rule.tile(key_dim, 512) * rule.token_bytes(key_dim) <= ROOM);
+        }
+    }
+}
