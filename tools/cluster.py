@@ -46,7 +46,8 @@ def n_common(a, b, limit_b=None):
 class StepTime:
     """Seconds of a step: so many for each step, each token of a prompt, each text that gets its next token, each thousand
     positions that these attend to, and each thousand that tokens of prompts attend to, many of which are read once for all; and
-    for each request that begins, which the worker's processors are as busy with as with a model that runs on them."""
+    for each request that begins, which the worker's processors are as busy with as with a model that runs on them. Steps with
+    prompts take longer or shorter by one of the factors of `spread`."""
 
     fixed: float
     prompt: float
@@ -54,8 +55,12 @@ class StepTime:
     context: float = 0.0
     prompt_context: float = 0.0
     request: float = 0.0
+    spread: tuple = (1.0,)
 
-    def of(self, step):
+    def of(self, step, chance):
+        return self.usual(step) * (chance.choice(self.spread) if step.n_prompt else 1.0)
+
+    def usual(self, step):
         model = self.fixed + self.prompt * step.n_prompt + self.decode * step.n_decode
         attention = self.context * step.positions + self.prompt_context * step.prompt_positions
         return model + attention / 1000 + self.request * step.n_begin
@@ -178,8 +183,8 @@ class Pace:
 
 
 class Worker:
-    def __init__(self, clock, step_time, options):
-        self.clock, self.time, self.options = clock, step_time, options
+    def __init__(self, clock, step_time, options, chance):
+        self.clock, self.time, self.options, self.chance = clock, step_time, options, chance
         self.pages = Pages(options.pages)
         self.sequences = [Sequence() for _ in range(options.sequences)]
         self.pace = Pace(options.batch)
@@ -343,7 +348,7 @@ class Worker:
                 step.n_prompt, step.prompt_positions = step.n_prompt + n, step.prompt_positions + positions
             step.n_begin += not text.begun
             text.begun = True
-        self.each, self.steps = self.time.of(step), 1
+        self.each, self.steps = self.time.of(step, self.chance), 1
         if not step.n_prompt and not self.line and not self.put_off and step.n_decode == len(self.running):
             self.stretch()
         self.clock.at(self.began + self.steps * self.each, self.finisher())
@@ -355,7 +360,7 @@ class Worker:
         new = sum(pages_of(text.seq.n + steps) - len(text.seq.pages) for text, _ in self.batch)
         if steps > 1 and new <= self.pages.free:
             positions = sum(text.seq.n + steps / 2 for text, _ in self.batch)
-            self.each, self.steps = self.time.of(Step(n_decode=len(self.batch), positions=positions)), steps
+            self.each, self.steps = self.time.usual(Step(n_decode=len(self.batch), positions=positions)), steps
 
     def finisher(self):
         """The end of the steps under way, unless another end is set meanwhile."""
@@ -545,7 +550,7 @@ class Cluster:
 
     def __init__(self, n_workers, step_time, options, rule, seed=0, by_record=False):
         self.clock = Clock()
-        self.workers = [Worker(self.clock, step_time, options) for _ in range(n_workers)]
+        self.workers = [Worker(self.clock, step_time, options, random.Random(repr((seed, i)))) for i in range(n_workers)]
         self.sent = Sent(n_workers) if by_record else None
         cached = self.sent.cached if by_record else lambda w, prompt: self.workers[w].cached(prompt)
         self.router = Router(rule, n_workers, cached)

@@ -85,6 +85,8 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 from metal_attention import LLM, SamplingParams
 
+# Tests that run in the background have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 llm = LLM(device="cpu", n_parallel=2)
 for run in (
     # Minutes of work, each of which ends at once.
