@@ -11,7 +11,7 @@ use metal_attention::{
     BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
-use toys::{Toy, batch, gpu, metadata, nmse, some_ids, toy};
+use toys::{GATED_ATTENTION, Toy, batch, gpu, metadata, nmse, some_ids, toy};
 
 const N_CTX: usize = 512;
 
@@ -40,21 +40,12 @@ fn causal() -> Vec<Toy> {
         ("altup.num_inputs", 4),
         ("laurel.rank", 6),
     ];
-    let gates = [
-        ("full_attention_interval", 1),
-        ("ssm.group_count", 1),
-        ("ssm.state_size", 8),
-        ("ssm.time_step_rank", 1),
-        ("ssm.inner_size", 8),
-        ("ssm.conv_kernel", 4),
-        ("rope.dimension_count", 8),
-    ];
     vec![
         toy("gemma2", &metadata("gemma2", 3, &[("attention.sliding_window", 40)])),
         toy("deepseek2", &metadata("deepseek2", 2, &latent)),
         toy("gemma3n", &metadata("gemma3n", 5, &streams)),
         toy("olmo2", &metadata("olmo2", 2, &[])),
-        toy("gates of attention's result", &metadata("qwen35", 2, &gates)),
+        toy("gates of attention's result", &metadata("qwen35", 2, &GATED_ATTENTION)),
     ]
 }
 

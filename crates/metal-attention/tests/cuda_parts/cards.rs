@@ -96,15 +96,6 @@ fn cards_share_layers_of_every_kind() {
         ("expert_feed_forward_length", 16),
         ("expert_shared_count", 1),
     ];
-    let gates = [
-        ("full_attention_interval", 1),
-        ("ssm.group_count", 1),
-        ("ssm.state_size", 8),
-        ("ssm.time_step_rank", 1),
-        ("ssm.inner_size", 8),
-        ("ssm.conv_kernel", 4),
-        ("rope.dimension_count", 8),
-    ];
     for (what, architecture, n_layer, keys) in [
         ("gemma2", "gemma2", 3, &[("attention.sliding_window", 40)][..]),
         ("gemma3n", "gemma3n", 5, &STREAMS),
@@ -115,7 +106,7 @@ fn cards_share_layers_of_every_kind() {
         ("qwen3moe", "qwen3moe", 2, &experts),
         ("qwen2moe", "qwen2moe", 2, &shared_expert),
         ("latent attention whole", "deepseek2", 2, &latent),
-        ("gates of queries", "qwen35", 2, &gates),
+        ("gates of queries", "qwen35", 2, &toys::GATED_ATTENTION),
     ] {
         compare_cards(what, &random_model(&toys::metadata(architecture, n_layer, keys), F16, 1.0), &[2]);
     }

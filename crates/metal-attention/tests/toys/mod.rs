@@ -12,6 +12,17 @@ use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{BatchToken, ForwardPass, ModelSpec, Weights};
 use metal_attention_model::ModelShape;
 
+/// What makes all layers of a Qwen 3.5 attention whose result goes through a gate.
+pub const GATED_ATTENTION: [(&str, u32); 7] = [
+    ("full_attention_interval", 1),
+    ("ssm.group_count", 1),
+    ("ssm.state_size", 8),
+    ("ssm.time_step_rank", 1),
+    ("ssm.inner_size", 8),
+    ("ssm.conv_kernel", 4),
+    ("rope.dimension_count", 8),
+];
+
 /// The GPU, with every access checked.
 #[cfg(feature = "gpu")]
 pub fn gpu() -> Option<Arc<GpuDevice>> {
