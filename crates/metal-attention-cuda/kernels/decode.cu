@@ -8,6 +8,7 @@
 // vector whose writers had read this one.
 //
 // The blocks have to run all at once: the launch is cooperative.
+#include "code_products.cuh"
 #include "decode_attention.cuh"
 #include "element.cuh"
 #include "products.cuh"
@@ -70,9 +71,8 @@ __device__ __forceinline__ unsigned char* slot_of(const DecodeArgs& a, u32 warp,
 __device__ __forceinline__ u64_t* barrier_of(const DecodeArgs& a, u32 warp, u32 slot) {
     return (u64_t*)(decode_memory + a.barriers_at) + warp * a.n_slots + slot;
 }
-// Each block of 32 has hi and lo, then each block has two sums.
+// Of products with codes as `CodeInput` has them; of others each block of 32 has hi and lo.
 __device__ __forceinline__ unsigned char* input_of(const DecodeArgs& a) { return decode_memory + a.input_at; }
-__device__ __forceinline__ float* input_sums_of(const DecodeArgs& a, u32 n_blocks) { return (float*)(decode_memory + a.input_at + n_blocks * 128); }
 
 // The weights of a warp that are asked for next, and where they go.
 struct Next {
@@ -113,19 +113,60 @@ struct Turn {
     u32 slot, parity;
 };
 
+// What a warp adds up of a tile: products of codes, or of floats.
+template <u32 FORMAT> struct Tile {
+    typedef Codes<FORMAT> P;
+    const float *factors, *sums;
+    Digits digits;
+    float acc[2] = {}, mins[2] = {};
+    __device__ __forceinline__ Tile(const DecodeArgs& a, u32 n_panels, const unsigned char* zeros, int lane) {
+        const CodeInput input(input_of(a), n_panels);
+        digits = digits_of<P::SUBS>(input.digits, nullptr, zeros, lane), factors = input.factors, sums = input.sums;
+    }
+    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) {
+        code_products(p, panel, digits, factors, lane, acc);
+        if (P::MINS) take_mins(p, panel, sums, mins);
+    }
+    __device__ __forceinline__ void finish(float* to, int lane) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float y = row_sum<P>(acc[row], lane) - mins[row];
+            if (lane % 4 == 0) to[lane / 4 + 8 * row] = y;
+            acc[row] = 0.0f, mins[row] = 0.0f;
+        }
+    }
+};
+template <u32 FORMAT> struct FloatTile {
+    typedef Staged<FORMAT> P;
+    const unsigned char* input;
+    u32 n_blocks;
+    float acc[4] = {};
+    __device__ __forceinline__ FloatTile(const DecodeArgs& a, u32 n_panels, const unsigned char*, int) : input(input_of(a)), n_blocks(2 * n_panels) {}
+    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, 1>(p, panel, n_blocks, input, nullptr, lane, acc); }
+    __device__ __forceinline__ void finish(float* to, int lane) {
+        if (lane % 4 == 0) to[lane / 4] = acc[0] + acc[1] * (1.0f / 2048.0f), to[lane / 4 + 8] = acc[2] + acc[3] * (1.0f / 2048.0f);
+#pragma unroll
+        for (int k = 0; k < 4; k++) acc[k] = 0.0f;
+    }
+};
+template <> struct Tile<F16> : FloatTile<F16> {
+    using FloatTile<F16>::FloatTile;
+};
+template <> struct Tile<F32> : FloatTile<F32> {
+    using FloatTile<F32>::FloatTile;
+};
+
 // The warp's sums over its records of a part.
 template <u32 FORMAT>
-__device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, u32 n_blocks, float* to, Next& next, Turn& turn, u32 warp, int lane) {
+__device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, u32 n_panels, const unsigned char* zeros, float* to, Next& next,
+                                         Turn& turn, u32 warp, int lane) {
     typedef Record<FORMAT> R;
+    typedef typename Tile<FORMAT>::P P;
     const uint2 range = range_of(part.n_records, warp);
     if (range.x == range.y) return;
     const u32 a_tile = part.records_a_tile, a_slot = part.records_a_slot;
     u32 of_tile = range.x - quotient(range.x, a_tile, __frcp_rn((float)a_tile)) * a_tile;
-    const unsigned char* input = input_of(a);
-    const float* sums = input_sums_of(a, n_blocks);
-    // Two panels at once, each with sums of its own.
-    float acc[2][4] = {};
-    typedef Staged<FORMAT> S;
+    Tile<FORMAT> tile(a, n_panels, zeros, lane);
 #pragma unroll 1
     for (u32 r = range.x; r < range.y;) {
         const u32 n = min(a_slot, range.y - r);
@@ -135,33 +176,28 @@ __device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, 
         for (u32 j = 0; j < n;) {
             const u32 run = min(n - j, a_tile - of_tile);
             u32 i = 0;
-            constexpr int RECORDS = R::PANELS == 1 ? 2 : 1; // of a pair, or of two
+            constexpr int RECORDS = R::PANELS == 1 ? 2 : 1; // of a pair of panels, or of two
 #pragma unroll 1
             for (; i + RECORDS <= run; i += RECORDS) {
 #pragma unroll
                 for (int q = 0; q < R::PANELS * RECORDS; q += 2) {
-                    S x, y;
+                    P x, y;
                     x.read(Place<FORMAT>(record + (i + q / R::PANELS) * R::BYTES, q % R::PANELS), lane);
                     y.read(Place<FORMAT>(record + (i + (q + 1) / R::PANELS) * R::BYTES, (q + 1) % R::PANELS), lane);
                     const u32 panel = (of_tile + i) * R::PANELS + q;
-                    panel_products<S, 1>(x, panel, n_blocks, input, sums, lane, acc[0]);
-                    panel_products<S, 1>(y, panel + 1, n_blocks, input, sums, lane, acc[1]);
+                    tile.add(x, panel, lane);
+                    tile.add(y, panel + 1, lane);
                 }
             }
             if (RECORDS == 2 && i < run) {
-                S x;
+                P x;
                 x.read(Place<FORMAT>(record + i * R::BYTES, 0), lane);
-                panel_products<S, 1>(x, of_tile + i, n_blocks, input, sums, lane, acc[0]);
+                tile.add(x, of_tile + i, lane);
             }
             record += run * R::BYTES, j += run, of_tile += run;
             if (of_tile == a_tile || r + j == range.y) {
-                if (lane % 4 == 0) {
-                    to[lane / 4] = acc[0][0] + acc[1][0] + (acc[0][1] + acc[1][1]) * (1.0f / 2048.0f);
-                    to[lane / 4 + 8] = acc[0][2] + acc[1][2] + (acc[0][3] + acc[1][3]) * (1.0f / 2048.0f);
-                }
+                tile.finish(to, lane);
                 to += 16, of_tile = 0;
-#pragma unroll
-                for (int k = 0; k < 4; k++) acc[0][k] = 0.0f, acc[1][k] = 0.0f;
             }
         }
         r += n;
@@ -172,86 +208,80 @@ __device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, 
     }
 }
 
-// Row `row` of a part's tile `tile`, summed over the warps that had a share of it.
-__device__ __forceinline__ float row_of(const float* region, u32 max_tiles, const Part& part, u32 tile, u32 row) {
-    const u32 n_records = part.n_records, a_tile = part.records_a_tile, n = n_warps_of(n_records), first = tile * a_tile;
+// Where the sums of a row of a part lie: that of the first warp that had a share of its tile, and those of all `n` that had, `stride`
+// from each other, of whom the others had no tile before.
+struct Shares {
+    const float *first, *all;
+    u32 n;
+};
+__device__ __forceinline__ Shares shares_of(const float* region, u32 stride, const Part& part, u32 row) {
+    const u32 n_records = part.n_records, a_tile = part.records_a_tile, n = n_warps_of(n_records), tile = row / 16, first = tile * a_tile;
     const float reciprocal = __frcp_rn((float)n_records);
     const u32 w = quotient(n * (first + 1) - 1, n_records, reciprocal), end = quotient(n * (first + a_tile) - 1, n_records, reciprocal) + 1;
-    // The first of them may have had tiles before.
     const u32 at = tile - quotient(n_records < WARPS ? w : w * n_records / WARPS, a_tile, __frcp_rn((float)a_tile));
-    const float* from = region + w * max_tiles * 16 + row;
-    float y = from[at * 16];
-    for (u32 k = 1; w + k < end; k += 4) {
-        float v[4];
+    const float* all = region + w * stride + row % 16;
+    return {all + at * 16, all, end - w};
+}
+__device__ __forceinline__ float sum_of(const Shares& s, u32 stride) {
+    float v[WARPS];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) v[i] = w + k + i < end ? from[(k + i) * max_tiles * 16] : 0.0f;
+    for (u32 k = 0; k < WARPS; k++) v[k] = k == 0 ? *s.first : k < s.n ? s.all[k * stride] : 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) y += v[i];
-    }
-    return y;
+    for (int d = 1; d < WARPS; d *= 2)
+#pragma unroll
+        for (int k = 0; k < WARPS; k += 2 * d) v[k] += v[k + d];
+    return v[0];
 }
 
 __device__ __forceinline__ float power_of_two(int e) { return __uint_as_float((u32)(e + 127) << 23); }
 
-constexpr int AT_ONCE = 4; // quads of inputs that a thread asks for at once
-
-// What a thread has seen of the inputs: four at a time go through `put`, as they are, to where `finish` makes of them what the tensor cores
-// take: hi and lo, and sums of 16.
-struct Input {
+// Inputs of products with floats: quads that `put` has put in place go to where they are as halves, hi and lo, with a norm.
+struct FloatInput {
     float4* inputs;
-    float squares, most;
-    __device__ __forceinline__ Input(const DecodeArgs& a) : inputs((float4*)input_of(a)), squares(0.0f), most(0.0f) {}
-    // `k`: the place of the four among fours; `weight`: of the norm.
-    __device__ __forceinline__ void put(u32 k, float4 v, const float4* weight) {
-        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        if (weight) v.x *= weight->x, v.y *= weight->y, v.z *= weight->z, v.w *= weight->w;
+    float squares = 0.0f, most = 0.0f;
+    __device__ __forceinline__ FloatInput(const DecodeArgs& a) : inputs((float4*)input_of(a)) {}
+    // `v`: times the norm's weight already.
+    __device__ __forceinline__ void put(u32 k, const float4& v) {
         most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
         inputs[k] = v;
     }
-    // The power of two that inputs were multiplied by is 2^(13 - the result).
-    __device__ __forceinline__ int finish(bool has_norm, float eps, u32 n_in, bool odd_sixteenth, float2* scratch) {
+    // What products are to be multiplied by.
+    __device__ __forceinline__ float finish(u32 n_in, float2* scratch) {
         const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
         const u32 n4 = n_in / 4, n_padded4 = (n_in + 63) / 64 * 16;
-        squares = warp_sum(squares);
         most = warp_max(most);
-        if (lane == 0) scratch[warp] = make_float2(squares, most);
+        if (lane == 0) scratch[warp].y = most;
         __syncthreads();
-        squares = 0.0f, most = 0.0f;
+        most = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) squares += scratch[i].x, most = fmaxf(most, scratch[i].y);
-        const float rms = has_norm ? rsqrtf(squares / n_in + eps) : 1.0f;
-        const float largest = most * rms;
+        for (int i = 0; i < WARPS; i++) most = fmaxf(most, scratch[i].y);
         // Of numbers too small to have one, and of infinity, none is needed.
-        const int bits_of = (__float_as_uint(largest) >> 23) - 127, exponent = bits_of > -100 && bits_of < 120 ? bits_of : 0;
-        const float up = power_of_two(13 - exponent) * rms;
+        const int bits_of = (__float_as_uint(most) >> 23) - 127, exponent = bits_of > -100 && bits_of < 100 ? bits_of : 0;
+        const float up = power_of_two(13 - exponent);
         // Eight lanes have the 32 elements of a block, which take as much room before and after.
         for (u32 i = tid; i < (n_padded4 + 31) / 32 * 32; i += THREADS) {
             const float4 v = i < n4 ? inputs[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             const float e[4] = {v.x * up, v.y * up, v.z * up, v.w * up};
             half hi[4], lo[4];
-            float sum = 0.0f;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float w = odd_sixteenth && k >= 2 ? e[k] * 0.0625f : e[k];
-                hi[k] = __float2half_rn(w);
-                lo[k] = __float2half_rn((w - __half2float(hi[k])) * 2048.0f);
-                sum += e[k];
+                hi[k] = __float2half_rn(e[k]);
+                lo[k] = __float2half_rn((e[k] - __half2float(hi[k])) * 2048.0f);
             }
-            // Four threads have the 16 columns of a product.
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
             __syncwarp();
             if (i >= n_padded4) continue;
-            const u32 of = i / 8, k = i % 8 * 4;
-            if (i % 4 == 0) ((float*)((unsigned char*)inputs + n_padded4 * 16))[of * 2 + k / 16] = sum;
-            unsigned char* to = (unsigned char*)inputs + of * 128 + 2 * place_in_block(k);
+            unsigned char* to = (unsigned char*)inputs + i / 8 * 128 + 2 * place_in_block(i % 8 * 4);
             *(uint2*)to = make_uint2(bits(__halves2half2(hi[0], hi[1])), bits(__halves2half2(hi[2], hi[3])));
             *(uint2*)(to + 64) = make_uint2(bits(__halves2half2(lo[0], lo[1])), bits(__halves2half2(lo[2], lo[3])));
         }
-        __syncthreads();
-        return exponent;
+        return power_of_two(exponent - 13);
     }
 };
+
+// The quad of a block that a thread has of its half `h`.
+__device__ __forceinline__ u32 quad_of(u32 block, int h) { return block * 8 + threadIdx.x % 4 + 4 * h; }
+__device__ __forceinline__ float squares_of(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+__device__ __forceinline__ void multiply(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }
 
 // The row of a step's results that the block's row `j` is, or none; which of the step's parts has it, and where there.
 struct Row {
@@ -268,12 +298,14 @@ __device__ __forceinline__ Row row_at(const Step& step, const Part* parts, u32 j
 
 template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) Layer layers[2];
-    __shared__ float2 scratch[WARPS];
+    __shared__ float2 scratch[2][WARPS]; // squares and maxima of inputs, of steps by turns
+    __shared__ __align__(16) unsigned char zeros[16];
     __shared__ u64_t best_of_warps[WARPS];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
 
+    if (tid < 16) zeros[tid] = 0;
     for (u32 i = tid; i < WARPS * a.n_slots; i += THREADS) barrier_init(barrier_of(a, 0, i), 1);
     barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += THREADS) {
@@ -293,13 +325,14 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     Next next = {nullptr, 0, 0, 0, 0, 0};
     find_records(a, next, warp);
     for (u32 i = 0; i < a.n_slots; i++) ask(a, next, warp, lane);
-    // The embedding, to where the first step's inputs will be.
+    // The embedding.
+    float* embedding = (float*)(decode_memory + a.embedding_at);
     {
         const u32 x_tiles = (a.n_embd + 15) / 16, first = share(blockIdx.x, x_tiles, gridDim.x), end = share(blockIdx.x + 1, x_tiles, gridDim.x);
         for (u32 k = tid; k < a.n_embd; k += THREADS) {
             float v;
             WITH_PANEL(a.table.format, (v = a.embedding_scale * element_of<P>(a.table, a.token->id, k)));
-            ((float*)input_of(a))[k] = v;
+            embedding[k] = v;
             if (k / 16 >= first && k / 16 < end) residual[k - first * 16] = v;
         }
     }
@@ -308,6 +341,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     u64_t best = 0;
     u32 tag = a.tag;
     const u32 copy = blockIdx.x % COPIES;
+    u32 which = 0; // of `scratch`
     Turn turn = {0, 0};
 #pragma unroll 1
     for (u32 i = 0; i <= a.n_layer; i++) {
@@ -331,57 +365,103 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             // What is added to the thread's row is on its way before the input is there, as is the norm.
             const Row first_row = row_at(step, parts, tid);
             const float first_bias = step.bias && first_row.row != ~0u ? step.bias[first_row.row] : 0.0f;
-            Input input(a);
-            const u32 n4 = step.n_in / 4;
+            const u32 n4 = step.n_in / 4, n_panels = (step.n_in + 63) / 64;
             const float4* norm = (const float4*)step.norm;
-            if (i == 0 && step.kind == QKV) {
-                for (u32 k = tid; k < n4; k += THREADS) input.put(k, input.inputs[k], norm + k);
-            } else if (step.kind == ATTENTION_OUTPUT) {
+            const bool is_first = i == 0 && step.kind == QKV;
+            const ulonglong2* from = step.from + copy * (step.n_in / 4);
+            const u32 wanted = (tag + step.tag_in) & TAG;
+            const CodeInput codes(input_of(a), n_panels);
+            FloatInput floats(a);
+            float squares = 0.0f;
+            // Four threads take a block of 32 inputs, of whose halves each has a quad.
+            auto put = [&](u32 block, float4 (&v)[2], const float4* weights) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    squares += squares_of(v[h]);
+                    if (norm) multiply(v[h], weights[h]);
+                    const u32 k = quad_of(block, h);
+                    if (!step.has_codes && k < n4) floats.put(k, v[h]);
+                }
+                if (step.has_codes) put_digits(codes, block, tid % 4, v[0], v[1], block < 2 * n_panels);
+            };
+            const u32 first_block = tid / 4, end_block = (2 * n_panels + 7) / 8 * 8; // of all lanes of a warp
+            constexpr u32 BLOCKS = THREADS / 4;
+            if (step.kind == ATTENTION_OUTPUT) {
                 const u32 n_splits = span_of(l, pos, gridDim.x).n_splits;
 #pragma unroll 1
-                for (u32 k = tid; k < n4; k += THREADS) input.put(k, joined_splits(l, n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, k, tag), nullptr);
+                for (u32 block = first_block; block < end_block; block += BLOCKS) {
+                    float4 v[2];
+                    joined_splits(l, n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, quad_of(block, 0), n4, tag, v);
+                    put(block, v, nullptr);
+                }
             } else {
-                const ulonglong2* from = step.from + copy * (step.n_in / 4);
-                const u32 wanted = (tag + step.tag_in) & TAG;
+                // So many blocks at once.
+                constexpr int AT_ONCE = 2;
 #pragma unroll 1
-                for (u32 first = tid; first < n4; first += AT_ONCE * THREADS) {
-                    ulonglong2 words[AT_ONCE];
-                    float4 weights[AT_ONCE];
+                for (u32 first = first_block; first < end_block; first += AT_ONCE * BLOCKS) {
+                    ulonglong2 words[AT_ONCE][2];
+                    float4 weights[AT_ONCE][2];
+#pragma unroll
+                    for (int j = 0; j < AT_ONCE; j++)
+#pragma unroll
+                        for (int h = 0; h < 2; h++) {
+                            const u32 k = quad_of(first + j * BLOCKS, h);
+                            if (k < n4 && norm) weights[j][h] = norm[k];
+                            if (k < n4 && !is_first) words[j][h] = load_exchanged(from + k);
+                        }
 #pragma unroll
                     for (int j = 0; j < AT_ONCE; j++) {
-                        const u32 k = first + j * THREADS;
-                        if (k < n4 && norm) weights[j] = norm[k];
-                        if (k < n4) words[j] = load_exchanged(from + k);
-                    }
+                        const u32 block = first + j * BLOCKS;
+                        if (block >= end_block) break;
+                        float4 v[2];
 #pragma unroll
-                    for (int j = 0; j < AT_ONCE; j++) {
-                        const u32 k = first + j * THREADS;
-                        if (k >= n4) break;
-                        wait_for_tag(words[j], from + k, wanted);
-                        input.put(k, unpack(words[j]), norm ? &weights[j] : nullptr);
+                        for (int h = 0; h < 2; h++) {
+                            const u32 k = quad_of(block, h);
+                            v[h] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                            if (k >= n4) continue;
+                            if (is_first) {
+                                v[h] = ((const float4*)embedding)[k];
+                            } else {
+                                wait_for_tag(words[j][h], from + k, wanted);
+                                v[h] = unpack(words[j][h]);
+                            }
+                        }
+                        __syncwarp();
+                        put(block, v, weights[j]);
                     }
                 }
             }
-            const int exponent = input.finish(norm != nullptr, step.eps, step.n_in, step.odd_sixteenth, scratch);
+            which ^= 1;
+            float2* of_warps = scratch[which];
+            squares = warp_sum(squares);
+            if (lane == 0) of_warps[warp].x = squares;
+            float factor = step.has_codes ? 1.0f : floats.finish(step.n_in, of_warps);
+            __syncthreads();
 
-            const u32 max_tiles = step.kind == HEAD ? a.head_tiles : a.max_tiles, n_blocks = (step.n_in + 63) / 64 * 2;
+            const u32 stride = (step.kind == HEAD ? a.head_tiles : a.max_tiles) * 16;
             float* regions = (float*)(decode_memory + a.regions_at);
 #pragma unroll 1
             for (u32 p = 0; p < step.n_parts; p++) {
-                float* to = regions + p * a.region_floats + warp * max_tiles * 16;
+                float* to = regions + p * a.region_floats + warp * stride;
                 switch (parts[p].format) {
-                    case F16: products<F16>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
-                    case Q8_0: products<Q8_0>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
-                    case Q4_0: products<Q4_0>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
-                    case Q4_K: products<Q4_K>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
-                    case Q5_K: products<Q5_K>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
-                    case Q6_K: products<Q6_K>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
-                    case F32: products<F32>(a, parts[p], n_blocks, to, next, turn, warp, lane); break;
+                    case F16: products<F16>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
+                    case Q8_0: products<Q8_0>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
+                    case Q4_0: products<Q4_0>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
+                    case Q4_K: products<Q4_K>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
+                    case Q5_K: products<Q5_K>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
+                    case Q6_K: products<Q6_K>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
+                    case F32: products<F32>(a, parts[p], n_panels, zeros, to, next, turn, warp, lane); break;
                     default: __trap();
                 }
             }
             __syncthreads();
 
+            if (norm) {
+                squares = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) squares += of_warps[w].x;
+                factor *= rsqrtf(squares / step.n_in + step.eps);
+            }
             // Every thread of a warp takes part, for the sake of pairs.
             const u32 n_rows = (parts[0].n_tiles + (step.kind == QKV ? parts[1].n_tiles + parts[2].n_tiles : 0)) * 16;
 #pragma unroll 1
@@ -389,13 +469,13 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                 const Row row = j == (u32)tid ? first_row : row_at(step, parts, j);
                 float y = 0.0f;
                 if (row.row != ~0u) {
-                    auto sum_of = [&](u32 p) {
+                    auto result = [&](u32 p) {
                         const Part& part = parts[p];
-                        return row_of(regions + p * a.region_floats, max_tiles, part, row.of_part / 16, row.of_part % 16) *
-                               power_of_two(exponent - (part.format == F16 ? 13 : 13 - 24));
+                        return sum_of(shares_of(regions + p * a.region_floats, stride, part, row.of_part), stride) *
+                               (part.format == F32 ? factor * UNIT : factor);
                     };
-                    y = sum_of(row.part);
-                    if (step.kind == GATE_AND_UP) y = activate(l.activation, y) * sum_of(1);
+                    y = result(row.part);
+                    if (step.kind == GATE_AND_UP) y = activate(l.activation, y) * result(1);
                     if (step.bias) y += j == (u32)tid ? first_bias : step.bias[row.row];
                     if (step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {
                         y = residual[j] + l.scale * y;

@@ -27,7 +27,7 @@ struct Step {
     u32 first_part, n_parts; // of all of the model
     u32 n_rows[3];           // of the matrices
     u32 tag_in, tag_out;     // of the words, beyond the layer's
-    u32 odd_sixteenth;       // as `Staged` of the matrices has it
+    u32 has_codes;           // whether the matrices are of codes, or of floats
     u32 copies, n_out;       // of the results, and how many these are
     u32 unused;
 };
@@ -65,9 +65,11 @@ struct DecodeArgs {
     u32 slot_bytes, n_slots; // of each warp's weights on their way
     u32 max_tiles, head_tiles, region_floats; // of a warp's part of a layer's matrix, of the head's; sums of a matrix's products
     u32 att_words, sums_words;                // of a copy
-    // Where things lie in the block's memory: inputs, sums of products, the residual stream of the block's rows, parts, barriers.
-    u32 input_at, regions_at, residual_at, parts_at, barriers_at;
+    // Where things lie in the block's memory: inputs, sums of products, the residual stream of the block's rows, parts, barriers, and the
+    // embedding until the first step has begun.
+    u32 input_at, regions_at, residual_at, parts_at, barriers_at, embedding_at;
     float embedding_scale, logit_scale, logit_cap;
+    u32 unused;
 };
 
 // Two values of 26 bits and a tag of 12.

@@ -244,37 +244,51 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, u
     }
 }
 
-// Four elements of attention's result, its splits joined.
-__device__ __forceinline__ float4 joined_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 tag) {
-    const u32 n_words = l.n_head * l.head_dim / 2, head = 4 * i / l.head_dim;
-    const float sink = l.sinks ? l.sinks[head] : -INFINITY;
-    float most = sink, sum = l.sinks ? 1.0f : 0.0f;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const ulonglong2* from = (const ulonglong2*)att + i;
-    const u64_t* from_sums = sums + head;
+// Quads i and i + 4 of attention's result, its splits joined; zeros from quad `n` on.
+__device__ __forceinline__ void joined_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 n, u32 tag, float4 (&v)[2]) {
+    const u32 n_words = l.n_head * l.head_dim / 2;
+    float most[2], sum[2];
+    u32 head[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        head[h] = 4 * (i + 4 * h) / l.head_dim;
+        const bool has_sink = l.sinks && i + 4 * h < n;
+        most[h] = has_sink ? l.sinks[head[h]] : -INFINITY, sum[h] = l.sinks ? 1.0f : 0.0f;
+        v[h] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
     constexpr int SPLITS = 3; // at once
 #pragma unroll 1
-    for (u32 first = 0; first < n_splits; first += SPLITS, from += SPLITS * (n_words / 2), from_sums += SPLITS * l.n_head) {
-        ulonglong2 words[SPLITS];
-        u64_t states[SPLITS];
+    for (u32 first = 0; first < n_splits; first += SPLITS) {
+        ulonglong2 words[SPLITS][2];
+        u64_t states[SPLITS][2];
+        const ulonglong2* from = (const ulonglong2*)att + first * (n_words / 2) + i;
+        const u64_t* from_sums = sums + first * l.n_head;
 #pragma unroll
-        for (int s = 0; s < SPLITS; s++) {
-            if (first + s < n_splits) words[s] = load_exchanged(from + s * (n_words / 2)), states[s] = load_exchanged(from_sums + s * l.n_head);
-        }
+        for (int s = 0; s < SPLITS; s++)
 #pragma unroll
-        for (int s = 0; s < SPLITS; s++) {
-            if (first + s >= n_splits) break;
-            wait_for_tag(words[s], from + s * (n_words / 2), tag);
-            wait_for_tag(states[s], from_sums + s * l.n_head, tag);
-            const float2 state = unpack_pair(states[s]);
-            const float4 part = unpack(words[s]);
-            const float now = fmaxf(most, state.x), before = __expf(most - now), factor = __expf(state.x - now);
-            v.x = v.x * before + factor * part.x, v.y = v.y * before + factor * part.y;
-            v.z = v.z * before + factor * part.z, v.w = v.w * before + factor * part.w;
-            sum = sum * before + factor * state.y;
-            most = now;
-        }
+            for (int h = 0; h < 2; h++)
+                if (first + s < n_splits && i + 4 * h < n)
+                    words[s][h] = load_exchanged(from + s * (n_words / 2) + 4 * h), states[s][h] = load_exchanged(from_sums + s * l.n_head + head[h]);
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if (first + s >= n_splits || i + 4 * h >= n) continue;
+                wait_for_tag(words[s][h], from + s * (n_words / 2) + 4 * h, tag);
+                wait_for_tag(states[s][h], from_sums + s * l.n_head + head[h], tag);
+                const float2 state = unpack_pair(states[s][h]);
+                const float4 part = unpack(words[s][h]);
+                const float now = fmaxf(most[h], state.x), before = __expf(most[h] - now), factor = __expf(state.x - now);
+                v[h].x = v[h].x * before + factor * part.x, v[h].y = v[h].y * before + factor * part.y;
+                v[h].z = v[h].z * before + factor * part.z, v[h].w = v[h].w * before + factor * part.w;
+                sum[h] = sum[h] * before + factor * state.y;
+                most[h] = now;
+            }
     }
-    const float scale = 1.0f / sum;
-    return make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float scale = i + 4 * h < n ? 1.0f / sum[h] : 0.0f;
+        v[h].x *= scale, v[h].y *= scale, v[h].z *= scale, v[h].w *= scale;
+    }
 }

@@ -210,10 +210,10 @@ template <> struct Panel<Q4_K> : PanelOf<Q4_K>, Nibbles, KScales {
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
 };
 
-// The fifth bits: byte 2 b + row of a word, whose bits i and 4 + i belong to codes 2 i and 2 i + 1.
-__device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int i) {
-    const u32 byte = high >> (8 * (2 * b + row));
-    return (byte >> i & 1u) << 4 | (byte >> (4 + i) & 1u) << 20;
+// The fifth bits of a word's codes 0, 2, 4, 6 (`odd` 0) or 1, 3, 5, 7, at bit 4 of bytes 0 to 3: bit 4 b + 2 row + odd of the bytes of `high`.
+__device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int odd) {
+    const int at = 4 * b + 2 * row + odd;
+    return at < 4 ? high << (4 - at) : high >> (at - 4);
 }
 template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
     static constexpr int SUBS = 1, PLANES = 1;
@@ -229,41 +229,45 @@ template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
         for (int row = 0; row < 2; row++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                a[i / 2][2 * (i % 2) + row] = minus(nibbles(word(b, row), i) | fifth_bits(h, b, row, i), 1024.0f);
+                a[i / 2][2 * (i % 2) + row] =
+                    minus(nibbles(word(b, row), i) | fifth_bits(h, b, row, i % 2) >> (8 * (i / 2)) & 0x00100010u, 1024.0f);
     }
 };
 
-// Two more bits: half 0 of a word those of row g, half 1 those of row g + 8, as 4 x 2 bits of the first codes of pairs and then
-// of the second; a word for each block. Scales are whole numbers for 16 columns: {row g: 4; row g + 8: 4}, super {d of row g, of
-// row g + 8}.
-template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles {
-    static constexpr int SUBS = 2, PLANES = 1;
-    static constexpr bool MINS = false, FLOAT_SCALES = false;
-    uint2 h, s;
+// Scales are whole numbers for 16 columns: {row g: 4; row g + 8: 4}, super {d of row g, of row g + 8}.
+struct SixthScales {
+    uint2 s;
     u32 d;
-    template <typename From> __device__ __forceinline__ void read(const Place<Q6_K>& at, int lane) {
-        load_codes<From>(at.codes, lane);
-        h = From::get((const uint2*)at.high + lane);
+    template <typename From, typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
         s = From::get((const uint2*)at.scales + lane / 4);
         d = From::get((const u32*)at.super + lane / 4);
-    }
-    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
-        const u32 high = b == 0 ? h.x : h.y;
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            // The second codes' bits go to the upper half.
-            const u32 v = row == 0 ? high : high >> 16;
-            const u32 pairs = (v & 0xffu) | (v & 0xff00u) << 8;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 two = (i < 2 ? pairs << (4 - 2 * i) : pairs >> (2 * i - 4)) & 0x00300030u;
-                a[i / 2][2 * (i % 2) + row] = minus(nibbles(word(b, row), i) | two, 1056.0f);
-            }
-        }
     }
     __device__ __forceinline__ float scale(int, int b, int row, int sub) const {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
+    }
+};
+// Two more bits, a word for each block: those of a word's codes 0, 2, 4, 6 of row g are bits 0 and 1 of its bytes, those of codes 1, 3,
+// 5, 7 bits 2 and 3, those of row g + 8 bits 4 to 7.
+template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles, SixthScales {
+    static constexpr int SUBS = 2, PLANES = 1;
+    static constexpr bool MINS = false, FLOAT_SCALES = false;
+    uint2 h;
+    template <typename From> __device__ __forceinline__ void read(const Place<Q6_K>& at, int lane) {
+        load_codes<From>(at.codes, lane);
+        h = From::get((const uint2*)at.high + lane);
+        load_scales<From>(at, lane);
+    }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const {
+        const u32 high = b == 0 ? h.x : h.y;
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = 8 * (i / 2) + 4 * row + 2 * (i % 2);
+                const u32 two = (at < 4 ? high << (4 - at) : high >> (at - 4)) & 0x00300030u;
+                a[i / 2][2 * (i % 2) + row] = minus(nibbles(word(b, row), i) | two, 1056.0f);
+            }
     }
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };

@@ -72,11 +72,10 @@ template <> struct Staged<Q5_K> {
     }
     __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
         low.codes(0, b, row, pairs);
-        // Bits i and 4 + i go to bit 4 of the halves, or to bit 8 where codes are 16 times as large.
-        const u32 byte = h >> (8 * (2 * b + row)) & 0xffu;
-        const u32 both = byte | byte << 12; // bit i at i, bit 4 + i at 16 + i
-#pragma unroll
-        for (int i = 0; i < 4; i++) pairs[i] |= (both >> i & 0x00010001u) << (i % 2 == 0 ? 4 : 8);
+        // To bit 4 of the halves, or to bit 8 where codes are 16 times as large.
+        const u32 even = fifth_bits(h, b, row, 0), odd = fifth_bits(h, b, row, 1);
+        pairs[0] |= even & 0x00100010u, pairs[1] |= odd << 4 & 0x01000100u;
+        pairs[2] |= even >> 8 & 0x00100010u, pairs[3] |= odd >> 4 & 0x01000100u;
     }
     __device__ __forceinline__ float scale(int, int b, int row, int) const { return low.scale(0, b, row, 0); }
     __device__ __forceinline__ float min(int b, int row, int = 0) const { return low.min(b, row, 0); }
@@ -97,13 +96,10 @@ template <> struct Staged<Q6_K> {
     }
     __device__ __forceinline__ void codes(int, int b, int row, u32 (&pairs)[4]) const {
         spread(b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w), pairs);
-        const u32 high = (b == 0 ? h.x : h.y) >> (16 * row);
-        const u32 both = (high & 0xffu) | (high & 0xff00u) << 8;
-        // Bits 2 i of the halves go to bits 4, or to bits 8.
-        pairs[0] |= both << 4 & 0x00300030u;
-        pairs[1] |= both << 6 & 0x03000300u;
-        pairs[2] |= both & 0x00300030u;
-        pairs[3] |= both << 2 & 0x03000300u;
+        // To bits 4 of the halves, or to bits 8.
+        const u32 high = (b == 0 ? h.x : h.y) >> (4 * row);
+        pairs[0] |= high << 4 & 0x00300030u, pairs[1] |= high << 6 & 0x03000300u;
+        pairs[2] |= high >> 4 & 0x00300030u, pairs[3] |= high >> 2 & 0x03000300u;
     }
     __device__ __forceinline__ float scale(int, int b, int row, int sub) const {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));

@@ -63,6 +63,18 @@ __device__ __forceinline__ void mma_new(float (&d)[4], u32 a0, u32 a1, u32 a2, u
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
 }
+// d = a b over 16 rows of a, bytes with a sign or SIGNED not, 8 columns of b, bytes with a sign, 32 elements each: of a the elements
+// 4 t.. of rows g and g + 8, then those from 16 on; of b the elements 4 t.. of column g, then those from 16 on; of d as above.
+template <bool SIGNED> __device__ __forceinline__ void mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+            : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+            : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+}
 // Four matrices of 8 rows of 8 halves: lane l gives row l % 8 of matrix l / 8, and has of each the pair of columns 2 (l % 4) of
 // row l / 4; turned: the pair of rows 2 (l % 4) of column l / 4.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], const half* row) {

@@ -102,8 +102,9 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
                 for (int p = 0; p < 8; p++) {
                     const u32 c = code(r, column(panel, b, t, p));
                     words[2 * b + r] |= (c & 15) << (4 * (p / 2 + 4 * (p % 2)));
-                    fifth |= (c >> 4 & 1) << (8 * (2 * b + r) + p / 2 + 4 * (p % 2));
-                    two[b] |= (c >> 4 & 3) << (16 * r + 8 * (p % 2) + 2 * (p / 2));
+                    const int byte = p / 4 + 2 * (p % 2), odd = p / 2 % 2;
+                    fifth |= (c >> 4 & 1) << (8 * byte + 4 * b + 2 * r + odd);
+                    two[b] |= (c >> 4 & 3) << (8 * byte + 4 * r + 2 * odd);
                 }
         ((uint4*)at.codes)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
         if (FORMAT == Q5_K) ((u32*)at.high)[lane] = fifth;

@@ -52,6 +52,31 @@ void multiply(void* const (&given)[32], u32 arrived) {
     }
 }
 
+void multiply_codes(void* const (&given)[32], u32 arrived) {
+    if (arrived != ~0u) fail("a product of bytes wants all lanes of the warp");
+    int a[16][32], b[8][32];
+    for (int lane = 0; lane < 32; lane++) {
+        const CodeProduct& p = *(const CodeProduct*)given[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++)
+            for (int k = 0; k < 4; k++) {
+                const unsigned char byte = (unsigned char)(p.a[i] >> (8 * k));
+                a[g + 8 * (i % 2)][16 * (i / 2) + 4 * t + k] = p.has_sign ? (int)(signed char)byte : (int)byte;
+            }
+        for (int i = 0; i < 2; i++)
+            for (int k = 0; k < 4; k++) b[g][16 * i + 4 * t + k] = (signed char)(p.b[i] >> (8 * k));
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        const CodeProduct& p = *(const CodeProduct*)given[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++) {
+            int sum = 0;
+            for (int k = 0; k < 32; k++) sum += a[g + 8 * (i / 2)][k] * b[2 * t + i % 2][k];
+            p.d[i] = sum;
+        }
+    }
+}
+
 void multiply_wide(void* const (&given)[32], u32 arrived) {
     if (arrived != ~0u) fail("a product of a group of warps wants all lanes");
     const WideProduct& first = *(const WideProduct*)given[0];

@@ -57,7 +57,7 @@ struct StepArgs {
     n_rows: [u32; 3],
     tag_in: u32,
     tag_out: u32,
-    odd_sixteenth: u32,
+    has_codes: u32,
     copies: u32,
     n_out: u32,
     unused: u32,
@@ -115,9 +115,11 @@ struct DecodeArgs {
     residual_at: u32,
     parts_at: u32,
     barriers_at: u32,
+    embedding_at: u32,
     embedding_scale: f32,
     logit_scale: f32,
     logit_cap: f32,
+    unused: u32,
 }
 
 /// The kernel, and what it works with.
@@ -171,8 +173,10 @@ impl Decode {
         let n_ff = layers.iter().map(|layer| layer.up().n_rows).max().unwrap_or(0);
         let widest = attentions().map(|a| a.n_head * a.head_dim).max().unwrap_or(0).max(n_ff).max(n_embd);
         let room_of_heads = attentions().map(|a| 4 * ((GROUP + 5 + WARPS * GROUP) * a.head_dim + 2 * WARPS * GROUP));
-        // hi and lo of each input, and sums of 16.
-        let input_bytes = (widest.next_multiple_of(PANEL) * 17 / 4).max(room_of_heads.max().unwrap_or(0));
+        // Of each input three bytes and the block's factor and sums, or two halves; behind the first step's lies the embedding.
+        let of_inputs = |n: usize| 4 * n.next_multiple_of(PANEL);
+        let input_bytes =
+            of_inputs(widest).max(of_inputs(n_embd) + 4 * n_embd.next_multiple_of(4)).max(room_of_heads.max().unwrap_or(0));
         let matrices = || layers.iter().flat_map(PlainLayer::matrices);
         let max_tiles = layers.iter().map(|layer| max_tiles(layer, n_blocks)).max().unwrap_or(1);
         let head_tiles = tiles_of_warp(head, head.n_tiles().div_ceil(n_blocks));
@@ -260,9 +264,11 @@ impl Decode {
             residual_at: (ring_bytes + input_bytes + regions_bytes) as u32,
             parts_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes) as u32,
             barriers_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes + parts_bytes) as u32,
+            embedding_at: (ring_bytes + of_inputs(n_embd)) as u32,
             embedding_scale: spec.embedding.scale,
             logit_scale: of_logits.scale,
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
+            unused: 0,
         };
         let kernel = gpu.kernel(match attentions().map(|a| a.head_dim).max().unwrap_or(0) {
             ..=64 => "decode_64",
@@ -348,7 +354,7 @@ impl<'a> PlainLayer<'a> {
             scale,
         };
         // Inputs of products that go together are made for one kind of codes.
-        let alike = |of: &[&CudaMatrix]| of.iter().all(|m| odd_sixteenth(m.format) == odd_sixteenth(of[0].format));
+        let alike = |of: &[&CudaMatrix]| of.iter().all(|m| has_codes(m.format) == has_codes(of[0].format));
         let matrices = layer.matrices();
         let fits = alike(&matrices[..3]) && alike(&matrices[4..6]) && matrices.iter().all(|m| known(m));
         (!results && !more && paged && dense.on_the_way && fits).then_some(layer)
@@ -399,11 +405,11 @@ fn gains_until(format: Format) -> usize {
     }
 }
 
-/// `Staged::ODD_SIXTEENTH` of `products.cuh`.
-fn odd_sixteenth(format: Format) -> bool {
+/// Whether matrices of a format are multiplied as whole numbers, or as floats.
+fn has_codes(format: Format) -> bool {
     match format {
-        Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K => true,
-        Format::F16 | Format::F32 | Format::Q8_0 | Format::Codes | Format::CodesAndMins => false,
+        Format::Q8_0 | Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K | Format::Codes | Format::CodesAndMins => true,
+        Format::F16 | Format::F32 => false,
     }
 }
 
@@ -477,7 +483,7 @@ fn step_args(kind: Kind, [from, to]: [u64; 2], first_part: usize, matrices: &[&C
         n_rows,
         tag_in,
         tag_out,
-        odd_sixteenth: u32::from(odd_sixteenth(matrices[0].format)),
+        has_codes: u32::from(has_codes(matrices[0].format)),
         copies: kind.copies() as u32,
         n_out: matrices[0].n_rows as u32,
         unused: 0,

@@ -23,6 +23,14 @@ struct Product {
 // Products of all lanes' fragments; sums are in F32, in the order of the columns of a.
 void multiply(void* const (&given)[32], u32 arrived);
 
+// Fragments of one lane of a product of bytes.
+struct CodeProduct {
+    u32 a[4], b[2];
+    int* d;
+    bool has_sign; // of a
+};
+void multiply_codes(void* const (&given)[32], u32 arrived);
+
 struct Rows {
     const half* row;
     u32* to;
@@ -46,6 +54,10 @@ inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 inline void mma_new(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     for (float& v : d) v = 0.0f;
     mma(d, a0, a1, a2, a3, b0, b1);
+}
+template <bool SIGNED> inline void mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    software::CodeProduct mine = {{a0, a1, a2, a3}, {b0, b1}, d, SIGNED};
+    software::meet(~0u, "a product of bytes", software::multiply_codes, &mine);
 }
 template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
 template <int N> inline void give_registers() {}

@@ -1,0 +1,223 @@
+// Products of a panel of codes with one to four tokens, as exact as in F32, in whole numbers on the tensor cores.
+//
+// Of 32 inputs, a block, the largest tells a power of two by which all are multiplied to whole numbers of 23 bits with a sign, which
+// are three digits of 8 bits with a sign. Each digit of a token is a column of a product: codes of four to eight bits by digits of
+// eight over 32 columns, exactly. The sums of the first two digits lie in the lanes with even t, those of the third in the others; a lane
+// turns its own to F32, times the scales, and they meet where a row is done.
+#pragma once
+#include "formats.cuh"
+
+// Where a block of 32 inputs of a token lies in workgroup memory: [panel][digit][t][block of two][8], as `digits_of` says, then
+// for each block what its digits' sums are multiplied by, and two sums of 16 inputs.
+constexpr u32 DIGITS_OF_PANEL = 192;
+__device__ __forceinline__ u32 input_bytes(u32 n_panels) { return n_panels * (DIGITS_OF_PANEL + 2 * 12); }
+struct CodeInput {
+    unsigned char* digits;
+    float* factors; // [n_blocks]
+    float* sums;    // [n_blocks][2]
+    __device__ __forceinline__ CodeInput(unsigned char* memory, u32 n_panels)
+        : digits(memory), factors((float*)(memory + n_panels * DIGITS_OF_PANEL)), sums(factors + 2 * n_panels) {}
+};
+
+// Puts eight inputs of a block to their places: elements 4 t.. of its first half and of its second. The four threads of a block
+// have to be lanes side by side, all of a warp take part.
+__device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4& first, const float4& second, bool is_there) {
+    const float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    float sum[2] = {(v[0] + v[1]) + (v[2] + v[3]), (v[4] + v[5]) + (v[6] + v[7])};
+    // As whole numbers, what is no number is above infinity, and that above all else.
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2) {
+        most = max(most, __shfl_xor_sync(~0u, most, d));
+        sum[0] += __shfl_xor_sync(~0u, sum[0], d), sum[1] += __shfl_xor_sync(~0u, sum[1], d);
+    }
+    // The exponent of the largest goes to 21; what is below 2^-100 is nothing.
+    const u32 exponent = max(most >> 23, 27u);
+    const float up = __uint_as_float((275u - exponent) << 23);
+    u32 whole[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) whole[i] = __float_as_uint(fmaf(v[i], up, 12582912.0f)) + (0x00808080u - 0x4b400000u);
+    if (!is_there) return;
+    unsigned char* digits = to.digits + block / 2 * DIGITS_OF_PANEL + t * 16 + block % 2 * 8;
+    // Codes of both halves lie by turns (`spread` of formats.cuh): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
+#pragma unroll
+    for (int digit = 0; digit < 3; digit++) {
+        // The bytes `digit` from above of two words, then of four.
+        const u32 of_two = 2 - digit + ((6 - digit) << 4);
+        uint2 words;
+        words.x = __byte_perm(__byte_perm(whole[0], whole[4], of_two), __byte_perm(whole[1], whole[5], of_two), 0x5410) ^ 0x80808080u;
+        words.y = __byte_perm(__byte_perm(whole[2], whole[6], of_two), __byte_perm(whole[3], whole[7], of_two), 0x5410) ^ 0x80808080u;
+        *(uint2*)(digits + digit * 64) = words;
+    }
+    if (t == 0) to.factors[block] = exponent == 255 ? __uint_as_float(0x7fc00000u) : __uint_as_float((exponent - 21u) << 23);
+    if (t == 1) *(float2*)(to.sums + 2 * block) = make_float2(sum[0], sum[1]);
+}
+
+// A format's panel, read from workgroup memory. `bytes`: eight codes of row g (0) or g + 8 (1) of a block, times MULTIPLE, as bytes with
+// a sign or SIGNED not. TURNS: those of both halves of the block by turns, else one half after the other. SUBS scales for a block.
+template <u32 FORMAT> struct Codes;
+
+__device__ __forceinline__ u32 word_of(const uint4& w, int b, int row) { return b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w); }
+
+template <> struct Codes<Q4_0> : HalfScales {
+    static constexpr int SUBS = 1;
+    static constexpr bool SIGNED = true, TURNS = true, MINS = false;
+    static constexpr float MULTIPLE = 16.0f;
+    uint4 w;
+    __device__ __forceinline__ void read(const Place<Q4_0>& at, int lane) {
+        w = ((const uint4*)at.codes)[lane];
+        load_scales<FromWorkgroup>(at.scales, lane);
+    }
+    // Less 8, as two's complement has it.
+    __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
+        const u32 word = word_of(w, b, row);
+        of[0] = (word << 4 ^ 0x80808080u) & 0xf0f0f0f0u, of[1] = (word ^ 0x80808080u) & 0xf0f0f0f0u;
+    }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+};
+
+template <> struct Codes<Q4_K> : KScales {
+    static constexpr int SUBS = 1;
+    static constexpr bool SIGNED = false, TURNS = true, MINS = true;
+    static constexpr float MULTIPLE = 1.0f;
+    uint4 w;
+    template <typename P> __device__ __forceinline__ void read(const P& at, int lane) {
+        w = ((const uint4*)at.codes)[lane];
+        load_scales<FromWorkgroup>(at, lane);
+    }
+    __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
+        const u32 word = word_of(w, b, row);
+        of[0] = word & 0x0f0f0f0fu, of[1] = word >> 4 & 0x0f0f0f0fu;
+    }
+};
+
+template <> struct Codes<Q5_K> : KScales {
+    static constexpr int SUBS = 1;
+    static constexpr bool SIGNED = false, TURNS = true, MINS = true;
+    static constexpr float MULTIPLE = 1.0f;
+    uint4 w;
+    u32 h;
+    __device__ __forceinline__ void read(const Place<Q5_K>& at, int lane) {
+        w = ((const uint4*)at.codes)[lane];
+        h = ((const u32*)at.high)[lane];
+        load_scales<FromWorkgroup>(at, lane);
+    }
+    __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
+        const u32 word = word_of(w, b, row);
+        of[0] = word & 0x0f0f0f0fu | fifth_bits(h, b, row, 0) & 0x10101010u;
+        of[1] = word >> 4 & 0x0f0f0f0fu | fifth_bits(h, b, row, 1) & 0x10101010u;
+    }
+};
+
+template <> struct Codes<Q6_K> : SixthScales {
+    static constexpr int SUBS = 2;
+    static constexpr bool SIGNED = true, TURNS = true, MINS = false;
+    static constexpr float MULTIPLE = 4.0f;
+    uint4 w;
+    uint2 h;
+    __device__ __forceinline__ void read(const Place<Q6_K>& at, int lane) {
+        w = ((const uint4*)at.codes)[lane];
+        h = ((const uint2*)at.high)[lane];
+        load_scales<FromWorkgroup>(at, lane);
+    }
+    // Less 32.
+    __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
+        const u32 word = word_of(w, b, row), high = b == 0 ? h.x : h.y;
+        of[0] = (word << 2 & 0x3c3c3c3cu ^ 0x80808080u) ^ (high << (6 - 4 * row) & 0xc0c0c0c0u);
+        of[1] = (word >> 2 & 0x3c3c3c3cu ^ 0x80808080u) ^ ((row == 0 ? high << 4 : high) & 0xc0c0c0c0u);
+    }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+};
+
+template <> struct Codes<Q8_0> : HalfScales {
+    static constexpr int SUBS = 1;
+    static constexpr bool SIGNED = true, TURNS = false, MINS = false;
+    static constexpr float MULTIPLE = 1.0f;
+    uint4 w[2];
+    __device__ __forceinline__ void read(const Place<Q8_0>& at, int lane) {
+        w[0] = ((const uint4*)at.codes)[lane];
+        w[1] = ((const uint4*)at.codes)[32 + lane];
+        load_scales<FromWorkgroup>(at.scales, lane);
+    }
+    __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
+        of[0] = row == 0 ? w[b].x : w[b].z, of[1] = row == 0 ? w[b].y : w[b].w;
+    }
+    __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
+};
+
+template <u32 FORMAT, bool HAS_MINS> struct GeneralCodes : GeneralPanel<FORMAT, HAS_MINS> {
+    static constexpr bool SIGNED = true, TURNS = false;
+    static constexpr float MULTIPLE = 1.0f;
+    __device__ __forceinline__ void read(const Place<FORMAT>& at, int lane) {
+        GeneralPanel<FORMAT, HAS_MINS>::template read<FromWorkgroup>(at, lane);
+    }
+    __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
+        const uint4 v = this->w[b];
+        of[0] = row == 0 ? v.x : v.z, of[1] = row == 0 ? v.y : v.w;
+    }
+};
+template <> struct Codes<CODES> : GeneralCodes<CODES, false> {};
+template <> struct Codes<CODES_AND_MINS> : GeneralCodes<CODES_AND_MINS, true> {};
+
+// What a lane reads of a token's inputs: column g of the products.
+struct Digits {
+    const unsigned char* from;
+    u32 step; // between panels
+};
+// SUBS 1: columns 0 to 2 are the digits of the first of two tokens, 4 to 6 those of the second, or nobody's. 2: those of the first
+// half of a block, then of its second. `zeros`: 16 bytes of these.
+template <int SUBS> __device__ __forceinline__ Digits digits_of(const unsigned char* first, const unsigned char* second, const unsigned char* zeros, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    const unsigned char* token = SUBS == 2 || g < 4 ? first : second;
+    if (g % 4 == 3 || !token) return {zeros, 0};
+    return {token + g % 4 * 64 + t * 16, DIGITS_OF_PANEL};
+}
+
+// Adds a panel's products with rows g and g + 8, of the digits and the halves or tokens that the lane has.
+template <typename C>
+__device__ __forceinline__ void code_products(const C& p, u32 panel, const Digits& digits, const float* factors, int lane, float (&acc)[2]) {
+    const uint4 x = *(const uint4*)(digits.from + panel * digits.step);
+    const float2 factor = *(const float2*)(factors + 2 * panel);
+    const bool upper = lane >= 16;
+    const int sub = C::SUBS == 2 ? lane % 4 / 2 : 0;
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        u32 b0 = b == 0 ? x.x : x.z, b1 = b == 0 ? x.y : x.w;
+        if (!C::TURNS) {
+            const u32 even = __byte_perm(b0, b1, 0x6420);
+            b1 = __byte_perm(b0, b1, 0x7531), b0 = even;
+        }
+        if (C::SUBS == 2) {
+            // Columns 0 to 3 are those of the first half, the others of the second.
+            const u32 mask = upper ? 0xff00ff00u : 0x00ff00ffu;
+            b0 = C::TURNS ? b0 & mask : upper ? 0u : b0, b1 = C::TURNS ? b1 & mask : upper ? b1 : 0u;
+        }
+        u32 r0[2], r1[2];
+        p.bytes(b, 0, r0);
+        p.bytes(b, 1, r1);
+        int c[4];
+        mma_codes<C::SIGNED>(c, r0[0], r1[0], r0[1], r1[1], b0, b1);
+        const float f = b == 0 ? factor.x : factor.y;
+        acc[0] += p.scale(0, b, 0, sub) * f * (float)((c[0] << 8) + c[1]);
+        acc[1] += p.scale(0, b, 1, sub) * f * (float)((c[2] << 8) + c[3]);
+    }
+}
+// Takes off what a panel's offsets make of the sums of inputs.
+template <typename C> __device__ __forceinline__ void take_mins(const C& p, u32 panel, const float* sums, float (&mins)[2]) {
+    const float4 of = *(const float4*)(sums + 4 * panel);
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        const float first = b == 0 ? of.x : of.z, second = b == 0 ? of.y : of.w;
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            mins[row] += C::SUBS == 1 ? p.min(b, row, 0) * (first + second) : p.min(b, row, 0) * first + p.min(b, row, 1) * second;
+    }
+}
+// The sum of a row from what its lanes have: `of`, of a token or of both halves of blocks, in all lanes of the token.
+template <typename C> __device__ __forceinline__ float row_sum(float of, int lane) {
+    of *= (lane % 2 == 0 ? 256.0f : 1.0f / 256.0f) / C::MULTIPLE;
+    of += __shfl_xor_sync(~0u, of, 1);
+    return C::SUBS == 2 ? of + __shfl_xor_sync(~0u, of, 2) : of;
+}
