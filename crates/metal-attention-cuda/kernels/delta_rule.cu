@@ -19,7 +19,7 @@ struct DeltaRuleArgs {
 // what brings them to length 1, the key's part in the state is k U, where U = kf beta v - (kf kf beta decay) (k S), and o is
 // (qf decay) (q S) + (qf q k) U. Where channels decay they do before all else, and the factors' decay is 1.
 template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
-    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = CHANNELS ? 3 : 2, VALUES = 1;
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = CHANNELS ? 3 : 2, VALUES = 1, UNROLLED = 2;
     typedef AnyDeltaRule Self;
     const DeltaRuleArgs& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
@@ -79,10 +79,7 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
         float known[COLUMNS], y[COLUMNS], u[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) known[c] = dot(k, s[c]);
-#pragma unroll
-        for (int d = LANES / 2; d > 0; d /= 2)
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) known[c] += __shfl_xor_sync(~0u, known[c], d);
+        sum_all<LANES>(known);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) y[c] = dot(q, s[c]);
         const float sum = sum_own<LANES>(y);

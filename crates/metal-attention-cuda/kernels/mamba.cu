@@ -40,7 +40,7 @@ struct MambaArgs {
 
 // Vectors: B and C. Values: dt, dt x, silu(z), D x silu(z).
 template <int EACH_> struct Mamba {
-    static constexpr int LANES = 4, EACH = EACH_, COLUMNS = 1, VECTORS = 2, VALUES = 4;
+    static constexpr int LANES = 4, EACH = EACH_, COLUMNS = 1, VECTORS = 2, VALUES = 4, UNROLLED = 2;
     const MambaArgs& a;
     float rates[EACH]; // of the thread's elements
     __device__ __forceinline__ void begin(u32, u32 column, u32 row) {
@@ -87,7 +87,7 @@ template <int EACH_> struct Mamba {
         const float dt = t.values[0][0], x = t.values[1][0];
 #pragma unroll
         for (int e = 0; e < EACH; e++) s[0][e] = fmaf(expf(dt * rates[e]), s[0][e], t.vectors[0][e] * x);
-        return fmaf(t.values[2][0], sum_lanes<LANES>(dot(t.vectors[1], s[0])), t.values[3][0]);
+        return fmaf(t.values[2][0], sum_lanes<LANES, SIDE_BY_SIDE<LANES>>(dot(t.vectors[1], s[0])), t.values[3][0]);
     }
 };
 WALKS(mamba, Mamba, MambaArgs)

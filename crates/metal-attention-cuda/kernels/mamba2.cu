@@ -17,7 +17,7 @@ struct Mamba2Args {
 
 // Vectors: B and C. Values: dt x, silu(z), D x silu(z). Factors: the decay.
 template <int EACH_> struct Mamba2 {
-    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 2, VALUES = 3;
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 2, VALUES = 3, UNROLLED = 4;
     const Mamba2Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Mamba2>& t, u32 head, u32 column, u32 token, int lane) const {

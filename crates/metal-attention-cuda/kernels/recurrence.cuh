@@ -61,13 +61,20 @@ struct Walk {
 
 // A walk takes tokens in tiles. Warps of their own prepare the tokens of the next tile: all that does not depend on the state, once
 // for the block. Four walk: they have some columns of a head's state in registers, and take them through the tokens of this tile.
-// LANES threads have a column, or two (COLUMNS): thread l rows 4 l to 4 l + 3, 4 (l + LANES) to.., EACH in all. A rule R says how
-// many they are, and how many vectors of keys (VECTORS) and of the block's columns (VALUES) a token brings; `R::prepare` writes
-// these, and `R::step` changes the state and returns what comes of the column that `own` picks. Sums are spelled out: a token's
-// result has the same bits wherever it stands in a tile.
+// LANES threads have a column, or two (COLUMNS): thread l rows 4 l to 4 l + 3, 4 (l + LANES) to.., EACH in all. Neighbours in a warp
+// have the same rows of different columns: workgroup memory then serves half a warp at once, otherwise a quarter. A rule R says
+// how many they are, how many vectors of keys (VECTORS) and of the block's columns (VALUES) a token brings, and how many tokens a
+// turn of the loop has (UNROLLED); `R::prepare` writes the vectors, and `R::step` changes the state and returns what comes of the
+// column that `own` picks. Sums are spelled out: a token's result has the same bits wherever it stands in a tile.
 constexpr int WALK_WARPS = 4;
 // Threads that prepare a token.
 constexpr int PREPARE_LANES = 16;
+
+// Columns, or pairs of them, that lie beside each other in a warp, and of a thread of these its number among those that share one.
+template <int LANES> constexpr int SIDE_BY_SIDE = 32 / LANES;
+template <int LANES> __device__ __forceinline__ int number_of(int lane) { return lane / SIDE_BY_SIDE<LANES>; }
+// The first of its columns, of those of the warp.
+template <typename R> __device__ __forceinline__ int column_of(int lane) { return lane % SIDE_BY_SIDE<R::LANES> * R::COLUMNS; }
 
 template <typename R> constexpr int columns_of_warp = 32 / R::LANES * R::COLUMNS;
 template <typename R> constexpr int columns_of_block = WALK_WARPS * columns_of_warp<R>;
@@ -93,12 +100,12 @@ template <typename R> __device__ __forceinline__ void load_token(Token<R>& t, co
     for (int v = 0; v < R::VECTORS; v++)
 #pragma unroll
         for (int e = 0; e < R::EACH; e += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(&from.vectors[v][4 * (lane % R::LANES) + R::LANES * e]);
+            const float4 four = *reinterpret_cast<const float4*>(&from.vectors[v][4 * number_of<R::LANES>(lane) + R::LANES * e]);
             t.vectors[v][e] = four.x, t.vectors[v][e + 1] = four.y, t.vectors[v][e + 2] = four.z, t.vectors[v][e + 3] = four.w;
         }
 #pragma unroll
     for (int v = 0; v < R::VALUES; v++) {
-        const float* values = &from.values[v][warp * columns_of_warp<R> + lane / R::LANES * R::COLUMNS];
+        const float* values = &from.values[v][warp * columns_of_warp<R> + column_of<R>(lane)];
         if constexpr (R::COLUMNS == 2) {
             const float2 two = *reinterpret_cast<const float2*>(values);
             t.values[v][0] = two.x, t.values[v][1] = two.y;
@@ -109,20 +116,27 @@ template <typename R> __device__ __forceinline__ void load_token(Token<R>& t, co
     t.factors = from.factors;
 }
 
-// The sum over LANES threads, for each of them.
-template <int LANES> __device__ __forceinline__ float sum_lanes(float v) {
+// The sum over LANES threads, STEP from each other, for each of them.
+template <int LANES, int STEP = 1> __device__ __forceinline__ float sum_lanes(float v) {
 #pragma unroll
-    for (int d = LANES / 2; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+    for (int d = LANES / 2; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d * STEP);
     return v;
 }
 // Of a thread's columns the one whose result it returns: where it has two, the first half of the threads the first one.
 template <int LANES> __device__ __forceinline__ float own(const float (&v)[1]) { return v[0]; }
-template <int LANES> __device__ __forceinline__ float own(const float (&v)[2]) { return threadIdx.x & LANES / 2 ? v[1] : v[0]; }
+template <int LANES> __device__ __forceinline__ float own(const float (&v)[2]) { return threadIdx.x & 16 ? v[1] : v[0]; }
 // The sum of that one over all threads that share it.
-template <int LANES> __device__ __forceinline__ float sum_own(const float (&v)[1]) { return sum_lanes<LANES>(v[0]); }
+template <int LANES> __device__ __forceinline__ float sum_own(const float (&v)[1]) { return sum_lanes<LANES, SIDE_BY_SIDE<LANES>>(v[0]); }
 template <int LANES> __device__ __forceinline__ float sum_own(const float (&v)[2]) {
-    const float other = threadIdx.x & LANES / 2 ? v[0] : v[1];
-    return sum_lanes<LANES / 2>(own<LANES>(v) + __shfl_xor_sync(~0u, other, LANES / 2));
+    const float other = threadIdx.x & 16 ? v[0] : v[1];
+    return sum_lanes<LANES / 2, SIDE_BY_SIDE<LANES>>(own<LANES>(v) + __shfl_xor_sync(~0u, other, 16));
+}
+// The sums of all columns of a thread, for each that shares them.
+template <int LANES, int COLUMNS> __device__ __forceinline__ void sum_all(float (&v)[COLUMNS]) {
+#pragma unroll
+    for (int d = LANES / 2; d > 0; d /= 2)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) v[c] += __shfl_xor_sync(~0u, v[c], d * SIDE_BY_SIDE<LANES>);
 }
 // Of what a thread has of two vectors, in sums side by side.
 template <int EACH> __device__ __forceinline__ float dot(const float (&a)[EACH], const float (&b)[EACH]) {
@@ -177,10 +191,11 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
     const u32 begin_segment = uniform(run.z), end_segment = begin_segment + uniform(run.w);
 
     // The columns of this thread, and the one whose result it may write.
-    const u32 of_warp = first + warp * columns_of_warp<R>, column = of_warp + lane / R::LANES * R::COLUMNS;
+    const u32 of_warp = first + warp * columns_of_warp<R>, column = of_warp + column_of<R>(lane);
     constexpr int SHARE = R::LANES / R::COLUMNS;
-    const bool walks = warp < WALK_WARPS, writes = walks && lane % SHARE == 0 && of_warp + lane / SHARE < w.value_dim;
-    const u32 row = 4 * (lane % R::LANES);
+    const int number = number_of<R::LANES>(lane), result = column_of<R>(lane) + number / SHARE;
+    const bool walks = warp < WALK_WARPS, writes = walks && number % SHARE == 0 && of_warp + result < w.value_dim;
+    const u32 row = 4 * number;
     const size_t of_head = ((size_t)head * w.value_dim + column) * w.key_dim;
 
     float s[R::COLUMNS][R::EACH] = {};
@@ -204,11 +219,11 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
             prepare_tile(rule, prepared + (turn ^ 1) * w.tile, next, head, first, warp - walkers, n_warps - walkers);
         } else {
             const Prepared<R>* of_tile = prepared + turn * w.tile;
-            float* out = w.out + ((size_t)tile.token * w.n_head + head) * w.value_dim + of_warp + lane / SHARE;
+            float* out = w.out + ((size_t)tile.token * w.n_head + head) * w.value_dim + of_warp + result;
             const size_t step = (size_t)w.n_head * w.value_dim;
             Token<R> token;
             load_token(token, of_tile[0], lane, warp);
-#pragma unroll 2
+#pragma unroll R::UNROLLED
             for (u32 i = 0; i < tile.n; i++) {
                 Token<R> coming;
                 load_token(coming, of_tile[min(i + 1, tile.n - 1)], lane, warp);
@@ -234,14 +249,13 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
     }
 }
 
-// Kernels of a rule by the rows of a thread. They are launched with warps that prepare beside those that walk, or, where no run has
-// more than a token, without.
-#define WALK(NAME, RULE, ARGS, EACH)                                                                                \
-    extern "C" __global__ void __launch_bounds__(64 * WALK_WARPS, EACH == 16 ? 1 : 2) NAME##_##EACH(                \
-        const __grid_constant__ ARGS a) {                                                                           \
-        wait_for_input();                                                                                           \
-        let_next_start();                                                                                           \
-        walk(a.walk, RULE<EACH>{a});                                                                                \
+// Kernels of a rule by the rows of a thread. They are launched with four or eight warps that prepare beside those that walk, or,
+// where no run has more than a token, without. Two blocks with four have room on a multiprocessor, of 128 registers and less.
+#define WALK(NAME, RULE, ARGS, EACH)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(96 * WALK_WARPS, 1) NAME##_##EACH(const __grid_constant__ ARGS a) { \
+        wait_for_input();                                                                                            \
+        let_next_start();                                                                                            \
+        walk(a.walk, RULE<EACH>{a});                                                                                 \
     }
 #define WALKS(NAME, RULE, ARGS) \
     WALK(NAME, RULE, ARGS, 4)   \

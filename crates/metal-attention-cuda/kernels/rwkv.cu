@@ -65,7 +65,7 @@ struct Rwkv6Args {
 
 // Vectors: w, k and what a result takes of the state before. Of the new part k v a result takes the factor's share.
 template <int EACH_> struct Rwkv6 {
-    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 3, VALUES = 1;
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 3, VALUES = 1, UNROLLED = 2;
     const Rwkv6Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Rwkv6>& t, u32 head, u32 column, u32 token, int lane) const {
@@ -176,7 +176,7 @@ struct Rwkv7Args {
 
 // Vectors: w, k, a, b and what a result takes of the state before, r w; of the new parts, k v and b (a S), it takes r k and r b.
 template <int EACH_> struct Rwkv7 {
-    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 5, VALUES = 1;
+    static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 5, VALUES = 1, UNROLLED = 2;
     const Rwkv7Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Rwkv7>& t, u32 head, u32 column, u32 token, int lane) const {
@@ -207,10 +207,7 @@ template <int EACH_> struct Rwkv7 {
         float u[COLUMNS], y[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) u[c] = dot(t.vectors[2], s[c]);
-#pragma unroll
-        for (int d = LANES / 2; d > 0; d /= 2)
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) u[c] += __shfl_xor_sync(~0u, u[c], d);
+        sum_all<LANES>(u);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) y[c] = dot(t.vectors[4], s[c]);
         const float sum = sum_own<LANES>(y);

@@ -10,8 +10,18 @@ use crate::launch::Grid;
 /// Most tokens that are prepared at a time, and bytes of the two tiles of them that a block has: several blocks run side by side.
 const TILE: usize = 16;
 const ROOM: usize = 64 << 10;
-/// Threads of a block that walk; as many prepare tokens where a run has several.
+/// Threads of a block that walk.
 const WALKERS: usize = 128;
+
+/// Threads of a block that prepare tokens, where there are so many blocks and the longest run has as many tokens as `longest`. A block
+/// that has a multiprocessor for itself takes twice as many as one of two, which would not fit beside each other.
+fn preparers(n_blocks: usize, n_sm: usize, longest: usize) -> usize {
+    match longest {
+        0 | 1 => 0,
+        _ if n_blocks <= n_sm => 2 * WALKERS,
+        _ => WALKERS,
+    }
+}
 
 /// What a launch has to know of a rule: `R` of `recurrence.cuh`.
 #[derive(Debug, Clone, Copy)]
@@ -86,9 +96,10 @@ impl Steps {
     ) -> Result<(), CudaError> {
         let (_, sizes) = Self::runs(step);
         let (key_dim, value_dim) = (of.key_dim as usize, of.value_dim as usize);
+        let blocks = [of.n_head as usize * value_dim.div_ceil(rule.columns), sizes.n, 1];
         let grid = Grid {
-            blocks: [of.n_head as usize * value_dim.div_ceil(rule.columns), sizes.n, 1],
-            threads: if sizes.longest > 1 { 2 * WALKERS } else { WALKERS },
+            blocks,
+            threads: WALKERS + preparers(blocks[0] * blocks[1], self.gpu.summary().n_sm, sizes.longest),
             shared: 2 * of.tile as usize * rule.token_bytes(key_dim),
         };
         self.launch(&format!("{}_{}", rule.name, rule.rows(key_dim)), "", grid, args)
@@ -98,6 +109,12 @@ impl Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_that_are_alone_prepare_with_more_threads() {
+        assert_eq!([1, 128, 132, 133, 256].map(|n| preparers(n, 132, 512)), [256, 256, 256, 128, 128]);
+        assert_eq!([1, 256].map(|n| preparers(n, 132, 1)), [0, 0]);
+    }
 
     #[test]
     fn tiles_are_as_long_as_runs_and_have_room() {
