@@ -24,7 +24,8 @@ struct AttentionArgs {
     float soft_cap;    // 0: none
     const float* gates; // of head 0 of token 0, or null; heads are 2 head_dim apart
     u32 gate_stride;   // elements from a token's to the next one's
-    u32 unused;
+    u32 q_step;        // elements of qkv from a query to the next
+    u32 k_at, v_at;    // where keys and values begin
 };
 
 constexpr int THREADS = 128;
@@ -123,8 +124,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     const bool has_own = !APPENDED && split == n_splits - 1;
     for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += THREADS / 32) {
         float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
-        const u32 from = h < n_heads ? head + h : h == n_heads ? a.n_head + kv : a.n_head + a.n_kv_head + kv;
-        for (int i = lane; i < dim; i += 32) v[i] = row[(size_t)from * dim + i];
+        const u32 from = h < n_heads ? (head + h) * a.q_step : (h == n_heads ? a.k_at : a.v_at) + kv * dim;
+        for (int i = lane; i < dim; i += 32) v[i] = row[from + i];
         __syncwarp();
         if (APPENDED) continue;
         if (h < n_heads) make_head(v, a.inputs, a.inputs.q_norm, head + h, of.pos, dim, a.inputs.scale, lane);
