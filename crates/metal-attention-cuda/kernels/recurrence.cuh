@@ -223,8 +223,8 @@ __device__ __forceinline__ void prepare_tile(const R& rule, Prepared<R>* to, con
 }
 
 template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule) {
-    SHARED_MEMORY(16, float4, memory);
-    float4* const begin = memory;
+    SHARED_MEMORY(16, float4, walk_memory);
+    float4* const begin = walk_memory;
     Prepared<R>* const prepared = reinterpret_cast<Prepared<R>*>(begin); // two tiles
     const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32), n_warps = blockDim.x / 32;
     const u32 blocks_of_head = (w.value_dim + columns_of_block<R> - 1) / columns_of_block<R>;
@@ -318,14 +318,14 @@ constexpr int ALONE_THREADS = 512;
 constexpr int ALONE_CHANNELS = 2;
 
 template <typename R> __device__ __forceinline__ void walk_alone(const Walk& w, const Alone& a, const R& rule) {
-    SHARED_MEMORY(16, float4, memory);
+    SHARED_MEMORY(16, float4, walk_memory);
     constexpr int QUADS = R::COLUMNS * R::EACH / 4, BEFORE = ALONE_TAPS - 1;
     const u32 tid = threadIdx.x, n_threads = blockDim.x, lane = tid % 32, warp = uniform(tid / 32), n_warps = n_threads / 32;
     const u32 head = blockIdx.x, key_dim = w.key_dim, value_dim = w.value_dim, n_x = 2 * key_dim + value_dim;
     const u32 of_pass = n_warps * columns_of_warp<R>, n_passes = (value_dim + of_pass - 1) / of_pass;
     const u32 n_chunks = (value_dim + columns_of_block<R> - 1) / columns_of_block<R>;
-    float4* own_state = memory + tid;                                                  // [passes][QUADS][threads]
-    Prepared<R>* prepared = reinterpret_cast<Prepared<R>*>(memory + n_passes * QUADS * n_threads); // of 16 columns each
+    float4* own_state = walk_memory + tid;                                                 // [passes][QUADS][threads]
+    Prepared<R>* prepared = reinterpret_cast<Prepared<R>*>(walk_memory + n_passes * QUADS * n_threads); // of 16 columns each
     float* x = reinterpret_cast<float*>(prepared + n_chunks);                          // two vectors of keys, one of values
     float* result = x + n_x;
     float* weights = result + value_dim;
