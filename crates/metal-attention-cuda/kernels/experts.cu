@@ -79,7 +79,9 @@ __device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c,
                             : a.score == SIGMOID_OF_EACH ? 1.0f / (1.0f + expf(-x))
                                                          : x;
         c.scores[i] = score;
-        c.choice[i] = a.choice_bias ? score + a.choice_bias[i] : score;
+        const float choice = a.choice_bias ? score + a.choice_bias[i] : score;
+        // A NaN is no better than any.
+        c.choice[i] = choice == choice ? choice : -INFINITY;
     }
     __syncwarp();
     if (a.n_group == 0) return;
@@ -122,6 +124,27 @@ __device__ __forceinline__ void write_weights(const RouteArgs& a, const u32* cho
         if (a.input_weights) a.input_weights[at] = weight;
         a.weights[at] = (a.input_weights ? 1.0f : weight) * (a.expert_scale ? a.expert_scale[chosen[i]] : 1.0f);
     }
+}
+
+// The same by a warp, of up to 32.
+__device__ __forceinline__ void write_weights_together(const RouteArgs& a, const u32* chosen, const float* weights, u32 token, u32 lane) {
+    const bool there = lane < a.n_used;
+    float weight = there ? weights[lane] : 0.0f;
+    const u32 expert = there ? chosen[lane] : 0;
+    const float scale = a.expert_scale && there ? a.expert_scale[expert] : 1.0f;
+    if (a.score == SOFTMAX_OF_CHOSEN) {
+        const float most = warp_max(there ? weight : -INFINITY);
+        weight = there ? expf(weight - most) : 0.0f;
+        weight /= warp_sum(weight);
+    }
+    // As large at least as the smallest number of 16 bits.
+    if (a.renormalize) weight /= fmaxf(warp_sum(weight), 6.1035156e-5f);
+    if (!there) return;
+    const size_t at = (size_t)token * a.n_used + lane;
+    weight *= a.scale;
+    a.experts[at] = expert;
+    if (a.input_weights) a.input_weights[at] = weight;
+    a.weights[at] = (a.input_weights ? 1.0f : weight) * scale;
 }
 
 // A warp a token.
@@ -216,23 +239,28 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     const Choice c(n_expert);
     if (tid < 32) make_scores(a.route, c, token, lane);
     __syncthreads();
-    // The place of an expert is how many are better; the lower one is on ties, and a NaN is no better than any.
-    auto value = [&](u32 i) { return c.choice[i] == c.choice[i] ? c.choice[i] : -INFINITY; };
+    // The place of an expert is how many are better; the lower one is on ties.
     for (u32 i = tid; i < n_expert; i += ROUTE_THREADS) {
-        const float own = value(i);
-        u32 place = 0;
-#pragma unroll 8
-        for (u32 j = 0; j < n_expert; j++) {
-            const float other = value(j);
-            place += other > own || other == own && j < i;
+        const float own = c.choice[i];
+        u32 place = 0, j = 0;
+        if (n_expert % 4 == 0) {
+#pragma unroll 4
+            for (; j < n_expert; j += 4) {
+                const float4 four = *(const float4*)(c.choice + j);
+                place += (four.x > own || four.x == own && j < i) + (four.y > own || four.y == own && j + 1 < i);
+                place += (four.z > own || four.z == own && j + 2 < i) + (four.w > own || four.w == own && j + 3 < i);
+            }
         }
+        for (; j < n_expert; j++) place += c.choice[j] > own || c.choice[j] == own && j < i;
         if (place < a.route.n_used) {
             chosen[place] = i;
             weights[place] = c.scores[i];
         }
     }
     __syncthreads();
-    if (tid == 0) write_weights(a.route, chosen, weights, token);
+    if (tid >= 32) return;
+    if (a.route.n_used <= 32) write_weights_together(a.route, chosen, weights, token, lane);
+    else if (lane == 0) write_weights(a.route, chosen, weights, token);
 }
 
 struct WeighArgs {
