@@ -24,10 +24,12 @@ struct AttentionArgs {
     float soft_cap;    // 0: none
     const float* gates; // of head 0 of token 0, or null; heads are 2 head_dim apart
     u32 gate_stride;   // elements from a token's to the next one's
-    u32 unused;
+    u32 q_step;        // elements of qkv from a query to the next
+    u32 k_at, v_at;    // where keys and values begin
 };
 
 constexpr int THREADS = 128;
+constexpr int MAX_DIM = 256;
 
 __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float v) {
     if (a.gates) v /= 1.0f + __expf(-a.gates[(size_t)token * a.gate_stride + 2 * head * a.head_dim + d]);
@@ -106,6 +108,9 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     float* running = scores + GROUP * PAGE;                  // [GROUP] of maxima, sums, factors
     float* joined = running + 3 * GROUP;                     // [threads][2]
     __shared__ bool is_last;
+    // What becomes of the token's heads: weights of their norms where all heads have the same, and the turns of its position.
+    __shared__ float norms[2][MAX_DIM];
+    __shared__ float2 turns[MAX_DIM / 2];
 
     const u32* pages = a.pages.pages + (size_t)of.seq * a.pages.n_pages;
     u32 p = first_page + split * pages_each;
@@ -116,19 +121,31 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     copy_page(keys, (const T*)a.k_cache + at_page, dim, page_row);
     copy_page(values, (const T*)a.v_cache + at_page, dim, page_row);
     if (tid < GROUP) running[tid] = -INFINITY, running[GROUP + tid] = 0.0f;
-    if (!APPENDED) wait_for_input();
+    const bool of_head = a.inputs.norm == NORM_OF_HEAD;
+    if (!APPENDED) {
+        if (of_head)
+            for (int i = tid; i < dim; i += THREADS) norms[0][i] = a.inputs.q_norm[i], norms[1][i] = a.inputs.k_norm[i];
+        if (a.inputs.rotation != NO_ROPE)
+            for (int i = tid; i < (int)a.inputs.n_rot / 2; i += THREADS) turns[i] = a.inputs.rope[(size_t)of.pos * (a.inputs.n_rot / 2) + i];
+        wait_for_input();
+    }
     let_next_start();
+    if (!APPENDED) __syncthreads();
 
     const float* row = a.qkv + (size_t)token * a.stride;
     const bool has_own = !APPENDED && split == n_splits - 1;
     for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += THREADS / 32) {
         float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
-        const u32 from = h < n_heads ? head + h : h == n_heads ? a.n_head + kv : a.n_head + a.n_kv_head + kv;
-        for (int i = lane; i < dim; i += 32) v[i] = row[(size_t)from * dim + i];
+        const u32 from = h < n_heads ? (head + h) * a.q_step : (h == n_heads ? a.k_at : a.v_at) + kv * dim;
+        for (int i = lane; i < dim; i += 32) v[i] = row[from + i];
         __syncwarp();
         if (APPENDED) continue;
-        if (h < n_heads) make_head(v, a.inputs, a.inputs.q_norm, head + h, of.pos, dim, a.inputs.scale, lane);
-        if (h == n_heads) make_head(v, a.inputs, a.inputs.k_norm, kv, of.pos, dim, 1.0f, lane);
+        if (h <= n_heads) {
+            const bool is_query = h < n_heads;
+            const float* own_norm = is_query ? a.inputs.q_norm + (size_t)(head + h) * dim : a.inputs.k_norm + (size_t)kv * dim;
+            const float* weight = of_head ? norms[is_query ? 0 : 1] : a.inputs.norm == NORM_OF_EACH_HEAD ? own_norm : nullptr;
+            make_head(v, a.inputs, weight, turns, dim, is_query ? a.inputs.scale : 1.0f, lane);
+        }
         if (h >= n_heads) {
             T* at = (T*)(h == n_heads ? a.k_cache : a.v_cache) +
                     (((size_t)pages[of.pos / PAGE] * a.n_kv_head + kv) * PAGE + of.pos % PAGE) * dim;

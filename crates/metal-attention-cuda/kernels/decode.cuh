@@ -3,8 +3,9 @@
 #include "formats.cuh"
 #include "heads.cuh"
 
-constexpr int WARPS = 8;
+constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
 constexpr int THREADS = 32 * WARPS;
+constexpr int ALL_THREADS = THREADS + 128; // four more warps, which give the others their registers, and of which one asks for weights
 constexpr int GROUP = 4; // query heads of a unit of attention
 // Copies of what all blocks read, so that they do not all look at the same words.
 constexpr u32 COPIES = 4;
@@ -14,8 +15,8 @@ SHARED_MEMORY(128, unsigned char, decode_memory);
 
 enum Kind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, HEAD = 4 };
 
-// A product of all rows of up to three matrices, one below the other, or of the gate and up, with one input. As `StepArgs` in
-// src/decode.rs has it.
+// A product of all rows of up to three matrices, one below the other, or of the gate and up, with one input. As `StepArgs`
+// of src/decode.rs has it.
 struct Step {
     const float* norm;       // [n_in], or null
     const float* bias;       // [rows], or null
@@ -24,11 +25,14 @@ struct Step {
     u32 kind;
     u32 n_in;
     float eps;
+    float reciprocal;        // 1 / n_in
     u32 first_part, n_parts; // of all of the model
     u32 n_rows[3];           // of the matrices
     u32 tag_in, tag_out;     // of the words, beyond the layer's
     u32 has_codes;           // whether the matrices are of codes, or of floats
     u32 copies, n_out;       // of the results, and how many these are
+    u32 unit, n_units;       // panels that stay together, and how many of these a row has
+    u32 log_split;           // of the warps among which the columns of a tile are split
     u32 unused;
 };
 constexpr int STEPS = 4;
@@ -47,9 +51,19 @@ struct __align__(16) Layer {
     u32 unused;
 };
 
+// A matrix, as `PartArgs` of src/decode.rs has it.
+struct PartArgs {
+    const unsigned char* records;
+    u32 tile_bytes;
+    u32 n_tiles;
+    u32 first, n_of_product; // of the tiles of a product, where these are those of several matrices
+    unsigned short record_bytes, records_a_slot, format, log_split, n_units, records_a_unit;
+    u32 unused;
+};
+
 struct DecodeArgs {
     const Layer* layers;
-    const Matrix* matrices;  // of layers, in the order of their parts, and the head
+    const PartArgs* parts;   // of layers, in their order, and the head
     Matrix table;            // [n_vocab][n_embd]
     Token* token;
     float* logits;           // [n_vocab], or null
@@ -63,14 +77,16 @@ struct DecodeArgs {
     u32 tag;                 // of the first exchange
     u32 advance;             // whether the token goes on with what was chosen
     u32 slot_bytes, n_slots; // of each warp's weights on their way
-    u32 max_tiles, head_tiles, region_floats; // of a warp's part of a layer's matrix, of the head's; sums of a matrix's products
+    u32 stride, head_stride, region_floats;   // of sums: between warps, of the head's; of a matrix
     u32 att_words, sums_words;                // of a copy
-    // Where things lie in the block's memory: inputs, sums of products, the residual stream of the block's rows, parts, barriers, and the
-    // embedding until the first step has begun.
-    u32 input_at, regions_at, residual_at, parts_at, barriers_at, embedding_at;
+    // Where things lie in the block's memory: each warp's inputs, sums of products of steps by turns, the residual stream of the block's rows,
+    // parts, barriers.
+    u32 input_at, input_stride, regions_at[2], residual_at, parts_at, barriers_at;
     float embedding_scale, logit_scale, logit_cap;
-    u32 unused;
 };
+
+// All threads that work; the warp that asks for weights does not.
+__device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
 
 // Two values of 26 bits and a tag of 12.
 constexpr u32 TAG = 0xfff;

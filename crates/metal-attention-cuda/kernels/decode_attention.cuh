@@ -17,7 +17,7 @@ __device__ __forceinline__ Span span_of(const Layer& l, u32 pos, u32 n_blocks) {
     s.first_page = s.begin / PAGE;
     s.n_pages = pos / PAGE + 1 - s.first_page;
     // What a page takes grows with the pages of a split, what it takes to join them with the splits.
-    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * 6144.0f / (float)(l.n_head * l.head_dim)));
+    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * 24576.0f / (float)(l.n_head * l.head_dim)));
     const u32 n = min(min(want, s.n_pages), most_splits(l, n_blocks));
     s.pages_each = (s.n_pages + n - 1) / n;
     s.n_splits = (s.n_pages + s.pages_each - 1) / s.pages_each;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, u
             for (int i = tid; i < (int)in.n_rot / 2; i += THREADS) turns[i] = in.rope[(size_t)of_pos * (in.n_rot / 2) + i];
         if (in.norm == NORM_OF_HEAD)
             for (int i = tid; i < dim; i += THREADS) norms[i] = in.q_norm[i], norms[dim + i] = in.k_norm[i];
-        __syncthreads();
+        all_meet();
         for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += WARPS) {
             float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
             const u32 from = h < n_heads ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, u
                 if (chunk == 0) at[i] = rounded_value;
             }
         }
-        __syncthreads();
+        all_meet();
 
         float most[GROUP], sum[GROUP], acc[GROUP][2 * C] = {};
 #pragma unroll
@@ -216,7 +216,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, u
                 if (d < dim) *(float2*)(joined + (warp * GROUP + h) * dim + d) = make_float2(acc[h][2 * c], acc[h][2 * c + 1]);
             }
         }
-        __syncthreads();
+        all_meet();
         for (int i = tid; i < (int)n_heads * (dim / 2); i += THREADS) {
             const int h = i / (dim / 2), d = i % (dim / 2) * 2;
             float high = -INFINITY;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, u
             }
         }
         // The memory is the next unit's, or the next product's.
-        __syncthreads();
+        all_meet();
     }
 }
 
@@ -256,7 +256,7 @@ __device__ __forceinline__ void joined_splits(const Layer& l, u32 n_splits, cons
         most[h] = has_sink ? l.sinks[head[h]] : -INFINITY, sum[h] = l.sinks ? 1.0f : 0.0f;
         v[h] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    constexpr int SPLITS = 3; // at once
+    constexpr int SPLITS = 2; // at once
 #pragma unroll 1
     for (u32 first = 0; first < n_splits; first += SPLITS) {
         ulonglong2 words[SPLITS][2];

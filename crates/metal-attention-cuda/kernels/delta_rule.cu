@@ -23,16 +23,33 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
     typedef AnyDeltaRule Self;
     const DeltaRuleArgs& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
+    // What a thread that prepares has of a token, and where query, key and value of its head lie. All that is read is asked for
+    // before anything is done with it.
+    struct Given {
+        const float *q, *k, *v;
+        float decay, bias, beta, rate;
+    };
+    __device__ __forceinline__ u32 shared_by() const { return a.walk.n_head / a.n_head_k; }
+    __device__ __forceinline__ u32 key_head_of(u32 head) const { return a.heads_of_key ? head / a.heads_of_key : head % a.n_head_k; }
+    // Channels of the convolution where query, key and value begin.
+    __device__ __forceinline__ Begins channels_of(u32 head) const {
+        const u32 n_keys = a.n_head_k * a.walk.key_dim, q = key_head_of(head) * a.walk.key_dim;
+        return {q, n_keys + q, 2 * n_keys + head * a.walk.value_dim};
+    }
+    __device__ __forceinline__ Given given(const float* q, const float* k, const float* v, u32 head, u32, u32 token, int) const {
+        return {q, k, v, CHANNELS ? 0.0f : row_of(a.decay, token)[head], CHANNELS ? 0.0f : a.dt_bias[head], row_of(a.beta, token)[head], a.a[head]};
+    }
     __device__ __forceinline__ void prepare(Prepared<Self>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 key_dim = a.walk.key_dim, n_keys = a.n_head_k * key_dim, value_dim = a.walk.value_dim;
-        const u32 key_head = a.heads_of_key ? head / a.heads_of_key : head % a.n_head_k;
         const float* x = row_of(a.x, token);
-        const float *q = x + key_head * key_dim, *k = q + n_keys, *v = x + 2 * n_keys + head * value_dim;
-        // All that is read is asked for before anything is done with it.
-        const float of_decay = CHANNELS ? 0.0f : row_of(a.decay, token)[head], bias = CHANNELS ? 0.0f : a.dt_bias[head];
-        const float of_beta = row_of(a.beta, token)[head], rate = a.a[head];
+        const Begins at = channels_of(head);
+        prepare(t, given(x + at.first, x + at.second, x + at.values, head, column, token, lane), head, column, token, lane);
+    }
+    __device__ __forceinline__ void prepare(Prepared<Self>& t, const Given& g, u32 head, u32 column, u32 token, int lane) const {
+        const u32 key_dim = a.walk.key_dim, value_dim = a.walk.value_dim;
+        const float *q = g.q, *k = g.k;
+        const float rate = g.rate;
         const u32 own_column = column + lane;
-        const float of_value = own_column < value_dim ? v[own_column] : 0.0f;
+        const float of_value = own_column < value_dim ? g.v[own_column] : 0.0f;
         float4 of_q[EACH / 4], of_k[EACH / 4];
 #pragma unroll
         for (int e = 0; e < EACH / 4; e++) {
@@ -63,8 +80,8 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
         const float q_factor = rsqrtf(sum_lanes<PREPARE_LANES>(qq) + a.eps) * rsqrtf((float)key_dim);
         const float k_factor = rsqrtf(sum_lanes<PREPARE_LANES>(kk) + a.eps);
         qk = sum_lanes<PREPARE_LANES>(qk);
-        const float decay = CHANNELS ? 1.0f : expf(rate * softplus(of_decay + bias));
-        const float k_beta = k_factor * sigmoid(of_beta);
+        const float decay = CHANNELS ? 1.0f : expf(rate * softplus(g.decay + g.bias));
+        const float k_beta = k_factor * sigmoid(g.beta);
         t.values[0][lane] = k_beta * of_value;
         if (lane == 0) t.factors = make_float4(decay, k_factor * k_beta * decay, q_factor * decay, q_factor * qk);
     }
@@ -97,3 +114,10 @@ template <int EACH> using DeltaRule = AnyDeltaRule<EACH, false>;
 template <int EACH> using DeltaRuleOfChannels = AnyDeltaRule<EACH, true>;
 WALKS(delta_rule, DeltaRule, DeltaRuleArgs)
 WALKS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)
+
+struct DeltaRuleAloneArgs {
+    DeltaRuleArgs of;
+    Alone alone;
+};
+WALKS_ALONE(delta_rule, DeltaRule, DeltaRuleAloneArgs)
+WALKS_ALONE(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleAloneArgs)

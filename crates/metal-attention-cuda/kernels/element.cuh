@@ -23,3 +23,31 @@ template <typename P> __device__ __forceinline__ float element_of(const Matrix& 
     }
     return sum - panel.min(b, r, s);
 }
+
+// Elements of row `row` that lane t of a block of 32 has: 4 t.. of its first half and of its second, read at once.
+template <typename P> __device__ __forceinline__ void elements_of(const Matrix& m, u32 row, u32 block, int t, float4 (&v)[2]) {
+    const int b = block % 2, r = row % 16 / 8;
+    P panel;
+    panel.load(m, row / 16, block / 2, row % 8 * 4 + t);
+#pragma unroll
+    for (int s = 0; s < 2; s++) v[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int plane = 0; plane < P::PLANES; plane++) {
+        u32 of[2][2][4];
+        panel.codes(plane, 0, of[0]);
+        panel.codes(plane, 1, of[1]);
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            const u32 first = b == 0 ? (r == 0 ? of[0][s][0] : of[0][s][1]) : r == 0 ? of[1][s][0] : of[1][s][1];
+            const u32 second = b == 0 ? (r == 0 ? of[0][s][2] : of[0][s][3]) : r == 0 ? of[1][s][2] : of[1][s][3];
+            const float2 x = __half22float2(halves(first)), y = __half22float2(halves(second));
+            const float scale = panel.scale(plane, b, r, s);
+            v[s].x += scale * x.x, v[s].y += scale * x.y, v[s].z += scale * y.x, v[s].w += scale * y.y;
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        const float min = panel.min(b, r, s);
+        v[s].x -= min, v[s].y -= min, v[s].z -= min, v[s].w -= min;
+    }
+}

@@ -48,64 +48,64 @@ __device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 
 
 SHARED_MEMORY(16, float, route_memory);
 
-// A warp a token.
-extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
-    float* scores = route_memory;           // [n_expert]
-    float* choice = scores + a.n_expert;    // [n_expert]
-    float* of_groups = choice + a.n_expert; // [n_expert], as are the next two
-    bool* taken = (bool*)(of_groups + a.n_expert);
-    bool* group_taken = taken + a.n_expert;
-    __shared__ float weights[MAX_CHOSEN];
-    wait_for_input();
-    let_next_start();
-    const u32 token = blockIdx.x, lane = threadIdx.x;
+// What the choice of a token is made by, in workgroup memory.
+struct Choice {
+    float *scores, *choice, *of_groups; // [n_expert] each
+    bool *taken, *group_taken;
+    __device__ explicit Choice(u32 n_expert) {
+        scores = route_memory, choice = scores + n_expert, of_groups = choice + n_expert;
+        taken = (bool*)(of_groups + n_expert), group_taken = taken + n_expert;
+    }
+};
+
+// A warp makes scores of the products of a token, and what is chosen by.
+__device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c, u32 token, u32 lane) {
     const float* products = a.products + (size_t)token * a.n_expert;
     float most = -INFINITY, sum = 0.0f;
+    for (u32 i = lane; i < a.n_expert; i += 32) {
+        c.scores[i] = __ldcg(products + i);
+        c.taken[i] = false;
+        c.group_taken[i] = false;
+    }
     if (a.score == SOFTMAX) {
-        for (u32 i = lane; i < a.n_expert; i += 32) most = fmaxf(most, products[i]);
+        for (u32 i = lane; i < a.n_expert; i += 32) most = fmaxf(most, c.scores[i]);
         most = warp_max(most);
-        for (u32 i = lane; i < a.n_expert; i += 32) sum += expf(products[i] - most);
+        for (u32 i = lane; i < a.n_expert; i += 32) sum += expf(c.scores[i] - most);
         sum = warp_sum(sum);
     }
     for (u32 i = lane; i < a.n_expert; i += 32) {
-        const float x = products[i];
+        const float x = c.scores[i];
         const float score = a.score == SOFTMAX           ? expf(x - most) / sum
                             : a.score == SIGMOID_OF_EACH ? 1.0f / (1.0f + expf(-x))
                                                          : x;
-        scores[i] = score;
-        choice[i] = a.choice_bias ? score + a.choice_bias[i] : score;
-        taken[i] = false;
-        group_taken[i] = false;
+        c.scores[i] = score;
+        const float choice = a.choice_bias ? score + a.choice_bias[i] : score;
+        // A NaN is no better than any.
+        c.choice[i] = choice == choice ? choice : -INFINITY;
     }
     __syncwarp();
-    if (a.n_group > 0) {
-        // A group counts as much as its two best experts together.
-        const u32 of_group = a.n_expert / a.n_group;
-        for (u32 g = lane; g < a.n_group; g += 32) {
-            float first = -INFINITY, second = -INFINITY;
-            for (u32 i = g * of_group; i < (g + 1) * of_group; i++) {
-                second = fmaxf(second, fminf(first, choice[i]));
-                first = fmaxf(first, choice[i]);
-            }
-            of_groups[g] = of_group > 1 ? first + second : first;
+    if (a.n_group == 0) return;
+    // A group counts as much as its two best experts together.
+    const u32 of_group = a.n_expert / a.n_group;
+    for (u32 g = lane; g < a.n_group; g += 32) {
+        float first = -INFINITY, second = -INFINITY;
+        for (u32 i = g * of_group; i < (g + 1) * of_group; i++) {
+            second = fmaxf(second, fminf(first, c.choice[i]));
+            first = fmaxf(first, c.choice[i]);
         }
-        __syncwarp();
-        for (u32 i = 0; i < a.n_group_used; i++) take_best(of_groups, group_taken, a.n_group, lane);
-        for (u32 i = lane; i < a.n_expert; i += 32)
-            if (!group_taken[i / of_group]) choice[i] = -INFINITY;
-        __syncwarp();
-    }
-    for (u32 i = 0; i < a.n_used; i++) {
-        const Best best = take_best(choice, taken, a.n_expert, lane);
-        if (lane == 0) {
-            a.experts[(size_t)token * a.n_used + i] = best.at;
-            weights[i] = scores[best.at];
-        }
+        c.of_groups[g] = of_group > 1 ? first + second : first;
     }
     __syncwarp();
-    if (lane != 0) return;
+    for (u32 i = 0; i < a.n_group_used; i++) take_best(c.of_groups, c.group_taken, a.n_group, lane);
+    for (u32 i = lane; i < a.n_expert; i += 32)
+        if (!c.group_taken[i / of_group]) c.choice[i] = -INFINITY;
+    __syncwarp();
+}
+
+// A thread makes the weights of the scores of those that are chosen.
+__device__ __forceinline__ void write_weights(const RouteArgs& a, const u32* chosen, float* weights, u32 token) {
+    float most = -INFINITY, sum = 0.0f;
     if (a.score == SOFTMAX_OF_CHOSEN) {
-        most = -INFINITY, sum = 0.0f;
         for (u32 i = 0; i < a.n_used; i++) most = fmaxf(most, weights[i]);
         for (u32 i = 0; i < a.n_used; i++) weights[i] = expf(weights[i] - most), sum += weights[i];
         for (u32 i = 0; i < a.n_used; i++) weights[i] /= sum;
@@ -120,9 +120,147 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     for (u32 i = 0; i < a.n_used; i++) {
         const size_t at = (size_t)token * a.n_used + i;
         const float weight = weights[i] * a.scale;
+        a.experts[at] = chosen[i];
         if (a.input_weights) a.input_weights[at] = weight;
-        a.weights[at] = (a.input_weights ? 1.0f : weight) * (a.expert_scale ? a.expert_scale[a.experts[at]] : 1.0f);
+        a.weights[at] = (a.input_weights ? 1.0f : weight) * (a.expert_scale ? a.expert_scale[chosen[i]] : 1.0f);
     }
+}
+
+// The same by a warp, of up to 32.
+__device__ __forceinline__ void write_weights_together(const RouteArgs& a, const u32* chosen, const float* weights, u32 token, u32 lane) {
+    const bool there = lane < a.n_used;
+    float weight = there ? weights[lane] : 0.0f;
+    const u32 expert = there ? chosen[lane] : 0;
+    const float scale = a.expert_scale && there ? a.expert_scale[expert] : 1.0f;
+    if (a.score == SOFTMAX_OF_CHOSEN) {
+        const float most = warp_max(there ? weight : -INFINITY);
+        weight = there ? expf(weight - most) : 0.0f;
+        weight /= warp_sum(weight);
+    }
+    // As large at least as the smallest number of 16 bits.
+    if (a.renormalize) weight /= fmaxf(warp_sum(weight), 6.1035156e-5f);
+    if (!there) return;
+    const size_t at = (size_t)token * a.n_used + lane;
+    weight *= a.scale;
+    a.experts[at] = expert;
+    if (a.input_weights) a.input_weights[at] = weight;
+    a.weights[at] = (a.input_weights ? 1.0f : weight) * scale;
+}
+
+// A warp a token.
+extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
+    __shared__ float weights[MAX_CHOSEN];
+    __shared__ u32 chosen[MAX_CHOSEN];
+    wait_for_input();
+    let_next_start();
+    const u32 token = blockIdx.x, lane = threadIdx.x;
+    const Choice c(a.n_expert);
+    make_scores(a, c, token, lane);
+    for (u32 i = 0; i < a.n_used; i++) {
+        const Best best = take_best(c.choice, c.taken, a.n_expert, lane);
+        if (lane == 0) {
+            chosen[i] = best.at;
+            weights[i] = c.scores[best.at];
+        }
+    }
+    __syncwarp();
+    if (lane == 0) write_weights(a, chosen, weights, token);
+}
+
+struct RouteAloneArgs {
+    RouteArgs route;     // its products are written, too
+    const float* x;      // [n_tokens][n_in]
+    const float* norm;   // weight of the RMSNorm
+    float* h;            // x through that, for the experts, [n_tokens][n_in]
+    const float* router; // [n_expert][n_in]
+    const float* bias;   // [n_expert], or null
+    u32* tickets;        // [n_tokens], zero
+    u32 n_in;
+    float eps;
+};
+constexpr int ROUTE_THREADS = 256;
+// Vectors of four elements that a thread has of a row.
+constexpr int ROUTE_KEPT = 8;
+
+// Of a few tokens norm, router and choice together: a block multiplies the row of an expert, which is on its way before the input is
+// there, the first one writes the normalised state, and the last one to end chooses.
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const __grid_constant__ RouteAloneArgs a) {
+    __shared__ float2 sums[ROUTE_THREADS / 32];
+    __shared__ float weights[MAX_CHOSEN];
+    __shared__ u32 chosen[MAX_CHOSEN];
+    __shared__ bool is_last;
+    const u32 expert = blockIdx.x, token = blockIdx.y, tid = threadIdx.x, lane = tid % 32, n4 = a.n_in / 4;
+    const float4* row = (const float4*)(a.router + (size_t)expert * a.n_in);
+    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 kept[ROUTE_KEPT];
+#pragma unroll
+    for (int j = 0; j < ROUTE_KEPT; j++) kept[j] = tid + j * ROUTE_THREADS < n4 ? row[tid + j * ROUTE_THREADS] : zero;
+    wait_for_input();
+    let_next_start();
+    const float4 *x = (const float4*)(a.x + (size_t)token * a.n_in), *norm = (const float4*)a.norm;
+    float squares = 0.0f, dot = 0.0f;
+#pragma unroll
+    for (int j = 0; j < ROUTE_KEPT; j++) {
+        const u32 i = tid + j * ROUTE_THREADS;
+        if (i >= n4) break;
+        float4 v = x[i];
+        const float4 w = norm[i];
+        squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+        v.x *= w.x, v.y *= w.y, v.z *= w.z, v.w *= w.w;
+        dot += (v.x * kept[j].x + v.y * kept[j].y) + (v.z * kept[j].z + v.w * kept[j].w);
+        kept[j] = v;
+    }
+    squares = warp_sum(squares), dot = warp_sum(dot);
+    if (lane == 0) sums[tid / 32] = make_float2(squares, dot);
+    __syncthreads();
+    squares = 0.0f, dot = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROUTE_THREADS / 32; i++) squares += sums[i].x, dot += sums[i].y;
+    const float rms = rsqrtf(squares / a.n_in + a.eps);
+    if (tid == 0) {
+        const float product = rms * dot;
+        ((float*)a.route.products)[(size_t)token * a.route.n_expert + expert] = a.bias ? product + a.bias[expert] : product;
+        __threadfence();
+        is_last = atomicAdd(a.tickets + token, 1u) == gridDim.x - 1;
+        if (is_last) a.tickets[token] = 0;
+        __threadfence();
+    }
+    if (expert == 0) {
+        float4* h = (float4*)(a.h + (size_t)token * a.n_in);
+#pragma unroll
+        for (int j = 0; j < ROUTE_KEPT; j++) {
+            const float4 v = kept[j];
+            if (tid + j * ROUTE_THREADS < n4) h[tid + j * ROUTE_THREADS] = make_float4(v.x * rms, v.y * rms, v.z * rms, v.w * rms);
+        }
+    }
+    __syncthreads();
+    if (!is_last) return;
+    const u32 n_expert = a.route.n_expert;
+    const Choice c(n_expert);
+    if (tid < 32) make_scores(a.route, c, token, lane);
+    __syncthreads();
+    // The place of an expert is how many are better; the lower one is on ties.
+    for (u32 i = tid; i < n_expert; i += ROUTE_THREADS) {
+        const float own = c.choice[i];
+        u32 place = 0, j = 0;
+        if (n_expert % 4 == 0) {
+#pragma unroll 4
+            for (; j < n_expert; j += 4) {
+                const float4 four = *(const float4*)(c.choice + j);
+                place += (four.x > own || four.x == own && j < i) + (four.y > own || four.y == own && j + 1 < i);
+                place += (four.z > own || four.z == own && j + 2 < i) + (four.w > own || four.w == own && j + 3 < i);
+            }
+        }
+        for (; j < n_expert; j++) place += c.choice[j] > own || c.choice[j] == own && j < i;
+        if (place < a.route.n_used) {
+            chosen[place] = i;
+            weights[place] = c.scores[i];
+        }
+    }
+    __syncthreads();
+    if (tid >= 32) return;
+    if (a.route.n_used <= 32) write_weights_together(a.route, chosen, weights, token, lane);
+    else if (lane == 0) write_weights(a.route, chosen, weights, token);
 }
 
 struct WeighArgs {
@@ -175,20 +313,21 @@ struct ExpertsSumArgs {
     u32 add;              // whether scale times the sum is added to what is there
     float scale;
 };
-// A block a token.
+// Blocks of a token share its elements out.
 extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_constant__ ExpertsSumArgs a) {
     __shared__ float scratch[16];
     wait_for_input();
     let_next_start();
-    const u32 token = blockIdx.x;
+    const u32 token = blockIdx.y;
     float factor = 1.0f;
     if (a.gate) {
         float dot = 0.0f;
         for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) dot += a.h[(size_t)token * a.n + i] * a.gate[i];
         factor = 1.0f / (1.0f + expf(-block_sum_max(dot, 0.0f, scratch).x));
     }
-    for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) {
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) {
         float sum = 0.0f;
+#pragma unroll 8
         for (u32 k = 0; k < a.n_used; k++) {
             const u32 visit = token * a.n_used + k;
             sum += a.weights[visit] * a.y[(size_t)visit * a.n + i];

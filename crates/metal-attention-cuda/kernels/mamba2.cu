@@ -20,14 +20,32 @@ template <int EACH_> struct Mamba2 {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 2, VALUES = 3, UNROLLED = 4;
     const Mamba2Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
+    // What a thread that prepares has of a token, and where B, C and x of its head lie.
+    struct Given {
+        const float *b, *c, *x;
+        float z, dt, bias, rate, d;
+    };
+    __device__ __forceinline__ u32 shared_by() const { return a.heads_of_group; }
+    __device__ __forceinline__ u32 key_head_of(u32 head) const { return head / a.heads_of_group; }
+    // Channels of the convolution where B, C and x begin.
+    __device__ __forceinline__ Begins channels_of(u32 head) const {
+        const u32 group = key_head_of(head) * a.walk.key_dim;
+        return {a.b.first + group, a.c.first + group, a.x.first + head * a.walk.value_dim};
+    }
+    __device__ __forceinline__ Given given(const float* b, const float* c, const float* x, u32 head, u32 column, u32 token, int lane) const {
+        const bool there = column + lane < a.walk.value_dim;
+        const float z = there ? row_of(a.gate, token)[head * a.gate_step + column + lane] : 0.0f;
+        return {b, c, x, z, row_of(a.dt, token)[head], a.dt_bias[head], a.a[head], a.d[head]};
+    }
     __device__ __forceinline__ void prepare(Prepared<Mamba2>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 key_dim = a.walk.key_dim, value_dim = a.walk.value_dim, group = head / a.heads_of_group;
-        const float *b = row_of(a.b, token) + group * key_dim, *c = row_of(a.c, token) + group * key_dim;
-        const u32 own_column = column + lane;
-        const bool there = own_column < value_dim;
-        const float x = there ? row_of(a.x, token)[head * value_dim + own_column] : 0.0f;
-        const float z = there ? row_of(a.gate, token)[head * a.gate_step + own_column] : 0.0f;
-        const float of_dt = row_of(a.dt, token)[head], bias = a.dt_bias[head], rate = a.a[head], d = a.d[head];
+        const u32 group = key_head_of(head) * a.walk.key_dim;
+        const float *b = row_of(a.b, token) + group, *c = row_of(a.c, token) + group, *x = row_of(a.x, token) + head * a.walk.value_dim;
+        prepare(t, given(b, c, x, head, column, token, lane), head, column, token, lane);
+    }
+    __device__ __forceinline__ void prepare(Prepared<Mamba2>& t, const Given& g, u32, u32 column, u32, int lane) const {
+        const u32 key_dim = a.walk.key_dim;
+        const float *b = g.b, *c = g.c;
+        const float x = column + lane < a.walk.value_dim ? g.x[column + lane] : 0.0f;
         float4 of_b[EACH / 4], of_c[EACH / 4];
 #pragma unroll
         for (int e = 0; e < EACH / 4; e++) {
@@ -39,12 +57,12 @@ template <int EACH_> struct Mamba2 {
             store_vector(t, 0, 4 * (lane + LANES * e), of_b[e]);
             store_vector(t, 1, 4 * (lane + LANES * e), of_c[e]);
         }
-        const float dt = softplus(of_dt + bias);
-        const float gate = z * sigmoid(z);
+        const float dt = softplus(g.dt + g.bias);
+        const float gate = g.z * sigmoid(g.z);
         t.values[0][lane] = dt * x;
         t.values[1][lane] = gate;
-        t.values[2][lane] = gate * (d * x);
-        if (lane == 0) t.factors = make_float4(expf(dt * rate), 0.0f, 0.0f, 0.0f);
+        t.values[2][lane] = gate * (g.d * x);
+        if (lane == 0) t.factors = make_float4(expf(dt * g.rate), 0.0f, 0.0f, 0.0f);
     }
     __device__ __forceinline__ float step(const Token<Mamba2>& t, float (&s)[COLUMNS][EACH]) const {
         float y[COLUMNS];
@@ -59,3 +77,9 @@ template <int EACH_> struct Mamba2 {
 };
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 WALKS(mamba2, Mamba2, Mamba2Args)
+
+struct Mamba2AloneArgs {
+    Mamba2Args of;
+    Alone alone;
+};
+WALKS_ALONE(mamba2, Mamba2, Mamba2AloneArgs)

@@ -135,6 +135,16 @@ __device__ __forceinline__ bool barrier_try_wait(u64_t* barrier, u32 phase) {
         : "memory");
     return ended;
 }
+// The same without waiting.
+__device__ __forceinline__ bool barrier_has_ended(u64_t* barrier, u32 phase) {
+    u32 ended;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(ended)
+        : "r"((u32)__cvta_generic_to_shared(barrier)), "r"(phase)
+        : "memory");
+    return ended;
+}
 // Copies bytes, a multiple of 16 from and to multiples of 16, to workgroup memory; the barrier counts them as they come.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
     asm volatile(
@@ -229,5 +239,7 @@ __device__ __forceinline__ void store_for_peer(u32* p, u32 v) {
 }
 // To be called between two looks at what another thread is to write: the look takes long enough.
 __device__ __forceinline__ void spin_pause() {}
+// The same where nobody waits for the caller.
+__device__ __forceinline__ void rest() { __nanosleep(100); }
 
 #endif

@@ -50,6 +50,48 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
 // What all threads of a warp have the same of, told to the compiler, which then knows that they stay together.
 __device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
 
+// A convolution of each channel over the last tokens.
+struct ConvolutionArgs {
+    Runs runs;
+    States states;     // the last inputs, oldest first, [n_tap - 1][channels]
+    Rows x;            // channel c lies at element c / block * step + c % block
+    const float* taps; // those of the oldest token first, [n_tap][channels]
+    const float* bias; // [channels], or null
+    float* out;        // [token][channels]
+    u32 channels, n_tap, block, step;
+    u32 gated;         // the input is the product of channels 0 and 2 of three, and the result is multiplied by channel 1 (LFM2);
+                       // else it goes through SiLU
+    u32 unused;
+};
+
+// Norm, gate and bonus of groups of a token's row.
+enum Kind : u32 { NO_NORM = 0, RMS = 1, LAYER = 2 };
+enum Gate : u32 { NO_GATE = 0, AS_IT_IS = 1, SILU_OF_GATE = 2, SIGMOID_OF_GATE = 3 };
+struct GroupNormArgs {
+    const float* x;      // [token][group][n]
+    float* out;
+    const float* weight; // [n], or [group][n] where `of_groups`
+    const float* bias;   // the same, or null
+    Rows gate;           // [group][n]
+    const float* r;      // RWKV-7's bonus, v sum(r k factor), of rows as x, or null
+    const float* k;
+    const float* v;
+    const float* factor; // [group][n]
+    u32 n, n_group, of_groups;
+    u32 norm;            // Kind
+    u32 gate_kind;       // Gate
+    float eps;
+};
+// What a gate multiplies by.
+__device__ __forceinline__ float factor_of(u32 gate_kind, float gate) {
+    return gate_kind == AS_IT_IS ? gate : gate_kind == SILU_OF_GATE ? gate * sigmoid(gate) : sigmoid(gate);
+}
+
+// Channels of the convolution where what a head reads of it begins: two vectors of keys, one of values.
+struct Begins {
+    u32 first, second, values;
+};
+
 // What a walk goes over.
 struct Walk {
     Runs runs;
@@ -181,8 +223,8 @@ __device__ __forceinline__ void prepare_tile(const R& rule, Prepared<R>* to, con
 }
 
 template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule) {
-    SHARED_MEMORY(16, float4, memory);
-    float4* const begin = memory;
+    SHARED_MEMORY(16, float4, walk_memory);
+    float4* const begin = walk_memory;
     Prepared<R>* const prepared = reinterpret_cast<Prepared<R>*>(begin); // two tiles
     const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32), n_warps = blockDim.x / 32;
     const u32 blocks_of_head = (w.value_dim + columns_of_block<R> - 1) / columns_of_block<R>;
@@ -261,3 +303,163 @@ template <typename R> __device__ __forceinline__ void walk(const Walk& w, R rule
     WALK(NAME, RULE, ARGS, 4)   \
     WALK(NAME, RULE, ARGS, 8)   \
     WALK(NAME, RULE, ARGS, 16)
+
+// A token alone, in one launch: the convolution before its walk, the walk, and the norm and gate of the head's result. A block has a
+// head; its state is on its way to workgroup memory before the input is there, and so are the convolution's last inputs. Each thread
+// has of it what it has in a walk of many tokens, and does the same with it, so that the new state has the same bits.
+struct Alone {
+    ConvolutionArgs convolution; // of up to ALONE_TAPS
+    GroupNormArgs norm;          // NO_NORM: the result stays as it is
+    u32* tickets;                // [run][key head], zero
+};
+constexpr int ALONE_TAPS = 4;
+constexpr int ALONE_THREADS = 512;
+// Channels that a thread takes at most.
+constexpr int ALONE_CHANNELS = 2;
+
+template <typename R> __device__ __forceinline__ void walk_alone(const Walk& w, const Alone& a, const R& rule) {
+    SHARED_MEMORY(16, float4, walk_memory);
+    constexpr int QUADS = R::COLUMNS * R::EACH / 4, BEFORE = ALONE_TAPS - 1;
+    const u32 tid = threadIdx.x, n_threads = blockDim.x, lane = tid % 32, warp = uniform(tid / 32), n_warps = n_threads / 32;
+    const u32 head = blockIdx.x, key_dim = w.key_dim, value_dim = w.value_dim, n_x = 2 * key_dim + value_dim;
+    const u32 of_pass = n_warps * columns_of_warp<R>, n_passes = (value_dim + of_pass - 1) / of_pass;
+    const u32 n_chunks = (value_dim + columns_of_block<R> - 1) / columns_of_block<R>;
+    float4* own_state = walk_memory + tid;                                                 // [passes][QUADS][threads]
+    Prepared<R>* prepared = reinterpret_cast<Prepared<R>*>(walk_memory + n_passes * QUADS * n_threads); // of 16 columns each
+    float* x = reinterpret_cast<float*>(prepared + n_chunks);                          // two vectors of keys, one of values
+    float* result = x + n_x;
+    float* weights = result + value_dim;
+    float* gates = weights + value_dim;
+    __shared__ bool is_last;
+
+    // Of a step before: the states, and what becomes of them.
+    const uint4 segment = w.runs.segments[w.runs.runs[blockIdx.y].z];
+    const u32 token = uniform(segment.x);
+    const int number = number_of<R::LANES>(lane);
+    const u32 row = 4 * number, first_column = warp * columns_of_warp<R> + column_of<R>(lane);
+    const float* from = slot_of(w.states, segment.z) + ((size_t)head * value_dim + first_column) * key_dim + row;
+    const bool aligned = key_dim % 4 == 0 && (uintptr_t)from % 16 == 0;
+    for (u32 p = 0; p < n_passes; p++)
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const u32 c = i / (R::EACH / 4), e = i % (R::EACH / 4) * R::LANES * 4, column = p * of_pass + first_column + c;
+            const float* quad = from + (size_t)(p * of_pass + c) * key_dim + e;
+            float4* to = own_state + (p * QUADS + i) * n_threads;
+            if (aligned && column < value_dim && row + e < key_dim) copy16(to, quad);
+            else *to = load_four(quad - row - e, row + e, column < value_dim ? key_dim : 0);
+        }
+    commit_copies();
+    const ConvolutionArgs& conv = a.convolution;
+    const Begins begins = rule.channels_of(head);
+    const u32 before = conv.n_tap - 1;
+    const float* inputs_before = slot_of(conv.states, segment.z);
+    float inputs[ALONE_CHANNELS][ALONE_TAPS], taps[ALONE_CHANNELS][ALONE_TAPS], bias[ALONE_CHANNELS];
+    u32 channels[ALONE_CHANNELS];
+#pragma unroll
+    for (int j = 0; j < ALONE_CHANNELS; j++) {
+        const u32 i = tid + j * n_threads;
+        const bool there = i < n_x;
+        channels[j] = i < key_dim ? begins.first + i : i < 2 * key_dim ? begins.second + i - key_dim : begins.values + i - 2 * key_dim;
+#pragma unroll
+        for (int t = 0; t < ALONE_TAPS; t++) {
+            // Where there are fewer, the oldest are zero.
+            const int of = t + (int)before - BEFORE;
+            taps[j][t] = there && of >= 0 ? conv.taps[(size_t)of * conv.channels + channels[j]] : 0.0f;
+            if (t < BEFORE) inputs[j][t] = there && of >= 0 ? inputs_before[(size_t)of * conv.channels + channels[j]] : 0.0f;
+        }
+        bias[j] = there && conv.bias ? conv.bias[channels[j]] : 0.0f;
+    }
+    const bool has_norm = a.norm.norm != NO_NORM;
+    if (has_norm)
+        for (u32 i = tid; i < value_dim; i += n_threads) weights[i] = a.norm.weight[i];
+    wait_for_input();
+    let_next_start();
+
+    const float* row_of_x = row_of(conv.x, token);
+#pragma unroll
+    for (int j = 0; j < ALONE_CHANNELS; j++) inputs[j][BEFORE] = tid + j * n_threads < n_x ? row_of_x[channels[j]] : 0.0f;
+    if (has_norm && a.norm.gate_kind != NO_GATE)
+        for (u32 i = tid; i < value_dim; i += n_threads) gates[i] = row_of(a.norm.gate, token)[head * value_dim + i];
+    const u32 chunk = min(tid / PREPARE_LANES, n_chunks - 1), own = tid % PREPARE_LANES;
+    const auto given = rule.given(x, x + key_dim, x + 2 * key_dim, head, chunk * columns_of_block<R>, token, own);
+#pragma unroll
+    for (int j = 0; j < ALONE_CHANNELS; j++) {
+        float sum = bias[j];
+#pragma unroll
+        for (int t = 0; t < ALONE_TAPS; t++) sum = fmaf(taps[j][t], inputs[j][t], sum);
+        const u32 i = tid + j * n_threads;
+        if (i < n_x) x[i] = sigmoid(sum) * sum;
+    }
+    __syncthreads();
+    // Heads that share keys share the convolution's state of these: the last one to have read it writes the new one.
+    const u32 n_sharing = rule.shared_by();
+    if (tid == 0) {
+        is_last = true;
+        if (n_sharing > 1) {
+            u32* ticket = a.tickets + blockIdx.y * (w.n_head / n_sharing) + rule.key_head_of(head);
+            is_last = atomicAdd(ticket, 1u) == n_sharing - 1;
+            if (is_last) *ticket = 0;
+        }
+    }
+    if (warp * 2 < n_chunks) rule.prepare(prepared[chunk], given, head, chunk * columns_of_block<R>, token, own);
+    wait_for_copies<0>();
+    __syncthreads();
+
+    constexpr int SHARE = R::LANES / R::COLUMNS, WARPS_OF_CHUNK = columns_of_block<R> / columns_of_warp<R>;
+    const u32 written = warp * columns_of_warp<R> + column_of<R>(lane) + number / SHARE;
+    float* to = slot_of(w.states, segment.w) + ((size_t)head * value_dim + first_column) * key_dim;
+    for (u32 p = 0; p < n_passes; p++) {
+        const u32 of_warps = p * n_warps + warp;
+        Token<R> t;
+        load_token(t, prepared[min(of_warps / WARPS_OF_CHUNK, n_chunks - 1)], lane, of_warps % WARPS_OF_CHUNK);
+        float s[R::COLUMNS][R::EACH];
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const float4 four = own_state[(p * QUADS + i) * n_threads];
+            float* of = &s[i / (R::EACH / 4)][i % (R::EACH / 4) * 4];
+            of[0] = four.x, of[1] = four.y, of[2] = four.z, of[3] = four.w;
+        }
+        const float y = rule.step(t, s);
+        if (number % SHARE == 0 && p * of_pass + written < value_dim) result[p * of_pass + written] = y;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const u32 c = i / (R::EACH / 4), e = i % (R::EACH / 4) * 4, column = p * of_pass + first_column + c;
+            const float4 four = make_float4(s[c][e], s[c][e + 1], s[c][e + 2], s[c][e + 3]);
+            store_four(to + (size_t)(p * of_pass + c) * key_dim, row + R::LANES * e, column < value_dim ? key_dim : 0, four);
+        }
+    }
+    __syncthreads();
+    float factor = 1.0f;
+    if (has_norm) {
+        float squares = 0.0f;
+        for (u32 i = lane; i < value_dim; i += 32) squares += result[i] * result[i];
+        factor = rsqrtf(warp_sum(squares) / value_dim + a.norm.eps);
+    }
+    float* out = w.out + ((size_t)token * w.n_head + head) * value_dim;
+    for (u32 i = tid; i < value_dim; i += n_threads) {
+        float v = result[i] * factor;
+        if (has_norm) v *= weights[i];
+        if (has_norm && a.norm.gate_kind != NO_GATE) v *= factor_of(a.norm.gate_kind, gates[i]);
+        out[i] = v;
+    }
+    float* inputs_after = slot_of(conv.states, segment.w);
+#pragma unroll
+    for (int j = 0; j < ALONE_CHANNELS; j++) {
+        const u32 i = tid + j * n_threads;
+        if (i >= n_x || (i < 2 * key_dim && !is_last)) continue;
+#pragma unroll
+        for (int t = 1; t < ALONE_TAPS; t++) {
+            const int of = t - 1 + (int)before - BEFORE;
+            if (of >= 0) inputs_after[(size_t)of * conv.channels + channels[j]] = inputs[j][t];
+        }
+    }
+}
+
+#define WALK_ALONE(NAME, RULE, ARGS, EACH)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(ALONE_THREADS, EACH <= 8 ? 2 : 1) NAME##_alone_##EACH(const __grid_constant__ ARGS a) {      \
+        walk_alone(a.of.walk, a.alone, RULE<EACH>{a.of});                                                                     \
+    }
+#define WALKS_ALONE(NAME, RULE, ARGS) \
+    WALK_ALONE(NAME, RULE, ARGS, 4)   \
+    WALK_ALONE(NAME, RULE, ARGS, 8)   \
+    WALK_ALONE(NAME, RULE, ARGS, 16)

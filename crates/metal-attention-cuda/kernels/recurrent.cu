@@ -1,18 +1,6 @@
 // What stands around recurrences: the short convolution before them, norm and gate of what they give, functions of each element.
 #include "recurrence.cuh"
 
-struct ConvolutionArgs {
-    Runs runs;
-    States states;     // the last inputs, oldest first, [n_tap - 1][channels]
-    Rows x;            // channel c lies at element c / block * step + c % block
-    const float* taps; // those of the oldest token first, [n_tap][channels]
-    const float* bias; // [channels], or null
-    float* out;        // [token][channels]
-    u32 channels, n_tap, block, step;
-    u32 gated;         // the input is the product of channels 0 and 2 of three, and the result is multiplied by channel 1 (LFM2);
-                       // else it goes through SiLU
-    u32 unused;
-};
 constexpr u32 MAX_TAPS = 16;
 // Tokens of a run that a block takes, at least as many as a result sees before its own, and of these, that are asked for at once.
 constexpr int CONVOLVED = 16;
@@ -92,74 +80,51 @@ extern "C" __global__ void __launch_bounds__(128) convolution_long(const __grid_
     convolve<MAX_TAPS>(a);
 }
 
-enum Kind : u32 { NO_NORM = 0, RMS = 1, LAYER = 2 };
-enum Gate : u32 { NO_GATE = 0, AS_IT_IS = 1, SILU_OF_GATE = 2, SIGMOID_OF_GATE = 3 };
-
-struct GroupNormArgs {
-    const float* x;      // [token][group][n]
-    float* out;
-    const float* weight; // [n], or [group][n] where `of_groups`
-    const float* bias;   // the same, or null
-    Rows gate;           // [group][n]
-    const float* r;      // RWKV-7's bonus, v sum(r k factor), of rows as x, or null
-    const float* k;
-    const float* v;
-    const float* factor; // [group][n]
-    u32 n, n_group, of_groups;
-    u32 norm;            // Kind
-    u32 gate_kind;       // Gate
-    float eps;
-};
-
-// gate (norm(x) weight + bias + bonus) of a group of a token, by THREADS; `sum` adds what they have.
-template <int THREADS, typename Sum>
-__device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, const Sum& sum) {
-    const u32 thread = threadIdx.x % THREADS;
+// gate (norm(x) weight + bias + bonus) of a group of a token, by `threads`, of which this is `thread`; `sum` adds what they have.
+template <typename Sum>
+__device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, u32 thread, u32 threads, const Sum& sum) {
     const size_t at = ((size_t)token * a.n_group + group) * a.n;
     const float* x = a.x + at;
     float mean = 0.0f, factor = 1.0f, bonus = 0.0f;
     if (a.norm == LAYER) {
         float all = 0.0f;
-        for (u32 i = thread; i < a.n; i += THREADS) all += x[i];
+        for (u32 i = thread; i < a.n; i += threads) all += x[i];
         mean = sum(all) / a.n;
     }
     if (a.norm != NO_NORM) {
         float squares = 0.0f;
-        for (u32 i = thread; i < a.n; i += THREADS) squares += (x[i] - mean) * (x[i] - mean);
+        for (u32 i = thread; i < a.n; i += threads) squares += (x[i] - mean) * (x[i] - mean);
         factor = rsqrtf(sum(squares) / a.n + a.eps);
     }
     if (a.r) {
         float own = 0.0f;
-        for (u32 i = thread; i < a.n; i += THREADS) own += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
+        for (u32 i = thread; i < a.n; i += threads) own += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
         bonus = sum(own);
     }
 #pragma unroll 4
-    for (u32 i = thread; i < a.n; i += THREADS) {
+    for (u32 i = thread; i < a.n; i += threads) {
         const u32 of_weight = a.of_groups ? group * a.n + i : i;
         float v = (x[i] - mean) * factor;
         if (a.norm != NO_NORM) v *= a.weight[of_weight];
         if (a.bias) v += a.bias[of_weight];
         if (a.r) v += bonus * a.v[at + i];
-        if (a.gate_kind != NO_GATE) {
-            const float gate = row_of(a.gate, token)[group * a.n + i];
-            v *= a.gate_kind == AS_IT_IS ? gate : a.gate_kind == SILU_OF_GATE ? gate * sigmoid(gate) : sigmoid(gate);
-        }
+        if (a.gate_kind != NO_GATE) v *= factor_of(a.gate_kind, row_of(a.gate, token)[group * a.n + i]);
         a.out[at + i] = v;
     }
 }
 // A block for a group.
-extern "C" __global__ void __launch_bounds__(128) group_norm(const __grid_constant__ GroupNormArgs a) {
-    __shared__ float scratch[8];
+extern "C" __global__ void __launch_bounds__(1024) group_norm(const __grid_constant__ GroupNormArgs a) {
+    __shared__ float scratch[64];
     wait_for_input();
     let_next_start();
-    normalise<128>(a, blockIdx.x, blockIdx.y, [&](float v) { return block_sum_max(v, 0.0f, scratch).x; });
+    normalise(a, blockIdx.x, blockIdx.y, threadIdx.x, blockDim.x, [&](float v) { return block_sum_max(v, 0.0f, scratch).x; });
 }
 // A warp for one, where they are small.
 extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_constant__ GroupNormArgs a) {
     wait_for_input();
     let_next_start();
     const u32 group = blockIdx.x * 4 + threadIdx.x / 32;
-    if (group < a.n_group) normalise<32>(a, group, blockIdx.y, [](float v) { return warp_sum(v); });
+    if (group < a.n_group) normalise(a, group, blockIdx.y, threadIdx.x % 32, 32, [](float v) { return warp_sum(v); });
 }
 
 enum Function : u32 { TANH = 0, SIGMOID = 1, SQUARED = 2, SIGMOID_TIMES = 3 };

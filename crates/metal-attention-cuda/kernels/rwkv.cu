@@ -223,3 +223,57 @@ template <int EACH_> struct Rwkv7 {
 };
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 WALKS(rwkv7, Rwkv7, Rwkv7Args)
+
+// Products of one token, each with an input of its own, side by side in a launch.
+#define TEMPLATES_ALONE
+#include "matvec.cu"
+
+// What an input goes through on its way.
+enum InputFunction : u32 { AS_IT_LIES = 0, TANH_OF_INPUT = 1, SIGMOID_OF_INPUT = 2 };
+struct SideProduct {
+    Matrix matrix;
+    const float* x;
+    float* y;
+    u32 n_in;
+    u32 end;          // the first block of the next product
+    u32 warps_a_tile; // a power of two
+    u32 function;     // InputFunction; of inputs of up to MAX_CHANGED
+};
+constexpr u32 MAX_SIDE_PRODUCTS = 8;
+constexpr u32 MAX_CHANGED = 1024;
+struct SideProductsArgs {
+    SideProduct products[MAX_SIDE_PRODUCTS];
+};
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const __grid_constant__ SideProductsArgs a) {
+    __shared__ __align__(16) float changed[MAX_CHANGED];
+    u32 at = 0, begin = 0;
+    while (blockIdx.x >= a.products[at].end) begin = a.products[at++].end;
+    const SideProduct& of = a.products[at];
+    MatvecArgs p = {};
+    p.n_in = of.n_in;
+    p.n_out = of.matrix.n_rows;
+    p.warps_a_tile = of.warps_a_tile;
+    p.output = STORE;
+    p.scale = 1.0f;
+    p.x = of.x;
+    p.y = of.y;
+    if (of.function != AS_IT_LIES) {
+        wait_for_input();
+        for (u32 i = threadIdx.x; i < of.n_in; i += 32 * WARPS) changed[i] = of.function == TANH_OF_INPUT ? tanhf(of.x[i]) : sigmoid(of.x[i]);
+        p.x = changed;
+        __syncthreads();
+    }
+    const u32 block = blockIdx.x - begin, n = of.end - begin;
+    switch (of.matrix.format) {
+        case F16: matvec_part<F16, 1>(p, of.matrix, of.matrix, block, n); break;
+        case Q8_0: matvec_part<Q8_0, 1>(p, of.matrix, of.matrix, block, n); break;
+        case Q4_0: matvec_part<Q4_0, 1>(p, of.matrix, of.matrix, block, n); break;
+        case Q4_K: matvec_part<Q4_K, 1>(p, of.matrix, of.matrix, block, n); break;
+        case Q5_K: matvec_part<Q5_K, 1>(p, of.matrix, of.matrix, block, n); break;
+        case Q6_K: matvec_part<Q6_K, 1>(p, of.matrix, of.matrix, block, n); break;
+        case F32: matvec_part<F32, 1>(p, of.matrix, of.matrix, block, n); break;
+        case CODES: matvec_part<CODES, 1>(p, of.matrix, of.matrix, block, n); break;
+        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, 1>(p, of.matrix, of.matrix, block, n); break;
+        default: __trap();
+    }
+}

@@ -14,9 +14,9 @@ use crate::step::{TOP_K, room_for_rows, split_bytes, top_k_bytes};
 pub(crate) const MAX_WANTED: usize = 256;
 
 /// Blocks of attention of one token, or of a few, as far as splits make more of them: as many as a large GPU runs at a time.
-const ATTENTION_BLOCKS: usize = 264;
+pub(crate) const ATTENTION_BLOCKS: usize = 264;
 /// Most splits of a token's positions.
-const MAX_SPLITS: usize = 32;
+pub(crate) const MAX_SPLITS: usize = 32;
 /// Blocks that look for the largest logit of a row.
 pub(crate) const ARGMAX_BLOCKS: usize = 32;
 
@@ -45,6 +45,8 @@ pub(crate) struct Widths {
     row: usize,
     /// Elements of the first layer's values, where others read them.
     first_value: usize,
+    /// Key heads of recurrences.
+    n_key_head: usize,
 }
 
 impl Widths {
@@ -69,6 +71,18 @@ impl Widths {
             | Mixer::Rwkv6(_)
             | Mixer::None => 0,
         });
+        let n_key_head = spec.layers.iter().map(|layer| match &layer.mixer {
+            Mixer::DeltaRule(of) => of.n_head_k,
+            Mixer::Mamba2(of) => of.n_group,
+            Mixer::AttentionAndMamba2(of) => of.mamba2.n_group,
+            Mixer::Attention(_)
+            | Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => 0,
+        });
         let n_ff = n_ff.max().unwrap_or(0);
         let own = spec.embedding.per_layer.map_or(0, |own| own.width);
         let streams = spec.embedding.streams;
@@ -89,6 +103,7 @@ impl Widths {
             rows,
             row,
             first_value: first_value.max().unwrap_or(0),
+            n_key_head: n_key_head.max().unwrap_or(0),
         }
     }
 }
@@ -151,7 +166,7 @@ pub(crate) struct Activations {
     pub(crate) partial: CudaBuffer,
     /// Sums of products whose columns several blocks share out.
     pub(crate) split_sums: CudaBuffer,
-    /// Counters of these, of attention, and of argmax and the highest logits, zero between kernels.
+    /// Counters of these, of attention, recurrences and routers, and of argmax and the highest logits, zero between kernels.
     pub(crate) split_tickets: CudaBuffer,
     pub(crate) tickets: CudaBuffer,
     pub(crate) argmax_tickets: CudaBuffer,
@@ -202,7 +217,7 @@ impl Activations {
             partial: zeros(4 * w.partial * w.n_head * partial_rows(n_tokens))?,
             split_sums: zeros(split_sums)?,
             split_tickets: zeros(split_tickets)?,
-            tickets: zeros(4 * w.n_head * n_tokens)?,
+            tickets: zeros(4 * w.n_head.max(w.n_key_head).max(1) * n_tokens)?,
             argmax_tickets: zeros(4 * n_wanted)?,
         })
     }

@@ -9,14 +9,15 @@ use bytemuck::{Pod, Zeroable};
 
 pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, ExchangeArgs, MAX_CARDS};
 pub(crate) use experts::{
-    ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteArgs, SortArgs,
-    WeighArgs,
+    ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteAloneArgs, RouteArgs,
+    SortArgs, WeighArgs,
 };
 pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
 pub(crate) use recurrent::{
-    ConvolutionArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs,
-    OutputGate, RowsArgs, RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, StatesArgs, TokenShiftArgs,
-    WalkArgs,
+    AloneArgs, ConvolutionArgs, DeltaRuleAloneArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs,
+    GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, Mamba2AloneArgs, Mamba2Args, MambaArgs, OutputGate, RowsArgs,
+    RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductArgs, SideProductsArgs, StatesArgs,
+    TokenShiftArgs, WalkArgs,
 };
 
 /// `Matrix` of `formats.cuh`.
@@ -182,7 +183,9 @@ pub(crate) struct AttentionArgs {
     pub(crate) soft_cap: f32,
     pub(crate) gates: u64,
     pub(crate) gate_stride: u32,
-    pub(crate) unused: u32,
+    pub(crate) q_step: u32,
+    pub(crate) k_at: u32,
+    pub(crate) v_at: u32,
 }
 
 #[repr(C)]

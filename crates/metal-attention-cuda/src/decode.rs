@@ -27,17 +27,20 @@ const MATRICES: usize = 7;
 const STEPS: usize = 4;
 /// Most splits of a token's positions.
 const MAX_SPLITS: usize = 32;
-/// Bytes of a warp's weights that are asked for at once, where records are smaller.
+/// Bytes of a warp's weights that are asked for at once, at least where there is room, and at most where records are smaller.
 const SLOT: usize = 2304;
+const MAX_PIECE: usize = 4736;
 /// Slots of a warp beyond which nothing is gained, and below which too much is lost.
 const MAX_SLOTS: usize = 16;
 const MIN_SLOTS: usize = 2;
+const GOOD_SLOTS: usize = 3;
 /// Bytes of workgroup memory that the kernel has besides.
 const STATIC_SHARED: usize = 4096;
-/// Bytes of `Part` of `decode.cu`.
+/// Bytes of a panel's inputs of a warp, and of `Part` of `decode.cu`.
+const PANEL_INPUTS: usize = 256;
 const PART: usize = 32;
-/// Columns from which on one launch is faster than one for each product.
-const MIN_GAINING: usize = 2048;
+/// Columns from which on products, and not what is between them, take most of a token.
+const WIDE: usize = 2048;
 /// Tags that words of an exchange have.
 const TAGS: u32 = 1 << 12;
 
@@ -52,6 +55,7 @@ struct StepArgs {
     kind: u32,
     n_in: u32,
     eps: f32,
+    reciprocal: f32,
     first_part: u32,
     n_parts: u32,
     n_rows: [u32; 3],
@@ -60,6 +64,27 @@ struct StepArgs {
     has_codes: u32,
     copies: u32,
     n_out: u32,
+    unit: u32,
+    n_units: u32,
+    log_split: u32,
+    unused: u32,
+}
+
+/// A matrix of a product.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct PartArgs {
+    records: u64,
+    tile_bytes: u32,
+    n_tiles: u32,
+    first: u32,
+    n_of_product: u32,
+    record_bytes: u16,
+    records_a_slot: u16,
+    format: u16,
+    log_split: u16,
+    n_units: u16,
+    records_a_unit: u16,
     unused: u32,
 }
 
@@ -88,7 +113,7 @@ struct LayerArgs {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DecodeArgs {
     layers: u64,
-    matrices: u64,
+    parts: u64,
     table: MatrixArgs,
     token: u64,
     logits: u64,
@@ -105,21 +130,20 @@ struct DecodeArgs {
     advance: u32,
     slot_bytes: u32,
     n_slots: u32,
-    max_tiles: u32,
-    head_tiles: u32,
+    stride: u32,
+    head_stride: u32,
     region_floats: u32,
     att_words: u32,
     sums_words: u32,
     input_at: u32,
-    regions_at: u32,
+    input_stride: u32,
+    regions_at: [u32; 2],
     residual_at: u32,
     parts_at: u32,
     barriers_at: u32,
-    embedding_at: u32,
     embedding_scale: f32,
     logit_scale: f32,
     logit_cap: f32,
-    unused: u32,
 }
 
 /// The kernel, and what it works with.
@@ -164,32 +188,42 @@ impl Decode {
         if summary.capability.0 < 9 || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
             return Ok(None);
         }
-        let gains = layers.iter().flat_map(PlainLayer::matrices).map(|matrix| gains_until(matrix.format)).min();
-        let until = wanted.unwrap_or(if n_embd < MIN_GAINING { 0 } else { gains.unwrap_or(0) });
+        let gains = layers.iter().flat_map(PlainLayer::matrices).map(|matrix| gains_until(matrix.format, n_embd)).min();
+        let until = wanted.unwrap_or(gains.unwrap_or(0));
         if until == 0 {
             return Ok(None);
         }
         let attentions = || layers.iter().map(|layer| layer.attention);
         let n_ff = layers.iter().map(|layer| layer.up().n_rows).max().unwrap_or(0);
-        let widest = attentions().map(|a| a.n_head * a.head_dim).max().unwrap_or(0).max(n_ff).max(n_embd);
         let room_of_heads = attentions().map(|a| 4 * ((GROUP + 5 + WARPS * GROUP) * a.head_dim + 2 * WARPS * GROUP));
-        // Of each input three bytes and the block's factor and sums, or two halves; behind the first step's lies the embedding.
-        let of_inputs = |n: usize| 4 * n.next_multiple_of(PANEL);
-        let input_bytes =
-            of_inputs(widest).max(of_inputs(n_embd) + 4 * n_embd.next_multiple_of(4)).max(room_of_heads.max().unwrap_or(0));
-        let matrices = || layers.iter().flat_map(PlainLayer::matrices);
-        let max_tiles = layers.iter().map(|layer| max_tiles(layer, n_blocks)).max().unwrap_or(1);
-        let head_tiles = tiles_of_warp(head, head.n_tiles().div_ceil(n_blocks));
-        let region = WARPS * TILE * max_tiles;
-        let regions_bytes = 4 * (3 * region).max(WARPS * TILE * head_tiles);
+        let steps = || {
+            layers.iter().flat_map(|layer| layer.steps()).map(|(kind, matrices)| Shape::of(kind, &matrices, n_blocks))
+        };
+        let of_head = Shape::of(Kind::Head, &[head], n_blocks);
+        let input_stride =
+            steps().chain([of_head]).map(|shape| shape.panels_a_warp()).max().unwrap_or(1) * PANEL_INPUTS;
+        let input_bytes = (WARPS * input_stride).max(room_of_heads.max().unwrap_or(0)).next_multiple_of(16);
+        // Sums of the warps, of steps by turns: those with queries and with the gate have another place than those between them, and the
+        // head has all that is behind.
+        let stride = steps().map(|shape| shape.tiles_a_group()).max().unwrap_or(1) * TILE;
+        let head_stride = of_head.tiles_a_group() * TILE;
+        let region = WARPS * stride;
+        let regions_bytes = 4 * (region + (2 * region).max(WARPS * head_stride));
         let n_parts = MATRICES * n_layer + 1;
         let residual_bytes = n_embd.div_ceil(TILE).div_ceil(n_blocks) * TILE * 4;
         let parts_bytes = PART * n_parts;
-        let rest = input_bytes + regions_bytes + residual_bytes + parts_bytes + 8 * WARPS * MAX_SLOTS;
+        let rest = input_bytes + regions_bytes + residual_bytes + parts_bytes + 16 * WARPS * MAX_SLOTS;
+        let matrices = || layers.iter().flat_map(PlainLayer::matrices);
         let largest = matrices().chain([&**head]).map(|m| m.format.record().bytes).max().unwrap_or(SLOT);
-        let slot_bytes = if largest <= SLOT / 2 { SLOT } else { largest.next_multiple_of(128) };
+        // What a warp has of a tile of the widest matrices, at once, where there is room for some of these.
+        let pieces = layers.iter().map(|layer| piece_bytes(layer, n_blocks)).max().unwrap_or(SLOT);
         let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest);
-        let n_slots = (room / (WARPS * slot_bytes)).min(MAX_SLOTS);
+        let slots_of = |slot_bytes: usize| (slot_bytes, (room / (WARPS * slot_bytes)).min(MAX_SLOTS));
+        let small = largest.next_multiple_of(128);
+        let (slot_bytes, n_slots) = match slots_of(small.max(SLOT).max(pieces.next_multiple_of(128))) {
+            wide @ (_, GOOD_SLOTS..) => wide,
+            _ => slots_of(small),
+        };
         if n_slots < MIN_SLOTS {
             return Ok(None);
         }
@@ -214,14 +248,14 @@ impl Decode {
         let best = gpu.zeros("the highest logit", 16)?;
         let words = Words { x, qkv, att, gated };
         let mut of_layers: Vec<_> =
-            layers.iter().enumerate().map(|(i, layer)| layer_args(cache, i, layer, words)).collect();
+            layers.iter().enumerate().map(|(i, layer)| layer_args(cache, i, layer, words, n_blocks)).collect();
         of_layers.push(LayerArgs {
             steps: [
                 StepArgs {
                     norm: output_norm.weight.ptr(),
                     bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
                     eps: output_norm.eps,
-                    ..step_args(Kind::Head, [x, 0], MATRICES * n_layer, &[head])
+                    ..step_args(Kind::Head, [x, 0], MATRICES * n_layer, &[head], n_blocks)
                 },
                 StepArgs::zeroed(),
                 StepArgs::zeroed(),
@@ -231,12 +265,19 @@ impl Decode {
             ..LayerArgs::zeroed()
         });
         let of_layers = gpu.upload("layers", &of_layers)?;
-        let matrices: Vec<_> = matrices().chain([&**head]).map(|matrix| matrix.args(0)).collect();
-        let matrices = gpu.upload("layers", &matrices)?;
+        let parts_of = |kind, matrices: &[&CudaMatrix]| {
+            parts_args(kind, matrices, Shape::of(kind, matrices, n_blocks), slot_bytes)
+        };
+        let parts: Vec<_> = layers
+            .iter()
+            .flat_map(|layer| layer.steps().into_iter().flat_map(|(kind, matrices)| parts_of(kind, &matrices)))
+            .chain(parts_of(Kind::Head, &[head]))
+            .collect();
+        let parts = gpu.upload("layers", &parts)?;
         let ring_bytes = n_slots * WARPS * slot_bytes;
         let args = DecodeArgs {
             layers: of_layers.ptr(),
-            matrices: matrices.ptr(),
+            parts: parts.ptr(),
             table: weights.embedding.table.args(0),
             token: s.tokens.ptr(),
             logits: 0,
@@ -254,28 +295,27 @@ impl Decode {
             advance: 0,
             slot_bytes: slot_bytes as u32,
             n_slots: n_slots as u32,
-            max_tiles: max_tiles as u32,
-            head_tiles: head_tiles as u32,
+            stride: stride as u32,
+            head_stride: head_stride as u32,
             region_floats: region as u32,
             att_words: (words_of_att / 8) as u32,
             sums_words: (words_of_sums / 8) as u32,
             input_at: ring_bytes as u32,
-            regions_at: (ring_bytes + input_bytes) as u32,
+            input_stride: input_stride as u32,
+            regions_at: [ring_bytes + input_bytes + 4 * region, ring_bytes + input_bytes].map(|at| at as u32),
             residual_at: (ring_bytes + input_bytes + regions_bytes) as u32,
             parts_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes) as u32,
             barriers_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes + parts_bytes) as u32,
-            embedding_at: (ring_bytes + of_inputs(n_embd)) as u32,
             embedding_scale: spec.embedding.scale,
             logit_scale: of_logits.scale,
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
-            unused: 0,
         };
         let kernel = gpu.kernel(match attentions().map(|a| a.head_dim).max().unwrap_or(0) {
             ..=64 => "decode_64",
             65..=128 => "decode_128",
             129.. => "decode_256",
         })?;
-        let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared: rest + ring_bytes };
+        let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * (WARPS + 4), shared: rest + ring_bytes };
         Ok(Some(Self {
             kernel,
             grid,
@@ -283,7 +323,7 @@ impl Decode {
             until,
             logits: s.logits.ptr(),
             tags: 2 * n_layer as u32 + 2,
-            _buffers: [of_layers, matrices, exchange, best],
+            _buffers: [of_layers, parts, exchange, best],
         }))
     }
 
@@ -377,6 +417,18 @@ impl<'a> PlainLayer<'a> {
         let [q, k, v] = self.qkv;
         [q, k, v, &self.out().weight, self.gate, self.up(), &self.down().weight]
     }
+
+    /// The matrices of its steps.
+    fn steps(&self) -> Vec<(Kind, Vec<&'a CudaMatrix>)> {
+        let m = self.matrices();
+        let of = |kind, matrices: &[&'a CudaMatrix]| (kind, matrices.to_vec());
+        vec![
+            of(Kind::Qkv, &m[..3]),
+            of(Kind::AttentionOutput, &m[3..4]),
+            of(Kind::GateAndUp, &m[4..6]),
+            of(Kind::Down, &m[6..]),
+        ]
+    }
 }
 
 /// Whether tokens become rows of a table and nothing besides.
@@ -395,41 +447,106 @@ fn known(matrix: &CudaMatrix) -> bool {
     format && matrix.n_in.is_multiple_of(4)
 }
 
-/// Tokens of a text up to which one launch is faster where matrices have a format, as measured (docs/cuda.md): the more there are,
-/// the longer all blocks wait for attention.
-fn gains_until(format: Format) -> usize {
-    match format {
-        Format::Q4K | Format::Q5K | Format::Q6K => 3200,
-        Format::Q4_0 | Format::Q8_0 => 448,
-        Format::F16 | Format::F32 | Format::Codes | Format::CodesAndMins => 0,
-    }
+/// Tokens of a text up to which one launch is faster where matrices have a format, by what was measured up to 4096 (docs/cuda.md):
+/// attention takes longer here the more there are, the products less.
+fn gains_until(format: Format, n_embd: usize) -> usize {
+    let of_format = match format {
+        Format::Q4K | Format::Q5K | Format::Q6K => 8192,
+        Format::Q4_0 => 6144,
+        Format::Q8_0 | Format::F16 | Format::F32 => 4608,
+        Format::Codes | Format::CodesAndMins => 0,
+    };
+    if n_embd < WIDE { of_format.min(512) } else { of_format }
 }
 
 /// Whether matrices of a format are multiplied as whole numbers, or as floats.
 fn has_codes(format: Format) -> bool {
     match format {
-        Format::Q8_0 | Format::Q4_0 | Format::Q4K | Format::Q5K | Format::Q6K | Format::Codes | Format::CodesAndMins => true,
+        Format::Q8_0
+        | Format::Q4_0
+        | Format::Q4K
+        | Format::Q5K
+        | Format::Q6K
+        | Format::Codes
+        | Format::CodesAndMins => true,
         Format::F16 | Format::F32 => false,
     }
 }
 
-/// Tiles that a warp meets of the `n_tiles` of a block, at most.
-fn tiles_of_warp(matrix: &CudaMatrix, n_tiles: usize) -> usize {
-    let a_tile = matrix.n_in.div_ceil(PANEL) / matrix.format.record().panels;
-    let n_records = n_tiles * a_tile;
-    let of_warp = n_records.div_ceil(WARPS.min(n_records.max(1)));
-    // From the last record of a tile on.
-    (of_warp + a_tile.max(1) - 2) / a_tile.max(1) + 1
+/// How the products of a step are shared out in a block: the columns of a tile of rows among some of the warps, tiles by turns among
+/// groups of so many.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    /// Panels that stay together.
+    unit: usize,
+    n_units: usize,
+    log_split: u32,
+    /// Most tiles that a block has of a matrix, or of the matrices one below the other.
+    n_tiles: usize,
 }
 
-fn max_tiles(layer: &PlainLayer<'_>, n_blocks: usize) -> usize {
-    let matrices = layer.matrices();
-    let qkv: usize = matrices[..3].iter().map(|m| m.n_tiles()).sum();
-    let of = |(i, m): (usize, &&CudaMatrix)| {
-        let n_tiles = if i < 3 { qkv } else { m.n_tiles() };
-        tiles_of_warp(m, n_tiles.div_ceil(n_blocks).min(m.n_tiles()))
+impl Shape {
+    /// Of `matrices` on `n_blocks` blocks: so that the warp with the most has as little as may be, and a tile as many warps as may be.
+    fn of(kind: Kind, matrices: &[&CudaMatrix], n_blocks: usize) -> Self {
+        let panels_of = |m: &&CudaMatrix| m.format.record().panels;
+        let unit = matrices.iter().map(panels_of).max().unwrap_or(1);
+        let n_units = matrices[0].n_in.div_ceil(PANEL).div_ceil(unit);
+        let n_tiles = n_of_product(kind, matrices).div_ceil(n_blocks);
+        let of_warp = |log_split: u32| n_tiles.div_ceil(WARPS >> log_split) * n_units.div_ceil(1 << log_split);
+        let log_split = (0..=WARPS.ilog2()).rev().min_by_key(|&log_split| of_warp(log_split)).unwrap_or(0);
+        Self { unit, n_units, log_split, n_tiles }
+    }
+
+    /// Most panels of a row that a warp has.
+    fn panels_a_warp(self) -> usize {
+        self.n_units.div_ceil(1 << self.log_split) * self.unit
+    }
+
+    /// Most tiles that a warp has.
+    fn tiles_a_group(self) -> usize {
+        self.n_tiles.div_ceil(WARPS >> self.log_split).max(1)
+    }
+}
+
+/// Bytes that a warp has of a tile of a layer's gate, as far as it asks for them at once.
+fn piece_bytes(layer: &PlainLayer<'_>, n_blocks: usize) -> usize {
+    let record = layer.gate.format.record();
+    let records = Shape::of(Kind::GateAndUp, &[layer.gate, layer.up()], n_blocks).panels_a_warp() / record.panels;
+    record.bytes * records.min((MAX_PIECE / record.bytes).max(1))
+}
+
+/// Tiles of rows that are shared out among blocks together.
+fn n_of_product(kind: Kind, matrices: &[&CudaMatrix]) -> usize {
+    match kind {
+        Kind::Qkv => matrices.iter().map(|m| m.n_tiles()).sum(),
+        Kind::AttentionOutput | Kind::GateAndUp | Kind::Down | Kind::Head => matrices[0].n_tiles(),
+    }
+}
+
+fn parts_args(kind: Kind, matrices: &[&CudaMatrix], shape: Shape, slot_bytes: usize) -> Vec<PartArgs> {
+    let mut above = 0;
+    let part = |matrix: &&CudaMatrix| {
+        let record = matrix.format.record();
+        let first = above;
+        if matches!(kind, Kind::Qkv) {
+            above += matrix.n_tiles();
+        }
+        PartArgs {
+            records: matrix.args(0).records,
+            tile_bytes: matrix.tile_bytes() as u32,
+            n_tiles: matrix.n_tiles() as u32,
+            first: first as u32,
+            n_of_product: n_of_product(kind, matrices) as u32,
+            record_bytes: record.bytes as u16,
+            records_a_slot: (slot_bytes / record.bytes) as u16,
+            format: matrix.format as u16,
+            log_split: shape.log_split as u16,
+            n_units: shape.n_units as u16,
+            records_a_unit: (shape.unit / record.panels) as u16,
+            unused: 0,
+        }
     };
-    matrices.iter().enumerate().map(of).max().unwrap_or(1)
+    matrices.iter().map(part).collect()
 }
 
 /// What a step is, as `Kind` of `decode.cu`.
@@ -464,7 +581,14 @@ impl Kind {
 }
 
 /// A step without a norm and a bias, from which and to which words.
-fn step_args(kind: Kind, [from, to]: [u64; 2], first_part: usize, matrices: &[&CudaMatrix]) -> StepArgs {
+fn step_args(
+    kind: Kind,
+    [from, to]: [u64; 2],
+    first_part: usize,
+    matrices: &[&CudaMatrix],
+    n_blocks: usize,
+) -> StepArgs {
+    let shape = Shape::of(kind, matrices, n_blocks);
     let mut n_rows = [0; 3];
     for (to, matrix) in n_rows.iter_mut().zip(matrices) {
         *to = matrix.n_rows as u32;
@@ -478,6 +602,7 @@ fn step_args(kind: Kind, [from, to]: [u64; 2], first_part: usize, matrices: &[&C
         kind: kind as u32,
         n_in: matrices[0].n_in as u32,
         eps: 0.0,
+        reciprocal: 1.0 / matrices[0].n_in as f32,
         first_part: first_part as u32,
         n_parts: matrices.len() as u32,
         n_rows,
@@ -486,6 +611,9 @@ fn step_args(kind: Kind, [from, to]: [u64; 2], first_part: usize, matrices: &[&C
         has_codes: u32::from(has_codes(matrices[0].format)),
         copies: kind.copies() as u32,
         n_out: matrices[0].n_rows as u32,
+        unit: shape.unit as u32,
+        n_units: shape.n_units as u32,
+        log_split: shape.log_split,
         unused: 0,
     }
 }
@@ -499,7 +627,7 @@ struct Words {
     gated: u64,
 }
 
-fn layer_args(cache: &CudaKvCache, i: usize, layer: &PlainLayer<'_>, words: Words) -> LayerArgs {
+fn layer_args(cache: &CudaKvCache, i: usize, layer: &PlainLayer<'_>, words: Words, n_blocks: usize) -> LayerArgs {
     let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
     let a = layer.attention;
     let [k_cache, v_cache] = cache.of_layer(i);
@@ -510,18 +638,21 @@ fn layer_args(cache: &CudaKvCache, i: usize, layer: &PlainLayer<'_>, words: Word
                 norm: layer.mixer_norm.weight.ptr(),
                 bias: ptr(&a.qkv_bias),
                 eps: layer.mixer_norm.eps,
-                ..step_args(Kind::Qkv, [words.x, words.qkv], first, &m[..3])
+                ..step_args(Kind::Qkv, [words.x, words.qkv], first, &m[..3], n_blocks)
             },
             StepArgs {
                 bias: layer.out().bias(),
-                ..step_args(Kind::AttentionOutput, [words.att, words.x], first + 3, &m[3..4])
+                ..step_args(Kind::AttentionOutput, [words.att, words.x], first + 3, &m[3..4], n_blocks)
             },
             StepArgs {
                 norm: layer.norm.weight.ptr(),
                 eps: layer.norm.eps,
-                ..step_args(Kind::GateAndUp, [words.x, words.gated], first + 4, &m[4..6])
+                ..step_args(Kind::GateAndUp, [words.x, words.gated], first + 4, &m[4..6], n_blocks)
             },
-            StepArgs { bias: layer.down().bias(), ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..]) },
+            StepArgs {
+                bias: layer.down().bias(),
+                ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..], n_blocks)
+            },
         ],
         inputs: a.inputs,
         pages: cache.pages_of_layer(i),

@@ -180,6 +180,20 @@ impl CudaMatrix {
         Ok(matrix)
     }
 
+    /// One of the rows of `tensors`, of one type and width, one below the other; all but the last end with a tile.
+    pub(crate) fn joined(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensors: &[&Tensor]) -> Result<Self, CudaError> {
+        let first = tensors.first().ok_or(CudaError::UnsupportedPart { part: "no matrices" })?;
+        let n_rows = tensors.iter().map(|tensor| tensor.n_rows()).sum();
+        let matrix = Self::empty(gpu, first.ty(), n_rows, first.row_len())?;
+        let mut tile = 0;
+        for tensor in tensors {
+            assert_eq!((tensor.ty(), tensor.row_len()), (first.ty(), first.row_len()), "matrices that join");
+            matrix.write(gpu, kernels, tensor, tile)?;
+            tile += tensor.n_rows() / TILE;
+        }
+        Ok(matrix)
+    }
+
     /// Bytes of a tile of rows.
     pub(crate) fn tile_bytes(&self) -> usize {
         self.format.tile_bytes(self.n_in.div_ceil(PANEL))

@@ -174,6 +174,8 @@ pub(crate) fn norm_kind(kind: NormKind) -> u32 {
 pub(crate) enum InputKernels {
     /// Attention does, or puts into the cache what a batch has.
     OnTheWay,
+    /// Attention does of tokens that are alone in their sequences; of others a kernel that knows all parts.
+    OnTheWayAlone,
     /// A kernel that knows all parts.
     Apart,
 }
@@ -217,10 +219,14 @@ pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (InputKer
     let norms = qk_norm.is_none_or(|QkNorm { kind, eps: _, over, after_rope: _ }| {
         kind == NormKind::Rms && over != NormOver::Row && !norm_bias
     });
-    let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none() && !output_gate;
+    let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none();
     let on_the_way = paged && plain && *kv == KvSource::Own;
     (
-        if on_the_way { InputKernels::OnTheWay } else { InputKernels::Apart },
+        match (on_the_way, output_gate) {
+            (true, false) => InputKernels::OnTheWay,
+            (true, true) => InputKernels::OnTheWayAlone,
+            (false, _) => InputKernels::Apart,
+        },
         if paged { AttentionKernels::Paged } else { AttentionKernels::General },
     )
 }

@@ -26,7 +26,7 @@ pub(crate) use recurrent::{
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::division::Share;
-use crate::matrix::CudaMatrix;
+use crate::matrix::{CudaMatrix, TILE};
 use crate::options::distinct_ropes;
 use crate::stack::CudaStack;
 
@@ -50,6 +50,20 @@ pub(crate) type Vector = CudaBuffer;
 pub(crate) struct CudaLinear {
     pub(crate) weight: CudaMatrix,
     pub(crate) bias: Option<Vector>,
+}
+
+/// The same of several matrices one below the other, as few as their types allow.
+#[derive(Debug)]
+pub(crate) struct CudaJoined {
+    pub(crate) parts: Vec<CudaMatrix>,
+    pub(crate) bias: Option<Vector>,
+}
+
+impl CudaJoined {
+    /// Elements of `y`.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.parts.iter().map(|part| part.n_rows).sum()
+    }
 }
 
 impl CudaLinear {
@@ -201,6 +215,20 @@ impl Loader<'_> {
 
     fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
         Ok(CudaLinear { weight: self.matrix(linear)?, bias: self.optional(linear.bias.as_deref())? })
+    }
+
+    /// Matrices one below the other: those that follow each other are one where they are of one type and begin with a tile.
+    fn joined(&mut self, linears: &[&Linear]) -> Result<CudaJoined, CudaError> {
+        let bias = self.biases(linears)?;
+        let together = |a: &&Linear, b: &&Linear| {
+            let kind = |linear: &Linear| (linear.weight.ty(), linear.weight.row_len());
+            kind(a) == kind(b) && a.weight.n_rows().is_multiple_of(TILE)
+        };
+        let parts = linears.chunk_by(together).map(|linears| {
+            let tensors: Vec<_> = linears.iter().map(|linear| &linear.weight).collect();
+            CudaMatrix::joined(self.gpu, &mut self.kernels, &tensors)
+        });
+        Ok(CudaJoined { parts: parts.collect::<Result<_, _>>()?, bias })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vector, CudaError> {

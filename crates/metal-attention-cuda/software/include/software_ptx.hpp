@@ -96,6 +96,7 @@ inline bool barrier_try_wait(u64_t* barrier, u32 phase) {
     software::pause();
     return software::barrier_ended((uint64_t*)barrier, phase);
 }
+inline bool barrier_has_ended(u64_t* barrier, u32 phase) { return software::barrier_ended((uint64_t*)barrier, phase); }
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
     software::copy_for_barrier(to, from, bytes, (uint64_t*)barrier);
 }
@@ -125,3 +126,4 @@ inline u32 load_from_peer(const u32* p) { return __atomic_load_n(p, __ATOMIC_REL
 inline void store_for_peer(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void store_for_peer(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }
+inline void rest() { software::pause(); }

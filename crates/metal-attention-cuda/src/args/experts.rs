@@ -46,6 +46,20 @@ pub(crate) struct RouteArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct RouteAloneArgs {
+    pub(crate) route: RouteArgs,
+    pub(crate) x: u64,
+    pub(crate) norm: u64,
+    pub(crate) h: u64,
+    pub(crate) router: u64,
+    pub(crate) bias: u64,
+    pub(crate) tickets: u64,
+    pub(crate) n_in: u32,
+    pub(crate) eps: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct WeighArgs {
     pub(crate) x: u64,
     pub(crate) weights: u64,

@@ -2,6 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::MatrixArgs;
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RunsArgs {
@@ -121,6 +123,29 @@ pub(crate) struct FunctionArgs {
     pub(crate) function: u32,
 }
 
+/// What a token alone takes besides its walk: `Alone` of `recurrence.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct AloneArgs {
+    pub(crate) convolution: ConvolutionArgs,
+    pub(crate) norm: GroupNormArgs,
+    pub(crate) tickets: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct DeltaRuleAloneArgs {
+    pub(crate) of: DeltaRuleArgs,
+    pub(crate) alone: AloneArgs,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct Mamba2AloneArgs {
+    pub(crate) of: Mamba2Args,
+    pub(crate) alone: AloneArgs,
+}
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct DeltaRuleArgs {
@@ -207,6 +232,37 @@ pub(crate) struct Rwkv6Args {
     pub(crate) bonus: u64,
     pub(crate) n_head_kv: u32,
     pub(crate) unused: u32,
+}
+
+/// A product beside others: `SideProduct` of `rwkv.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct SideProductArgs {
+    pub(crate) matrix: MatrixArgs,
+    pub(crate) x: u64,
+    pub(crate) y: u64,
+    pub(crate) n_in: u32,
+    pub(crate) end: u32,
+    pub(crate) warps_a_tile: u32,
+    pub(crate) function: u32,
+}
+
+/// What its input goes through on its way: `InputFunction` of `rwkv.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum InputFunction {
+    AsItLies = 0,
+    Tanh = 1,
+    Sigmoid = 2,
+}
+
+/// Most of them.
+pub(crate) const MAX_SIDE_PRODUCTS: usize = 8;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct SideProductsArgs {
+    pub(crate) products: [SideProductArgs; MAX_SIDE_PRODUCTS],
 }
 
 #[repr(C)]

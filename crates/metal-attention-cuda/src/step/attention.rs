@@ -6,7 +6,7 @@ use super::layer::Given;
 use super::product::{Input, Product};
 use super::{Step, StepSize, Steps};
 use crate::CudaError;
-use crate::activations::n_splits;
+use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, n_splits};
 use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, PrefillArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
@@ -49,9 +49,11 @@ impl Steps {
         cache: &CudaKvCache,
         i: usize,
         a: &CudaAttention,
-        n_tokens: usize,
+        size: StepSize,
     ) -> Result<Option<(u64, usize)>, CudaError> {
-        let Some(args) = a.inputs_apart else { return Ok(None) };
+        let Some(args) = a.inputs_apart.filter(|_| size.n_query_tiles > 0 || !a.alone_on_the_way) else {
+            return Ok(None);
+        };
         let [k_cache, v_cache] = cache.of_layer(i);
         let args = AttentionInputsArgs {
             tokens: self.s.tokens.ptr(),
@@ -63,7 +65,7 @@ impl Steps {
             ..args
         };
         let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_kv_head } else { 0 };
-        let grid = Grid { blocks: [heads.div_ceil(4), n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
+        let grid = Grid { blocks: [heads.div_ceil(4), size.n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
         self.launch(&format!("attention_inputs_{}", type_name(cache.cache_type)), "", grid, &args)?;
         Ok(Some((args.queries, a.n_head * a.head_dim)))
     }
@@ -80,10 +82,10 @@ impl Steps {
         let packed = if self.is_exact(n) { 0 } else { self.s.packed_att.ptr() };
         let token_tiles = self.packed_order(n);
         let of_kv = a.n_head / a.n_kv_head;
-        let group = of_kv.next_power_of_two().min(8);
+        let group = queries_together(n * a.n_kv_head, of_kv);
         let n_chunks = of_kv.div_ceil(group);
         let splits = n_splits(n, a.n_kv_head * n_chunks);
-        let apart = self.inputs_apart(cache, i, a, n)?;
+        let apart = self.inputs_apart(cache, i, a, size)?;
         let (qkv, stride) = apart.unwrap_or((self.s.qkv.ptr(), a.stride()));
         let (gates, gate_stride) = self.gates(a);
         let args = AttentionArgs {
@@ -110,7 +112,9 @@ impl Steps {
             soft_cap: a.soft_cap,
             gates,
             gate_stride,
-            unused: 0,
+            q_step: (a.head_dim * if a.has_gates && apart.is_none() { 2 } else { 1 }) as u32,
+            k_at: a.qkv[0].n_rows as u32,
+            v_at: (a.qkv[0].n_rows + a.n_kv_head * a.head_dim) as u32,
         };
         let ty = type_name(cache.cache_type);
         // Kernels that take what is in the cache already.
@@ -200,10 +204,33 @@ impl Steps {
     }
 }
 
+/// Query heads of a KV head that a block takes together: where there are few blocks, as many fewer as there is room for more of
+/// them with all splits.
+fn queries_together(n_kv_heads: usize, of_kv: usize) -> usize {
+    let mut group = of_kv.next_power_of_two().min(8);
+    while group > 1 && n_kv_heads * of_kv.div_ceil(group / 2) * MAX_SPLITS <= ATTENTION_BLOCKS {
+        group /= 2;
+    }
+    group
+}
+
 /// As elements of the cache are called in names of kernels.
 fn type_name(cache_type: CacheType) -> &'static str {
     match cache_type {
         CacheType::F16 => "f16",
         CacheType::F32 => "f32",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_take_fewer_queries_where_there_are_few_blocks() {
+        // Of a token of qwen3.5-0.8b, qwen3-30b-a3b, llama-3.2-1b and smollm-135m, and of many tokens.
+        let of = [(2, 4), (4, 8), (8, 4), (3, 3), (16 * 4, 8)];
+        assert_eq!(of.map(|(n, of_kv)| queries_together(n, of_kv)), [1, 4, 4, 2, 8]);
+        assert_eq!(queries_together(1, 1), 1);
     }
 }

@@ -8,16 +8,18 @@ use super::product::Input;
 use super::walk::Rule;
 use super::{Step, Steps};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, DeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs};
+use crate::args::{
+    ConvolutionArgs, DeltaRuleAloneArgs, DeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs,
+};
 use crate::weights::CudaDeltaRule;
 
-/// Queries, keys and values, the same after the convolution; gate, beta and decay; what decay and gate have before them; the
-/// heads' results.
-pub(super) fn widths(of: &DeltaRuleSpec) -> [usize; 8] {
+/// Queries, keys and values, with what stands beside them: beta, and gate and decay of one product each; the first three after the
+/// convolution; what decay and gate have before them, decay and gate, where they come of two products; the heads' results.
+pub(super) fn widths(of: &DeltaRuleSpec) -> [usize; 7] {
     let (channels, values, n_head) = (of.n_channels(), of.n_values(), of.n_head_v);
     match of.gates {
-        DeltaGates::OfHeads { paired: _ } => [channels, channels, values + 2 * n_head, 0, 0, 0, 0, values],
-        DeltaGates::OfChannels { rank } => [channels, channels, values, n_head, of.n_decays(), rank, rank, values],
+        DeltaGates::OfHeads { paired: _ } => [channels + values + 2 * n_head, channels, 0, 0, 0, 0, values],
+        DeltaGates::OfChannels { rank } => [channels + n_head, channels, rank, rank, of.n_decays(), values, values],
     }
 }
 
@@ -32,28 +34,24 @@ impl Steps {
     ) -> Result<Given<'w>, CudaError> {
         let of = &w.spec;
         let (channels, values, n_head) = (of.n_channels(), of.n_values(), of.n_head_v);
-        let [qkv, conv, gates, betas, decays, before_decay, before_gate, heads] = self.areas(step, widths(of));
-        let [q, k, v] = &w.inputs;
-        self.store_all(step, "queries, keys, values", [q, k, v], input, qkv)?;
-        let (gate, beta, decay) = match &w.before {
-            None => {
-                let stride = values + 2 * n_head;
-                self.store_all(step, "gates", [&w.gate, &w.beta, &w.decay], input, gates)?;
-                let at = |first: usize| RowsArgs::new(gates, stride, first);
-                (at(0), at(values), at(values + n_head))
-            }
-            Some([decay, gate]) => {
-                self.store_all(step, "gates", [&w.beta], input, betas)?;
+        let [inputs, conv, before_decay, before_gate, decays, gates, heads] = self.areas(step, widths(of));
+        let stride = w.inputs.n_rows();
+        self.store_joined(step, "queries, keys, values, gates", &w.inputs, input, inputs)?;
+        let at = |first: usize| RowsArgs::new(inputs, stride, first);
+        let (gate, beta, decay) = match &w.low_rank {
+            None => (at(channels), at(channels + values), at(channels + values + n_head)),
+            Some(low_rank) => {
+                let [decay, gate] = &low_rank.before;
                 self.store_all(step, "gates", [decay], input, before_decay)?;
                 self.store_all(step, "gates", [gate], input, before_gate)?;
-                self.store_rows(step, "gates", &w.decay, before_decay, decays)?;
-                self.store_rows(step, "gates", &w.gate, before_gate, gates)?;
+                self.store_rows(step, "gates", &low_rank.decay, before_decay, decays)?;
+                self.store_rows(step, "gates", &low_rank.gate, before_gate, gates)?;
                 let rows = |x: u64, stride: usize| RowsArgs::new(x, stride, 0);
-                (rows(gates, values), rows(betas, n_head), rows(decays, of.n_decays()))
+                (rows(gates, values), at(channels), rows(decays, of.n_decays()))
             }
         };
-        let args = ConvolutionArgs {
-            x: RowsArgs::new(qkv, channels, 0),
+        let convolution = ConvolutionArgs {
+            x: at(0),
             taps: w.taps.ptr(),
             out: conv,
             channels: channels as u32,
@@ -62,9 +60,8 @@ impl Steps {
             step: channels as u32,
             ..ConvolutionArgs::zeroed()
         };
-        self.convolution(step, i, args)?;
         let states = step.states.of_layer(i, (of.n_tap - 1) * channels);
-        let rule = if w.before.is_some() { Rule::DELTA_RULE_OF_CHANNELS } else { Rule::DELTA_RULE };
+        let rule = if w.low_rank.is_some() { Rule::DELTA_RULE_OF_CHANNELS } else { Rule::DELTA_RULE };
         let args = DeltaRuleArgs {
             walk: Self::walk(step, rule, states, heads, [n_head, of.key_dim, of.value_dim]),
             x: RowsArgs::new(conv, channels, 0),
@@ -80,7 +77,6 @@ impl Steps {
             unused: 0,
             eps: of.eps,
         };
-        self.launch_walk(step, rule, &args.walk, &args)?;
         let norm = GroupNormArgs {
             x: heads,
             out: heads,
@@ -96,7 +92,17 @@ impl Steps {
             eps: of.eps,
             ..GroupNormArgs::zeroed()
         };
-        self.group_norm(step, &norm)?;
+        let around = Self::convolution_of(step, i, convolution);
+        match self.alone(step, rule, &args.walk, around, Some(norm)) {
+            Some(alone) => {
+                self.launch_alone(step, rule, &args.walk, &DeltaRuleAloneArgs { of: args, alone })?;
+            }
+            None => {
+                self.convolution(step, i, convolution)?;
+                self.launch_walk(step, rule, &args.walk, &args)?;
+                self.group_norm(step, &norm)?;
+            }
+        }
         let input = self.rows_input(step, heads, values, None)?;
         Ok(Given::Product { what: "delta rule output", linear: &w.out, input })
     }

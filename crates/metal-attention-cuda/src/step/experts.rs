@@ -4,14 +4,17 @@ use metal_attention_model::{Experts, RouterScore};
 
 use super::grouped::{Grouped, packed_elements, sorted_elements};
 use super::layer::Given;
-use super::product::Input;
+use super::product::{Input, MATVEC_TOKENS};
 use super::{Step, Steps};
 use crate::CudaError;
-use crate::args::{ExpertsActivationArgs, ExpertsSumArgs, Output, RouteArgs, WeighArgs};
+use crate::args::{ExpertsActivationArgs, ExpertsSumArgs, Output, RouteAloneArgs, RouteArgs, WeighArgs};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::PANEL;
-use crate::weights::CudaExperts;
+use crate::weights::{CudaExperts, CudaNorm};
+
+/// Elements of a state that `route_alone` has room for.
+const MAX_ROUTED: usize = 4 * 256 * 8;
 
 /// Elements, for `n` tokens, of the router's products; the chosen experts, their weights, those of their inputs; the input of
 /// router or experts where it is not the normalised state, that times the weights; gates and ups, what comes of them, what experts
@@ -98,13 +101,25 @@ impl Visits {
 }
 
 impl Steps {
+    /// Whether the router takes this norm on its way, and has the normalised state made for the others then. `exact` steps have the
+    /// same bits however many tokens there are.
+    pub(super) fn router_norms(&self, step: Step<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
+        !self.exact
+            && step.size.n_tokens <= MATVEC_TOKENS
+            && w.router_rows.is_some()
+            && w.router_norm.is_none()
+            && norm.is_on_the_way()
+            && norm.n <= MAX_ROUTED
+    }
+
     /// The weighted experts of the normalised state, and what all tokens go through besides. `input`: that state, as products
-    /// take it.
+    /// take it; `norm`: what makes it, where the router does.
     pub(super) fn experts<'w>(
         &mut self,
         step: Step<'_>,
         w: &'w CudaExperts,
         input: Input,
+        norm: Option<&CudaNorm>,
     ) -> Result<Given<'w>, CudaError> {
         let (of, n_embd, n) = (&w.spec, step.spec.n_embd, step.size.n_tokens);
         let n_in = of.latent.unwrap_or(n_embd);
@@ -127,15 +142,37 @@ impl Steps {
             packed_gated,
         ] = self.places(elements(of, n_embd, n));
         let (x, h) = (self.s.x.ptr(), self.s.h.ptr());
+        let route = Self::route_args(w, products, [chosen, weights, input_weights]);
         // As exact as F32 however many tokens there are: close choices stay what they are.
         let mut routed = h;
         if let Some(norm) = &w.router_norm {
             self.norm_rows(step, x, n_embd, norm, other)?;
             routed = other;
         }
-        let routed = Input::Rows { x: routed, norm: 0, eps: 0.0 };
-        self.store_all(step, "router", [&w.router], routed, products)?;
-        self.choose_experts(step, w, products, [chosen, weights, input_weights])?;
+        // Three numbers and two flags for each expert.
+        let memory = 14 * of.n_expert;
+        match (norm, &w.router_rows) {
+            (Some(norm), Some(rows)) => {
+                let args = RouteAloneArgs {
+                    route,
+                    x,
+                    norm: norm.weight.ptr(),
+                    h,
+                    router: rows.ptr(),
+                    bias: w.router.bias(),
+                    tickets: self.s.tickets.ptr(),
+                    n_in: n_embd as u32,
+                    eps: norm.eps,
+                };
+                let grid = Grid { blocks: [of.n_expert, n, 1], threads: 256, shared: memory };
+                self.launch("route_alone", "", grid, &args)?;
+            }
+            (None, _) | (_, None) => {
+                let routed = Input::Rows { x: routed, norm: 0, eps: 0.0 };
+                self.store_all(step, "router", [&w.router], routed, products)?;
+                self.launch("route", "", Grid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
+            }
+        }
 
         let mut rows = h;
         if let Some([norm, _, _]) = &w.own_norms {
@@ -164,16 +201,10 @@ impl Steps {
     }
 
     /// Which experts each token goes to, and with what weights.
-    fn choose_experts(
-        &mut self,
-        step: Step<'_>,
-        w: &CudaExperts,
-        products: u64,
-        [experts, weights, input_weights]: [u64; 3],
-    ) -> Result<(), CudaError> {
+    fn route_args(w: &CudaExperts, products: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
         let (of, router) = (&w.spec, &w.spec.router);
         let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
-        let args = RouteArgs {
+        RouteArgs {
             products,
             choice_bias: ptr(w.choice_bias.as_ref()),
             expert_scale: ptr(w.expert_scale.as_ref()),
@@ -192,10 +223,7 @@ impl Steps {
             n_group_used: groups.1 as u32,
             scale: router.scale,
             unused: 0,
-        };
-        // Three numbers and two flags for each expert.
-        let shared = 14 * of.n_expert;
-        self.launch("route", "", Grid { blocks: [step.size.n_tokens, 1, 1], threads: 32, shared }, &args)
+        }
     }
 
     /// `down(activation(gate(x)) * up(x))` of every token at each of its experts.
@@ -306,6 +334,9 @@ impl Steps {
 
     /// A weighted sum of what experts give.
     pub(super) fn experts_sum(&mut self, step: Step<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
-        self.launch("experts_sum", "", Grid { blocks: [step.size.n_tokens, 1, 1], threads: 256, shared: 0 }, args)
+        // Of a few tokens all multiprocessors have some; each block needs the gate's product.
+        let n = step.size.n_tokens;
+        let blocks = if n <= MATVEC_TOKENS { (args.n as usize).div_ceil(256) } else { 1 };
+        self.launch("experts_sum", "", Grid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)
     }
 }

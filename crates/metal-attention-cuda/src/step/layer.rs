@@ -37,16 +37,17 @@ impl Steps {
                 let given = self.mixer(step, i, &layer.mixer, input)?;
                 self.join(step, &given, mixer_parts, mixer_post, scale)?;
                 self.add_laurel(step, layer)?;
-                let input = self.feed_forward_input(step, i, norm)?;
-                let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
+                let (input, unmade) = self.feed_forward_input(step, i, layer)?;
+                let given = self.feed_forward(step, i, &layer.feed_forward, input, unmade)?;
                 self.join(step, given.as_slice(), parts, post, scale)?;
             }
             Residual::Parallel => {
                 // What the feed-forward reads does not have the mixer's result.
                 let input = self.mixer_input(step, i, mixer_norm, norm.is_none())?;
                 let mixed = self.mixer(step, i, &layer.mixer, input)?;
-                let input = if norm.is_some() { self.feed_forward_input(step, i, norm)? } else { input };
-                let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
+                let (input, unmade) =
+                    if norm.is_some() { self.feed_forward_input(step, i, layer)? } else { (input, None) };
+                let given = self.feed_forward(step, i, &layer.feed_forward, input, unmade)?;
                 self.join(step, &mixed, mixer_parts, mixer_post, 1.0)?;
                 self.join(step, given.as_slice(), parts, post, 1.0)?;
             }
@@ -60,8 +61,8 @@ impl Steps {
                 let given = self.mixer(step, i, &layer.mixer, input)?;
                 self.join(step, &given, mixer_parts, mixer_post, 1.0)?;
                 after(self, 0)?;
-                let input = self.feed_forward_input(step, i, norm)?;
-                let given = self.feed_forward(step, i, &layer.feed_forward, input)?;
+                let (input, unmade) = self.feed_forward_input(step, i, layer)?;
+                let given = self.feed_forward(step, i, &layer.feed_forward, input, unmade)?;
                 self.join(step, given.as_slice(), parts, post, 1.0)?;
                 after(self, 1)?;
             }
@@ -86,9 +87,21 @@ impl Steps {
         self.input_of(step, norm, as_rows)
     }
 
-    /// The input of the feed-forward of layer `i`.
-    fn feed_forward_input(&mut self, step: Step<'_>, i: usize, norm: Option<&CudaNorm>) -> Result<Input, CudaError> {
-        self.input_of(step, norm, feed_forward_reads_rows(&step.spec.layers[i].feed_forward))
+    /// The input of the feed-forward of layer `i`, and the norm that still has to make it, where a router does.
+    fn feed_forward_input<'w>(
+        &mut self,
+        step: Step<'_>,
+        i: usize,
+        layer: &'w CudaLayer,
+    ) -> Result<(Input, Option<&'w CudaNorm>), CudaError> {
+        let norm = layer.feed_forward_norm.as_ref();
+        if let (CudaFeedForward::Experts(w), Some(norm)) = (&layer.feed_forward, norm)
+            && self.router_norms(step, w, norm)
+        {
+            return Ok((Input::Rows { x: self.s.h.ptr(), norm: 0, eps: 0.0 }, Some(norm)));
+        }
+        let as_rows = feed_forward_reads_rows(&step.spec.layers[i].feed_forward);
+        Ok((self.input_of(step, norm, as_rows)?, None))
     }
 
     fn input_of(&mut self, step: Step<'_>, norm: Option<&CudaNorm>, as_rows: bool) -> Result<Input, CudaError> {
@@ -121,17 +134,18 @@ impl Steps {
         })
     }
 
-    /// What the feed-forward of layer `i` makes of `input`, but for its last product.
+    /// What the feed-forward of layer `i` makes of `input`, but for its last product. `unmade`: the norm that is still to make it.
     fn feed_forward<'w>(
         &mut self,
         step: Step<'_>,
         i: usize,
         feed_forward: &'w CudaFeedForward,
         input: Input,
+        unmade: Option<&CudaNorm>,
     ) -> Result<Option<Given<'w>>, CudaError> {
         Ok(match feed_forward {
             CudaFeedForward::Dense(w) => Some(self.dense(step, w, input)?),
-            CudaFeedForward::Experts(w) => Some(self.experts(step, w, input)?),
+            CudaFeedForward::Experts(w) => Some(self.experts(step, w, input, unmade)?),
             CudaFeedForward::ChannelMix(w) => Some(self.channel_mix(step, i, w)?),
             CudaFeedForward::None => None,
         })

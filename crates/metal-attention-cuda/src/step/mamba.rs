@@ -8,7 +8,9 @@ use super::product::Input;
 use super::walk::Rule;
 use super::{Step, Steps};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs};
+use crate::args::{
+    ConvolutionArgs, GroupNormArgs, GroupNormKind, Mamba2AloneArgs, Mamba2Args, MambaArgs, RowsArgs, SelectArgs,
+};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::weights::{CudaMamba, CudaMamba2};
@@ -41,7 +43,7 @@ impl Steps {
         let (width, channels, stride) = (of.width(), of.conv_width(), of.input_width());
         let [inputs, conv, out] = self.areas(step, widths2(of));
         self.store_all(step, "Mamba inputs", [&w.input], input, inputs)?;
-        let args = ConvolutionArgs {
+        let convolution = ConvolutionArgs {
             x: RowsArgs::new(inputs, stride, width),
             taps: w.taps.ptr(),
             bias: ptr(w.conv_bias.as_ref()),
@@ -52,7 +54,6 @@ impl Steps {
             step: channels as u32,
             ..ConvolutionArgs::zeroed()
         };
-        self.convolution(step, i, args)?;
         let states = step.states.of_layer(i, (of.n_tap - 1) * channels);
         let of_conv = |first: usize| RowsArgs::new(conv, channels, first);
         let args = Mamba2Args {
@@ -68,22 +69,33 @@ impl Steps {
             heads_of_group: (of.n_head / of.n_group) as u32,
             gate_step: of.head_dim as u32,
         };
-        self.launch_walk(step, Rule::MAMBA2, &args.walk, &args)?;
-        if let (Some(eps), Some(weight)) = (of.norm, &w.norm) {
+        let around = Self::convolution_of(step, i, convolution);
+        match self.alone(step, Rule::MAMBA2, &args.walk, around, None) {
+            Some(alone) => {
+                self.launch_alone(step, Rule::MAMBA2, &args.walk, &Mamba2AloneArgs { of: args, alone })?;
+            }
+            None => {
+                self.convolution(step, i, convolution)?;
+                self.launch_walk(step, Rule::MAMBA2, &args.walk, &args)?;
+            }
+        }
+        // The norm of a whole row goes with the product.
+        let of_row = w.norm.as_ref().filter(|_| of.n_group == 1);
+        if let Some(norm) = w.norm.as_ref().filter(|_| of.n_group > 1) {
             let norm = GroupNormArgs {
                 x: out,
                 out,
-                weight: weight.ptr(),
+                weight: norm.weight.ptr(),
                 n: (width / of.n_group) as u32,
                 n_group: of.n_group as u32,
                 of_groups: 1,
                 norm: GroupNormKind::Rms as u32,
-                eps,
+                eps: norm.eps,
                 ..GroupNormArgs::zeroed()
             };
             self.group_norm(step, &norm)?;
         }
-        let input = self.rows_input(step, out, width, None)?;
+        let input = self.rows_input(step, out, width, of_row)?;
         Ok(Given::Product { what: "Mamba output", linear: &w.out, input })
     }
 

@@ -5,11 +5,12 @@ use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 use super::product::{Input, Product, norm_args};
 use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, NormArgs, Output, RunsArgs};
+use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, Output, RunsArgs};
+use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
 use crate::state::RunSizes;
-use crate::weights::{CudaLinear, CudaNorm};
+use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
 
 /// Elements that each kind of rows begins with a multiple of.
 const ALIGNED: usize = 64;
@@ -143,6 +144,29 @@ impl Steps {
         self.store_matrices(step, what, linears.map(|linear| &linear.weight), bias, input, y)
     }
 
+    /// The same of matrices that are joined.
+    pub(super) fn store_joined(
+        &mut self,
+        step: Step<'_>,
+        what: &'static str,
+        joined: &CudaJoined,
+        input: Input,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let mut n_rows = 0;
+        let parts = joined.parts.iter().map(|part| {
+            n_rows += part.n_rows;
+            (part, n_rows - part.n_rows)
+        });
+        let bias = joined.bias.as_ref().map_or(0, CudaBuffer::ptr);
+        for parts in parts.collect::<Vec<_>>().chunks(MAX_PARTS) {
+            let of = Product::stored(what, parts[0].0);
+            let product = Product { parts: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..of };
+            self.product(&product, input, parts[0].0.n_in, step.size.n_tokens)?;
+        }
+        Ok(())
+    }
+
     /// The same without biases, or with all of them in one.
     pub(super) fn store_matrices<const N: usize>(
         &mut self,
@@ -186,10 +210,15 @@ impl Steps {
     /// The convolution of layer `i`, perhaps between gates, whose last inputs are the beginning of the layer's states. `args`: but
     /// for what the step says.
     pub(super) fn convolution(&mut self, step: Step<'_>, i: usize, args: ConvolutionArgs) -> Result<(), CudaError> {
-        let (runs, _) = Self::runs(step);
-        let args = ConvolutionArgs { runs, states: step.states.of_layer(i, 0), ..args };
+        let args = Self::convolution_of(step, i, args);
         let name = if args.n_tap <= 4 { "convolution" } else { "convolution_long" };
         self.launch(name, "", Self::channels_of_runs(step, args.channels as usize), &args)
+    }
+
+    /// Its `args` with what the step says.
+    pub(super) fn convolution_of(step: Step<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
+        let (runs, _) = Self::runs(step);
+        ConvolutionArgs { runs, states: step.states.of_layer(i, 0), ..args }
     }
 
     /// The grid of kernels that take a channel of a run, 128 to a block.
@@ -201,10 +230,13 @@ impl Steps {
 
     /// Norm and gate of groups of each token's row.
     pub(super) fn group_norm(&mut self, step: Step<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
-        let is_small = args.n <= SMALL_GROUP;
-        let (name, groups) = if is_small { ("group_norm_small", 4) } else { ("group_norm", 1) };
+        // Four elements a thread, as far as a block has threads.
+        let (name, groups, threads) = match args.n {
+            0..=SMALL_GROUP => ("group_norm_small", 4, 128),
+            n => ("group_norm", 1, (n as usize / 4).next_multiple_of(32).min(1024)),
+        };
         let blocks = [(args.n_group as usize).div_ceil(groups), step.size.n_tokens, 1];
-        self.launch(name, "", Grid { blocks, threads: 128, shared: 0 }, args)
+        self.launch(name, "", Grid { blocks, threads, shared: 0 }, args)
     }
 
     /// A function of each element of all tokens' rows.

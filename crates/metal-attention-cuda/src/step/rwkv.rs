@@ -5,16 +5,18 @@ use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 
 use super::grouped::Grouped;
 use super::layer::Given;
+use super::product::{BUSY_WARPS, PANELS_AHEAD, WARPS, power_of_two, shared_of};
 use super::walk::Rule;
 use super::{Step, Steps};
 use crate::CudaError;
 use crate::args::{
-    Function, GroupNormArgs, GroupNormKind, Output, OutputGate, RowsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs,
-    StatesArgs, TokenShiftArgs,
+    Function, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, Output, OutputGate, RowsArgs, Rwkv6Args,
+    Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs, StatesArgs, TokenShiftArgs,
 };
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
-use crate::weights::{CudaChannelMix, CudaLowRank, CudaRwkv6, CudaRwkv7};
+use crate::matrix::PANEL;
+use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
 
 /// Mixed inputs, what the tokens have a say in these with, before and after it is expanded; receptance, keys, values, gate; decay
 /// before and after it is expanded; the heads' results.
@@ -24,17 +26,42 @@ pub(super) fn widths6(of: &Rwkv6Spec) -> [usize; 10] {
     [mixed, given, mixed, width, n_kv, n_kv, width, of.decay_rank, width, width]
 }
 
-/// Mixed inputs; receptance, keys, values; the low-rank products' middle; decay, rate, how much of the first values comes in,
+/// Mixed inputs; receptance, keys, values; the low-rank products' middles; decay, rate, how much of the first values comes in,
 /// gate; removed keys; the heads' results.
 pub(super) fn widths7(of: &Rwkv7Spec) -> [usize; 11] {
     let width = of.width;
-    let low = of.decay_rank.max(of.rate_rank).max(of.value_rank).max(of.gate_rank.unwrap_or(0));
+    let ranks = [of.decay_rank, of.rate_rank, of.value_rank, of.gate_rank.unwrap_or(0)];
+    let low = ranks.iter().map(|rank| rank.next_multiple_of(ALIGNED_RANK)).sum();
     [of.n_mix() * width, width, width, width, low, width, width, width, width, width, width]
 }
 
 /// Mixed inputs, keys, receptance, result.
 pub(super) fn widths_of_channel_mix(of: &ChannelMixSpec) -> [usize; 4] {
     [of.n_mix() * of.n_embd, of.width, of.n_embd, of.n_embd]
+}
+
+/// Elements that the middle of a low-rank product begins with a multiple of.
+const ALIGNED_RANK: usize = 4;
+
+/// Elements of an input that goes through a function on its way: `MAX_CHANGED`.
+const MAX_CHANGED: usize = 1024;
+
+/// A product of one token beside others.
+struct SideProduct<'w> {
+    linear: &'w CudaLinear,
+    x: u64,
+    y: u64,
+    function: InputFunction,
+}
+
+/// A product through a small middle.
+struct LowRank<'w> {
+    of: &'w CudaLowRank,
+    /// What the middle goes through.
+    function: Option<Function>,
+    x: u64,
+    middle: u64,
+    y: u64,
 }
 
 /// A token shift.
@@ -55,7 +82,68 @@ fn mix(step: Step<'_>, mixed: u64, width: usize, m: usize) -> u64 {
     mixed + 4 * (m * step.size.n_tokens * width) as u64
 }
 
+impl<'w> LowRank<'w> {
+    fn first(&self) -> SideProduct<'w> {
+        SideProduct { linear: &self.of.down, x: self.x, y: self.middle, function: InputFunction::AsItLies }
+    }
+
+    fn second(&self) -> SideProduct<'w> {
+        let function = match self.function {
+            None => InputFunction::AsItLies,
+            Some(Function::Tanh) => InputFunction::Tanh,
+            Some(Function::Sigmoid) => InputFunction::Sigmoid,
+            Some(Function::Squared | Function::SigmoidTimes) => unreachable!("the middle of a low-rank product"),
+        };
+        SideProduct { linear: &self.of.up, x: self.middle, y: self.y, function }
+    }
+}
+
+impl SideProduct<'_> {
+    /// Whether it can go beside others.
+    fn goes_beside(&self) -> bool {
+        let n_in = self.linear.weight.n_in;
+        let changes = self.function != InputFunction::AsItLies;
+        self.linear.bias.is_none() && n_in.is_multiple_of(4) && (n_in <= MAX_CHANGED || !changes)
+    }
+}
+
 impl Steps {
+    /// Products of one token in a launch.
+    fn side_products(&mut self, what: &'static str, of: &[SideProduct<'_>]) -> Result<(), CudaError> {
+        let n_tiles: usize = of.iter().map(|product| product.linear.weight.n_tiles()).sum();
+        let n_sm = self.gpu.summary().n_sm;
+        // Warps of a tile, groups of tiles that a block takes at once, and panels of each, of which a block has one after the other.
+        let shares = of.iter().map(|product| {
+            let matrix = &product.linear.weight;
+            let n_panels = matrix.n_in.div_ceil(PANEL);
+            let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+            let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two().min(most));
+            let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
+            (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
+        });
+        let shares: Vec<_> = shares.collect();
+        let work: usize = shares.iter().map(|(_, _, work)| work).sum();
+        let mut args = SideProductsArgs::zeroed();
+        let (mut n_blocks, mut shared) = (0, 0);
+        for ((to, product), (warps_a_tile, groups, own)) in args.products.iter_mut().zip(of).zip(shares) {
+            let matrix = &product.linear.weight;
+            n_blocks += (n_sm * own).div_ceil(work).clamp(1, groups);
+            shared = shared.max(shared_of([matrix.format].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
+            *to = SideProductArgs {
+                matrix: matrix.args(0),
+                x: product.x,
+                y: product.y,
+                n_in: matrix.n_in as u32,
+                end: n_blocks as u32,
+                warps_a_tile: warps_a_tile as u32,
+                function: product.function as u32,
+            };
+        }
+        assert!(of.len() <= MAX_SIDE_PRODUCTS, "{} products", of.len());
+        let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
+        self.launch("side_products", what, grid, &args)
+    }
+
     /// `out` of the normalised state.
     fn shift(&mut self, step: Step<'_>, of: &Shift) -> Result<(), CudaError> {
         let (runs, _) = Self::runs(step);
@@ -151,16 +239,38 @@ impl Steps {
         self.shift(step, &Shift { states, lerps, more: 0, out: mixed, width, n_mix: of.n_mix(), advance: true })?;
         // Mixed inputs are those of r, w, k, v, a, g.
         let of_mix = |m: usize| mix(step, mixed, width, m);
-        for (linear, m, y) in [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)] {
-            self.store_rows(step, "time mix", linear, of_mix(m), y)?;
-        }
-        self.low_rank(step, &w.decay, Some(Function::Tanh), [of_mix(1), low, decay])?;
-        self.low_rank(step, &w.rate, None, [of_mix(4), low, rate])?;
-        if let Some((low_rank, _)) = &w.first_value {
-            self.low_rank(step, low_rank, None, [of_mix(3), low, value_mix])?;
-        }
-        if let Some(low_rank) = &w.gate {
-            self.low_rank(step, low_rank, Some(Function::Sigmoid), [of_mix(5), low, gate])?;
+        let large = [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)];
+        let value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
+        let small = [
+            (Some(&w.decay), Some(Function::Tanh), 1, decay),
+            (Some(&w.rate), None, 4, rate),
+            (value, None, 3, value_mix),
+            (w.gate.as_ref(), Some(Function::Sigmoid), 5, gate),
+        ];
+        let mut at = low;
+        let small = small.into_iter().filter_map(|(of, function, m, y)| of.map(|of| (of, function, m, y)));
+        let small: Vec<_> = small
+            .map(|(of, function, m, y)| {
+                let middle = at;
+                at += 4 * of.down.weight.n_rows.next_multiple_of(ALIGNED_RANK) as u64;
+                LowRank { of, function, x: of_mix(m), middle, y }
+            })
+            .collect();
+        let first =
+            large.map(|(linear, m, y)| SideProduct { linear, x: of_mix(m), y, function: InputFunction::AsItLies });
+        let first: Vec<_> = first.into_iter().chain(small.iter().map(LowRank::first)).collect();
+        let second: Vec<_> = small.iter().map(LowRank::second).collect();
+        // `exact` steps have the same bits however many tokens there are.
+        if !self.exact && step.size.n_tokens == 1 && first.iter().chain(&second).all(SideProduct::goes_beside) {
+            self.side_products("time mix", &first)?;
+            self.side_products("low rank", &second)?;
+        } else {
+            for (linear, m, y) in large {
+                self.store_rows(step, "time mix", linear, of_mix(m), y)?;
+            }
+            for LowRank { of, function, x, middle, y } in small {
+                self.low_rank(step, of, function, [x, middle, y])?;
+            }
         }
         let inputs = Rwkv7InputsArgs {
             decay,

@@ -1,10 +1,10 @@
 //! Walks of recurrences: the states of heads, which go through the tokens of all runs (`recurrence.cuh`).
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 
 use super::{Step, Steps};
 use crate::CudaError;
-use crate::args::{StatesArgs, WalkArgs};
+use crate::args::{AloneArgs, ConvolutionArgs, GroupNormArgs, StatesArgs, WalkArgs};
 use crate::launch::Grid;
 
 /// Most tokens that are prepared at a time, and bytes of the two tiles of them that a block has: several blocks run side by side.
@@ -12,6 +12,12 @@ const TILE: usize = 16;
 const ROOM: usize = 64 << 10;
 /// Threads of a block that walk.
 const WALKERS: usize = 128;
+
+/// Taps, warps and channels of a thread of `walk_alone`, and bytes of workgroup memory, which leave room for the kernels beside it.
+const ALONE_TAPS: u32 = 4;
+const ALONE_WARPS: usize = 16;
+const ALONE_CHANNELS: usize = 2;
+const ALONE_ROOM: usize = 96 << 10;
 
 /// Threads of a block that prepare tokens, where there are so many blocks and the longest run has as many tokens as `longest`. A block
 /// that has a multiprocessor for itself takes twice as many as one of two, which would not fit beside each other.
@@ -63,6 +69,18 @@ impl Rule {
     fn tile(self, key_dim: usize, longest: usize) -> usize {
         TILE.min(longest).min(ROOM / (2 * self.token_bytes(key_dim))).max(1)
     }
+
+    /// Warps and workgroup memory of a block of `walk_alone`, a head with its convolution, where it has room.
+    fn alone(self, n_tap: u32, key_dim: usize, value_dim: usize) -> Option<(usize, usize)> {
+        let (columns_of_warp, channels) = (self.columns / 4, 2 * key_dim + value_dim);
+        let warps = value_dim.div_ceil(columns_of_warp).max(channels.div_ceil(32 * ALONE_CHANNELS)).min(ALONE_WARPS);
+        let columns = value_dim.next_multiple_of(warps * columns_of_warp);
+        let state = 4 * columns * self.lanes * self.rows(key_dim);
+        let shared =
+            state + value_dim.div_ceil(self.columns) * self.token_bytes(key_dim) + 4 * (channels + 3 * value_dim);
+        let fits = n_tap <= ALONE_TAPS && channels <= 32 * ALONE_CHANNELS * warps && shared <= ALONE_ROOM;
+        fits.then_some((warps, shared))
+    }
 }
 
 impl Steps {
@@ -104,6 +122,38 @@ impl Steps {
         };
         self.launch(&format!("{}_{}", rule.name, rule.rows(key_dim)), "", grid, args)
     }
+
+    /// What tokens that are alone in their runs take besides the walk, to go through it together with the convolution before it and
+    /// the norm of heads behind it, where there is one; `None`: these have launches of their own.
+    pub(super) fn alone(
+        &self,
+        step: Step<'_>,
+        rule: Rule,
+        of: &WalkArgs,
+        convolution: ConvolutionArgs,
+        norm: Option<GroupNormArgs>,
+    ) -> Option<AloneArgs> {
+        let (_, sizes) = Self::runs(step);
+        let fits = rule.alone(convolution.n_tap, of.key_dim as usize, of.value_dim as usize)?;
+        let goes = sizes.longest == 1 && fits.1 <= self.gpu.summary().max_shared;
+        let norm = norm.unwrap_or(GroupNormArgs::zeroed());
+        goes.then(|| AloneArgs { convolution, norm, tickets: self.s.tickets.ptr() })
+    }
+
+    /// The walk of `args`, which begin with `of`, of tokens that are alone, with what stands around it.
+    pub(super) fn launch_alone<A: Pod>(
+        &mut self,
+        step: Step<'_>,
+        rule: Rule,
+        of: &WalkArgs,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        let (_, sizes) = Self::runs(step);
+        let (key_dim, value_dim) = (of.key_dim as usize, of.value_dim as usize);
+        let (warps, shared) = rule.alone(1, key_dim, value_dim).expect("a walk that has room");
+        let grid = Grid { blocks: [of.n_head as usize, sizes.n, 1], threads: 32 * warps, shared };
+        self.launch(&format!("{}_alone_{}", rule.name, rule.rows(key_dim)), "", grid, args)
+    }
 }
 
 #[cfg(test)]
@@ -114,6 +164,17 @@ mod tests {
     fn blocks_that_are_alone_prepare_with_more_threads() {
         assert_eq!([1, 128, 132, 133, 256].map(|n| preparers(n, 132, 512)), [256, 256, 256, 128, 128]);
         assert_eq!([1, 256].map(|n| preparers(n, 132, 1)), [0, 0]);
+    }
+
+    #[test]
+    fn heads_go_alone_where_their_state_has_room() {
+        let alone = |rule: Rule, key_dim, value_dim| rule.alone(4, key_dim, value_dim).map(|(warps, _)| warps);
+        assert_eq!(alone(Rule::DELTA_RULE, 128, 128), Some(16));
+        assert_eq!(alone(Rule::MAMBA2, 128, 64), Some(16));
+        assert_eq!(alone(Rule::MAMBA2, 256, 64), Some(16));
+        assert_eq!(alone(Rule::MAMBA2, 16, 5), Some(2));
+        assert_eq!(alone(Rule::DELTA_RULE, 256, 256), None, "256 KB of state");
+        assert!(Rule::DELTA_RULE.alone(5, 128, 128).is_none(), "taps");
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) struct CudaAttention {
     pub(crate) inputs: HeadArgs,
     /// What makes queries, keys and values of their projections, where attention cannot on its way: but for addresses of a step.
     pub(crate) inputs_apart: Option<AttentionInputsArgs>,
+    /// Whether it can of tokens that are alone in their sequences.
+    pub(crate) alone_on_the_way: bool,
     pub(crate) kernels: AttentionKernels,
     pub(crate) mask: u32,
     pub(crate) reach: u32,
@@ -68,7 +70,7 @@ impl Loader<'_> {
         let (input_kernels, kernels) = attention_kernels(of, norms[2].is_some() || norms[3].is_some());
         let inputs_apart = match input_kernels {
             InputKernels::OnTheWay => None,
-            InputKernels::Apart => {
+            InputKernels::OnTheWayAlone | InputKernels::Apart => {
                 let k_at = qkv[0].n_rows;
                 let (v_at, owns_cache) = match of.kv {
                     KvSource::Own => (k_at + of.n_head_kv * of.head_dim, true),
@@ -109,6 +111,7 @@ impl Loader<'_> {
             head_dim: of.head_dim,
             inputs,
             inputs_apart,
+            alone_on_the_way: input_kernels == InputKernels::OnTheWayAlone,
             kernels,
             mask,
             reach,

@@ -1,5 +1,6 @@
 //! Weights of experts.
 
+use metal_attention_gguf::TensorType;
 use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind};
 
 use super::{CudaDense, CudaLinear, CudaNorm, Loader, Vector};
@@ -12,6 +13,8 @@ use crate::stack::CudaStack;
 pub(crate) struct CudaExperts {
     pub(crate) spec: Experts,
     pub(crate) router: CudaLinear,
+    /// Its rows as they are, where they are F32: a few tokens take them so.
+    pub(crate) router_rows: Option<Vector>,
     /// Norm of the router's input, where experts have norms of their own.
     pub(crate) router_norm: Option<CudaNorm>,
     pub(crate) choice_bias: Option<Vector>,
@@ -52,6 +55,9 @@ impl Loader<'_> {
             (Some(shared), Some(weights)) => Some(self.dense(&shared.dense, weights)?),
             (None, _) | (_, None) => None,
         };
+        let router = &w.router.weight;
+        let as_they_are = router.ty() == TensorType::F32;
+        let router_rows = as_they_are.then(|| self.vector(&router.to_f32())).transpose()?;
         let (mut router_norm, mut own_norms) = (None, None);
         if let (Some(own), Some([input, result, shared]), Some(scale)) = (&of.own_norms, &w.own_norms, &w.router_scale)
         {
@@ -69,6 +75,7 @@ impl Loader<'_> {
         Ok(CudaExperts {
             spec: of.clone(),
             router: self.linear(&w.router)?,
+            router_rows,
             router_norm,
             choice_bias: self.optional(w.choice_bias.as_deref())?,
             latent,

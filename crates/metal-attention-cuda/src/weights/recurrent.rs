@@ -2,11 +2,11 @@
 
 use metal_attention_model::{
     ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, LowRankWeights, Mamba2Spec, Mamba2Weights,
-    MambaDecay, MambaSpec, MambaWeights, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec,
+    MambaDecay, MambaSpec, MambaWeights, NormKind, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec,
     ShortConvWeights,
 };
 
-use super::{CudaLinear, Loader, Vector};
+use super::{CudaJoined, CudaLinear, CudaNorm, Loader, Vector};
 use crate::CudaError;
 use crate::stack::CudaStack;
 
@@ -23,18 +23,23 @@ pub(crate) struct CudaShortConv {
 #[derive(Debug)]
 pub(crate) struct CudaDeltaRule {
     pub(crate) spec: DeltaRuleSpec,
-    /// Queries, keys, values.
-    pub(crate) inputs: [CudaLinear; 3],
-    pub(crate) beta: CudaLinear,
-    /// What decay and gate have before them.
-    pub(crate) before: Option<[CudaLinear; 2]>,
-    pub(crate) decay: CudaLinear,
-    pub(crate) gate: CudaLinear,
+    /// Queries, keys, values, and what stands beside them: beta; before it the gate, and behind it the decay, where these come of
+    /// one product each.
+    pub(crate) inputs: CudaJoined,
+    pub(crate) low_rank: Option<CudaDeltaLowRank>,
     pub(crate) taps: Vector,
     pub(crate) dt_bias: Vector,
     pub(crate) a: Vector,
     pub(crate) norm: Vector,
     pub(crate) out: CudaLinear,
+}
+
+/// Decay and gate that come of two products each: the first ones, and the second.
+#[derive(Debug)]
+pub(crate) struct CudaDeltaLowRank {
+    pub(crate) before: [CudaLinear; 2],
+    pub(crate) decay: CudaLinear,
+    pub(crate) gate: CudaLinear,
 }
 
 /// Mamba.
@@ -65,7 +70,8 @@ pub(crate) struct CudaMamba2 {
     pub(crate) dt_bias: Vector,
     pub(crate) a: Vector,
     pub(crate) d: Vector,
-    pub(crate) norm: Option<Vector>,
+    /// Of groups of the result, or of all of it.
+    pub(crate) norm: Option<CudaNorm>,
     pub(crate) out: CudaLinear,
 }
 
@@ -140,17 +146,18 @@ impl Loader<'_> {
     }
 
     pub(super) fn delta_rule(&mut self, spec: DeltaRuleSpec, w: &DeltaRuleWeights) -> Result<CudaDeltaRule, CudaError> {
-        let before = match &w.before {
-            Some([decay, gate]) => Some([self.linear(decay)?, self.linear(gate)?]),
-            None => None,
+        let (inputs, low_rank) = match &w.before {
+            None => (self.joined(&[&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay])?, None),
+            Some([decay, gate]) => {
+                let before = [self.linear(decay)?, self.linear(gate)?];
+                let (decay, gate) = (self.linear(&w.decay)?, self.linear(&w.gate)?);
+                (self.joined(&[&w.q, &w.k, &w.v, &w.beta])?, Some(CudaDeltaLowRank { before, decay, gate }))
+            }
         };
         Ok(CudaDeltaRule {
             spec,
-            inputs: [self.linear(&w.q)?, self.linear(&w.k)?, self.linear(&w.v)?],
-            beta: self.linear(&w.beta)?,
-            before,
-            decay: self.linear(&w.decay)?,
-            gate: self.linear(&w.gate)?,
+            inputs,
+            low_rank,
             taps: self.vector(&w.taps)?,
             dt_bias: self.vector(&w.dt_bias)?,
             a: self.vector(&w.a)?,
@@ -187,6 +194,13 @@ impl Loader<'_> {
     }
 
     pub(super) fn mamba2(&mut self, spec: Mamba2Spec, w: &Mamba2Weights) -> Result<CudaMamba2, CudaError> {
+        let norm = match (spec.norm, &w.norm) {
+            (Some(eps), Some(weight)) => {
+                let (kind, n) = (NormKind::Rms, weight.len());
+                Some(CudaNorm { kind, weight: self.vector(weight)?, bias: None, eps, n })
+            }
+            (None, _) | (_, None) => None,
+        };
         Ok(CudaMamba2 {
             spec,
             input: self.linear(&w.input)?,
@@ -195,7 +209,7 @@ impl Loader<'_> {
             dt_bias: self.vector(&w.dt_bias)?,
             a: self.vector(&w.a)?,
             d: self.vector(&w.d)?,
-            norm: self.optional(w.norm.as_deref())?,
+            norm,
             out: self.linear(&w.out)?,
         })
     }
