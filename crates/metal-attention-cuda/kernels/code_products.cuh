@@ -8,15 +8,15 @@
 #include "formats.cuh"
 
 // Where a block of 32 inputs of a token lies in workgroup memory: [panel][digit][t][block of two][8], as `digits_of` says, then
-// for each block what its digits' sums are multiplied by, and two sums of 16 inputs.
+// for each block two sums of 16 inputs, and what its digits' sums are multiplied by.
 constexpr u32 DIGITS_OF_PANEL = 192;
 __device__ __forceinline__ u32 input_bytes(u32 n_panels) { return n_panels * (DIGITS_OF_PANEL + 2 * 12); }
 struct CodeInput {
     unsigned char* digits;
-    float* factors; // [n_blocks]
     float* sums;    // [n_blocks][2]
+    float* factors; // [n_blocks]
     __device__ __forceinline__ CodeInput(unsigned char* memory, u32 n_panels)
-        : digits(memory), factors((float*)(memory + n_panels * DIGITS_OF_PANEL)), sums(factors + 2 * n_panels) {}
+        : digits(memory), sums((float*)(memory + n_panels * DIGITS_OF_PANEL)), factors(sums + 4 * n_panels) {}
 };
 
 // Puts eight inputs of a block to their places: elements 4 t.. of its first half and of its second. The four threads of a block

@@ -1,7 +1,9 @@
 // y = W f(x) for one to four tokens, as exact as F32: f is nothing or an RMSNorm, and y is stored, added to the residual stream,
 // or goes through the gate of a feed-forward.
 //
-// Each warp has panels of its own on their way to workgroup memory, the first ones before the input is there.
+// Each warp has records of its own on their way to workgroup memory, the first ones before the input is there. When it is, warps that
+// take the same columns make of these what products take, and begin; a norm's RMS is known only where their sums meet.
+#include "code_products.cuh"
 #include "products.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
@@ -27,227 +29,296 @@ struct MatvecArgs {
     const u32* rows;   // rows of x to be taken, or null: in order
 };
 
-// A panel in workgroup memory: codes, scales, what these are multiplied by, further bits.
-template <u32 F> struct Stage {
-    typedef Record<F> R;
-    static constexpr int BYTES = R::CODES + R::SCALES + R::SUPER + R::HIGH;
-    // The lanes of a warp copy `N` bytes together.
-    template <int N> static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int lane) {
+// Bytes of a warp's records on their way: `RING` of src/step/product.rs.
+constexpr int RING = 10240;
+
+// What a warp has on its way of a tile: the next so many of its records, which lie one after the other.
+template <u32 F> struct Chunk {
+    static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;
+    static constexpr int BYTES = RECORDS * Record<F>::BYTES;
+    static constexpr int STAGES = RING / BYTES;
+    // The lanes of a warp copy `n` bytes together.
+    static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int n, int lane) {
 #pragma unroll
-        for (int i = 0; i < N; i += 512)
-            if (N - i >= 512 || lane * 16 < N - i) copy16(to + i + lane * 16, from + i + lane * 16);
-    }
-    static __device__ __forceinline__ void copy(unsigned char* to, const Matrix& m, u32 tile, u32 panel, int lane) {
-        const Place<F> at(m, tile, panel);
-        copy<R::CODES>(to, at.codes, lane);
-        copy<R::SCALES>(to + R::CODES, at.scales, lane);
-        copy<R::SUPER>(to + R::CODES + R::SCALES, at.super, lane);
-        copy<R::HIGH>(to + R::CODES + R::SCALES + R::SUPER, at.high, lane);
-    }
-    static __device__ __forceinline__ Place<F> place(const unsigned char* from) {
-        Place<F> at;
-        at.codes = from, at.scales = from + R::CODES, at.super = at.scales + R::SCALES, at.high = at.super + R::SUPER;
-        return at;
+        for (int i = 0; i < BYTES; i += 512)
+            if ((RECORDS == 1 && i + 512 <= BYTES) || i + lane * 16 < n) copy16(to + i + lane * 16, from + i + lane * 16);
     }
 };
 
-// Bytes of a warp's panels on their way, where these are not larger.
-constexpr int RING = 6144;
+// Inputs of tokens in workgroup memory, and what a warp adds up of a tile: products of codes.
+template <u32 FORMAT, int TOKENS> struct Sums {
+    typedef Codes<FORMAT> P;
+    // Tokens of a product, and products.
+    static constexpr int SIDE_BY_SIDE = P::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
+    static __device__ __forceinline__ u32 bytes_of_token(u32 n_panels) { return (input_bytes(n_panels) + 15) / 16 * 16; }
+    static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * bytes_of_token(n_panels); }
+    static __device__ __forceinline__ CodeInput input_of(unsigned char* memory, u32 n_panels, u32 token) {
+        return CodeInput(memory + token * bytes_of_token(n_panels), n_panels);
+    }
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4& first, const float4& second, bool is_there) {
+        put_digits(input_of(memory, n_panels, token), block, t, first, second, is_there);
+    }
+    static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
-// Thread i of the block has elements 4 (i + 256 j).. of the input.
-constexpr int HELD = 4; // of these at once
+    Digits digits[N];
+    const float *factors[N], *sums[N];
+    float acc[N][2], mins[N][2];
+    __device__ __forceinline__ Sums(unsigned char* memory, u32 n_panels, const unsigned char* zeros, int lane) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            auto digits_of_token = [&](int token) { return token < TOKENS ? input_of(memory, n_panels, token).digits : nullptr; };
+            digits[i] = digits_of<P::SUBS>(digits_of_token(SIDE_BY_SIDE * i), digits_of_token(SIDE_BY_SIDE * i + 1), zeros, lane);
+            const CodeInput of = input_of(memory, n_panels, min(token_of(i, lane), TOKENS - 1));
+            factors[i] = of.factors, sums[i] = of.sums;
+        }
+        clear();
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int row = 0; row < 2; row++) acc[i][row] = mins[i][row] = 0.0f;
+    }
+    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            code_products(p, panel, digits[i], factors[i], lane, acc[i]);
+            if (P::MINS) take_mins(p, panel, sums[i], mins[i]);
+        }
+    }
+    // To [TOKENS][16].
+    __device__ __forceinline__ void finish(float* to, int lane) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int token = token_of(i, lane);
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float y = row_sum<P>(acc[i][row], lane) - mins[i][row];
+                if (lane % (4 / SIDE_BY_SIDE) == 0 && token < TOKENS) to[token * 16 + lane / 4 + 8 * row] = y;
+            }
+        }
+        clear();
+    }
+};
+// The same of floats.
+template <u32 FORMAT, int TOKENS> struct FloatSums {
+    typedef Staged<FORMAT> P;
+    static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
+    static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) { return (float*)(memory + TOKENS * n_panels * 2 * 128); }
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4& first, const float4& second, bool is_there) {
+        put_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, first, second, is_there);
+    }
+    const unsigned char* input;
+    const float* factors;
+    u32 n_blocks;
+    float acc[4];
+    __device__ __forceinline__ FloatSums(unsigned char* memory, u32 n_panels, const unsigned char*, int)
+        : input(memory), factors(factors_of(memory, n_panels)), n_blocks(2 * n_panels) { clear(); }
+    __device__ __forceinline__ void clear() { acc[0] = acc[1] = acc[2] = acc[3] = 0.0f; }
+    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, TOKENS>(p, panel, n_blocks, input, factors, lane, acc); }
+    __device__ __forceinline__ void finish(float* to, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        if (t < TOKENS) {
+            to[t * 16 + g] = acc[0] + acc[1] * (1.0f / 2048.0f);
+            to[t * 16 + g + 8] = acc[2] + acc[3] * (1.0f / 2048.0f);
+        }
+        clear();
+    }
+};
+template <int TOKENS> struct Sums<F16, TOKENS> : FloatSums<F16, TOKENS> {
+    using FloatSums<F16, TOKENS>::FloatSums;
+};
+template <int TOKENS> struct Sums<F32, TOKENS> : FloatSums<F32, TOKENS> {
+    using FloatSums<F32, TOKENS>::FloatSums;
+};
+
+__device__ __forceinline__ float4 times(const float4& a, const float4& b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
 
 template <u32 FORMAT, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
-    typedef Staged<FORMAT> S;
-    typedef Stage<FORMAT> Staging;
+    typedef Record<FORMAT> R;
+    typedef Chunk<FORMAT> C;
+    typedef Sums<FORMAT, TOKENS> S;
     SHARED_MEMORY(128, unsigned char, memory);
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    const u32 n_blocks = (a.n_in + 63) / 64 * 2;
-    // Panels that are asked for, and worked on, at once.
-    constexpr int PAIR = Staging::BYTES > 1024 ? 1 : 2;
-    constexpr int STAGES = RING / (PAIR * Staging::BYTES) > 2 ? RING / (PAIR * Staging::BYTES) : 2;
-    unsigned char* ring = memory + warp * STAGES * PAIR * Staging::BYTES;
-    unsigned char* input = memory + WARPS * STAGES * PAIR * Staging::BYTES; // each block's hi and lo, [tokens][n_blocks][128]
-    float* sums = (float*)(input + (size_t)TOKENS * n_blocks * 128); // [tokens][n_blocks][2]
-    float* partial = sums + TOKENS * n_blocks * 2;                   // [2][WARPS][16][TOKENS]
-    float* factors = partial + 2 * WARPS * 16 * TOKENS;              // [TOKENS]
-    __shared__ float2 scratch[WARPS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 n_panels = first_matrix.n_panels, n_rows = first_matrix.n_rows, n_in4 = a.n_in / 4;
+    unsigned char* ring = memory + warp * RING;
+    unsigned char* zeros = memory + WARPS * RING + warp * 16;
+    float* squares_of = (float*)(memory + WARPS * (RING + 16)); // [TOKENS][WARPS]
+    float* partial = squares_of + TOKENS * WARPS;               // of groups by turns, of a gate and up, [2][2][WARPS][TOKENS][16]
+    constexpr u32 HALF = WARPS * TOKENS * 16;
+    unsigned char* input = (unsigned char*)(partial + 4 * HALF);
+    if (lane < 4) ((u32*)zeros)[lane] = 0;
 
+    // `warps_a_tile` warps share a tile's records out, and meet at a barrier of theirs.
     const bool gated = a.output == GATED;
-    const u32 n_halves = gated ? 2 : 1;
-    const u32 tiles_at_once = WARPS / a.warps_a_tile;
-    const u32 of_group = warp / a.warps_a_tile, n_panels = first_matrix.n_panels;
-    const u32 n_tiles = (first_matrix.n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
-    // The warp's panels of each tile.
-    const u32 each = (n_panels + a.warps_a_tile - 1) / a.warps_a_tile;
-    const u32 first = min(warp % a.warps_a_tile * each, n_panels), end = min(first + each, n_panels);
+    const u32 n_halves = gated ? 2 : 1, n_sharing = a.warps_a_tile, tiles_at_once = WARPS / n_sharing;
+    const u32 of_group = warp / n_sharing, share = warp % n_sharing;
+    const u32 n_records = n_panels / R::PANELS, first = share * n_records / n_sharing, end = (share + 1) * n_records / n_sharing;
+    const u32 n_tiles = (n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
-    u32 ask_group = block, ask_half = 0, ask_panel = first, stage = 0;
-    const Matrix* ask_matrix = &first_matrix;
-    u32 ask_tile = ask_group * tiles_at_once + of_group;
+    // What is asked for next.
+    u32 ask_tile = block * tiles_at_once + of_group, ask_half = 0, left = 0, ask_stage = 0;
+    const unsigned char* from = nullptr;
+    auto ask_for_tile = [&] {
+        left = ask_tile < n_tiles ? end - first : 0;
+        from = (ask_half == 0 ? first_matrix.records : second_matrix.records) + ((size_t)ask_tile * n_records + first) * R::BYTES;
+    };
     auto ask = [&] {
-        // The next panels of all that are the warp's.
-        if (ask_group < n_groups && ask_tile < n_tiles && first < end) {
-#pragma unroll
-            for (int i = 0; i < PAIR; i++)
-                if (ask_panel + i < end)
-                    Staging::copy(ring + (stage * PAIR + i) * Staging::BYTES, *ask_matrix, ask_tile, ask_panel + i, lane);
-            ask_panel += PAIR;
-            if (ask_panel >= end) {
-                ask_panel = first;
-                if (++ask_half == n_halves) ask_half = 0, ask_group += n_blocks_of_part, ask_tile = ask_group * tiles_at_once + of_group;
-                ask_matrix = ask_half == 0 ? &first_matrix : &second_matrix;
+        if (left > 0) {
+            const u32 n = min(left, (u32)C::RECORDS);
+            C::copy(ring + ask_stage * C::BYTES, from, n * R::BYTES, lane);
+            from += n * R::BYTES, left -= n;
+            if (left == 0) {
+                if (++ask_half == n_halves) ask_half = 0, ask_tile += n_blocks_of_part * tiles_at_once;
+                ask_for_tile();
             }
         }
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        ask_stage = ask_stage + 1 == C::STAGES ? 0 : ask_stage + 1;
         commit_copies();
     };
+    ask_for_tile();
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) ask();
+    for (int i = 0; i < C::STAGES - 1; i++) ask();
+
+    // Four panels of inputs at once: four lanes have a block. Warps that take the same columns deal these out.
+    constexpr int AT_ONCE = TOKENS == 1 ? 2 : 1; // of these
+    const u32 first_panel = first * R::PANELS + 4 * of_group, end_panel = end * R::PANELS, step = 4 * tiles_at_once;
+    const float4* norm = (const float4*)a.norm;
+    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f), one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    auto load = [&](const float4* x, u32 panel, int half, const float4& otherwise) {
+        const u32 i = panel * 16 + lane / 4 * 8 + half * 4 + lane % 4;
+        return i < min(n_in4, end_panel * 16) ? x[i] : otherwise;
+    };
+    float4 weights[AT_ONCE][2];
+    auto load_weights = [&](u32 panel) {
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) weights[j][h] = norm ? load(norm, panel + j * step, h, one) : one;
+    };
+    load_weights(first_panel);
+    const float per_input = 1.0f / (float)a.n_in;
     wait_for_input();
     let_next_start();
 
-    const u32 n_in4 = (a.n_in + 3) / 4, n_padded4 = n_blocks * 8;
-#pragma unroll 1
-    for (int token = 0; token < TOKENS; token++) {
-        const float4* x = (const float4*)(a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in);
-        const float4* norm = (const float4*)a.norm;
-        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f), one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-        float squares = 0.0f, most = 0.0f;
-        float4 held[HELD];
-        const bool fits = n_padded4 <= HELD * 32 * WARPS;
-        for (u32 base = 0; base < n_padded4; base += HELD * 32 * WARPS) {
-            float4 weights[HELD];
+    const float4* x[TOKENS];
 #pragma unroll
-            for (int j = 0; j < HELD; j++) {
-                const u32 i = base + tid + j * 32 * WARPS;
-                held[j] = i < n_in4 ? x[i] : zero;
-                weights[j] = norm && i < n_in4 ? norm[i] : one;
-            }
+    for (int token = 0; token < TOKENS; token++) x[token] = (const float4*)a.x + (size_t)(a.rows ? a.rows[token] : token) * n_in4;
+    float squares[TOKENS] = {};
+    for (u32 panel = first_panel; panel < end_panel; panel += AT_ONCE * step) {
+        float4 v[AT_ONCE][TOKENS][2];
 #pragma unroll
-            for (int j = 0; j < HELD; j++) {
-                float4& v = held[j];
-                squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-                v.x *= weights[j].x, v.y *= weights[j].y, v.z *= weights[j].z, v.w *= weights[j].w;
-                most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-            }
-        }
-        squares = warp_sum(squares);
-        most = warp_max(most);
-        if (token > 0) __syncthreads();
-        if (lane == 0) scratch[warp] = make_float2(squares, most);
-        __syncthreads();
-        squares = 0.0f, most = 0.0f;
+        for (int j = 0; j < AT_ONCE; j++)
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) squares += scratch[i].x, most = fmaxf(most, scratch[i].y);
-        const float rms = a.norm ? rsqrtf(squares / a.n_in + a.eps) : 1.0f;
-        const float largest = most * rms;
-        const int exponent = largest > 0.0f && largest < INFINITY ? ilogbf(largest) : 0;
-        const float up = ldexpf(1.0f, 13 - exponent) * rms;
-        if (tid == 0) factors[token] = ldexpf(S::SUBS == 0 ? 1.0f : UNIT, exponent - 13);
-        for (u32 base = 0; base < n_padded4; base += HELD * 32 * WARPS) {
+            for (int token = 0; token < TOKENS; token++)
 #pragma unroll
-            for (int j = 0; j < HELD; j++) {
-                const u32 i = base + tid + j * 32 * WARPS;
-                if (!fits) {
-                    const float4 w = norm && i < n_in4 ? norm[i] : one;
-                    held[j] = i < n_in4 ? x[i] : zero;
-                    held[j].x *= w.x, held[j].y *= w.y, held[j].z *= w.z, held[j].w *= w.w;
-                }
-                const float v[4] = {held[j].x * up, held[j].y * up, held[j].z * up, held[j].w * up};
-                half hi[4], lo[4];
-                float sum = 0.0f;
+                for (int h = 0; h < 2; h++) v[j][token][h] = load(x[token], panel + j * step, h, zero);
+        if (panel != first_panel) load_weights(panel);
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float w = S::ODD_SIXTEENTH && e >= 2 ? v[e] * 0.0625f : v[e];
-                    hi[e] = __float2half_rn(w);
-                    lo[e] = __float2half_rn((w - __half2float(hi[e])) * 2048.0f);
-                    sum += v[e];
-                }
-                // Four threads have the 16 columns of a product.
-                sum += __shfl_xor_sync(~0u, sum, 1);
-                sum += __shfl_xor_sync(~0u, sum, 2);
-                if (i >= n_padded4) continue;
-                const u32 of = i / 8, k = i % 8 * 4;
-                if (i % 4 == 0) sums[(token * n_blocks + of) * 2 + k / 16] = sum;
-                unsigned char* to = input + ((size_t)token * n_blocks + of) * 128 + 2 * place_in_block(k);
-                *(uint2*)to = make_uint2(bits(__halves2half2(hi[0], hi[1])), bits(__halves2half2(hi[2], hi[3])));
-                *(uint2*)(to + 64) = make_uint2(bits(__halves2half2(lo[0], lo[1])), bits(__halves2half2(lo[2], lo[3])));
+        for (int j = 0; j < AT_ONCE; j++) {
+            const u32 at = panel + j * step, of_block = at * 2 + lane / 4;
+            if (at >= end_panel) break;
+#pragma unroll
+            for (int token = 0; token < TOKENS; token++) {
+                float4(&of)[2] = v[j][token];
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    squares[token] += of[h].x * of[h].x + of[h].y * of[h].y + of[h].z * of[h].z + of[h].w * of[h].w;
+                S::put(input, n_panels, token, of_block, lane % 4, times(of[0], weights[j][0]), times(of[1], weights[j][1]), of_block < 2 * end_panel);
             }
         }
     }
-    __syncthreads();
+    if (norm) {
+#pragma unroll
+        for (int token = 0; token < TOKENS; token++) {
+            const float sum = warp_sum(squares[token]);
+            if (lane == 0) squares_of[token * WARPS + warp] = sum;
+        }
+    }
+    if (tiles_at_once > 1) __syncthreads();
+    S sums(input, n_panels, zeros, lane);
 
-    const int g = lane / 4, t = lane % 4;
-    u32 used = 0;
-    for (u32 group = block; group < n_groups; group += n_blocks_of_part) {
-        // What is added to, on its way.
-        constexpr int EACH = TOKENS > 2 ? 2 : 1; // results of a thread
+    u32 stage = 0;
+    for (u32 group = block, turn = 0; group < n_groups; group += n_blocks_of_part, turn ^= 1) {
+        const u32 tile = group * tiles_at_once + of_group;
+        if (tile >= n_tiles) break;
+        // Results of a thread, and what is added to, on its way.
+        constexpr int EACH = TOKENS > 2 ? 2 : 1;
         float before[EACH];
+        u32 rest[EACH];
         float* out[EACH];
-        u32 of[EACH], rest[EACH], rows[EACH];
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            const u32 i = tid + j * 32 * WARPS;
-            of[j] = i / (16 * TOKENS), rest[j] = i % (16 * TOKENS);
-            const u32 of_part = (group * tiles_at_once + of[j]) * 16 + rest[j] / TOKENS;
-            rows[j] = first_matrix.first_row + of_part;
-            const bool writes = i < tiles_at_once * 16 * TOKENS && of_part < first_matrix.n_rows;
-            out[j] = writes ? a.y + (size_t)(rest[j] % TOKENS) * a.n_out + rows[j] : nullptr;
-            before[j] = writes && a.output == ADD ? *out[j] : 0.0f;
+            rest[j] = share * 32 + lane + j * 32 * n_sharing;
+            const u32 row = tile * 16 + rest[j] % 16;
+            out[j] = rest[j] < 16 * TOKENS && row < n_rows ? a.y + (size_t)(rest[j] / 16) * a.n_out + first_matrix.first_row + row : nullptr;
+            before[j] = out[j] && a.output == ADD ? *out[j] : 0.0f;
         }
-        const bool has_tile = group * tiles_at_once + of_group < n_tiles;
+        float* parts = partial + turn * 2 * HALF;
         for (u32 half_of = 0; half_of < n_halves; half_of++) {
-            float sums_of[PAIR][4] = {};
-            if (has_tile) {
-                for (u32 panel = first; panel < end; panel += PAIR) {
-                    wait_for_copies<STAGES - 2>();
-                    __syncwarp();
-                    S p[PAIR];
+#pragma unroll 1
+            for (u32 record = first; record < end; record += C::RECORDS) {
+                wait_for_copies<C::STAGES - 2>();
+                __syncwarp();
+                // Into the place of the records before, which all lanes have read.
+                ask();
+                const unsigned char* chunk = ring + stage * C::BYTES;
+                stage = stage + 1 == C::STAGES ? 0 : stage + 1;
+                constexpr int PANELS = C::RECORDS * R::PANELS, PAIR = PANELS > 1 ? 2 : 1;
 #pragma unroll
-                    for (int i = 0; i < PAIR; i++) p[i].read(Staging::place(ring + (used * PAIR + i) * Staging::BYTES), lane);
-                    used = used + 1 == STAGES ? 0 : used + 1;
-                    // Into the place of the panels before, which all lanes have read.
-                    ask();
-                    if (PAIR == 1 || panel + 1 < end) {
+                for (int q = 0; q < PANELS; q += PAIR) {
+                    typename S::P p[PAIR];
+                    if (C::RECORDS == 1 || record + q + PAIR <= end) {
 #pragma unroll
                         for (int i = 0; i < PAIR; i++)
-                            panel_products<S, TOKENS>(p[i], panel + i, n_blocks, input, sums, lane, sums_of[i]);
+                            p[i].read(Place<FORMAT>(chunk + (q + i) / R::PANELS * R::BYTES, (q + i) % R::PANELS), lane);
+#pragma unroll
+                        for (int i = 0; i < PAIR; i++) sums.add(p[i], record * R::PANELS + q + i, lane);
                     } else {
-                        panel_products<S, TOKENS>(p[0], panel, n_blocks, input, sums, lane, sums_of[0]);
+                        if (record + q < end) {
+                            p[0].read(Place<FORMAT>(chunk + q * R::BYTES, 0), lane);
+                            sums.add(p[0], record + q, lane);
+                        }
+                        break;
                     }
                 }
             }
-            float acc[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) acc[i] = PAIR == 2 ? sums_of[0][i] + sums_of[PAIR - 1][i] : sums_of[0][i];
-            if (t < TOKENS) {
-                float* at = partial + ((half_of * WARPS + warp) * 16) * TOKENS;
-                at[g * TOKENS + t] = acc[0] + acc[1] * (1.0f / 2048.0f);
-                at[(g + 8) * TOKENS + t] = acc[2] + acc[3] * (1.0f / 2048.0f);
-            }
+            sums.finish(parts + half_of * HALF + warp * 16 * TOKENS, lane);
         }
-        __syncthreads();
+        if (n_sharing == 1) __syncwarp();
+        else threads_meet(1 + of_group, 32 * n_sharing);
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             if (!out[j]) continue;
+            float rms = 1.0f;
+            if (norm) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 0; i < WARPS; i++) sum += squares_of[rest[j] / 16 * WARPS + i];
+                rms = rsqrtf(sum * per_input + a.eps);
+            }
             float y[2] = {0.0f, 0.0f};
 #pragma unroll
             for (u32 half_of = 0; half_of < 2; half_of++) {
                 if (half_of == n_halves) break;
-                const float* at = partial + ((half_of * WARPS + of[j] * a.warps_a_tile) * 16) * TOKENS + rest[j];
-                for (u32 w = 0; w < a.warps_a_tile; w++) y[half_of] += at[w * 16 * TOKENS];
-                y[half_of] *= factors[rest[j] % TOKENS];
+                const float* at = parts + half_of * HALF + of_group * n_sharing * 16 * TOKENS + rest[j];
+                float v[WARPS];
+#pragma unroll
+                for (u32 w = 0; w < WARPS; w++) v[w] = w < n_sharing ? at[w * 16 * TOKENS] : 0.0f;
+#pragma unroll
+                for (int d = 1; d < WARPS; d *= 2)
+#pragma unroll
+                    for (int w = 0; w < WARPS; w += 2 * d) v[w] += v[w + d];
+                y[half_of] = v[0] * rms;
             }
             if (gated) {
                 *out[j] = activate(a.activation, y[0]) * y[1];
             } else {
-                const float v = a.bias ? y[0] + a.bias[rows[j]] : y[0];
+                const float v = a.bias ? y[0] + a.bias[first_matrix.first_row + tile * 16 + rest[j] % 16] : y[0];
                 *out[j] = a.output == ADD ? before[j] + a.scale * v : v;
             }
         }
-        __syncthreads();
     }
     wait_for_copies<0>();
 }

@@ -103,6 +103,9 @@ template <int N> __device__ __forceinline__ void wait_for_copies() { asm volatil
 // THREADS of a block, whole warps, meet at barrier ID, 1 to 15.
 template <int ID, int THREADS> __device__ __forceinline__ void threads_meet() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
 
+// The same, where both are known at run time.
+__device__ __forceinline__ void threads_meet(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
 // A barrier in workgroup memory: a phase ends when `count` threads have arrived and all bytes that were announced are there. Its
 // phases are 0 and 1 by turns. After it is made ready the block has to meet once.
 __device__ __forceinline__ void barrier_init(u64_t* barrier, u32 count) {

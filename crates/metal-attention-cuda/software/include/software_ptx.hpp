@@ -60,6 +60,7 @@ template <bool SIGNED> inline void mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2
     software::meet(~0u, "a product of bytes", software::multiply_codes, &mine);
 }
 template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
+inline void threads_meet(u32 id, u32 threads) { software::block_barrier(id, threads); }
 template <int N> inline void give_registers() {}
 template <int N> inline void take_registers() {}
 template <int TILES> inline void stay(float (&)[TILES][4]) {}

@@ -120,11 +120,14 @@ pub(super) fn power_of_two(n: usize) -> usize {
     if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
 }
 
-/// Workgroup memory of `matvec_part` over matrices of these formats: panels on their way, `RING` or two panels for each warp, and
-/// the inputs.
-pub(super) fn shared_of(formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
-    let ring = formats.map(|format| if format == Format::F32 { 8192 } else { 6144 }).max();
-    WARPS * ring.unwrap_or(0) + n_tokens * (n_panels * 272 + 4 * (2 * WARPS * TILE + 1))
+/// Bytes of a warp's records on their way: `RING` of `kernels/matvec.cu`.
+const RING: usize = 10_240;
+
+/// Workgroup memory of `matvec_part` over matrices of these formats: records on their way, zeros, squares, sums that meet, and the inputs.
+pub(super) fn shared_of(mut formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
+    let of_panel = if formats.any(|format| matches!(format, Format::F16 | Format::F32)) { 264 } else { 216 };
+    let of_token = 4 * (WARPS + 4 * WARPS * TILE) + (n_panels * of_panel).next_multiple_of(16);
+    WARPS * (RING + 16) + n_tokens * of_token
 }
 
 impl Steps {
