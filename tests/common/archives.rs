@@ -34,7 +34,7 @@ pub fn architectures() -> &'static Files {
     })
 }
 
-/// The models of `more-architectures.json`, as `gemma3.gguf`.
+/// The models of `more-architectures.json.xz`, as `gemma3.gguf`.
 pub fn more_architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| archive("more-architectures.tar.xz"))

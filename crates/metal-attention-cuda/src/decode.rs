@@ -185,7 +185,7 @@ impl Decode {
         };
         let plain = is_plain(&weights.embedding) && known(head) && known(&weights.embedding.table);
         let short = cache.cache_type == CacheType::F16;
-        if summary.capability.0 < 9 || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
+        if !summary.has_wide() || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
             return Ok(None);
         }
         let gains = layers.iter().flat_map(PlainLayer::matrices).map(|matrix| gains_until(matrix.format, n_embd)).min();
@@ -196,16 +196,14 @@ impl Decode {
         let attentions = || layers.iter().map(|layer| layer.attention);
         let n_ff = layers.iter().map(|layer| layer.up().n_rows).max().unwrap_or(0);
         let room_of_heads = attentions().map(|a| 4 * ((GROUP + 5 + WARPS * GROUP) * a.head_dim + 2 * WARPS * GROUP));
-        let steps = || {
-            layers.iter().flat_map(|layer| layer.steps()).map(|(kind, matrices)| Shape::of(kind, &matrices, n_blocks))
-        };
+        let steps =
+            || layers.iter().flat_map(PlainLayer::steps).map(|(kind, matrices)| Shape::of(kind, &matrices, n_blocks));
         let of_head = Shape::of(Kind::Head, &[head], n_blocks);
-        let input_stride =
-            steps().chain([of_head]).map(|shape| shape.panels_a_warp()).max().unwrap_or(1) * PANEL_INPUTS;
+        let input_stride = steps().chain([of_head]).map(Shape::panels_a_warp).max().unwrap_or(1) * PANEL_INPUTS;
         let input_bytes = (WARPS * input_stride).max(room_of_heads.max().unwrap_or(0)).next_multiple_of(16);
         // Sums of the warps, of steps by turns: those with queries and with the gate have another place than those between them, and the
         // head has all that is behind.
-        let stride = steps().map(|shape| shape.tiles_a_group()).max().unwrap_or(1) * TILE;
+        let stride = steps().map(Shape::tiles_a_group).max().unwrap_or(1) * TILE;
         let head_stride = of_head.tiles_a_group() * TILE;
         let region = WARPS * stride;
         let regions_bytes = 4 * (region + (2 * region).max(WARPS * head_stride));

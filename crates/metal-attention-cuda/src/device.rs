@@ -43,11 +43,10 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/rwkv.fatbin"),
     include_bytes!("../prebuilt/exchange.fatbin"),
 ];
-/// What only devices of compute capability 9.0 or later can run.
-const DECODE_MODULE: &[u8] = include_bytes!("../prebuilt/decode.fatbin");
-/// Products of many tokens, for devices of compute capability 9.0 and for all others.
-const WIDE_MODULE: &[u8] = include_bytes!("../prebuilt/matmul_wide.fatbin");
-const MATMUL_MODULE: &[u8] = include_bytes!("../prebuilt/matmul.fatbin");
+/// For devices of compute capability 9.0: a token in one launch, products of many tokens; what all others take for these.
+const WIDE_MODULES: &[&[u8]] =
+    &[include_bytes!("../prebuilt/decode.fatbin"), include_bytes!("../prebuilt/matmul_wide.fatbin")];
+const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];
 
 /// Workgroup memory beyond which a kernel has to ask for it.
 const SMALL_SHARED: usize = 48 << 10;
@@ -79,7 +78,7 @@ impl CudaSummary {
 }
 
 impl CudaSummary {
-    /// Whether four warps multiply together (`wgmma`), as on the H100 and H200 alone.
+    /// Whether four warps multiply together (`wgmma`) and give each other registers, as on the H100 and H200 alone.
     pub(crate) fn has_wide(&self) -> bool {
         self.capability == (9, 0)
     }
@@ -220,9 +219,8 @@ impl CudaDevice {
         // 1: does not wait for the stream that others use.
         // SAFETY: the driver gives a stream of this context.
         check("make a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
-        let decode = (major >= 9).then_some(DECODE_MODULE);
-        let matmul = if opened.summary.has_wide() { WIDE_MODULE } else { MATMUL_MODULE };
-        for image in MODULES.iter().copied().chain(decode).chain([matmul]) {
+        let more = if opened.summary.has_wide() { WIDE_MODULES } else { OTHER_MODULES };
+        for image in MODULES.iter().chain(more) {
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is whole; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;

@@ -30,8 +30,10 @@ struct Case {
 }
 
 fn reference() -> Reference {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/reference/more-architectures.json");
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/reference/more-architectures.json.xz");
+    let (packed, mut text) = (std::fs::read(path).unwrap(), Vec::new());
+    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut text).unwrap();
+    serde_json::from_slice(&text).unwrap()
 }
 
 fn model(name: &str) -> Model {

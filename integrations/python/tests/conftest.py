@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import pathlib
 import subprocess
@@ -23,7 +24,8 @@ Logits = npt.NDArray[np.float32]
 
 def reference(name: str) -> Any:
     """Reference data in float64, as the tests of the engine have it."""
-    return json.loads((REFERENCE / name).read_text())
+    path = REFERENCE / name
+    return json.loads(path.read_text() if path.exists() else lzma.decompress(pathlib.Path(f"{path}.xz").read_bytes()))
 
 
 def nmse(got: npt.ArrayLike, want: npt.ArrayLike) -> float:
