@@ -368,7 +368,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                     for (int h = 0; h < 2; h++) {
                         const u32 k = first_quad + 2 * at + quad_of_lane + 4 * h;
                         const bool is_there = at + lane < end && k < n4;
-                        if (is_there && norm) weights[h] = norm[k];
+                        weights[h] = is_there && norm ? norm[k] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                         if (is_there) words[h] = load_exchanged(from + k);
                     }
 #pragma unroll

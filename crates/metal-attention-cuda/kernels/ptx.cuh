@@ -154,6 +154,15 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
 }
 #endif
 
+// Registers of each thread of four warps from here on: fewer, or more of what others gave; where there is no such thing nothing changes.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+template <int N> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+#else
+template <int N> __device__ __forceinline__ void give_registers() {}
+template <int N> __device__ __forceinline__ void take_registers() {}
+#endif
+
 // Products of four warps together (`wgmma`, which the H100 and H200 have): c += a b over 16 rows of a for each warp, N columns of b,
 // 16 elements each. Lanes have of a and c what `mma` says, of 8 columns of b after the other. Column n of b lies in workgroup
 // memory at 64 n halves of what begins at a multiple of 1024 bytes, its elements 16 `step` on, pieces of 8 halves as `packed_input`
@@ -170,9 +179,6 @@ __device__ __forceinline__ void wide_begin() { asm volatile("wgmma.fence.sync.al
 // Ends what belongs together; `wide_wait` waits for all of these but the last N.
 __device__ __forceinline__ void wide_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wide_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Registers of each thread of four warps from here on: fewer, or more of what others gave.
-template <int N> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 #define C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define C16(i) C4(i), C4(i + 1), C4(i + 2), C4(i + 3)
 #define C64(i) C16(i), C16(i + 4), C16(i + 8), C16(i + 12)

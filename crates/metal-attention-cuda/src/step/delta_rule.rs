@@ -93,15 +93,12 @@ impl Steps {
             ..GroupNormArgs::zeroed()
         };
         let around = Self::convolution_of(step, i, convolution);
-        match self.alone(step, rule, &args.walk, around, Some(norm)) {
-            Some(alone) => {
-                self.launch_alone(step, rule, &args.walk, &DeltaRuleAloneArgs { of: args, alone })?;
-            }
-            None => {
-                self.convolution(step, i, convolution)?;
-                self.launch_walk(step, rule, &args.walk, &args)?;
-                self.group_norm(step, &norm)?;
-            }
+        if let Some(alone) = self.alone(step, rule, &args.walk, around, Some(norm)) {
+            self.launch_alone(step, rule, &args.walk, &DeltaRuleAloneArgs { of: args, alone })?;
+        } else {
+            self.convolution(step, i, convolution)?;
+            self.launch_walk(step, rule, &args.walk, &args)?;
+            self.group_norm(step, &norm)?;
         }
         let input = self.rows_input(step, heads, values, None)?;
         Ok(Given::Product { what: "delta rule output", linear: &w.out, input })

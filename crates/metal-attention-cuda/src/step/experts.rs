@@ -151,27 +151,24 @@ impl Steps {
         }
         // Three numbers and two flags for each expert.
         let memory = 14 * of.n_expert;
-        match (norm, &w.router_rows) {
-            (Some(norm), Some(rows)) => {
-                let args = RouteAloneArgs {
-                    route,
-                    x,
-                    norm: norm.weight.ptr(),
-                    h,
-                    router: rows.ptr(),
-                    bias: w.router.bias(),
-                    tickets: self.s.tickets.ptr(),
-                    n_in: n_embd as u32,
-                    eps: norm.eps,
-                };
-                let grid = Grid { blocks: [of.n_expert, n, 1], threads: 256, shared: memory };
-                self.launch("route_alone", "", grid, &args)?;
-            }
-            (None, _) | (_, None) => {
-                let routed = Input::Rows { x: routed, norm: 0, eps: 0.0 };
-                self.store_all(step, "router", [&w.router], routed, products)?;
-                self.launch("route", "", Grid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
-            }
+        if let (Some(norm), Some(rows)) = (norm, &w.router_rows) {
+            let args = RouteAloneArgs {
+                route,
+                x,
+                norm: norm.weight.ptr(),
+                h,
+                router: rows.ptr(),
+                bias: w.router.bias(),
+                tickets: self.s.tickets.ptr(),
+                n_in: n_embd as u32,
+                eps: norm.eps,
+            };
+            let grid = Grid { blocks: [of.n_expert, n, 1], threads: 256, shared: memory };
+            self.launch("route_alone", "", grid, &args)?;
+        } else {
+            let routed = Input::Rows { x: routed, norm: 0, eps: 0.0 };
+            self.store_all(step, "router", [&w.router], routed, products)?;
+            self.launch("route", "", Grid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
         }
 
         let mut rows = h;

@@ -70,14 +70,11 @@ impl Steps {
             gate_step: of.head_dim as u32,
         };
         let around = Self::convolution_of(step, i, convolution);
-        match self.alone(step, Rule::MAMBA2, &args.walk, around, None) {
-            Some(alone) => {
-                self.launch_alone(step, Rule::MAMBA2, &args.walk, &Mamba2AloneArgs { of: args, alone })?;
-            }
-            None => {
-                self.convolution(step, i, convolution)?;
-                self.launch_walk(step, Rule::MAMBA2, &args.walk, &args)?;
-            }
+        if let Some(alone) = self.alone(step, Rule::MAMBA2, &args.walk, around, None) {
+            self.launch_alone(step, Rule::MAMBA2, &args.walk, &Mamba2AloneArgs { of: args, alone })?;
+        } else {
+            self.convolution(step, i, convolution)?;
+            self.launch_walk(step, Rule::MAMBA2, &args.walk, &args)?;
         }
         // The norm of a whole row goes with the product.
         let of_row = w.norm.as_ref().filter(|_| of.n_group == 1);
