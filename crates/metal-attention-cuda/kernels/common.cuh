@@ -16,6 +16,8 @@ __device__ __forceinline__ float warp_max(float v) {
     for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
     return v;
 }
+// What all threads of a warp have the same of, told to the compiler, which then knows that they stay together.
+__device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
 // Sum and maximum over the block; `scratch` has 2 floats for each warp.
 __device__ __forceinline__ float2 block_sum_max(float sum, float most, float* scratch) {
     sum = warp_sum(sum);

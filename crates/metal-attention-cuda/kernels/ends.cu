@@ -78,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     const u32 row = blockIdx.y;
     const float* logits = a.logits + (size_t)row * a.n_vocab;
     u64_t best = 0;
+#pragma unroll 4
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n_vocab; i += gridDim.x * blockDim.x) {
         const u64_t of = rank_of(logits[i], i);
         best = of > best ? of : best;

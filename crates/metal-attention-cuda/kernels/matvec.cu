@@ -29,14 +29,14 @@ struct MatvecArgs {
     const u32* rows;   // rows of x to be taken, or null: in order
 };
 
-// Bytes of a warp's records on their way: `RING` of src/step/product.rs.
-constexpr int RING = 10240;
+// Bytes of a warp's records on their way, but of F32: as `shared_of` of src/step/product.rs has them.
+constexpr int RING = 7168;
 
 // What a warp has on its way of a tile: the next so many of its records, which lie one after the other.
 template <u32 F> struct Chunk {
     static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;
     static constexpr int BYTES = RECORDS * Record<F>::BYTES;
-    static constexpr int STAGES = RING / BYTES;
+    static constexpr int STAGES = RING / BYTES > 2 ? RING / BYTES : 2, ALL = STAGES * BYTES > RING ? STAGES * BYTES : RING;
     // The lanes of a warp copy `n` bytes together.
     static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int n, int lane) {
 #pragma unroll
@@ -132,19 +132,17 @@ template <int TOKENS> struct Sums<F32, TOKENS> : FloatSums<F32, TOKENS> {
     using FloatSums<F32, TOKENS>::FloatSums;
 };
 
-__device__ __forceinline__ float4 times(const float4& a, const float4& b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
-
 template <u32 FORMAT, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
     typedef Record<FORMAT> R;
     typedef Chunk<FORMAT> C;
     typedef Sums<FORMAT, TOKENS> S;
     SHARED_MEMORY(128, unsigned char, memory);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const u32 n_panels = first_matrix.n_panels, n_rows = first_matrix.n_rows, n_in4 = a.n_in / 4;
-    unsigned char* ring = memory + warp * RING;
-    unsigned char* zeros = memory + WARPS * RING + warp * 16;
-    float* squares_of = (float*)(memory + WARPS * (RING + 16)); // [TOKENS][WARPS]
+    unsigned char* ring = memory + warp * C::ALL;
+    unsigned char* zeros = memory + WARPS * C::ALL + warp * 16;
+    float* squares_of = (float*)(memory + WARPS * (C::ALL + 16)); // [TOKENS][WARPS]
     float* partial = squares_of + TOKENS * WARPS;               // of groups by turns, of a gate and up, [2][2][WARPS][TOKENS][16]
     constexpr u32 HALF = WARPS * TOKENS * 16;
     unsigned char* input = (unsigned char*)(partial + 4 * HALF);
@@ -178,63 +176,82 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         commit_copies();
     };
     ask_for_tile();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < C::STAGES - 1; i++) ask();
 
-    // Four panels of inputs at once: four lanes have a block. Warps that take the same columns deal these out.
-    constexpr int AT_ONCE = TOKENS == 1 ? 2 : 1; // of these
-    const u32 first_panel = first * R::PANELS + 4 * of_group, end_panel = end * R::PANELS, step = 4 * tiles_at_once;
+    // Inputs of four panels of a token at once: four lanes have a block. Warps that take the same columns deal these out. What is put
+    // after those at hand is on its way; a norm's first weights are before the input is there.
+    constexpr int AHEAD = TOKENS == 1 ? 1 : 2;
+    struct Quads {
+        float4 of[2];
+    };
+    struct Turn {
+        u32 panel, token;
+    };
+    const u32 first_panel = first * R::PANELS + 4 * of_group, end_panel = end * R::PANELS, end4 = min(n_in4, end_panel * 16);
+    const u32 quad = lane / 4 * 8 + lane % 4;
     const float4* norm = (const float4*)a.norm;
-    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f), one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    auto load = [&](const float4* x, u32 panel, int half, const float4& otherwise) {
-        const u32 i = panel * 16 + lane / 4 * 8 + half * 4 + lane % 4;
-        return i < min(n_in4, end_panel * 16) ? x[i] : otherwise;
-    };
-    float4 weights[AT_ONCE][2];
-    auto load_weights = [&](u32 panel) {
+    auto load = [&](const float4* row, u32 panel, float otherwise) {
+        Quads to;
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) weights[j][h] = norm ? load(norm, panel + j * step, h, one) : one;
+        for (int h = 0; h < 2; h++) {
+            const u32 i = panel * 16 + quad + 4 * h;
+            to.of[h] = i < end4 ? row[i] : make_float4(otherwise, otherwise, otherwise, otherwise);
+        }
+        return to;
     };
-    load_weights(first_panel);
-    const float per_input = 1.0f / (float)a.n_in;
+    auto go_on = [&](Turn& at) {
+        at.panel += 4 * tiles_at_once;
+        if (at.panel >= end_panel) at.panel = first_panel, at.token++;
+    };
+    Turn at = {first_panel, 0}, ahead = at;
+    Quads x[AHEAD + 1], weights[AHEAD + 1];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (norm) weights[i] = load(norm, ahead.panel, 1.0f);
+        go_on(ahead);
+    }
+    const float per_input = __fdividef(1.0f, (float)a.n_in);
     wait_for_input();
     let_next_start();
 
-    const float4* x[TOKENS];
+    auto row_of = [&](u32 token) { return (const float4*)a.x + (size_t)(a.rows ? a.rows[token] : token) * n_in4; };
+    ahead = at;
 #pragma unroll
-    for (int token = 0; token < TOKENS; token++) x[token] = (const float4*)a.x + (size_t)(a.rows ? a.rows[token] : token) * n_in4;
-    float squares[TOKENS] = {};
-    for (u32 panel = first_panel; panel < end_panel; panel += AT_ONCE * step) {
-        float4 v[AT_ONCE][TOKENS][2];
+    for (int i = 0; i < AHEAD; i++) {
+        if (ahead.token < TOKENS) x[i] = load(row_of(ahead.token), ahead.panel, 0.0f);
+        go_on(ahead);
+    }
+    float squares = 0.0f;
+#pragma unroll 1
+    while (true) {
+        if (ahead.token < TOKENS) {
+            x[AHEAD] = load(row_of(ahead.token), ahead.panel, 0.0f);
+            if (norm) weights[AHEAD] = load(norm, ahead.panel, 1.0f);
+        }
+        go_on(ahead);
+        float4(&v)[2] = x[0].of;
+        if (norm) {
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-#pragma unroll
-            for (int token = 0; token < TOKENS; token++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) v[j][token][h] = load(x[token], panel + j * step, h, zero);
-        if (panel != first_panel) load_weights(panel);
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            const u32 at = panel + j * step, of_block = at * 2 + lane / 4;
-            if (at >= end_panel) break;
-#pragma unroll
-            for (int token = 0; token < TOKENS; token++) {
-                float4(&of)[2] = v[j][token];
-#pragma unroll
-                for (int h = 0; h < 2; h++)
-                    squares[token] += of[h].x * of[h].x + of[h].y * of[h].y + of[h].z * of[h].z + of[h].w * of[h].w;
-                S::put(input, n_panels, token, of_block, lane % 4, times(of[0], weights[j][0]), times(of[1], weights[j][1]), of_block < 2 * end_panel);
+            for (int h = 0; h < 2; h++) {
+                const float4& w = weights[0].of[h];
+                squares += v[h].x * v[h].x + v[h].y * v[h].y + v[h].z * v[h].z + v[h].w * v[h].w;
+                v[h].x *= w.x, v[h].y *= w.y, v[h].z *= w.z, v[h].w *= w.w;
             }
         }
-    }
-    if (norm) {
-#pragma unroll
-        for (int token = 0; token < TOKENS; token++) {
-            const float sum = warp_sum(squares[token]);
-            if (lane == 0) squares_of[token * WARPS + warp] = sum;
+        const u32 of_block = at.panel * 2 + lane / 4, token = at.token;
+        S::put(input, n_panels, token, of_block, lane % 4, v[0], v[1], of_block < 2 * end_panel);
+        go_on(at);
+        if (at.token != token) {
+            if (norm) {
+                squares = warp_sum(squares);
+                if (lane == 0) squares_of[token * WARPS + warp] = squares;
+                squares = 0.0f;
+            }
+            if (at.token == TOKENS) break;
         }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) x[i] = x[i + 1], weights[i] = weights[i + 1];
     }
     if (tiles_at_once > 1) __syncthreads();
     S sums(input, n_panels, zeros, lane);

@@ -47,8 +47,6 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// What all threads of a warp have the same of, told to the compiler, which then knows that they stay together.
-__device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
 
 // A convolution of each channel over the last tokens.
 struct ConvolutionArgs {

@@ -18,7 +18,7 @@ pub(crate) const ATTENTION_BLOCKS: usize = 264;
 /// Most splits of a token's positions.
 pub(crate) const MAX_SPLITS: usize = 32;
 /// Blocks that look for the largest logit of a row.
-pub(crate) const ARGMAX_BLOCKS: usize = 32;
+pub(crate) const ARGMAX_BLOCKS: usize = 128;
 
 /// The widest rows of a model.
 #[derive(Debug, Clone, Copy)]

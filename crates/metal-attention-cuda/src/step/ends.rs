@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Zeroable;
 use metal_attention_model::ModelSpec;
 
-use super::product::{Input, MATVEC_TOKENS, Product, norm_args};
+use super::product::{Input, Product, norm_args};
 use super::{StepSize, Steps, Wanted};
 use crate::CudaError;
 use crate::activations::ARGMAX_BLOCKS;
@@ -92,10 +92,11 @@ impl Steps {
             self.norm(NormArgs { packed, ..args }, n)?;
             self.matmul(&product, packed, n)?;
         } else if norm.as_ref().is_none_or(|norm| norm.is_on_the_way()) {
-            for first in (0..n).step_by(MATVEC_TOKENS) {
+            let most = self.tokens_at_once(&[head.format].into_iter(), n_embd);
+            for first in (0..n).step_by(most) {
                 let rows = wanted + 4 * first as u64;
                 let y = product.y + (4 * first * spec.n_vocab) as u64;
-                let n = (n - first).min(MATVEC_TOKENS);
+                let n = (n - first).min(most);
                 self.matvec(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
             }
         } else {
@@ -128,6 +129,8 @@ impl Steps {
             ids: self.s.ids.ptr(),
             tokens: self.s.tokens.ptr(),
         };
-        self.launch("argmax", "", Grid { blocks: [ARGMAX_BLOCKS, n, 1], threads: 256, shared: 0 }, &args)
+        // Some logits a thread: as many blocks as run at once, and as there are results for.
+        let blocks = (8 * self.gpu.summary().n_sm / n).clamp(ARGMAX_BLOCKS / 4, ARGMAX_BLOCKS);
+        self.launch("argmax", "", Grid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, &args)
     }
 }

@@ -120,14 +120,21 @@ pub(super) fn power_of_two(n: usize) -> usize {
     if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
 }
 
-/// Bytes of a warp's records on their way: `RING` of `kernels/matvec.cu`.
-const RING: usize = 10_240;
-
 /// Workgroup memory of `matvec_part` over matrices of these formats: records on their way, zeros, squares, sums that meet, and the inputs.
-pub(super) fn shared_of(mut formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
-    let of_panel = if formats.any(|format| matches!(format, Format::F16 | Format::F32)) { 264 } else { 216 };
+pub(super) fn shared_of(formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
+    let (ring, of_panel) = formats.fold((7168, 216), |(ring, of_panel), format| match format {
+        Format::F32 => (8192, 264),
+        Format::F16 => (ring, 264),
+        Format::Q8_0
+        | Format::Q4_0
+        | Format::Q4K
+        | Format::Q5K
+        | Format::Q6K
+        | Format::Codes
+        | Format::CodesAndMins => (ring, of_panel),
+    });
     let of_token = 4 * (WARPS + 4 * WARPS * TILE) + (n_panels * of_panel).next_multiple_of(16);
-    WARPS * (RING + 16) + n_tokens * of_token
+    WARPS * (ring + 16) + n_tokens * of_token
 }
 
 impl Steps {
@@ -214,6 +221,13 @@ impl Steps {
         self.product(&product, input, linear.weight.n_in, n_tokens)
     }
 
+    /// Tokens whose inputs a block has room for.
+    pub(super) fn tokens_at_once(&self, formats: &(impl Iterator<Item = Format> + Clone), n_in: usize) -> usize {
+        let room = self.gpu.summary().max_shared;
+        let fits = |n: &usize| shared_of(formats.clone(), n_in.div_ceil(PANEL), *n) <= room;
+        (2..=MATVEC_TOKENS).rev().find(fits).unwrap_or(1)
+    }
+
     /// `y = W x` of all tokens.
     pub(super) fn product(
         &mut self,
@@ -225,13 +239,14 @@ impl Steps {
         match input {
             Input::Rows { x, norm, eps } => {
                 let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
-                let together = if n_in.is_multiple_of(4) { n_tokens / MATVEC_TOKENS } else { 0 };
+                let most = self.tokens_at_once(&p.parts.iter().map(|(matrix, _)| matrix.format), n_in);
+                let together = if n_in.is_multiple_of(4) && most == MATVEC_TOKENS { n_tokens / most } else { 0 };
                 let first = if together > 1 { together * MATVEC_TOKENS } else { 0 };
                 if together > 1 {
                     self.matvec_rows(p, (x, norm, eps), n_in, together)?;
                 }
-                for token in (first..n_tokens).step_by(MATVEC_TOKENS) {
-                    let n = (n_tokens - token).min(MATVEC_TOKENS);
+                for token in (first..n_tokens).step_by(most) {
+                    let n = (n_tokens - token).min(most);
                     self.matvec(p, at(x, token, n_in), norm, eps, 0, at(p.y, token, p.n_out), n_in, n)?;
                 }
                 Ok(())
