@@ -302,8 +302,15 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                 commit_copies();
             }
             if (kind == DOWN) wait_for_copies<0>();
-            // Whoever has no rows need not wait, but for the residual stream: see `attention`.
-            if (parts[0].n_tiles == 0 && (kind == ATTENTION_OUTPUT || kind == DOWN)) {
+            const u32 n_rows = (kind == QKV ? parts[2].before + parts[2].n_tiles : parts[0].n_tiles) * 16;
+            if (n_rows == 0) {
+                // Whoever has no rows need not wait, but before it writes words of attention those of the layer before have to be read: by
+                // whom the residual stream is from, or what has come after it, as nobody waits for who has no rows.
+                if (kind == QKV && i > 0)
+                    for (u32 k = tid; k < step.n_in / 4; k += THREADS) {
+                        const ulonglong2* from = step.from + copy * (step.n_in / 4) + k;
+                        while (!is_since(load_exchanged(from), (tag + step.tag_in) & TAG)) spin_pause();
+                    }
                 all_meet();
                 continue;
             }
@@ -418,7 +425,6 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                 rms = rsqrtf(((of[0] + of[1]) + (of[2] + of[3]) + ((of[4] + of[5]) + (of[6] + of[7]))) * step.reciprocal + step.eps);
             }
             // Every thread of a warp takes part, for the sake of pairs.
-            const u32 n_rows = (kind == QKV ? parts[2].before + parts[2].n_tiles : parts[0].n_tiles) * 16;
 #pragma unroll 1
             for (u32 j = tid; j < (n_rows + 31) / 32 * 32; j += THREADS) {
                 const u32 row = j == (u32)tid ? first_row : row_at(step, parts, j);

@@ -103,6 +103,9 @@ __device__ __forceinline__ float2 unpack_pair(u64_t word) {
 }
 __device__ __forceinline__ bool has_tag(u64_t word, u32 tag) { return ((u32)word & TAG) == tag; }
 __device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return has_tag(words.x, tag) && has_tag(words.y, tag); }
+// Whether words have a tag or one after it, of which a token has fewer than half of all.
+__device__ __forceinline__ bool is_since(u64_t word, u32 tag) { return (((u32)word - tag) & TAG) <= TAG / 2; }
+__device__ __forceinline__ bool is_since(const ulonglong2& words, u32 tag) { return is_since(words.x, tag) && is_since(words.y, tag); }
 template <typename W> __device__ __forceinline__ void wait_for_tag(W& words, const W* p, u32 tag) {
     while (!has_tag(words, tag)) {
         spin_pause();

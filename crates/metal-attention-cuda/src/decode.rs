@@ -185,7 +185,7 @@ impl Decode {
         };
         let plain = is_plain(&weights.embedding) && known(head) && known(&weights.embedding.table);
         let short = cache.cache_type == CacheType::F16;
-        if !summary.has_wide() || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize {
+        if !summary.has_wide() || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
             return Ok(None);
         }
         let gains = layers.iter().flat_map(PlainLayer::matrices).map(|matrix| gains_until(matrix.format, n_embd)).min();
