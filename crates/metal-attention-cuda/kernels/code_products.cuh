@@ -41,7 +41,7 @@ __device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t
     for (int i = 0; i < 8; i++) whole[i] = __float_as_uint(fmaf(v[i], up, 12582912.0f)) + (0x00808080u - 0x4b400000u);
     if (!is_there) return;
     unsigned char* digits = to.digits + block / 2 * DIGITS_OF_PANEL + t * 16 + block % 2 * 8;
-    // Codes of both halves lie by turns (`spread` of formats.cuh): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
+    // Codes of both halves lie by turns (`column` of repack.cu): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
 #pragma unroll
     for (int digit = 0; digit < 3; digit++) {
         // The bytes `digit` from above of two words, then of four.

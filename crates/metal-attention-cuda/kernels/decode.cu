@@ -140,7 +140,7 @@ template <u32 FORMAT> struct FloatTile {
     float factor;
     float acc[4] = {};
     __device__ __forceinline__ FloatTile(unsigned char* memory, u32 n_panels, float factor, const unsigned char*, int)
-        : input(memory), n_blocks(2 * n_panels), factor(FORMAT == F32 ? factor * UNIT : factor) {}
+        : input(memory), n_blocks(2 * n_panels), factor(factor) {}
     __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, 1>(p, panel, n_blocks, input, nullptr, lane, acc); }
     __device__ __forceinline__ void finish(float* to, int lane) {
         if (lane % 4 == 0) {

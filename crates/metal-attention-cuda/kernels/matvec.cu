@@ -349,18 +349,7 @@ template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a
     const Matrix& m = a.parts[part];
     const Matrix& second = a.parts[a.output == GATED ? 1 : part];
     const u32 n = (a.output == GATED ? gridDim.x : a.blocks[part]) - begin, block = blockIdx.x - begin;
-    switch (m.format) {
-        case F16: matvec_part<F16, TOKENS>(a, m, second, block, n); break;
-        case Q8_0: matvec_part<Q8_0, TOKENS>(a, m, second, block, n); break;
-        case Q4_0: matvec_part<Q4_0, TOKENS>(a, m, second, block, n); break;
-        case Q4_K: matvec_part<Q4_K, TOKENS>(a, m, second, block, n); break;
-        case Q5_K: matvec_part<Q5_K, TOKENS>(a, m, second, block, n); break;
-        case Q6_K: matvec_part<Q6_K, TOKENS>(a, m, second, block, n); break;
-        case F32: matvec_part<F32, TOKENS>(a, m, second, block, n); break;
-        case CODES: matvec_part<CODES, TOKENS>(a, m, second, block, n); break;
-        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, TOKENS>(a, m, second, block, n); break;
-        default: __trap();
-    }
+    WITH_FORMAT(m.format, (matvec_part<FORMAT, TOKENS>(a, m, second, block, n)));
 }
 
 #define MATVEC(N) \

@@ -5,8 +5,6 @@
 #pragma once
 #include "formats.cuh"
 
-// What products with F32 are to be multiplied by besides.
-constexpr float UNIT = 1.0f;
 // A format's panel. `codes(plane, b, row)`: four pairs of row g (0) or g + 8 (1) of block b; an element is the sum over PLANES of
 // those, the second ones divided by 2048.
 template <u32 FORMAT> struct Staged;

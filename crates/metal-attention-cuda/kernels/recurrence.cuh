@@ -47,7 +47,6 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-
 // A convolution of each channel over the last tokens.
 struct ConvolutionArgs {
     Runs runs;

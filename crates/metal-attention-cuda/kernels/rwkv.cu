@@ -264,16 +264,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const 
         __syncthreads();
     }
     const u32 block = blockIdx.x - begin, n = of.end - begin;
-    switch (of.matrix.format) {
-        case F16: matvec_part<F16, 1>(p, of.matrix, of.matrix, block, n); break;
-        case Q8_0: matvec_part<Q8_0, 1>(p, of.matrix, of.matrix, block, n); break;
-        case Q4_0: matvec_part<Q4_0, 1>(p, of.matrix, of.matrix, block, n); break;
-        case Q4_K: matvec_part<Q4_K, 1>(p, of.matrix, of.matrix, block, n); break;
-        case Q5_K: matvec_part<Q5_K, 1>(p, of.matrix, of.matrix, block, n); break;
-        case Q6_K: matvec_part<Q6_K, 1>(p, of.matrix, of.matrix, block, n); break;
-        case F32: matvec_part<F32, 1>(p, of.matrix, of.matrix, block, n); break;
-        case CODES: matvec_part<CODES, 1>(p, of.matrix, of.matrix, block, n); break;
-        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, 1>(p, of.matrix, of.matrix, block, n); break;
-        default: __trap();
-    }
+    WITH_FORMAT(of.matrix.format, (matvec_part<FORMAT, 1>(p, of.matrix, of.matrix, block, n)));
 }

@@ -392,7 +392,7 @@ impl<'a> PlainLayer<'a> {
             scale,
         };
         // Inputs of products that go together are made for one kind of codes.
-        let alike = |of: &[&CudaMatrix]| of.iter().all(|m| has_codes(m.format) == has_codes(of[0].format));
+        let alike = |of: &[&CudaMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
         let matrices = layer.matrices();
         let fits = alike(&matrices[..3]) && alike(&matrices[4..6]) && matrices.iter().all(|m| known(m));
         (!results && !more && paged && dense.on_the_way && fits).then_some(layer)
@@ -455,20 +455,6 @@ fn gains_until(format: Format, n_embd: usize) -> usize {
         Format::Codes | Format::CodesAndMins => 0,
     };
     if n_embd < WIDE { of_format.min(512) } else { of_format }
-}
-
-/// Whether matrices of a format are multiplied as whole numbers, or as floats.
-fn has_codes(format: Format) -> bool {
-    match format {
-        Format::Q8_0
-        | Format::Q4_0
-        | Format::Q4K
-        | Format::Q5K
-        | Format::Q6K
-        | Format::Codes
-        | Format::CodesAndMins => true,
-        Format::F16 | Format::F32 => false,
-    }
 }
 
 /// How the products of a step are shared out in a block: the columns of a tile of rows among some of the warps, tiles by turns among
@@ -606,7 +592,7 @@ fn step_args(
         n_rows,
         tag_in,
         tag_out,
-        has_codes: u32::from(has_codes(matrices[0].format)),
+        has_codes: u32::from(matrices[0].format.has_codes()),
         copies: kind.copies() as u32,
         n_out: matrices[0].n_rows as u32,
         unit: shape.unit as u32,

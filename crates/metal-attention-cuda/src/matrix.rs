@@ -97,6 +97,14 @@ impl Format {
         }
     }
 
+    /// Whether products of few tokens multiply whole numbers, or floats.
+    pub(crate) fn has_codes(self) -> bool {
+        match self {
+            Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K | Self::Codes | Self::CodesAndMins => true,
+            Self::F16 | Self::F32 => false,
+        }
+    }
+
     /// As it is in the names of kernels.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -122,16 +122,8 @@ pub(super) fn power_of_two(n: usize) -> usize {
 
 /// Workgroup memory of `matvec_part` over matrices of these formats: records on their way, zeros, squares, sums that meet, and the inputs.
 pub(super) fn shared_of(formats: impl Iterator<Item = Format>, n_panels: usize, n_tokens: usize) -> usize {
-    let (ring, of_panel) = formats.fold((7168, 216), |(ring, of_panel), format| match format {
-        Format::F32 => (8192, 264),
-        Format::F16 => (ring, 264),
-        Format::Q8_0
-        | Format::Q4_0
-        | Format::Q4K
-        | Format::Q5K
-        | Format::Q6K
-        | Format::Codes
-        | Format::CodesAndMins => (ring, of_panel),
+    let (ring, of_panel) = formats.fold((7168, 216), |(ring, of_panel), format| {
+        (if format == Format::F32 { 8192 } else { ring }, if format.has_codes() { of_panel } else { 264 })
     });
     let of_token = 4 * (WARPS + 4 * WARPS * TILE) + (n_panels * of_panel).next_multiple_of(16);
     WARPS * (ring + 16) + n_tokens * of_token
