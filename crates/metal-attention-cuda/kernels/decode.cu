@@ -303,10 +303,12 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             }
             if (kind == DOWN) wait_for_copies<0>();
             const u32 n_rows = (kind == QKV ? parts[2].before + parts[2].n_tiles : parts[0].n_tiles) * 16;
-            if (n_rows == 0) {
+            // The first step puts the embedding to the residual stream, also of blocks that have no other rows of it.
+            const bool is_first = i == 0 && kind == QKV;
+            if (n_rows == 0 && !is_first) {
                 // Whoever has no rows need not wait, but before it writes words of attention those of the layer before have to be read: by
                 // whom the residual stream is from, or what has come after it, as nobody waits for who has no rows.
-                if (kind == QKV && i > 0)
+                if (kind == QKV)
                     for (u32 k = tid; k < step.n_in / 4; k += THREADS) {
                         const ulonglong2* from = step.from + copy * (step.n_in / 4) + k;
                         while (!is_since(load_exchanged(from), (tag + step.tag_in) & TAG)) spin_pause();
@@ -318,7 +320,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             const u32 first_row = row_at(step, parts, tid), log_split = step.log_split, wanted = (tag + step.tag_in) & TAG;
             const float first_bias = step.bias && first_row != ~0u ? step.bias[first_row] : 0.0f;
             const float4* norm = (const float4*)step.norm;
-            const bool has_codes = step.has_codes, is_first = i == 0 && kind == QKV;
+            const bool has_codes = step.has_codes;
             const Share mine = share_of(warp, step.n_units, log_split);
             const u32 first_quad = mine.first * step.unit * 16, n_panels = mine.n * step.unit, n4 = step.n_in / 4;
             const ulonglong2* from = step.from + copy * n4;
