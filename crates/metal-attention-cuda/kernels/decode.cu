@@ -28,7 +28,6 @@ struct __align__(16) Part {
 
 // What comes before item `i` where `n` items are shared out.
 __device__ __forceinline__ u32 share(u32 i, u32 n, u32 parts) { return i * n / parts; }
-// The block's part of `m`.
 __device__ __forceinline__ Part part_of(const PartArgs& m) {
     const u32 begin = share(blockIdx.x, m.n_of_product, gridDim.x), end = share(blockIdx.x + 1, m.n_of_product, gridDim.x);
     const u32 t0 = min(max(begin, m.first) - m.first, m.n_tiles), t1 = min(max(end, m.first) - m.first, m.n_tiles);
@@ -45,12 +44,12 @@ __device__ __forceinline__ Part part_of(const PartArgs& m) {
 
 // How a step's products are shared out in a block: the columns of a tile among 2^log_split warps, tiles by turns among groups of so many.
 struct Share {
-    u32 group, n_groups;
+    u32 group, n_groups, log_groups;
     u32 first, n; // units of a row
 };
 __device__ __forceinline__ Share share_of(u32 warp, u32 n_units, u32 log_split) {
     const u32 of_group = warp & ((1u << log_split) - 1), first = of_group * n_units >> log_split;
-    return {warp >> log_split, (u32)WARPS >> log_split, first, ((of_group + 1) * n_units >> log_split) - first};
+    return {warp >> log_split, (u32)WARPS >> log_split, LOG_WARPS - log_split, first, ((of_group + 1) * n_units >> log_split) - first};
 }
 // The first of a part's tiles that a group has.
 __device__ __forceinline__ u32 first_tile_of(const Share& s, const Part& part) { return (s.group - part.before) & (s.n_groups - 1); }
@@ -158,12 +157,43 @@ template <> struct Tile<F32> : FloatTile<F32> {
     using FloatTile<F32>::FloatTile;
 };
 
+// A warp's slots, by turns.
+struct Ring {
+    const DecodeArgs& a;
+    u32 first; // of the warp
+    Turn turn;
+    __device__ __forceinline__ const unsigned char* wait() const {
+        while (!barrier_try_wait(full(a, 0, first + turn.slot), turn.parity)) spin_pause();
+        return slot_of(a, 0, first + turn.slot);
+    }
+    // All lanes have read the slot.
+    __device__ __forceinline__ void next(int lane) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty(a, 0, first + turn.slot));
+        turn.next(a.n_slots);
+    }
+};
+
+// Adds the products with RECORDS records, of which several panels are read before the first is multiplied.
+template <u32 FORMAT, int RECORDS> __device__ __forceinline__ void add_records(Tile<FORMAT>& tile, const unsigned char* record, u32 panel, int lane) {
+    typedef Record<FORMAT> R;
+    constexpr int PANELS = R::PANELS * RECORDS, AT_ONCE = PANELS < 4 ? PANELS : R::PANELS == 1 ? 4 : 2;
+#pragma unroll
+    for (int q = 0; q < PANELS; q += AT_ONCE) {
+        typename Tile<FORMAT>::P p[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            p[k].read(Place<FORMAT>(record + (q + k) / R::PANELS * R::BYTES, (q + k) % R::PANELS), lane);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) tile.add(p[k], panel + q + k, lane);
+    }
+}
+
 // The warp's sums over its columns of a part, to where the step's lie. `memory`, `factor`: of its inputs.
 template <u32 FORMAT>
-__device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, const Share& share, unsigned char* memory, float factor,
-                                         const unsigned char* zeros, float* to, Turn& turn, u32 warp, int lane) {
+__device__ __forceinline__ void products(const Part& part, const Share& share, unsigned char* memory, float factor, const unsigned char* zeros,
+                                         float* to, Ring& ring, int lane) {
     typedef Record<FORMAT> R;
-    typedef typename Tile<FORMAT>::P P;
     const u32 n_records = share.n * part.records_a_unit, a_slot = part.records_a_slot, n_tiles = part.n_tiles, before = part.before;
     Tile<FORMAT> tile(memory, n_records * R::PANELS, factor, zeros, lane);
 #pragma unroll 1
@@ -171,34 +201,21 @@ __device__ __forceinline__ void products(const DecodeArgs& a, const Part& part, 
 #pragma unroll 1
         for (u32 r = 0; r < n_records;) {
             const u32 n = min(a_slot, n_records - r);
-            while (!barrier_try_wait(full(a, warp, turn.slot), turn.parity)) spin_pause();
-            const unsigned char* record = slot_of(a, warp, turn.slot);
-            constexpr int RECORDS = R::PANELS == 1 ? 2 : 1; // of a pair of panels, or of two
+            const unsigned char* record = ring.wait();
             u32 i = 0;
+            if (R::PANELS == 1) {
 #pragma unroll 1
-            for (; i + RECORDS <= n; i += RECORDS) {
-#pragma unroll
-                for (int q = 0; q < R::PANELS * RECORDS; q += 2) {
-                    P x, y;
-                    x.read(Place<FORMAT>(record + (i + q / R::PANELS) * R::BYTES, q % R::PANELS), lane);
-                    y.read(Place<FORMAT>(record + (i + (q + 1) / R::PANELS) * R::BYTES, (q + 1) % R::PANELS), lane);
-                    const u32 panel = (r + i) * R::PANELS + q;
-                    tile.add(x, panel, lane);
-                    tile.add(y, panel + 1, lane);
-                }
-            }
-            if (RECORDS == 2 && i < n) {
-                P x;
-                x.read(Place<FORMAT>(record + i * R::BYTES, 0), lane);
-                tile.add(x, r + i, lane);
+                for (; i + 4 <= n; i += 4) add_records<FORMAT, 4>(tile, record + i * R::BYTES, r + i, lane);
+                if (i + 2 <= n) add_records<FORMAT, 2>(tile, record + i * R::BYTES, r + i, lane), i += 2;
+                if (i < n) add_records<FORMAT, 1>(tile, record + i * R::BYTES, r + i, lane);
+            } else {
+#pragma unroll 1
+                for (; i < n; i++) add_records<FORMAT, 1>(tile, record + i * R::BYTES, (r + i) * R::PANELS, lane);
             }
             r += n;
-            // All lanes have read it.
-            __syncwarp();
-            if (lane == 0) barrier_arrive(empty(a, warp, turn.slot));
-            turn.next(a.n_slots);
+            ring.next(lane);
         }
-        tile.finish(to + (before + t) / share.n_groups * 16, lane);
+        tile.finish(to + ((before + t) >> share.log_groups) * 16, lane);
     }
 }
 
@@ -259,12 +276,64 @@ __device__ __forceinline__ u32 row_at(const Step& step, const Part* parts, u32 j
     return j < (of.before + of.n_tiles) * 16u && r < step.n_rows[part] ? before + r : ~0u;
 }
 
+// Where a warp's inputs of a step go, as they come: pairs of quads, one of each half of a block of 32 inputs, of which four lanes have one.
+struct Inputs {
+    CodeInput codes;
+    float4* floats;
+    u32 n_blocks;
+    bool has_codes;
+    float squares = 0.0f, most = 0.0f;
+    __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, bool has_codes)
+        : codes(memory, n_panels), floats((float4*)memory), n_blocks(2 * n_panels), has_codes(has_codes) {}
+    // Of block `lane / 4` of eight after block `first`. `norm`: whether inputs are multiplied by `weights`.
+    __device__ __forceinline__ void put(u32 first, float4 (&v)[2], bool norm, const float4 (&weights)[2], int lane) {
+        const u32 block = first + lane / 4;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            squares += squares_of(v[h]);
+            if (norm) multiply(v[h], weights[h]);
+        }
+        if (has_codes) {
+            put_digits(codes, block, lane % 4, v[0], v[1], block < n_blocks);
+        } else if (block < n_blocks) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) floats[block * 8 + lane % 4 + 4 * h] = v[h], most = fmaxf(most, most_of(v[h]));
+        }
+    }
+};
+
+// Takes 8 N blocks of inputs from words of an exchange. `from`: of the lane's first quad; `n`: quads from there on that there are. `norm`: the same of
+// weights, or null.
+template <int N> __device__ __forceinline__ void take_words(Inputs& inputs, u32 first, const ulonglong2* from, const float4* norm, u32 n, u32 tag, int lane) {
+    ulonglong2 words[2 * N];
+    float4 weights[N][2];
+    bool there[2 * N];
+#pragma unroll
+    for (int k = 0; k < 2 * N; k++) there[k] = (k / 2 * 64 + k % 2 * 4 < n) & (first + k / 2 * 8 + lane / 4 < inputs.n_blocks);
+    auto of = [&](int k) { return from + k / 2 * 64 + k % 2 * 4; };
+    ask_for_words(words, there, of);
+#pragma unroll
+    for (int k = 0; k < 2 * N; k++) {
+        weights[k / 2][k % 2] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (norm && there[k]) weights[k / 2][k % 2] = norm[k / 2 * 64 + k % 2 * 4];
+    }
+    wait_for_words(words, there, tag, of);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float4 v[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) v[h] = there[2 * i + h] ? unpack(words[2 * i + h]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        inputs.put(first + 8 * i, v, norm != nullptr, weights[i], lane);
+    }
+}
+
 template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) Layer layers[2];
-    __shared__ float squares_of_warps[2][WARPS]; // of the inputs, of steps by turns
+    __shared__ __align__(16) float squares_of_warps[2][WARPS]; // of the inputs, of steps by turns
     __shared__ __align__(16) unsigned char zeros[16];
     __shared__ u64_t best_of_warps[WARPS];
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
+    __shared__ Token token;
+    int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
 
@@ -272,8 +341,10 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     for (u32 i = tid; i < 2 * WARPS * a.n_slots; i += ALL_THREADS) barrier_init(full(a, 0, 0) + i, 1);
     barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += ALL_THREADS) parts_of(a)[i] = part_of(a.parts[i]);
-    for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)&layers[0])[i] = ((const uint4*)a.layers)[i];
-    const u32 pos = a.token->pos, seq = a.token->seq, id = a.token->id;
+    for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
+    if (tid == 0) token = *a.token;
+    const u32 of_pos = a.token->pos;
+    for (u32 i = tid; i < a.n_layer; i += ALL_THREADS) spans_of(a)[i] = span_of(a.layers[i], of_pos);
     __syncthreads();
     if (warp >= WARPS) {
         give_registers<40>();
@@ -283,20 +354,24 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     take_registers<232>();
 
     u64_t best = 0;
+    Ahead asked = {0, 0};
     u32 tag = a.tag;
     const u32 copy = blockIdx.x % COPIES;
-    Turn turn = {0, 0};
-    unsigned char* inputs = decode_memory + a.input_at + warp * a.input_stride;
+    Ring ring = {a, warp * a.n_slots, {0, 0}};
 #pragma unroll 1
     for (u32 i = 0; i <= a.n_layer; i++) {
         const Layer& l = layers[i % 2];
 #pragma unroll 1
         for (u32 s = 0; s < l.n_steps; s++) {
+            // What follows from these is found anew: kept for all steps it would take the registers of what is needed in one.
+            asm volatile("" : "+r"(tid), "+r"(warp), "+r"(lane));
             const Step& step = l.steps[s];
             const u32 kind = step.kind;
+            best = 0;
             const Part* parts = parts_of(a) + step.first_part;
+            if (kind == QKV) asked = ask_for_heads(a, l, spans_of(a)[i], token.pos, token.seq, tid);
             if (kind == ATTENTION_OUTPUT) {
-                attention<C>(a, l, pos, seq, tag, (float*)(decode_memory + a.input_at));
+                attention<C>(a, l, spans_of(a)[i], asked, i == 0, token.pos, token.seq, tag, (float*)(decode_memory + a.input_at));
                 // The next layer's description comes meanwhile.
                 for (u32 j = tid; j < LAYER_WORDS; j += THREADS) copy16((uint4*)&layers[(i + 1) % 2] + j, (const uint4*)(a.layers + i + 1) + j);
                 commit_copies();
@@ -305,95 +380,73 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             const u32 n_rows = (kind == QKV ? parts[2].before + parts[2].n_tiles : parts[0].n_tiles) * 16;
             // The first step puts the embedding to the residual stream, also of blocks that have no other rows of it.
             const bool is_first = i == 0 && kind == QKV;
+            const u32 wanted = (tag + step.tag_in) & TAG, n4 = step.n_in / 4;
             if (n_rows == 0 && !is_first) {
                 // Whoever has no rows need not wait, but before it writes words of attention those of the layer before have to be read: by
                 // whom the residual stream is from, or what has come after it, as nobody waits for who has no rows.
                 if (kind == QKV)
-                    for (u32 k = tid; k < step.n_in / 4; k += THREADS) {
-                        const ulonglong2* from = step.from + copy * (step.n_in / 4) + k;
-                        while (!is_since(load_exchanged(from), (tag + step.tag_in) & TAG)) spin_pause();
+                    for (u32 k = tid; k < n4; k += THREADS) {
+                        const ulonglong2* from = step.from + copy * n4 + k;
+                        while (!is_since(load_exchanged(from), wanted)) spin_pause();
                     }
                 all_meet();
                 continue;
             }
             // What the end of the step needs is at hand before the input is there.
-            const u32 first_row = row_at(step, parts, tid), log_split = step.log_split, wanted = (tag + step.tag_in) & TAG;
+            const u32 first_row = row_at(step, parts, tid), log_split = step.log_split;
             const float first_bias = step.bias && first_row != ~0u ? step.bias[first_row] : 0.0f;
             const float4* norm = (const float4*)step.norm;
-            const bool has_codes = step.has_codes;
             const Share mine = share_of(warp, step.n_units, log_split);
-            const u32 first_quad = mine.first * step.unit * 16, n_panels = mine.n * step.unit, n4 = step.n_in / 4;
-            const ulonglong2* from = step.from + copy * n4;
-            const CodeInput codes(inputs, n_panels);
-            float squares = 0.0f, most = 0.0f;
+            const u32 n_panels = mine.n * step.unit;
+            unsigned char* memory = decode_memory + a.input_at + warp * a.input_stride;
+            Inputs inputs(memory, n_panels, step.has_codes);
             // Four lanes take a block of 32 inputs, of whose halves each has a quad.
-            const u32 quad_of_lane = lane / 4 * 8 + lane % 4;
-            auto put = [&](u32 at, float4 (&v)[2], const float4* weights) {
-                const u32 block = (at + lane) / 4;
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    squares += squares_of(v[h]);
-                    if (norm) multiply(v[h], weights[h]);
-                    if (!has_codes && block < 2 * n_panels) ((float4*)inputs)[2 * at + quad_of_lane + 4 * h] = v[h], most = fmaxf(most, most_of(v[h]));
-                }
-                if (has_codes) put_digits(codes, block, lane % 4, v[0], v[1], block < 2 * n_panels);
-            };
-            const u32 end = n_panels * 8; // pairs of quads
+            const u32 first_quad = mine.first * step.unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
-                const u32 n_splits = span_of(l, pos, gridDim.x).n_splits;
 #pragma unroll 1
-                for (u32 at = 0; at < end; at += 32) {
-                    float4 v[2];
-                    const u32 k = first_quad + 2 * at + quad_of_lane;
-                    joined_splits(l, n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, k, at + lane < end ? n4 : 0, tag, v);
-                    put(at, v, nullptr);
+                for (u32 first = 0; first < inputs.n_blocks; first += 8) {
+                    float4 v[2], weights[2];
+                    joined_splits(l, spans_of(a)[i].n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, first_quad + 8 * first,
+                                  first + lane / 4 < inputs.n_blocks ? n4 : 0, tag, v);
+                    inputs.put(first, v, false, weights, lane);
                 }
             } else if (is_first) {
                 // The embedding.
-                const u32 x_tiles = (a.n_embd + 15) / 16, first = share(blockIdx.x, x_tiles, gridDim.x), last = share(blockIdx.x + 1, x_tiles, gridDim.x);
+                const u32 x_tiles = (a.n_embd + 15) / 16, first_tile = share(blockIdx.x, x_tiles, gridDim.x), last_tile = share(blockIdx.x + 1, x_tiles, gridDim.x);
 #pragma unroll 1
-                for (u32 at = 0; at < end; at += 32) {
+                for (u32 first = 0; first < inputs.n_blocks; first += 8) {
                     float4 v[2] = {}, weights[2];
-                    const u32 k = first_quad + 2 * at + quad_of_lane;
-                    if (at + lane < end && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, id, k / 8, k % 8, v)));
+                    const u32 k = first_quad + 8 * first;
+                    const bool in_row = first + lane / 4 < inputs.n_blocks;
+                    if (in_row && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, token.id, k / 8, k % 8, v)));
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const u32 of = k + 4 * h;
-                        const bool is_there = at + lane < end && of < n4;
+                        const bool is_there = in_row && of < n4;
                         const float scale = is_there ? a.embedding_scale : 0.0f;
                         v[h].x *= scale, v[h].y *= scale, v[h].z *= scale, v[h].w *= scale;
                         weights[h] = is_there ? norm[of] : v[h];
-                        if (is_there && of / 4 >= first && of / 4 < last) *(float4*)(residual + 4 * of - first * 16) = v[h];
+                        if (is_there && of / 4 >= first_tile && of / 4 < last_tile) *(float4*)(residual + 4 * of - first_tile * 16) = v[h];
                     }
                     __syncwarp();
-                    put(at, v, weights);
+                    inputs.put(first, v, true, weights, lane);
                 }
             } else {
+                const ulonglong2* from = step.from + copy * n4 + first_quad;
+                const u32 n = n4 > first_quad ? n4 - first_quad : 0;
+                u32 first = 0;
 #pragma unroll 1
-                for (u32 at = 0; at < end; at += 32) {
-                    ulonglong2 words[2];
-                    float4 weights[2], v[2];
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const u32 k = first_quad + 2 * at + quad_of_lane + 4 * h;
-                        const bool is_there = at + lane < end && k < n4;
-                        weights[h] = is_there && norm ? norm[k] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                        if (is_there) words[h] = load_exchanged(from + k);
-                    }
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const u32 k = first_quad + 2 * at + quad_of_lane + 4 * h;
-                        v[h] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                        if (at + lane >= end || k >= n4) continue;
-                        wait_for_tag(words[h], from + k, wanted);
-                        v[h] = unpack(words[h]);
-                    }
-                    __syncwarp();
-                    put(at, v, weights);
-                }
+                for (; first + 8 < inputs.n_blocks; first += 32)
+                    take_words<4>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, wanted, lane);
+                if (first < inputs.n_blocks)
+                    take_words<1>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, wanted, lane);
             }
             __syncwarp();
-            const float factor = has_codes ? 1.0f : finish_floats((float4*)inputs, most, n_panels, lane);
+            const float factor = inputs.has_codes ? 1.0f : finish_floats(inputs.floats, inputs.most, n_panels, lane);
+            if (norm) {
+                const float squares = warp_sum(inputs.squares);
+                if (lane == 0) squares_of_warps[s % 2][warp] = mine.group == 0 ? squares : 0.0f;
+            }
             __syncwarp();
 
             const u32 stride = kind == HEAD ? a.head_stride : a.stride;
@@ -403,63 +456,51 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                 if (parts[p].n_tiles == 0) continue;
                 float* to = sums + (kind == GATE_AND_UP ? p * a.region_floats : 0) + warp * stride;
                 switch (parts[p].format) {
-                    case F16: products<F16>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
-                    case Q8_0: products<Q8_0>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
-                    case Q4_0: products<Q4_0>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
-                    case Q4_K: products<Q4_K>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
-                    case Q5_K: products<Q5_K>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
-                    case Q6_K: products<Q6_K>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
-                    case F32: products<F32>(a, parts[p], mine, inputs, factor, zeros, to, turn, warp, lane); break;
+                    case F16: products<F16>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
+                    case Q8_0: products<Q8_0>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
+                    case Q4_0: products<Q4_0>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
+                    case Q4_K: products<Q4_K>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
+                    case Q5_K: products<Q5_K>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
+                    case Q6_K: products<Q6_K>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
+                    case F32: products<F32>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
                     default: __trap();
                 }
             }
-            if (norm) {
-                squares = warp_sum(squares);
-                if (lane == 0) squares_of_warps[s % 2][warp] = mine.group == 0 ? squares : 0.0f;
-            }
             all_meet();
 
-            float rms = 1.0f;
-            if (norm) {
-                float of[WARPS];
-#pragma unroll
-                for (int w = 0; w < WARPS; w++) of[w] = squares_of_warps[s % 2][w];
-                rms = rsqrtf(((of[0] + of[1]) + (of[2] + of[3]) + ((of[4] + of[5]) + (of[6] + of[7]))) * step.reciprocal + step.eps);
-            }
-            // Every thread of a warp takes part, for the sake of pairs.
+            if (tid / 32 * 32 < (int)n_rows) {
+                float rms = 1.0f;
+                if (norm) {
+                    const float4 x = *(const float4*)squares_of_warps[s % 2], y = *(const float4*)(squares_of_warps[s % 2] + 4);
+                    rms = rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * step.reciprocal + step.eps);
+                }
+                // Every thread of a warp takes part, for the sake of pairs.
 #pragma unroll 1
-            for (u32 j = tid; j < (n_rows + 31) / 32 * 32; j += THREADS) {
-                const u32 row = j == (u32)tid ? first_row : row_at(step, parts, j);
-                float y = 0.0f;
-                if (row != ~0u) {
-                    y = rms * sum_of(sums, stride, log_split, j);
-                    if (kind == GATE_AND_UP) y = activate(l.activation, y) * (rms * sum_of(sums + a.region_floats, stride, log_split, j));
-                    if (step.bias) y += j == (u32)tid ? first_bias : step.bias[row];
-                    if (kind == ATTENTION_OUTPUT || kind == DOWN) {
-                        y = residual[j] + l.scale * y;
-                        residual[j] = y;
-                    }
+                for (u32 j = tid; j < (n_rows + 31) / 32 * 32; j += THREADS) {
+                    const u32 row = j == (u32)tid ? first_row : row_at(step, parts, j);
+                    const bool is_there = row != ~0u;
+                    const float bias = j == (u32)tid ? first_bias : step.bias && is_there ? step.bias[row] : 0.0f;
+                    const u32 of = is_there ? j : 0;
+                    float y = rms * sum_of(sums, stride, log_split, of);
                     if (kind == HEAD) {
-                        y *= a.logit_scale;
+                        if (!is_there) continue;
+                        y = (y + bias) * a.logit_scale;
                         if (a.logit_cap != 0.0f) y = a.logit_cap * tanhf(y / a.logit_cap);
                         if (a.logits) a.logits[row] = y;
                         const u64_t rank = rank_of(y, row);
                         best = rank > best ? rank : best;
+                        continue;
                     }
-                }
-                if (kind == HEAD) continue;
-                const float next_row = __shfl_down_sync(~0u, y, 1);
-                if (row != ~0u && row % 2 == 0) {
-                    const u64_t word = pack_pair(y, next_row, (tag + step.tag_out) & TAG);
-                    u64_t* to = step.to + row / 2;
-                    const u32 n_copies = step.copies, n = step.n_out / 2;
-#pragma unroll
-                    for (u32 c = 0; c < COPIES; c++)
-                        if (c < n_copies) store_exchanged(to + c * n, word);
+                    if (kind == GATE_AND_UP) y = activate(l.activation, y) * (rms * sum_of(sums + a.region_floats, stride, log_split, of));
+                    y += bias;
+                    if (kind == ATTENTION_OUTPUT || kind == DOWN) {
+                        y = residual[of] + l.scale * y;
+                        if (is_there) residual[of] = y;
+                    }
+                    const float next_row = __shfl_down_sync(~0u, y, 1);
+                    if (is_there && row % 2 == 0) store_words(step.to + row / 2, pack_pair(y, next_row, (tag + step.tag_out) & TAG), step.copies, step.n_out / 2);
                 }
             }
-            // Those who are done would look for their next inputs, and be in the way of those who are not.
-            all_meet();
         }
         tag = (tag + 2) & TAG;
     }
@@ -485,7 +526,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     *a.ids = chosen;
     if (a.advance) {
         a.token->id = chosen;
-        a.token->pos = pos + 1;
+        a.token->pos = token.pos + 1;
     }
 }
 

@@ -48,6 +48,9 @@ struct __align__(16) Layer {
     u32 n_steps;
     u32 n_head, n_kv_head, head_dim, mask, reach, activation;
     float soft_cap, scale; // soft_cap 0: none
+    u32 heads_a_kv_head;   // query heads
+    u32 chunks_a_kv_head, units_a_split; // of attention, of up to GROUP of these heads
+    u32 reciprocal_of_dim; // 2^32 / head_dim, and one more
     u32 unused;
 };
 
@@ -80,8 +83,8 @@ struct DecodeArgs {
     u32 stride, head_stride, region_floats;   // of sums: between warps, of the head's; of a matrix
     u32 att_words, sums_words;                // of a copy
     // Where things lie in the block's memory: each warp's inputs, sums of products of steps by turns, the residual stream of the block's rows,
-    // parts, barriers.
-    u32 input_at, input_stride, regions_at[2], residual_at, parts_at, barriers_at;
+    // parts, spans of layers, what turns heads and weights of their norms, barriers.
+    u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at;
     float embedding_scale, logit_scale, logit_cap;
 };
 
@@ -102,15 +105,35 @@ __device__ __forceinline__ float2 unpack_pair(u64_t word) {
     return make_float2(__uint_as_float((u32)(word >> 32) & ~63u), __uint_as_float((u32)(word >> 6) & ~63u));
 }
 __device__ __forceinline__ bool has_tag(u64_t word, u32 tag) { return ((u32)word & TAG) == tag; }
-__device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return has_tag(words.x, tag) && has_tag(words.y, tag); }
+__device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return ((((u32)words.x ^ tag) | ((u32)words.y ^ tag)) & TAG) == 0; }
 // Whether words have a tag or one after it, of which a token has fewer than half of all.
 __device__ __forceinline__ bool is_since(u64_t word, u32 tag) { return (((u32)word - tag) & TAG) <= TAG / 2; }
 __device__ __forceinline__ bool is_since(const ulonglong2& words, u32 tag) { return is_since(words.x, tag) && is_since(words.y, tag); }
-template <typename W> __device__ __forceinline__ void wait_for_tag(W& words, const W* p, u32 tag) {
-    while (!has_tag(words, tag)) {
-        spin_pause();
-        words = load_exchanged(p);
+// Asks for the words that a warp's lanes want, each of what its `there` says.
+template <int N, typename W, typename P> __device__ __forceinline__ void ask_for_words(W (&words)[N], const bool (&there)[N], P from) {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        words[k] = W();
+        load_exchanged_if(there[k], words[k], from(k));
     }
+}
+// Waits for them: those that have no tag yet are looked at again.
+template <int N, typename W, typename P> __device__ __forceinline__ void wait_for_words(W (&words)[N], const bool (&there)[N], u32 tag, P from) {
+    while (true) {
+        bool wanted[N], any = false;
+#pragma unroll
+        for (int k = 0; k < N; k++) wanted[k] = there[k] & !has_tag(words[k], tag), any |= wanted[k];
+        if (!__any_sync(~0u, any)) return;
+        spin_pause();
+#pragma unroll
+        for (int k = 0; k < N; k++) load_exchanged_if(wanted[k], words[k], from(k));
+    }
+}
+// Writes a word `n` times, `stride` words apart, for all who read it.
+__device__ __forceinline__ void store_words(u64_t* to, u64_t word, u32 n, u32 stride) {
+#pragma unroll
+    for (u32 c = 0; c < COPIES; c++)
+        if (c < n) store_exchanged(to + c * stride, word);
 }
 __device__ __forceinline__ float4 unpack(const ulonglong2& words) {
     const float2 a = unpack_pair(words.x), b = unpack_pair(words.y);

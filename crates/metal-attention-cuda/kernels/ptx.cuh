@@ -90,7 +90,11 @@ __device__ __forceinline__ void load_matrices_turned(u32 (&r)[4], const half* ro
 __device__ __forceinline__ void copy16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
-// The same, or zeros.
+// The same of 8 bytes, which may be at hand.
+__device__ __forceinline__ void copy8(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+// Of 16, or zeros.
 __device__ __forceinline__ void copy16_or_zero(void* to, const void* from, bool there) {
     const u32 at = (u32)__cvta_generic_to_shared(to);
     const int bytes = there ? 16 : 0;
@@ -216,6 +220,16 @@ __device__ __forceinline__ u64_t load_exchanged(const u64_t* p) {
     u64_t v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
+}
+// Reads a word anew, where it is `wanted`: no branch, which would part the lanes of a warp.
+__device__ __forceinline__ void load_exchanged_if(bool wanted, ulonglong2& v, const ulonglong2* p) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2]; }"
+                 : "+l"(v.x), "+l"(v.y)
+                 : "l"(p), "r"((u32)wanted)
+                 : "memory");
+}
+__device__ __forceinline__ void load_exchanged_if(bool wanted, u64_t& v, const u64_t* p) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u64 %0, [%1]; }" : "+l"(v) : "l"(p), "r"((u32)wanted) : "memory");
 }
 __device__ __forceinline__ void store_exchanged(u64_t* p, u64_t v) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");

@@ -83,6 +83,7 @@ inline void load_matrices_turned(u32 (&r)[4], const half* row) {
 }
 
 inline void copy16(void* to, const void* from) { software::copy_later(to, from, 16, false); }
+inline void copy8(void* to, const void* from) { software::copy_later(to, from, 8, false); }
 inline void copy16_or_zero(void* to, const void* from, bool there) { software::copy_later(to, from, 16, !there); }
 inline void commit_copies() { software::commit_copies(); }
 template <int N> inline void wait_for_copies() { software::finish_copies(N); }
@@ -120,6 +121,9 @@ inline void add_relaxed(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAX
 inline void add_release(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 inline u64_t load_exchanged(const u64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline ulonglong2 load_exchanged(const ulonglong2* p) { return {load_exchanged(&p->x), load_exchanged(&p->y)}; }
+template <typename W> inline void load_exchanged_if(bool wanted, W& v, const W* p) {
+    if (wanted) v = load_exchanged(p);
+}
 inline void store_exchanged(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline u64_t load_from_peer(const u64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline u32 load_from_peer(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }

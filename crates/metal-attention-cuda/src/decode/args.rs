@@ -1,0 +1,348 @@
+//! What `kernels/decode.cu` reads: layers, their steps and matrices, and how these are shared out.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::layers::PlainLayer;
+use crate::args::{HeadArgs, MatrixArgs, PagesArgs};
+use crate::device::CudaBuffer;
+use crate::kv_cache::CudaKvCache;
+use crate::matrix::{CudaMatrix, PANEL};
+
+/// Warps of a block, matrices of a layer: as `decode.cu` has them.
+pub(super) const WARPS: usize = 8;
+pub(super) const MATRICES: usize = 7;
+pub(super) const STEPS: usize = 4;
+/// Query heads of a unit of attention: as `decode.cu` has them.
+pub(super) const GROUP: usize = 4;
+/// Copies of what all blocks read.
+pub(super) const COPIES: usize = 4;
+/// Bytes of a warp's weights that are asked for at once, at most where records are smaller.
+pub(super) const MAX_PIECE: usize = 4736;
+/// Tags that words of an exchange have.
+pub(super) const TAGS: u32 = 1 << 12;
+
+/// A product of all rows of up to three matrices with one input.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct StepArgs {
+    pub(super) norm: u64,
+    pub(super) bias: u64,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) kind: u32,
+    pub(super) n_in: u32,
+    pub(super) eps: f32,
+    pub(super) reciprocal: f32,
+    pub(super) first_part: u32,
+    pub(super) n_parts: u32,
+    pub(super) n_rows: [u32; 3],
+    pub(super) tag_in: u32,
+    pub(super) tag_out: u32,
+    pub(super) has_codes: u32,
+    pub(super) copies: u32,
+    pub(super) n_out: u32,
+    pub(super) unit: u32,
+    pub(super) n_units: u32,
+    pub(super) log_split: u32,
+    pub(super) unused: u32,
+}
+
+/// A matrix of a product.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct PartArgs {
+    pub(super) records: u64,
+    pub(super) tile_bytes: u32,
+    pub(super) n_tiles: u32,
+    pub(super) first: u32,
+    pub(super) n_of_product: u32,
+    pub(super) record_bytes: u16,
+    pub(super) records_a_slot: u16,
+    pub(super) format: u16,
+    pub(super) log_split: u16,
+    pub(super) n_units: u16,
+    pub(super) records_a_unit: u16,
+    pub(super) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct LayerArgs {
+    pub(super) steps: [StepArgs; STEPS],
+    pub(super) inputs: HeadArgs,
+    pub(super) pages: PagesArgs,
+    pub(super) k_cache: u64,
+    pub(super) v_cache: u64,
+    pub(super) sinks: u64,
+    pub(super) n_steps: u32,
+    pub(super) n_head: u32,
+    pub(super) n_kv_head: u32,
+    pub(super) head_dim: u32,
+    pub(super) mask: u32,
+    pub(super) reach: u32,
+    pub(super) activation: u32,
+    pub(super) soft_cap: f32,
+    pub(super) scale: f32,
+    pub(super) heads_a_kv_head: u32,
+    pub(super) chunks_a_kv_head: u32,
+    pub(super) units_a_split: u32,
+    pub(super) reciprocal_of_dim: u32,
+    pub(super) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct DecodeArgs {
+    pub(super) layers: u64,
+    pub(super) parts: u64,
+    pub(super) table: MatrixArgs,
+    pub(super) token: u64,
+    pub(super) logits: u64,
+    pub(super) ids: u64,
+    pub(super) best: u64,
+    pub(super) n_done: u64,
+    pub(super) qkv: u64,
+    pub(super) att: u64,
+    pub(super) sums: u64,
+    pub(super) n_layer: u32,
+    pub(super) n_embd: u32,
+    pub(super) n_parts: u32,
+    pub(super) tag: u32,
+    pub(super) advance: u32,
+    pub(super) slot_bytes: u32,
+    pub(super) n_slots: u32,
+    pub(super) stride: u32,
+    pub(super) head_stride: u32,
+    pub(super) region_floats: u32,
+    pub(super) att_words: u32,
+    pub(super) sums_words: u32,
+    pub(super) input_at: u32,
+    pub(super) input_stride: u32,
+    pub(super) regions_at: [u32; 2],
+    pub(super) residual_at: u32,
+    pub(super) parts_at: u32,
+    pub(super) spans_at: u32,
+    pub(super) heads_at: u32,
+    pub(super) barriers_at: u32,
+    pub(super) embedding_scale: f32,
+    pub(super) logit_scale: f32,
+    pub(super) logit_cap: f32,
+}
+
+/// How the products of a step are shared out in a block: the columns of a tile of rows among some of the warps, tiles by turns among
+/// groups of so many.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Panels that stay together.
+    unit: usize,
+    n_units: usize,
+    log_split: u32,
+    /// Most tiles that a block has of a matrix, or of the matrices one below the other.
+    n_tiles: usize,
+    /// Whether these are of codes, or of floats.
+    has_codes: bool,
+}
+
+impl Shape {
+    /// Of `matrices` on `n_blocks` blocks: so that the warp with the most has as little as may be, and a tile as many warps as may be.
+    pub(super) fn of(kind: Kind, matrices: &[&CudaMatrix], n_blocks: usize) -> Self {
+        let panels_of = |m: &&CudaMatrix| m.format.record().panels;
+        let unit = matrices.iter().map(panels_of).max().unwrap_or(1);
+        let n_units = matrices[0].n_in.div_ceil(PANEL).div_ceil(unit);
+        let n_tiles = n_of_product(kind, matrices).div_ceil(n_blocks);
+        let of_warp = |log_split: u32| n_tiles.div_ceil(WARPS >> log_split) * n_units.div_ceil(1 << log_split);
+        let log_split = (0..=WARPS.ilog2()).rev().min_by_key(|&log_split| of_warp(log_split)).unwrap_or(0);
+        Self { unit, n_units, log_split, n_tiles, has_codes: matrices[0].format.has_codes() }
+    }
+
+    /// Most panels of a row that a warp has.
+    fn panels_a_warp(self) -> usize {
+        self.n_units.div_ceil(1 << self.log_split) * self.unit
+    }
+
+    /// Bytes of a warp's inputs at most: digits, sums and factors (`CodeInput` of `code_products.cuh`), or floats.
+    pub(super) fn input_bytes(self) -> usize {
+        self.panels_a_warp() * if self.has_codes { 216 } else { 256 }
+    }
+
+    /// Most tiles that a warp has.
+    pub(super) fn tiles_a_group(self) -> usize {
+        self.n_tiles.div_ceil(WARPS >> self.log_split).max(1)
+    }
+}
+
+/// Bytes that a warp has of a tile of a layer's gate, as far as it asks for them at once.
+pub(super) fn piece_bytes(layer: &PlainLayer<'_>, n_blocks: usize) -> usize {
+    let record = layer.gate.format.record();
+    let records = Shape::of(Kind::GateAndUp, &[layer.gate, layer.up()], n_blocks).panels_a_warp() / record.panels;
+    record.bytes * records.min((MAX_PIECE / record.bytes).max(1))
+}
+
+/// Tiles of rows that are shared out among blocks together.
+fn n_of_product(kind: Kind, matrices: &[&CudaMatrix]) -> usize {
+    match kind {
+        Kind::Qkv => matrices.iter().map(|m| m.n_tiles()).sum(),
+        Kind::AttentionOutput | Kind::GateAndUp | Kind::Down | Kind::Head => matrices[0].n_tiles(),
+    }
+}
+
+pub(super) fn parts_args(kind: Kind, matrices: &[&CudaMatrix], shape: Shape, slot_bytes: usize) -> Vec<PartArgs> {
+    let mut above = 0;
+    let part = |matrix: &&CudaMatrix| {
+        let record = matrix.format.record();
+        let first = above;
+        if matches!(kind, Kind::Qkv) {
+            above += matrix.n_tiles();
+        }
+        PartArgs {
+            records: matrix.args(0).records,
+            tile_bytes: matrix.tile_bytes() as u32,
+            n_tiles: matrix.n_tiles() as u32,
+            first: first as u32,
+            n_of_product: n_of_product(kind, matrices) as u32,
+            record_bytes: record.bytes as u16,
+            records_a_slot: (slot_bytes / record.bytes) as u16,
+            format: matrix.format as u16,
+            log_split: shape.log_split as u16,
+            n_units: shape.n_units as u16,
+            records_a_unit: (shape.unit / record.panels) as u16,
+            unused: 0,
+        }
+    };
+    matrices.iter().map(part).collect()
+}
+
+/// What a step is, as `Kind` of `decode.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+pub(super) enum Kind {
+    Qkv = 0,
+    AttentionOutput = 1,
+    GateAndUp = 2,
+    Down = 3,
+    Head = 4,
+}
+
+impl Kind {
+    /// Tags of the words that a step reads and writes, beyond its layer's: the residual stream is written twice in a layer, and the
+    /// next layer's tags are two more.
+    fn tags(self) -> [u32; 2] {
+        match self {
+            Self::Qkv | Self::Head => [TAGS - 1, 0],
+            Self::AttentionOutput | Self::GateAndUp => [0, 0],
+            Self::Down => [0, 1],
+        }
+    }
+
+    /// Copies of its results: queries, keys and values are read by few blocks.
+    fn copies(self) -> usize {
+        match self {
+            Self::Qkv | Self::Head => 1,
+            Self::AttentionOutput | Self::GateAndUp | Self::Down => COPIES,
+        }
+    }
+}
+
+/// A step without a norm and a bias, from which and to which words.
+pub(super) fn step_args(
+    kind: Kind,
+    [from, to]: [u64; 2],
+    first_part: usize,
+    matrices: &[&CudaMatrix],
+    n_blocks: usize,
+) -> StepArgs {
+    let shape = Shape::of(kind, matrices, n_blocks);
+    let mut n_rows = [0; 3];
+    for (to, matrix) in n_rows.iter_mut().zip(matrices) {
+        *to = matrix.n_rows as u32;
+    }
+    let [tag_in, tag_out] = kind.tags();
+    StepArgs {
+        norm: 0,
+        bias: 0,
+        from,
+        to,
+        kind: kind as u32,
+        n_in: matrices[0].n_in as u32,
+        eps: 0.0,
+        reciprocal: 1.0 / matrices[0].n_in as f32,
+        first_part: first_part as u32,
+        n_parts: matrices.len() as u32,
+        n_rows,
+        tag_in,
+        tag_out,
+        has_codes: u32::from(shape.has_codes),
+        copies: kind.copies() as u32,
+        n_out: matrices[0].n_rows as u32,
+        unit: shape.unit as u32,
+        n_units: shape.n_units as u32,
+        log_split: shape.log_split,
+        unused: 0,
+    }
+}
+
+/// Where the words of exchanges lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Words {
+    pub(super) x: u64,
+    pub(super) qkv: u64,
+    pub(super) att: u64,
+    pub(super) gated: u64,
+}
+
+pub(super) fn layer_args(
+    cache: &CudaKvCache,
+    i: usize,
+    layer: &PlainLayer<'_>,
+    words: Words,
+    n_blocks: usize,
+) -> LayerArgs {
+    let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
+    let a = layer.attention;
+    let [k_cache, v_cache] = cache.of_layer(i);
+    let (m, first) = (layer.matrices(), MATRICES * i);
+    let heads = a.n_head / a.n_kv_head;
+    let chunks = heads.div_ceil(GROUP);
+    LayerArgs {
+        steps: [
+            StepArgs {
+                norm: layer.mixer_norm.weight.ptr(),
+                bias: ptr(&a.qkv_bias),
+                eps: layer.mixer_norm.eps,
+                ..step_args(Kind::Qkv, [words.x, words.qkv], first, &m[..3], n_blocks)
+            },
+            StepArgs {
+                bias: layer.out().bias(),
+                ..step_args(Kind::AttentionOutput, [words.att, words.x], first + 3, &m[3..4], n_blocks)
+            },
+            StepArgs {
+                norm: layer.norm.weight.ptr(),
+                eps: layer.norm.eps,
+                ..step_args(Kind::GateAndUp, [words.x, words.gated], first + 4, &m[4..6], n_blocks)
+            },
+            StepArgs {
+                bias: layer.down().bias(),
+                ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..], n_blocks)
+            },
+        ],
+        inputs: a.inputs,
+        pages: cache.pages_of_layer(i),
+        k_cache,
+        v_cache,
+        sinks: ptr(&a.sinks),
+        n_steps: STEPS as u32,
+        n_head: a.n_head as u32,
+        n_kv_head: a.n_kv_head as u32,
+        head_dim: a.head_dim as u32,
+        mask: a.mask,
+        reach: a.reach,
+        activation: layer.dense.activation.0,
+        soft_cap: a.soft_cap,
+        scale: layer.scale,
+        heads_a_kv_head: heads as u32,
+        chunks_a_kv_head: chunks as u32,
+        units_a_split: (a.n_kv_head * chunks) as u32,
+        reciprocal_of_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
+        unused: 0,
+    }
+}
