@@ -25,7 +25,7 @@ pub struct CudaForwardPassOptions {
     /// Multiply with F32 inputs throughout, where prompts would have them rounded to F16.
     pub exact: bool,
     /// Single tokens go through all layers in one launch, where there is a kernel for that, as long as their text has this many
-    /// tokens at most; 0: never. `None`: as long as it is faster.
+    /// tokens at most; 0: never. `None`: at any length.
     pub one_launch: Option<usize>,
 }
 
