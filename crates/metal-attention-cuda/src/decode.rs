@@ -170,14 +170,14 @@ impl Decode {
             ..LayerArgs::zeroed()
         });
         let of_layers = gpu.upload("layers", &of_layers)?;
-        let parts_of = |kind, matrices: &[&CudaMatrix], n_blocks| {
+        let parts_of = |kind, matrices: &[&CudaMatrix]| {
             parts_args(kind, matrices, Shape::of(kind, matrices, n_blocks), slot_bytes)
         };
         let parts: Vec<_> = layers
             .iter()
             .flat_map(PlainLayer::steps)
-            .flat_map(|(kind, matrices)| parts_of(kind, &matrices, n_blocks))
-            .chain(parts_of(Kind::Head, &[head], n_blocks))
+            .flat_map(|(kind, matrices)| parts_of(kind, &matrices))
+            .chain(parts_of(Kind::Head, &[head]))
             .collect();
         let parts = gpu.upload("layers", &parts)?;
         let args = DecodeArgs {
