@@ -67,9 +67,9 @@ pub struct GpuDevice {
     checked: bool,
     pso: PsoCache,
     watch: Watch,
-    /// Held by who looks for a moment whether work is done, and shared by who submits or takes a buffer back: wgpu panics
-    /// where a look that is over before the work is falls together with another thread's that finds the queue empty, and refuses
-    /// to unmap a buffer that is just being handed over.
+    /// Held by who looks for a moment whether work is done or takes a buffer back, and shared by those who submit, which is a
+    /// look too: wgpu panics where a look that is over before the work is falls together with another thread's that finds the
+    /// queue empty, and refuses to unmap a buffer that is just being handed over.
     looking: Arc<RwLock<()>>,
     fault: Arc<Mutex<Option<GpuError>>>,
     submissions: AtomicU64,
@@ -283,7 +283,7 @@ impl GpuDevice {
     /// Sends commands that were recorded before to the GPU.
     pub fn submit_commands(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
-        let _nobody_looks = self.looking.read().unwrap_or_else(PoisonError::into_inner);
+        let _looking = self.looking.read().unwrap_or_else(PoisonError::into_inner);
         self.queue.submit([commands])
     }
 
@@ -362,7 +362,7 @@ impl GpuDevice {
         }
     }
 
-    /// What is held by whoever looks for what has happened: a buffer whose map is just being answered cannot be unmapped.
+    /// What is held by whoever looks for what has happened, and by whoever takes a mapped buffer back.
     pub(crate) fn looking(&self) -> Arc<RwLock<()>> {
         Arc::clone(&self.looking)
     }

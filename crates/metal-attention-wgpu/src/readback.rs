@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use wgpu::{Buffer, CommandEncoder, SubmissionIndex};
+use wgpu::{Buffer, BufferAsyncError, CommandEncoder, SubmissionIndex};
 
 use crate::device::GpuDevice;
 use crate::error::GpuError;
@@ -15,8 +15,9 @@ use crate::error::GpuError;
 pub struct Readback {
     buffer: Buffer,
     bytes: u64,
-    /// The map that was asked for since the last read, and whether it worked.
-    pending: Option<(SubmissionIndex, Receiver<bool>)>,
+    /// The map that was asked for since the last read, and the answer when it is there. A buffer whose map was refused is
+    /// not mapped.
+    pending: Option<(SubmissionIndex, Receiver<Result<(), BufferAsyncError>>)>,
     looking: Arc<RwLock<()>>,
 }
 
@@ -52,38 +53,52 @@ impl Readback {
         let (sender, mapped) = channel();
         // Nobody may be listening any more.
         self.buffer.map_async(wgpu::MapMode::Read, .., move |result| {
-            let _ = sender.send(result.is_ok());
+            let _ = sender.send(result);
         });
         self.pending = Some((submission, mapped));
     }
 
     /// Waits for what [`map`](Self::map) asked for and hands `read` its first `bytes` bytes.
     pub fn read<T>(&mut self, gpu: &GpuDevice, bytes: u64, read: impl FnOnce(&[u8]) -> T) -> Result<T, GpuError> {
-        let lost = |why: &str| GpuError::Lost { why: format!("a result never arrived: {why}") };
-        let (submission, mapped) = self.pending.take().ok_or_else(|| lost("nothing was asked for"))?;
-        if mapped.try_recv() != Ok(true) {
-            gpu.wait(Some(submission)).inspect_err(|_| self.unmap())?;
+        let lost = |why: String| GpuError::Lost { why: format!("a result never arrived: {why}") };
+        let (submission, mapped) = self.pending.take().ok_or_else(|| lost("nothing was asked for".into()))?;
+        let mut answer = mapped.try_recv().ok();
+        if answer.is_none() {
+            gpu.wait(Some(submission)).inspect_err(|_| self.unmap(&mapped))?;
             // Another thread that polls the device may be the one that hears of it, a moment later.
-            if mapped.recv_timeout(Duration::from_secs(10)) != Ok(true) {
-                self.unmap();
-                return Err(lost("the buffer could not be mapped"));
+            answer = mapped.recv_timeout(Duration::from_secs(10)).ok();
+        }
+        match answer {
+            Some(Ok(())) => {
+                let value =
+                    self.buffer.get_mapped_range(0..bytes).map(|view| read(&view)).map_err(|e| lost(e.to_string()));
+                self.unmap(&mapped);
+                value
+            }
+            // What the device said before it refused the map is why.
+            Some(Err(e)) => {
+                Err(gpu.check().err().unwrap_or_else(|| lost(format!("the buffer could not be mapped ({e})"))))
+            }
+            None => {
+                self.unmap(&mapped);
+                Err(lost("the device did not answer".into()))
             }
         }
-        let value = self.buffer.get_mapped_range(0..bytes).map(|view| read(&view)).map_err(|e| lost(&e.to_string()));
-        self.unmap();
-        value
     }
 
-    /// Takes the buffer back, while nobody else is just about to hand it over.
-    fn unmap(&self) {
-        let _nobody_looks = self.looking.read().unwrap_or_else(PoisonError::into_inner);
-        self.buffer.unmap();
+    /// Takes the buffer back, unless its map was refused, while nobody is just about to hand it over: a step that is
+    /// submitted on another thread answers maps too.
+    fn unmap(&self, mapped: &Receiver<Result<(), BufferAsyncError>>) {
+        let _nobody_looks = self.looking.write().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(mapped.try_recv(), Ok(Err(_))) {
+            self.buffer.unmap();
+        }
     }
 
     /// Gives up what was asked for, so that the buffer can be used again.
     pub fn forget(&mut self) {
-        if self.pending.take().is_some() {
-            self.unmap();
+        if let Some((_, mapped)) = self.pending.take() {
+            self.unmap(&mapped);
         }
     }
 }
