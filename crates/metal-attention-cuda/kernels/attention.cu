@@ -31,11 +31,15 @@ struct AttentionArgs {
 constexpr int THREADS = 128;
 constexpr int MAX_DIM = 256;
 
-__device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float v) {
-    if (a.gates) v /= 1.0f + __expf(-a.gates[(size_t)token * a.gate_stride + 2 * head * a.head_dim + d]);
+// Elements d, which is even, and d + 1 of a head's result.
+__device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float2 v) {
+    if (a.gates) {
+        const float* gate = a.gates + (size_t)token * a.gate_stride + 2 * head * a.head_dim + d;
+        v.x /= 1.0f + __expf(-gate[0]), v.y /= 1.0f + __expf(-gate[1]);
+    }
     const u32 i = head * a.head_dim + d;
-    a.out[(size_t)token * a.n_head * a.head_dim + i] = v;
-    if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);
+    *(float2*)(a.out + (size_t)token * a.n_head * a.head_dim + i) = v;
+    if (a.packed) *(half2*)(a.packed + packed_input(token, i, a.n_token_tiles)) = __floats2half2_rn(v.x, v.y);
 }
 
 // Keys and values of all tokens go to the cache, queries become what attention takes. A warp a head.
@@ -106,7 +110,6 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     float* own = q + GROUP * dim;                            // the token's key, then its value
     float* scores = own + 2 * dim;                           // [GROUP][PAGE]
     float* running = scores + GROUP * PAGE;                  // [GROUP] of maxima, sums, factors
-    float* joined = running + 3 * GROUP;                     // [threads][2]
     __shared__ bool is_last;
     // What becomes of the token's heads: weights of their norms where all heads have the same, and the turns of its position.
     __shared__ float norms[2][MAX_DIM];
@@ -130,16 +133,18 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         wait_for_input();
     }
     let_next_start();
-    if (!APPENDED) __syncthreads();
-
+    // Queries, and the token's own key and value, all on their way together.
     const float* row = a.qkv + (size_t)token * a.stride;
     const bool has_own = !APPENDED && split == n_splits - 1;
-    for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += THREADS / 32) {
-        float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
+    const u32 n_rows = n_heads + (has_own ? 2 : 0), quads = dim / 4;
+    for (u32 i = tid; i < n_rows * quads; i += THREADS) {
+        const u32 h = i / quads, at = i % quads * 4;
         const u32 from = h < n_heads ? (head + h) * a.q_step : (h == n_heads ? a.k_at : a.v_at) + kv * dim;
-        for (int i = lane; i < dim; i += 32) v[i] = row[from + i];
-        __syncwarp();
-        if (APPENDED) continue;
+        *(float4*)((h < n_heads ? q + h * dim : own + (h - n_heads) * dim) + at) = *(const float4*)(row + from + at);
+    }
+    __syncthreads();
+    for (u32 h = warp; !APPENDED && h < n_rows; h += THREADS / 32) {
+        float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
         if (h <= n_heads) {
             const bool is_query = h < n_heads;
             const float* own_norm = is_query ? a.inputs.q_norm + (size_t)(head + h) * dim : a.inputs.k_norm + (size_t)kv * dim;
@@ -214,49 +219,51 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
 #pragma unroll
             for (int h = 0; h < GROUP; h++)
                 if (h < (int)n_heads) acc[h][0] *= running[2 * GROUP + h], acc[h][1] *= running[2 * GROUP + h];
-            const int low = p * PAGE < begin ? begin - p * PAGE : 0, high = min((u32)PAGE, of.pos + 1 - p * PAGE);
-            for (int i = group; i < high; i += groups) {
-                if (i < low) continue;
-                const float2 v = has_own && p * PAGE + i == of.pos ? *(const float2*)(own + dim + 2 * column)
-                                                                   : load_two(values + i * page_row + 2 * column);
+            const int low = p * PAGE < begin ? begin - p * PAGE : 0, high = min((u32)PAGE, of.pos + (has_own ? 0 : 1) - p * PAGE);
+            auto add = [&](int i, float2 v) {
 #pragma unroll
                 for (int h = 0; h < GROUP; h++) {
                     const float w = scores[h * PAGE + i];
                     acc[h][0] += w * v.x, acc[h][1] += w * v.y;
                 }
-            }
+            };
+#pragma unroll 4
+            for (int i = low + group; i < high; i += groups) add(i, load_two(values + i * page_row + 2 * column));
+            if (has_own && p == of.pos / PAGE && group == 0) add(of.pos % PAGE, *(const float2*)(own + dim + 2 * column));
         }
         __syncthreads();
         if (p + 1 < last_page) copy_page(values, (const T*)a.v_cache + next_page, dim, page_row);
         at_page = next_page;
     }
 
-    // Sums over the groups of positions, a query head after the other; then the split's result, or, of one split, the whole.
+    // Sums over the groups of positions: [head][group][dim], in the place of the pages; then the split's result, or, of one split, the
+    // whole.
     float* splits = a.partial + ((size_t)(token * a.n_head + head) * a.n_splits) * (dim + 2);
+    float* joined = memory;
 #pragma unroll
-    for (int h = 0; h < GROUP; h++) {
-        if (h >= (int)n_heads) break;
-        if (group < groups) joined[2 * tid] = acc[h][0], joined[2 * tid + 1] = acc[h][1];
-        __syncthreads();
-        if (tid < columns) {
-            float2 v = make_float2(0.0f, 0.0f);
-            for (int i = 0; i < groups; i++) v.x += joined[2 * (i * columns + tid)], v.y += joined[2 * (i * columns + tid) + 1];
-            if (n_splits == 1) {
-                float sum = running[GROUP + h], factor = 1.0f;
-                if (a.sinks) {
-                    const float sink = a.sinks[head + h], most = fmaxf(running[h], sink);
-                    factor = __expf(running[h] - most);
-                    sum = sum * factor + __expf(sink - most);
-                }
-                write_out(a, token, head + h, 2 * tid, v.x * factor / sum);
-                write_out(a, token, head + h, 2 * tid + 1, v.y * factor / sum);
-            } else {
-                float* to = splits + ((size_t)h * a.n_splits + split) * (dim + 2);
-                *(float2*)(to + 2 * tid) = v;
-                if (tid == 0) *(float2*)(to + dim) = make_float2(running[h], running[GROUP + h]);
-            }
+    for (int h = 0; h < GROUP; h++)
+        if (group < groups) *(float2*)(joined + (h * groups + group) * dim + 2 * column) = make_float2(acc[h][0], acc[h][1]);
+    __syncthreads();
+    for (int i = tid; i < (int)n_heads * columns; i += THREADS) {
+        const int h = i / columns, d = i % columns * 2;
+        float2 v = make_float2(0.0f, 0.0f);
+        for (int of_group = 0; of_group < groups; of_group++) {
+            const float2 more = *(const float2*)(joined + (h * groups + of_group) * dim + d);
+            v.x += more.x, v.y += more.y;
         }
-        __syncthreads();
+        if (n_splits == 1) {
+            float sum = running[GROUP + h], factor = 1.0f;
+            if (a.sinks) {
+                const float sink = a.sinks[head + h], most = fmaxf(running[h], sink);
+                factor = __expf(running[h] - most);
+                sum = sum * factor + __expf(sink - most);
+            }
+            write_out(a, token, head + h, d, make_float2(v.x * factor / sum, v.y * factor / sum));
+        } else {
+            float* to = splits + ((size_t)h * a.n_splits + split) * (dim + 2);
+            *(float2*)(to + d) = v;
+            if (d == 0) *(float2*)(to + dim) = make_float2(running[h], running[GROUP + h]);
+        }
     }
     if (n_splits == 1) return;
     __threadfence();
@@ -291,8 +298,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
             const float w = factors[h * 32 + s];
             v.x += w * part.x, v.y += w * part.y;
         }
-        write_out(a, token, head + h, d, v.x);
-        write_out(a, token, head + h, d + 1, v.y);
+        write_out(a, token, head + h, d, v);
     }
 }
 

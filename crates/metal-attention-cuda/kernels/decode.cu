@@ -95,8 +95,9 @@ __device__ __forceinline__ void ask(const DecodeArgs& a, int lane) {
             }
             asked = true;
         }
-        // Before it was ever full it counts as emptied.
-        if (!done && left > 0 && barrier_has_ended(empty(a, lane, turn.slot), turn.parity ^ 1)) {
+        // Before it was ever full it counts as emptied. The second look, which does not wait any more, is the one that race detectors know.
+        u64_t* emptied = empty(a, lane, turn.slot);
+        if (!done && left > 0 && barrier_has_ended(emptied, turn.parity ^ 1) && barrier_try_wait(emptied, turn.parity ^ 1)) {
             const u32 count = min(a_slot, left);
             u64_t* barrier = full(a, lane, turn.slot);
             barrier_arrive_expecting(barrier, count * bytes);
@@ -494,8 +495,8 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                     if (kind == GATE_AND_UP) y = activate(l.activation, y) * (rms * sum_of(sums + a.region_floats, stride, log_split, of));
                     y += bias;
                     if (kind == ATTENTION_OUTPUT || kind == DOWN) {
-                        y = residual[of] + l.scale * y;
-                        if (is_there) residual[of] = y;
+                        y = (is_there ? residual[j] : 0.0f) + l.scale * y;
+                        if (is_there) residual[j] = y;
                     }
                     const float next_row = __shfl_down_sync(~0u, y, 1);
                     if (is_there && row % 2 == 0) store_words(step.to + row / 2, pack_pair(y, next_row, (tag + step.tag_out) & TAG), step.copies, step.n_out / 2);

@@ -1,6 +1,5 @@
 // Products of several tokens: Y = W X over inputs that `packed_input` orders, in F16, with F32 sums. Weights go from memory to
-// registers, where codes become F16 elements, for each warp its own rows; inputs are shared through workgroup memory, or, for a
-// few tokens, read by each warp.
+// registers, where codes become F16 elements, for each warp its own rows; inputs are shared through workgroup memory.
 #include "formats.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
@@ -49,7 +48,7 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
         }
 }
 
-__device__ __forceinline__ void write_product(const MatmulArgs& a, const Matrix& m, u32 tile, int lane, u32 token_tile,
+template <typename Args> __device__ __forceinline__ void write_product(const Args& a, const Matrix& m, u32 tile, int lane, u32 token_tile,
                                               const float (&c)[4], const float (&up)[4]) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -66,86 +65,7 @@ __device__ __forceinline__ void write_product(const MatmulArgs& a, const Matrix&
     }
 }
 
-// A few tokens: a block for two tiles of rows (GATED: one of the gate and the same of up) and up to 8 N tokens, whose warps share
-// the panels out.
-template <typename P, int N> __device__ __forceinline__ void few_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2],
-                                                                          const bool (&there)[2], u32 warp, int lane, float (&acc)[2][N][4]) {
-    for (u32 panel = warp; panel < m[0].n_panels; panel += 8) {
-        P p[2] = {};
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (there[i]) p[i].load(m[i], tile[i], panel, lane);
-#pragma unroll
-        for (int b = 0; b < 2; b++) {
-            uint4 x[N];
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                const u32 token_tile = blockIdx.y * N + n;
-                x[n] = token_tile < a.n_token_tiles ? a.x[(((size_t)panel * a.n_token_tiles + token_tile) * 2 + b) * 32 + lane]
-                                                    : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (!there[i]) continue;
-                u32 e[2][4];
-                elements(p[i], b, e);
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    mma(acc[i][n], e[0][0], e[0][1], e[0][2], e[0][3], x[n].x, x[n].y);
-                    mma(acc[i][n], e[1][0], e[1][1], e[1][2], e[1][3], x[n].z, x[n].w);
-                }
-            }
-        }
-    }
-}
-
-template <int N> __device__ __forceinline__ void matmul_few(const MatmulArgs& a, float* memory) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool gated = a.output == GATED;
-    const Matrix m[2] = {a.a, gated ? a.b : a.a};
-    const u32 tile[2] = {gated ? blockIdx.x : 2 * blockIdx.x, gated ? blockIdx.x : 2 * blockIdx.x + 1};
-    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
-    wait_for_input();
-    let_next_start();
-    float acc[2][N][4] = {};
-    if (gated && m[0].format != m[1].format) {
-        // One after the other.
-        const bool first[2] = {true, false}, second[2] = {false, true};
-        const Matrix both[2] = {m[0], m[0]}, ups[2] = {m[1], m[1]};
-        WITH_PANEL(m[0].format, (few_products<P, N>(a, both, tile, first, warp, lane, acc)));
-        WITH_PANEL(m[1].format, (few_products<P, N>(a, ups, tile, second, warp, lane, acc)));
-    } else {
-        WITH_PANEL(m[0].format, (few_products<P, N>(a, m, tile, there, warp, lane, acc)));
-    }
-    // Sums over the warps: [warp][2 N][lane][4].
-    float4* sums = (float4*)memory;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-            sums[(warp * 2 * N + i * N + n) * 32 + lane] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
-    __syncthreads();
-    for (int of = warp; of < (gated ? N : 2 * N); of += 8) {
-        float c[2][4] = {};
-        for (int i = 0; i < (gated ? 2 : 1); i++)
-            for (int w = 0; w < 8; w++) {
-                const float4 v = sums[(w * 2 * N + i * N + of) * 32 + lane];
-                c[i][0] += v.x, c[i][1] += v.y, c[i][2] += v.z, c[i][3] += v.w;
-            }
-        const int i = gated ? 0 : of / N;
-        if (there[i]) write_product(a, m[i], tile[i], lane, blockIdx.y * N + of % N, c[0], c[1]);
-    }
-}
-
 SHARED_MEMORY(16, float, matmul_memory);
-#ifndef TEMPLATES_ALONE
-#define FEW(N) \
-    extern "C" __global__ void __launch_bounds__(256) matmul_few_##N(const __grid_constant__ MatmulArgs a) { matmul_few<N>(a, matmul_memory); }
-FEW(1)
-FEW(2)
-FEW(4)
-FEW(8)
-#endif
 
 // Many tokens: a block of 8 warps for 128 rows (GATED: 64 of the gate and the same of up) and 128 tokens; a warp has two tiles of
 // rows and half of the tokens.

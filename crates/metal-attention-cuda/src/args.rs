@@ -97,6 +97,30 @@ pub(crate) struct MatmulArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct FewArgs {
+    pub(crate) parts: [MatrixArgs; MAX_PARTS],
+    pub(crate) n_parts: u32,
+    pub(crate) blocks: [u32; MAX_PARTS],
+    pub(crate) x: u64,
+    pub(crate) n_tokens: u32,
+    pub(crate) n_token_tiles: u32,
+    pub(crate) n_out: u32,
+    pub(crate) output: u32,
+    pub(crate) activation: u32,
+    pub(crate) scale: f32,
+    pub(crate) bias: u64,
+    pub(crate) y: u64,
+    pub(crate) packed: u64,
+    pub(crate) y_token_tiles: u32,
+    pub(crate) warps_a_tile: u32,
+    pub(crate) n_splits: u32,
+    pub(crate) unused: u32,
+    pub(crate) sums: u64,
+    pub(crate) tickets: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct WideArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,

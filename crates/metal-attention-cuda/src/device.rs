@@ -21,6 +21,7 @@ const CUDA: (i32, &str) = (13000, "580");
 const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/repack.fatbin"),
     include_bytes!("../prebuilt/matvec.fatbin"),
+    include_bytes!("../prebuilt/matmul_few.fatbin"),
     include_bytes!("../prebuilt/attention.fatbin"),
     include_bytes!("../prebuilt/prefill_attention.fatbin"),
     include_bytes!("../prebuilt/ends.fatbin"),

@@ -21,7 +21,7 @@ use crate::launch::Graph;
 use crate::parts::supports;
 use crate::profile::{self, Timers};
 use crate::state::{CudaStates, RunSizes};
-use crate::step::{StepSize, Steps, TOP_K, Wanted, top_k_list};
+use crate::step::{StepSize, Steps, TOP_K, Wanted, few_tokens, top_k_list};
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
 
@@ -112,8 +112,10 @@ impl CudaForwardPass {
         };
         let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
+        let few_tokens = few_tokens(gpu.summary(), spec.n_embd);
         let steps = Steps {
             gpu,
+            few_tokens,
             kernels: Kernels::default(),
             weights: cuda_weights,
             s,

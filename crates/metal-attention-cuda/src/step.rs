@@ -7,6 +7,7 @@ mod ends;
 mod exchange;
 mod experts;
 mod feed_forward;
+mod few;
 mod grouped;
 mod latent_attention;
 mod layer;
@@ -35,6 +36,7 @@ use crate::profile::Timers;
 use crate::state::{CudaStates, RunSizes};
 use crate::weights::CudaWeights;
 
+pub(crate) use few::few_tokens;
 pub(crate) use rows::room_for_rows;
 pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};
 pub(crate) use wide::split_bytes;
@@ -71,6 +73,8 @@ pub(crate) struct Steps {
     pub(crate) weights: CudaWeights,
     pub(crate) s: Activations,
     pub(crate) exact: bool,
+    /// Tokens up to which weights come straight to registers (`step/few.rs`).
+    pub(crate) few_tokens: usize,
     /// Where several cards share the model.
     pub(crate) exchange: Option<Exchange>,
     /// Kernels launched so far, those of graphs when they were recorded.

@@ -91,7 +91,7 @@ fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
     let mut evaluate = |pass: &mut dyn ForwardPass, batch: &[BatchToken]| {
         logits.extend_from_slice(pass.forward(batch).expect("room").as_slice());
     };
-    for n in [150, 35, 5, 1, 1, 3, 1] {
+    for n in [150, 35, 20, 12, 5, 1, 1, 3, 1] {
         let start = pass.n_past(0);
         let batch: Vec<_> = ids
             .by_ref()
@@ -152,6 +152,7 @@ fn models_give_the_logits_of_the_cpu() {
             F16,
             0,
         ),
+        ("rows of 8256", ModelShape { n_ff: 8256, ..small.clone() }, Q4_0, 0),
         ("SmolLM's rows", ModelShape { n_embd: 576, n_ff: 1536, n_head: 9, n_head_kv: 3, ..small.clone() }, Q4_0, 0),
     ] {
         compare(what, &model(&shape, ty, window));

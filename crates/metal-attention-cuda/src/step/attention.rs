@@ -133,7 +133,7 @@ impl Steps {
             AttentionKernels::Paged => {
                 let page_row = a.head_dim + 32 / cache.cache_type.bytes();
                 let pages = 2 * 64 * page_row * cache.cache_type.bytes();
-                let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67 + 256);
+                let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67);
                 let grid = Grid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
                 let name = if appended { "attention_appended" } else { "attention" };
                 self.launch(&format!("{name}_{ty}_{group}"), "", grid, &args)

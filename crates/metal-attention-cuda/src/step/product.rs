@@ -11,8 +11,6 @@ use crate::weights::{CudaLinear, CudaNorm};
 
 /// Tokens that a product takes as exactly as F32, and in one go.
 pub(super) const MATVEC_TOKENS: usize = 4;
-/// Tokens up to which every warp reads all inputs.
-const FEW_TOKENS: usize = 64;
 /// Warps of a block of products.
 pub(super) const WARPS: usize = 8;
 /// Warps that keep the memory busy.
@@ -352,6 +350,10 @@ impl Steps {
     }
 
     pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+        let unlike = p.output == Output::Gated && p.parts.iter().any(|(part, _)| part.format != p.parts[0].0.format);
+        if n_tokens <= self.few_tokens || unlike && !self.gpu.summary().has_wide() {
+            return self.matmul_few(p, x, n_tokens);
+        }
         if self.gpu.summary().has_wide() {
             return self.matmul_wide(p, x, n_tokens);
         }
@@ -374,26 +376,9 @@ impl Steps {
                 y_token_tiles: token_tiles as u32,
                 unused: 0,
             };
-            if n_tokens <= FEW_TOKENS || a.format != b.format {
-                let tiles_at_once = match token_tiles {
-                    1 => 1,
-                    2 => 2,
-                    3 | 4 => 4,
-                    _ => 8,
-                };
-                let blocks = if gated { a.n_tiles() } else { a.n_tiles().div_ceil(2) };
-                let grid = Grid {
-                    blocks: [blocks, token_tiles.div_ceil(tiles_at_once), 1],
-                    threads: 32 * WARPS,
-                    shared: WARPS * 2 * tiles_at_once * 512,
-                };
-                self.launch(&format!("matmul_few_{tiles_at_once}"), p.what, grid, &args)?;
-            } else {
-                let rows = a.n_tiles().div_ceil(if gated { 4 } else { 8 });
-                let grid =
-                    Grid { blocks: [token_tiles.div_ceil(16), rows, 1], threads: 32 * WARPS, shared: 4 * 16 * 1024 };
-                self.launch(&format!("matmul_{}", Format::name(a.format)), p.what, grid, &args)?;
-            }
+            let rows = a.n_tiles().div_ceil(if gated { 4 } else { 8 });
+            let grid = Grid { blocks: [token_tiles.div_ceil(16), rows, 1], threads: 32 * WARPS, shared: 4 * 16 * 1024 };
+            self.launch(&format!("matmul_{}", Format::name(a.format)), p.what, grid, &args)?;
         }
         Ok(())
     }

@@ -24,11 +24,12 @@ const WIDE: u32 = 1 << 31;
 
 /// Bytes of the sums of splits of products of `n_tokens` tokens at most, and of their tickets.
 pub(crate) fn split_bytes(gpu: &CudaSummary, n_tokens: usize) -> [usize; 2] {
+    let few = super::few::split_bytes(gpu);
     if !gpu.has_wide() {
-        return [0, 0];
+        return few;
     }
     let tokens = n_tokens.next_power_of_two().clamp(TOKENS[0], TOKENS[1]);
-    [gpu.n_sm * MULTIPLIERS * tokens / 2 * size_of::<f32>(), gpu.n_sm * size_of::<u32>()]
+    [few[0].max(gpu.n_sm * MULTIPLIERS * tokens / 2 * size_of::<f32>()), few[1].max(gpu.n_sm * size_of::<u32>())]
 }
 
 /// How a product is shared out.
@@ -67,7 +68,8 @@ fn plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -> Pla
 impl Steps {
     /// How packed rows of so many tokens lie.
     pub(super) fn packed_order(&self, n_tokens: usize) -> u32 {
-        n_tokens.div_ceil(8) as u32 | if self.gpu.summary().has_wide() { WIDE } else { 0 }
+        let wide = self.gpu.summary().has_wide() && n_tokens > self.few_tokens;
+        n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }
 
     /// `y = W x` of packed rows.

@@ -1,0 +1,196 @@
+// Products of up to 64 tokens: Y = W X over inputs that `packed_input` orders, in F16, with F32 sums.
+//
+// Such a product takes as long as its weights take to come, and as what a warp waits for one thing after the other. So each warp has two
+// tiles of rows (GATED: one of the gate and the same of up) and some of the panels, with several panels of weights on their way to
+// its registers, the first ones before the input is there; inputs are in the order of its fragments and come from the L2
+// cache, once for the warps of a multiprocessor that have the same panels. Warps of a block have other panels of the same rows or
+// other rows, and blocks may share panels out, too: the last one to come adds the sums of all in order.
+#define TEMPLATES_ALONE
+#include "matmul.cu"
+
+constexpr int MAX_PARTS = 3;
+constexpr int WARPS = 8;
+
+struct FewArgs {
+    Matrix parts[MAX_PARTS]; // one below the other; GATED: the gate and up
+    u32 n_parts;
+    u32 blocks[MAX_PARTS];   // first block of rows of the next part
+    const uint4* x;          // packed inputs
+    u32 n_tokens, n_token_tiles;
+    u32 n_out;               // elements of a row of y
+    u32 output;
+    u32 activation;
+    float scale;             // ADD: of what is added
+    const float* bias;       // [n_out], or null
+    float* y;                // [n_tokens][n_out]
+    half* packed;            // GATED: y, as the next product takes it
+    u32 y_token_tiles;
+    u32 warps_a_tile;        // warps that share the panels of a block out, 1, 2, 4 or 8
+    u32 n_splits;            // parts of the panels, each with a block of its own
+    u32 unused;
+    float4* sums;            // of splits, [block of the result][split][fragment][32]
+    u32* tickets;            // of each block of the result, 0 between kernels
+};
+
+SHARED_MEMORY(16, float4, few_memory);
+
+// What a warp does: two tiles and every `step`th panel from `first` on.
+struct FewShare {
+    const unsigned char *a, *b; // records
+    u32 tile_a, tile_b, n_panels;
+    u32 first, end, step;
+};
+
+// Their products with N tiles of tokens.
+template <u32 FORMAT, int N>
+__device__ __forceinline__ void few_products(const FewArgs& a, const FewShare& share, int lane, float (&acc)[2][N][4]) {
+    typedef Panel<FORMAT> P;
+    typedef Record<FORMAT> Of;
+    // Panels on their way, as many as there are registers for.
+    constexpr int DEPTH = sizeof(P) <= 24 && N < 4 ? 4 : sizeof(P) <= 40 ? 2 : 1;
+    P p[DEPTH][2];
+    const u32 row_bytes = share.n_panels / Of::PANELS * Of::BYTES;
+    const unsigned char *row_a = share.a + (size_t)share.tile_a * row_bytes, *row_b = share.b + (size_t)share.tile_b * row_bytes;
+    // There is always one to load, if not one to multiply.
+    const u32 last = share.end - 1;
+    auto load = [&](P (&of)[2], u32 panel) {
+        panel = min(panel, last);
+        const u32 at = panel / Of::PANELS * Of::BYTES;
+        of[0].template read<FromMemory>(Place<FORMAT>(row_a + at, panel % Of::PANELS), lane);
+        of[1].template read<FromMemory>(Place<FORMAT>(row_b + at, panel % Of::PANELS), lane);
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) load(p[d], share.first + d * share.step);
+    wait_for_input();
+    let_next_start();
+    // Of tiles of tokens that are not there, those of the last.
+    const u32 first_token_tile = blockIdx.y * N, last_token_tile = a.n_token_tiles - 1;
+    for (u32 from = share.first; from < share.end; from += DEPTH * share.step) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const u32 panel = from + d * share.step;
+            if (panel >= share.end) break;
+            const uint4* x_of = a.x + (size_t)panel * a.n_token_tiles * 64 + lane;
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                uint4 x[N];
+#pragma unroll
+                for (int n = 0; n < N; n++) x[n] = x_of[(min(first_token_tile + n, last_token_tile) * 2 + b) * 32];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    u32 e[2][4];
+                    elements(p[d][i], b, e);
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+                        mma(acc[i][n], e[0][0], e[0][1], e[0][2], e[0][3], x[n].x, x[n].y);
+                        mma(acc[i][n], e[1][0], e[1][1], e[1][2], e[1][3], x[n].z, x[n].w);
+                    }
+                }
+            }
+            load(p[d], panel + DEPTH * share.step);
+        }
+    }
+}
+
+// The block's rows: a matrix, and which of its tiles. `block`: which of the grid's rows.
+struct FewRows {
+    const Matrix& m;
+    u32 first_tile, n_tiles;
+    bool gated;
+    // Tile `i`, 0 or 1, of the warps `row` of the block; GATED: both have the same.
+    __device__ __forceinline__ u32 tile(u32 row, u32 i) const { return first_tile + (gated ? row : 2 * row + i); }
+};
+__device__ __forceinline__ FewRows rows_of(const FewArgs& a, u32 block) {
+    const bool gated = a.output == GATED;
+    u32 part = 0, before = 0;
+    while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) before = a.blocks[part++];
+    const u32 n_tiles = (a.parts[part].n_rows + 15) / 16;
+    return {a.parts[part], (block - before) * (WARPS / a.warps_a_tile) * (gated ? 1 : 2), n_tiles, gated};
+}
+
+// What a warp has summed up goes to workgroup memory: [warp of panels][row of warps][2][N][lane].
+template <int N> __device__ __forceinline__ void sum_up(const FewArgs& a, u32 warp, int lane) {
+    const FewRows rows = rows_of(a, blockIdx.x);
+    const u32 of_panels = a.warps_a_tile, row = warp / of_panels;
+    const u32 n_panels = rows.m.n_panels, each = (n_panels + a.n_splits - 1) / a.n_splits;
+    float4* to = few_memory + ((warp % of_panels) * (WARPS / of_panels) + row) * 2 * N * 32 + lane;
+    // Gate and up of unlike formats go one after the other, each in place of both.
+    const u32 formats[2] = {rows.m.format, rows.gated ? a.parts[1].format : rows.m.format};
+    const u32 n_turns = formats[0] == formats[1] ? 1 : 2;
+#pragma unroll 1
+    for (u32 turn = 0; turn < n_turns; turn++) {
+        FewShare share;
+        share.n_panels = n_panels;
+        share.first = blockIdx.z * each + warp % of_panels;
+        share.end = min((blockIdx.z + 1) * each, n_panels);
+        share.step = of_panels;
+        // There is always one to read, if not one to write.
+        share.tile_a = min(rows.tile(row, 0), rows.n_tiles - 1), share.tile_b = min(rows.tile(row, 1), rows.n_tiles - 1);
+        const unsigned char *a_records = rows.m.records, *b_records = rows.gated ? a.parts[1].records : a_records;
+        share.a = turn == 0 ? a_records : b_records, share.b = n_turns == 2 && turn == 0 ? a_records : b_records;
+        // What follows from these is found in the turn: what formats would need ahead of it takes all registers.
+        asm volatile("" : "+r"(share.tile_a), "+r"(share.tile_b), "+r"(share.n_panels), "+r"(share.first));
+        float acc[2][N][4] = {};
+        WITH_FORMAT(turn == 0 ? formats[0] : formats[1], (few_products<FORMAT, N>(a, share, lane, acc)));
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (turn == 0 || i == 1) to[(i * N + n) * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
+    }
+    __syncthreads();
+}
+
+// The sum of `n` in order, `stride` apart.
+__device__ __forceinline__ void add_up(float (&to)[4], const float4* from, u32 n, u32 stride) {
+#pragma unroll 4
+    for (u32 i = 0; i < n; i++) {
+        const float4 v = from[i * stride];
+        to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
+    }
+}
+
+// A grid of rows, tokens, splits.
+template <int N> __device__ __forceinline__ void matmul_few(const FewArgs& a) {
+    __shared__ bool is_last;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
+    sum_up<N>(a, warp, lane);
+    asm volatile("" : "+r"(warp), "+r"(lane), "+r"(block));
+    const FewRows rows = rows_of(a, block);
+    u32 n_sums = a.warps_a_tile;
+    const u32 n_fragments = WARPS / n_sums * 2 * N, stride = n_fragments * 32;
+    const float4* sums = few_memory + lane;
+    if (a.n_splits > 1) {
+        const u32 of_result = blockIdx.y * gridDim.x + block;
+        float4* of_splits = a.sums + (size_t)of_result * a.n_splits * stride + lane;
+        for (u32 f = warp; f < n_fragments; f += WARPS) {
+            float c[4] = {};
+            add_up(c, sums + f * 32, n_sums, stride);
+            of_splits[blockIdx.z * stride + f * 32] = make_float4(c[0], c[1], c[2], c[3]);
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            is_last = atomicAdd(a.tickets + of_result, 1u) == a.n_splits - 1;
+            if (is_last) a.tickets[of_result] = 0;
+        }
+        __syncthreads();
+        if (!is_last) return;
+        __threadfence();
+        sums = of_splits, n_sums = a.n_splits;
+    }
+    // In order, whichever came last.
+    for (u32 of = warp; of < (rows.gated ? n_fragments / 2 : n_fragments); of += WARPS) {
+        const u32 f = rows.gated ? of / N * 2 * N + of % N : of, tile = rows.tile(f / (2 * N), f / N % 2);
+        float c[4] = {}, up[4] = {};
+        add_up(c, sums + f * 32, n_sums, stride);
+        if (rows.gated) add_up(up, sums + (f + N) * 32, n_sums, stride);
+        if (tile < rows.n_tiles) write_product(a, rows.m, tile, lane, blockIdx.y * N + f % N, c, up);
+    }
+}
+
+#define MATMUL_FEW(N)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matmul_few_##N(const __grid_constant__ FewArgs a) { matmul_few<N>(a); }
+MATMUL_FEW(1)
+MATMUL_FEW(2)
+MATMUL_FEW(4)
