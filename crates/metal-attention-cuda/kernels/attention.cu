@@ -88,6 +88,115 @@ template <> __device__ __forceinline__ void load_four<float>(float (&v)[4], cons
 __device__ __forceinline__ float2 load_two(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 load_two(const float* p) { return *(const float2*)p; }
 
+// What a token sees, and the pages of it that a split has.
+struct Share {
+    u32 begin, first_page, end_page, n_splits;
+};
+__device__ __forceinline__ Share share_of(const AttentionArgs& a, u32 pos, u32 split) {
+    Share s;
+    s.begin = first_seen(a.mask, a.reach, pos);
+    const u32 first_page = s.begin / PAGE, n_pages = pos / PAGE + 1 - first_page, each = (n_pages + a.n_splits - 1) / a.n_splits;
+    s.n_splits = (n_pages + each - 1) / each;
+    s.first_page = first_page + split * each;
+    s.end_page = min(s.first_page + each, first_page + n_pages);
+    return s;
+}
+
+// Queries of heads `head`.., and where the block `has_own` the token's own key and value, as attention takes them: all on their way
+// together. Own ones go to the cache where the block `keeps` them.
+template <typename T, bool APPENDED>
+__device__ __forceinline__ void make_heads(const AttentionArgs& a, const Token& of, const u32* pages, u32 kv, bool keeps, u32 head, u32 n_heads,
+                                           bool has_own, float* q, float* own, const float (&norms)[2][MAX_DIM], const float2* turns) {
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = a.head_dim;
+    const float* row = a.qkv + (size_t)blockIdx.z * a.stride;
+    const u32 n_rows = n_heads + (has_own ? 2 : 0), quads = dim / 4;
+    for (u32 i = tid; i < n_rows * quads; i += THREADS) {
+        const u32 h = i / quads, at = i % quads * 4;
+        const u32 from = h < n_heads ? (head + h) * a.q_step : (h == n_heads ? a.k_at : a.v_at) + kv * dim;
+        *(float4*)((h < n_heads ? q + h * dim : own + (h - n_heads) * dim) + at) = *(const float4*)(row + from + at);
+    }
+    __syncthreads();
+    for (u32 h = warp; !APPENDED && h < n_rows; h += THREADS / 32) {
+        float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
+        if (h <= n_heads) {
+            const bool is_query = h < n_heads;
+            const float* own_norm = is_query ? a.inputs.q_norm + (size_t)(head + h) * dim : a.inputs.k_norm + (size_t)kv * dim;
+            const float* weight = a.inputs.norm == NORM_OF_HEAD ? norms[is_query ? 0 : 1] : a.inputs.norm == NORM_OF_EACH_HEAD ? own_norm : nullptr;
+            make_head(v, a.inputs, weight, turns, dim, is_query ? a.inputs.scale : 1.0f, lane);
+        }
+        if (h >= n_heads) {
+            T* at = (T*)(h == n_heads ? a.k_cache : a.v_cache) +
+                    (((size_t)pages[of.pos / PAGE] * a.n_kv_head + kv) * PAGE + of.pos % PAGE) * dim;
+            for (int i = lane; i < dim; i += 32) {
+                // As all later tokens see it.
+                T rounded;
+                store(&rounded, v[i]);
+                v[i] = to_float(rounded);
+                if (keeps) at[i] = rounded;
+            }
+        }
+    }
+}
+
+// Elements d and d + 1 of a split's sums of a head, whose scores' maximum and sum of weights are known: its result, or, of one split,
+// the whole.
+__device__ __forceinline__ void write_split(const AttentionArgs& a, u32 token, u32 head, u32 split, u32 n_splits, u32 d, float2 v, float most, float sum) {
+    if (n_splits > 1) {
+        float* to = a.partial + ((size_t)(token * a.n_head + head) * a.n_splits + split) * (a.head_dim + 2);
+        *(float2*)(to + d) = v;
+        if (d == 0) *(float2*)(to + a.head_dim) = make_float2(most, sum);
+        return;
+    }
+    float factor = 1.0f;
+    if (a.sinks) {
+        const float sink = a.sinks[head], above = fmaxf(most, sink);
+        factor = __expf(most - above);
+        sum = sum * factor + __expf(sink - above);
+    }
+    write_out(a, token, head, d, make_float2(v.x * factor / sum, v.y * factor / sum));
+}
+
+// The last block of a token's splits to come here joins their results. `factors`: [n_heads][32] in workgroup memory.
+__device__ __forceinline__ void join_splits(const AttentionArgs& a, u32 token, u32 head, u32 n_heads, u32 n_splits, float* factors) {
+    __shared__ bool is_last;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = a.head_dim, columns = dim / 2;
+    const float* splits = a.partial + ((size_t)(token * a.n_head + head) * a.n_splits) * (dim + 2);
+    if (n_splits == 1) return;
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        u32* ticket = a.tickets + (size_t)token * a.n_kv_head * a.n_chunks + blockIdx.x;
+        is_last = atomicAdd(ticket, 1) == n_splits - 1;
+        if (is_last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    // Factors of the splits: a warp a head, a lane a split (there are 32 at most).
+    for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
+        const float sink = a.sinks ? a.sinks[head + h] : -INFINITY;
+        float2 of_split = make_float2(-INFINITY, 0.0f);
+        if (lane < (int)n_splits) of_split = __ldcg((const float2*)(splits + ((size_t)h * a.n_splits + lane) * (dim + 2) + dim));
+        const float most = fmaxf(sink, warp_max(of_split.x));
+        const float factor = __expf(of_split.x - most);
+        const float sum = warp_sum(factor * of_split.y) + (a.sinks ? __expf(sink - most) : 0.0f);
+        factors[h * 32 + lane] = factor / sum;
+    }
+    __syncthreads();
+    for (int i = tid; i < (int)n_heads * columns; i += THREADS) {
+        const int h = i / columns, d = i % columns * 2;
+        const float* from = splits + (size_t)h * a.n_splits * (dim + 2) + d;
+        float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll 8
+        for (u32 s = 0; s < n_splits; s++) {
+            const float2 part = __ldcg((const float2*)(from + s * (dim + 2)));
+            const float w = factors[h * 32 + s];
+            v.x += w * part.x, v.y += w * part.y;
+        }
+        write_out(a, token, head + h, d, v);
+    }
+}
+
 // `APPENDED`: the cache has the tokens already, and queries are ready; else each token is alone in its sequence. Pages are on
 // their way before the token's own query is there.
 template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void attend(const AttentionArgs& a, float* memory) {
@@ -98,10 +207,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     // Of a step before, as are all tokens of the cache but the last.
     if (APPENDED) wait_for_input();
     const Token of = a.tokens[token];
-    const u32 begin = first_seen(a.mask, a.reach, of.pos);
-    const u32 first_page = begin / PAGE, n_pages = of.pos / PAGE + 1 - first_page;
-    const u32 pages_each = (n_pages + a.n_splits - 1) / a.n_splits;
-    const u32 n_splits = (n_pages + pages_each - 1) / pages_each;
+    const Share share = share_of(a, of.pos, split);
+    const u32 begin = share.begin, n_splits = share.n_splits;
     if (split >= n_splits) return;
 
     T* keys = (T*)memory;                                    // [PAGE][page_row]
@@ -110,14 +217,13 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     float* own = q + GROUP * dim;                            // the token's key, then its value
     float* scores = own + 2 * dim;                           // [GROUP][PAGE]
     float* running = scores + GROUP * PAGE;                  // [GROUP] of maxima, sums, factors
-    __shared__ bool is_last;
     // What becomes of the token's heads: weights of their norms where all heads have the same, and the turns of its position.
     __shared__ float norms[2][MAX_DIM];
     __shared__ float2 turns[MAX_DIM / 2];
 
     const u32* pages = a.pages.pages + (size_t)of.seq * a.pages.n_pages;
-    u32 p = first_page + split * pages_each;
-    const u32 last_page = min(p + pages_each, first_page + n_pages);
+    u32 p = share.first_page;
+    const u32 last_page = share.end_page;
     const size_t page_size = (size_t)PAGE * dim;
     auto page_at = [&](u32 p) { return ((size_t)pages[p] * a.n_kv_head + kv) * page_size; };
     size_t at_page = page_at(p);
@@ -133,36 +239,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         wait_for_input();
     }
     let_next_start();
-    // Queries, and the token's own key and value, all on their way together.
-    const float* row = a.qkv + (size_t)token * a.stride;
     const bool has_own = !APPENDED && split == n_splits - 1;
-    const u32 n_rows = n_heads + (has_own ? 2 : 0), quads = dim / 4;
-    for (u32 i = tid; i < n_rows * quads; i += THREADS) {
-        const u32 h = i / quads, at = i % quads * 4;
-        const u32 from = h < n_heads ? (head + h) * a.q_step : (h == n_heads ? a.k_at : a.v_at) + kv * dim;
-        *(float4*)((h < n_heads ? q + h * dim : own + (h - n_heads) * dim) + at) = *(const float4*)(row + from + at);
-    }
-    __syncthreads();
-    for (u32 h = warp; !APPENDED && h < n_rows; h += THREADS / 32) {
-        float* v = h < n_heads ? q + h * dim : own + (h - n_heads) * dim;
-        if (h <= n_heads) {
-            const bool is_query = h < n_heads;
-            const float* own_norm = is_query ? a.inputs.q_norm + (size_t)(head + h) * dim : a.inputs.k_norm + (size_t)kv * dim;
-            const float* weight = of_head ? norms[is_query ? 0 : 1] : a.inputs.norm == NORM_OF_EACH_HEAD ? own_norm : nullptr;
-            make_head(v, a.inputs, weight, turns, dim, is_query ? a.inputs.scale : 1.0f, lane);
-        }
-        if (h >= n_heads) {
-            T* at = (T*)(h == n_heads ? a.k_cache : a.v_cache) +
-                    (((size_t)pages[of.pos / PAGE] * a.n_kv_head + kv) * PAGE + of.pos % PAGE) * dim;
-            for (int i = lane; i < dim; i += 32) {
-                // As all later tokens see it.
-                T rounded;
-                store(&rounded, v[i]);
-                v[i] = to_float(rounded);
-                if (chunk == 0) at[i] = rounded;
-            }
-        }
-    }
+    make_heads<T, APPENDED>(a, of, pages, kv, chunk == 0, head, n_heads, has_own, q, own, norms, turns);
     // Each thread has two columns of the values, and some of the positions.
     const int columns = dim / 2, groups = THREADS / columns, group = tid / columns, column = tid % columns;
     float acc[GROUP][2] = {};
@@ -238,7 +316,6 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
 
     // Sums over the groups of positions: [head][group][dim], in the place of the pages; then the split's result, or, of one split, the
     // whole.
-    float* splits = a.partial + ((size_t)(token * a.n_head + head) * a.n_splits) * (dim + 2);
     float* joined = memory;
 #pragma unroll
     for (int h = 0; h < GROUP; h++)
@@ -251,59 +328,14 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
             const float2 more = *(const float2*)(joined + (h * groups + of_group) * dim + d);
             v.x += more.x, v.y += more.y;
         }
-        if (n_splits == 1) {
-            float sum = running[GROUP + h], factor = 1.0f;
-            if (a.sinks) {
-                const float sink = a.sinks[head + h], most = fmaxf(running[h], sink);
-                factor = __expf(running[h] - most);
-                sum = sum * factor + __expf(sink - most);
-            }
-            write_out(a, token, head + h, d, make_float2(v.x * factor / sum, v.y * factor / sum));
-        } else {
-            float* to = splits + ((size_t)h * a.n_splits + split) * (dim + 2);
-            *(float2*)(to + d) = v;
-            if (d == 0) *(float2*)(to + dim) = make_float2(running[h], running[GROUP + h]);
-        }
+        write_split(a, token, head + h, split, n_splits, d, v, running[h], running[GROUP + h]);
     }
-    if (n_splits == 1) return;
-    __threadfence();
-    __syncthreads();
-    if (tid == 0) {
-        u32* ticket = a.tickets + (size_t)token * a.n_kv_head * a.n_chunks + blockIdx.x;
-        is_last = atomicAdd(ticket, 1) == n_splits - 1;
-        if (is_last) *ticket = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    // Factors of the splits: a warp a head, a lane a split (there are 32 at most).
-    float* factors = scores; // [GROUP][32]
-    for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
-        const float sink = a.sinks ? a.sinks[head + h] : -INFINITY;
-        float2 of_split = make_float2(-INFINITY, 0.0f);
-        if (lane < (int)n_splits) of_split = __ldcg((const float2*)(splits + ((size_t)h * a.n_splits + lane) * (dim + 2) + dim));
-        const float most = fmaxf(sink, warp_max(of_split.x));
-        const float factor = __expf(of_split.x - most);
-        const float sum = warp_sum(factor * of_split.y) + (a.sinks ? __expf(sink - most) : 0.0f);
-        factors[h * 32 + lane] = factor / sum;
-    }
-    __syncthreads();
-    for (int i = tid; i < (int)n_heads * columns; i += THREADS) {
-        const int h = i / columns, d = i % columns * 2;
-        const float* from = splits + (size_t)h * a.n_splits * (dim + 2) + d;
-        float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll 8
-        for (u32 s = 0; s < n_splits; s++) {
-            const float2 part = __ldcg((const float2*)(from + s * (dim + 2)));
-            const float w = factors[h * 32 + s];
-            v.x += w * part.x, v.y += w * part.y;
-        }
-        write_out(a, token, head + h, d, v);
-    }
+    join_splits(a, token, head, n_heads, n_splits, scores);
 }
 
 SHARED_MEMORY(128, float, attention_memory);
 
+#ifndef TEMPLATES_ALONE
 #define ATTENTION(NAME, T, GROUP)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) attention_##NAME##_##GROUP(const __grid_constant__ AttentionArgs a) { \
         attend<T, GROUP, false>(a, attention_memory);                                                              \
@@ -323,3 +355,4 @@ SHARED_MEMORY(128, float, attention_memory);
     }
 ATTENTIONS(f16, half)
 ATTENTIONS(f32, float)
+#endif

@@ -95,9 +95,8 @@ __device__ __forceinline__ void ask(const DecodeArgs& a, int lane) {
             }
             asked = true;
         }
-        // Before it was ever full it counts as emptied. The second look, which does not wait any more, is the one that race detectors know.
-        u64_t* emptied = empty(a, lane, turn.slot);
-        if (!done && left > 0 && barrier_has_ended(emptied, turn.parity ^ 1) && barrier_try_wait(emptied, turn.parity ^ 1)) {
+        // Before it was ever full it counts as emptied.
+        if (!done && left > 0 && barrier_has_ended(empty(a, lane, turn.slot), turn.parity ^ 1)) {
             const u32 count = min(a_slot, left);
             u64_t* barrier = full(a, lane, turn.slot);
             barrier_arrive_expecting(barrier, count * bytes);

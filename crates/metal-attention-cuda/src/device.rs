@@ -23,6 +23,7 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/matvec.fatbin"),
     include_bytes!("../prebuilt/matmul_few.fatbin"),
     include_bytes!("../prebuilt/attention.fatbin"),
+    include_bytes!("../prebuilt/attention_on_units.fatbin"),
     include_bytes!("../prebuilt/prefill_attention.fatbin"),
     include_bytes!("../prebuilt/ends.fatbin"),
     include_bytes!("../prebuilt/top_k.fatbin"),

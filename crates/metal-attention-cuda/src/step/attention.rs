@@ -130,6 +130,13 @@ impl Steps {
             return self.prefill_attention(&args, a, size);
         }
         match a.kernels {
+            AttentionKernels::Paged if on_units && a.head_dim <= 128 => {
+                let rows = 4 * 2 * 2 * 16 * (a.head_dim + 8) * 2;
+                let shared = rows + 4 * (10 * a.head_dim + 8 * 32);
+                let grid = Grid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let name = if appended { "attention_appended" } else { "attention" };
+                self.launch(&format!("{name}_on_units_{}", if a.head_dim <= 64 { 64 } else { 128 }), "", grid, &args)
+            }
             AttentionKernels::Paged => {
                 let page_row = a.head_dim + 32 / cache.cache_type.bytes();
                 let pages = 2 * 64 * page_row * cache.cache_type.bytes();
