@@ -1,7 +1,7 @@
 // One token through all layers in one launch: decoders of attention and dense, gated feed-forwards.
 //
 // A block runs on every multiprocessor until the token is done, and has the same share of the rows of every matrix in all steps; each
-// warp has some columns of these rows. What a token takes is its weights, which depend on nothing: one warp asks for them on behalf of all
+// warp has some columns of these rows. What a token takes is its weights, which depend on nothing: four warps ask for them on behalf of the
 // others in the order in which they will be needed, as far ahead as there is room, across layers. What blocks wait for is each other's
 // results: they are exchanged through global memory in words of two values and a tag that tells the step and layer they are of, so that a word
 // is its own flag (`pack_pair`), and whoever reads it looks until the tag is right. A warp looks for the inputs of its own columns and
@@ -70,13 +70,13 @@ struct Turn {
     }
 };
 
-// Asks for all weights of the token: lane l for those of warp l, as soon as a slot of it is empty.
-__device__ __forceinline__ void ask(const DecodeArgs& a, int lane) {
+// Asks for all weights of the token that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty.
+__device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring) {
     const Part* parts = parts_of(a);
     const unsigned char *tile = nullptr, *from = nullptr;
     u32 p = 0, tiles_left = 0, records = 0, left = 0, step = 0, bytes = 0, a_slot = 0;
     Turn turn = {0, 0};
-    bool done = lane >= WARPS;
+    bool done = ring >= WARPS;
     while (__any_sync(~0u, !done)) {
         bool asked = false;
         if (!done && left == 0 && tiles_left > 0) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void ask(const DecodeArgs& a, int lane) {
                 done = true;
             } else {
                 const Part& part = parts[p++];
-                const Share s = share_of(lane, part.n_units, part.log_split);
+                const Share s = share_of(ring, part.n_units, part.log_split);
                 const u32 first = first_tile_of(s, part);
                 bytes = part.record_bytes, a_slot = part.records_a_slot, step = s.n_groups * part.tile_bytes, records = s.n * part.records_a_unit;
                 tile = part.from + (size_t)first * part.tile_bytes + s.first * part.records_a_unit * bytes - step;
@@ -96,11 +96,11 @@ __device__ __forceinline__ void ask(const DecodeArgs& a, int lane) {
             asked = true;
         }
         // Before it was ever full it counts as emptied.
-        if (!done && left > 0 && barrier_has_ended(empty(a, lane, turn.slot), turn.parity ^ 1)) {
+        if (!done && left > 0 && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
             const u32 count = min(a_slot, left);
-            u64_t* barrier = full(a, lane, turn.slot);
+            u64_t* barrier = full(a, ring, turn.slot);
             barrier_arrive_expecting(barrier, count * bytes);
-            copy_bulk(slot_of(a, lane, turn.slot), from, count * bytes, barrier);
+            copy_bulk(slot_of(a, ring, turn.slot), from, count * bytes, barrier);
             from += count * bytes, left -= count;
             turn.next(a.n_slots);
             asked = true;
@@ -348,7 +348,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __syncthreads();
     if (warp >= WARPS) {
         give_registers<40>();
-        if (warp == WARPS) ask(a, lane);
+        ask(a, warp - WARPS + ASKERS * lane);
         return;
     }
     take_registers<232>();

@@ -5,7 +5,7 @@
 
 constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
 constexpr int THREADS = 32 * WARPS;
-constexpr int ALL_THREADS = THREADS + 128; // four more warps, which give the others their registers, and of which one asks for weights
+constexpr int ASKERS = 4, ALL_THREADS = THREADS + 32 * ASKERS; // four more warps, which give the others their registers and ask for weights
 constexpr int GROUP = 4; // query heads of a unit of attention
 // Copies of what all blocks read, so that they do not all look at the same words.
 constexpr u32 COPIES = 4;
@@ -88,7 +88,7 @@ struct DecodeArgs {
     float embedding_scale, logit_scale, logit_cap;
 };
 
-// All threads that work; the warp that asks for weights does not.
+// All threads that work; the warps that ask for weights do not.
 __device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
 
 // Two values of 26 bits and a tag of 12.
