@@ -3,7 +3,7 @@
 use super::Steps;
 use super::product::{Product, WARPS, part_args, power_of_two};
 use crate::CudaError;
-use crate::args::{FewArgs, MAX_PARTS, Output};
+use crate::args::{FewArgs, Output};
 use crate::device::CudaSummary;
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
@@ -66,17 +66,8 @@ fn tiles_of_block(warps_a_tile: usize, gated: bool) -> usize {
 }
 
 impl Steps {
-    /// `y = W x` of packed rows.
-    pub(super) fn matmul_few(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
-        match p.output {
-            Output::Gated => self.few_parts(p, &p.parts, x, n_tokens),
-            Output::Store | Output::Add => {
-                p.parts.chunks(MAX_PARTS).try_for_each(|parts| self.few_parts(p, parts, x, n_tokens))
-            }
-        }
-    }
-
-    fn few_parts(
+    /// `y = W x` of packed rows, with some of the product's matrices.
+    pub(super) fn matmul_few(
         &mut self,
         p: &Product<'_>,
         of: &[(&CudaMatrix, usize)],
@@ -88,15 +79,10 @@ impl Steps {
         let n_token_tiles = n_tokens.div_ceil(8);
         let tiles = n_token_tiles.next_power_of_two().min(MOST_TILES);
         let n_groups = n_token_tiles.div_ceil(tiles);
-        let rows = of[..if gated { 1 } else { of.len() }].iter().map(|(matrix, _)| matrix.n_tiles());
+        let rows = p.one_below_the_other(of).iter().map(|(matrix, _)| matrix.n_tiles());
         let n_sm = self.gpu.summary().n_sm;
         let Plan { warps_a_tile, n_splits } = Plan::new(&rows, gated, parts[0].n_panels as usize, n_groups, n_sm);
-        let mut blocks = [0; MAX_PARTS];
-        let mut n_blocks = 0;
-        for (end, tiles) in blocks.iter_mut().zip(rows) {
-            n_blocks += tiles.div_ceil(tiles_of_block(warps_a_tile, gated));
-            *end = n_blocks as u32;
-        }
+        let (blocks, n_blocks) = p.blocks_of(of, tiles_of_block(warps_a_tile, gated));
         let args = FewArgs {
             parts,
             n_parts: of.len() as u32,

@@ -77,6 +77,30 @@ impl<'a> Product<'a> {
         }
     }
 
+    /// The matrices of each launch of kernels that take several; GATED: the gate and up.
+    fn launches(&self) -> std::slice::Chunks<'_, (&'a CudaMatrix, usize)> {
+        self.parts.chunks(MAX_PARTS)
+    }
+
+    /// How many blocks of `n_tiles` tiles of rows a launch has, GATED of the gate's, and with which each of its matrices ends.
+    pub(super) fn blocks_of(&self, of: &[(&CudaMatrix, usize)], n_tiles: usize) -> ([u32; MAX_PARTS], usize) {
+        let mut ends = [0; MAX_PARTS];
+        let mut n_blocks = 0;
+        for (end, (matrix, _)) in ends.iter_mut().zip(self.one_below_the_other(of)) {
+            n_blocks += matrix.n_tiles().div_ceil(n_tiles);
+            *end = n_blocks as u32;
+        }
+        (ends, n_blocks)
+    }
+
+    /// Those of a launch's matrices that lie one below the other; GATED: the gate alone, up lies beside it.
+    pub(super) fn one_below_the_other<'b, 'm>(
+        &self,
+        of: &'b [(&'m CudaMatrix, usize)],
+    ) -> &'b [(&'m CudaMatrix, usize)] {
+        if self.output == Output::Gated { &of[..1] } else { of }
+    }
+
     /// Its matrices one by one, each beside itself; GATED: the gate beside up.
     fn products(&self) -> Vec<[(&'a CudaMatrix, usize); 2]> {
         match (&self.parts[..], self.output) {
@@ -350,12 +374,14 @@ impl Steps {
     }
 
     pub(super) fn matmul(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+        // Kernels of the other kind have one format for gate and up.
         let unlike = p.output == Output::Gated && p.parts.iter().any(|(part, _)| part.format != p.parts[0].0.format);
-        if n_tokens <= self.few_tokens || unlike && !self.gpu.summary().has_wide() {
-            return self.matmul_few(p, x, n_tokens);
+        let has_wide = self.gpu.summary().has_wide();
+        if n_tokens <= self.few_tokens || unlike && !has_wide {
+            return p.launches().try_for_each(|of| self.matmul_few(p, of, x, n_tokens));
         }
-        if self.gpu.summary().has_wide() {
-            return self.matmul_wide(p, x, n_tokens);
+        if has_wide {
+            return p.launches().try_for_each(|of| self.matmul_wide(p, of, x, n_tokens));
         }
         let token_tiles = n_tokens.div_ceil(8);
         let gated = p.output == Output::Gated;

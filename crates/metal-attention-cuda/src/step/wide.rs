@@ -3,7 +3,7 @@
 use super::Steps;
 use super::product::{Product, part_args};
 use crate::CudaError;
-use crate::args::{MAX_PARTS, Output, WideArgs};
+use crate::args::{Output, WideArgs};
 use crate::device::CudaSummary;
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
@@ -72,33 +72,16 @@ impl Steps {
         n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }
 
-    /// `y = W x` of packed rows.
-    pub(super) fn matmul_wide(&mut self, p: &Product<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
-        match p.output {
-            Output::Gated => self.wide_parts(p, &p.parts, x, n_tokens),
-            Output::Store | Output::Add => {
-                p.parts.chunks(MAX_PARTS).try_for_each(|parts| self.wide_parts(p, parts, x, n_tokens))
-            }
-        }
-    }
-
-    fn wide_parts(
+    /// `y = W x` of packed rows, with some of the product's matrices.
+    pub(super) fn matmul_wide(
         &mut self,
         p: &Product<'_>,
         of: &[(&CudaMatrix, usize)],
         x: u64,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
-        let gated = p.output == Output::Gated;
         let parts = part_args(of);
-        let mut blocks = [0; MAX_PARTS];
-        let mut row_blocks = 0;
-        for (i, (matrix, _)) in of.iter().enumerate() {
-            if !gated || i == 0 {
-                row_blocks += matrix.n_tiles().div_ceil(if gated { TILES / 2 } else { TILES });
-            }
-            blocks[i] = row_blocks as u32;
-        }
+        let (blocks, row_blocks) = p.blocks_of(of, if p.output == Output::Gated { TILES / 2 } else { TILES });
         let Plan { tokens, n_splits } = plan(row_blocks, parts[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
         let n_token_tiles = n_tokens.div_ceil(8) as u32;
         let args = WideArgs {
