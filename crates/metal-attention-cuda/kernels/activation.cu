@@ -3,7 +3,6 @@
 #include "common.cuh"
 
 // After those of common.cuh.
-constexpr u32 CLAMPED_SWIGLU = 3, SPARSE_GELU = 4;
 
 struct ActivationArgs {
     const float* gate; // rows of n_ff elements, gate_stride apart

@@ -58,10 +58,16 @@ __device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
 }
 
 // Turned by what the feed-forward's gate goes through.
-enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2 };
+enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2, CLAMPED_SWIGLU = 3, SPARSE_GELU = 4 };
 __device__ __forceinline__ float activate(u32 activation, float v) {
     if (activation == SILU) return __fdividef(v, 1.0f + __expf(-v));
     if (activation == GELU) return 0.5f * v * (1.0f + tanhf(0.79788456080286535588f * (v + 0.044715f * v * v * v)));
     const float r = fmaxf(v, 0.0f);
     return r * r;
+}
+// What a gate makes of up, but for SPARSE_GELU. `limit`: of CLAMPED_SWIGLU.
+__device__ __forceinline__ float gated(u32 activation, float limit, float gate, float up) {
+    if (activation != CLAMPED_SWIGLU) return activate(activation, gate) * up;
+    gate = fminf(gate, limit), up = fminf(fmaxf(up, -limit), limit);
+    return gate / (1.0f + expf(-1.702f * gate)) * (1.0f + up);
 }

@@ -1,11 +1,13 @@
-// One token through all layers in one launch: decoders of attention and dense, gated feed-forwards.
+// One token through all layers in one launch: decoders of attention and gated feed-forwards, dense ones or experts.
 //
 // A block runs on every multiprocessor until the token is done, and has the same share of the rows of every matrix in all steps; each
 // warp has some columns of these rows. What a token takes is its weights, which depend on nothing: four warps ask for them on behalf of the
 // others in the order in which they will be needed, as far ahead as there is room, across layers. What blocks wait for is each other's
 // results: they are exchanged through global memory in words of two values and a tag that tells the step and layer they are of, so that a word
 // is its own flag (`pack_pair`), and whoever reads it looks until the tag is right. A warp looks for the inputs of its own columns and
-// begins with them; only where it joins the others' sums does the block meet. No other barrier is needed: a block writes the words of a vector
+// begins with them; only where it joins the others' sums does the block meet. Weights of experts depend on the token: those that it goes to are
+// taken as one feed-forward, rows of gate and up one below the other, columns of down side by side, and are asked for when they are chosen, which
+// each block does by itself. No other barrier is needed: a block writes the words of a vector
 // anew only after it has read all of another vector whose writers had read this one.
 //
 // The blocks have to run all at once: the launch is cooperative.
@@ -17,13 +19,14 @@
 
 // A block's part of a matrix.
 struct __align__(16) Part {
-    const unsigned char* from; // its first tile
+    const unsigned char* from; // its first tile; of experts all of them
     u32 tile_bytes;
     unsigned short n_tiles;
     unsigned short first_tile; // of the matrix
     unsigned short before;     // tiles that the block has of the step's matrices above
     unsigned short record_bytes, n_units, records_a_slot;
-    unsigned char records_a_unit, log_split, format, unused;
+    unsigned char records_a_unit, log_split, format;
+    bool of_experts;
 };
 
 // What comes before item `i` where `n` items are shared out.
@@ -32,13 +35,14 @@ __device__ __forceinline__ Part part_of(const PartArgs& m) {
     const u32 begin = share(blockIdx.x, m.n_of_product, gridDim.x), end = share(blockIdx.x + 1, m.n_of_product, gridDim.x);
     const u32 t0 = min(max(begin, m.first) - m.first, m.n_tiles), t1 = min(max(end, m.first) - m.first, m.n_tiles);
     Part part;
-    part.from = m.records + (size_t)t0 * m.tile_bytes;
+    part.of_experts = m.n_layers > 0;
+    part.from = m.records + (part.of_experts ? 0 : (size_t)t0 * m.tile_bytes);
     part.tile_bytes = m.tile_bytes;
     part.n_tiles = t1 - t0;
     part.first_tile = t0;
     part.before = min(max(begin, m.first), end) - begin;
     part.record_bytes = m.record_bytes, part.n_units = m.n_units, part.records_a_slot = m.records_a_slot;
-    part.records_a_unit = m.records_a_unit, part.log_split = m.log_split, part.format = m.format, part.unused = 0;
+    part.records_a_unit = m.records_a_unit, part.log_split = m.log_split, part.format = m.format;
     return part;
 }
 
@@ -70,43 +74,113 @@ struct Turn {
     }
 };
 
-// Asks for all weights of the token that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty.
-__device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring) {
+// Where the weights of experts lie that a warp takes: records of one after those of another.
+struct OfExperts {
+    u32 expert_bytes, tiles, records; // as `PartArgs` has them
+    u32 tile;                         // of all experts
+    u32 place;                        // of the expert among those chosen
+    // The first record of the tile that is the expert's.
+    __device__ __forceinline__ const unsigned char* from(const Part& part, const Chosen& chosen) const {
+        return part.from + (size_t)chosen.experts[place] * expert_bytes + (size_t)(tile % tiles) * part.tile_bytes;
+    }
+};
+
+// Asks for all weights of the token that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. EXPERTS: whether some
+// may be of these; whoever has none does without the instructions.
+template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, const Chosen& chosen) {
     const Part* parts = parts_of(a);
     const unsigned char *tile = nullptr, *from = nullptr;
-    u32 p = 0, tiles_left = 0, records = 0, left = 0, step = 0, bytes = 0, a_slot = 0;
+    // Records of a tile, those left of it, and how many of these lie together.
+    u32 p = 0, tiles_left = 0, records = 0, left = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
+    OfExperts experts = {};
     Turn turn = {0, 0};
     bool done = ring >= WARPS;
     while (__any_sync(~0u, !done)) {
         bool asked = false;
         if (!done && left == 0 && tiles_left > 0) {
-            tile += step, from = tile, left = records, tiles_left--;
+            tile += step, from = tile, left = together = records, tiles_left--;
+            if (EXPERTS && experts.expert_bytes != 0) {
+                const Part& part = parts[p - 1];
+                const Share s = share_of(ring, part.n_units, part.log_split);
+                const u32 first = s.first * part.records_a_unit, before = first % experts.records;
+                experts.tile += s.n_groups, experts.place = experts.tile / experts.tiles + first / experts.records;
+                from = experts.from(part, chosen) + before * bytes, together = experts.records - before;
+            }
+            asked = true;
         } else if (!done && left == 0) {
             // The next part's first tile comes after `step`.
             if (p == a.n_parts) {
-                done = true;
+                done = asked = true;
             } else {
-                const Part& part = parts[p++];
+                const Part& part = parts[p];
                 const Share s = share_of(ring, part.n_units, part.log_split);
                 const u32 first = first_tile_of(s, part);
                 bytes = part.record_bytes, a_slot = part.records_a_slot, step = s.n_groups * part.tile_bytes, records = s.n * part.records_a_unit;
                 tile = part.from + (size_t)first * part.tile_bytes + s.first * part.records_a_unit * bytes - step;
-                tiles_left = records == 0 || first >= part.n_tiles ? 0 : (part.n_tiles - first + s.n_groups - 1) / s.n_groups;
+                const u32 n_tiles = records == 0 || first >= part.n_tiles ? 0 : (part.n_tiles - first + s.n_groups - 1) / s.n_groups;
+                bool known = true;
+                experts.expert_bytes = 0;
+                if (EXPERTS && part.of_experts && n_tiles > 0) {
+                    const PartArgs& of = a.parts[p];
+                    experts = {of.expert_bytes, of.tiles_of_expert, of.records_of_expert, part.first_tile + first - s.n_groups, 0};
+                    known = *(const volatile u32*)&chosen.n_layers >= of.n_layers;
+                    __threadfence_block();
+                }
+                if (known) tiles_left = n_tiles, p++, asked = true;
             }
-            asked = true;
         }
         // Before it was ever full it counts as emptied.
         if (!done && left > 0 && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
-            const u32 count = min(a_slot, left);
+            u32 count = min(a_slot, left);
             u64_t* barrier = full(a, ring, turn.slot);
+            unsigned char* to = slot_of(a, ring, turn.slot);
             barrier_arrive_expecting(barrier, count * bytes);
-            copy_bulk(slot_of(a, ring, turn.slot), from, count * bytes, barrier);
-            from += count * bytes, left -= count;
+            left -= count;
+            while (EXPERTS && count > together) {
+                if (together > 0) copy_bulk(to, from, together * bytes, barrier);
+                to += together * bytes, count -= together;
+                experts.place++;
+                from = experts.from(parts[p - 1], chosen), together = experts.records;
+            }
+            copy_bulk(to, from, count * bytes, barrier);
+            from += count * bytes, together -= count;
             turn.next(a.n_slots);
             asked = true;
         }
         if (!__any_sync(~0u, asked)) rest();
     }
+}
+
+// A warp chooses the experts of the token, by words of the router's products, for the block and for those who ask for their weights. `n_layers`: up to
+// this one.
+__device__ __forceinline__ void choose(const DecodeArgs& a, const RouteArgs& of_layer, Chosen& chosen, const u64_t* from, u32 tag, u32 n_layers, int lane) {
+    RouteArgs route = of_layer;
+    route.experts = chosen.experts, route.weights = chosen.weights;
+    const Choice c(route.n_expert, (float*)(decode_memory + a.choice_at));
+    const u32 n = route.n_expert / 2;
+#pragma unroll 1
+    for (u32 first = 0; first < n; first += 64) {
+        u64_t words[2];
+        const bool there[2] = {first + lane < n, first + 32 + lane < n};
+        auto of = [&](int k) { return from + first + 32 * k + lane; };
+        ask_for_words(words, there, of);
+        wait_for_words(words, there, tag, of);
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            if (there[k]) *(float2*)(c.scores + 2 * (first + 32 * k + lane)) = unpack_pair(words[k]);
+    }
+    __syncwarp();
+    make_scores(route, c, lane);
+#pragma unroll 1
+    for (u32 i = 0; i < route.n_used; i++) {
+        const Best best = take_best(c.choice, c.taken, route.n_expert, lane);
+        if (lane == 0) chosen.experts[i] = best.at, chosen.weights[i] = c.scores[best.at];
+    }
+    __syncwarp();
+    write_weights_together(route, chosen.experts, chosen.weights, 0, lane);
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) *(volatile u32*)&chosen.n_layers = n_layers;
 }
 
 // What a warp adds up of a tile: products of codes, or of floats.
@@ -333,6 +407,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) unsigned char zeros[16];
     __shared__ u64_t best_of_warps[WARPS];
     __shared__ Token token;
+    __shared__ Chosen chosen;
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
@@ -342,13 +417,14 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += ALL_THREADS) parts_of(a)[i] = part_of(a.parts[i]);
     for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
-    if (tid == 0) token = *a.token;
+    if (tid == 0) token = *a.token, chosen.n_layers = 0;
     const u32 of_pos = a.token->pos;
     for (u32 i = tid; i < a.n_layer; i += ALL_THREADS) spans_of(a)[i] = span_of(a.layers[i], of_pos);
     __syncthreads();
     if (warp >= WARPS) {
         give_registers<40>();
-        ask(a, warp - WARPS + ASKERS * lane);
+        if (a.has_experts) ask<true>(a, warp - WARPS + ASKERS * lane, chosen);
+        else ask<false>(a, warp - WARPS + ASKERS * lane, chosen);
         return;
     }
     take_registers<232>();
@@ -380,6 +456,12 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             const u32 n_rows = (kind == QKV ? parts[2].before + parts[2].n_tiles : parts[0].n_tiles) * 16;
             // The first step puts the embedding to the residual stream, also of blocks that have no other rows of it.
             const bool is_first = i == 0 && kind == QKV;
+            // Whoever has rows of gate and up, or columns' sums of down, has to know the experts, and is waited for.
+            const bool of_experts = kind == GATE_AND_UP && l.route.n_expert > 0;
+            if (of_experts && warp == WARPS - 1 && (parts[0].n_tiles > 0 || parts[2].n_tiles > 0)) {
+                const Step& router = l.steps[s - 1];
+                choose(a, l.route, chosen, router.to + copy * (router.n_out / 2), tag, i + 1, lane);
+            }
             const u32 wanted = (tag + step.tag_in) & TAG, n4 = step.n_in / 4;
             if (n_rows == 0 && !is_first) {
                 // Whoever has no rows need not wait, but before it writes words of attention those of the layer before have to be read: by
@@ -445,33 +527,24 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             const float factor = inputs.has_codes ? 1.0f : finish_floats(inputs.floats, inputs.most, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);
-                if (lane == 0) squares_of_warps[s % 2][warp] = mine.group == 0 ? squares : 0.0f;
+                if (lane == 0) squares_of_warps[step.region][warp] = mine.group == 0 ? squares : 0.0f;
             }
             __syncwarp();
 
             const u32 stride = kind == HEAD ? a.head_stride : a.stride;
-            float* sums = (float*)(decode_memory + a.regions_at[s % 2]);
+            float* sums = (float*)(decode_memory + a.regions_at[step.region]);
 #pragma unroll 1
             for (u32 p = 0; p < step.n_parts; p++) {
                 if (parts[p].n_tiles == 0) continue;
                 float* to = sums + (kind == GATE_AND_UP ? p * a.region_floats : 0) + warp * stride;
-                switch (parts[p].format) {
-                    case F16: products<F16>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    case Q8_0: products<Q8_0>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    case Q4_0: products<Q4_0>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    case Q4_K: products<Q4_K>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    case Q5_K: products<Q5_K>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    case Q6_K: products<Q6_K>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    case F32: products<F32>(parts[p], mine, memory, factor, zeros, to, ring, lane); break;
-                    default: __trap();
-                }
+                WITH_FORMAT(parts[p].format, (products<FORMAT>(parts[p], mine, memory, factor, zeros, to, ring, lane)));
             }
             all_meet();
 
             if (tid / 32 * 32 < (int)n_rows) {
                 float rms = 1.0f;
                 if (norm) {
-                    const float4 x = *(const float4*)squares_of_warps[s % 2], y = *(const float4*)(squares_of_warps[s % 2] + 4);
+                    const float4 x = *(const float4*)squares_of_warps[step.region], y = *(const float4*)(squares_of_warps[step.region] + 4);
                     rms = rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * step.reciprocal + step.eps);
                 }
                 // Every thread of a warp takes part, for the sake of pairs.
@@ -491,7 +564,19 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                         best = rank > best ? rank : best;
                         continue;
                     }
-                    if (kind == GATE_AND_UP) y = activate(l.activation, y) * (rms * sum_of(sums + a.region_floats, stride, log_split, of));
+                    if (kind == GATE_AND_UP) {
+                        float up = rms * sum_of(sums + a.region_floats, stride, log_split, of), weight = 1.0f;
+                        if (of_experts) {
+                            const u32 n_ff = step.n_out / l.route.n_used, place = is_there ? row / n_ff : 0;
+                            const size_t at = (size_t)chosen.experts[place] * n_ff + (is_there ? row % n_ff : 0);
+                            if (l.expert_bias[0]) y += l.expert_bias[0][at];
+                            if (l.expert_bias[1]) up += l.expert_bias[1][at];
+                            weight = chosen.weights[place];
+                        }
+                        y = weight * gated(l.activation, l.activation_limit, y, up);
+                    }
+                    if (kind == DOWN && l.expert_bias[2] && is_there)
+                        for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
                     y += bias;
                     if (kind == ATTENTION_OUTPUT || kind == DOWN) {
                         y = (is_there ? residual[j] : 0.0f) + l.scale * y;
@@ -522,10 +607,10 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     best = atomicExch(a.best, 0ull);
     *a.n_done = 0;
     // All NaN: the first.
-    const u32 chosen = best == 0 ? 0 : 0xffffffffu - (u32)best;
-    *a.ids = chosen;
+    const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
+    *a.ids = id;
     if (a.advance) {
-        a.token->id = chosen;
+        a.token->id = id;
         a.token->pos = token.pos + 1;
     }
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "formats.cuh"
 #include "heads.cuh"
+#include "routing.cuh"
 
 constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
 constexpr int THREADS = 32 * WARPS;
@@ -9,11 +10,10 @@ constexpr int ASKERS = 4, ALL_THREADS = THREADS + 32 * ASKERS; // four more warp
 constexpr int GROUP = 4; // query heads of a unit of attention
 // Copies of what all blocks read, so that they do not all look at the same words.
 constexpr u32 COPIES = 4;
-constexpr int MATRICES = 7; // of a layer: queries, keys, values, attention's output, gate, up, down
 
 SHARED_MEMORY(128, unsigned char, decode_memory);
 
-enum Kind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, HEAD = 4 };
+enum Kind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, HEAD = 4, ROUTER = 5 };
 
 // A product of all rows of up to three matrices, one below the other, or of the gate and up, with one input. As `StepArgs`
 // of src/decode.rs has it.
@@ -33,9 +33,10 @@ struct Step {
     u32 copies, n_out;       // of the results, and how many these are
     u32 unit, n_units;       // panels that stay together, and how many of these a row has
     u32 log_split;           // of the warps among which the columns of a tile are split
-    u32 unused;
+    u32 region;              // where the sums of its products lie, by turns
 };
-constexpr int STEPS = 4;
+// Queries, keys and values; attention's output; the router, where there are experts; gate and up; down.
+constexpr int STEPS = 5;
 
 // As `LayerArgs` has it. The last one has nothing but the head's step.
 struct __align__(16) Layer {
@@ -51,7 +52,16 @@ struct __align__(16) Layer {
     u32 heads_a_kv_head;   // query heads
     u32 chunks_a_kv_head, units_a_split; // of attention, of up to GROUP of these heads
     u32 reciprocal_of_dim; // 2^32 / head_dim, and one more
-    u32 unused;
+    float activation_limit;
+    const float* expert_bias[3]; // of gate, up and down: [n_expert][rows] each, or null
+    RouteArgs route;       // of experts, which have gate, up and down; `n_expert` 0: of none. Words are in place of what it points to
+};
+// A token's experts of a layer, chosen by a warp of the block for all of it.
+constexpr int MAX_EXPERTS = 32;
+struct Chosen {
+    u32 experts[MAX_EXPERTS];
+    float weights[MAX_EXPERTS];
+    u32 n_layers; // layers up to this one
 };
 
 // A matrix, as `PartArgs` of src/decode.rs has it.
@@ -61,6 +71,9 @@ struct PartArgs {
     u32 n_tiles;
     u32 first, n_of_product; // of the tiles of a product, where these are those of several matrices
     unsigned short record_bytes, records_a_slot, format, log_split, n_units, records_a_unit;
+    u32 n_layers; // of experts: known when those of so many layers are chosen; else 0
+    // Of experts: bytes of each, tiles and records of a row that are those of one.
+    u32 expert_bytes, tiles_of_expert, records_of_expert;
     u32 unused;
 };
 
@@ -83,9 +96,10 @@ struct DecodeArgs {
     u32 stride, head_stride, region_floats;   // of sums: between warps, of the head's; of a matrix
     u32 att_words, sums_words;                // of a copy
     // Where things lie in the block's memory: each warp's inputs, sums of products of steps by turns, the residual stream of the block's rows,
-    // parts, spans of layers, what turns heads and weights of their norms, barriers.
-    u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at;
+    // parts, spans of layers, what turns heads and weights of their norms, barriers, what experts are chosen by.
+    u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at, choice_at;
     float embedding_scale, logit_scale, logit_cap;
+    u32 has_experts;         // whether a layer has any
 };
 
 // All threads that work; the warps that ask for weights do not.

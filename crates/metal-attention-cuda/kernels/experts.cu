@@ -1,105 +1,12 @@
 // A mixture of experts: which experts a token goes to and with what weights, what lies between their matrices, and the weighted
 // sum of what they give.
-#include "common.cuh"
-
-enum Score : u32 { SOFTMAX = 0, SIGMOID_OF_EACH = 1, SOFTMAX_OF_CHOSEN = 2 };
-constexpr u32 MAX_CHOSEN = 64;
-
-struct RouteArgs {
-    const float* products;     // [n_tokens][n_expert], with the router's bias
-    const float* choice_bias;  // added for the choice, or null
-    const float* expert_scale; // factor on each expert's result, or null
-    u32* experts;              // [n_tokens][n_used], best first
-    float* weights;            // the same, of results
-    float* input_weights;      // the same, of inputs; null: weights are those of results
-    u32 n_expert, n_used;
-    u32 score;                 // Score
-    u32 renormalize;
-    u32 n_group, n_group_used; // 0: no groups
-    float scale;
-    u32 unused;
-};
-
-struct Best {
-    float value;
-    u32 at;
-};
-// The largest value of all lanes; the lower place on ties.
-__device__ __forceinline__ Best best_of_warp(Best b) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        const Best other = {__shfl_xor_sync(~0u, b.value, d), __shfl_xor_sync(~0u, b.at, d)};
-        if (other.value > b.value || other.value == b.value && other.at < b.at) b = other;
-    }
-    return b;
-}
-// The largest of values that are not taken, and that no NaN is; it is taken.
-__device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 n, u32 lane) {
-    Best best = {-INFINITY, 0xffffffffu};
-    for (u32 i = lane; i < n; i += 32) {
-        const float v = values[i] == values[i] ? values[i] : -INFINITY;
-        if (!taken[i] && (v > best.value || best.at == 0xffffffffu)) best = {v, i};
-    }
-    best = best_of_warp(best);
-    if (lane == 0) taken[best.at] = true;
-    __syncwarp();
-    return best;
-}
+#include "routing.cuh"
 
 SHARED_MEMORY(16, float, route_memory);
 
-// What the choice of a token is made by, in workgroup memory.
-struct Choice {
-    float *scores, *choice, *of_groups; // [n_expert] each
-    bool *taken, *group_taken;
-    __device__ explicit Choice(u32 n_expert) {
-        scores = route_memory, choice = scores + n_expert, of_groups = choice + n_expert;
-        taken = (bool*)(of_groups + n_expert), group_taken = taken + n_expert;
-    }
-};
-
-// A warp makes scores of the products of a token, and what is chosen by.
-__device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c, u32 token, u32 lane) {
-    const float* products = a.products + (size_t)token * a.n_expert;
-    float most = -INFINITY, sum = 0.0f;
-    for (u32 i = lane; i < a.n_expert; i += 32) {
-        c.scores[i] = __ldcg(products + i);
-        c.taken[i] = false;
-        c.group_taken[i] = false;
-    }
-    if (a.score == SOFTMAX) {
-        for (u32 i = lane; i < a.n_expert; i += 32) most = fmaxf(most, c.scores[i]);
-        most = warp_max(most);
-        for (u32 i = lane; i < a.n_expert; i += 32) sum += expf(c.scores[i] - most);
-        sum = warp_sum(sum);
-    }
-    for (u32 i = lane; i < a.n_expert; i += 32) {
-        const float x = c.scores[i];
-        const float score = a.score == SOFTMAX           ? expf(x - most) / sum
-                            : a.score == SIGMOID_OF_EACH ? 1.0f / (1.0f + expf(-x))
-                                                         : x;
-        c.scores[i] = score;
-        const float choice = a.choice_bias ? score + a.choice_bias[i] : score;
-        // A NaN is no better than any.
-        c.choice[i] = choice == choice ? choice : -INFINITY;
-    }
-    __syncwarp();
-    if (a.n_group == 0) return;
-    // A group counts as much as its two best experts together.
-    const u32 of_group = a.n_expert / a.n_group;
-    for (u32 g = lane; g < a.n_group; g += 32) {
-        float first = -INFINITY, second = -INFINITY;
-        for (u32 i = g * of_group; i < (g + 1) * of_group; i++) {
-            second = fmaxf(second, fminf(first, c.choice[i]));
-            first = fmaxf(first, c.choice[i]);
-        }
-        c.of_groups[g] = of_group > 1 ? first + second : first;
-    }
-    __syncwarp();
-    for (u32 i = 0; i < a.n_group_used; i++) take_best(c.of_groups, c.group_taken, a.n_group, lane);
-    for (u32 i = lane; i < a.n_expert; i += 32)
-        if (!c.group_taken[i / of_group]) c.choice[i] = -INFINITY;
-    __syncwarp();
+// The token's products, to where scores are made of them.
+__device__ __forceinline__ void load_products(const RouteArgs& a, const Choice& c, u32 token, u32 lane) {
+    for (u32 i = lane; i < a.n_expert; i += 32) c.scores[i] = __ldcg(a.products + (size_t)token * a.n_expert + i);
 }
 
 // A thread makes the weights of the scores of those that are chosen.
@@ -126,27 +33,6 @@ __device__ __forceinline__ void write_weights(const RouteArgs& a, const u32* cho
     }
 }
 
-// The same by a warp, of up to 32.
-__device__ __forceinline__ void write_weights_together(const RouteArgs& a, const u32* chosen, const float* weights, u32 token, u32 lane) {
-    const bool there = lane < a.n_used;
-    float weight = there ? weights[lane] : 0.0f;
-    const u32 expert = there ? chosen[lane] : 0;
-    const float scale = a.expert_scale && there ? a.expert_scale[expert] : 1.0f;
-    if (a.score == SOFTMAX_OF_CHOSEN) {
-        const float most = warp_max(there ? weight : -INFINITY);
-        weight = there ? expf(weight - most) : 0.0f;
-        weight /= warp_sum(weight);
-    }
-    // As large at least as the smallest number of 16 bits.
-    if (a.renormalize) weight /= fmaxf(warp_sum(weight), 6.1035156e-5f);
-    if (!there) return;
-    const size_t at = (size_t)token * a.n_used + lane;
-    weight *= a.scale;
-    a.experts[at] = expert;
-    if (a.input_weights) a.input_weights[at] = weight;
-    a.weights[at] = (a.input_weights ? 1.0f : weight) * scale;
-}
-
 // A warp a token.
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
     __shared__ float weights[MAX_CHOSEN];
@@ -154,8 +40,9 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     wait_for_input();
     let_next_start();
     const u32 token = blockIdx.x, lane = threadIdx.x;
-    const Choice c(a.n_expert);
-    make_scores(a, c, token, lane);
+    const Choice c(a.n_expert, route_memory);
+    load_products(a, c, token, lane);
+    make_scores(a, c, lane);
     for (u32 i = 0; i < a.n_used; i++) {
         const Best best = take_best(c.choice, c.taken, a.n_expert, lane);
         if (lane == 0) {
@@ -236,8 +123,11 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     __syncthreads();
     if (!is_last) return;
     const u32 n_expert = a.route.n_expert;
-    const Choice c(n_expert);
-    if (tid < 32) make_scores(a.route, c, token, lane);
+    const Choice c(n_expert, route_memory);
+    if (tid < 32) {
+        load_products(a.route, c, token, lane);
+        make_scores(a.route, c, lane);
+    }
     __syncthreads();
     // The place of an expert is how many are better; the lower one is on ties.
     for (u32 i = tid; i < n_expert; i += ROUTE_THREADS) {
@@ -277,13 +167,12 @@ extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_cons
     if (i < a.n) a.out[(size_t)visit * a.n + i] = a.weights[visit] * a.x[(size_t)(visit / a.n_used) * a.n + i];
 }
 
-enum ExpertActivation : u32 { CLAMPED_SWIGLU = 3 };
 struct ExpertsActivationArgs {
     const float* x; // [n_rows][gate, up], or [n_rows][up]
     float* out;     // [n_rows][n]
     u32 n;
     u32 gated;
-    u32 activation; // Activation, or CLAMPED_SWIGLU
+    u32 activation; // Activation
     float limit;
 };
 extern "C" __global__ void __launch_bounds__(256) experts_activation(const __grid_constant__ ExpertsActivationArgs a) {
@@ -292,13 +181,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_activation(const __gri
     const u32 i = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;
     if (i >= a.n) return;
     const float* x = a.x + (size_t)row * a.n * (a.gated ? 2 : 1);
-    float v;
-    if (a.activation == CLAMPED_SWIGLU) {
-        const float gate = fminf(x[i], a.limit), up = fminf(fmaxf(x[a.n + i], -a.limit), a.limit);
-        v = gate / (1.0f + expf(-1.702f * gate)) * (1.0f + up);
-    } else {
-        v = activate(a.activation, x[i]) * (a.gated ? x[a.n + i] : 1.0f);
-    }
+    const float v = a.gated ? gated(a.activation, a.limit, x[i], x[a.n + i]) : activate(a.activation, x[i]);
     a.out[(size_t)row * a.n + i] = v;
 }
 

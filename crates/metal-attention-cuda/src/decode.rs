@@ -13,14 +13,14 @@ use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, Kernel};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
-use crate::matrix::{CudaMatrix, TILE};
+use crate::matrix::TILE;
 use crate::step::Wanted;
 use crate::weights::{CudaAttention, CudaWeights};
 use args::{
-    COPIES, DecodeArgs, GROUP, Kind, LayerArgs, MATRICES, Shape, StepArgs, TAGS, WARPS, Words, layer_args, parts_args,
+    COPIES, DecodeArgs, First, GROUP, Kind, LayerArgs, Shape, StepArgs, TAGS, WARPS, Words, layer_args, parts_args,
     piece_bytes, step_args,
 };
-use layers::{PlainLayer, is_plain, known};
+use layers::{PlainLayer, StepMatrix, is_plain, known};
 
 /// Most splits of a token's positions.
 const MAX_SPLITS: usize = 32;
@@ -35,6 +35,8 @@ const STATIC_SHARED: usize = 4096;
 /// Bytes of `Part` and of `Span` of `decode.cu`.
 const PART: usize = 32;
 const SPAN: usize = 32;
+/// Bytes of workgroup memory for each expert that are chosen among, as `Choice` of `routing.cuh` has them.
+const BYTES_OF_CHOICE: usize = 14;
 /// Threads of a block.
 const THREADS: usize = 32 * (WARPS + 4);
 
@@ -75,7 +77,8 @@ impl Decode {
         let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.is_on_the_way()) else {
             return Ok(None);
         };
-        let plain = is_plain(&weights.embedding) && known(head) && known(&weights.embedding.table);
+        let head = [StepMatrix::of(head)];
+        let plain = is_plain(&weights.embedding) && known(&head[0]) && known(&StepMatrix::of(&weights.embedding.table));
         let short = cache.cache_type == CacheType::F16;
         if !summary.has_wide() || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
             return Ok(None);
@@ -93,20 +96,29 @@ impl Decode {
         })?;
 
         let n_blocks = summary.n_sm;
-        let n_ff = layers.iter().map(|layer| layer.up().n_rows).max().unwrap_or(0);
+        let all_steps = || layers.iter().flat_map(|layer| &layer.steps);
+        // Most rows of a kind of steps.
+        let most_rows = |wanted: Kind| {
+            let of_kind = all_steps().filter(|(kind, _)| *kind == wanted);
+            of_kind.map(|(_, matrices)| matrices[0].n_rows).max().unwrap_or(0)
+        };
+        let n_expert = most_rows(Kind::Router);
         let room_of_heads = attentions().map(|a| attention_bytes(a.head_dim));
-        let steps =
-            || layers.iter().flat_map(PlainLayer::steps).map(|(kind, matrices)| Shape::of(kind, &matrices, n_blocks));
-        let of_head = Shape::of(Kind::Head, &[head], n_blocks);
+        let steps = || all_steps().map(|(kind, matrices)| Shape::of(*kind, matrices, n_blocks));
+        let of_head = Shape::of(Kind::Head, &head, n_blocks);
         let input_stride = steps().chain([of_head]).map(Shape::input_bytes).max().unwrap_or(0).next_multiple_of(16);
         let input_bytes = (WARPS * input_stride).max(room_of_heads.max().unwrap_or(0)).next_multiple_of(16);
-        // Sums of the warps, of steps by turns: those with queries and with the gate have another place than those between them, and the
-        // head has all that is behind.
+        // Sums of the warps have one of two places, of steps by turns; the gate's lie beside those of up. The head has all that is behind.
         let stride = steps().map(Shape::tiles_a_group).max().unwrap_or(1) * TILE;
         let head_stride = of_head.tiles_a_group() * TILE;
         let region = WARPS * stride;
-        let regions_bytes = 4 * (region + (2 * region).max(WARPS * head_stride));
-        let n_parts = MATRICES * n_layer + 1;
+        let with_gate =
+            |place: usize| all_steps().enumerate().any(|(i, (kind, _))| i % 2 == place && *kind == Kind::GateAndUp);
+        let region_of = |place: usize| if with_gate(place) { 2 * region } else { region };
+        let place_of_head = all_steps().count() % 2;
+        let before_head = 4 * region_of(1 - place_of_head);
+        let regions_bytes = before_head + 4 * region_of(place_of_head).max(WARPS * head_stride);
+        let n_parts = layers.iter().flat_map(PlainLayer::matrices).count() + 1;
         let residual_bytes = n_embd.div_ceil(TILE).div_ceil(n_blocks) * TILE * 4;
         let parts_bytes = PART * n_parts;
         let spans_bytes = SPAN * n_layer;
@@ -122,16 +134,28 @@ impl Decode {
             words(attentions().map(CudaAttention::stride).max().unwrap_or(0)),
             COPIES * of_att,
             COPIES * of_sums,
-            COPIES * words(n_ff),
+            COPIES * words(n_expert),
+            COPIES * words(most_rows(Kind::GateAndUp)),
         ];
 
         let barriers_bytes = 16 * WARPS * MAX_SLOTS;
-        let rest =
-            input_bytes + regions_bytes + residual_bytes + parts_bytes + spans_bytes + heads_bytes + barriers_bytes;
+        let choice_bytes = (BYTES_OF_CHOICE * n_expert).next_multiple_of(16);
+        let fixed = [
+            input_bytes,
+            regions_bytes,
+            residual_bytes,
+            parts_bytes,
+            spans_bytes,
+            heads_bytes,
+            choice_bytes,
+            barriers_bytes,
+        ];
+        let rest = fixed.iter().sum::<usize>();
         let matrices = || layers.iter().flat_map(PlainLayer::matrices);
-        let largest = matrices().chain([&**head]).map(|m| m.format.record().bytes).max().unwrap_or(SLOT);
+        let largest = matrices().chain(&head).map(|m| m.format.record().bytes).max().unwrap_or(SLOT);
         // What a warp has of a tile of the widest matrices, at once, where there is room for some of these.
-        let pieces = layers.iter().map(|layer| piece_bytes(layer, n_blocks)).max().unwrap_or(SLOT);
+        let gates = all_steps().filter(|(kind, _)| *kind == Kind::GateAndUp);
+        let pieces = gates.map(|(_, matrices)| piece_bytes(matrices, n_blocks)).max().unwrap_or(SLOT);
         let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest);
         let slots_of = |slot_bytes: usize| (slot_bytes, (room / (WARPS * slot_bytes)).min(MAX_SLOTS));
         let small = largest.next_multiple_of(128);
@@ -146,40 +170,41 @@ impl Decode {
 
         let exchange = gpu.zeros("exchanges between blocks", sizes.iter().sum::<usize>() as u64)?;
         let mut at = exchange.ptr();
-        let [x, qkv, att, sums, gated] = sizes.map(|bytes| {
+        let [x, qkv, att, sums, router, gated] = sizes.map(|bytes| {
             at += bytes as u64;
             at - bytes as u64
         });
         let best = gpu.zeros("the highest logit", 16)?;
-        let words = Words { x, qkv, att, gated };
-        let mut of_layers: Vec<_> =
-            layers.iter().enumerate().map(|(i, layer)| layer_args(cache, i, layer, words, n_blocks)).collect();
-        of_layers.push(LayerArgs {
-            steps: [
-                StepArgs {
-                    norm: output_norm.weight.ptr(),
-                    bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
-                    eps: output_norm.eps,
-                    ..step_args(Kind::Head, [x, 0], MATRICES * n_layer, &[head], n_blocks)
-                },
-                StepArgs::zeroed(),
-                StepArgs::zeroed(),
-                StepArgs::zeroed(),
-            ],
-            n_steps: 1,
-            ..LayerArgs::zeroed()
-        });
-        let of_layers = gpu.upload("layers", &of_layers)?;
-        let parts_of = |kind, matrices: &[&CudaMatrix]| {
-            parts_args(kind, matrices, Shape::of(kind, matrices, n_blocks), slot_bytes)
+        let words = Words { x, qkv, att, router, gated };
+        let mut first = First { step: 0, part: 0 };
+        let mut of_layers = Vec::with_capacity(n_layer + 1);
+        for (i, layer) in layers.iter().enumerate() {
+            let (args, next) = layer_args(cache, i, layer, words, first, n_blocks);
+            of_layers.push(args);
+            first = next;
+        }
+        let mut last = LayerArgs { n_steps: 1, ..LayerArgs::zeroed() };
+        last.steps[0] = StepArgs {
+            norm: output_norm.weight.ptr(),
+            bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
+            eps: output_norm.eps,
+            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks)
         };
+        of_layers.push(last);
+        let of_layers = gpu.upload("layers", &of_layers)?;
+        let of_step = |i: usize, kind, matrices| parts_args(i, (kind, matrices), n_blocks, slot_bytes);
         let parts: Vec<_> = layers
             .iter()
-            .flat_map(PlainLayer::steps)
-            .flat_map(|(kind, matrices)| parts_of(kind, &matrices))
-            .chain(parts_of(Kind::Head, &[head]))
+            .enumerate()
+            .flat_map(|(i, layer)| layer.steps.iter().flat_map(move |(kind, matrices)| of_step(i, *kind, matrices)))
+            .chain(of_step(n_layer, Kind::Head, &head))
             .collect();
         let parts = gpu.upload("layers", &parts)?;
+        let mut end = ring_bytes;
+        let at = fixed.map(|bytes| {
+            end += bytes;
+            (end - bytes) as u32
+        });
         let args = DecodeArgs {
             layers: of_layers.ptr(),
             parts: parts.ptr(),
@@ -205,17 +230,21 @@ impl Decode {
             region_floats: region as u32,
             att_words: (of_att / 8) as u32,
             sums_words: (of_sums / 8) as u32,
-            input_at: ring_bytes as u32,
+            input_at: at[0],
             input_stride: input_stride as u32,
-            regions_at: [ring_bytes + input_bytes + 4 * region, ring_bytes + input_bytes].map(|at| at as u32),
-            residual_at: (ring_bytes + input_bytes + regions_bytes) as u32,
-            parts_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes) as u32,
-            spans_at: (ring_bytes + input_bytes + regions_bytes + residual_bytes + parts_bytes) as u32,
-            heads_at: (ring_bytes + rest - barriers_bytes - heads_bytes) as u32,
-            barriers_at: (ring_bytes + rest - barriers_bytes) as u32,
+            regions_at: std::array::from_fn(
+                |place| if place == place_of_head { at[1] + before_head as u32 } else { at[1] },
+            ),
+            residual_at: at[2],
+            parts_at: at[3],
+            spans_at: at[4],
+            heads_at: at[5],
+            choice_at: at[6],
+            barriers_at: at[7],
             embedding_scale: spec.embedding.scale,
             logit_scale: of_logits.scale,
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
+            has_experts: u32::from(n_expert > 0),
         };
         Ok(Some(Self {
             kernel,

@@ -36,6 +36,7 @@ use crate::profile::Timers;
 use crate::state::{CudaStates, RunSizes};
 use crate::weights::CudaWeights;
 
+pub(crate) use experts::route_args;
 pub(crate) use few::few_tokens;
 pub(crate) use rows::room_for_rows;
 pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};

@@ -8,7 +8,7 @@ mod toys;
 
 use std::sync::Arc;
 
-use metal_attention::gguf::TensorType::{self, BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+use metal_attention::gguf::TensorType::{self, BF16, F16, F32, IQ4_XS, MXFP4, Q4_0, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0};
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention::{
@@ -277,6 +277,62 @@ fn greedy_steps_run_ahead() {
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         assert_eq!(logits[next as usize], best, "step {step}");
         id = next;
+    }
+}
+
+/// Experts in one launch give what they give in launches of their own, as far as keys and values of 16 bits go: of every type, in columns that
+/// warps share out evenly or not, behind dense layers, by every router.
+#[test]
+fn experts_go_through_one_launch() {
+    if !has_cuda() {
+        return;
+    }
+    let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
+    let experts = |n: u32, n_used: u32, n_ff: u32| {
+        [("expert_count", n), ("expert_used_count", n_used), ("expert_feed_forward_length", n_ff)]
+    };
+    // The architecture, the type, experts and those that are used, their width, the width of the stream.
+    for (architecture, ty, [n, n_used, n_ff], n_embd, others) in [
+        ("qwen3moe", Q4_K, [16, 4, 512], 512, &[][..]),
+        ("qwen3moe", Q6_K, [20, 3, 256], 256, &[]),
+        ("qwen3moe", Q4_0, [72, 8, 64], 96, &[]),
+        ("qwen3moe", Q4_0, [200, 5, 448], 64, &[]),
+        ("qwen3moe", Q8_0, [32, 7, 192], 128, &[]),
+        ("qwen3moe", F16, [8, 2, 128], 64, &[]),
+        ("qwen3moe", Q5_K, [12, 1, 768], 256, &[]),
+        ("qwen3moe", IQ4_XS, [24, 4, 512], 256, &[]),
+        ("qwen3moe", Q5_1, [24, 4, 128], 128, &[]),
+        ("gpt-oss", MXFP4, [24, 4, 192], 160, &[("attention.sliding_window", 70)]),
+        ("dots1", Q4_0, [16, 4, 128], 128, &[("leading_dense_block_count", 1), ("expert_gating_func", 2)]),
+    ] {
+        let what = format!("{architecture}, {ty}, {n_used} of {n} experts of {n_ff}, rows of {n_embd}");
+        let heads = [("attention.key_length", 64), ("attention.value_length", 64)];
+        let mut all = [("embedding_length", n_embd), ("feed_forward_length", 256)].to_vec();
+        all.extend(heads);
+        all.extend(experts(n, n_used, n_ff));
+        all.extend(others);
+        let model = random_model(&toys::metadata(architecture, 3, &all), ty, 1.0);
+        let pass = |one_launch| {
+            let one_launch = Some(one_launch);
+            let options = CudaForwardPassOptions { n_ctx: 256, exact: true, one_launch, ..Default::default() };
+            CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
+        };
+        let (mut one, mut several) = (pass(usize::MAX), pass(0));
+        assert!(one.has_one_launch(0) && !several.has_one_launch(0), "{what}");
+        let mut errors = Vec::new();
+        for text in 0..6 {
+            one.reset();
+            several.reset();
+            for i in 0..4 {
+                let id = (text * 31 + i * i * 7 + 3) % 90;
+                let (got, want) = (one.forward_token(id).unwrap(), several.forward_token(id).unwrap());
+                errors.push(nmse(got, want));
+            }
+        }
+        errors.sort_by(f64::total_cmp);
+        // What is rounded otherwise may turn a close choice, of a token here and there.
+        let (most, last) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
+        assert!(most < 1e-7, "{what}: NMSE {most:e}, {last:e}");
     }
 }
 

@@ -2,16 +2,17 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::layers::PlainLayer;
-use crate::args::{HeadArgs, MatrixArgs, PagesArgs};
+use super::layers::{PlainLayer, StepMatrix};
+use crate::args::{HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{CudaMatrix, PANEL};
+use crate::matrix::PANEL;
+use crate::stack::CudaStack;
+use crate::step::route_args;
 
-/// Warps of a block, matrices of a layer: as `decode.cu` has them.
+/// Warps of a block, steps of a layer at most: as `decode.cu` has them.
 pub(super) const WARPS: usize = 8;
-pub(super) const MATRICES: usize = 7;
-pub(super) const STEPS: usize = 4;
+pub(super) const STEPS: usize = 5;
 /// Query heads of a unit of attention: as `decode.cu` has them.
 pub(super) const GROUP: usize = 4;
 /// Copies of what all blocks read.
@@ -44,7 +45,7 @@ pub(super) struct StepArgs {
     pub(super) unit: u32,
     pub(super) n_units: u32,
     pub(super) log_split: u32,
-    pub(super) unused: u32,
+    pub(super) region: u32,
 }
 
 /// A matrix of a product.
@@ -62,6 +63,10 @@ pub(super) struct PartArgs {
     pub(super) log_split: u16,
     pub(super) n_units: u16,
     pub(super) records_a_unit: u16,
+    pub(super) n_layers: u32,
+    pub(super) expert_bytes: u32,
+    pub(super) tiles_of_expert: u32,
+    pub(super) records_of_expert: u32,
     pub(super) unused: u32,
 }
 
@@ -87,8 +92,13 @@ pub(super) struct LayerArgs {
     pub(super) chunks_a_kv_head: u32,
     pub(super) units_a_split: u32,
     pub(super) reciprocal_of_dim: u32,
-    pub(super) unused: u32,
+    pub(super) activation_limit: f32,
+    pub(super) expert_bias: [u64; 3],
+    pub(super) route: RouteArgs,
 }
+
+// Blocks copy layers by 16 bytes.
+const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -124,9 +134,11 @@ pub(super) struct DecodeArgs {
     pub(super) spans_at: u32,
     pub(super) heads_at: u32,
     pub(super) barriers_at: u32,
+    pub(super) choice_at: u32,
     pub(super) embedding_scale: f32,
     pub(super) logit_scale: f32,
     pub(super) logit_cap: f32,
+    pub(super) has_experts: u32,
 }
 
 /// How the products of a step are shared out in a block: the columns of a tile of rows among some of the warps, tiles by turns among
@@ -145,8 +157,8 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Of `matrices` on `n_blocks` blocks: so that the warp with the most has as little as may be, and a tile as many warps as may be.
-    pub(super) fn of(kind: Kind, matrices: &[&CudaMatrix], n_blocks: usize) -> Self {
-        let panels_of = |m: &&CudaMatrix| m.format.record().panels;
+    pub(super) fn of(kind: Kind, matrices: &[StepMatrix], n_blocks: usize) -> Self {
+        let panels_of = |m: &StepMatrix| m.format.record().panels;
         let unit = matrices.iter().map(panels_of).max().unwrap_or(1);
         let n_units = matrices[0].n_in.div_ceil(PANEL).div_ceil(unit);
         let n_tiles = n_of_product(kind, matrices).div_ceil(n_blocks);
@@ -171,32 +183,41 @@ impl Shape {
     }
 }
 
-/// Bytes that a warp has of a tile of a layer's gate, as far as it asks for them at once.
-pub(super) fn piece_bytes(layer: &PlainLayer<'_>, n_blocks: usize) -> usize {
-    let record = layer.gate.format.record();
-    let records = Shape::of(Kind::GateAndUp, &[layer.gate, layer.up()], n_blocks).panels_a_warp() / record.panels;
+/// Bytes that a warp has of a tile of a gate, as far as it asks for them at once.
+pub(super) fn piece_bytes(gate_and_up: &[StepMatrix], n_blocks: usize) -> usize {
+    let record = gate_and_up[0].format.record();
+    let records = Shape::of(Kind::GateAndUp, gate_and_up, n_blocks).panels_a_warp() / record.panels;
     record.bytes * records.min((MAX_PIECE / record.bytes).max(1))
 }
 
 /// Tiles of rows that are shared out among blocks together.
-fn n_of_product(kind: Kind, matrices: &[&CudaMatrix]) -> usize {
+fn n_of_product(kind: Kind, matrices: &[StepMatrix]) -> usize {
     match kind {
-        Kind::Qkv => matrices.iter().map(|m| m.n_tiles()).sum(),
-        Kind::AttentionOutput | Kind::GateAndUp | Kind::Down | Kind::Head => matrices[0].n_tiles(),
+        Kind::Qkv => matrices.iter().map(StepMatrix::n_tiles).sum(),
+        Kind::AttentionOutput | Kind::Router | Kind::GateAndUp | Kind::Down | Kind::Head => matrices[0].n_tiles(),
     }
 }
 
-pub(super) fn parts_args(kind: Kind, matrices: &[&CudaMatrix], shape: Shape, slot_bytes: usize) -> Vec<PartArgs> {
+/// What the matrices of a step of layer `i` are.
+pub(super) fn parts_args(
+    i: usize,
+    (kind, matrices): (Kind, &[StepMatrix]),
+    n_blocks: usize,
+    slot_bytes: usize,
+) -> Vec<PartArgs> {
+    let shape = Shape::of(kind, matrices, n_blocks);
     let mut above = 0;
-    let part = |matrix: &&CudaMatrix| {
+    let part = |matrix: &StepMatrix| {
         let record = matrix.format.record();
         let first = above;
         if matches!(kind, Kind::Qkv) {
             above += matrix.n_tiles();
         }
+        let [expert_bytes, tiles_of_expert, records_of_expert] =
+            matrix.experts.map_or([0; 3], |of| [of.bytes, of.tiles, of.records].map(|n| n as u32));
         PartArgs {
-            records: matrix.args(0).records,
-            tile_bytes: matrix.tile_bytes() as u32,
+            records: matrix.records,
+            tile_bytes: matrix.tile_bytes as u32,
             n_tiles: matrix.n_tiles() as u32,
             first: first as u32,
             n_of_product: n_of_product(kind, matrices) as u32,
@@ -206,6 +227,10 @@ pub(super) fn parts_args(kind: Kind, matrices: &[&CudaMatrix], shape: Shape, slo
             log_split: shape.log_split as u16,
             n_units: shape.n_units as u16,
             records_a_unit: (shape.unit / record.panels) as u16,
+            n_layers: matrix.experts.map_or(0, |_| i as u32 + 1),
+            expert_bytes,
+            tiles_of_expert,
+            records_of_expert,
             unused: 0,
         }
     };
@@ -213,7 +238,7 @@ pub(super) fn parts_args(kind: Kind, matrices: &[&CudaMatrix], shape: Shape, slo
 }
 
 /// What a step is, as `Kind` of `decode.cu`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Kind {
     Qkv = 0,
@@ -221,6 +246,7 @@ pub(super) enum Kind {
     GateAndUp = 2,
     Down = 3,
     Head = 4,
+    Router = 5,
 }
 
 impl Kind {
@@ -229,7 +255,7 @@ impl Kind {
     fn tags(self) -> [u32; 2] {
         match self {
             Self::Qkv | Self::Head => [TAGS - 1, 0],
-            Self::AttentionOutput | Self::GateAndUp => [0, 0],
+            Self::AttentionOutput | Self::Router | Self::GateAndUp => [0, 0],
             Self::Down => [0, 1],
         }
     }
@@ -238,17 +264,24 @@ impl Kind {
     fn copies(self) -> usize {
         match self {
             Self::Qkv | Self::Head => 1,
-            Self::AttentionOutput | Self::GateAndUp | Self::Down => COPIES,
+            Self::AttentionOutput | Self::Router | Self::GateAndUp | Self::Down => COPIES,
         }
     }
+}
+
+/// Which of a token's steps and matrices are a step's first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct First {
+    pub(super) step: usize,
+    pub(super) part: usize,
 }
 
 /// A step without a norm and a bias, from which and to which words.
 pub(super) fn step_args(
     kind: Kind,
     [from, to]: [u64; 2],
-    first_part: usize,
-    matrices: &[&CudaMatrix],
+    first: First,
+    matrices: &[StepMatrix],
     n_blocks: usize,
 ) -> StepArgs {
     let shape = Shape::of(kind, matrices, n_blocks);
@@ -266,7 +299,7 @@ pub(super) fn step_args(
         n_in: matrices[0].n_in as u32,
         eps: 0.0,
         reciprocal: 1.0 / matrices[0].n_in as f32,
-        first_part: first_part as u32,
+        first_part: first.part as u32,
         n_parts: matrices.len() as u32,
         n_rows,
         tag_in,
@@ -277,7 +310,7 @@ pub(super) fn step_args(
         unit: shape.unit as u32,
         n_units: shape.n_units as u32,
         log_split: shape.log_split,
-        unused: 0,
+        region: (first.step % 2) as u32,
     }
 }
 
@@ -287,62 +320,78 @@ pub(super) struct Words {
     pub(super) x: u64,
     pub(super) qkv: u64,
     pub(super) att: u64,
+    pub(super) router: u64,
     pub(super) gated: u64,
 }
 
+impl Words {
+    /// What a step reads and writes.
+    pub(super) fn of(self, kind: Kind) -> [u64; 2] {
+        match kind {
+            Kind::Qkv => [self.x, self.qkv],
+            Kind::AttentionOutput => [self.att, self.x],
+            Kind::Router => [self.x, self.router],
+            Kind::GateAndUp => [self.x, self.gated],
+            Kind::Down => [self.gated, self.x],
+            Kind::Head => [self.x, 0],
+        }
+    }
+}
+
+/// Layer `i`, and which steps and matrices come after it.
 pub(super) fn layer_args(
     cache: &CudaKvCache,
     i: usize,
     layer: &PlainLayer<'_>,
     words: Words,
+    mut first: First,
     n_blocks: usize,
-) -> LayerArgs {
-    let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
+) -> (LayerArgs, First) {
     let a = layer.attention;
     let [k_cache, v_cache] = cache.of_layer(i);
-    let (m, first) = (layer.matrices(), MATRICES * i);
+    let (activation, activation_limit) = layer.activation();
     let heads = a.n_head / a.n_kv_head;
     let chunks = heads.div_ceil(GROUP);
-    LayerArgs {
-        steps: [
-            StepArgs {
-                norm: layer.mixer_norm.weight.ptr(),
-                bias: ptr(&a.qkv_bias),
-                eps: layer.mixer_norm.eps,
-                ..step_args(Kind::Qkv, [words.x, words.qkv], first, &m[..3], n_blocks)
-            },
-            StepArgs {
-                bias: layer.out().bias(),
-                ..step_args(Kind::AttentionOutput, [words.att, words.x], first + 3, &m[3..4], n_blocks)
-            },
-            StepArgs {
-                norm: layer.norm.weight.ptr(),
-                eps: layer.norm.eps,
-                ..step_args(Kind::GateAndUp, [words.x, words.gated], first + 4, &m[4..6], n_blocks)
-            },
-            StepArgs {
-                bias: layer.down().bias(),
-                ..step_args(Kind::Down, [words.gated, words.x], first + 6, &m[6..], n_blocks)
-            },
-        ],
+    let mut steps = [StepArgs::zeroed(); STEPS];
+    for (to, (kind, matrices)) in steps.iter_mut().zip(&layer.steps) {
+        let norm = match kind {
+            Kind::Qkv => Some(layer.mixer_norm),
+            Kind::Router | Kind::GateAndUp => Some(layer.norm),
+            Kind::AttentionOutput | Kind::Down | Kind::Head => None,
+        };
+        *to = StepArgs {
+            norm: norm.map_or(0, |norm| norm.weight.ptr()),
+            bias: layer.bias(*kind),
+            eps: norm.map_or(0.0, |norm| norm.eps),
+            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks)
+        };
+        first = First { step: first.step + 1, part: first.part + matrices.len() };
+    }
+    let args = LayerArgs {
+        steps,
         inputs: a.inputs,
         pages: cache.pages_of_layer(i),
         k_cache,
         v_cache,
-        sinks: ptr(&a.sinks),
-        n_steps: STEPS as u32,
+        sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
+        n_steps: layer.steps.len() as u32,
         n_head: a.n_head as u32,
         n_kv_head: a.n_kv_head as u32,
         head_dim: a.head_dim as u32,
         mask: a.mask,
         reach: a.reach,
-        activation: layer.dense.activation.0,
+        activation,
         soft_cap: a.soft_cap,
         scale: layer.scale,
         heads_a_kv_head: heads as u32,
         chunks_a_kv_head: chunks as u32,
         units_a_split: (a.n_kv_head * chunks) as u32,
         reciprocal_of_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
-        unused: 0,
-    }
+        activation_limit,
+        expert_bias: layer.experts().map_or([0; 3], |experts| {
+            [experts.gate.as_ref(), Some(&experts.up), Some(&experts.down)].map(|of| of.map_or(0, CudaStack::bias))
+        }),
+        route: layer.experts().map_or(RouteArgs::zeroed(), |experts| route_args(experts, 0, [0; 3])),
+    };
+    (args, first)
 }

@@ -50,6 +50,32 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
 }
 
+/// Which experts each token goes to, and with what weights.
+pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
+    let (of, router) = (&w.spec, &w.spec.router);
+    let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
+    RouteArgs {
+        products,
+        choice_bias: ptr(w.choice_bias.as_ref()),
+        expert_scale: ptr(w.expert_scale.as_ref()),
+        experts,
+        weights,
+        input_weights: if router.weight_input { input_weights } else { 0 },
+        n_expert: of.n_expert as u32,
+        n_used: of.n_used as u32,
+        score: match router.score {
+            RouterScore::Softmax => 0,
+            RouterScore::Sigmoid => 1,
+            RouterScore::SoftmaxOfChosen => 2,
+        },
+        renormalize: u32::from(router.renormalize),
+        n_group: groups.0 as u32,
+        n_group_used: groups.1 as u32,
+        scale: router.scale,
+        unused: 0,
+    }
+}
+
 /// Every token at each of its experts.
 struct Visits {
     /// Where the experts lie.
@@ -142,7 +168,7 @@ impl Steps {
             packed_gated,
         ] = self.places(elements(of, n_embd, n));
         let (x, h) = (self.s.x.ptr(), self.s.h.ptr());
-        let route = Self::route_args(w, products, [chosen, weights, input_weights]);
+        let route = route_args(w, products, [chosen, weights, input_weights]);
         // As exact as F32 however many tokens there are: close choices stay what they are.
         let mut routed = h;
         if let Some(norm) = &w.router_norm {
@@ -195,32 +221,6 @@ impl Steps {
             self.visit(step, w, &visits)?;
         }
         self.sum(step, w, input, [weights, down, sum, wide, shared])
-    }
-
-    /// Which experts each token goes to, and with what weights.
-    fn route_args(w: &CudaExperts, products: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
-        let (of, router) = (&w.spec, &w.spec.router);
-        let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
-        RouteArgs {
-            products,
-            choice_bias: ptr(w.choice_bias.as_ref()),
-            expert_scale: ptr(w.expert_scale.as_ref()),
-            experts,
-            weights,
-            input_weights: if router.weight_input { input_weights } else { 0 },
-            n_expert: of.n_expert as u32,
-            n_used: of.n_used as u32,
-            score: match router.score {
-                RouterScore::Softmax => 0,
-                RouterScore::Sigmoid => 1,
-                RouterScore::SoftmaxOfChosen => 2,
-            },
-            renormalize: u32::from(router.renormalize),
-            n_group: groups.0 as u32,
-            n_group_used: groups.1 as u32,
-            scale: router.scale,
-            unused: 0,
-        }
     }
 
     /// `down(activation(gate(x)) * up(x))` of every token at each of its experts.

@@ -1,0 +1,118 @@
+// Which experts a token goes to, by its products with the router's rows, and with what weights.
+#pragma once
+#include "common.cuh"
+
+enum Score : u32 { SOFTMAX = 0, SIGMOID_OF_EACH = 1, SOFTMAX_OF_CHOSEN = 2 };
+constexpr u32 MAX_CHOSEN = 64;
+
+struct RouteArgs {
+    const float* products;     // [n_tokens][n_expert], with the router's bias
+    const float* choice_bias;  // added for the choice, or null
+    const float* expert_scale; // factor on each expert's result, or null
+    u32* experts;              // [n_tokens][n_used], best first
+    float* weights;            // the same, of results
+    float* input_weights;      // the same, of inputs; null: weights are those of results
+    u32 n_expert, n_used;
+    u32 score;                 // Score
+    u32 renormalize;
+    u32 n_group, n_group_used; // 0: no groups
+    float scale;
+    u32 unused;
+};
+
+struct Best {
+    float value;
+    u32 at;
+};
+// The largest value of all lanes; the lower place on ties.
+__device__ __forceinline__ Best best_of_warp(Best b) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        const Best other = {__shfl_xor_sync(~0u, b.value, d), __shfl_xor_sync(~0u, b.at, d)};
+        if (other.value > b.value || other.value == b.value && other.at < b.at) b = other;
+    }
+    return b;
+}
+// The largest of values that are not taken, and that no NaN is; it is taken.
+__device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 n, u32 lane) {
+    Best best = {-INFINITY, 0xffffffffu};
+    for (u32 i = lane; i < n; i += 32) {
+        const float v = values[i] == values[i] ? values[i] : -INFINITY;
+        if (!taken[i] && (v > best.value || best.at == 0xffffffffu)) best = {v, i};
+    }
+    best = best_of_warp(best);
+    if (lane == 0) taken[best.at] = true;
+    __syncwarp();
+    return best;
+}
+
+// What the choice of a token is made by, in workgroup memory: 14 bytes for each expert.
+struct Choice {
+    float *scores, *choice, *of_groups; // [n_expert] each
+    bool *taken, *group_taken;
+    __device__ Choice(u32 n_expert, float* memory) {
+        scores = memory, choice = scores + n_expert, of_groups = choice + n_expert;
+        taken = (bool*)(of_groups + n_expert), group_taken = taken + n_expert;
+    }
+};
+
+// A warp makes scores of a token's products, which lie in their place, and what is chosen by.
+__device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c, u32 lane) {
+    float most = -INFINITY, sum = 0.0f;
+    for (u32 i = lane; i < a.n_expert; i += 32) c.taken[i] = c.group_taken[i] = false;
+    __syncwarp();
+    if (a.score == SOFTMAX) {
+        for (u32 i = lane; i < a.n_expert; i += 32) most = fmaxf(most, c.scores[i]);
+        most = warp_max(most);
+        for (u32 i = lane; i < a.n_expert; i += 32) sum += expf(c.scores[i] - most);
+        sum = warp_sum(sum);
+    }
+    for (u32 i = lane; i < a.n_expert; i += 32) {
+        const float x = c.scores[i];
+        const float score = a.score == SOFTMAX           ? expf(x - most) / sum
+                            : a.score == SIGMOID_OF_EACH ? 1.0f / (1.0f + expf(-x))
+                                                         : x;
+        c.scores[i] = score;
+        const float choice = a.choice_bias ? score + a.choice_bias[i] : score;
+        // A NaN is no better than any.
+        c.choice[i] = choice == choice ? choice : -INFINITY;
+    }
+    __syncwarp();
+    if (a.n_group == 0) return;
+    // A group counts as much as its two best experts together.
+    const u32 of_group = a.n_expert / a.n_group;
+    for (u32 g = lane; g < a.n_group; g += 32) {
+        float first = -INFINITY, second = -INFINITY;
+        for (u32 i = g * of_group; i < (g + 1) * of_group; i++) {
+            second = fmaxf(second, fminf(first, c.choice[i]));
+            first = fmaxf(first, c.choice[i]);
+        }
+        c.of_groups[g] = of_group > 1 ? first + second : first;
+    }
+    __syncwarp();
+    for (u32 i = 0; i < a.n_group_used; i++) take_best(c.of_groups, c.group_taken, a.n_group, lane);
+    for (u32 i = lane; i < a.n_expert; i += 32)
+        if (!c.group_taken[i / of_group]) c.choice[i] = -INFINITY;
+    __syncwarp();
+}
+
+// A warp makes the weights of the scores of up to 32 that are chosen.
+__device__ __forceinline__ void write_weights_together(const RouteArgs& a, const u32* chosen, const float* weights, u32 token, u32 lane) {
+    const bool there = lane < a.n_used;
+    float weight = there ? weights[lane] : 0.0f;
+    const u32 expert = there ? chosen[lane] : 0;
+    const float scale = a.expert_scale && there ? a.expert_scale[expert] : 1.0f;
+    if (a.score == SOFTMAX_OF_CHOSEN) {
+        const float most = warp_max(there ? weight : -INFINITY);
+        weight = there ? expf(weight - most) : 0.0f;
+        weight /= warp_sum(weight);
+    }
+    // As large at least as the smallest number of 16 bits.
+    if (a.renormalize) weight /= fmaxf(warp_sum(weight), 6.1035156e-5f);
+    if (!there) return;
+    const size_t at = (size_t)token * a.n_used + lane;
+    weight *= a.scale;
+    a.experts[at] = expert;
+    if (a.input_weights) a.input_weights[at] = weight;
+    a.weights[at] = (a.input_weights ? 1.0f : weight) * scale;
+}
