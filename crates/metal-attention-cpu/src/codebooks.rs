@@ -10,7 +10,8 @@ use metal_attention_gguf::blocks::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3Xxs, Grid, Half, cast, even_signs,
 };
 
-use crate::packed::{Format, PANEL, Unpacked, bytes, format, halves, odd_scale, odd_scales, pack_codes};
+use crate::packed::formats::{Format, Unpacked, bytes, format, halves, odd_scale, odd_scales};
+use crate::packed::{PANEL, pack_codes};
 use crate::simd::{Book, SIGN_BITS, Signs, Simd, UpperBit, place_of};
 
 static IQ3_XXS: Book<256> = Book::new(Grid::IQ3_XXS, IQ3_VALUES);

@@ -8,7 +8,8 @@ use super::matmul::Part;
 use crate::activations::{Q8Activations, Q8Row};
 use crate::codebooks;
 use crate::fp4;
-use crate::packed::{self, Format, PackedMatrix};
+use crate::packed::PackedMatrix;
+use crate::packed::formats::{self, Format};
 use crate::simd::{Isa, Kernel, Simd, prefetch};
 
 /// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
@@ -23,20 +24,20 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
     }
     assert_eq!((matrix.n_in, matrix.n_out), (x.n_in(), part.n_out()), "the matrix of the product");
     let with = match matrix.ty {
-        TensorType::Q4_0 => with::<packed::Q4_0>,
-        TensorType::Q4_1 => with::<packed::Q4_1>,
-        TensorType::Q5_0 => with::<packed::Q5_0>,
-        TensorType::Q5_1 => with::<packed::Q5_1>,
-        TensorType::Q8_0 => with::<packed::Q8_0>,
-        TensorType::Q2_K => with::<packed::Q2K>,
-        TensorType::Q3_K => with::<packed::Q3K>,
-        TensorType::Q4_K => with::<packed::Q4K>,
-        TensorType::Q5_K => with::<packed::Q5K>,
-        TensorType::Q6_K => with::<packed::Q6K>,
-        TensorType::IQ4_NL => with::<packed::Iq4Nl>,
-        TensorType::IQ4_XS => with::<packed::Iq4Xs>,
+        TensorType::Q4_0 => with::<formats::Q4_0>,
+        TensorType::Q4_1 => with::<formats::Q4_1>,
+        TensorType::Q5_0 => with::<formats::Q5_0>,
+        TensorType::Q5_1 => with::<formats::Q5_1>,
+        TensorType::Q8_0 => with::<formats::Q8_0>,
+        TensorType::Q2_K => with::<formats::Q2K>,
+        TensorType::Q3_K => with::<formats::Q3K>,
+        TensorType::Q4_K => with::<formats::Q4K>,
+        TensorType::Q5_K => with::<formats::Q5K>,
+        TensorType::Q6_K => with::<formats::Q6K>,
+        TensorType::IQ4_NL => with::<formats::Iq4Nl>,
+        TensorType::IQ4_XS => with::<formats::Iq4Xs>,
         ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16) => unreachable!("{ty} is multiplied by floats"),
-        TensorType::IQ3_S => with::<packed::Iq3S>,
+        TensorType::IQ3_S => with::<formats::Iq3S>,
         TensorType::IQ3_XXS => with::<codebooks::Iq3Xxs>,
         TensorType::IQ2_S => with::<codebooks::Iq2S>,
         TensorType::IQ2_XS => with::<codebooks::Iq2Xs>,
@@ -45,9 +46,9 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
         TensorType::IQ1_S => with::<codebooks::Iq1S>,
         TensorType::MXFP4 => with::<fp4::Mxfp4>,
         TensorType::NVFP4 => with::<fp4::Nvfp4>,
-        TensorType::TQ2_0 | TensorType::TQ1_0 => with::<packed::Tq>,
-        TensorType::Q2_0 => with::<packed::Q2_0>,
-        TensorType::Q1_0 => with::<packed::Q1_0>,
+        TensorType::TQ2_0 | TensorType::TQ1_0 => with::<formats::Tq>,
+        TensorType::Q2_0 => with::<formats::Q2_0>,
+        TensorType::Q1_0 => with::<formats::Q1_0>,
     };
     with(isa, matrix, x, part);
 }

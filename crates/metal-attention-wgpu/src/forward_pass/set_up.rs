@@ -1,0 +1,212 @@
+//! How a model gets onto the GPU: everything that steps need is made here, once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metal_attention_model::{
+    BatchKind, CacheGroups, Capacity, LayerSpec, Lookahead, MemoryUse, ModelSpec, Rope, Weights,
+};
+use wgpu::Buffer;
+
+use super::{GpuForwardPass, STATE, TOP_K, log_layers_at_once};
+use crate::activations::{Activations, Widths, experts_shapes};
+use crate::at_once::{LayersAtOnceBuilder, groups_to_try};
+use crate::kernels;
+use crate::kv_cache::GpuKvCache;
+use crate::options::{GpuForwardPassOptions, distinct_ropes};
+use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
+use crate::plan::{FEW, PlanBuilder, few_on};
+use crate::pso::PsoCache;
+use crate::state::GpuStates;
+use crate::waker::Waker;
+use crate::weights::{GpuWeights, Uploads};
+use crate::{BatchBuffer, GpuDevice, GpuError, Readback};
+
+/// How long setting a model up waits for the kernels of all layers at once, without which there are others.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+impl GpuForwardPass {
+    /// Sets a model up on `gpu`: uploads its weights, makes the KV cache and every buffer and pipeline that steps need.
+    pub fn new(
+        gpu: Arc<GpuDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &GpuForwardPassOptions,
+    ) -> Result<Self, GpuError> {
+        let room = options.capacity(&spec, gpu.summary().max_binding);
+        if let Some((option, max)) = room.out_of_range() {
+            return Err(GpuError::Option { option, max });
+        }
+        supports(&spec)?;
+        let needed = options.memory_needed(&spec, weights, gpu.summary().max_binding);
+        if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
+            return Err(GpuError::ModelTooLarge {
+                name: gpu.summary().name.clone(),
+                needed: needed.total(),
+                available,
+            });
+        }
+        let cache_groups = CacheGroups::new(&spec, room);
+        let mixers = MixerKernels::of_layers(&spec, weights, &cache_groups, options.cache_type);
+        let before = gpu.allocated_bytes();
+        let widths = Widths::new(&spec, &mixers);
+        let n_ubatch = room.n_tokens(&spec);
+        let capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
+        if !spec.is_causal() && capacity.0 < n_ubatch {
+            let why = format!("a text has to be evaluated whole, and this GPU has room for {} tokens", capacity.0);
+            return Err(GpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
+        }
+        let begin = Instant::now();
+        // First, as these are what too many sequences or a context too long make too large.
+        let n_pages: Vec<_> = cache_groups.groups().iter().map(|group| group.n_pages).collect();
+        let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), &n_pages);
+        let batch_of_one = batch_buffer(1)?;
+        let batch = batch_buffer(capacity.0)?;
+        let cache = GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.layers_in_a_buffer)?;
+        let states = GpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
+        let before_weights = gpu.allocated_bytes();
+        let mut uploads = Uploads::default();
+        let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
+        let rope = rope_tables(&gpu, &spec, weights, room)?;
+        let weight_bytes = gpu.allocated_bytes() - before_weights;
+        let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, room.n_seq.min(FEW))?;
+        let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
+        let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
+        // Of plain layers, which all have a cache of their own.
+        let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
+        let at_once = LayersAtOnceBuilder {
+            gpu: &gpu,
+            spec: &spec,
+            layers: plain_layers(&spec, weights, &mixers),
+            weights: &gpu_weights,
+            cache: &keys_and_values,
+            rope: &rope,
+            x: &s.x,
+            batch: &batch_of_one,
+        };
+        let plan = |kind, batch| {
+            let builder = PlanBuilder {
+                gpu: &gpu,
+                spec: &spec,
+                weights: &gpu_weights,
+                s: &s,
+                cache: &cache,
+                states: &states,
+                mixers: &mixers,
+                rope: &rope,
+                batch,
+                ids: &ids,
+                top_k: &top_k,
+                exact: options.exact,
+                kind,
+            };
+            builder.build()
+        };
+        let groups = options.layers_at_once.as_ref().map_or(groups_to_try(&gpu), std::slice::from_ref);
+        // Pipelines are compiled while the weights are on their way, the one that takes longest first.
+        let builders = PsoCache::build_beside(&gpu);
+        let layers_at_once = match groups {
+            [] | [0] => Err("this GPU is not known to run workgroups side by side"),
+            [most, ..] => at_once.build(*most)?,
+        };
+        let [few, many, mut one, sequences] = [
+            plan(BatchKind::Few, batch.buffer())?,
+            plan(BatchKind::Many, batch.buffer())?,
+            plan(BatchKind::One, batch_of_one.buffer())?,
+            plan(BatchKind::Sequences, batch.buffer())?,
+        ];
+        // A card that is idle all the while would take the first prompt slowly. The output head is there first.
+        let mut waker = Waker::new(&gpu);
+        let before_uploads = gpu.allocated_bytes();
+        uploads.run(&gpu, &|done| waker.beside_upload(&gpu, &one, done))?;
+        let uploaded_through = gpu.allocated_bytes() - before_uploads;
+        tracing::debug!(elapsed = ?begin.elapsed(), "weights are on the GPU");
+        let all_ready = || [&few, &many, &one, &sequences].into_iter().all(|plan| plan.is_ready(&gpu));
+        while !all_ready() && waker.wake(&gpu, &one) {}
+        for plan in [&few, &many, &one, &sequences] {
+            plan.ready(&gpu)?;
+        }
+        tracing::debug!(elapsed = ?begin.elapsed(), pipelines = gpu.pso().len(), "pipelines are compiled");
+        let mut late = None;
+        let tried = match layers_at_once {
+            Err(why) => Err(why),
+            Ok(first) => {
+                // Compiling it for the first time takes longer than anything else.
+                let waits = || options.layers_at_once.is_some() || begin.elapsed() < PATIENCE;
+                while !first.is_ready(&gpu) && waits() && waker.wake(&gpu, &one) {}
+                if first.is_ready(&gpu) || waits() {
+                    at_once.try_out(first, &groups[1..])?
+                } else {
+                    late = Some(first);
+                    Err("the kernel for all of them is still being compiled, and is used from then on")
+                }
+            }
+        };
+        let at_once = match tried {
+            Ok(layers) => {
+                log_layers_at_once(&layers);
+                one.layers_at_once = Some(layers.dispatches);
+                Some(layers.gave_up)
+            }
+            Err(why) => {
+                tracing::info!("a token goes through the layers in many dispatches: {why}");
+                None
+            }
+        };
+        builders.finish();
+        tracing::debug!(elapsed = ?begin.elapsed(), "all layers at once are tried");
+        gpu.pso().save();
+        tracing::debug!(elapsed = ?begin.elapsed(), "pipelines are kept");
+        let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
+        let memory = MemoryUse {
+            weights: weight_bytes,
+            kv_cache: cache.bytes() + states.bytes(),
+            scratch: gpu.allocated_bytes() - uploaded_through - before - weight_bytes - cache.bytes() - states.bytes(),
+        };
+        Ok(Self {
+            few_are: few_on(&gpu, options.exact),
+            gpu,
+            spec,
+            s,
+            cache,
+            states,
+            one,
+            sequences,
+            few,
+            many,
+            batch_of_one,
+            batch,
+            ids,
+            top_k,
+            lookahead: Lookahead::default(),
+            free: Vec::new(),
+            readback,
+            prepared: None,
+            unread: None,
+            trace: None,
+            at_once,
+            logits: Vec::new(),
+            memory,
+            n_ctx: room.n_ctx,
+            profiler: None,
+            waker,
+            late,
+        })
+    }
+}
+
+/// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table. That of
+/// layers without turns by nothing.
+fn rope_tables(gpu: &GpuDevice, spec: &ModelSpec, weights: &Weights, room: Capacity) -> Result<Vec<Buffer>, GpuError> {
+    let table = |rope: &Option<Rope>| match rope {
+        Some(rope) => kernels::rope_table(rope, weights.rope_factors(rope, room.n_ctx), room.n_positions()),
+        None => [1.0, 0.0].repeat(room.n_positions() * UNTURNED / 2),
+    };
+    let made = distinct_ropes(spec)
+        .into_iter()
+        .map(|rope| Ok((rope, gpu.upload("the RoPE table", &table(&rope))?)))
+        .collect::<Result<Vec<_>, GpuError>>()?;
+    let table =
+        |layer: &LayerSpec| made.iter().find(|(rope, _)| rope.as_ref() == layer.mixer.rope()).map(|(_, b)| b.clone());
+    Ok(spec.layers.iter().filter_map(table).collect())
+}
