@@ -99,6 +99,23 @@ fn the_device_has_ceilings_and_the_built_in_model_floors() {
 
 /// What goes wrong on the way ends with a sentence, the exit code that says what it was, and no panic.
 #[test]
+fn cards_that_share_a_model_are_measured_together() {
+    let bench =
+        ["bench", "--tensor-parallel", "2", "--seq-lengths", "9", "--gen-length", "2", "--iterations", "1", "--json"];
+    let output = with(&[], &[&bench[..], &["--device", "cpu"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("shared out among 2 cards through CUDA alone"), "{}", stderr(&output));
+    if !has_software_cuda() {
+        return;
+    }
+    let report: Value =
+        serde_json::from_str(&stdout(with(&[], &[&bench[..], &["--device", "cuda"]].concat()))).unwrap();
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 2);
+    assert!(results.iter().all(|result| result["device_name"] == "2 x software CUDA device"), "{report}");
+}
+
+#[test]
 fn a_full_memory_and_a_lost_device_end_with_a_message() {
     if !has_software_cuda() {
         return;

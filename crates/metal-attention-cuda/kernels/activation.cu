@@ -2,8 +2,6 @@
 // all, and those of a few models.
 #include "common.cuh"
 
-// After those of common.cuh.
-
 struct ActivationArgs {
     const float* gate; // rows of n_ff elements, gate_stride apart
     const float* up;   // the same, or null: there is no gate, and `gate` is up

@@ -2,8 +2,8 @@
 // Each card has a mailbox, [2][card][capacity] words of a value and a tag, which says which exchange it is of: a word is its own
 // flag. A card writes its values to all others' mailboxes and reads its own one until the words have come. Sums are made in the order
 // of the cards, so that all cards have the same bits. Exchanges use the halves of mailboxes by turns: who is at one has ended the
-// one before, for which all others had begun it, and so ended the one before that, whose words are overwritten now. Block b waits for
-// the blocks b of the others alone.
+// one before, for which all others had begun it, and so ended the one before that, whose words are overwritten now. All blocks
+// of an exchange run at once, on every card. Behind the words lie chunks, for what is too much for a word each.
 #include "common.cuh"
 
 constexpr int MAX_CARDS = 8;
@@ -15,7 +15,8 @@ struct Exchange {
     u64_t* mailboxes[MAX_CARDS];
     u32* state; // exchanges so far, and blocks that are done with this one
     u32* ended; // of the host: whether an exchange was given up, by whomever
-    u32 rank, n_cards, capacity, unused;
+    u32 rank, n_cards, capacity;
+    u32 n_chunks; // from each card to each, twice an exchange; a multiple of 4
 };
 
 __device__ __forceinline__ u32 tag_of(u32 n_exchanges) { return n_exchanges % 0xffffffffu + 1; }
@@ -31,19 +32,22 @@ __device__ __forceinline__ void send(const Exchange& e, u32 n_exchanges, u32 i, 
     for (u32 card = 0; card < e.n_cards; card++)
         if (card != e.rank) send_to(e, card, n_exchanges, i, v);
 }
-// The value that card `from` sends. Where it does not come the step is given up, and what comes of it counts for nothing.
+// Looks until `is_there`, or until the step is given up, by whomever; what comes of it counts for nothing then.
+template <class Look> __device__ __forceinline__ void look_until(const Exchange& e, Look is_there) {
+    for (u32 looks = 1; !is_there(); looks++) {
+        if (looks % 256 == 0 && load_from_peer(e.ended)) return;
+        if (looks == MOST_LOOKS) return store_for_peer(e.ended, 1);
+        spin_pause();
+    }
+}
+// The value that card `from` sends.
 __device__ __forceinline__ float receive(const Exchange& e, u32 n_exchanges, u32 from, u32 i) {
     const u64_t* p = e.mailboxes[e.rank] + place_of(e, n_exchanges, from) + i;
-    u64_t word = load_from_peer(p);
-    for (u32 looks = 1; (u32)(word >> 32) != tag_of(n_exchanges); looks++) {
-        if (looks % 256 == 0 && load_from_peer(e.ended)) break;
-        if (looks == MOST_LOOKS) {
-            store_for_peer(e.ended, 1);
-            break;
-        }
-        spin_pause();
+    u64_t word = 0;
+    look_until(e, [&] {
         word = load_from_peer(p);
-    }
+        return (u32)(word >> 32) == tag_of(n_exchanges);
+    });
     return __uint_as_float((u32)word);
 }
 // The last block counts the exchange; nobody reads that number any more.
@@ -85,28 +89,170 @@ extern "C" __global__ void __launch_bounds__(256) all_reduce(const __grid_consta
     end_exchange(e, n_exchanges);
 }
 
-// The same in two steps, for many values: each card sums a slice of them, and tells the others the sums, which come behind the parts
-// in mailboxes. Each sends twice the vector, however many there are.
-extern "C" __global__ void __launch_bounds__(256) all_reduce_slices(const __grid_constant__ AllReduceArgs a) {
+// The same for many values, in two phases: each card sums a slice of them, and tells the others the sums. Each sends twice the vector,
+// however many there are. Values go in chunks, 16 bytes at a time; the tags of chunks lie apart and follow when a block has sent all of its
+// own. A chunk is 16 values of each thread.
+constexpr u32 SLICE_THREADS = 512, CHUNK = 16 * SLICE_THREADS;
+
+struct Chunk {
+    u32* tag;
+    uint4* values; // CHUNK words
+};
+// Chunk `c` from card `from`, in the mailbox of `card`: [2][card][phase][n_chunks] tags, and as many chunks.
+__device__ __forceinline__ Chunk chunk_of(const Exchange& e, u32 card, u32 n_exchanges, u32 from, u32 phase, u32 c) {
+    u32* tags = (u32*)(e.mailboxes[card] + (size_t)2 * e.n_cards * e.capacity);
+    const size_t at = (((n_exchanges & 1) * e.n_cards + from) * 2 + phase) * e.n_chunks + c;
+    return {tags + at, (uint4*)(tags + (size_t)4 * e.n_cards * e.n_chunks + at * CHUNK)};
+}
+
+// A thread's values of a chunk: four times four that lie together.
+struct Sixteen {
+    float4 v[4];
+};
+__device__ __forceinline__ u32 place_in_chunk(int k) { return 4 * (k * SLICE_THREADS + threadIdx.x); }
+// Those from `first` on, as far as they come before `end`.
+__device__ __forceinline__ Sixteen load_values(const float* from, u32 first, u32 end) {
+    Sixteen s;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 i = first + place_in_chunk(k);
+        s.v[k] = i < end ? *(const float4*)(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    return s;
+}
+
+// How values go to others. As they are:
+template <bool EXACT> struct Parcel {
+    Sixteen s;
+    __device__ __forceinline__ explicit Parcel(const Sixteen& values) : s(values) {}
+    __device__ __forceinline__ explicit Parcel(const uint4* from) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) s.v[k] = __ldcg((const float4*)from + k * SLICE_THREADS + threadIdx.x);
+    }
+    __device__ __forceinline__ void put(uint4* to) const {
+#pragma unroll
+        for (int k = 0; k < 4; k++) ((float4*)to)[k * SLICE_THREADS + threadIdx.x] = s.v[k];
+    }
+    __device__ __forceinline__ Sixteen values() const { return s; }
+};
+// In F16, with a power of two by which the largest of them is as large as F16 allows.
+template <> struct Parcel<false> {
+    uint4 pairs[2];
+    float scale;
+    __device__ __forceinline__ explicit Parcel(const Sixteen& s) {
+        float most = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 4; k++) most = fmaxf(fmaxf(fmaxf(most, fabsf(s.v[k].x)), fmaxf(fabsf(s.v[k].y), fabsf(s.v[k].z))), fabsf(s.v[k].w));
+        const int exponent = max((int)(__float_as_uint(most) >> 23) - 127, -100);
+        const float factor = __uint_as_float((u32)(127 + 14 - exponent) << 23);
+        scale = __uint_as_float((u32)(127 - 14 + exponent) << 23);
+        if (!isfinite(most)) scale = NAN;
+        u32 p[8];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            p[2 * k] = bits(__floats2half2_rn(s.v[k].x * factor, s.v[k].y * factor));
+            p[2 * k + 1] = bits(__floats2half2_rn(s.v[k].z * factor, s.v[k].w * factor));
+        }
+        pairs[0] = make_uint4(p[0], p[1], p[2], p[3]), pairs[1] = make_uint4(p[4], p[5], p[6], p[7]);
+    }
+    __device__ __forceinline__ explicit Parcel(const uint4* from) {
+        pairs[0] = __ldcg(from + threadIdx.x), pairs[1] = __ldcg(from + SLICE_THREADS + threadIdx.x);
+        scale = __ldcg((const float*)(from + 2 * SLICE_THREADS) + threadIdx.x);
+    }
+    __device__ __forceinline__ void put(uint4* to) const {
+        to[threadIdx.x] = pairs[0], to[SLICE_THREADS + threadIdx.x] = pairs[1];
+        ((float*)(to + 2 * SLICE_THREADS))[threadIdx.x] = scale;
+    }
+    __device__ __forceinline__ Sixteen values() const {
+        const u32 p[8] = {pairs[0].x, pairs[0].y, pairs[0].z, pairs[0].w, pairs[1].x, pairs[1].y, pairs[1].z, pairs[1].w};
+        Sixteen s;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float2 a = __half22float2(halves(p[2 * k])), b = __half22float2(halves(p[2 * k + 1]));
+            s.v[k] = make_float4(scale * a.x, scale * a.y, scale * b.x, scale * b.y);
+        }
+        return s;
+    }
+};
+
+// The others may read this block's chunks of a phase.
+__device__ __forceinline__ void tell(const Exchange& e, u32 n_exchanges, u32 phase, u32 n_chunks) {
+    __syncthreads();
+    const u32 n = (n_chunks - blockIdx.x + gridDim.x - 1) / gridDim.x * e.n_cards;
+    for (u32 i = threadIdx.x; i < n; i += SLICE_THREADS) {
+        const u32 card = i % e.n_cards, c = blockIdx.x + i / e.n_cards * gridDim.x;
+        if (card == e.rank) continue;
+        // What the whole block wrote, which met, comes before the tag.
+        __threadfence_system();
+        store_for_peer(chunk_of(e, card, n_exchanges, e.rank, phase, c).tag, tag_of(n_exchanges));
+    }
+}
+// Waits for a chunk from every other card.
+__device__ __forceinline__ void wait_for_chunk(const Exchange& e, u32 n_exchanges, u32 phase, u32 c) {
+    const u32 card = threadIdx.x;
+    if (card < e.n_cards && card != e.rank) {
+        const u32* tag = chunk_of(e, e.rank, n_exchanges, card, phase, c).tag;
+        look_until(e, [&] { return load_from_peer(tag) == tag_of(n_exchanges); });
+        __threadfence_system();
+    }
+    __syncthreads();
+}
+__device__ __forceinline__ void finish(const AllReduceArgs& a, u32 first, u32 end, const Sixteen& sums) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 i = first + place_in_chunk(k);
+        if (i >= end) continue;
+        float4* out = (float4*)(a.out + i);
+        float4 v = a.add ? *out : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        v.x += a.scale * sums.v[k].x, v.y += a.scale * sums.v[k].y, v.z += a.scale * sums.v[k].z, v.w += a.scale * sums.v[k].w;
+        *out = v;
+    }
+}
+template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const AllReduceArgs& a) {
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
     const u32 n_exchanges = load_from_peer(e.state);
-    const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    const u32 slice = (a.n + e.n_cards - 1) / e.n_cards;
-    for (u32 i = first; i < slice; i += step)
-        for (u32 card = 0; card < e.n_cards; card++)
-            if (card != e.rank && card * slice + i < a.n) send_to(e, card, n_exchanges, i, a.part[card * slice + i]);
-    for (u32 i = first, at = e.rank * slice + first; i < slice && at < a.n; i += step, at += step) {
-        const float sum = sum_of(e, n_exchanges, i, a.part[at]);
-        send(e, n_exchanges, slice + i, sum);
-        finish(a, at, sum);
+    const u32 slice = (a.n / 4 + e.n_cards - 1) / e.n_cards * 4, n_chunks = (slice + CHUNK - 1) / CHUNK;
+    for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
+        for (u32 card = 0; card < e.n_cards; card++) {
+            if (card == e.rank) continue;
+            const Sixteen part = load_values(a.part, card * slice + c * CHUNK, min(a.n, (card + 1) * slice));
+            Parcel<EXACT>(part).put(chunk_of(e, card, n_exchanges, e.rank, 0, c).values);
+        }
     }
-    for (u32 i = first; i < slice; i += step)
+    tell(e, n_exchanges, 0, n_chunks);
+    for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
+        const u32 first = e.rank * slice + c * CHUNK, end = min(a.n, (e.rank + 1) * slice);
+        Sixteen own = load_values(a.part, first, end), sums = {};
+        wait_for_chunk(e, n_exchanges, 0, c);
+        for (u32 card = 0; card < e.n_cards; card++) {
+            const Sixteen part = card == e.rank ? own : Parcel<EXACT>(chunk_of(e, e.rank, n_exchanges, card, 0, c).values).values();
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float4& sum = sums.v[k];
+                sum.x += part.v[k].x, sum.y += part.v[k].y, sum.z += part.v[k].z, sum.w += part.v[k].w;
+            }
+        }
+        const Parcel<EXACT> told(sums);
         for (u32 card = 0; card < e.n_cards; card++)
-            if (card != e.rank && card * slice + i < a.n) finish(a, card * slice + i, receive(e, n_exchanges, card, slice + i));
+            if (card != e.rank) told.put(chunk_of(e, card, n_exchanges, e.rank, 1, c).values);
+        // As the others have them.
+        finish(a, first, end, told.values());
+    }
+    tell(e, n_exchanges, 1, n_chunks);
+    for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
+        wait_for_chunk(e, n_exchanges, 1, c);
+        for (u32 card = 0; card < e.n_cards; card++) {
+            if (card == e.rank) continue;
+            const Sixteen sums = Parcel<EXACT>(chunk_of(e, e.rank, n_exchanges, card, 1, c).values).values();
+            finish(a, card * slice + c * CHUNK, min(a.n, (card + 1) * slice), sums);
+        }
+    }
     end_exchange(e, n_exchanges);
 }
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS) sum_slices_exactly(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<true>(a); }
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS) sum_slices(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<false>(a); }
 
 struct AllGatherArgs {
     Exchange exchange;

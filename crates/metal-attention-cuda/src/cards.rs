@@ -35,6 +35,8 @@ enum Work {
     Hidden,
     Greedy,
     TopK(usize),
+    /// Nothing: cards that were idle come up to their speed.
+    Wake,
 }
 
 type Outcome = Result<(), ForwardError>;
@@ -61,6 +63,11 @@ fn lost() -> ForwardError {
     ForwardError::Device { why: "the thread of a card met a defect".into() }
 }
 
+/// As [`ForwardPass::wake`]; an error where that is of no use.
+fn wake(pass: &mut CudaForwardPass) -> Outcome {
+    if pass.wake() { Ok(()) } else { Err(CudaError::Parted.into()) }
+}
+
 impl Follower {
     fn start(pass: CudaForwardPass, ended: &Arc<Ended>) -> Result<Self, CudaError> {
         let pass = Arc::new(Mutex::new(pass));
@@ -75,6 +82,7 @@ impl Follower {
                     Work::Hidden => pass.forward_hidden(&batch).map(|_| ()),
                     Work::TopK(k) => pass.forward_top_k(&batch, k).map(|_| ()),
                     Work::Greedy => pass.forward_greedy(&batch).map(|_| ()),
+                    Work::Wake => wake(&mut pass),
                 });
                 let outcome = catch_unwind(step).unwrap_or_else(|_| Err(lost()));
                 drop(pass);
@@ -331,6 +339,10 @@ impl ForwardPass for CudaCards {
 
     fn max_top_k(&self) -> usize {
         self.first.max_top_k()
+    }
+
+    fn wake(&mut self) -> bool {
+        self.step(Work::Wake, &[], wake).is_ok()
     }
 
     fn start_profile(&mut self) -> Result<(), ForwardError> {

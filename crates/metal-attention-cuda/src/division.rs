@@ -255,7 +255,10 @@ impl Share {
         let ty = of.weight.ty();
         let bytes = ty.row_bytes(columns.start)..ty.row_bytes(columns.end);
         let n_rows = of.weight.n_rows();
-        let copied: Vec<u8> = (0..n_rows).flat_map(|row| &of.weight.row(row)[bytes.clone()]).copied().collect();
+        let mut copied = Vec::with_capacity(n_rows * bytes.len());
+        for row in 0..n_rows {
+            copied.extend_from_slice(&of.weight.row(row)[bytes.clone()]);
+        }
         let weight = Tensor::in_memory(of.weight.name(), [columns.len(), n_rows], ty, &copied);
         Linear { weight, bias: of.bias.clone().filter(|_| self.rank == 0) }
     }

@@ -14,6 +14,9 @@ use crate::division::{Division, Share};
 
 /// Most words of a mailbox for what one card sends at a time.
 const MOST_WORDS: usize = 1 << 20;
+/// Most values that are summed slice by slice at a time, and those of a chunk of a slice: `CHUNK` of `exchange.cu`.
+const MOST_IN_SLICES: usize = 1 << 22;
+const CHUNK: usize = 1 << 13;
 
 /// A word that all cards and the host see: whether the exchanges of a step were given up.
 #[derive(Debug)]
@@ -72,11 +75,12 @@ impl Ended {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub(crate) share: Share,
-    /// `[2, n_cards, capacity]` words of 8 bytes.
+    /// `[2, n_cards, capacity]` words of 8 bytes, and then of 4 `[2, n_cards, 2, n_chunks]` and as many chunks.
     mailbox: CudaBuffer,
     /// Exchanges so far, and blocks that are done with the one of now.
     state: CudaBuffer,
     pub(crate) capacity: usize,
+    n_chunks: usize,
     mailboxes: [u64; MAX_CARDS],
     pub(crate) ended: Arc<Ended>,
     /// The rows of the output head of each card.
@@ -89,8 +93,13 @@ fn capacity_of(vocabulary: &[Range<usize>], n: usize) -> usize {
     n.min(MOST_WORDS).max(widest)
 }
 
-fn mailbox_bytes(n_cards: usize, capacity: usize) -> u64 {
-    (2 * n_cards * capacity * 8) as u64
+/// Chunks that a card sends another for each phase of a sum of up to `n` values.
+fn chunks_of(n_cards: usize, n: usize) -> usize {
+    n.min(MOST_IN_SLICES).div_ceil(4).div_ceil(n_cards).div_ceil(CHUNK / 4).next_multiple_of(4)
+}
+
+fn mailbox_bytes(n_cards: usize, capacity: usize, n_chunks: usize) -> u64 {
+    (2 * n_cards * (capacity * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
 }
 
 impl Exchange {
@@ -102,12 +111,14 @@ impl Exchange {
         ended: &Arc<Ended>,
     ) -> Result<Self, CudaError> {
         let vocabulary = share.division.vocabulary(n_vocab);
-        let capacity = capacity_of(&vocabulary, n);
+        let n_cards = share.division.n_cards;
+        let (capacity, n_chunks) = (capacity_of(&vocabulary, n), chunks_of(n_cards, n));
         Ok(Self {
             share: share.clone(),
-            mailbox: gpu.zeros("mailboxes", mailbox_bytes(share.division.n_cards, capacity))?,
+            mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_cards, capacity, n_chunks))?,
             state: gpu.zeros("mailboxes", 16)?,
             capacity,
+            n_chunks,
             mailboxes: [0; MAX_CARDS],
             ended: Arc::clone(ended),
             vocabulary,
@@ -116,7 +127,8 @@ impl Exchange {
 
     /// Bytes of a card's mailbox.
     pub(crate) fn bytes(division: &Division, n_vocab: usize, n: usize) -> u64 {
-        mailbox_bytes(division.n_cards, capacity_of(&division.vocabulary(n_vocab), n))
+        let capacity = capacity_of(&division.vocabulary(n_vocab), n);
+        mailbox_bytes(division.n_cards, capacity, chunks_of(division.n_cards, n))
     }
 
     /// Where its mailbox is.
@@ -133,6 +145,11 @@ impl Exchange {
     pub(crate) fn clear(&self) -> Result<(), CudaError> {
         self.mailbox.clear()?;
         self.state.clear()
+    }
+
+    /// Values that are summed slice by slice at a time.
+    pub(crate) fn most_in_slices(&self) -> usize {
+        self.n_chunks * CHUNK * self.share.division.n_cards
     }
 
     /// The first row of the output head that this card has.
@@ -153,7 +170,7 @@ impl Exchange {
             rank: self.share.rank as u32,
             n_cards: self.share.division.n_cards as u32,
             capacity: self.capacity as u32,
-            unused: 0,
+            n_chunks: self.n_chunks as u32,
         }
     }
 }

@@ -112,6 +112,11 @@ pub struct Args {
     #[arg(long, conflicts_with = "device", help_heading = "Engine")]
     gpu: bool,
 
+    /// NVIDIA GPUs that share each model out among themselves: that of --device cuda (cuda:2) and those that follow it
+    #[arg(long, alias = "tensor-parallel-size", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    #[arg(help_heading = "Engine")]
+    tensor_parallel: usize,
+
     /// Threads that compute on the CPU [default: one for each physical core]
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = at_least_one, help_heading = "Engine")]
     threads: Vec<usize>,
@@ -221,10 +226,11 @@ impl Args {
             };
             for device in &devices {
                 for &n_threads in &threads {
-                    let options = EngineOptions { device: device.clone(), n_threads, ..self.compute.options() };
+                    let (device, n_cards) = (device.clone(), self.tensor_parallel);
+                    let options = EngineOptions { device, n_cards, n_threads, ..self.compute.options() };
                     let kind = self.measure_setups(&setups, &args.name(), model, &hash, &options, report, profiles)?;
                     // A GPU is as fast whatever the CPU's threads are.
-                    if kind == Some("gpu") {
+                    if kind.is_some_and(|kind| kind != "cpu") {
                         break;
                     }
                 }

@@ -145,6 +145,7 @@ inline int __all_sync(unsigned mask, int yes) { return __ballot_sync(mask, !yes)
 [[noreturn]] inline void __trap() { software::fail("the kernel ended itself"); }
 
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __nanosleep(unsigned) { software::pause(); }
 

@@ -15,7 +15,7 @@ pub(crate) struct ExchangeArgs {
     pub(crate) rank: u32,
     pub(crate) n_cards: u32,
     pub(crate) capacity: u32,
-    pub(crate) unused: u32,
+    pub(crate) n_chunks: u32,
 }
 
 #[repr(C)]

@@ -7,8 +7,11 @@ use crate::exchange::Exchange;
 use crate::launch::Grid;
 
 const THREADS: usize = 256;
-/// Values from which on more than two cards sum slices, and tell each other the sums.
-const MANY: usize = 1 << 14;
+/// Threads of a block that sums slices, and values of a chunk: as `exchange.cu` has them.
+const SLICE_THREADS: usize = 512;
+const CHUNK: usize = 1 << 13;
+/// Words that a card would send from which on cards sum slices, and tell each other the sums.
+const MANY: usize = 1 << 18;
 
 impl Steps {
     /// Whether another card's results are the ones that count.
@@ -37,9 +40,13 @@ impl Steps {
         (add, scale): (bool, f32),
     ) -> Result<(), CudaError> {
         let Some(exchange) = &self.exchange else { return Ok(()) };
-        let (args, capacity) = (exchange.args(), exchange.capacity);
-        for first in (0..n).step_by(capacity) {
-            let (at, n) = (4 * first as u64, (n - first).min(capacity));
+        let args = exchange.args();
+        let n_cards = args.n_cards as usize;
+        // Slices are taken four values at a time.
+        let in_slices = n * (n_cards - 1) >= MANY && n.is_multiple_of(4);
+        let at_once = if in_slices { exchange.most_in_slices() } else { exchange.capacity };
+        for first in (0..n).step_by(at_once) {
+            let (at, n) = (4 * first as u64, (n - first).min(at_once));
             let args = AllReduceArgs {
                 exchange: args,
                 part: part + at,
@@ -49,9 +56,10 @@ impl Steps {
                 scale,
                 unused: 0,
             };
-            let n_cards = args.exchange.n_cards as usize;
-            if n_cards > 2 && n >= MANY {
-                self.launch("all_reduce_slices", "", self.exchange_grid(n.div_ceil(n_cards)), &args)?;
+            if in_slices {
+                let name = if self.exact { "sum_slices_exactly" } else { "sum_slices" };
+                let blocks = n.div_ceil(n_cards).div_ceil(CHUNK).min(self.gpu.summary().n_sm);
+                self.launch(name, "", Grid { blocks: [blocks, 1, 1], threads: SLICE_THREADS, shared: 0 }, &args)?;
             } else {
                 self.launch("all_reduce", "", self.exchange_grid(n), &args)?;
             }
