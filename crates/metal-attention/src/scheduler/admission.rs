@@ -17,8 +17,7 @@ const LOOK_AHEAD: usize = 32;
 enum Place {
     /// In this sequence, which holds so many of its tokens already.
     At(usize, usize),
-    /// Later: a text of this client that begins alike is being evaluated, and sharing is cheaper than evaluating twice.
-    /// Nobody waits for another client's.
+    /// Later: a text that begins alike is being evaluated, and sharing is cheaper than evaluating twice.
     Later,
     /// There is no room now.
     Full,
@@ -28,7 +27,7 @@ enum Place {
 enum Admission {
     /// One has a place, or ended without needing one.
     Done,
-    /// Each of its texts had better wait for another one of this client.
+    /// Each of its texts had better wait for another one.
     Later,
     /// There is no room now for the one whose turn it is.
     Full,
@@ -214,11 +213,15 @@ impl<'t> Engine<'t> {
         let prefix = longest_prefix(ids, evaluated.chain(self.slots.all_idle()), |seq, n| self.pass.reachable(seq, n));
         let page_len = self.pass.cache_pages().page_len;
         let cached = prefix.map_or(0, |prefix| prefix.n);
-        let comes = |r: &Running<'_>| {
+        let is_prompt = |r: &Running<'_>| r.text.ids.len() > self.pass.n_past(r.seq) + 1;
+        let comes = |(i, r): (usize, &Running<'_>)| {
             let n = n_common(ids, &r.text.ids);
-            r.text.client == client && n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING
+            // A text that has all of its client's share of a step is as fast as this one would be.
+            let has_share =
+                |r: &Running<'_>| !self.running[..i].iter().any(|o| o.text.client == r.text.client && is_prompt(o));
+            n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING && (r.text.client == client || has_share(r))
         };
-        if self.running.iter().any(comes) {
+        if self.running.iter().enumerate().any(comes) {
             return Place::Later;
         }
         let n_tokens = ids.len() + 2;

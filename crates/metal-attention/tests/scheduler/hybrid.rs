@@ -44,31 +44,39 @@ fn clients_with_one_long_beginning_evaluate_it_once() {
     assert_eq!((metrics.preemptions, metrics.requests.failed), (0, 0));
 }
 
-/// Requests that come at once, as from one address: the others wait for the first to have evaluated what they share.
+/// Requests that come at once, from one address or with keys of their own: the others wait for the first to have evaluated what they share.
 #[test]
 fn requests_at_once_with_one_long_beginning_evaluate_it_once() {
     const N: usize = 16;
     let model = lfm2();
     let engine = EngineOptions { n_ctx: Some(512), n_seq: 2 * N, ..engine() };
-    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: N, ..Default::default() });
     let begin = some(0, 450);
-    let request = |i: usize| {
-        let prompt = [&begin[..], &some(i + 1, 5)].concat();
-        Request { ignore_eos: true, ..greedy(prompt, 10) }
-    };
-    let events: Vec<_> = (0..N).map(|i| scheduler.submit(request(i)).unwrap()).collect();
-    for (i, events) in events.into_iter().enumerate() {
-        let answer = read(events);
-        assert_eq!((answer.ids, answer.text), alone_in(&model, &engine, &request(i)), "request {i}");
-        assert_eq!(answer.usage.cached_tokens, if i == 0 { 0 } else { 7 * PAGE }, "request {i}");
+    let prompt = |i: usize| [&begin[..], &some(i + 1, 5)].concat();
+    let expected: Vec<_> = (0..N).map(|i| alone_in(&model, &engine, &of_client(Client::Key(0), prompt(i)))).collect();
+    for clients in [[0; N], std::array::from_fn(|i| i)] {
+        let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: N, ..Default::default() });
+        let submit = |i: usize| scheduler.submit(of_client(Client::Key(clients[i]), prompt(i))).unwrap();
+        let events: Vec<_> = (0..N).map(submit).collect();
+        let mut cached = Vec::new();
+        for (events, expected) in events.into_iter().zip(&expected) {
+            let answer = read(events);
+            assert_eq!((&answer.ids, &answer.text), (&expected.0, &expected.1));
+            cached.push(answer.usage.cached_tokens);
+        }
+        cached.sort_unstable();
+        assert!(cached[0] == 0 && cached[1..].iter().all(|&n| n == 7 * PAGE), "{cached:?}");
+        let metrics = scheduler.metrics();
+        assert_eq!(metrics.prompt_tokens, (455 + (N - 1) * (455 - 7 * PAGE)) as u64);
+        assert_eq!((metrics.preemptions, metrics.requests.failed), (0, 0));
+        // Seven ends of pages that all share, the states that texts go on from, and those before their last tokens.
+        let states = metrics.states;
+        assert!(states.checkpoints >= 7 && states.checkpoints <= 7 + N, "{states:?}");
+        assert_eq!(states.total - states.free - states.checkpoints, N, "{states:?}");
     }
-    let metrics = scheduler.metrics();
-    assert_eq!(metrics.prompt_tokens, (455 + (N - 1) * (455 - 7 * PAGE)) as u64);
-    assert_eq!((metrics.preemptions, metrics.requests.failed), (0, 0));
-    // Seven ends of pages that all share, the states that texts go on from, and those before their last tokens.
-    let states = metrics.states;
-    assert!(states.checkpoints >= 7 && states.checkpoints <= 7 + N, "{states:?}");
-    assert_eq!(states.total - states.free - states.checkpoints, N, "{states:?}");
+}
+
+fn of_client(client: Client, prompt: Vec<u32>) -> Request {
+    Request { client, ignore_eos: true, ..greedy(prompt, 10) }
 }
 
 #[test]
