@@ -195,6 +195,12 @@ impl<'a> PlainLayer<'a> {
     }
 }
 
+/// Most rows of a kind of steps.
+pub(super) fn most_rows(layers: &[PlainLayer<'_>], wanted: Kind) -> usize {
+    let of_kind = layers.iter().flat_map(|layer| &layer.steps).filter(|(kind, _)| *kind == wanted);
+    of_kind.map(|(_, matrices)| matrices[0].n_rows).max().unwrap_or(0)
+}
+
 /// Whether experts are a router, gate, up and down, and nothing besides, whose columns fill whole records.
 fn are_plain(experts: &CudaExperts) -> bool {
     let CudaExperts {
