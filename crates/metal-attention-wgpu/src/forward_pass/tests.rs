@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::GpuOptions;
+use crate::{GpuForwardPassOptions, GpuOptions};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::argmax;
+use metal_attention_model::{Weights, argmax};
 
 use super::*;
 
