@@ -161,7 +161,7 @@ pub struct AttentionWeights<L = Linear> {
     pub v: Option<L>,
     /// Output, `[n_embd, n_head * head_dim]`.
     pub out: L,
-    /// Norm of queries, as long as [`NormOver`] says.
+    /// Norm of queries, as long as [`NormOver`](crate::NormOver) says.
     pub q_norm: Option<NormWeights>,
     /// Norm of keys.
     pub k_norm: Option<NormWeights>,
