@@ -3,13 +3,12 @@
 use super::Steps;
 use crate::CudaError;
 use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS};
-use crate::exchange::Exchange;
+use crate::exchange::{CHUNK, Exchange};
 use crate::launch::Grid;
 
 const THREADS: usize = 256;
-/// Threads of a block that sums slices, and values of a chunk: as `exchange.cu` has them.
+/// Threads of a block that sums slices, as `exchange.cu` has them.
 const SLICE_THREADS: usize = 512;
-const CHUNK: usize = 1 << 13;
 /// Words that a card would send from which on cards sum slices, and tell each other the sums.
 const MANY: usize = 1 << 18;
 
