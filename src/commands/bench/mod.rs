@@ -143,17 +143,23 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 }
 
+/// What there is to tell so far.
+struct Measured {
+    report: Report,
+    profiles: Vec<Profile>,
+    /// From when the first model is loaded: what was measured is kept when Ctrl-C is pressed.
+    asked: Option<interrupt::Until>,
+}
+
 impl Args {
     fn bench(&self) -> Result<(), CliError> {
         let earlier = self.compare.as_deref().map(Earlier::read).transpose()?;
         let plan = self.plan()?;
         let models = self.models.each();
         let opened = models.iter().map(|model| Ok((model, model.open()?))).collect::<Result<Vec<_>, CliError>>()?;
-        // The results so far are kept.
-        let _asked = interrupt::ask();
-        let mut report = Report::new(self.settings());
-        let mut profiles = Vec::new();
-        let outcome = self.measure(&plan, &opened, &mut report, &mut profiles);
+        let mut measured = Measured { report: Report::new(self.settings()), profiles: Vec::new(), asked: None };
+        let outcome = self.measure(&plan, &opened, &mut measured);
+        let Measured { mut report, profiles, asked: _asked } = measured;
         if let (Err(error), true) = (&outcome, report.results.is_empty())
             && !matches!(error, CliError::Interrupted)
         {
@@ -204,13 +210,7 @@ impl Args {
     }
 
     /// Every model on every device with every number of threads.
-    fn measure(
-        &self,
-        plan: &Plan,
-        models: &[(&ModelArgs, Model)],
-        report: &mut Report,
-        profiles: &mut Vec<Profile>,
-    ) -> Result<(), CliError> {
+    fn measure(&self, plan: &Plan, models: &[(&ModelArgs, Model)], measured: &mut Measured) -> Result<(), CliError> {
         let devices = if self.gpu { vec![Device::Gpu] } else { plan::distinct(&self.device) };
         let threads = match &self.threads[..] {
             [] => vec![None],
@@ -219,16 +219,13 @@ impl Args {
         for (args, model) in models {
             let limit = if self.ctx_size == 0 { model.spec().n_ctx_train } else { self.ctx_size };
             let (setups, skipped) = plan.split(|test| why_not(test, model.spec(), limit));
-            report.skip(&args.name(), skipped);
-            let hash = {
-                let _at_once = report.results.is_empty().then(|| interrupt::at_once(None));
-                model_hash::sha256(model.gguf())?
-            };
+            measured.report.skip(&args.name(), skipped);
+            let hash = model_hash::sha256(model.gguf())?;
             for device in &devices {
                 for &n_threads in &threads {
                     let (device, n_cards) = (device.clone(), self.tensor_parallel);
                     let options = EngineOptions { device, n_cards, n_threads, ..self.compute.options() };
-                    let kind = self.measure_setups(&setups, &args.name(), model, &hash, &options, report, profiles)?;
+                    let kind = self.measure_setups(&setups, &args.name(), model, &hash, &options, measured)?;
                     // A GPU is as fast whatever the CPU's threads are.
                     if kind.is_some_and(|kind| kind != "cpu") {
                         break;
@@ -240,7 +237,6 @@ impl Args {
     }
 
     /// Every test of one model on one device. Returns the kind of the device; `None` where there was no test.
-    #[allow(clippy::too_many_arguments)]
     fn measure_setups(
         &self,
         setups: &[Setup],
@@ -248,8 +244,7 @@ impl Args {
         model: &Model,
         hash: &str,
         options: &EngineOptions,
-        report: &mut Report,
-        profiles: &mut Vec<Profile>,
+        measured: &mut Measured,
     ) -> Result<Option<&'static str>, CliError> {
         let mut kind = None;
         for setup in setups {
@@ -257,7 +252,8 @@ impl Args {
                 return Err(CliError::Interrupted);
             }
             let options = EngineOptions { n_ctx: Some(setup.n_ctx()), n_seq: setup.n_seq, ..options.clone() };
-            let mut pass = self.load(model, &options, report.results.is_empty())?;
+            let mut pass = self.load(model, &options)?;
+            measured.asked.get_or_insert_with(interrupt::ask);
             let device = pass.device();
             kind = Some(device.kind);
             let progress = Progress::steps("measuring", setup.tests.len().saturating_mul(self.runs()) as u64);
@@ -267,21 +263,23 @@ impl Args {
                 let mut measurement = Measurement { pass: &mut *pass, test, n_ubatch: options.n_ubatch };
                 let samples = measurement.samples(self.warmup, self.iterations, done)?;
                 if let Some(rates) = TokensPerSecond::new(samples) {
+                    let report = &mut measured.report;
                     let cpu = report.machine.cpu.as_deref();
                     report.results.push(BenchResult::new(name, hash, test, &options.device, &device, cpu, rates));
                 }
                 if self.profile.wanted()
                     && let Some(profile) = measurement.profile()?
                 {
-                    profiles.push(Profile { device: format!("{name}, {}, {test}", profile.device), ..profile });
+                    measured
+                        .profiles
+                        .push(Profile { device: format!("{name}, {}, {test}", profile.device), ..profile });
                 }
             }
         }
         if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(kind) }
     }
 
-    fn load(&self, model: &Model, options: &EngineOptions, first: bool) -> Result<Box<dyn ForwardPass>, CliError> {
-        let _at_once = first.then(|| interrupt::at_once(None));
+    fn load(&self, model: &Model, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, CliError> {
         let loading = Progress::spinner("loading the model");
         loading.weigh(model.gguf().tensor_bytes());
         let mut pass = model.forward_pass(options)?;
