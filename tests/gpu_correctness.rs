@@ -155,7 +155,9 @@ fn tales_continuations() {
             assert!(error <= limit, "{:?} {options:?}: NMSE {error:e}", case.prompt);
             // Greedy ids are certain until the two best logits are nearly equal.
             let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
-            assert_eq!(greedy(&mut model, &case.tokens, certain), case.greedy[..certain], "{:?}", case.prompt);
+            // A software GPU takes a fifth of a second for each.
+            let n = if gpu.summary().is_software() { certain.min(16) } else { certain };
+            assert_eq!(greedy(&mut model, &case.tokens, n), case.greedy[..n], "{:?}", case.prompt);
         }
     }
 }
@@ -253,7 +255,7 @@ impl Random {
 }
 
 #[test]
-fn a_thousand_prompts_in_random_chunks_match_the_cpu() {
+fn prompts_in_random_chunks_match_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let model = Model::built_in().unwrap();
     let options = EngineOptions {
@@ -265,9 +267,10 @@ fn a_thousand_prompts_in_random_chunks_match_the_cpu() {
     let mut cpu = model.forward_pass(&options).unwrap();
     let gpu_options =
         GpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
+    let n_rounds = if gpu.summary().is_software() { 300 } else { 1000 };
     let mut pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &gpu_options).unwrap();
     let mut random = Random(0x5EED);
-    for round in 0..1000 {
+    for round in 0..n_rounds {
         // Mostly short prompts; every chunk boundary of the kernels is among the lengths.
         let n = 1 + random.below(if round % 10 == 0 { 150 } else { 40 });
         let ids: Vec<u32> = (0..n).map(|_| random.below(model.spec().n_vocab) as u32).collect();

@@ -5,8 +5,8 @@
 //! has a thread for each core, and gives each thread a workgroup where there are no more of these than threads
 //! (`lp_cs_tpool.c`); so two of them do run side by side, and hand each other what they make as on any GPU. A third could
 //! wait for one that never begins. The system may hold a thread up for longer than another one waits for it: then the step
-//! is given up, as it should be, and tried again from the start. Tests run one after the other, so that they do not hold up
-//! each other.
+//! is given up, as it should be, and tried again from the start. Tests with several workgroups run one after the other, so
+//! that they do not hold up each other.
 #![cfg(feature = "gpu")]
 
 #[path = "common/archives.rs"]
@@ -15,7 +15,7 @@ mod archives;
 mod gpu;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use archives::{architectures, quants, small_quants};
 use gpu::{gpu, start};
@@ -118,10 +118,22 @@ fn is_at_once(pass: &GpuForwardPass) -> bool {
     pass.dispatches(1)[1] == "decode_layers"
 }
 
+static RUNNING: RwLock<()> = RwLock::new(());
+
 /// Keeps the other tests waiting.
-fn alone() -> MutexGuard<'static, ()> {
-    static RUNNING: Mutex<()> = Mutex::new(());
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    RUNNING.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a test holds while it runs.
+type Turn = (Option<RwLockReadGuard<'static, ()>>, Option<RwLockWriteGuard<'static, ()>>);
+
+/// Lets other tests run beside this one where one workgroup is [all there is](group_counts).
+fn turn(gpu: &GpuDevice) -> Turn {
+    match group_counts(gpu)[..] {
+        [1] => (Some(RUNNING.read().unwrap_or_else(PoisonError::into_inner)), None),
+        [..] => (None, Some(alone())),
+    }
 }
 
 /// Numbers of workgroups to test with, the largest last.
@@ -186,8 +198,8 @@ fn llama() -> GgufFile {
 
 #[test]
 fn architectures_give_the_same_logits() {
-    let _alone = alone();
     let Some(gpu) = gpu() else { return };
+    let _turn = turn(&gpu);
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let mut suited = Vec::new();
     for (name, bytes) in architectures() {
@@ -201,8 +213,8 @@ fn architectures_give_the_same_logits() {
 
 #[test]
 fn quantised_types_give_the_same_logits() {
-    let _alone = alone();
     let Some(gpu) = gpu() else { return };
+    let _turn = turn(&gpu);
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let counts = group_counts(&gpu);
     // A software GPU takes minutes to compile the kernel for some types: it has one, and other kernels read the others.
@@ -235,16 +247,16 @@ fn mixed(file: &GgufFile) -> GgufFile {
 
 #[test]
 fn a_mix_of_types_gives_the_same_logits() {
-    let _alone = alone();
     let Some(gpu) = gpu() else { return };
+    let _turn = turn(&gpu);
     let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &group_counts(&gpu), 0, 10));
 }
 
 #[test]
 fn layers_in_several_buffers_give_the_same_logits() {
-    let _alone = alone();
     let Some(gpu) = gpu() else { return };
+    let _turn = turn(&gpu);
     let options = GpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
     let counts = group_counts(&gpu);
     assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
@@ -256,8 +268,8 @@ fn layers_in_several_buffers_give_the_same_logits() {
 
 #[test]
 fn long_contexts_and_several_sequences_give_the_same_logits() {
-    let _alone = alone();
     let Some(gpu) = gpu() else { return };
+    let _turn = turn(&gpu);
     let file = llama();
     // Alone, pages lie in order throughout; of two sequences, until both have filled theirs.
     for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
@@ -306,8 +318,8 @@ fn more_workgroups_than_run_side_by_side_are_left_alone() {
 
 #[test]
 fn greedy_text_is_the_same() {
-    let _alone = alone();
     let Some(gpu) = gpu() else { return };
+    let _turn = turn(&gpu);
     let path = Path::new(ROOT).join("models/tales-15m-q4_0.gguf");
     let texts = [0, 1].map(|groups| {
         let options = GpuForwardPassOptions { n_ctx: 128, layers_at_once: Some(groups), ..Default::default() };

@@ -1,23 +1,21 @@
 //! What the tests of whole models on the GPU share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{GpuForwardPass, GpuForwardPassOptions, ModelSpec, Weights};
 
-/// The GPU of these tests, with every shader check on.
+/// The GPU, with every access checked: a device for each test, as a software GPU runs what comes to one device in turn.
 pub fn gpu() -> Option<Arc<GpuDevice>> {
-    static GPU: OnceLock<Option<Arc<GpuDevice>>> = OnceLock::new();
-    GPU.get_or_init(|| match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+    match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
         Ok(gpu) => Some(Arc::new(gpu)),
         Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
             eprintln!("skipped: this machine has no GPU");
             None
         }
         Err(e) => panic!("{e}"),
-    })
-    .clone()
+    }
 }
 
 /// The model of `file` on `gpu`.

@@ -288,7 +288,7 @@ mod on_gpu {
     use super::*;
 
     /// Models that a GPU played by the CPU has time for in the gate.
-    const SOFTWARE: usize = 24;
+    const SOFTWARE: usize = 16;
 
     #[test]
     fn the_gpu_gives_the_logits_of_the_cpu() {

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 #[cfg(feature = "gpu")]
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
 #[cfg(feature = "gpu")]
@@ -23,19 +23,17 @@ pub const GATED_ATTENTION: [(&str, u32); 7] = [
     ("rope.dimension_count", 8),
 ];
 
-/// The GPU, with every access checked.
+/// The GPU, with every access checked: a device for each test, as a software GPU runs what comes to one device in turn.
 #[cfg(feature = "gpu")]
 pub fn gpu() -> Option<Arc<GpuDevice>> {
-    static GPU: OnceLock<Option<Arc<GpuDevice>>> = OnceLock::new();
-    GPU.get_or_init(|| match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+    match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
         Ok(gpu) => Some(Arc::new(gpu)),
         Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
             eprintln!("skipped: this machine has no GPU");
             None
         }
         Err(e) => panic!("{e}"),
-    })
-    .clone()
+    }
 }
 
 /// A model with random weights.
