@@ -59,7 +59,7 @@ fn choices(
 fn routes_choose_as_the_model_does() {
     let groups = |n, n_used| Some(RouterGroups { n, n_used });
     let scores = [RouterScore::Softmax, RouterScore::Sigmoid, RouterScore::SoftmaxOfChosen];
-    for gpu in variants() {
+    for (v, gpu) in variants().iter().enumerate() {
         for (i, (sizes, groups)) in [
             ([1, 1], None),
             ([7, 7], None),
@@ -79,6 +79,10 @@ fn routes_choose_as_the_model_does() {
             let (bias, scale) = (random(21, n_expert), random(22, n_expert));
             for (j, score) in scores.into_iter().enumerate() {
                 for (k, bias) in [None, Some(&bias[..])].into_iter().enumerate() {
+                    // Each size once for each way that the kernels are compiled; all there is to a choice for the first.
+                    if v > 0 && 2 * j + k != i % 6 {
+                        continue;
+                    }
                     let renormalize = (i + j + k) % 2 == 0;
                     let router = Router { score, renormalize, groups, scale: 1.0 + k as f32, ..ROUTER };
                     let scale = (j == k).then_some(&scale[..]);
@@ -317,7 +321,7 @@ fn ways(gpu: &GpuDevice) -> Vec<How> {
 
 #[test]
 fn types() {
-    for gpu in variants() {
+    for (i, gpu) in variants().iter().enumerate() {
         for (up, down, n) in [
             (TensorType::F32, TensorType::F16, 40),
             (TensorType::Q4_0, TensorType::Q8_0, 64),
@@ -325,6 +329,10 @@ fn types() {
             (TensorType::MXFP4, TensorType::MXFP4, 96),
             (TensorType::Q5_K, TensorType::Q4_K, 256),
         ] {
+            // Types are read alike however the kernels are compiled.
+            if i > 0 && up != TensorType::Q4_0 {
+                continue;
+            }
             let shape = ExpertsShape { n_embd: n, n_ff: n, ..SHAPE };
             let case = Case { shape, types: [up, down], ..PLAIN };
             let layer = Layer::new(gpu, case);

@@ -29,11 +29,9 @@ fn tolerance(gpu: &GpuDevice) -> f64 {
     if gpu.features().cooperative_f16 { 1e-6 } else { 1e-11 }
 }
 
-/// The variants that the kernel can run on, each once: without matrix units the first two are the same.
+/// The variants that the kernel can run on.
 fn gpus() -> impl Iterator<Item = &'static GpuDevice> {
-    let all = variants();
-    let new = |i: usize| i == 0 || all[i].features() != all[i - 1].features();
-    (0..all.len()).filter(move |&i| all[i].features().subgroup_size >= 8 && new(i)).map(move |i| &all[i])
+    variants().iter().filter(|gpu| gpu.features().subgroup_size >= 8)
 }
 
 fn check(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case) {

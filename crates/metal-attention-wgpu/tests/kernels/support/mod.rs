@@ -3,15 +3,14 @@
 
 pub mod matrices;
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use metal_attention_model::{BatchToken, PAGE};
 use metal_attention_wgpu::{BatchBuffer, Dispatch, GpuDevice, GpuError, GpuOptions, StepSize, batch_words, wgpu};
 
 /// The GPU under test; `None`, with a message, on a machine that has none. In CI a missing device is a failure.
 pub fn gpu() -> Option<&'static GpuDevice> {
-    static GPU: OnceLock<Option<GpuDevice>> = OnceLock::new();
-    GPU.get_or_init(|| open(&GpuOptions { checked: true, ..Default::default() })).as_ref()
+    variants().first()
 }
 
 pub fn open(options: &GpuOptions) -> Option<GpuDevice> {
@@ -25,20 +24,43 @@ pub fn open(options: &GpuOptions) -> Option<GpuDevice> {
     }
 }
 
-/// Every way that kernels can be compiled for the device: with and without subgroups, 16-bit floats, matrix units.
+/// Every way that kernels can be compiled for the device, the best first: with and without subgroups, 16-bit floats, matrix
+/// units. None on a machine without a GPU.
+///
+/// Tests that run side by side have devices of their own: a software GPU runs what comes to one device in turn.
 pub fn variants() -> &'static [GpuDevice] {
-    static GPUS: OnceLock<Vec<GpuDevice>> = OnceLock::new();
-    GPUS.get_or_init(|| {
-        let all = GpuOptions { checked: true, ..Default::default() };
-        [
-            all.clone(),
-            GpuOptions { cooperative_matrices: false, ..all.clone() },
-            GpuOptions { subgroups: false, f16: false, ..all },
-        ]
-        .iter()
-        .filter_map(open)
-        .collect()
-    })
+    thread_local!(static MINE: Lent = Lent::new());
+    MINE.with(|lent| lent.0)
+}
+
+/// Devices that a thread has, and gives back when it ends.
+struct Lent(&'static [GpuDevice]);
+
+/// Devices that no thread has.
+static FREE: Mutex<Vec<&'static [GpuDevice]>> = Mutex::new(Vec::new());
+
+impl Lent {
+    fn new() -> Self {
+        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self(free.unwrap_or_else(|| {
+            let all = GpuOptions { checked: true, ..Default::default() };
+            let ways = [
+                all.clone(),
+                GpuOptions { cooperative_matrices: false, ..all.clone() },
+                GpuOptions { subgroups: false, f16: false, ..all },
+            ];
+            let mut devices: Vec<GpuDevice> = ways.iter().map_while(open).collect();
+            // Without matrix units the first two are the same.
+            devices.dedup_by_key(|gpu| gpu.features());
+            devices.leak()
+        }))
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+    }
 }
 
 /// Random numbers in `-1..1` (a small xorshift, the same on every machine).
