@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{gpu, start};
+use gpu::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
+use metal_attention::kernels::GpuError;
 use metal_attention::{
     BatchToken, CacheType, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec, Watch, Weights,
 };
@@ -35,8 +35,7 @@ fn a_cancelled_batch_leaves_the_cache_as_it_was() {
     let Some(known) = gpu() else { return };
     let mut other = start(&known, &stories(), &options());
     let watch = Watch::default();
-    let gpu_options = GpuOptions { checked: true, watch: watch.clone(), ..Default::default() };
-    let gpu = Arc::new(GpuDevice::open(&gpu_options).unwrap());
+    let gpu = gpu_with(&watch).unwrap();
     let mut model = start(&gpu, &stories(), &options());
     let first = prompt(&model, 20);
     assert_eq!(model.forward(&first).unwrap().as_slice(), other.forward(&first).unwrap().as_slice());
@@ -78,12 +77,8 @@ fn a_cancelled_batch_leaves_the_cache_as_it_was() {
 
 #[test]
 fn setting_up_ends_where_it_is_cancelled() {
-    if gpu().is_none() {
-        return;
-    }
     let watch = Watch::default();
-    let gpu_options = GpuOptions { checked: true, watch: watch.clone(), ..Default::default() };
-    let gpu = Arc::new(GpuDevice::open(&gpu_options).unwrap());
+    let Some(gpu) = gpu_with(&watch) else { return };
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();

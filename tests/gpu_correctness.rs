@@ -14,7 +14,7 @@ use std::sync::Arc;
 use archives::{Files, quants, small_quants};
 use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
+use metal_attention::kernels::{GpuDevice, GpuError};
 use metal_attention::{
     BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, Model,
     ModelSpec, Weights,
@@ -526,12 +526,8 @@ fn traced_and_untraced_runs_agree() {
 
 #[test]
 fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
-    if gpu().is_none() {
-        return;
-    }
+    let Some(gpu) = gpu() else { return };
     let file = open(&Path::new(ROOT).join("models/tales-15m-q4_0.gguf"));
-    // A device of its own, whose counters nobody else moves.
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }).unwrap());
     let mut model = start(&gpu, &file, &options(CacheType::F16));
     let n_layer = model.spec().n_layer() as u64;
     let ids = some_ids(&model, 40);
@@ -561,10 +557,7 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
 
 #[test]
 fn a_second_prompt_allocates_nothing() {
-    if gpu().is_none() {
-        return;
-    }
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }).unwrap());
+    let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
     let ids = some_ids(&model, 200);
     let mut allocations = Vec::new();
@@ -583,10 +576,7 @@ fn a_second_prompt_allocates_nothing() {
 
 #[test]
 fn a_lost_device_is_an_error_and_nothing_else() {
-    if gpu().is_none() {
-        return;
-    }
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }).unwrap());
+    let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &options(CacheType::F16));
     let ids = greedy(&mut model, &[1, 403, 407], 5);
     let past = model.position();

@@ -1,14 +1,23 @@
 //! What the tests of whole models on the GPU share.
 
+// Each test file that takes this in uses a part of it.
+#![allow(dead_code)]
+
 use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
-use metal_attention::{GpuForwardPass, GpuForwardPassOptions, ModelSpec, Weights};
+use metal_attention::{GpuForwardPass, GpuForwardPassOptions, ModelSpec, Watch, Weights};
 
-/// The GPU, with every access checked: a device for each test, as a software GPU runs what comes to one device in turn.
+/// The GPU, with every access checked: a device for each test, as a software GPU runs what comes to one device in turn. `None`,
+/// with a message, on a machine that has none; in CI that is a failure.
 pub fn gpu() -> Option<Arc<GpuDevice>> {
-    match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+    gpu_with(&Watch::default())
+}
+
+/// The same, whose work `watch` ends.
+pub fn gpu_with(watch: &Watch) -> Option<Arc<GpuDevice>> {
+    match GpuDevice::open(&GpuOptions { checked: true, watch: watch.clone(), ..Default::default() }) {
         Ok(gpu) => Some(Arc::new(gpu)),
         Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
             eprintln!("skipped: this machine has no GPU");

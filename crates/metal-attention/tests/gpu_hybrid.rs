@@ -9,13 +9,14 @@ mod toys;
 use std::sync::Arc;
 
 use archives::more_architectures;
-use metal_attention::kernels::{GpuDevice, GpuOptions};
+use metal_attention::kernels::GpuDevice;
 use metal_attention::{
     BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
-use toys::{Toy, batch, close, gpu, greedy, kimi_linear, logits, metadata, read, some_ids, token, toy, toy_with_bf16};
+use toys::gpu::{gpu, gpu_with};
+use toys::{Toy, batch, close, greedy, kimi_linear, logits, metadata, read, some_ids, token, toy, toy_with_bf16};
 
 const N_CTX: usize = 400;
 
@@ -195,11 +196,7 @@ fn greedy_on_cpu(toy: &Toy, ids: &[u32], n: usize) -> Vec<u32> {
 
 #[test]
 fn greedy_steps_are_queued_and_texts_are_those_of_the_cpu() {
-    if gpu().is_none() {
-        return;
-    }
-    // One whose submissions are those of this test alone.
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }).unwrap());
+    let Some(gpu) = gpu() else { return };
     let ids = some_ids(200);
     for toy in one_of_each_kind(&gpu) {
         let name = toy.name;
@@ -325,12 +322,8 @@ fn steps_in_flight_that_are_forgotten_leave_nothing_behind() {
 
 #[test]
 fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
-    if gpu().is_none() {
-        return;
-    }
     let watch = Watch::default();
-    let gpu = GpuDevice::open(&GpuOptions { checked: true, watch: watch.clone(), ..Default::default() });
-    let gpu = Arc::new(gpu.unwrap());
+    let Some(gpu) = gpu_with(&watch) else { return };
     let ids = some_ids(300);
     for toy in one_of_each_kind(&gpu) {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
@@ -374,12 +367,8 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
 #[test]
 fn texts_that_anything_happens_to_are_those_of_the_cpu() {
     const N_SEQ: usize = 3;
-    if gpu().is_none() {
-        return;
-    }
     let watch = Watch::default();
-    let gpu = GpuDevice::open(&GpuOptions { checked: true, watch: watch.clone(), ..Default::default() });
-    let gpu = Arc::new(gpu.unwrap());
+    let Some(gpu) = gpu_with(&watch) else { return };
     for (seed, toy) in (1..).zip(&one_of_each_kind(&gpu)) {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64 ^ seed;
         let mut random = |n: usize| {

@@ -11,7 +11,8 @@ use metal_attention::{
     BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
-use toys::{GATED_ATTENTION, Toy, batch, gpu, metadata, nmse, some_ids, toy};
+use toys::gpu::gpu;
+use toys::{GATED_ATTENTION, Toy, batch, metadata, nmse, some_ids, toy};
 
 const N_CTX: usize = 512;
 

@@ -5,6 +5,10 @@
 //! CPU's software, which compiles its kernels for seconds a shape and tries as many as it can in a minute or two. CUDA tries
 //! 60.
 
+#[cfg(feature = "gpu")]
+#[path = "../../../tests/common/gpu.rs"]
+mod gpu;
+
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention::{BatchToken, CacheType, ForwardPass, ModelSpec};
@@ -281,10 +285,10 @@ fn every_instruction_set_gives_exact_logits_and_nearly_so_with_bytes() {
 mod on_gpu {
     use std::sync::Arc;
 
-    use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
     use metal_attention::{GpuForwardPass, GpuForwardPassOptions};
     use metal_attention_model::Weights;
 
+    use super::gpu::gpu;
     use super::*;
 
     /// Models that a GPU played by the CPU has time for in the gate.
@@ -292,14 +296,7 @@ mod on_gpu {
 
     #[test]
     fn the_gpu_gives_the_logits_of_the_cpu() {
-        let gpu = match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
-            Ok(gpu) => Arc::new(gpu),
-            Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
-                eprintln!("skipped: this machine has no GPU");
-                return;
-            }
-            Err(e) => panic!("{e}"),
-        };
+        let Some(gpu) = gpu() else { return };
         let best = Isa::available().into_iter().last().expect("plain Rust runs everywhere");
         let n = n_models(if gpu.summary().is_software() { SOFTWARE } else { 500 });
         for number in 0..n {

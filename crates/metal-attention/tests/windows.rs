@@ -179,7 +179,7 @@ fn texts_on_the_gpu_are_those_written_alone() {
 
     use metal_attention::{GpuForwardPass, GpuForwardPassOptions};
 
-    let Some(gpu) = toys::gpu() else { return };
+    let Some(gpu) = toys::gpu::gpu() else { return };
     let ids = some_ids(500);
     for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "cohere2.gguf"]) {
         let name = toy.name;

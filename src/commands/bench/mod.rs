@@ -270,9 +270,8 @@ impl Args {
                 if self.profile.wanted()
                     && let Some(profile) = measurement.profile()?
                 {
-                    measured
-                        .profiles
-                        .push(Profile { device: format!("{name}, {}, {test}", profile.device), ..profile });
+                    let device = format!("{name}, {}, {test}", profile.device);
+                    measured.profiles.push(Profile { device, ..profile });
                 }
             }
         }

@@ -4,11 +4,10 @@
 #![allow(dead_code)]
 
 #[cfg(feature = "gpu")]
-use std::sync::Arc;
+#[path = "../../../../tests/common/gpu.rs"]
+pub mod gpu;
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
-#[cfg(feature = "gpu")]
-use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{BatchToken, ForwardPass, ModelSpec, Weights};
 use metal_attention_model::ModelShape;
 
@@ -22,19 +21,6 @@ pub const GATED_ATTENTION: [(&str, u32); 7] = [
     ("ssm.conv_kernel", 4),
     ("rope.dimension_count", 8),
 ];
-
-/// The GPU, with every access checked: a device for each test, as a software GPU runs what comes to one device in turn.
-#[cfg(feature = "gpu")]
-pub fn gpu() -> Option<Arc<GpuDevice>> {
-    match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
-        Ok(gpu) => Some(Arc::new(gpu)),
-        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
-            eprintln!("skipped: this machine has no GPU");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
 
 /// A model with random weights.
 pub struct Toy {
