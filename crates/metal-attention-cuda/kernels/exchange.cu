@@ -24,13 +24,10 @@ __device__ __forceinline__ u32 tag_of(u32 n_exchanges) { return n_exchanges % 0x
 __device__ __forceinline__ size_t place_of(const Exchange& e, u32 n_exchanges, u32 from) {
     return (size_t)((n_exchanges & 1) * e.n_cards + from) * e.capacity;
 }
-__device__ __forceinline__ void send_to(const Exchange& e, u32 card, u32 n_exchanges, u32 i, float v) {
-    const u64_t word = (u64_t)tag_of(n_exchanges) << 32 | __float_as_uint(v);
-    store_for_peer(e.mailboxes[card] + place_of(e, n_exchanges, e.rank) + i, word);
-}
 __device__ __forceinline__ void send(const Exchange& e, u32 n_exchanges, u32 i, float v) {
+    const u64_t word = (u64_t)tag_of(n_exchanges) << 32 | __float_as_uint(v);
     for (u32 card = 0; card < e.n_cards; card++)
-        if (card != e.rank) send_to(e, card, n_exchanges, i, v);
+        if (card != e.rank) store_for_peer(e.mailboxes[card] + place_of(e, n_exchanges, e.rank) + i, word);
 }
 // Looks until `is_there`, or until the step is given up, by whomever; what comes of it counts for nothing then.
 template <class Look> __device__ __forceinline__ void look_until(const Exchange& e, Look is_there) {
@@ -93,6 +90,8 @@ extern "C" __global__ void __launch_bounds__(256) all_reduce(const __grid_consta
 // however many there are. Values go in chunks, 16 bytes at a time; the tags of chunks lie apart and follow when a block has sent all of its
 // own. A chunk is 16 values of each thread.
 constexpr u32 SLICE_THREADS = 512, CHUNK = 16 * SLICE_THREADS;
+// Blocks of a multiprocessor: one has something to do while another waits.
+constexpr u32 SLICE_BLOCKS = 2;
 
 struct Chunk {
     u32* tag;
@@ -251,8 +250,8 @@ template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const All
     }
     end_exchange(e, n_exchanges);
 }
-extern "C" __global__ void __launch_bounds__(SLICE_THREADS) sum_slices_exactly(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<true>(a); }
-extern "C" __global__ void __launch_bounds__(SLICE_THREADS) sum_slices(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<false>(a); }
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS) sum_slices_exactly(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<true>(a); }
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS) sum_slices(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<false>(a); }
 
 struct AllGatherArgs {
     Exchange exchange;

@@ -1,8 +1,9 @@
 //! [`CudaCards`]: a model that several cards share (tensor parallelism).
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use metal_attention_model::{
@@ -24,8 +25,42 @@ pub struct CudaCards {
     first: CudaForwardPass,
     others: Vec<Follower>,
     ended: Arc<Ended>,
+    turns: Arc<[Turn]>,
     memory: MemoryUse,
     division: Arc<Division>,
+}
+
+/// Who took the last step on a card.
+type LastStep = Arc<Mutex<Weak<CudaDevice>>>;
+
+/// Those of all cards, by ordinal. Kernels that wait for another card fill their own, together with what is queued behind them: models
+/// that have two cards in common would wait for each other, each where the other has no room. So they take turns.
+static LAST_STEPS: Mutex<BTreeMap<usize, LastStep>> = Mutex::new(BTreeMap::new());
+
+/// A card of a model, and who took the last step on it.
+struct Turn {
+    gpu: Arc<CudaDevice>,
+    last: LastStep,
+}
+
+impl Turn {
+    /// Of all cards, in an order in which everybody waits for them.
+    fn of(gpus: &[Arc<CudaDevice>]) -> Arc<[Self]> {
+        let mut cards = LAST_STEPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpus: BTreeMap<usize, _> = gpus.iter().map(|gpu| (gpu.summary().ordinal, gpu)).collect();
+        let turn = |(ordinal, gpu)| Self { gpu: Arc::clone(gpu), last: Arc::clone(cards.entry(ordinal).or_default()) };
+        gpus.into_iter().map(turn).collect()
+    }
+
+    /// The card, when steps of others have ended there, also those that run ahead.
+    fn take(&self) -> Result<MutexGuard<'_, Weak<CudaDevice>>, CudaError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = last.upgrade().filter(|other| !Arc::ptr_eq(other, &self.gpu)) {
+            other.wait()?;
+        }
+        *last = Arc::downgrade(&self.gpu);
+        Ok(last)
+    }
 }
 
 /// What a step is to give.
@@ -161,7 +196,7 @@ impl CudaCards {
         let mut passes = passes.into_iter();
         let Some(first) = passes.next() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
         let others = passes.map(|pass| Follower::start(pass, &ended)).collect::<Result<_, _>>()?;
-        Ok(Self { spec: spec.clone(), first, others, ended, memory, division })
+        Ok(Self { spec: spec.clone(), first, others, ended, turns: Turn::of(gpus), memory, division })
     }
 
     /// The first card.
@@ -196,6 +231,8 @@ impl CudaCards {
         batch: &[BatchToken],
         of_first: impl FnOnce(&mut CudaForwardPass) -> Result<T, ForwardError>,
     ) -> Result<T, ForwardError> {
+        let turns = Arc::clone(&self.turns);
+        let _cards = turns.iter().map(Turn::take).collect::<Result<Vec<_>, _>>()?;
         let shared: Arc<[BatchToken]> = batch.into();
         for other in &self.others {
             other.begin(work, &shared);

@@ -15,7 +15,7 @@ use crate::division::{Division, Share};
 /// Most words of a mailbox for what one card sends at a time.
 const MOST_WORDS: usize = 1 << 20;
 /// Most values that are summed slice by slice at a time.
-const MOST_IN_SLICES: usize = 1 << 22;
+const MOST_IN_SLICES: usize = 1 << 23;
 /// Values of a chunk of a slice: `CHUNK` of `exchange.cu`.
 pub(crate) const CHUNK: usize = 1 << 13;
 

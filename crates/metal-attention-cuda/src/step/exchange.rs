@@ -9,6 +9,8 @@ use crate::launch::Grid;
 const THREADS: usize = 256;
 /// Threads of a block that sums slices, as `exchange.cu` has them.
 const SLICE_THREADS: usize = 512;
+/// Such blocks of a multiprocessor.
+const SLICE_BLOCKS: usize = 2;
 /// Words that a card would send from which on cards sum slices, and tell each other the sums.
 const MANY: usize = 1 << 18;
 
@@ -57,7 +59,7 @@ impl Steps {
             };
             if in_slices {
                 let name = if self.exact { "sum_slices_exactly" } else { "sum_slices" };
-                let blocks = n.div_ceil(n_cards).div_ceil(CHUNK).min(self.gpu.summary().n_sm);
+                let blocks = n.div_ceil(n_cards).div_ceil(CHUNK).min(SLICE_BLOCKS * self.gpu.summary().n_sm);
                 self.launch(name, "", Grid { blocks: [blocks, 1, 1], threads: SLICE_THREADS, shared: 0 }, &args)?;
             } else {
                 self.launch("all_reduce", "", self.exchange_grid(n), &args)?;

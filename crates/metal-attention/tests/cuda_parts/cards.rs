@@ -196,6 +196,37 @@ fn greedy_texts_of_several_cards_are_those_of_one() {
     assert_eq!(texts(2), texts(1));
 }
 
+/// Models that share the same cards, asked from several threads, one with steps that run ahead and one with prompts: neither waits where
+/// the other has filled a card.
+#[test]
+fn models_on_the_same_cards_take_turns() {
+    if !has_cards(2) {
+        return;
+    }
+    let model = model(&small(), Q4_0, 0);
+    let texts = |prompt_length: u32, n_texts: usize, n_tokens: usize| {
+        let mut pass = model.forward_pass(&shared(2, CacheType::F16, false)).unwrap();
+        let prompt: Vec<u32> = (0..prompt_length).map(|i| i * 11 % 1000).collect();
+        let mut all = Vec::new();
+        for _ in 0..n_texts {
+            assert_eq!(pass.rewind(0, 0), 0);
+            let mut id = pass.forward_prompt(&prompt).unwrap();
+            for pos in prompt.len()..prompt.len() + n_tokens {
+                id = pass.forward_greedy(&[BatchToken { id, seq: 0, pos, logits: true }]).unwrap()[0];
+                all.push(id);
+            }
+        }
+        all
+    };
+    let kinds = [(5, 1, 60), (90, 15, 2), (20, 4, 10)];
+    let want = kinds.map(|(length, n, tokens)| texts(length, n, tokens));
+    std::thread::scope(|scope| {
+        let texts = &texts;
+        let threads = kinds.map(|(length, n, tokens)| scope.spawn(move || texts(length, n, tokens)));
+        assert_eq!(threads.map(|thread| thread.join().unwrap()), want);
+    });
+}
+
 /// A card that does not come to a step ends it on all, and leaves the cache as it was.
 #[test]
 fn a_card_that_fails_ends_the_step_on_all() {
