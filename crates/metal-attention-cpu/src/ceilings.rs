@@ -10,6 +10,7 @@ use metal_attention_gguf::Tensor;
 use crate::activations::Q8Activations;
 use crate::error::CpuError;
 use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::packed::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 
@@ -141,11 +142,12 @@ impl CpuCeilings {
         exact: bool,
         time: Duration,
     ) -> Result<Vec<f64>, CpuError> {
+        let mut memory = PackedMemory::default();
         let matrices = matrices
             .iter()
             .map(|tensor| {
                 let bytes = tensor.bytes().len() as u64;
-                let matrix = Matrix::new(&self.pool, tensor, exact);
+                let matrix = Matrix::new(&self.pool, &mut memory, tensor, exact);
                 matrix.ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })
             })
             .collect::<Result<Vec<_>, _>>()?;

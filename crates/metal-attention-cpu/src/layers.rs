@@ -1,10 +1,13 @@
 //! A model's weights in the form that the kernels take.
 
+use std::cell::RefCell;
+
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{LayerWeights, Linear, ModelSpec, NormWeights, Rope, StreamsWeights, Weights};
 
 use crate::error::CpuError;
 use crate::kernels::matmul::Matrix;
+use crate::packed::PackedMemory;
 use crate::pool::ThreadPool;
 
 /// `y = W x + b`.
@@ -56,9 +59,10 @@ impl PreparedWeights {
         n_ctx: usize,
         exact: bool,
     ) -> Result<Self, CpuError> {
+        let memory = RefCell::new(PackedMemory::default());
         let matrix = |tensor: &Tensor| {
             let bytes = tensor.bytes().len() as u64;
-            let matrix = Matrix::new(pool, tensor, exact)
+            let matrix = Matrix::new(pool, &mut memory.borrow_mut(), tensor, exact)
                 .ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })?;
             if pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(matrix) }
         };

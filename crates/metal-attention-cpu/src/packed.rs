@@ -18,11 +18,11 @@
 //! Every format reads as `w = scale * (code - OFFSET) + min`: [`formats`].
 
 pub(crate) mod formats;
+mod memory;
 
 use std::array::from_fn;
 use std::ops::Range;
 
-use memmap2::MmapMut;
 use metal_attention_gguf::blocks::{BlockIq3S, BlockTq1_0, Grid, cast};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 use metal_attention_gguf::{Tensor, TensorType};
@@ -32,6 +32,8 @@ use crate::fp4;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::LANES;
+use memory::PackedBytes;
+pub(crate) use memory::PackedMemory;
 
 /// Rows of a panel: one per lane.
 pub(crate) const PANEL: usize = LANES;
@@ -44,24 +46,21 @@ pub(crate) struct PackedMatrix {
     pub(crate) n_out: usize,
     /// Columns.
     pub(crate) n_in: usize,
-    /// Anonymous memory, which the system zeroes page by page in the thread that packs it.
-    data: MmapMut,
+    /// Which the system zeroes page by page in the thread that packs it.
+    data: PackedBytes,
     /// Bytes of one panel.
     panel_bytes: usize,
 }
 
 impl PackedMatrix {
-    /// Repacks `tensor`. `None` when there is no memory for it. Incomplete where the work of `pool` is cancelled.
-    pub(crate) fn pack(pool: &ThreadPool, tensor: &Tensor) -> Option<Self> {
+    /// Repacks `tensor` to `memory`. `None` when there is none for it. Incomplete where the work of `pool` is cancelled.
+    pub(crate) fn pack(pool: &ThreadPool, memory: &mut PackedMemory, tensor: &Tensor) -> Option<Self> {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
         let layout = layout(ty);
         let n_panels = n_out.div_ceil(PANEL);
         let block_bytes = layout.as_ref().map_or(ty.block_bytes(), |layout| layout.packed_bytes);
         let panel_bytes = n_in / ty.block_len() * block_bytes * PANEL;
-        let mut data = MmapMut::map_anon(n_panels.checked_mul(panel_bytes)?).ok()?;
-        // Pages of 2 MiB, of which the core knows more by heart. Where there are none the matrix is merely slower.
-        #[cfg(target_os = "linux")]
-        let _ = data.advise(memmap2::Advice::HugePage);
+        let mut data = memory.take(n_panels.checked_mul(panel_bytes)?)?;
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
         pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {

@@ -8,7 +8,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 use super::matmul_packed::run_packed;
 use super::matmul_plain::{run_dequantized, run_floats};
 use crate::activations::Q8Activations;
-use crate::packed::{PANEL, PackedMatrix};
+use crate::packed::{PANEL, PackedMatrix, PackedMemory};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, LANES, Simd};
@@ -26,12 +26,14 @@ pub(crate) enum Matrix {
 
 impl Matrix {
     /// Prepares `tensor`; `exact` keeps quantised types in place. `None` when
-    /// there is no memory for the repacked matrix.
-    pub(crate) fn new(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> Option<Self> {
+    /// `memory` has no room for the repacked matrix.
+    pub(crate) fn new(pool: &ThreadPool, memory: &mut PackedMemory, tensor: &Tensor, exact: bool) -> Option<Self> {
         match tensor.ty() {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => PackedMatrix::pack(pool, tensor).map(Self::Floats),
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
+                PackedMatrix::pack(pool, memory, tensor).map(Self::Floats)
+            }
             _ if exact => Some(Self::InPlace(tensor.clone())),
-            _ => PackedMatrix::pack(pool, tensor).map(Self::Codes),
+            _ => PackedMatrix::pack(pool, memory, tensor).map(Self::Codes),
         }
     }
 

@@ -102,9 +102,12 @@ impl<F: Format> Packed<'_, F> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const T: usize>(&self, panel: usize, token: usize, first: bool) {
         let bytes = self.matrix.panels(panel..panel + 1);
-        // Few tokens wait for memory, and the hardware's prefetching ends with each page. One token is done with a panel as
-        // soon as that is read; several come back to it, so there is time to fetch the next one.
-        let ahead = first.then_some(if T == 1 { PREFETCH } else { bytes.len() });
+        // Few tokens wait for memory, and the hardware's prefetching ends with each page, if not with a large one. One token is
+        // done with a panel as soon as that is read; several come back to it, so there is time to fetch the next one.
+        let ahead = match T {
+            1 => (first && S::FETCHES_AHEAD).then_some(PREFETCH),
+            _ => first.then_some(bytes.len()),
+        };
         let n_blocks = self.matrix.n_in / F::BLOCK;
         debug_assert_eq!(bytes.len(), n_blocks * F::BYTES);
         let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.part.first_row() + token + t));

@@ -4,6 +4,7 @@ use metal_attention_gguf::{TensorType, blocks};
 
 use crate::activations::{BLOCK, Q8Activations};
 use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::packed::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
 use crate::test_support::{Random, pool, tensor};
@@ -61,7 +62,7 @@ fn every_format_multiplies_as_it_dequantises() {
             for (l, n_in) in widths.into_iter().enumerate() {
                 let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
                 let pool = &pools[(k + l) % 4];
-                let matrix = Matrix::new(pool, &tensor, false).expect("memory");
+                let matrix = Matrix::new(pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
                 assert!(matrix.reads_q8() && (matrix.n_in(), matrix.n_out()) == (n_in, n_out));
                 let ratio = matrix.packed_bytes() as f64 / (n_out.next_multiple_of(16) * ty.row_bytes(n_in)) as f64;
                 let most = match ty {
@@ -125,7 +126,7 @@ fn the_number_of_threads_changes_no_bit() {
     for isa in Isa::available() {
         let results = [1, 2, 3, 4, 7].map(|n_threads| {
             let pool = pool(n_threads);
-            let matrix = Matrix::new(&pool, &tensor, false).expect("memory");
+            let matrix = Matrix::new(&pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
             multiply(&pool, isa, &matrix, &x, &vec![0.0; n_tokens * n_out], false)
         });
         assert!(results.iter().all(|r| *r == results[0]), "{isa:?}");
