@@ -14,6 +14,8 @@ use crate::simd::{Isa, Kernel, Simd, prefetch};
 
 /// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
 const ACTIVATIONS: usize = 256 << 10;
+/// Columns beyond which a token's activations crowd the weights on their way out of the first-level cache.
+const LONG_ROW: usize = 2048;
 /// Bytes from the weights being read to those being fetched.
 const PREFETCH: usize = 8192;
 
@@ -66,30 +68,40 @@ impl<F: Format> Kernel for Packed<'_, F> {
     unsafe fn run<S: Simd>(self) {
         // So many tokens at once that their activations stay in the L2 cache for all panels.
         let n_tokens = (ACTIVATIONS / (2 * self.matrix.n_in)).max(8) / 8 * 8;
+        let mut panels = self.part.panels();
+        if self.part.n_tokens() == 1 && S::STREAMS && F::STREAMS && self.matrix.n_in > LONG_ROW {
+            // Panels of the first half go with those of the second: both read on where they have read.
+            let half = panels.len() / 2;
+            for panel in panels.start..panels.start + half {
+                // SAFETY: panels are in range; the format is the matrix's.
+                unsafe { self.tile::<S, 2, 1>([panel, panel + half], 0, true) };
+            }
+            panels.start += 2 * half;
+        }
         for first in (0..self.part.n_tokens()).step_by(n_tokens) {
             let end = self.part.n_tokens().min(first + n_tokens);
-            for panel in self.part.panels() {
+            for panel in panels.clone() {
                 let mut token = first;
                 // SAFETY: panels and tokens are in range; the format is the matrix's.
                 unsafe {
                     if S::TILE >= 8 {
                         while end - token >= 8 {
-                            self.tile::<S, 8>(panel, token, token == first);
+                            self.tile::<S, 1, 8>([panel], token, token == first);
                             token += 8;
                         }
                     }
                     if S::TILE >= 4 {
                         while end - token >= 4 {
-                            self.tile::<S, 4>(panel, token, token == first);
+                            self.tile::<S, 1, 4>([panel], token, token == first);
                             token += 4;
                         }
                     }
                     while end - token >= 2 {
-                        self.tile::<S, 2>(panel, token, token == first);
+                        self.tile::<S, 1, 2>([panel], token, token == first);
                         token += 2;
                     }
                     if token < end {
-                        self.tile::<S, 1>(panel, token, token == first);
+                        self.tile::<S, 1, 1>([panel], token, token == first);
                     }
                 }
             }
@@ -98,80 +110,105 @@ impl<F: Format> Kernel for Packed<'_, F> {
 }
 
 impl<F: Format> Packed<'_, F> {
-    /// One panel times `T` tokens: the `first` of those that it is multiplied with, or later ones.
+    /// `P` panels times `T` tokens: the `first` of those that they are multiplied with, or later ones.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const T: usize>(&self, panel: usize, token: usize, first: bool) {
-        let bytes = self.matrix.panels(panel..panel + 1);
+    unsafe fn tile<S: Simd, const P: usize, const T: usize>(&self, panels: [usize; P], token: usize, first: bool) {
+        let mut bytes = [self.matrix.panels(panels[0]..panels[0] + 1); P];
+        for p in 1..P {
+            bytes[p] = self.matrix.panels(panels[p]..panels[p] + 1);
+        }
         // Few tokens wait for memory, and the hardware's prefetching ends with each page, if not with a large one. One token is
         // done with a panel as soon as that is read; several come back to it, so there is time to fetch the next one.
         let ahead = match T {
-            1 => (first && S::FETCHES_AHEAD).then_some(PREFETCH),
-            _ => first.then_some(bytes.len()),
+            1 => (first && !(S::STREAMS && F::STREAMS)).then_some(PREFETCH),
+            _ => first.then_some(bytes[0].len()),
         };
         let n_blocks = self.matrix.n_in / F::BLOCK;
-        debug_assert_eq!(bytes.len(), n_blocks * F::BYTES);
+        debug_assert_eq!(bytes[0].len(), n_blocks * F::BYTES);
         let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.part.first_row() + token + t));
-        // SAFETY: blocks lie inside the panel, activation blocks inside their rows of n_in elements.
+        // SAFETY: blocks lie inside the panels, activation blocks inside their rows of n_in elements.
         unsafe {
-            let mut y = [S::f_splat(0.0); T];
+            let mut y = [[S::f_splat(0.0); T]; P];
             for b in 0..n_blocks {
-                let block = bytes.as_ptr().add(b * F::BYTES);
-                let (block_scale, block_min) = F::block_scale_and_min::<S>(block);
-                if F::BLOCK == 32 {
-                    fetch::<F>(block, 0, ahead);
-                    let codes = F::codes::<S>(block, 0);
-                    let sums = dots::<S, F, T, 0, 8>(&codes, &rows, b);
-                    for t in 0..T {
-                        let info = &*rows[t].blocks.add(b);
-                        y[t] = S::f_fma(S::i_to_f(sums[t]), S::f_mul(block_scale, S::f_splat(info.scale)), y[t]);
-                        if F::HAS_MIN {
-                            y[t] = S::f_fma(block_min, S::f_splat(info.scaled_sum), y[t]);
-                        }
-                    }
-                    continue;
+                for p in 0..P {
+                    add_block::<S, F, T>(bytes[p].as_ptr().add(b * F::BYTES), &rows, b, ahead, &mut y[p]);
                 }
-                // Of the sub-blocks, in units of the block's scale and min.
-                let (mut sum, mut min_sum) = ([S::f_splat(0.0); T], [S::f_splat(0.0); T]);
-                let unpacked = F::unpack::<S>(block);
-                for i in 0..F::BLOCK / 32 {
-                    fetch::<F>(block, i, ahead);
-                    let codes = F::codes::<S>(block, i);
-                    let at = b * (F::BLOCK / 32) + i;
-                    if F::SUB == 32 {
-                        let (scale, min) = F::scale_and_min::<S>(block, &unpacked, i);
-                        let sums = dots::<S, F, T, 0, 8>(&codes, &rows, at);
-                        for t in 0..T {
-                            let info = &*rows[t].blocks.add(at);
-                            sum[t] = S::f_fma(S::i_to_f(sums[t]), S::f_mul(scale, S::f_splat(info.scale)), sum[t]);
-                            if F::HAS_MIN {
-                                min_sum[t] = S::f_fma(min, S::f_splat(info.scaled_sum), min_sum[t]);
-                            }
-                        }
-                    } else {
-                        let (scale0, min0) = F::scale_and_min::<S>(block, &unpacked, 2 * i);
-                        let (scale1, min1) = F::scale_and_min::<S>(block, &unpacked, 2 * i + 1);
-                        let lo = dots::<S, F, T, 0, 4>(&codes, &rows, at);
-                        let hi = dots::<S, F, T, 4, 8>(&codes, &rows, at);
-                        for t in 0..T {
-                            let info = &*rows[t].blocks.add(at);
-                            let both = S::f_fma(S::i_to_f(lo[t]), scale0, S::f_mul(S::i_to_f(hi[t]), scale1));
-                            sum[t] = S::f_fma(both, S::f_splat(info.scale), sum[t]);
-                            if F::HAS_MIN {
-                                min_sum[t] = S::f_fma(min0, S::f_splat(info.scaled_half_sums[0]), min_sum[t]);
-                                min_sum[t] = S::f_fma(min1, S::f_splat(info.scaled_half_sums[1]), min_sum[t]);
-                            }
-                        }
-                    }
-                }
+            }
+            for p in 0..P {
                 for t in 0..T {
-                    y[t] = S::f_fma(sum[t], block_scale, y[t]);
+                    self.part.store::<S>(panels[p], token + t, y[p][t]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of block `b` of a panel to those of the blocks before.
+///
+/// # Safety
+///
+/// `block` points to a whole block, and so many blocks lie inside the rows; the CPU has the instruction set.
+#[inline(always)]
+unsafe fn add_block<S: Simd, F: Format, const T: usize>(
+    block: *const u8,
+    rows: &[Q8Row; T],
+    b: usize,
+    ahead: Option<usize>,
+    y: &mut [S::F; T],
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let (block_scale, block_min) = F::block_scale_and_min::<S>(block);
+        if F::BLOCK == 32 {
+            fetch::<F>(block, 0, ahead);
+            let codes = F::codes::<S>(block, 0);
+            let sums = dots::<S, F, T, 0, 8>(&codes, rows, b);
+            for t in 0..T {
+                let info = &*rows[t].blocks.add(b);
+                y[t] = S::f_fma(S::i_to_f(sums[t]), S::f_mul(block_scale, S::f_splat(info.scale)), y[t]);
+                if F::HAS_MIN {
+                    y[t] = S::f_fma(block_min, S::f_splat(info.scaled_sum), y[t]);
+                }
+            }
+            return;
+        }
+        // Of the sub-blocks, in units of the block's scale and min.
+        let (mut sum, mut min_sum) = ([S::f_splat(0.0); T], [S::f_splat(0.0); T]);
+        let unpacked = F::unpack::<S>(block);
+        for i in 0..F::BLOCK / 32 {
+            fetch::<F>(block, i, ahead);
+            let codes = F::codes::<S>(block, i);
+            let at = b * (F::BLOCK / 32) + i;
+            if F::SUB == 32 {
+                let (scale, min) = F::scale_and_min::<S>(block, &unpacked, i);
+                let sums = dots::<S, F, T, 0, 8>(&codes, rows, at);
+                for t in 0..T {
+                    let info = &*rows[t].blocks.add(at);
+                    sum[t] = S::f_fma(S::i_to_f(sums[t]), S::f_mul(scale, S::f_splat(info.scale)), sum[t]);
                     if F::HAS_MIN {
-                        y[t] = S::f_fma(min_sum[t], block_min, y[t]);
+                        min_sum[t] = S::f_fma(min, S::f_splat(info.scaled_sum), min_sum[t]);
+                    }
+                }
+            } else {
+                let (scale0, min0) = F::scale_and_min::<S>(block, &unpacked, 2 * i);
+                let (scale1, min1) = F::scale_and_min::<S>(block, &unpacked, 2 * i + 1);
+                let lo = dots::<S, F, T, 0, 4>(&codes, rows, at);
+                let hi = dots::<S, F, T, 4, 8>(&codes, rows, at);
+                for t in 0..T {
+                    let info = &*rows[t].blocks.add(at);
+                    let both = S::f_fma(S::i_to_f(lo[t]), scale0, S::f_mul(S::i_to_f(hi[t]), scale1));
+                    sum[t] = S::f_fma(both, S::f_splat(info.scale), sum[t]);
+                    if F::HAS_MIN {
+                        min_sum[t] = S::f_fma(min0, S::f_splat(info.scaled_half_sums[0]), min_sum[t]);
+                        min_sum[t] = S::f_fma(min1, S::f_splat(info.scaled_half_sums[1]), min_sum[t]);
                     }
                 }
             }
-            for (t, y) in y.into_iter().enumerate() {
-                self.part.store::<S>(panel, token + t, y);
+        }
+        for t in 0..T {
+            y[t] = S::f_fma(sum[t], block_scale, y[t]);
+            if F::HAS_MIN {
+                y[t] = S::f_fma(min_sum[t], block_min, y[t]);
             }
         }
     }

@@ -157,7 +157,7 @@ impl<W: Weight> Plain<'_, W> {
                     let mut ws = [S::f_splat(0.0); P];
                     for p in 0..P {
                         let w = w.add((p * n_in + i) * PANEL);
-                        if T == 1 && S::FETCHES_AHEAD {
+                        if T == 1 && !S::STREAMS {
                             prefetch(w.wrapping_add(PREFETCH * PANEL).cast());
                         }
                         ws[p] = W::load::<S>(w);

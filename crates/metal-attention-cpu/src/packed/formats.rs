@@ -21,6 +21,9 @@ pub(crate) trait Format {
     const HAS_MIN: bool;
     /// Bytes of a panel's block.
     const BYTES: usize;
+    /// Whether the hardware brings a single token's weights faster by itself than where they are asked for, with
+    /// [`Simd::STREAMS`]: by measurement.
+    const STREAMS: bool = false;
 
     /// Codes of columns `32 i..32 i + 32`, one vector a step.
     ///
@@ -289,7 +292,7 @@ unsafe fn negated<S: Simd>(x: S::F) -> S::F {
 }
 
 macro_rules! format {
-    ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, bits $bits:literal, has_min $min:literal;
+    ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, bits $bits:literal, has_min $min:literal $(, streams $streams:literal)?;
      $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; block_scale_and_min |$bb:ident| $block_scale:expr
      $(; unpack |$ub:ident| $unpack:expr)? $(; scale_and_min |$sb:ident, $su:ident, $sj:ident| $scale:expr)?) => {
         pub(crate) struct $name;
@@ -302,6 +305,7 @@ macro_rules! format {
             const BITS: u32 = $bits;
             const HAS_MIN: bool = $min;
             const BYTES: usize = $bytes * PANEL;
+            $(const STREAMS: bool = $streams;)?
             #[inline(always)]
             unsafe fn codes<$s: Simd>($cb: *const u8, $ci: usize) -> [$s::B; 8] {
                 unsafe { $codes }
@@ -335,7 +339,7 @@ const IQ4_CODES: [u8; 16] = {
     codes
 };
 
-format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), bits 4, has_min false; S;
+format!(Q4_0: block 32, sub 32, bytes 18, offset Some(3), bits 4, has_min false, streams true; S;
     codes |b, _i| nibbles::<S>(b);
     block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0)));
 format!(Q4_1: block 32, sub 32, bytes 20, offset None, bits 4, has_min true; S;

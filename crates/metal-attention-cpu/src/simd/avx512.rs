@@ -118,7 +118,7 @@ impl Simd for Avx512 {
 
     const DOT8_UNSIGNED: bool = true;
     const TILE: usize = 8;
-    const FETCHES_AHEAD: bool = false;
+    const STREAMS: bool = true;
 
     #[inline(always)]
     unsafe fn f_splat(x: f32) -> Self::F {

@@ -48,9 +48,9 @@ pub(crate) trait Simd: Copy + 'static {
     /// Tokens that a matrix product works on at once: as many as leave the
     /// accumulators in registers.
     const TILE: usize;
-    /// Whether weights are asked for before they are multiplied by a single token: where they lie in large pages the hardware
-    /// does so by itself, and kernels that have little else to do are slower for it.
-    const FETCHES_AHEAD: bool;
+    /// Whether the hardware brings a single token's weights, which lie in large pages, faster by itself than where they are asked
+    /// for: of floats, and of formats that say so.
+    const STREAMS: bool;
 
     unsafe fn f_splat(x: f32) -> Self::F;
     unsafe fn f_load(p: *const f32) -> Self::F;

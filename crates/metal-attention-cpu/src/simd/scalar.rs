@@ -44,7 +44,7 @@ impl Simd for Scalar {
 
     const DOT8_UNSIGNED: bool = false;
     const TILE: usize = 4;
-    const FETCHES_AHEAD: bool = true;
+    const STREAMS: bool = false;
 
     #[inline(always)]
     unsafe fn f_splat(x: f32) -> Self::F {

@@ -174,3 +174,26 @@ fn activations_keep_eight_bits() {
         }
     }
 }
+
+/// A single token goes through long rows two panels at a time, of which an odd number leaves one.
+#[test]
+fn single_tokens_of_long_rows_have_the_bits_of_several() {
+    let mut random = Random(12);
+    for (ty, n_in) in [(TensorType::Q4_0, 2080), (TensorType::Q4_0, 4128), (TensorType::Q4_K, 2304)] {
+        for n_out in [16, 33, 80, 112] {
+            let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
+            let x = random.floats(2 * n_in, 1.0);
+            let start = vec![0.0; 2 * n_out];
+            for pool in [pool(1), pool(3)] {
+                let matrix = Matrix::new(&pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
+                for isa in Isa::available() {
+                    let both = multiply(&pool, isa, &matrix, &x, &start, false);
+                    for token in 0..2 {
+                        let one = multiply(&pool, isa, &matrix, &x[token * n_in..][..n_in], &start[..n_out], false);
+                        assert_eq!(one, both[token * n_out..][..n_out], "{isa:?} {ty} {n_in} x {n_out}");
+                    }
+                }
+            }
+        }
+    }
+}
