@@ -10,7 +10,7 @@ use metal_attention_gguf::Tensor;
 use crate::activations::Q8Activations;
 use crate::error::CpuError;
 use crate::kernels::matmul::{Matrix, Product, matmul};
-use crate::packed::PackedMemory;
+use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 

@@ -7,7 +7,7 @@ use metal_attention_model::{LayerWeights, Linear, ModelSpec, NormWeights, Rope, 
 
 use crate::error::CpuError;
 use crate::kernels::matmul::Matrix;
-use crate::packed::PackedMemory;
+use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 
 /// `y = W x + b`.

@@ -17,6 +17,7 @@ mod fp4;
 mod kernels;
 mod kv_cache;
 mod layers;
+mod memory;
 mod observer;
 mod packed;
 mod pool;

@@ -18,7 +18,6 @@
 //! Every format reads as `w = scale * (code - OFFSET) + min`: [`formats`].
 
 pub(crate) mod formats;
-mod memory;
 
 use std::array::from_fn;
 use std::ops::Range;
@@ -29,11 +28,10 @@ use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::codebooks;
 use crate::fp4;
+use crate::memory::{PackedBytes, PackedMemory};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::LANES;
-use memory::PackedBytes;
-pub(crate) use memory::PackedMemory;
 
 /// Rows of a panel: one per lane.
 pub(crate) const PANEL: usize = LANES;

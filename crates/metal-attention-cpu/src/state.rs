@@ -6,6 +6,7 @@ use memmap2::MmapMut;
 use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 
 use crate::kernels::recurrent::RowsMut;
+use crate::memory::zeros;
 use crate::shared::SharedMut;
 
 /// A slot holds the state of a text after some tokens: that of each layer, one after the other. The first one is that of the
@@ -29,11 +30,8 @@ impl States {
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
         let n_bytes = n_slots.checked_mul(layout.n_elements())?.checked_mul(size_of::<f32>())?;
-        let slots = MmapMut::map_anon(n_bytes).ok()?;
-        // As for packed matrices: a step goes through much of it.
-        #[cfg(target_os = "linux")]
-        let _ = slots.advise(memmap2::Advice::HugePage);
-        Some(Self { slots, layout })
+        // A step goes through much of it.
+        Some(Self { slots: zeros(n_bytes)?, layout })
     }
 
     #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]

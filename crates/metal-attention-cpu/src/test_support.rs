@@ -2,6 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 
+use crate::kernels::matmul::Matrix;
+use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 
 /// A reproducible sequence of random numbers (`SplitMix64`).
@@ -36,6 +38,11 @@ pub(crate) fn tensor(ty: TensorType, n_in: usize, n_out: usize, bytes: &[u8]) ->
     writer.write(bytes).expect("as many bytes as declared");
     let file = GgufFile::from_bytes(&writer.finish().expect("all bytes written")).expect("a valid file");
     file.tensor("w").expect("the tensor just written").clone()
+}
+
+/// `tensor` as the kernels take it.
+pub(crate) fn matrix(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> Matrix {
+    Matrix::new(pool, &mut PackedMemory::default(), tensor, exact).expect("memory")
 }
 
 pub(crate) fn pool(n_threads: usize) -> ThreadPool {

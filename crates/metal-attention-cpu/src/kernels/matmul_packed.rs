@@ -68,13 +68,14 @@ impl<F: Format> Kernel for Packed<'_, F> {
     unsafe fn run<S: Simd>(self) {
         // So many tokens at once that their activations stay in the L2 cache for all panels.
         let n_tokens = (ACTIVATIONS / (2 * self.matrix.n_in)).max(8) / 8 * 8;
+        let streams = S::STREAMS && F::STREAMS;
         let mut panels = self.part.panels();
-        if self.part.n_tokens() == 1 && S::STREAMS && F::STREAMS && self.matrix.n_in > LONG_ROW {
+        if self.part.n_tokens() == 1 && streams && self.matrix.n_in > LONG_ROW {
             // Panels of the first half go with those of the second: both read on where they have read.
             let half = panels.len() / 2;
             for panel in panels.start..panels.start + half {
                 // SAFETY: panels are in range; the format is the matrix's.
-                unsafe { self.tile::<S, 2, 1>([panel, panel + half], 0, true) };
+                unsafe { self.tile::<S, 2, 1>([panel, panel + half], 0, false) };
             }
             panels.start += 2 * half;
         }
@@ -101,7 +102,7 @@ impl<F: Format> Kernel for Packed<'_, F> {
                         token += 2;
                     }
                     if token < end {
-                        self.tile::<S, 1, 1>([panel], token, token == first);
+                        self.tile::<S, 1, 1>([panel], token, token == first && !streams);
                     }
                 }
             }
@@ -110,19 +111,13 @@ impl<F: Format> Kernel for Packed<'_, F> {
 }
 
 impl<F: Format> Packed<'_, F> {
-    /// `P` panels times `T` tokens: the `first` of those that they are multiplied with, or later ones.
+    /// `P` panels times `T` tokens. `fetch`: whether weights are asked for ahead.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const P: usize, const T: usize>(&self, panels: [usize; P], token: usize, first: bool) {
-        let mut bytes = [self.matrix.panels(panels[0]..panels[0] + 1); P];
-        for p in 1..P {
-            bytes[p] = self.matrix.panels(panels[p]..panels[p] + 1);
-        }
+    unsafe fn tile<S: Simd, const P: usize, const T: usize>(&self, panels: [usize; P], token: usize, fetch: bool) {
+        let bytes = panels.map(|panel| self.matrix.panels(panel..panel + 1));
         // Few tokens wait for memory, and the hardware's prefetching ends with each page, if not with a large one. One token is
         // done with a panel as soon as that is read; several come back to it, so there is time to fetch the next one.
-        let ahead = match T {
-            1 => (first && !(S::STREAMS && F::STREAMS)).then_some(PREFETCH),
-            _ => first.then_some(bytes[0].len()),
-        };
+        let ahead = fetch.then_some(if T == 1 { PREFETCH } else { bytes[0].len() });
         let n_blocks = self.matrix.n_in / F::BLOCK;
         debug_assert_eq!(bytes[0].len(), n_blocks * F::BYTES);
         let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.part.first_row() + token + t));

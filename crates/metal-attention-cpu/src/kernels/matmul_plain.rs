@@ -157,6 +157,7 @@ impl<W: Weight> Plain<'_, W> {
                     let mut ws = [S::f_splat(0.0); P];
                     for p in 0..P {
                         let w = w.add((p * n_in + i) * PANEL);
+                        // One token waits for memory, and the hardware's prefetching ends with each page, if not with a large one.
                         if T == 1 && !S::STREAMS {
                             prefetch(w.wrapping_add(PREFETCH * PANEL).cast());
                         }

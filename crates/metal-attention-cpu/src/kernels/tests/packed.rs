@@ -4,10 +4,9 @@ use metal_attention_gguf::{TensorType, blocks};
 
 use crate::activations::{BLOCK, Q8Activations};
 use crate::kernels::matmul::{Matrix, Product, matmul};
-use crate::packed::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
-use crate::test_support::{Random, pool, tensor};
+use crate::test_support::{Random, matrix, pool, tensor};
 
 /// Every type that has a packed format.
 pub(super) fn packed_types() -> impl Iterator<Item = TensorType> {
@@ -62,7 +61,7 @@ fn every_format_multiplies_as_it_dequantises() {
             for (l, n_in) in widths.into_iter().enumerate() {
                 let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
                 let pool = &pools[(k + l) % 4];
-                let matrix = Matrix::new(pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
+                let matrix = matrix(pool, &tensor, false);
                 assert!(matrix.reads_q8() && (matrix.n_in(), matrix.n_out()) == (n_in, n_out));
                 let ratio = matrix.packed_bytes() as f64 / (n_out.next_multiple_of(16) * ty.row_bytes(n_in)) as f64;
                 let most = match ty {
@@ -126,7 +125,7 @@ fn the_number_of_threads_changes_no_bit() {
     for isa in Isa::available() {
         let results = [1, 2, 3, 4, 7].map(|n_threads| {
             let pool = pool(n_threads);
-            let matrix = Matrix::new(&pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
+            let matrix = matrix(&pool, &tensor, false);
             multiply(&pool, isa, &matrix, &x, &vec![0.0; n_tokens * n_out], false)
         });
         assert!(results.iter().all(|r| *r == results[0]), "{isa:?}");
@@ -185,7 +184,7 @@ fn single_tokens_of_long_rows_have_the_bits_of_several() {
             let x = random.floats(2 * n_in, 1.0);
             let start = vec![0.0; 2 * n_out];
             for pool in [pool(1), pool(3)] {
-                let matrix = Matrix::new(&pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
+                let matrix = matrix(&pool, &tensor, false);
                 for isa in Isa::available() {
                     let both = multiply(&pool, isa, &matrix, &x, &start, false);
                     for token in 0..2 {

@@ -6,9 +6,8 @@ use metal_attention_gguf::TensorType;
 use super::packed::{multiply, packed_types, random_blocks};
 use crate::activations::Q8Activations;
 use crate::kernels::matmul::{Matrix, Product, embedding, matmul};
-use crate::packed::PackedMemory;
 use crate::simd::Isa;
-use crate::test_support::{Random, pool, tensor};
+use crate::test_support::{Random, matrix, pool, tensor};
 
 /// Checks a product against float64: the error is a few roundings of the sum of magnitudes.
 fn check(matrix: &Matrix, weights: &[f32], x: &[f32], y: &[f32], before: &[f32], what: &str) {
@@ -42,7 +41,7 @@ fn float_matrices() {
         for n_in in [1, 15, 16, 17, 172, 576] {
             for n_out in [1, 15, 16, 17, 33] {
                 let tensor = tensor(ty, n_in, n_out, &float_bytes(ty, &random.floats(n_in * n_out, 1.0)));
-                let matrix = Matrix::new(&pool, &mut PackedMemory::default(), &tensor, false).expect("memory");
+                let matrix = matrix(&pool, &tensor, false);
                 assert!(!matrix.reads_q8());
                 assert_eq!(matrix.packed_bytes(), n_out.next_multiple_of(16) * ty.row_bytes(n_in));
                 let x = random.floats(17 * n_in, 3.0);
@@ -70,7 +69,7 @@ fn quantised_matrices_in_place() {
         let pool = pool(n_threads);
         let (n_in, n_out) = (512, 33);
         let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));
-        let matrix = Matrix::new(&pool, &mut PackedMemory::default(), &tensor, true).expect("memory");
+        let matrix = matrix(&pool, &tensor, true);
         assert!(!matrix.reads_q8());
         let x = random.floats(5 * n_in, 1.0);
         for isa in Isa::available() {
@@ -94,8 +93,7 @@ fn several_products_share_a_region() {
     });
     for n_threads in 1..=4 {
         let pool = pool(n_threads);
-        let matrices =
-            tensors.each_ref().map(|t| Matrix::new(&pool, &mut PackedMemory::default(), t, false).expect("memory"));
+        let matrices = tensors.each_ref().map(|t| matrix(&pool, t, false));
         for n_tokens in [1, 6] {
             let x = random.floats(n_tokens * n_in, 1.0);
             for isa in Isa::available() {

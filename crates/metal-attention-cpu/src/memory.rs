@@ -1,4 +1,4 @@
-//! Memory for repacked matrices.
+//! Memory in large pages: of states, and of repacked matrices.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -13,6 +13,15 @@ const BLOCK: usize = 32 * LARGE_PAGE;
 /// What a matrix begins at a multiple of: a cache line.
 const ALIGNMENT: usize = 64;
 
+/// Zeros, which the system makes as they are first touched, in large pages where it has them: else they are merely slower to reach.
+/// `None` when there is no memory for them.
+pub(crate) fn zeros(bytes: usize) -> Option<MmapMut> {
+    let mapping = MmapMut::map_anon(bytes).ok()?;
+    #[cfg(target_os = "linux")]
+    let _ = mapping.advise(memmap2::Advice::HugePage);
+    Some(mapping)
+}
+
 /// Gives the matrices of a model memory, each behind the one before: they fill large pages together, where each for itself
 /// would leave the beginning and the end of its memory, and small ones all of it, in small pages.
 #[derive(Debug, Default)]
@@ -23,7 +32,7 @@ pub(crate) struct PackedMemory {
 }
 
 impl PackedMemory {
-    /// Zeros for a matrix, which the system makes as they are first touched. `None` when there is no memory for them.
+    /// [`zeros`] for a matrix. `None` when there is no memory for them.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<PackedBytes> {
         if self.block.as_ref().is_none_or(|block| bytes > block.len - self.used) {
             self.block = Some(Arc::new(Block::new(bytes.max(BLOCK))?));
@@ -52,10 +61,7 @@ unsafe impl Sync for Block {}
 
 impl Block {
     fn new(len: usize) -> Option<Self> {
-        let mut mapping = MmapMut::map_anon(len.checked_add(LARGE_PAGE)?).ok()?;
-        // Where the system has no large pages matrices are merely slower.
-        #[cfg(target_os = "linux")]
-        let _ = mapping.advise(memmap2::Advice::HugePage);
+        let mut mapping = zeros(len.checked_add(LARGE_PAGE)?)?;
         let before = mapping.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
         // SAFETY: so many bytes are mapped besides the `len` of the block.
         let start = unsafe { mapping.as_mut_ptr().add(before) };
