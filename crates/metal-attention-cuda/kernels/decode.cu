@@ -10,9 +10,13 @@
 // each block does by itself. No other barrier is needed: a block writes the words of a vector
 // anew only after it has read all of another vector whose writers had read this one.
 //
+// Where all products are small, what counts is how long a step takes from its inputs to its results: weights are made ready before (decode_ready.cuh), and
+// a warp of its own ends steps, while the others make the next weights ready.
+//
 // The blocks have to run all at once: the launch is cooperative.
 #include "code_products.cuh"
 #include "decode_attention.cuh"
+#include "decode_ready.cuh"
 #include "element.cuh"
 #include "products.cuh"
 #include "rank.cuh"
@@ -29,10 +33,12 @@ struct __align__(16) Part {
     bool of_experts;
 };
 
-// What comes before item `i` where `n` items are shared out.
-__device__ __forceinline__ u32 share(u32 i, u32 n, u32 parts) { return i * n / parts; }
+// What comes before block `i` of `n` tiles that are shared out among all blocks, or where these are more than tiles among those from `first_block` on.
+__device__ __forceinline__ u32 share(u32 i, u32 n, u32 first_block) {
+    return n < gridDim.x ? min(max(i, first_block) - first_block, n) : i * n / gridDim.x;
+}
 __device__ __forceinline__ Part part_of(const PartArgs& m) {
-    const u32 begin = share(blockIdx.x, m.n_of_product, gridDim.x), end = share(blockIdx.x + 1, m.n_of_product, gridDim.x);
+    const u32 begin = share(blockIdx.x, m.n_of_product, m.first_block), end = share(blockIdx.x + 1, m.n_of_product, m.first_block);
     const u32 t0 = min(max(begin, m.first) - m.first, m.n_tiles), t1 = min(max(end, m.first) - m.first, m.n_tiles);
     Part part;
     part.of_experts = m.n_layers > 0;
@@ -338,7 +344,6 @@ __device__ __forceinline__ float finish_floats(float4* inputs, float most, u32 n
 
 __device__ __forceinline__ float squares_of(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 __device__ __forceinline__ float most_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
-__device__ __forceinline__ void multiply(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }
 
 // The row of a step's results that the block's row `j` is, or none.
 __device__ __forceinline__ u32 row_at(const Step& step, const Part* parts, u32 j) {
@@ -348,6 +353,23 @@ __device__ __forceinline__ u32 row_at(const Step& step, const Part* parts, u32 j
     const Part& of = parts[part];
     const u32 r = (of.first_tile - of.before) * 16u + j;
     return j < (of.before + of.n_tiles) * 16u && r < step.n_rows[part] ? before + r : ~0u;
+}
+
+// Ends a step's row of results, row `j` of the block's: adds it to the residual stream, where it is one of its rows, and tells all blocks. Lanes side by
+// side have rows side by side, `row` or none, and all take part.
+__device__ __forceinline__ void put_row(const Layer& l, const Step& step, float* residual, u32 j, u32 row, float y, u32 tag) {
+    const bool is_there = row != ~0u;
+    if (step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {
+        y = (is_there ? residual[j] : 0.0f) + l.scale * y;
+        if (is_there) residual[j] = y;
+    }
+    const float next_row = __shfl_down_sync(~0u, y, 1);
+    if (is_there && row % 2 == 0) store_words(step.to + row / 2, pack_pair(y, next_row, tag), step.copies, step.n_out / 2);
+}
+// What rows are multiplied by for the sake of their input's norm, from the squares that warps have seen.
+__device__ __forceinline__ float rms_of(const Step& step, const float* squares) {
+    const float4 x = *(const float4*)squares, y = *(const float4*)(squares + 4);
+    return rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * step.reciprocal + step.eps);
 }
 
 // Where a warp's inputs of a step go, as they come: pairs of quads, one of each half of a block of 32 inputs, of which four lanes have one.
@@ -401,37 +423,193 @@ template <int N> __device__ __forceinline__ void take_words(Inputs& inputs, u32 
     }
 }
 
-template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
+// Tiles that a block has of a step.
+__device__ __forceinline__ u32 tiles_of(const Step& step, const Part* parts) {
+    return step.kind == QKV ? parts[2].before + parts[2].n_tiles : step.kind == GATE_AND_UP ? 2u * parts[0].n_tiles : parts[0].n_tiles;
+}
+
+// How many steps of small products the block has ended. Before a warp says that its sums are there, those of the step before have to be known to be: of
+// inputs of a few heads, or of no columns, it could have more before others have any.
+__device__ __forceinline__ void wait_for_end(const u32& n_ended, u32 n) {
+    while (*(const volatile u32*)&n_ended != n) spin_pause();
+}
+
+// A step of small products: a warp makes its weights ready before the inputs are there. `n_arrived`: steps before it, of which the block has ended
+// `n_ended`.
+__device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, const Step& step, const Part* parts, u32 n_splits, u32 tag, u32 copy,
+                                           const unsigned char* zeros, Ring& ring, const u32& n_ended, u32 n_arrived, int warp, int lane) {
+    const u32 kind = step.kind, n4 = step.n_in / 4, n_tiles = tiles_of(step, parts), wanted = (tag + step.tag_in) & TAG;
+    const Share mine = share_of(warp, step.n_units, LOG_WARPS);
+    const u32 n_panels = mine.n * step.unit;
+    const bool two = step.ready_tiles == 2;
+    const CodeInput input(decode_memory + a.input_at + warp * a.input_stride, n_panels);
+    // Four lanes take a block of 32 inputs, of whose halves each has a quad.
+    const u32 block = lane / 4, quad = mine.first * step.unit * 16 + block * 8 + lane % 4;
+    const bool in_row = block < 2 * n_panels, there[2] = {in_row && quad < n4, in_row && quad + 4 < n4};
+    float4 v[2], weights[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) weights[h] = step.norm && there[h] ? ((const float4*)step.norm)[quad + 4 * h] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    const ulonglong2* from = step.from + copy * n4 + quad;
+
+    ReadyHalf ready[2] = {};
+    const unsigned char* record = nullptr;
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        const u32 tile = two ? h : 0, first = two ? 0 : h * READY_HALF;
+        if (tile < n_tiles && n_panels > 0) {
+            u32 p = kind == GATE_AND_UP ? tile : 0;
+            if (kind == QKV)
+                while (p < 2 && tile >= (u32)parts[p].before + parts[p].n_tiles) p++;
+            if (two || h == 0) record = ring.wait();
+            if (first < n_panels) WITH_CODES(parts[p].format, (ready[h].read<FORMAT>(record, first, n_panels, lane)));
+            if (two || h == 1) ring.next(lane);
+        }
+        ready[h].place(input, first, tile < n_tiles ? n_panels : 0, zeros, lane);
+    }
+    u32 sums = a.regions_at[step.region] + (lane / 4 * READY_STRIDE + 2 * warp + lane % 4) * 4;
+    settle(sums);
+    wait_for_end(n_ended, n_arrived);
+
+    if (kind == ATTENTION_OUTPUT) {
+        joined_splits(l, n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, quad, in_row ? n4 : 0, tag, v);
+    } else {
+        ulonglong2 words[2];
+        auto of = [&](int h) { return from + 4 * h; };
+        ask_for_words(words, there, of);
+        wait_for_words(words, there, wanted, of);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            v[h] = there[h] ? unpack(words[h]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            multiply(v[h], weights[h]);
+        }
+    }
+    put_digits(input, block, lane % 4, v[0], v[1], in_row);
+    __syncwarp();
+    float y[2][2] = {};
+    if (two || n_panels > READY_HALF) {
+        if (n_panels > 1) ready_products<2, 2>(ready, y);
+        else ready_products<2, 1>(ready, y);
+    } else {
+        if (n_panels > 1) ready_products<1, 2>(ready, y);
+        else ready_products<1, 1>(ready, y);
+    }
+    const float of_digits = lane % 2 == 0 ? 256.0f : 1.0f / 256.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) y[h][0] *= of_digits, y[h][1] *= of_digits;
+    const bool of_halves = ready[0].of_halves || ready[1].of_halves;
+    if (of_halves || ready[0].has_mins || ready[1].has_mins) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            ready[h].take_offsets(lane % 4, y[h]);
+#pragma unroll
+            for (int row = 0; row < 2; row++) y[h][row] += __shfl_xor_sync(~0u, y[h][row], 2);
+        }
+    }
+    if (lane % 4 < 2) {
+        float* const to = (float*)(decode_memory + sums);
+        to[0] = two ? y[0][0] : y[0][0] + y[1][0], to[8 * READY_STRIDE] = two ? y[0][1] : y[0][1] + y[1][1];
+        if (two) to[16 * READY_STRIDE] = y[1][0], to[24 * READY_STRIDE] = y[1][1];
+    }
+    sums_are_ready();
+}
+
+// What a warp of its own does meanwhile, and after it: rows of the results of all steps of small products.
+__device__ __forceinline__ void finish_steps(const DecodeArgs& a, float* residual, u32& n_ended, int lane) {
+    u32 tag = a.tag;
+    const u32 copy = blockIdx.x % COPIES;
+#pragma unroll 1
+    for (u32 i = 0; i < a.n_layer; i++) {
+        const Layer& l = a.layers[i];
+#pragma unroll 1
+        for (u32 s = 0; s < l.n_steps; s++) {
+            const Step& step = l.steps[s];
+            const Part* parts = parts_of(a) + step.first_part;
+            // The first step is not among them.
+            if (tiles_of(step, parts) == 0 || (i == 0 && s == 0)) continue;
+            const u32 kind = step.kind, row = row_at(step, parts, lane), n4 = step.n_in / 4, wanted = (tag + step.tag_in) & TAG, activation = l.activation;
+            const u32 n_copies = step.copies, of_copy = step.n_out / 2, tag_out = (tag + step.tag_out) & TAG;
+            const bool is_there = row != ~0u, adds = kind == ATTENTION_OUTPUT || kind == DOWN, writes = is_there && row % 2 == 0;
+            const float bias = step.bias && is_there ? step.bias[row] : 0.0f, scale = adds ? l.scale : 1.0f, limit = l.activation_limit;
+            u64_t* const to = step.to + row / 2;
+            const float* const sums = (const float*)(decode_memory + a.regions_at[step.region]);
+            float rms = 1.0f;
+            if (step.norm) {
+                const float reciprocal = step.reciprocal, eps = step.eps;
+                const ulonglong2* from = step.from + copy * n4;
+                // One word is looked for, so as to be in nobody's way, until it is there: the others come with it.
+                while (!is_since(load_exchanged(from + blockIdx.x % n4), wanted)) rest_shortly();
+                float squares = 0.0f;
+                constexpr int N = 5;
+#pragma unroll 1
+                for (u32 first = lane; first < n4 + lane; first += 32 * N) {
+                    ulonglong2 words[N];
+                    bool there[N];
+#pragma unroll
+                    for (int k = 0; k < N; k++) there[k] = first + 32 * k < n4;
+                    auto of = [&](int k) { return from + first + 32 * k; };
+                    ask_for_words(words, there, of);
+                    wait_for_words(words, there, wanted, of);
+#pragma unroll
+                    for (int k = 0; k < N; k++)
+                        if (there[k]) squares += squares_of(unpack(words[k]));
+                }
+                rms = rsqrtf(warp_sum(squares) * reciprocal + eps);
+            }
+            wait_for_sums();
+            if (lane == 0) *(volatile u32*)&n_ended = n_ended + 1;
+            // Other threads of the block have put the first of these there.
+            const float before = adds && is_there ? residual[lane] : 0.0f;
+            float y = rms * ready_sum(sums, lane);
+            if (kind == GATE_AND_UP) {
+                const float up = __shfl_down_sync(~0u, y, 16);
+                y = activation == SILU ? activate(SILU, y) * up : gated(activation, limit, y, up);
+            }
+            y = before + scale * (y + bias);
+            const float next_row = __shfl_down_sync(~0u, y, 1);
+            if (writes) store_words(to, pack_pair(y, next_row, tag_out), n_copies, of_copy);
+            if (adds && is_there) residual[lane] = y;
+        }
+        tag = (tag + 2) & TAG;
+    }
+}
+
+// C: times 64 elements of a head. SMALL: whether all products of layers are small.
+template <int C, bool SMALL> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) Layer layers[2];
     __shared__ __align__(16) float squares_of_warps[2][WARPS]; // of the inputs, of steps by turns
-    __shared__ __align__(16) unsigned char zeros[16];
     __shared__ u64_t best_of_warps[WARPS];
     __shared__ Token token;
     __shared__ Chosen chosen;
+    __shared__ u32 n_ended;
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
 
+    // They lie behind the barriers.
+    unsigned char* zeros = (unsigned char*)full(a, WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
     for (u32 i = tid; i < 2 * WARPS * a.n_slots; i += ALL_THREADS) barrier_init(full(a, 0, 0) + i, 1);
     barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += ALL_THREADS) parts_of(a)[i] = part_of(a.parts[i]);
     for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
-    if (tid == 0) token = *a.token, chosen.n_layers = 0;
+    if (tid == 0) token = *a.token, chosen.n_layers = 0, n_ended = 0;
     const u32 of_pos = a.token->pos;
     for (u32 i = tid; i < a.n_layer; i += ALL_THREADS) spans_of(a)[i] = span_of(a.layers[i], of_pos);
     __syncthreads();
     if (warp >= WARPS) {
-        give_registers<40>();
-        if (a.has_experts) ask<true>(a, warp - WARPS + ASKERS * lane, chosen);
-        else ask<false>(a, warp - WARPS + ASKERS * lane, chosen);
+        give_registers<SMALL ? 72 : 40>();
+        constexpr int N = SMALL ? ASKERS - 1 : ASKERS;
+        const u32 ring = warp - WARPS + N * lane;
+        if (SMALL && warp == WARPS + N) finish_steps(a, residual, n_ended, lane);
+        else if (!SMALL && a.has_experts) ask<true>(a, ring, chosen);
+        else ask<false>(a, ring, chosen);
         return;
     }
-    take_registers<232>();
+    take_registers<SMALL ? 216 : 232>();
 
     u64_t best = 0;
     Ahead asked = {0, 0};
-    u32 tag = a.tag;
+    u32 tag = a.tag, n_arrived = 0;
     const u32 copy = blockIdx.x % COPIES;
     Ring ring = {a, warp * a.n_slots, {0, 0}};
 #pragma unroll 1
@@ -448,7 +626,8 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             if (kind == QKV) asked = ask_for_heads(a, l, spans_of(a)[i], token.pos, token.seq, tid);
             if (kind == ATTENTION_OUTPUT) {
                 attention<C>(a, l, spans_of(a)[i], asked, i == 0, token.pos, token.seq, tag, (float*)(decode_memory + a.input_at));
-                // The next layer's description comes meanwhile.
+                // The next layer's description comes meanwhile, in place of that of the last one, which all warps are done with.
+                all_meet();
                 for (u32 j = tid; j < LAYER_WORDS; j += THREADS) copy16((uint4*)&layers[(i + 1) % 2] + j, (const uint4*)(a.layers + i + 1) + j);
                 commit_copies();
             }
@@ -457,21 +636,21 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             // The first step puts the embedding to the residual stream, also of blocks that have no other rows of it.
             const bool is_first = i == 0 && kind == QKV;
             // Whoever has rows of gate and up, or columns' sums of down, has to know the experts, and is waited for.
-            const bool of_experts = kind == GATE_AND_UP && l.route.n_expert > 0;
+            const bool of_experts = !SMALL && kind == GATE_AND_UP && l.route.n_expert > 0;
             if (of_experts && warp == WARPS - 1 && (parts[0].n_tiles > 0 || parts[2].n_tiles > 0)) {
                 const Step& router = l.steps[s - 1];
                 choose(a, l.route, chosen, router.to + copy * (router.n_out / 2), tag, i + 1, lane);
             }
             const u32 wanted = (tag + step.tag_in) & TAG, n4 = step.n_in / 4;
+            // Whoever has no rows need not wait. Words of attention are written by who has read queries of the same layer: by then all have read those
+            // of the layer before, from which the residual stream is that these are from.
             if (n_rows == 0 && !is_first) {
-                // Whoever has no rows need not wait, but before it writes words of attention those of the layer before have to be read: by
-                // whom the residual stream is from, or what has come after it, as nobody waits for who has no rows.
-                if (kind == QKV)
-                    for (u32 k = tid; k < n4; k += THREADS) {
-                        const ulonglong2* from = step.from + copy * n4 + k;
-                        while (!is_since(load_exchanged(from), wanted)) spin_pause();
-                    }
                 all_meet();
+                continue;
+            }
+            if (SMALL && kind != HEAD && !is_first) {
+                if (kind == DOWN) all_meet();
+                ready_step(a, l, step, parts, spans_of(a)[i].n_splits, tag, copy, zeros, ring, n_ended, n_arrived++, warp, lane);
                 continue;
             }
             // What the end of the step needs is at hand before the input is there.
@@ -494,7 +673,8 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                 }
             } else if (is_first) {
                 // The embedding.
-                const u32 x_tiles = (a.n_embd + 15) / 16, first_tile = share(blockIdx.x, x_tiles, gridDim.x), last_tile = share(blockIdx.x + 1, x_tiles, gridDim.x);
+                const u32 x_tiles = (a.n_embd + 15) / 16, first_block = gridDim.x - min(x_tiles, gridDim.x);
+                const u32 first_tile = share(blockIdx.x, x_tiles, first_block), last_tile = share(blockIdx.x + 1, x_tiles, first_block);
 #pragma unroll 1
                 for (u32 first = 0; first < inputs.n_blocks; first += 8) {
                     float4 v[2] = {}, weights[2];
@@ -542,11 +722,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
             all_meet();
 
             if (tid / 32 * 32 < (int)n_rows) {
-                float rms = 1.0f;
-                if (norm) {
-                    const float4 x = *(const float4*)squares_of_warps[step.region], y = *(const float4*)(squares_of_warps[step.region] + 4);
-                    rms = rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * step.reciprocal + step.eps);
-                }
+                const float rms = norm ? rms_of(step, squares_of_warps[step.region]) : 1.0f;
                 // Every thread of a warp takes part, for the sake of pairs.
 #pragma unroll 1
                 for (u32 j = tid; j < (n_rows + 31) / 32 * 32; j += THREADS) {
@@ -577,13 +753,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
                     }
                     if (kind == DOWN && l.expert_bias[2] && is_there)
                         for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
-                    y += bias;
-                    if (kind == ATTENTION_OUTPUT || kind == DOWN) {
-                        y = (is_there ? residual[j] : 0.0f) + l.scale * y;
-                        if (is_there) residual[j] = y;
-                    }
-                    const float next_row = __shfl_down_sync(~0u, y, 1);
-                    if (is_there && row % 2 == 0) store_words(step.to + row / 2, pack_pair(y, next_row, (tag + step.tag_out) & TAG), step.copies, step.n_out / 2);
+                    put_row(l, step, residual, j, row, y + bias, (tag + step.tag_out) & TAG);
                 }
             }
         }
@@ -598,16 +768,34 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     }
     if (lane == 0) best_of_warps[warp] = best;
     all_meet();
-    if (tid != 0) return;
-    for (int w = 0; w < WARPS; w++) best = best_of_warps[w] > best ? best_of_warps[w] : best;
-    atomicMax(a.best, best);
-    __threadfence();
-    if (atomicAdd(a.n_done, 1) != gridDim.x - 1) return;
-    __threadfence();
-    best = atomicExch(a.best, 0ull);
-    *a.n_done = 0;
+    if (warp != 0) return;
+    best = best_of_warps[lane % WARPS];
+#pragma unroll
+    for (int d = WARPS / 2; d > 0; d /= 2) {
+        const u64_t other = __shfl_xor_sync(~0u, best, d);
+        best = other > best ? other : best;
+    }
+    // The first block hears those of all. The row, of which there are at most 2^20, lies above the tag.
+    if (lane == 0) store_exchanged(a.best + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
+    if (blockIdx.x != 0) return;
+    best = 0;
+#pragma unroll 1
+    for (u32 first = lane; first < gridDim.x + lane; first += 32) {
+        u64_t words[1];
+        const bool there[1] = {first < gridDim.x};
+        auto of = [&](int) { return a.best + first; };
+        ask_for_words(words, there, of);
+        wait_for_words(words, there, tag, of);
+        if (there[0] && words[0] > best) best = words[0];
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        const u64_t other = __shfl_xor_sync(~0u, best, d);
+        best = other > best ? other : best;
+    }
+    if (lane != 0) return;
     // All NaN: the first.
-    const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
+    const u32 id = best >> 32 == 0 ? 0 : 0xfffffu - ((u32)best >> 12);
     *a.ids = id;
     if (a.advance) {
         a.token->id = id;
@@ -616,6 +804,7 @@ template <int C> __device__ __forceinline__ void decode(const DecodeArgs& a) {
 }
 
 // Of heads of up to 64, 128, 256 elements.
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_64(const __grid_constant__ DecodeArgs a) { decode<1>(a); }
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_128(const __grid_constant__ DecodeArgs a) { decode<2>(a); }
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_256(const __grid_constant__ DecodeArgs a) { decode<4>(a); }
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_64(const __grid_constant__ DecodeArgs a) { decode<1, false>(a); }
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_128(const __grid_constant__ DecodeArgs a) { decode<2, false>(a); }
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_256(const __grid_constant__ DecodeArgs a) { decode<4, false>(a); }
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_small_64(const __grid_constant__ DecodeArgs a) { decode<1, true>(a); }

@@ -6,7 +6,8 @@
 
 constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
 constexpr int THREADS = 32 * WARPS;
-constexpr int ASKERS = 4, ALL_THREADS = THREADS + 32 * ASKERS; // four more warps, which give the others their registers and ask for weights
+// Four more warps, which give the others their registers and ask for weights; where products are small, one of them ends steps instead.
+constexpr int ASKERS = 4, ALL_THREADS = THREADS + 32 * ASKERS;
 constexpr int GROUP = 4; // query heads of a unit of attention
 // Copies of what all blocks read, so that they do not all look at the same words.
 constexpr u32 COPIES = 4;
@@ -32,8 +33,9 @@ struct Step {
     u32 has_codes;           // whether the matrices are of codes, or of floats
     u32 copies, n_out;       // of the results, and how many these are
     u32 unit, n_units;       // panels that stay together, and how many of these a row has
-    u32 log_split;           // of the warps among which the columns of a tile are split
-    u32 region;              // where the sums of its products lie, by turns
+    unsigned short log_split; // of the warps among which the columns of a tile are split
+    unsigned short region;    // where the sums of its products lie, by turns
+    u32 ready_tiles;         // how many tiles a block has at most, where their weights are taken before the inputs are there; else 0
 };
 // Queries, keys and values; attention's output; the router, where there are experts; gate and up; down.
 constexpr int STEPS = 5;
@@ -74,7 +76,7 @@ struct PartArgs {
     u32 n_layers; // of experts: known when those of so many layers are chosen; else 0
     // Of experts: bytes of each, tiles and records of a row that are those of one.
     u32 expert_bytes, tiles_of_expert, records_of_expert;
-    u32 unused;
+    u32 first_block; // that has some, where tiles are fewer than blocks
 };
 
 struct DecodeArgs {
@@ -84,8 +86,7 @@ struct DecodeArgs {
     Token* token;
     float* logits;           // [n_vocab], or null
     u32* ids;
-    u64_t* best;             // the highest logit of the blocks that are done, and how many these are; zero between launches
-    u32* n_done;
+    u64_t* best;             // words of the blocks' highest logits
     const u64_t* qkv;        // words of queries, keys and values
     u64_t* att;              // of [split][n_head * head_dim]
     u64_t* sums;             // of [split][n_head] maxima and sums
@@ -104,6 +105,10 @@ struct DecodeArgs {
 
 // All threads that work; the warps that ask for weights do not.
 __device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
+
+// Of steps of small products: that a warp's sums are there, which one that has none waits for.
+__device__ __forceinline__ void sums_are_ready() { threads_arrive<2, THREADS + 32>(); }
+__device__ __forceinline__ void wait_for_sums() { threads_meet<2, THREADS + 32>(); }
 
 // Two values of 26 bits and a tag of 12.
 constexpr u32 TAG = 0xfff;
@@ -143,6 +148,23 @@ template <int N, typename W, typename P> __device__ __forceinline__ void wait_fo
         for (int k = 0; k < N; k++) load_exchanged_if(wanted[k], words[k], from(k));
     }
 }
+// The same of two kinds of words, which are looked at together.
+template <int N, typename W, typename P, int M, typename V, typename Q>
+__device__ __forceinline__ void wait_for_words(W (&words)[N], const bool (&there)[N], P from, V (&more)[M], const bool (&more_there)[M], Q more_from, u32 tag) {
+    while (true) {
+        bool wanted[N], more_wanted[M], any = false;
+#pragma unroll
+        for (int k = 0; k < N; k++) wanted[k] = there[k] & !has_tag(words[k], tag), any |= wanted[k];
+#pragma unroll
+        for (int k = 0; k < M; k++) more_wanted[k] = more_there[k] & !has_tag(more[k], tag), any |= more_wanted[k];
+        if (!__any_sync(~0u, any)) return;
+        spin_pause();
+#pragma unroll
+        for (int k = 0; k < N; k++) load_exchanged_if(wanted[k], words[k], from(k));
+#pragma unroll
+        for (int k = 0; k < M; k++) load_exchanged_if(more_wanted[k], more[k], more_from(k));
+    }
+}
 // Writes a word `n` times, `stride` words apart, for all who read it.
 __device__ __forceinline__ void store_words(u64_t* to, u64_t word, u32 n, u32 stride) {
 #pragma unroll
@@ -153,3 +175,4 @@ __device__ __forceinline__ float4 unpack(const ulonglong2& words) {
     const float2 a = unpack_pair(words.x), b = unpack_pair(words.y);
     return make_float4(a.x, a.y, b.x, b.y);
 }
+__device__ __forceinline__ void multiply(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }

@@ -393,6 +393,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 }
             };
             if (n_teams <= 2) join(Count<2>());
+            else if (n_teams <= 4) join(Count<4>());
             else join(Count<TEAMS>());
             store_words(out + h * (dim / 2) + d / 2, pack_pair(v.x, v.y, tag), COPIES, a.att_words);
             if (d == 0) store_words(a.sums + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.sums_words);
@@ -429,26 +430,39 @@ __device__ __forceinline__ void joined_splits(const Layer& l, u32 n_splits, cons
         for (int k = 0; k < N; k++) {
             there[k] = first + k / 2 < n_splits && i + 4 * (k % 2) < n;
         }
-        ask_for_words(words, there, from);
         ask_for_words(states, there, state_from);
-        wait_for_words(words, there, tag, from);
-        wait_for_words(states, there, tag, state_from);
+        ask_for_words(words, there, from);
+        wait_for_words(words, there, from, states, there, state_from, tag);
+        // What they are multiplied by, on the highest scale of all.
+        float factors[N], before[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float now = most[h];
+#pragma unroll
+            for (int k = h; k < N; k += 2)
+                if (there[k]) now = fmaxf(now, unpack_pair(states[k]).x);
+            before[h] = there[h] ? __expf(most[h] - now) : 1.0f;
+            sum[h] *= before[h];
+#pragma unroll
+            for (int k = h; k < N; k += 2) {
+                const float2 state = unpack_pair(states[k]);
+                factors[k] = there[k] ? __expf(state.x - now) : 0.0f;
+                sum[h] += there[k] ? factors[k] * state.y : 0.0f;
+            }
+            most[h] = now;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) multiply(v[h], make_float4(before[h], before[h], before[h], before[h]));
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            if (!there[k]) continue;
-            const int h = k % 2;
-            const float2 state = unpack_pair(states[k]);
-            const float4 part = unpack(words[k]);
-            const float now = fmaxf(most[h], state.x), before = __expf(most[h] - now), factor = __expf(state.x - now);
-            v[h].x = v[h].x * before + factor * part.x, v[h].y = v[h].y * before + factor * part.y;
-            v[h].z = v[h].z * before + factor * part.z, v[h].w = v[h].w * before + factor * part.w;
-            sum[h] = sum[h] * before + factor * state.y;
-            most[h] = now;
+            const float4 part = there[k] ? unpack(words[k]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float4& to = v[k % 2];
+            to.x += factors[k] * part.x, to.y += factors[k] * part.y, to.z += factors[k] * part.z, to.w += factors[k] * part.w;
         }
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float scale = i + 4 * h < n ? 1.0f / sum[h] : 0.0f;
-        v[h].x *= scale, v[h].y *= scale, v[h].z *= scale, v[h].w *= scale;
+        multiply(v[h], make_float4(scale, scale, scale, scale));
     }
 }

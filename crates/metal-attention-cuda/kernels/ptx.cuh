@@ -106,6 +106,8 @@ template <int N> __device__ __forceinline__ void wait_for_copies() { asm volatil
 
 // THREADS of a block, whole warps, meet at barrier ID, 1 to 15.
 template <int ID, int THREADS> __device__ __forceinline__ void threads_meet() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
+// Arrives there without waiting for the others.
+template <int ID, int THREADS> __device__ __forceinline__ void threads_arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
 
 // The same, where both are known at run time.
 __device__ __forceinline__ void threads_meet(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
@@ -253,6 +255,8 @@ __device__ __forceinline__ void store_for_peer(u32* p, u32 v) {
 }
 // To be called between two looks at what another thread is to write: the look takes long enough.
 __device__ __forceinline__ void spin_pause() {}
+// The same where a moment does not count.
+__device__ __forceinline__ void rest_shortly() { __nanosleep(20); }
 // The same where nobody waits for the caller.
 __device__ __forceinline__ void rest() { __nanosleep(100); }
 

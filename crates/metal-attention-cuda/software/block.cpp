@@ -163,24 +163,26 @@ void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
 static void end_barrier(Block& block, Barrier& barrier) {
     const Fiber* me = fiber();
     for (uint32_t i = 0; i < barrier.n; i++)
-        if (barrier.waiting[i] != me) make_ready(block, barrier.waiting[i]);
+        if (barrier.waiting[i] && barrier.waiting[i] != me) make_ready(block, barrier.waiting[i]);
     barrier.n = 0;
 }
 
-void block_barrier(unsigned id, unsigned n_threads) {
-    Fiber* me = fiber();
-    Block& block = *me->block;
+// Counts a thread at a barrier; whether it was the last one.
+static bool arrive(unsigned id, unsigned n_threads, Fiber* waits) {
+    Block& block = *fiber()->block;
     if (id >= BARRIERS) fail("there are 16 barriers");
     Barrier& barrier = block.barriers[id];
     if (barrier.n > 0 && barrier.wanted != n_threads) fail("threads wait at a barrier for different numbers of others");
     barrier.wanted = n_threads;
-    barrier.waiting[barrier.n++] = me;
-    if (barrier.n == (n_threads ? n_threads : block.n_live)) {
-        end_barrier(block, barrier);
-    } else {
-        wait_for("a barrier of the block");
-    }
+    barrier.waiting[barrier.n++] = waits;
+    const bool is_last = barrier.n == (n_threads ? n_threads : block.n_live);
+    if (is_last) end_barrier(block, barrier);
+    return is_last;
 }
+void block_barrier(unsigned id, unsigned n_threads) {
+    if (!arrive(id, n_threads, fiber())) wait_for("a barrier of the block");
+}
+void block_arrive(unsigned id, unsigned n_threads) { arrive(id, n_threads, nullptr); }
 
 static uint64_t seconds() {
     timespec now;

@@ -17,7 +17,8 @@ use crate::launch::{Grid, Start};
 use crate::step::Wanted;
 use crate::weights::{CudaAttention, CudaWeights};
 use args::{
-    COPIES, DecodeArgs, First, Kind, LayerArgs, StepArgs, TAGS, WARPS, Words, layer_args, parts_args, step_args,
+    COPIES, DecodeArgs, First, Kind, LayerArgs, MAX_VOCAB, StepArgs, TAGS, WARPS, Words, layer_args, parts_args,
+    step_args,
 };
 use layers::{PlainLayer, StepMatrix, is_plain, known, most_rows};
 use memory::Memory;
@@ -67,7 +68,8 @@ impl Decode {
         let head = [StepMatrix::of(head)];
         let plain = is_plain(&weights.embedding) && known(&head[0]) && known(&StepMatrix::of(&weights.embedding.table));
         let short = cache.cache_type == CacheType::F16;
-        if !summary.has_wide() || !plain || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
+        let told = head[0].n_rows <= MAX_VOCAB;
+        if !summary.has_wide() || !plain || !told || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
             return Ok(None);
         }
         let until = wanted.unwrap_or(usize::MAX);
@@ -76,12 +78,6 @@ impl Decode {
         }
         let attentions = || layers.iter().map(|layer| layer.attention);
         let head_dim = attentions().map(|a| a.head_dim).max().unwrap_or(0);
-        let kernel = gpu.kernel(match head_dim {
-            ..=64 => "decode_64",
-            65..=128 => "decode_128",
-            129.. => "decode_256",
-        })?;
-
         let n_blocks = summary.n_sm;
         let Some(memory) = Memory::new(&layers, &head, n_embd, summary) else { return Ok(None) };
 
@@ -105,12 +101,12 @@ impl Decode {
             at += bytes as u64;
             at - bytes as u64
         });
-        let best = gpu.zeros("the highest logit", 16)?;
+        let best = gpu.zeros("the highest logit", 8 * n_blocks as u64)?;
         let words = Words { x, qkv, att, router, gated };
         let mut first = First { step: 0, part: 0 };
         let mut of_layers = Vec::with_capacity(n_layer + 1);
         for (i, layer) in layers.iter().enumerate() {
-            let (args, next) = layer_args(cache, i, layer, words, first, n_blocks);
+            let (args, next) = layer_args(cache, i, layer, words, first, [n_blocks, memory.slot_bytes]);
             of_layers.push(args);
             first = next;
         }
@@ -119,8 +115,14 @@ impl Decode {
             norm: output_norm.weight.ptr(),
             bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
             eps: output_norm.eps,
-            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks)
+            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, [n_blocks, memory.slot_bytes])
         };
+        let kernel = gpu.kernel(match head_dim {
+            ..=64 if of_layers.iter().all(LayerArgs::is_small) => "decode_small_64",
+            ..=64 => "decode_64",
+            65..=128 => "decode_128",
+            129.. => "decode_256",
+        })?;
         of_layers.push(last);
         let of_layers = gpu.upload("layers", &of_layers)?;
         let of_step = |i: usize, kind, matrices| parts_args(i, (kind, matrices), n_blocks, memory.slot_bytes);
@@ -139,7 +141,6 @@ impl Decode {
             logits: 0,
             ids: s.ids.ptr(),
             best: best.ptr(),
-            n_done: best.ptr() + 8,
             qkv,
             att,
             sums,

@@ -174,6 +174,33 @@ fn compare(what: &str, model: &Model) {
     }
 }
 
+/// Products so small that a multiprocessor has a tile of one or two matrices, whose weights it takes before their inputs are there: of the first
+/// shape on the four of the software device, of the others on 28.
+#[test]
+fn small_layers_give_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let tiny = ModelShape { n_embd: 64, n_ff: 64, n_head: 2, n_head_kv: 1, head_dim: 32, n_layer: 3, ..small() };
+    let of = |architecture| ModelShape { architecture, ..tiny.clone() };
+    let wide = ModelShape { n_embd: 576, ..tiny.clone() };
+    let heads = ModelShape { n_head: 12, head_dim: 64, ..tiny.clone() };
+    for (what, shape, ty) in [
+        ("tiny, Q4_0", tiny.clone(), Q4_0),
+        ("tiny, Q8_0", tiny.clone(), Q8_0),
+        ("tiny, Q5_1", tiny.clone(), Q5_1),
+        ("tiny, MXFP4", tiny.clone(), MXFP4),
+        ("tiny, biases", of("qwen2"), Q4_0),
+        ("tiny, normed heads", of("qwen3"), Q5_1),
+        ("rows of 576, Q4_0", wide.clone(), Q4_0),
+        ("rows of 576, Q5_1", wide, Q5_1),
+        ("12 heads, Q8_0", heads.clone(), Q8_0),
+        ("12 heads, Q5_1", heads, Q5_1),
+    ] {
+        compare(what, &model(&shape, ty, 0));
+    }
+}
+
 /// Types without a format of their own, as codes and scales.
 #[test]
 fn every_type_gives_the_logits_of_the_cpu() {

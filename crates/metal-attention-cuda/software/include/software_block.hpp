@@ -88,6 +88,8 @@ inline Fiber* fiber() {
 void meet(uint32_t mask, const char* what, Perform* perform, void* given);
 // Waits for `n_threads` at barrier `id`; 0: all of the block that have not returned.
 void block_barrier(unsigned id, unsigned n_threads);
+// Is counted there without waiting.
+void block_arrive(unsigned id, unsigned n_threads);
 // Lets other fibers, and other threads of the operating system, go on.
 void pause();
 // Ends the kernel with an error.

@@ -60,6 +60,7 @@ template <bool SIGNED> inline void mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2
     software::meet(~0u, "a product of bytes", software::multiply_codes, &mine);
 }
 template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
+template <int ID, int THREADS> inline void threads_arrive() { software::block_arrive(ID, THREADS); }
 inline void threads_meet(u32 id, u32 threads) { software::block_barrier(id, threads); }
 template <int N> inline void give_registers() {}
 template <int N> inline void take_registers() {}
@@ -130,4 +131,5 @@ inline u32 load_from_peer(const u32* p) { return __atomic_load_n(p, __ATOMIC_REL
 inline void store_for_peer(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void store_for_peer(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }
+inline void rest_shortly() { software::pause(); }
 inline void rest() { software::pause(); }

@@ -6,7 +6,7 @@ use super::layers::{PlainLayer, StepMatrix};
 use crate::args::{HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::PANEL;
+use crate::matrix::{PANEL, TILE};
 use crate::stack::CudaStack;
 use crate::step::route_args;
 
@@ -19,6 +19,11 @@ pub(super) const GROUP: usize = 4;
 pub(super) const COPIES: usize = 4;
 /// Bytes of a warp's weights that are asked for at once, at most where records are smaller.
 pub(super) const MAX_PIECE: usize = 4736;
+/// Panels that a warp takes to registers before the inputs of a step are there, and floats of the sums of such a step.
+const READY: usize = 4;
+pub(super) const READY_FLOATS: usize = 2 * TILE * (2 * WARPS + 4);
+/// Rows of the output head at most: the words by which blocks tell their highest logits have room for so many.
+pub(super) const MAX_VOCAB: usize = 1 << 20;
 /// Tags that words of an exchange have.
 pub(super) const TAGS: u32 = 1 << 12;
 
@@ -44,8 +49,9 @@ pub(super) struct StepArgs {
     pub(super) n_out: u32,
     pub(super) unit: u32,
     pub(super) n_units: u32,
-    pub(super) log_split: u32,
-    pub(super) region: u32,
+    pub(super) log_split: u16,
+    pub(super) region: u16,
+    pub(super) ready_tiles: u32,
 }
 
 /// A matrix of a product.
@@ -67,7 +73,7 @@ pub(super) struct PartArgs {
     pub(super) expert_bytes: u32,
     pub(super) tiles_of_expert: u32,
     pub(super) records_of_expert: u32,
-    pub(super) unused: u32,
+    pub(super) first_block: u32,
 }
 
 #[repr(C)]
@@ -97,6 +103,13 @@ pub(super) struct LayerArgs {
     pub(super) route: RouteArgs,
 }
 
+impl LayerArgs {
+    /// Whether warps can take their weights of all its steps before the inputs are there.
+    pub(super) fn is_small(&self) -> bool {
+        self.steps[..self.n_steps as usize].iter().all(|step| step.ready_tiles > 0)
+    }
+}
+
 // Blocks copy layers by 16 bytes.
 const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
 
@@ -110,7 +123,6 @@ pub(super) struct DecodeArgs {
     pub(super) logits: u64,
     pub(super) ids: u64,
     pub(super) best: u64,
-    pub(super) n_done: u64,
     pub(super) qkv: u64,
     pub(super) att: u64,
     pub(super) sums: u64,
@@ -172,6 +184,22 @@ impl Shape {
         self.n_units.div_ceil(1 << self.log_split) * self.unit
     }
 
+    /// How many tiles a block has at most, where warps can take what they have of these to registers before the inputs are there; else 0.
+    fn ready_tiles(self, kind: Kind, matrices: &[StepMatrix], slot_bytes: usize) -> usize {
+        let tiles = match kind {
+            Kind::Qkv | Kind::AttentionOutput | Kind::Down => self.n_tiles,
+            Kind::GateAndUp => 2 * self.n_tiles,
+            Kind::Router | Kind::Head => return 0,
+        };
+        let panels = self.panels_a_warp();
+        let in_a_slot =
+            |m: &StepMatrix| m.format.record().panels == 1 && m.format.record().bytes * panels <= slot_bytes;
+        let of_all_warps = 1 << self.log_split == WARPS;
+        let plain = matrices.iter().all(|m| m.experts.is_none() && in_a_slot(m));
+        let fits = self.has_codes && of_all_warps && plain && tiles <= 2 && tiles * panels <= READY;
+        if fits { tiles } else { 0 }
+    }
+
     /// Bytes of a warp's inputs at most: digits, sums and factors (`CodeInput` of `code_products.cuh`), or floats.
     pub(super) fn input_bytes(self) -> usize {
         self.panels_a_warp() * if self.has_codes { 216 } else { 256 }
@@ -195,6 +223,17 @@ fn n_of_product(kind: Kind, matrices: &[StepMatrix]) -> usize {
     match kind {
         Kind::Qkv => matrices.iter().map(StepMatrix::n_tiles).sum(),
         Kind::AttentionOutput | Kind::Router | Kind::GateAndUp | Kind::Down | Kind::Head => matrices[0].n_tiles(),
+    }
+}
+
+/// The first block that has tiles of a step with fewer of them than blocks: a block that has rows of the residual stream has, where that can be,
+/// nothing of the other steps, whose weights it would take too late; and attention begins with the first blocks.
+fn first_block(kind: Kind, matrices: &[StepMatrix], n_blocks: usize) -> usize {
+    let n_tiles = n_of_product(kind, matrices);
+    match kind {
+        Kind::AttentionOutput | Kind::Down => n_blocks.saturating_sub(n_tiles),
+        Kind::Qkv => n_blocks.saturating_sub(matrices[0].n_in.div_ceil(TILE) + n_tiles),
+        Kind::Router | Kind::GateAndUp | Kind::Head => 0,
     }
 }
 
@@ -231,7 +270,7 @@ pub(super) fn parts_args(
             expert_bytes,
             tiles_of_expert,
             records_of_expert,
-            unused: 0,
+            first_block: first_block(kind, matrices, n_blocks) as u32,
         }
     };
     matrices.iter().map(part).collect()
@@ -282,7 +321,7 @@ pub(super) fn step_args(
     [from, to]: [u64; 2],
     first: First,
     matrices: &[StepMatrix],
-    n_blocks: usize,
+    [n_blocks, slot_bytes]: [usize; 2],
 ) -> StepArgs {
     let shape = Shape::of(kind, matrices, n_blocks);
     let mut n_rows = [0; 3];
@@ -309,8 +348,9 @@ pub(super) fn step_args(
         n_out: matrices[0].n_rows as u32,
         unit: shape.unit as u32,
         n_units: shape.n_units as u32,
-        log_split: shape.log_split,
-        region: (first.step % 2) as u32,
+        log_split: shape.log_split as u16,
+        region: (first.step % 2) as u16,
+        ready_tiles: shape.ready_tiles(kind, matrices, slot_bytes) as u32,
     }
 }
 
@@ -345,7 +385,7 @@ pub(super) fn layer_args(
     layer: &PlainLayer<'_>,
     words: Words,
     mut first: First,
-    n_blocks: usize,
+    n_blocks_and_slot: [usize; 2],
 ) -> (LayerArgs, First) {
     let a = layer.attention;
     let [k_cache, v_cache] = cache.of_layer(i);
@@ -363,7 +403,7 @@ pub(super) fn layer_args(
             norm: norm.map_or(0, |norm| norm.weight.ptr()),
             bias: layer.bias(*kind),
             eps: norm.map_or(0.0, |norm| norm.eps),
-            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks)
+            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks_and_slot)
         };
         first = First { step: first.step + 1, part: first.part + matrices.len() };
     }

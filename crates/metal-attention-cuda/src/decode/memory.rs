@@ -1,6 +1,6 @@
 //! How a block shares its workgroup memory out, for `kernels/decode.cu`.
 
-use super::args::{GROUP, Kind, Shape, WARPS, piece_bytes};
+use super::args::{GROUP, Kind, READY_FLOATS, Shape, WARPS, piece_bytes};
 use super::layers::{PlainLayer, StepMatrix, most_rows};
 use crate::device::CudaSummary;
 use crate::matrix::TILE;
@@ -68,7 +68,8 @@ impl Memory {
         // The gate's sums lie beside those of up. The head has all that is behind.
         let has_gate =
             |place: usize| all_steps().enumerate().any(|(i, (kind, _))| i % 2 == place && *kind == Kind::GateAndUp);
-        let floats_of = |place: usize| if has_gate(place) { 2 * region_floats } else { region_floats };
+        let floats_of =
+            |place: usize| READY_FLOATS.max(if has_gate(place) { 2 * region_floats } else { region_floats });
         let place_of_head = all_steps().count() % 2;
         let n_parts = layers.iter().flat_map(PlainLayer::matrices).count() + 1;
 
@@ -86,7 +87,8 @@ impl Memory {
         let spans_at = take(SPAN * layers.len());
         let heads_at = take(12 * head_dim().max().unwrap_or(0).next_multiple_of(4));
         let choice_at = take((BYTES_OF_CHOICE * most_rows(layers, Kind::Router)).next_multiple_of(16));
-        let barriers_at = take(16 * WARPS * MAX_SLOTS);
+        // With 16 bytes of zeros behind those that there are.
+        let barriers_at = take(16 * WARPS * MAX_SLOTS + 16);
 
         let matrices = layers.iter().flat_map(PlainLayer::matrices).chain(head);
         let largest = matrices.map(|m| m.format.record().bytes).max().unwrap_or(SLOT);
