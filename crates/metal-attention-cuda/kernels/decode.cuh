@@ -176,3 +176,4 @@ __device__ __forceinline__ float4 unpack(const ulonglong2& words) {
     return make_float4(a.x, a.y, b.x, b.y);
 }
 __device__ __forceinline__ void multiply(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }
+__device__ __forceinline__ float squares_of(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }

@@ -2,7 +2,8 @@
 // there, as the tensor cores want them, whatever their format. What is left to do when they come is short, and without a branch.
 #pragma once
 #include "code_products.cuh"
-#include "decode.cuh"
+#include "decode_attention.cuh"
+#include "decode_weights.cuh"
 
 // Where something lies in the block's memory, in a register that is filled where it is said to be.
 __device__ __forceinline__ u32 offset_of(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
@@ -122,4 +123,149 @@ __device__ __forceinline__ float ready_sum(const float* sums, u32 row) {
 #pragma unroll
         for (int k = 0; k < 2 * WARPS; k += 2 * d) v[k] += v[k + d];
     return v[0];
+}
+
+// How many steps of small products the block has ended. Before a warp says that its sums are there, those of the step before have to be known to be: of
+// inputs of a few heads, or of no columns, it could have more before others have any.
+__device__ __forceinline__ void wait_for_end(const u32& n_ended, u32 n) {
+    while (*(const volatile u32*)&n_ended != n) spin_pause();
+}
+
+// A step of small products: a warp makes its weights ready before the inputs are there. `n_arrived`: steps before it, of which the block has ended
+// `n_ended`.
+__device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, const Step& step, const Part* parts, u32 n_splits, u32 tag, u32 copy,
+                                           const unsigned char* zeros, Ring& ring, const u32& n_ended, u32 n_arrived, int warp, int lane) {
+    const u32 kind = step.kind, n4 = step.n_in / 4, n_tiles = tiles_of(step, parts), wanted = (tag + step.tag_in) & TAG;
+    const Share mine = share_of(warp, step.n_units, LOG_WARPS);
+    const u32 n_panels = mine.n * step.unit;
+    const bool two = step.ready_tiles == 2;
+    const CodeInput input(decode_memory + a.input_at + warp * a.input_stride, n_panels);
+    // Four lanes take a block of 32 inputs, of whose halves each has a quad.
+    const u32 block = lane / 4, quad = mine.first * step.unit * 16 + block * 8 + lane % 4;
+    const bool in_row = block < 2 * n_panels, there[2] = {in_row && quad < n4, in_row && quad + 4 < n4};
+    float4 v[2], weights[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) weights[h] = step.norm && there[h] ? ((const float4*)step.norm)[quad + 4 * h] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    const ulonglong2* from = step.from + copy * n4 + quad;
+
+    ReadyHalf ready[2] = {};
+    const unsigned char* record = nullptr;
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        const u32 tile = two ? h : 0, first = two ? 0 : h * READY_HALF;
+        if (tile < n_tiles && n_panels > 0) {
+            u32 p = kind == GATE_AND_UP ? tile : 0;
+            if (kind == QKV)
+                while (p < 2 && tile >= (u32)parts[p].before + parts[p].n_tiles) p++;
+            if (two || h == 0) record = ring.wait();
+            if (first < n_panels) WITH_CODES(parts[p].format, (ready[h].read<FORMAT>(record, first, n_panels, lane)));
+            if (two || h == 1) ring.next(lane);
+        }
+        ready[h].place(input, first, tile < n_tiles ? n_panels : 0, zeros, lane);
+    }
+    u32 sums = a.regions_at[step.region] + (lane / 4 * READY_STRIDE + 2 * warp + lane % 4) * 4;
+    settle(sums);
+    wait_for_end(n_ended, n_arrived);
+
+    if (kind == ATTENTION_OUTPUT) {
+        joined_splits(l, n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, quad, in_row ? n4 : 0, tag, v);
+    } else {
+        ulonglong2 words[2];
+        auto of = [&](int h) { return from + 4 * h; };
+        ask_for_words(words, there, of);
+        wait_for_words(words, there, wanted, of);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            v[h] = there[h] ? unpack(words[h]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            multiply(v[h], weights[h]);
+        }
+    }
+    put_digits(input, block, lane % 4, v[0], v[1], in_row);
+    __syncwarp();
+    float y[2][2] = {};
+    if (two || n_panels > READY_HALF) {
+        if (n_panels > 1) ready_products<2, 2>(ready, y);
+        else ready_products<2, 1>(ready, y);
+    } else {
+        if (n_panels > 1) ready_products<1, 2>(ready, y);
+        else ready_products<1, 1>(ready, y);
+    }
+    const float of_digits = lane % 2 == 0 ? 256.0f : 1.0f / 256.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) y[h][0] *= of_digits, y[h][1] *= of_digits;
+    const bool of_halves = ready[0].of_halves || ready[1].of_halves;
+    if (of_halves || ready[0].has_mins || ready[1].has_mins) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            ready[h].take_offsets(lane % 4, y[h]);
+#pragma unroll
+            for (int row = 0; row < 2; row++) y[h][row] += __shfl_xor_sync(~0u, y[h][row], 2);
+        }
+    }
+    if (lane % 4 < 2) {
+        float* const to = (float*)(decode_memory + sums);
+        to[0] = two ? y[0][0] : y[0][0] + y[1][0], to[8 * READY_STRIDE] = two ? y[0][1] : y[0][1] + y[1][1];
+        if (two) to[16 * READY_STRIDE] = y[1][0], to[24 * READY_STRIDE] = y[1][1];
+    }
+    sums_are_ready();
+}
+
+// What a warp of its own does meanwhile, and after it: rows of the results of all steps of small products.
+__device__ __forceinline__ void finish_steps(const DecodeArgs& a, float* residual, u32& n_ended, int lane) {
+    u32 tag = a.tag;
+    const u32 copy = blockIdx.x % COPIES;
+#pragma unroll 1
+    for (u32 i = 0; i < a.n_layer; i++) {
+        const Layer& l = a.layers[i];
+#pragma unroll 1
+        for (u32 s = 0; s < l.n_steps; s++) {
+            const Step& step = l.steps[s];
+            const Part* parts = parts_of(a) + step.first_part;
+            // The first step is not among them.
+            if (tiles_of(step, parts) == 0 || (i == 0 && s == 0)) continue;
+            const u32 kind = step.kind, row = row_at(step, parts, lane), n4 = step.n_in / 4, wanted = (tag + step.tag_in) & TAG, activation = l.activation;
+            const u32 n_copies = step.copies, of_copy = step.n_out / 2, tag_out = (tag + step.tag_out) & TAG;
+            const bool is_there = row != ~0u, adds = kind == ATTENTION_OUTPUT || kind == DOWN, writes = is_there && row % 2 == 0;
+            const float bias = step.bias && is_there ? step.bias[row] : 0.0f, scale = adds ? l.scale : 1.0f, limit = l.activation_limit;
+            u64_t* const to = step.to + row / 2;
+            const float* const sums = (const float*)(decode_memory + a.regions_at[step.region]);
+            float rms = 1.0f;
+            if (step.norm) {
+                const float reciprocal = step.reciprocal, eps = step.eps;
+                const ulonglong2* from = step.from + copy * n4;
+                // One word is looked for, so as to be in nobody's way, until it is there: the others come with it.
+                while (!is_since(load_exchanged(from + blockIdx.x % n4), wanted)) rest_shortly();
+                float squares = 0.0f;
+                constexpr int N = 5;
+#pragma unroll 1
+                for (u32 first = lane; first < n4 + lane; first += 32 * N) {
+                    ulonglong2 words[N];
+                    bool there[N];
+#pragma unroll
+                    for (int k = 0; k < N; k++) there[k] = first + 32 * k < n4;
+                    auto of = [&](int k) { return from + first + 32 * k; };
+                    ask_for_words(words, there, of);
+                    wait_for_words(words, there, wanted, of);
+#pragma unroll
+                    for (int k = 0; k < N; k++)
+                        if (there[k]) squares += squares_of(unpack(words[k]));
+                }
+                rms = rsqrtf(warp_sum(squares) * reciprocal + eps);
+            }
+            wait_for_sums();
+            if (lane == 0) *(volatile u32*)&n_ended = n_ended + 1;
+            // Other threads of the block have put the first of these there.
+            const float before = adds && is_there ? residual[lane] : 0.0f;
+            float y = rms * ready_sum(sums, lane);
+            if (kind == GATE_AND_UP) {
+                const float up = __shfl_down_sync(~0u, y, 16);
+                y = activation == SILU ? activate(SILU, y) * up : gated(activation, limit, y, up);
+            }
+            y = before + scale * (y + bias);
+            const float next_row = __shfl_down_sync(~0u, y, 1);
+            if (writes) store_words(to, pack_pair(y, next_row, tag_out), n_copies, of_copy);
+            if (adds && is_there) residual[lane] = y;
+        }
+        tag = (tag + 2) & TAG;
+    }
 }

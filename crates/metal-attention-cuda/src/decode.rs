@@ -68,8 +68,8 @@ impl Decode {
         let head = [StepMatrix::of(head)];
         let plain = is_plain(&weights.embedding) && known(&head[0]) && known(&StepMatrix::of(&weights.embedding.table));
         let short = cache.cache_type == CacheType::F16;
-        let told = head[0].n_rows <= MAX_VOCAB;
-        if !summary.has_wide() || !plain || !told || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
+        let named = head[0].n_rows <= MAX_VOCAB;
+        if !summary.has_wide() || !plain || !named || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
             return Ok(None);
         }
         let until = wanted.unwrap_or(usize::MAX);
@@ -106,7 +106,7 @@ impl Decode {
         let mut first = First { step: 0, part: 0 };
         let mut of_layers = Vec::with_capacity(n_layer + 1);
         for (i, layer) in layers.iter().enumerate() {
-            let (args, next) = layer_args(cache, i, layer, words, first, [n_blocks, memory.slot_bytes]);
+            let (args, next) = layer_args(cache, i, layer, words, first, n_blocks, memory.slot_bytes);
             of_layers.push(args);
             first = next;
         }
@@ -115,7 +115,7 @@ impl Decode {
             norm: output_norm.weight.ptr(),
             bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
             eps: output_norm.eps,
-            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, [n_blocks, memory.slot_bytes])
+            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks, memory.slot_bytes)
         };
         let kernel = gpu.kernel(match head_dim {
             ..=64 if of_layers.iter().all(LayerArgs::is_small) => "decode_small_64",

@@ -315,13 +315,14 @@ pub(super) struct First {
     pub(super) part: usize,
 }
 
-/// A step without a norm and a bias, from which and to which words.
+/// A step without a norm and a bias, from which and to which words, on so many blocks whose warps ask for so many bytes at once.
 pub(super) fn step_args(
     kind: Kind,
     [from, to]: [u64; 2],
     first: First,
     matrices: &[StepMatrix],
-    [n_blocks, slot_bytes]: [usize; 2],
+    n_blocks: usize,
+    slot_bytes: usize,
 ) -> StepArgs {
     let shape = Shape::of(kind, matrices, n_blocks);
     let mut n_rows = [0; 3];
@@ -385,7 +386,8 @@ pub(super) fn layer_args(
     layer: &PlainLayer<'_>,
     words: Words,
     mut first: First,
-    n_blocks_and_slot: [usize; 2],
+    n_blocks: usize,
+    slot_bytes: usize,
 ) -> (LayerArgs, First) {
     let a = layer.attention;
     let [k_cache, v_cache] = cache.of_layer(i);
@@ -403,7 +405,7 @@ pub(super) fn layer_args(
             norm: norm.map_or(0, |norm| norm.weight.ptr()),
             bias: layer.bias(*kind),
             eps: norm.map_or(0.0, |norm| norm.eps),
-            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks_and_slot)
+            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks, slot_bytes)
         };
         first = First { step: first.step + 1, part: first.part + matrices.len() };
     }
