@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use archives::more_architectures;
-use common::{has_gpu, reference, run, stdout};
+use common::{has_gpu, run, stdout};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions, Pooler};
 use metal_attention_model::{FeedForward, LayerSpec, ModelShape};
@@ -46,7 +46,10 @@ enum Kind {
 }
 
 fn references() -> References {
-    serde_json::from_value(reference("synthesised")).unwrap()
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/synthesised.json.xz");
+    let (packed, mut text) = (std::fs::read(path).unwrap(), Vec::new());
+    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut text).unwrap();
+    serde_json::from_slice(&text).unwrap()
 }
 
 fn model(file: &Path) -> Model {
