@@ -1,12 +1,12 @@
-// y[t] = W x[t] for one token a workgroup and many rows, with inputs as whole numbers: see types/inputs.wgsl.
+// y[t] = W x[t] for one token a workgroup and many rows, with inputs as whole numbers: see types/inputs32.wgsl.
 //
 // A workgroup turns its input into bytes once, and multiplies {{ turns }} x {{ threads // lanes * row_tile }} rows with it.
-// {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l takes units l, l + {{ lanes }}, ... of 8 columns each,
-// and asks for the weights of {{ unroll }} unit(s) before it uses any, the first ones before it looks at the input.
+// {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l takes blocks l, l + {{ lanes }}, ... of 32 columns each,
+// and asks for the weights of the next one before it needs them, the first ones before it looks at the input.
 {% if pieces > 1 %}
 // The input is too long for the workgroup's memory, and comes in {{ pieces }} pieces.
 {% endif %}
-// Bounds: rows of `w` and units are cut off at the last, quads at the row's; `y` is written below n_rows, for tokens
+// Bounds: rows of `w` and blocks are cut off at the last, units at the row's; `y` is written below n_rows, for tokens
 // that it has (`Dispatch`). Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
@@ -24,50 +24,54 @@
 {% set batch_binding = next %}
 {% include "batch.wgsl" %}
 
+{% set next = next + 1 %}
+{% endif %}
+{% if vectors %}
+@group(0) @binding({{ next }}) var<storage, read> w4: array<vec4<u32>>; // the same as `w`
 {% endif %}
 {% include "types/" ~ type ~ ".wgsl" %}
-{% include "types/inputs.wgsl" %}
-{% set units = n_in // 8 %}
-{% set quads = n_in // 4 %}
-{% set steps = (units + lanes * pieces - 1) // (lanes * pieces) %}
-{% set stretches = (steps + unroll - 1) // unroll %}
-{% set held = stretches * unroll * lanes %}
+{% include "types/inputs32.wgsl" %}
+{% set blocks = n_in // 32 %}
+{% set held = (blocks + pieces - 1) // pieces %}
+{% set steps = (held + lanes - 1) // lanes %}
 {% set warps = threads // subgroup %}
+{% set rows_of_turn = threads // lanes * row_tile %}
 
 {% if output == "gated" %}
 // Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
 fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
 
 {% endif %}
-// {{ "A piece of the" if pieces > 1 else "The" }} input: even halves of units, then odd ones. Units past the end are zero.
-var<workgroup> input: array<vec4<u32>, {{ 2 * held }}>;
+// {{ "A piece of the" if pieces > 1 else "The" }} input. Units past the end are zero.
+var<workgroup> even: array<vec4<u32>, {{ 3 * held }}>;
+var<workgroup> odd: array<vec4<u32>, {{ 3 * held }}>;
+var<workgroup> sums: array<vec4<f32>, {{ held }}>;
+var<workgroup> worths: array<f32, {{ held }}>;
 {% if input == "rmsnorm" %}
 var<workgroup> squares: array<f32, {{ warps }}>;
 {% endif %}
 
-{% macro load(turn, stretch) %}
+{# The block of the lane at a step, of those that the workgroup holds. #}
+{% macro block_at(step) %}lane + ({{ step }}) * {{ lanes }}u{% endmacro %}
+{% macro load(turn, step) %}
         {
-            let row = first + ({{ turn }}) * {{ threads // lanes * row_tile }}u;
-{% for u in range(unroll) %}
-            let unit_{{ u }} = min({{ "base + " if pieces > 1 }}lane + {{ u * lanes }}u + ({{ stretch }}) * {{ unroll * lanes }}u, {{ units - 1 }}u);
+            let row = first + ({{ turn }}) * {{ rows_of_turn }}u;
+            let block = min({{ "base + " if pieces > 1 }}{{ block_at(step) }}, {{ blocks - 1 }}u);
 {% for r in range(row_tile) %}
-            raw_{{ r }}_{{ u }} = load8(min(row + {{ r }}u, {{ n_rows - 1 }}u), unit_{{ u }});
-{% endfor %}
+            raw_{{ r }} = load32(min(row + {{ r }}u, {{ n_rows - 1 }}u), block);
 {% endfor %}
         }
 {% endmacro %}
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let lane = tid % {{ lanes }}u;
-    let first = (group.z * {{ groups_x }}u + group.x) * {{ turns * threads // lanes * row_tile }}u + tid / {{ lanes }}u * {{ row_tile }}u;
+    let first = (group.z * {{ groups_x }}u + group.x) * {{ turns * rows_of_turn }}u + tid / {{ lanes }}u * {{ row_tile }}u;
 {% for r in range(row_tile) %}
     var acc_{{ r }} = 0.0;
-{% for u in range(unroll) %}
-    var raw_{{ r }}_{{ u }}: Raw8;
-{% endfor %}
+    var raw_{{ r }}: Raw32;
 {% endfor %}
     let token = group.y;
-    let source = {{ "wanted(token)" if rows == "wanted" else "token" }} * {{ quads }}u;
+    let source = {{ "wanted(token)" if rows == "wanted" else "token" }} * {{ n_in // 4 }}u;
 {% if input == "rmsnorm" %}
     var sum_of_squares = 0.0;
 {% endif %}
@@ -75,15 +79,24 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     for (var base = 0u; base < {{ pieces * held }}u; base += {{ held }}u) {
 {% endif %}
 {{ load("0u", "0u") }}
-    for (var at = tid; at < {{ 2 * held }}u; at += {{ threads }}u) {
-        let quad = {{ "2u * base + " if pieces > 1 }}at;
-        var v = x[source + min(quad, {{ quads - 1 }}u)];
-        if quad >= {{ quads }}u { v = vec4<f32>(); }
+    for (var at = tid; at < {{ 4 * held }}u; at += {{ threads }}u) {
+        let unit = {{ "4u * base + " if pieces > 1 }}at;
+        let quad = 2u * min(unit, {{ n_in // 8 - 1 }}u);
+        var a = x[source + quad];
+        var b = x[source + quad + 1u];
+        if unit >= {{ n_in // 8 }}u { a = vec4<f32>(); b = vec4<f32>(); }
 {% if input == "rmsnorm" %}
-        sum_of_squares += dot(v, v);
-        v *= norm_weight[min(quad, {{ quads - 1 }}u)];
+        sum_of_squares += dot(a, a) + dot(b, b);
+        a *= norm_weight[quad];
+        b *= norm_weight[quad + 1u];
 {% endif %}
-        input[at / 2u + at % 2u * {{ held }}u] = input_bytes(at, v);
+        let digits = digits8(a, b);
+{% for byte in range(3) %}
+        even[at / 4u + {{ byte * held }}u][at % 4u] = digits.even[{{ byte }}];
+        odd[at / 4u + {{ byte * held }}u][at % 4u] = digits.odd[{{ byte }}];
+{% endfor %}
+        sums[at / 4u][at % 4u] = digits.sum;
+        if at % 4u == 0u { worths[at / 4u] = digits.worth; }
     }
 {% macro share_squares() %}
 {% if input == "rmsnorm" %}
@@ -105,18 +118,26 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {{ factor() }}
 {%- endif %}
 
-    for (var step = 0u; step < {{ turns * stretches }}u; step++) {
-{% for u in range(unroll) %}
+    for (var step = 0u; step < {{ turns * steps }}u; step++) {
+        let block = {{ block_at("step %% %du" | format(steps)) }};
+{% if held % lanes == 0 %}
         {
-            let at = lane + {{ u * lanes }}u + step % {{ stretches }}u * {{ unroll * lanes }}u;
-            let x8 = X8(input[at], input[at + {{ held }}u]);
+{% else %}
+        if block < {{ held }}u {
+{% endif %}
+            let input = X32(
+{% for half in ["even", "odd"] %}
+                array<vec4<u32>, 3>({% for byte in range(3) %}{{ half }}[block + {{ byte * held }}u]{{ ", " if not loop.last }}{% endfor %}),
+{% endfor %}
+                worths[block],
+                sums[block],
+            );
 {% for r in range(row_tile) %}
-            acc_{{ r }} += dots8(raw_{{ r }}_{{ u }}, x8);
+            acc_{{ r }} += dots32(raw_{{ r }}, {{ "base + " if pieces > 1 }}block, input);
 {% endfor %}
         }
-{% endfor %}
-        if step < {{ turns * stretches - 1 }}u {
-{{ load("(step + 1u) / %du" | format(stretches), "(step + 1u) %% %du" | format(stretches)) }}
+        if step < {{ turns * steps - 1 }}u {
+{{ load("(step + 1u) / %du" | format(steps), "(step + 1u) %% %du" | format(steps)) }}
         }
 {% macro finish(first_row_of_turn) %}
             let row = {{ first_row_of_turn }};
@@ -140,8 +161,8 @@ acc_{{ r }}{{ " * factor" if input == "rmsnorm" }}
 {% endfor %}
 {% endmacro %}
 {% if pieces == 1 %}
-        if step % {{ stretches }}u == {{ stretches - 1 }}u {
-{{ finish("first + step / %du * %du" | format(stretches, threads // lanes * row_tile)) }}
+        if step % {{ steps }}u == {{ steps - 1 }}u {
+{{ finish("first + step / %du * %du" | format(steps, rows_of_turn)) }}
 {% for r in range(row_tile) %}
             acc_{{ r }} = 0.0;
 {% endfor %}

@@ -132,14 +132,16 @@ impl GpuDevice {
         };
         let subgroups = options.subgroups && has(wgpu::Features::SUBGROUP);
         let (min, max) = summary.subgroup_sizes;
+        let limits = device.limits();
         let features = ShaderFeatures {
             subgroups,
             subgroup_size: if subgroups && min == max { min } else { 0 },
             f16: options.f16 && has(wgpu::Features::SHADER_F16),
-            // No feature tells. Metal has no such instruction; without this much workgroup memory it is a small device.
+            // No feature tells. Metal has no such instruction; with less workgroup memory or fewer threads it is a small device.
             integer_dot: options.integer_dot
                 && summary.backend != "metal"
-                && device.limits().max_compute_workgroup_storage_size >= 32 << 10,
+                && limits.max_compute_workgroup_storage_size >= 32 << 10
+                && limits.max_compute_invocations_per_workgroup >= 512,
             cooperative_f16: options.f16
                 && subgroups
                 && coop(16, wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32),

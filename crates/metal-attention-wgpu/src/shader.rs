@@ -171,6 +171,7 @@ shaders![
     "types/fp4.wgsl",
     "types/grid8.wgsl",
     "types/inputs.wgsl",
+    "types/inputs32.wgsl",
     "types/iq1.wgsl",
     "types/iq1_m.wgsl",
     "types/iq1_s.wgsl",
@@ -228,7 +229,7 @@ fn templates() -> &'static Environment<'static> {
 fn matrix_functions(state: &State, prefix: &str, ty: &str, n_in: u32, n_rows: u32) -> Result<String, minijinja::Error> {
     let template = state.env().get_template(&format!("types/{ty}.wgsl"))?;
     let integer = state.lookup("integer");
-    Ok(scoped(&template.render(context! { n_in, n_rows, integer, scoped => true })?, prefix))
+    Ok(scoped(&template.render(context! { n_in, n_rows, integer, in_blocks => false, scoped => true })?, prefix))
 }
 
 /// `source` with `prefix` before every name that it declares at module scope, and before the indices of `w`.
@@ -263,6 +264,7 @@ pub fn wgsl(kernel: &str, constants: &[(&'static str, Constant)], features: Shad
     let mut values: BTreeMap<&str, Value> = constants.iter().map(|(name, c)| (*name, c.value())).collect();
     values.insert("scoped", false.into());
     values.entry("integer").or_insert(false.into());
+    values.entry("in_blocks").or_insert(false.into());
     values.insert("subgroups", features.subgroups.into());
     values.insert("subgroup_size", features.subgroup_size.into());
     values.insert("f16", features.f16.into());

@@ -9,3 +9,14 @@ fn packed8(raw: Raw8) -> vec2<u32> {
 }
 fn affine8(raw: Raw8) -> vec2<f32> { return scale8(raw) * vec2(1.0, -14.0); }
 fn codes8(raw: Raw8) -> W8 { return by_turns(packed8(raw), 14.0); }
+{% if in_blocks %}
+
+fn codes32(raw: Raw32, _block: u32) -> Codes32 {
+    let a = raw.q;
+    let b = ~(raw.q >> vec4(1u));
+    let c = ~(raw.q >> vec4(3u));
+    let most = (a & b) | (a & c) | (b & c);
+    let q = nibbles32(raw.q);
+    return Codes32(q.even + 13u * (most & vec4(0x01010101u)), q.odd + 13u * ((most >> vec4(4u)) & vec4(0x01010101u)));
+}
+{% endif %}

@@ -1,5 +1,6 @@
 {% include "types/unit.wgsl" %}
 
+{% set scales = 2 %}
 {% include "types/packed.wgsl" %}
 
 // Per block of 256: 16 bytes of (scale, minimum) nibbles, each for 2 units; then (d, dmin).
@@ -23,3 +24,19 @@ fn codes8(raw: Raw8) -> W8 {
     return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }
+{% if in_blocks %}
+
+struct Raw32 { pairs: vec4<u32>, scale: u32, d: u32 }
+fn load32(row: u32, block: u32) -> Raw32 {
+    return Raw32(
+        w4[row * {{ n_in // 64 }}u + block / 2u],
+        w[SCALES + row * {{ n_in // 64 }}u + block / 2u],
+        w[BLOCKS + row * {{ n_in // 256 }}u + block / 8u],
+    );
+}
+fn codes32(raw: Raw32, block: u32) -> Codes32 { return pairs32(raw.pairs, block, 0u); }
+fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
+    let scale = raw.scale >> (8u * (2u * (block % 2u) + i));
+    return unpack2x16float(raw.d) * vec2(f32(scale & 15u), -f32((scale >> 4u) & 15u));
+}
+{% endif %}

@@ -1,5 +1,6 @@
 {% include "types/unit.wgsl" %}
 
+{% set scales = 2 %}
 {% include "types/packed.wgsl" %}
 
 // Per block of 256: a plane of low pairs of bits, a plane of third bits, 16 scales plus 32, each for 2 units; then d.
@@ -19,3 +20,19 @@ fn packed8(raw: Raw8) -> vec2<u32> { return pairs(raw.q, 0u) | bits(raw.high, 2u
 fn affine8(raw: Raw8) -> vec2<f32> { return scale8(raw) * vec2(1.0, -4.0); }
 fn codes8(raw: Raw8) -> W8 { return by_turns(packed8(raw), 4.0); }
 fn scale8(raw: Raw8) -> f32 { return half_of(raw.d) * (byte_at(raw.scale, 0u) - 32.0); }
+{% if in_blocks %}
+
+struct Raw32 { pairs: vec4<u32>, high: u32, scale: u32, d: u32 }
+fn load32(row: u32, block: u32) -> Raw32 {
+    return Raw32(
+        w4[row * {{ n_in // 64 }}u + block / 2u],
+        w[HIGH + row * {{ n_in // 32 }}u + block],
+        w[SCALES + row * {{ n_in // 64 }}u + block / 2u],
+        w[BLOCKS + row * {{ (n_in + 511) // 512 }}u + block / 16u],
+    );
+}
+fn codes32(raw: Raw32, block: u32) -> Codes32 { return both32(pairs32(raw.pairs, block, 0u), bits32(raw.high, 2u)); }
+fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
+    return half_of(raw.d >> (16u * (block / 8u % 2u))) * (byte_at(raw.scale, 2u * (block % 2u) + i) - 32.0) * vec2(1.0, -4.0);
+}
+{% endif %}

@@ -1,5 +1,6 @@
 {% include "types/unit.wgsl" %}
 
+{% set scales = 1 %}
 {% include "types/packed.wgsl" %}
 
 const SCALES: u32 = {{ n_rows }}u * UNITS;
@@ -15,3 +16,14 @@ fn codes8(raw: Raw8) -> W8 {
     return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }
+{% if in_blocks %}
+
+struct Raw32 { q: vec4<u32>, dm: u32 }
+fn load32(row: u32, block: u32) -> Raw32 {
+    return Raw32(w4[row * (UNITS / 4u) + block], w[SCALES + row * {{ n_in // 32 }}u + block]);
+}
+fn codes32(raw: Raw32, _block: u32) -> Codes32 { return nibbles32(raw.q); }
+fn affine32(raw: Raw32, _block: u32, _i: u32) -> vec2<f32> {
+    return unpack2x16float(raw.dm);
+}
+{% endif %}

@@ -1,5 +1,6 @@
 {% include "types/unit.wgsl" %}
 
+{% set scales = 1 %}
 {% include "types/packed.wgsl" %}
 
 // Per block of 256: nibbles, a plane of fifth bits, 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
@@ -25,3 +26,19 @@ fn codes8(raw: Raw8) -> W8 {
     return W8(q.lo * dm.x + dm.y, q.hi * dm.x + dm.y);
 }
 fn scale8(raw: Raw8) -> f32 { return 1.0; }
+{% if in_blocks %}
+
+struct Raw32 { q: vec4<u32>, high: u32, scale: u32, d: u32 }
+fn load32(row: u32, block: u32) -> Raw32 {
+    return Raw32(
+        w4[row * (UNITS / 4u) + block],
+        w[HIGH + row * {{ n_in // 32 }}u + block],
+        w[SCALES + row * {{ n_in // 64 }}u + block / 2u],
+        w[BLOCKS + row * {{ n_in // 256 }}u + block / 8u],
+    );
+}
+fn codes32(raw: Raw32, _block: u32) -> Codes32 { return both32(nibbles32(raw.q), bits32(raw.high, 4u)); }
+fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> {
+    return unpack2x16float(raw.d) * vec2(byte_at(raw.scale, 2u * (block % 2u)), -byte_at(raw.scale, 2u * (block % 2u) + 1u));
+}
+{% endif %}

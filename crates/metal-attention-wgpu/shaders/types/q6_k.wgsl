@@ -1,5 +1,6 @@
 {% include "types/unit.wgsl" %}
 
+{% set scales = 2 %}
 {% include "types/packed.wgsl" %}
 
 // Per block of 256: nibbles, a plane of upper pairs of bits, 16 scales plus 128, each for 2 units; then d.
@@ -19,3 +20,19 @@ fn packed8(raw: Raw8) -> vec2<u32> { return nibbles(raw.q) | pairs(raw.high, 4u)
 fn affine8(raw: Raw8) -> vec2<f32> { return scale8(raw) * vec2(1.0, -32.0); }
 fn codes8(raw: Raw8) -> W8 { return by_turns(packed8(raw), 32.0); }
 fn scale8(raw: Raw8) -> f32 { return half_of(raw.d) * (byte_at(raw.scale, 0u) - 128.0); }
+{% if in_blocks %}
+
+struct Raw32 { q: vec4<u32>, high: vec4<u32>, scale: u32, d: u32 }
+fn load32(row: u32, block: u32) -> Raw32 {
+    return Raw32(
+        w4[row * (UNITS / 4u) + block],
+        w4[HIGH / 4u + row * {{ n_in // 64 }}u + block / 2u],
+        w[SCALES + row * {{ n_in // 64 }}u + block / 2u],
+        w[BLOCKS + row * {{ (n_in + 511) // 512 }}u + block / 16u],
+    );
+}
+fn codes32(raw: Raw32, block: u32) -> Codes32 { return both32(nibbles32(raw.q), pairs32(raw.high, block, 4u)); }
+fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
+    return half_of(raw.d >> (16u * (block / 8u % 2u))) * (byte_at(raw.scale, 2u * (block % 2u) + i) - 128.0) * vec2(1.0, -32.0);
+}
+{% endif %}

@@ -9,7 +9,7 @@ use crate::arena::{Bind, Slice};
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::matrix::{GpuMatrix, MatrixPart, Whole, type_info, type_name};
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -395,8 +395,9 @@ impl Layout {
         // No more subgroups than one has lanes, which join what the subgroups found.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
         // Turning inputs into bytes takes a while, which small products do not make up for.
-        let integer =
-            !ahead && features.integer_dot && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).packed);
+        let integer = !ahead
+            && features.integer_dot
+            && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).whole != Whole::No);
         let stride = matrices.stride();
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([

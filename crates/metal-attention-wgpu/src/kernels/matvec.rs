@@ -6,7 +6,7 @@ use crate::arena::Bind;
 use crate::device::GpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
 use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::matrix::{GpuMatrix, MatrixPart, Whole, type_info, type_name};
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -180,6 +180,9 @@ pub fn multi_token_matvec(
             if token_tile > 1 || options.rows == Rows::Wanted {
                 buffers.push((batch, Reach::Batch));
             }
+            if tile.turns > 0 && product.has_vectors() {
+                buffers.push((&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))));
+            }
             let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
             Dispatch::new(gpu, &product.key(tile), &buffers, grid)
         })
@@ -280,24 +283,22 @@ const THREADS: usize = 64;
 const WIDE_LANES: usize = 256;
 const WIDE_LIMIT: usize = 1 << 19;
 
-/// Lanes of a workgroup, and workgroups that a large GPU is busy with, where inputs are whole numbers. Each turns its
-/// input into bytes, so it takes more rows.
-const INTEGER_THREADS: usize = 256;
-const INTEGER_GROUPS: usize = 2048;
+/// Lanes of a workgroup, rows that lanes share, and workgroups that a large GPU is busy with, where inputs are whole numbers.
+/// Each workgroup turns its input into bytes, so it takes more rows. Measured on an H100.
+const INTEGER_THREADS: usize = 512;
+const INTEGER_ROWS: usize = 2;
+const INTEGER_GROUPS: usize = 512;
 
 /// Weights from which on inputs become whole numbers: of a product that is stored, and of one with more to it.
 const INTEGER_WEIGHTS: usize = 1 << 22;
 const INTEGER_WEIGHTS_OF_LAYERS: usize = 1 << 24;
 
-/// Most workgroup memory of inputs as whole numbers: devices have 32 KiB and more, of which sums of squares take some.
+/// Workgroup memory of 32 inputs as whole numbers, and most of all of them: devices have 32 KiB and more, of which sums of
+/// squares take some.
+const INPUT_BYTES_OF_BLOCK: usize = 116;
 const INTEGER_BYTES: usize = (32 << 10) - 512;
 
 impl Tile {
-    /// Workgroup memory that a piece of the `n_in` inputs takes as whole numbers.
-    fn input_bytes(self, n_in: usize) -> usize {
-        32 * n_in.div_ceil(8).div_ceil(self.lanes * self.pieces).next_multiple_of(self.unroll) * self.lanes
-    }
-
     /// Rows of a workgroup.
     pub(super) fn rows_of_a_group(self) -> usize {
         self.turns.max(1) * self.threads / self.lanes * self.rows
@@ -409,15 +410,26 @@ impl Product {
             pieces: 1,
             subgroup: features.subgroup_size as usize,
         };
-        if !integer {
-            return tile;
-        }
-        let mut tile = Tile { threads: INTEGER_THREADS, turns: 1, ..tile };
-        while tile.input_bytes(self.n_in) > INTEGER_BYTES {
-            tile.pieces += 1;
-        }
-        let turns = (self.n_rows / (INTEGER_GROUPS * tile.rows_of_a_group())).clamp(1, 8);
-        Tile { turns: if tile.pieces == 1 { turns } else { 1 }, ..tile }
+        if integer { self.integer_tile(tile) } else { tile }
+    }
+
+    /// The tile with inputs as whole numbers, `tile` being that with floats: lanes take blocks of four units.
+    fn integer_tile(&self, tile: Tile) -> Tile {
+        let blocks = self.n_in / 32;
+        let most = tile.subgroup.min(32);
+        let idle = |lanes: usize| blocks.next_multiple_of(lanes) - blocks;
+        let lanes = [most, most / 2, most / 4].into_iter().filter(|&lanes| lanes > 0).min_by_key(|&lanes| idle(lanes));
+        let pieces = (INPUT_BYTES_OF_BLOCK * blocks).div_ceil(INTEGER_BYTES);
+        let (rows, threads) = (INTEGER_ROWS, INTEGER_THREADS);
+        let tile = Tile { lanes: lanes.unwrap_or(1), rows, unroll: 1, threads, turns: 1, pieces, ..tile };
+        let groups = self.n_rows.div_ceil(tile.rows_of_a_group());
+        let turns = ((groups + INTEGER_GROUPS / 2) / INTEGER_GROUPS).clamp(1, 8);
+        Tile { turns: if pieces == 1 { turns } else { 1 }, ..tile }
+    }
+
+    /// Whether the kernel for inputs as whole numbers reads vectors of words.
+    fn has_vectors(&self) -> bool {
+        type_info(self.ty).whole == Whole::Vectors
     }
 
     /// Whether inputs become whole numbers, which is worth it for many rows only.
@@ -426,7 +438,7 @@ impl Product {
         let least = if stored { INTEGER_WEIGHTS } else { INTEGER_WEIGHTS_OF_LAYERS };
         features.integer_dot
             && (4..=32).contains(&features.subgroup_size)
-            && type_info(self.ty).packed
+            && type_info(self.ty).whole != Whole::No
             && self.token_tile == 1
             && self.input != "silu"
             && self.n_inputs() == 1
@@ -467,7 +479,8 @@ impl Product {
             ("turns", tile.turns.into()),
             ("subgroup", tile.subgroup.into()),
             ("pieces", tile.pieces.into()),
-            ("integer", (tile.turns > 0).into()),
+            ("in_blocks", (tile.turns > 0).into()),
+            ("vectors", self.has_vectors().into()),
             ("n_inputs", self.n_inputs().into()),
             ("end_0", self.row_ends[0].into()),
             ("end_1", self.row_ends[1].into()),

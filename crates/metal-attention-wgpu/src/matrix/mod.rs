@@ -15,7 +15,7 @@ use crate::device::GpuDevice;
 use crate::error::GpuError;
 use layout::RowLayout;
 pub(crate) use repack::catalogue;
-pub(crate) use types::{type_info, type_name};
+pub(crate) use types::{Whole, type_info, type_name};
 use upload::RowSource;
 pub(crate) use upload::{PartRows, upload};
 
