@@ -14,7 +14,7 @@ use std::sync::Arc;
 use archives::{Files, quants, small_quants};
 use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{GpuDevice, GpuError};
+use metal_attention::kernels::{GpuDevice, GpuError, GpuOptions};
 use metal_attention::{
     BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, Model,
     ModelSpec, Weights,
@@ -212,6 +212,28 @@ fn architectures() {
         for (&id, &want) in tokens.iter().zip(&case.argmax_all) {
             let got = model.forward_token_greedy(id).unwrap();
             assert_eq!(got, want, "{name}, token by token");
+        }
+    }
+}
+
+/// As of AMD's and Intel's devices, which run a kernel with more lanes or fewer as they see fit.
+#[test]
+fn subgroups_of_no_known_size() {
+    let Some(all) = gpu() else { return };
+    if all.features().neighbours < 4 {
+        return;
+    }
+    let gpu = Arc::new(GpuDevice::open(&GpuOptions { least_subgroup: Some(4), ..Default::default() }).unwrap());
+    assert_eq!((gpu.features().subgroup_size, gpu.features().neighbours), (0, 4));
+    let Models { tokens, models } = read("architectures.json");
+    for (name, case) in models.iter().take(3) {
+        let file = GgufFile::from_bytes(&archives::architectures()[name]).unwrap();
+        let mut model = start(&gpu, &file, &options(CacheType::F32));
+        let argmaxes: Vec<_> = logits(&mut model, &tokens).iter().map(|row| argmax(row)).collect();
+        assert_eq!(argmaxes, case.argmax_all, "{name}");
+        model.reset();
+        for (&id, &want) in tokens.iter().zip(&case.argmax_all) {
+            assert_eq!(model.forward_token_greedy(id).unwrap(), want, "{name}, token by token");
         }
     }
 }

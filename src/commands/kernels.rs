@@ -94,6 +94,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let features = ShaderFeatures {
         subgroups,
         subgroup_size: if subgroups { args.subgroup_size } else { 0 },
+        neighbours: if subgroups { args.subgroup_size } else { 0 },
         f16: !args.no_f16,
         integer_dot: true,
         cooperative_f16: subgroups && !args.no_f16 && !args.no_matrix_units,

@@ -1,6 +1,7 @@
 // The best (key, id) over all {{ threads }} invocations of a workgroup: the greatest key, the lowest id among equals.
-// Bounds: `best_scratch` has a place for every subgroup, or invocation, of the workgroup. Its loops count to constants.
-{% set n_parts = threads // subgroup_size if subgroup_size > 1 else threads %}
+// Bounds: `best_scratch` has a place for every so many neighbours, or invocation, of the workgroup. Its loops count to constants.
+{% set together = [neighbours, threads] | min %}
+{% set n_parts = threads // together if together > 1 else threads %}
 var<workgroup> best_scratch: array<vec2<u32>, {{ n_parts }}>;
 
 fn better(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
@@ -9,12 +10,14 @@ fn better(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
 
 // Every invocation takes part; the first one gets the result.
 fn workgroup_best(candidate: vec2<u32>, tid: u32) -> vec2<u32> {
-{% if subgroup_size > 1 %}
-    let key = subgroupMax(candidate.x);
-    let id = subgroupMin(select(0xffffffffu, candidate.y, candidate.x == key));
-    if tid % {{ subgroup_size }}u == 0u { best_scratch[tid / {{ subgroup_size }}u] = vec2(key, id); }
+{% if together > 1 %}
+    var best = candidate;
+{% for mask in [64, 32, 16, 8, 4, 2, 1] if mask < together %}
+    best = better(best, subgroupShuffleXor(best, {{ mask }}u));
+{% endfor %}
+    if tid % {{ together }}u == 0u { best_scratch[tid / {{ together }}u] = best; }
     workgroupBarrier();
-    var best = best_scratch[0];
+    best = best_scratch[0];
     if tid == 0u {
         for (var i = 1u; i < {{ n_parts }}u; i++) { best = better(best, best_scratch[i]); }
     }

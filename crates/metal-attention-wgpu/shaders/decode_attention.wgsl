@@ -22,7 +22,8 @@
 #}
 {% set threads = 256 %}
 {% set kv_units = (head_dim + 3) // 4 %}
-{% set lanes = 4 if subgroup_size >= 4 else 1 %}
+{% set lanes = 4 if neighbours >= 4 else 1 %}
+{% set together = [neighbours, threads] | min %}
 {% set units = (kv_units + lanes - 1) // lanes %}
 {% set keys_at_once = threads // lanes %}
 {% set at_once = 16 if cache_f16 else 8 %}
@@ -79,8 +80,8 @@ var<workgroup> sums: array<vec4<f32>, {{ groups // 2 * kv_units * heads }}>; // 
 {% if qk_norm %}
 var<workgroup> squares: array<f32, {{ (heads + 1) * kv_units }}>;
 {% endif %}
-{% if subgroup_size > 1 %}
-{% set reduced = threads // subgroup_size %}
+{% if together > 1 %}
+{% set reduced = threads // together %}
 {% else %}
 {% set reduced = threads %}
 {% endif %}
@@ -291,9 +292,11 @@ fn main(
         }
 {% endfor %}
     }
-{% if subgroup_size > 1 %}
-    largest = subgroupMax(largest);
-    if tid % {{ subgroup_size }}u == 0u { scratch[tid / {{ subgroup_size }}u] = largest; }
+{% if together > 1 %}
+{% for mask in [64, 32, 16, 8, 4, 2, 1] if mask < together %}
+    largest = max(largest, subgroupShuffleXor(largest, {{ mask }}u));
+{% endfor %}
+    if tid % {{ together }}u == 0u { scratch[tid / {{ together }}u] = largest; }
     workgroupBarrier();
     largest = scratch[0];
     for (var i = 1u; i < {{ reduced }}u; i++) { largest = max(largest, scratch[i]); }
@@ -320,9 +323,11 @@ fn main(
         weights[row] = weight;
         total += weight;
     }
-{% if subgroup_size > 1 %}
-    total = subgroupAdd(total);
-    if tid % {{ subgroup_size }}u == 0u { scratch_sum[tid / {{ subgroup_size }}u] = total; }
+{% if together > 1 %}
+{% for mask in [64, 32, 16, 8, 4, 2, 1] if mask < together %}
+    total += subgroupShuffleXor(total, {{ mask }}u);
+{% endfor %}
+    if tid % {{ together }}u == 0u { scratch_sum[tid / {{ together }}u] = total; }
     workgroupBarrier();
     total = scratch_sum[0];
     for (var i = 1u; i < {{ reduced }}u; i++) { total += scratch_sum[i]; }

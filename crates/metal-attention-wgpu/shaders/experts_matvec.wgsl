@@ -39,7 +39,7 @@
 {% endif %}
 {% set n_sums = row_tile + (1 if norm else 0) %}
 {# Lanes that exchange values; where more share a row, each such bunch leaves its sum in workgroup memory. #}
-{% set bunch = [subgroup_size, lanes, 32] | min if subgroup_size > 1 else 1 %}
+{% set bunch = [neighbours, lanes, 32] | min if neighbours > 1 else 1 %}
 {% set bunches = threads // bunch %}
 {% if bunch < lanes %}
 var<workgroup> scratch: array<f32, {{ n_sums * bunches }}>;

@@ -103,7 +103,7 @@ fn input8(row: u32, unit: u32) -> W8 {
 {{ read8("norm_weight8", "norm_weight", n_in, false) }}
 {% endif %}
 {# Lanes that exchange values; where more share a row, each such bunch leaves its sum in workgroup memory. #}
-{% set bunch = [subgroup_size, lanes, 32] | min if subgroup_size > 1 else 1 %}
+{% set bunch = [neighbours, lanes, 32] | min if neighbours > 1 else 1 %}
 {% set n_sums = row_tile * token_tile + (token_tile if input == "rmsnorm" else 0) %}
 {% set bunches = threads // bunch %}
 {% if bunch < lanes %}

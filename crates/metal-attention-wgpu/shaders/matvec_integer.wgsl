@@ -34,7 +34,6 @@
 {% set blocks = n_in // 32 %}
 {% set held = (blocks + pieces - 1) // pieces %}
 {% set steps = (held + lanes - 1) // lanes %}
-{% set warps = threads // subgroup %}
 {% set rows_of_turn = threads // lanes * row_tile %}
 
 {% if output == "gated" %}
@@ -48,7 +47,7 @@ var<workgroup> odd: array<vec4<u32>, {{ 3 * held }}>;
 var<workgroup> sums: array<vec4<f32>, {{ held }}>;
 var<workgroup> worths: array<f32, {{ held }}>;
 {% if input == "rmsnorm" %}
-var<workgroup> squares: array<f32, {{ warps }}>;
+var<workgroup> squares: array<f32, {{ threads // together }}>;
 {% endif %}
 
 {# The block of the lane at a step, of those that the workgroup holds. #}
@@ -100,13 +99,15 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     }
 {% macro share_squares() %}
 {% if input == "rmsnorm" %}
-    sum_of_squares = subgroupAdd(sum_of_squares);
-    if tid % {{ subgroup }}u == 0u { squares[tid / {{ subgroup }}u] = sum_of_squares; }
+{% for mask in [16, 8, 4, 2, 1] if mask < together %}
+    sum_of_squares += subgroupShuffleXor(sum_of_squares, {{ mask }}u);
+{% endfor %}
+    if tid % {{ together }}u == 0u { squares[tid / {{ together }}u] = sum_of_squares; }
 {% endif %}
 {% endmacro %}
 {% macro factor() %}
 {% if input == "rmsnorm" %}
-    sum_of_squares = {% for i in range(warps) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %};
+    sum_of_squares = {% for i in range(threads // together) %}squares[{{ i }}]{{ " + " if not loop.last }}{% endfor %};
     let factor = inverseSqrt(sum_of_squares / {{ n_in }}.0 + {{ eps }});
 {% endif %}
 {% endmacro %}

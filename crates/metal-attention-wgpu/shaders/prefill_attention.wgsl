@@ -42,7 +42,7 @@ const NEVER: f32 = -3.4e38; // the score of a position that is not seen
 // Keys of the tile, then its values; in the end, sums to be joined.
 var<workgroup> tile: array<vec4<f32>, {{ [2 * keys_of_tile * stride, parts // 2 * team * units] | max }}>;
 var<workgroup> softmax: array<vec2<f32>, {{ [parts // 2 * team, 1] | max }}>; // largest score and sum of the weights, of sums in `tile`
-{% if lanes > 1 and subgroup_size < lanes %}
+{% if lanes > 1 and neighbours < lanes %}
 var<workgroup> scratch: array<vec4<f32>, {{ threads }}>;
 {% endif %}
 
@@ -137,7 +137,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
             score.{{ part[k] }} += dot(q_{{ u }}, tile[row + {{ k * stride + u * lanes }}u]);
 {% endfor %}
 {% endfor %}
-{% if lanes > 1 and subgroup_size >= lanes %}
+{% if lanes > 1 and neighbours >= lanes %}
 {% for mask in [1, 2, 4] %}
 {% if mask < lanes %}
             score += subgroupShuffleXor(score, {{ mask }}u);

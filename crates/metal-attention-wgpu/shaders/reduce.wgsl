@@ -1,16 +1,19 @@
 // Sum and maximum over all {{ threads }} invocations of a workgroup: every invocation takes part and gets the result.
-// Bounds: `reduce_scratch` has a place for every subgroup, or invocation, of the workgroup. Its loops count to
-// constants.
+// Bounds: `reduce_scratch` has a place for every invocation of the workgroup. Its loops count to constants.
+{% set together = [neighbours, threads] | min %}
 var<workgroup> reduce_scratch: array<f32, {{ threads }}>;
-{% for name, op, subgroup_op in [("sum", "a + b", "subgroupAdd"), ("max", "max(a, b)", "subgroupMax")] %}
+{% for name, op in [("sum", "a + b"), ("max", "max(a, b)")] %}
 fn combine_{{ name }}(a: f32, b: f32) -> f32 { return {{ op }}; }
-{% if subgroup_size > 1 %}
+{% if together > 1 %}
 fn workgroup_{{ name }}(v: f32, tid: u32) -> f32 {
-    let part = {{ subgroup_op }}(v);
-    if tid % {{ subgroup_size }}u == 0u { reduce_scratch[tid / {{ subgroup_size }}u] = part; }
+    var part = v;
+{% for mask in [64, 32, 16, 8, 4, 2, 1] if mask < together %}
+    part = combine_{{ name }}(part, subgroupShuffleXor(part, {{ mask }}u));
+{% endfor %}
+    if tid % {{ together }}u == 0u { reduce_scratch[tid / {{ together }}u] = part; }
     workgroupBarrier();
     var total = reduce_scratch[0];
-    for (var i = 1u; i < {{ threads // subgroup_size }}u; i++) { total = combine_{{ name }}(total, reduce_scratch[i]); }
+    for (var i = 1u; i < {{ threads // together }}u; i++) { total = combine_{{ name }}(total, reduce_scratch[i]); }
     workgroupBarrier();
     return total;
 }

@@ -23,6 +23,9 @@ pub struct GpuOptions {
     pub adapter: AdapterChoice,
     /// Let kernels use subgroup operations where the device has them.
     pub subgroups: bool,
+    /// Lanes that a subgroup has at least, as far as kernels may know, who then do not know how many it has: for a device on which
+    /// all have the same number, to see how it does on those where they have not.
+    pub least_subgroup: Option<u32>,
     /// Let kernels use 16-bit floats where the device has them.
     pub f16: bool,
     /// Let kernels multiply bytes four at a time where the device can.
@@ -44,6 +47,7 @@ impl Default for GpuOptions {
         Self {
             adapter: AdapterChoice::Best,
             subgroups: true,
+            least_subgroup: None,
             f16: true,
             integer_dot: true,
             cooperative_matrices: true,
@@ -131,11 +135,15 @@ impl GpuDevice {
                     .any(|p| (p.m_size, p.n_size, p.k_size, p.ab_type, p.cr_type) == (m, m, m, ab, cr))
         };
         let subgroups = options.subgroups && has(wgpu::Features::SUBGROUP);
-        let (min, max) = summary.subgroup_sizes;
+        let (min, max) = match (summary.subgroup_sizes, options.least_subgroup) {
+            ((min, max), Some(least)) => (min.min(least), max),
+            (sizes, None) => sizes,
+        };
         let limits = device.limits();
         let features = ShaderFeatures {
             subgroups,
             subgroup_size: if subgroups && min == max { min } else { 0 },
+            neighbours: if subgroups { min } else { 0 },
             f16: options.f16 && has(wgpu::Features::SHADER_F16),
             // No feature tells. Metal has no such instruction; with less workgroup memory or fewer threads it is a small device.
             integer_dot: options.integer_dot

@@ -77,6 +77,8 @@ pub struct ShaderFeatures {
     pub subgroups: bool,
     /// Lanes of a subgroup where that is one number on this device, else 0.
     pub subgroup_size: u32,
+    /// Invocations side by side that surely share a subgroup, whatever size these have; 0 without subgroups.
+    pub neighbours: u32,
     /// 16-bit floats.
     pub f16: bool,
     /// Products of four bytes in one instruction.
@@ -267,6 +269,7 @@ pub fn wgsl(kernel: &str, constants: &[(&'static str, Constant)], features: Shad
     values.entry("in_blocks").or_insert(false.into());
     values.insert("subgroups", features.subgroups.into());
     values.insert("subgroup_size", features.subgroup_size.into());
+    values.insert("neighbours", features.neighbours.into());
     values.insert("f16", features.f16.into());
     values.insert("cooperative_f16", features.cooperative_f16.into());
     values.insert("cooperative_f32", features.cooperative_f32.into());

@@ -19,7 +19,7 @@
 {% set value_units = (columns + 3) // 4 %}
 {% set row_units = n_vectors * key_units + n_values * value_units %}
 {% set n_ahead = (block * row_units + threads - 1) // threads %}
-{% set shuffles = subgroup_size >= splits %}
+{% set shuffles = neighbours >= splits %}
 {{ declarations }}
 {% include "recurrent/segments.wgsl" %}
 

@@ -480,6 +480,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
     let place = |at| Place { variant: 0, at: vec![at] };
     let layers = (0..30).map(|i| [0, 100_000, 200_000, 500_000].map(|at| place(at + i * 1_000_000))).collect();
     let matrices = Matrices { variants, layers };
-    let features = ShaderFeatures { subgroups: true, subgroup_size: 32, integer_dot: true, ..Default::default() };
+    let features =
+        ShaderFeatures { subgroups: true, subgroup_size: 32, neighbours: 32, integer_dot: true, ..Default::default() };
     vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
 }

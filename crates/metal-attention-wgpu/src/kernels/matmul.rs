@@ -295,7 +295,7 @@ impl Product {
 
 /// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
 pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let features = ShaderFeatures { subgroup_size: 32, cooperative_f16: true, ..Default::default() };
+    let features = ShaderFeatures { subgroup_size: 32, neighbours: 32, cooperative_f16: true, ..Default::default() };
     let mut keys = vec![input_key(576, Rows::Tokens, None), input_key(576, Rows::Tokens, Some(1e-5))];
     for &ty in TensorType::ALL {
         let n_in = 576_usize.next_multiple_of(ty.block_len());

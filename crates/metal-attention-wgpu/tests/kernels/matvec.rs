@@ -2,7 +2,7 @@
 //! tokens, matrices in parts.
 
 use crate::support::matrices::{repeated, tensor, tensors};
-use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
+use crate::support::{batch, nmse, of_any_subgroups, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
@@ -138,9 +138,14 @@ fn more_workgroups_than_an_axis_holds() {
 /// Inputs become whole numbers where there are many rows.
 #[test]
 fn many_rows() {
-    let gpu = &variants()[0];
-    let period = 37;
     let types = TensorType::ALL.iter().filter(|ty| ty.block_len() > 1);
+    many_rows_of(&variants()[0], types);
+    // The same rows by fewer lanes.
+    many_rows_of(&of_any_subgroups(), [TensorType::Q4_0, TensorType::Q6_K, TensorType::Q3_K, TensorType::IQ1_M].iter());
+}
+
+fn many_rows_of<'a>(gpu: &GpuDevice, types: impl Iterator<Item = &'a TensorType>) {
+    let period = 37;
     for (i, &ty) in types.enumerate() {
         let n_in = [768, 256, 1024, 2048][i % 4];
         let n_out = (1 << 22) / n_in + 13;
@@ -162,7 +167,7 @@ fn many_rows() {
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
             let options = MatvecOptions { input, rows: Rows::Wanted, ..Default::default() };
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
-            let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().subgroup_size >= 4;
+            let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().neighbours >= 4;
             assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
             run_sized(gpu, &dispatches, StepSize { n_tokens: 2, n_wanted: 1, n_runs: 1, n_splits: 1 });
             let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
@@ -182,8 +187,14 @@ fn many_rows_of_a_layer() {
     let gpu = &variants()[0];
     // Rows repeat, in pairs.
     let period = 76;
-    for (ty, n_in) in [(TensorType::Q4_0, 4096), (TensorType::Q4_K, 8448), (TensorType::Q6_K, 14_336)] {
-        let n_out = (1_usize << 24).div_ceil(n_in).next_multiple_of(period);
+    // The last has so many rows that a workgroup takes some after others.
+    for (ty, n_in, weights) in [
+        (TensorType::Q4_0, 4096, 1 << 24),
+        (TensorType::Q4_K, 8448, 1 << 24),
+        (TensorType::Q6_K, 14_336, 1 << 24),
+        (TensorType::Q8_0, 256, 3 << 23),
+    ] {
+        let n_out = usize::div_ceil(weights, n_in).next_multiple_of(period);
         let w = repeated(ty, n_in, n_out, period, 14);
         let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let values = tensor(ty, n_in, period, 14).to_f32();
@@ -207,7 +218,7 @@ fn many_rows_of_a_layer() {
                 MatvecOutput::Store | MatvecOutput::Gated => poisoned(gpu, if gated { n_out / 2 } else { n_out }),
             };
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
-            let whole = gpu.features().subgroup_size >= 4;
+            let whole = gpu.features().neighbours >= 4;
             assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
             run(gpu, &dispatches, 1);
             let mut want = matvec_twin(&values, &if with_norm { rmsnorm_twin(&x, &norm, 1e-5) } else { x.clone() });

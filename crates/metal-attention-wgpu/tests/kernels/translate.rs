@@ -6,12 +6,15 @@ use std::thread;
 use metal_attention_wgpu::{PsoKey, ShaderFeatures, ShaderLanguage, catalogue, emit};
 
 /// From a device that has nothing to one that has everything.
-fn feature_sets() -> [ShaderFeatures; 5] {
+fn feature_sets() -> [ShaderFeatures; 6] {
     let subgroups = ShaderFeatures { subgroups: true, ..Default::default() };
-    let f16 = ShaderFeatures { subgroup_size: 32, f16: true, ..subgroups };
+    // Of 32 lanes or of 64.
+    let neighbours = ShaderFeatures { neighbours: 32, ..subgroups };
+    let f16 = ShaderFeatures { subgroup_size: 32, f16: true, ..neighbours };
     [
         ShaderFeatures::default(),
         subgroups,
+        neighbours,
         f16,
         ShaderFeatures { cooperative_f16: true, ..f16 },
         ShaderFeatures { cooperative_f32: true, ..f16 },

@@ -171,7 +171,7 @@ impl<'a> Product<'a> {
 
 /// Every named kernel once, with the sizes of Qwen3-30B-A3B.
 pub(super) fn catalogue() -> Vec<PsoKey> {
-    let features = ShaderFeatures { subgroups: true, subgroup_size: 32, ..Default::default() };
+    let features = ShaderFeatures { subgroups: true, neighbours: 32, ..Default::default() };
     let shape = super::catalogue_shape();
     let mut keys = Vec::new();
     for &ty in TensorType::ALL {

@@ -33,6 +33,12 @@ pub fn variants() -> &'static [GpuDevice] {
     MINE.with(|lent| lent.0)
 }
 
+/// A device whose kernels know of subgroups that they have four lanes or more.
+pub fn of_any_subgroups() -> GpuDevice {
+    open(&GpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })
+        .expect("the device of `variants`")
+}
+
 /// Devices that a thread has, and gives back when it ends.
 struct Lent(&'static [GpuDevice]);
 

@@ -1,0 +1,386 @@
+//! How workgroups are laid over a product of a matrix with vectors, and the kernel for it.
+
+use metal_attention_gguf::TensorType;
+
+use super::{MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use crate::matrix::{GpuMatrix, MatrixPart, Whole, type_info, type_name};
+use crate::pso::PsoKey;
+use crate::shader::ShaderFeatures;
+
+/// The product with one part of a matrix, without its buffers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Product {
+    ty: TensorType,
+    n_in: usize,
+    n_out: usize,
+    n_rows: usize,
+    first_row: usize,
+    row_step: usize,
+    input: &'static str,
+    eps: f32,
+    output: MatvecOutput,
+    rows: Rows,
+    bias: bool,
+    token_tile: usize,
+    /// Where the rows of each input end, where there are several; zeros behind them.
+    row_ends: [usize; MAX_INPUTS],
+}
+
+/// How a workgroup is laid over a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::kernels) struct Tile {
+    /// Lanes that share rows, a power of two.
+    pub(in crate::kernels) lanes: usize,
+    /// Rows that they share.
+    pub(in crate::kernels) rows: usize,
+    /// Units of a row that a lane asks for at once.
+    pub(in crate::kernels) unroll: usize,
+    /// Lanes of a workgroup.
+    pub(in crate::kernels) threads: usize,
+    /// How often a workgroup takes rows, with inputs as whole numbers; 0 with floats.
+    turns: usize,
+    /// Pieces that inputs as whole numbers come in.
+    pieces: usize,
+    /// Lanes side by side that exchange values.
+    together: usize,
+}
+
+/// Lanes of a workgroup, where the lanes of a row are not more. Small, so that the rows of a small matrix spread over
+/// many cores.
+const THREADS: usize = 64;
+
+/// Most lanes that share a row, and lanes that a large GPU has at most.
+const WIDE_LANES: usize = 256;
+const WIDE_LIMIT: usize = 1 << 19;
+
+/// Workgroups that a large GPU is busy with, where inputs are whole numbers, and how many it has at least, if there are so many
+/// rows. Each workgroup turns its input into bytes, so more are slower. Measured on an H100.
+const INTEGER_GROUPS: usize = 512;
+const FEW_INTEGER_GROUPS: usize = 96;
+
+/// Weights from which on inputs become whole numbers: of a product that is stored, and of one with more to it.
+const INTEGER_WEIGHTS: usize = 1 << 22;
+const INTEGER_WEIGHTS_OF_LAYERS: usize = 1 << 24;
+
+/// Workgroup memory of 32 inputs as whole numbers, and most of all of them: devices have 32 KiB and more, of which sums of
+/// squares take some.
+const INPUT_BYTES_OF_BLOCK: usize = 116;
+const INTEGER_BYTES: usize = (32 << 10) - 512;
+
+impl Tile {
+    /// Whether inputs are whole numbers.
+    pub(super) fn is_integer(self) -> bool {
+        self.turns > 0
+    }
+
+    /// Rows of a workgroup.
+    pub(in crate::kernels) fn rows_of_a_group(self) -> usize {
+        self.turns.max(1) * self.threads / self.lanes * self.rows
+    }
+}
+
+/// The tile for a product of one token with `n_rows` rows of `n_in` elements of `ty`, which come in pairs or not, with inputs
+/// as floats.
+pub(in crate::kernels) fn float_tile(
+    ty: TensorType,
+    n_in: usize,
+    n_rows: usize,
+    pairs: bool,
+    features: ShaderFeatures,
+) -> Tile {
+    let output = if pairs { MatvecOutput::Gated } else { MatvecOutput::Store };
+    let product = Product {
+        ty,
+        n_in,
+        n_out: n_rows,
+        n_rows,
+        first_row: 0,
+        row_step: 1,
+        input: "plain",
+        eps: 0.0,
+        output,
+        rows: Rows::Tokens,
+        bias: false,
+        token_tile: 1,
+        row_ends: [0; MAX_INPUTS],
+    };
+    product.tile(ShaderFeatures { integer_dot: false, ..features })
+}
+
+/// Largest extent of a grid's axis.
+const MAX_GROUPS: usize = 65_535;
+
+impl Product {
+    pub(super) fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>, token_tile: usize) -> Self {
+        let (input, eps) = match options.input {
+            MatvecInput::Plain => ("plain", 0.0),
+            MatvecInput::RmsNorm { eps, .. } => ("rmsnorm", eps),
+            MatvecInput::Silu => ("silu", 0.0),
+        };
+        Self {
+            ty: part.ty,
+            n_in: matrix.n_in(),
+            n_out: matrix.n_out(),
+            n_rows: part.n_rows,
+            first_row: part.first_row,
+            row_step: part.row_step,
+            input,
+            eps,
+            output: options.output,
+            rows: options.rows,
+            bias: options.bias.is_some(),
+            token_tile,
+            row_ends: [0; MAX_INPUTS],
+        }
+    }
+
+    /// The same where rows have several inputs, which end at `row_ends`.
+    pub(super) fn of_inputs(self, row_ends: [usize; MAX_INPUTS]) -> Self {
+        Self { row_ends, ..self }
+    }
+
+    /// Lanes, rows and units for a GPU of the largest kind; a small one only has more turns to take.
+    ///
+    /// A small matrix is bound by latency: all its rows should be on their way at once, each cut among as many lanes as
+    /// can sum up without a barrier. With rows to spare, a lane takes several of them and reads its part of `x` once,
+    /// and the lanes are cut down to a number that divides the row well. Words asked for at once are bounded by the
+    /// registers that receive them.
+    pub(super) fn tile(&self, features: ShaderFeatures) -> Tile {
+        let units = self.n_in.div_ceil(8);
+        let max_lanes = match features.neighbours as usize {
+            0 => 32,
+            size => size.min(32),
+        };
+        let mut lanes = units.next_power_of_two().min(max_lanes);
+        // What one lane does it does one step after the other: where the GPU has lanes to spare, several subgroups
+        // share a row, for one barrier more.
+        let wide = units.next_power_of_two().min(WIDE_LANES);
+        let integer = self.suits_integers(features);
+        if self.token_tile == 1 && features.neighbours >= 8 && self.n_rows * wide <= WIDE_LIMIT && !integer {
+            lanes = wide;
+        }
+        if lanes <= 32 && self.n_rows * lanes >= 1 << 18 {
+            let idle = |lanes: usize| units.next_multiple_of(lanes) - units;
+            let narrower = [lanes, lanes / 2, lanes / 4].into_iter().filter(|&l| l > 0 && units.div_ceil(l) <= 9);
+            lanes = narrower.min_by_key(|&l| idle(l)).unwrap_or(lanes);
+        }
+        let mut rows = match self.n_rows * lanes {
+            _ if lanes > 32 => 1,
+            n if n >= 1 << 18 => 4,
+            n if n >= 1 << 17 => 2,
+            _ => 1,
+        };
+        if self.output == MatvecOutput::Gated {
+            rows = rows.max(2);
+        }
+        // Rows of a tile share their input.
+        let starts_inside = |rows: usize| {
+            self.row_ends.iter().any(|&end| end > self.first_row && !(end - self.first_row).is_multiple_of(rows))
+        };
+        while starts_inside(rows) {
+            rows /= 2;
+        }
+        let words = type_info(self.ty).words;
+        let registers = if self.token_tile == 1 { 40 } else { 16 };
+        let most = (registers / (rows * words)).clamp(1, 9);
+        let steps = units.div_ceil(lanes);
+        let most = most.min(steps);
+        let unroll = (most.div_ceil(2)..=most).rev().min_by_key(|&n| steps.next_multiple_of(n)).unwrap_or(1);
+        let tile = Tile { lanes, rows, unroll, threads: THREADS.max(lanes), turns: 0, pieces: 1, together: max_lanes };
+        if integer { self.integer_tile(tile) } else { tile }
+    }
+
+    /// The tile with inputs as whole numbers, `tile` being that with floats: lanes take blocks of four units.
+    fn integer_tile(&self, tile: Tile) -> Tile {
+        let blocks = self.n_in / 32;
+        let pieces = (INPUT_BYTES_OF_BLOCK * blocks).div_ceil(INTEGER_BYTES);
+        let most = tile.together;
+        let of = |rows, threads, lanes| Tile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
+        let groups = |tile: &Tile| self.n_rows / tile.rows_of_a_group();
+        let few = of(if self.output == MatvecOutput::Gated { 2 } else { 1 }, 256, most);
+        let mut shapes = [of(2, 512, most), of(2, 256, most)].into_iter();
+        let wide = shapes.find(|tile| groups(tile) >= FEW_INTEGER_GROUPS).unwrap_or(few);
+        // Fewer lanes a row, where there are rows enough and some would be idle.
+        let idle = |tile: &Tile| blocks.next_multiple_of(tile.lanes) - blocks;
+        let narrow = [most / 2, most / 4].into_iter().filter(|&lanes| lanes > 0).map(|lanes| Tile { lanes, ..wide });
+        let all = std::iter::once(wide).chain(narrow.filter(|tile| groups(tile) >= INTEGER_GROUPS / 2));
+        let tile = all.min_by_key(idle).unwrap_or(wide);
+        let turns = ((groups(&tile) + INTEGER_GROUPS / 2) / INTEGER_GROUPS).clamp(1, 4 * tile.lanes / most);
+        Tile { turns: if pieces == 1 { turns } else { 1 }, ..tile }
+    }
+
+    /// Whether the kernel for inputs as whole numbers reads vectors of words.
+    pub(super) fn has_vectors(&self) -> bool {
+        type_info(self.ty).whole == Whole::Vectors
+    }
+
+    /// Whether inputs become whole numbers, which is worth it for many rows only.
+    fn suits_integers(&self, features: ShaderFeatures) -> bool {
+        let stored = self.output == MatvecOutput::Store && !self.bias;
+        let least = if stored { INTEGER_WEIGHTS } else { INTEGER_WEIGHTS_OF_LAYERS };
+        features.integer_dot
+            && features.neighbours >= 4
+            && type_info(self.ty).whole != Whole::No
+            && self.token_tile == 1
+            && self.input != "silu"
+            && self.n_inputs() == 1
+            && self.n_rows * self.n_in >= least
+    }
+
+    fn n_inputs(&self) -> usize {
+        self.row_ends.iter().filter(|&&end| end > 0).count().max(1)
+    }
+
+    /// Workgroups, in axes x and z, for all rows.
+    pub(super) fn groups(&self, tile: Tile) -> [u32; 2] {
+        let groups = self.n_rows.div_ceil(tile.rows_of_a_group());
+        [groups.min(MAX_GROUPS) as u32, groups.div_ceil(MAX_GROUPS) as u32]
+    }
+
+    pub(super) fn key(&self, tile: Tile) -> PsoKey {
+        let (output, suffix) = self.output.names();
+        let ty = type_name(self.ty);
+        let constants = [
+            ("type", ty.into()),
+            ("n_in", self.n_in.into()),
+            ("n_out", self.n_out.into()),
+            ("n_rows", self.n_rows.into()),
+            ("first_row", self.first_row.into()),
+            ("row_step", self.row_step.into()),
+            ("input", self.input.into()),
+            ("eps", self.eps.into()),
+            ("output", output.into()),
+            ("rows", self.rows.name().into()),
+            ("bias", self.bias.into()),
+            ("token_tile", self.token_tile.into()),
+            ("lanes", tile.lanes.into()),
+            ("row_tile", tile.rows.into()),
+            ("unroll", tile.unroll.into()),
+            ("groups_x", self.groups(tile)[0].into()),
+            ("threads", tile.threads.into()),
+            ("turns", tile.turns.into()),
+            ("pieces", tile.pieces.into()),
+            ("together", tile.together.into()),
+            ("in_blocks", (tile.is_integer()).into()),
+            ("vectors", self.has_vectors().into()),
+            ("n_inputs", self.n_inputs().into()),
+            ("end_0", self.row_ends[0].into()),
+            ("end_1", self.row_ends[1].into()),
+            ("end_2", self.row_ends[2].into()),
+            ("end_3", self.row_ends[3].into()),
+            ("end_4", self.row_ends[4].into()),
+        ];
+        let input = if self.input == "plain" { String::new() } else { format!("{}_", self.input) };
+        let tokens = if self.token_tile > 1 { "multi_token_" } else { "" };
+        let suffix = if self.n_inputs() > 1 { "_of_inputs" } else { suffix };
+        let shader = if tile.is_integer() { "matvec_integer" } else { "matvec" };
+        let integer = if tile.is_integer() { "_integer" } else { "" };
+        PsoKey::new(shader, constants).named(format!("{input}{tokens}matvec_{ty}{suffix}{integer}"))
+    }
+}
+
+/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward or, for whole numbers, of its head or of Mistral-7B's down
+/// projection, whose inputs come in pieces.
+pub(crate) fn catalogue() -> Vec<PsoKey> {
+    let features =
+        ShaderFeatures { subgroups: true, neighbours: 32, f16: true, integer_dot: true, ..Default::default() };
+    let mut keys = Vec::new();
+    for &ty in TensorType::ALL {
+        // Rows are whole blocks.
+        let n_in = 576_usize.next_multiple_of(ty.block_len());
+        for token_tile in [1, 4] {
+            for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
+                for input in ["plain", "rmsnorm", "silu"] {
+                    let product = Product {
+                        ty,
+                        n_in,
+                        n_out: 3072,
+                        n_rows: 3072,
+                        first_row: 0,
+                        row_step: 1,
+                        input,
+                        eps: 1e-5,
+                        output,
+                        rows: Rows::Tokens,
+                        bias: false,
+                        token_tile,
+                        row_ends: [0; MAX_INPUTS],
+                    };
+                    keys.push(product.key(product.tile(features)));
+                    let large = match output {
+                        MatvecOutput::Store | MatvecOutput::Gated => {
+                            Product { n_out: 49_152, n_rows: 49_152, ..product }
+                        }
+                        MatvecOutput::Accumulate => Product { n_in: 14_336, n_out: 4096, n_rows: 4096, ..product },
+                    };
+                    if large.suits_integers(features) {
+                        keys.push(large.key(large.tile(features)));
+                    }
+                }
+            }
+        }
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(n_out: usize, n_in: usize, output: MatvecOutput) -> Product {
+        Product {
+            ty: TensorType::Q4_0,
+            n_in,
+            n_out,
+            n_rows: n_out,
+            first_row: 0,
+            row_step: 1,
+            input: "plain",
+            eps: 0.0,
+            output,
+            rows: Rows::Tokens,
+            bias: false,
+            token_tile: 1,
+            row_ends: [0; MAX_INPUTS],
+        }
+    }
+
+    fn tile(n_out: usize, n_in: usize, output: MatvecOutput, neighbours: u32) -> (usize, usize, usize) {
+        let features = ShaderFeatures { subgroups: true, neighbours, ..Default::default() };
+        let tile = product(n_out, n_in, output).tile(features);
+        (tile.lanes, tile.rows, tile.unroll)
+    }
+
+    #[test]
+    fn small_matrices_get_many_lanes_and_large_ones_many_rows() {
+        let store = MatvecOutput::Store;
+        assert_eq!(tile(960, 576, store, 32), (128, 1, 1));
+        assert_eq!(tile(576, 1536, store, 32), (256, 1, 1));
+        assert_eq!(tile(3072, 576, MatvecOutput::Gated, 32), (128, 2, 1));
+        assert_eq!(tile(16_384, 2048, MatvecOutput::Gated, 32), (32, 4, 4));
+        assert_eq!(tile(49_152, 576, store, 32), (8, 4, 3));
+        assert_eq!(tile(128_256, 2048, store, 32), (32, 4, 4));
+        // No more lanes than exchange values at once, nor than a row has units.
+        assert_eq!(tile(960, 576, store, 8), (128, 1, 1));
+        assert_eq!(tile(960, 576, store, 0), (32, 1, 3));
+        assert_eq!(tile(960, 32, store, 64), (4, 1, 1));
+    }
+
+    #[test]
+    fn whole_numbers_are_for_many_rows_or_few_workgroups() {
+        let (store, accumulate) = (MatvecOutput::Store, MatvecOutput::Accumulate);
+        for (n_out, n_in, output, expected) in [
+            (28_672, 4096, MatvecOutput::Gated, (32, 2, 512, 2)),
+            (128_256, 2048, store, (32, 2, 512, 4)),
+            (49_152, 576, store, (8, 2, 512, 1)),
+            (4096, 14_336, accumulate, (32, 2, 512, 1)),
+            (2048, 8192, accumulate, (32, 2, 256, 1)),
+            (1152, 6912, store, (32, 1, 256, 1)),
+            (1024, 16_384, MatvecOutput::Gated, (32, 2, 256, 1)),
+        ] {
+            let features = ShaderFeatures { subgroups: true, neighbours: 32, integer_dot: true, ..Default::default() };
+            let tile = product(n_out, n_in, output).tile(features);
+            assert_eq!((tile.lanes, tile.rows, tile.threads, tile.turns), expected, "{n_out} x {n_in}");
+        }
+    }
+}
