@@ -2,7 +2,7 @@
 //
 // A workgroup turns its input into bytes once, and multiplies {{ turns }} x {{ threads // lanes * row_tile }} rows with it.
 // {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l takes blocks l, l + {{ lanes }}, ... of 32 columns each,
-// and asks for the weights of the next one before it needs them, the first ones before it looks at the input.
+// and asks for the weights of the next {{ unroll }} before it needs them, of the first before it looks at the input.
 {% if pieces > 1 %}
 // The input is too long for the workgroup's memory, and comes in {{ pieces }} pieces.
 {% endif %}
@@ -33,7 +33,7 @@
 {% include "types/inputs32.wgsl" %}
 {% set blocks = n_in // 32 %}
 {% set held = (blocks + pieces - 1) // pieces %}
-{% set steps = (held + lanes - 1) // lanes %}
+{% set steps = (held + lanes * unroll - 1) // (lanes * unroll) %}
 {% set rows_of_turn = threads // lanes * row_tile %}
 
 {% if output == "gated" %}
@@ -50,14 +50,16 @@ var<workgroup> worths: array<f32, {{ held }}>;
 var<workgroup> squares: array<f32, {{ threads // together }}>;
 {% endif %}
 
-{# The block of the lane at a step, of those that the workgroup holds. #}
-{% macro block_at(step) %}lane + ({{ step }}) * {{ lanes }}u{% endmacro %}
+{# Block u of the lane at a step, of those that the workgroup holds. #}
+{% macro block_at(step, u) %}lane + {{ u * lanes }}u + ({{ step }}) * {{ lanes * unroll }}u{% endmacro %}
 {% macro load(turn, step) %}
         {
             let row = first + ({{ turn }}) * {{ rows_of_turn }}u;
-            let block = min({{ "base + " if pieces > 1 }}{{ block_at(step) }}, {{ blocks - 1 }}u);
+{% for u in range(unroll) %}
+            let block_{{ u }} = min({{ "base + " if pieces > 1 }}{{ block_at(step, u) }}, {{ blocks - 1 }}u);
 {% for r in range(row_tile) %}
-            raw_{{ r }} = load32(min(row + {{ r }}u, {{ n_rows - 1 }}u), block);
+            raw_{{ r }}_{{ u }} = load32(min(row + {{ r }}u, {{ n_rows - 1 }}u), block_{{ u }});
+{% endfor %}
 {% endfor %}
         }
 {% endmacro %}
@@ -67,7 +69,9 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let first = (group.z * {{ groups_x }}u + group.x) * {{ turns * rows_of_turn }}u + tid / {{ lanes }}u * {{ row_tile }}u;
 {% for r in range(row_tile) %}
     var acc_{{ r }} = 0.0;
-    var raw_{{ r }}: Raw32;
+{% for u in range(unroll) %}
+    var raw_{{ r }}_{{ u }}: Raw32;
+{% endfor %}
 {% endfor %}
     let token = group.y;
     let source = {{ "wanted(token)" if rows == "wanted" else "token" }} * {{ n_in // 4 }}u;
@@ -77,19 +81,28 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if pieces > 1 %}
     for (var base = 0u; base < {{ pieces * held }}u; base += {{ held }}u) {
 {% endif %}
-{{ load("0u", "0u") }}
-    for (var at = tid; at < {{ 4 * held }}u; at += {{ threads }}u) {
-        let unit = {{ "4u * base + " if pieces > 1 }}at;
-        let quad = 2u * min(unit, {{ n_in // 8 - 1 }}u);
-        var a = x[source + quad];
-        var b = x[source + quad + 1u];
-        if unit >= {{ n_in // 8 }}u { a = vec4<f32>(); b = vec4<f32>(); }
+{# Asks for two quads of the input, the unit of round k. #}
+{% macro ask(k) %}
+    let at_{{ k }} = tid + {{ k * threads }}u;
+    let unit_{{ k }} = {{ "4u * base + " if pieces > 1 }}at_{{ k }};
+    let quad_{{ k }} = 2u * min(unit_{{ k }}, {{ n_in // 8 - 1 }}u);
+    var a_{{ k }} = x[source + quad_{{ k }}];
+    var b_{{ k }} = x[source + quad_{{ k }} + 1u];
 {% if input == "rmsnorm" %}
-        sum_of_squares += dot(a, a) + dot(b, b);
-        a *= norm_weight[quad];
-        b *= norm_weight[quad + 1u];
+    let gain_a_{{ k }} = norm_weight[quad_{{ k }}];
+    let gain_b_{{ k }} = norm_weight[quad_{{ k }} + 1u];
 {% endif %}
-        let digits = digits8(a, b);
+{% endmacro %}
+{% macro turn_into_bytes(k) %}
+    if at_{{ k }} < {{ 4 * held }}u {
+        let at = at_{{ k }};
+        if unit_{{ k }} >= {{ n_in // 8 }}u { a_{{ k }} = vec4<f32>(); b_{{ k }} = vec4<f32>(); }
+{% if input == "rmsnorm" %}
+        sum_of_squares += dot(a_{{ k }}, a_{{ k }}) + dot(b_{{ k }}, b_{{ k }});
+        a_{{ k }} *= gain_a_{{ k }};
+        b_{{ k }} *= gain_b_{{ k }};
+{% endif %}
+        let digits = digits8(a_{{ k }}, b_{{ k }});
 {% for byte in range(3) %}
         even[at / 4u + {{ byte * held }}u][at % 4u] = digits.even[{{ byte }}];
         odd[at / 4u + {{ byte * held }}u][at % 4u] = digits.odd[{{ byte }}];
@@ -97,6 +110,16 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         sums[at / 4u][at % 4u] = digits.sum;
         if at % 4u == 0u { worths[at / 4u] = digits.worth; }
     }
+{% endmacro %}
+{{ load("0u", "0u") }}
+{# Rounds of a loop would wait for each other's inputs. #}
+{% set rounds = (4 * held + threads - 1) // threads %}
+{% for k in range(rounds) %}
+{{ ask(k) }}
+{% endfor %}
+{% for k in range(rounds) %}
+{{ turn_into_bytes(k) }}
+{% endfor %}
 {% macro share_squares() %}
 {% if input == "rmsnorm" %}
 {% for mask in [16, 8, 4, 2, 1] if mask < together %}
@@ -120,23 +143,27 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {%- endif %}
 
     for (var step = 0u; step < {{ turns * steps }}u; step++) {
-        let block = {{ block_at("step %% %du" | format(steps)) }};
-{% if held % lanes == 0 %}
+{% for u in range(unroll) %}
         {
+            let block = {{ block_at("step %% %du" | format(steps), u) }};
+{% if held < steps * unroll * lanes %}
+            if block < {{ held }}u {
 {% else %}
-        if block < {{ held }}u {
+            {
 {% endif %}
-            let input = X32(
+                let input = X32(
 {% for half in ["even", "odd"] %}
-                array<vec4<u32>, 3>({% for byte in range(3) %}{{ half }}[block + {{ byte * held }}u]{{ ", " if not loop.last }}{% endfor %}),
+                    array<vec4<u32>, 3>({% for byte in range(3) %}{{ half }}[block + {{ byte * held }}u]{{ ", " if not loop.last }}{% endfor %}),
 {% endfor %}
-                worths[block],
-                sums[block],
-            );
+                    worths[block],
+                    sums[block],
+                );
 {% for r in range(row_tile) %}
-            acc_{{ r }} += dots32(raw_{{ r }}, {{ "base + " if pieces > 1 }}block, input);
+                acc_{{ r }} += dots32(raw_{{ r }}_{{ u }}, {{ "base + " if pieces > 1 }}block, input);
 {% endfor %}
+            }
         }
+{% endfor %}
         if step < {{ turns * steps - 1 }}u {
 {{ load("(step + 1u) / %du" | format(steps), "(step + 1u) %% %du" | format(steps)) }}
         }

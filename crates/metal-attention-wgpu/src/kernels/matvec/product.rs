@@ -53,10 +53,13 @@ const THREADS: usize = 64;
 const WIDE_LANES: usize = 256;
 const WIDE_LIMIT: usize = 1 << 19;
 
-/// Workgroups that a large GPU is busy with, where inputs are whole numbers, and how many it has at least, if there are so many
-/// rows. Each workgroup turns its input into bytes, so more are slower. Measured on an H100.
-const INTEGER_GROUPS: usize = 512;
-const FEW_INTEGER_GROUPS: usize = 96;
+/// Where inputs are whole numbers: rows from which on workgroups take several turns, and how many workgroups a large GPU then
+/// has, since each turns its input into bytes; rows from which on lanes take two at once; blocks of 32 inputs from which on
+/// more lanes share that. Measured on an H100.
+const MANY_ROWS: usize = 24_576;
+const GROUPS: usize = 256;
+const PAIRED_ROWS: usize = 3072;
+const LONG_ROWS: usize = 128;
 
 /// Weights from which on inputs become whole numbers: of a product that is stored, and of one with more to it.
 const INTEGER_WEIGHTS: usize = 1 << 22;
@@ -194,18 +197,22 @@ impl Product {
     fn integer_tile(&self, tile: Tile) -> Tile {
         let blocks = self.n_in / 32;
         let pieces = (INPUT_BYTES_OF_BLOCK * blocks).div_ceil(INTEGER_BYTES);
-        let most = tile.together;
-        let of = |rows, threads, lanes| Tile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
-        let groups = |tile: &Tile| self.n_rows / tile.rows_of_a_group();
-        let few = of(if self.output == MatvecOutput::Gated { 2 } else { 1 }, 256, most);
-        let mut shapes = [of(2, 512, most), of(2, 256, most)].into_iter();
-        let wide = shapes.find(|tile| groups(tile) >= FEW_INTEGER_GROUPS).unwrap_or(few);
-        // Fewer lanes a row, where there are rows enough and some would be idle.
+        let lanes = tile.together;
+        let many = self.n_rows >= MANY_ROWS;
+        let threads = if many || blocks > LONG_ROWS { 512 } else { 256 };
+        let rows = if self.n_rows >= PAIRED_ROWS || self.output == MatvecOutput::Gated { 2 } else { 1 };
+        let tile = Tile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
+        if !many {
+            // A workgroup for each core is all there is: its lanes ask for more at once.
+            let steps = blocks.div_ceil(pieces).div_ceil(lanes);
+            return Tile { unroll: steps.clamp(1, 4 / rows), ..tile };
+        }
+        // Fewer lanes a row, where some would be idle.
         let idle = |tile: &Tile| blocks.next_multiple_of(tile.lanes) - blocks;
-        let narrow = [most / 2, most / 4].into_iter().filter(|&lanes| lanes > 0).map(|lanes| Tile { lanes, ..wide });
-        let all = std::iter::once(wide).chain(narrow.filter(|tile| groups(tile) >= INTEGER_GROUPS / 2));
-        let tile = all.min_by_key(idle).unwrap_or(wide);
-        let turns = ((groups(&tile) + INTEGER_GROUPS / 2) / INTEGER_GROUPS).clamp(1, 4 * tile.lanes / most);
+        let narrower = [lanes, lanes / 2, lanes / 4].into_iter().filter(|&lanes| lanes > 0);
+        let tile = narrower.map(|lanes| Tile { lanes, ..tile }).min_by_key(idle).unwrap_or(tile);
+        let groups = self.n_rows / tile.rows_of_a_group();
+        let turns = ((groups + GROUPS / 2) / GROUPS).clamp(1, 4 * tile.lanes / lanes);
         Tile { turns: if pieces == 1 { turns } else { 1 }, ..tile }
     }
 
@@ -367,20 +374,23 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_for_many_rows_or_few_workgroups() {
-        let (store, accumulate) = (MatvecOutput::Store, MatvecOutput::Accumulate);
+    fn tiles_of_whole_numbers() {
+        let (store, accumulate, gated) = (MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated);
         for (n_out, n_in, output, expected) in [
-            (28_672, 4096, MatvecOutput::Gated, (32, 2, 512, 2)),
-            (128_256, 2048, store, (32, 2, 512, 4)),
-            (49_152, 576, store, (8, 2, 512, 1)),
-            (4096, 14_336, accumulate, (32, 2, 512, 1)),
-            (2048, 8192, accumulate, (32, 2, 256, 1)),
-            (1152, 6912, store, (32, 1, 256, 1)),
-            (1024, 16_384, MatvecOutput::Gated, (32, 2, 256, 1)),
+            (28_672, 4096, gated, (32, 2, 1, 512, 4)),
+            (128_256, 2048, store, (32, 2, 1, 512, 4)),
+            (49_152, 576, store, (8, 2, 1, 512, 1)),
+            (4096, 14_336, accumulate, (32, 2, 2, 512, 1)),
+            (5120, 4096, store, (32, 2, 2, 256, 1)),
+            (2048, 8192, accumulate, (32, 1, 4, 512, 1)),
+            (1152, 6912, store, (32, 1, 4, 512, 1)),
+            (2048, 2048, store, (32, 1, 2, 256, 1)),
+            (1024, 16_384, gated, (32, 2, 2, 512, 1)),
         ] {
             let features = ShaderFeatures { subgroups: true, neighbours: 32, integer_dot: true, ..Default::default() };
             let tile = product(n_out, n_in, output).tile(features);
-            assert_eq!((tile.lanes, tile.rows, tile.threads, tile.turns), expected, "{n_out} x {n_in}");
+            let found = (tile.lanes, tile.rows, tile.unroll, tile.threads, tile.turns);
+            assert_eq!(found, expected, "{n_out} x {n_in}");
         }
     }
 }
