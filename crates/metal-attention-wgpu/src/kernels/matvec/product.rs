@@ -203,9 +203,10 @@ impl Product {
         let rows = if self.n_rows >= PAIRED_ROWS || self.output == MatvecOutput::Gated { 2 } else { 1 };
         let tile = Tile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
         if !many {
-            // A workgroup for each core is all there is: its lanes ask for more at once.
+            // A workgroup for each core is all there is: its lanes ask for more at once, of types that take few registers.
             let steps = blocks.div_ceil(pieces).div_ceil(lanes);
-            return Tile { unroll: steps.clamp(1, 4 / rows), ..tile };
+            let most = if self.has_vectors() { 4 / rows } else { 1 };
+            return Tile { unroll: steps.clamp(1, most), ..tile };
         }
         // Fewer lanes a row, where some would be idle.
         let idle = |tile: &Tile| blocks.next_multiple_of(tile.lanes) - blocks;
