@@ -1,25 +1,27 @@
 //! A model's weights in the GPU's memory.
 
+mod attention;
 mod delta_rule;
+mod experts;
 mod rwkv;
 mod uploads;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, DenseWeights, Experts, ExpertsWeights, FeedForward, FeedForwardWeights, LayerSpec,
-    LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights, PerLayerWeights, Positions,
-    Weights,
+    DenseWeights, FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec,
+    Norm, NormKind, NormWeights, PerLayerWeights, Weights,
 };
 use wgpu::Buffer;
 
-use crate::kernels::{ExpertsShape, LayerMatrices};
+use crate::kernels::LayerMatrices;
 use crate::mamba::{GpuMamba, GpuMamba2};
 use crate::parts::PlainWeights;
 use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+pub(super) use attention::GpuAttention;
+pub(super) use delta_rule::{GpuDeltaRule, GpuLowRank};
+pub(super) use experts::GpuExperts;
 pub(super) use rwkv::{GpuChannelMix, GpuRwkv6, GpuRwkv7};
 pub(super) use uploads::Uploads;
-
-pub(super) use delta_rule::{GpuDeltaRule, GpuLowRank};
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]
@@ -111,18 +113,6 @@ pub(super) enum GpuMixer {
     None,
 }
 
-/// Weights of softmax attention.
-#[derive(Debug)]
-pub(super) struct GpuAttention {
-    /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
-    pub(super) qkv: GpuLinear,
-    /// Factors of the norm of queries, then of keys; then what is added, where something is.
-    pub(super) qk_norm: Option<Buffer>,
-    /// Of each head the sink's score and the slope, `[n_head, 2]`.
-    pub(super) of_heads: Option<Buffer>,
-    pub(super) out: GpuLinear,
-}
-
 /// Weights of a feed-forward.
 #[derive(Debug)]
 pub(super) enum GpuFeedForward {
@@ -134,28 +124,6 @@ pub(super) enum GpuFeedForward {
     ChannelMix(GpuChannelMix),
     /// None.
     None,
-}
-
-/// Weights of a mixture of experts.
-#[derive(Debug)]
-pub(super) struct GpuExperts {
-    pub(super) shape: ExpertsShape,
-    pub(super) router: GpuLinear,
-    /// Norm of the router's input, where it is not that of the experts.
-    pub(super) router_norm: Option<GpuNorm>,
-    /// Added to the scores for the choice.
-    pub(super) choice_bias: Option<Buffer>,
-    /// Factor on each expert's result.
-    pub(super) expert_scale: Option<Buffer>,
-    /// Gates and ups of all experts by turns, or ups alone.
-    pub(super) up: GpuLinear,
-    pub(super) down: GpuLinear,
-    /// What all tokens go through besides.
-    pub(super) shared: Option<GpuDense>,
-    /// The gate of that.
-    pub(super) shared_gate: Option<Buffer>,
-    /// Norms of the experts' input, their sum, and the result of what all tokens go through.
-    pub(super) own_norms: Option<[GpuNorm; 3]>,
 }
 
 /// Weights of a feed-forward that is the same for all tokens.
@@ -489,89 +457,6 @@ impl GpuMixer {
     }
 }
 
-impl GpuAttention {
-    /// `beside`: a matrix of the same input whose product comes behind queries, keys and values.
-    fn new(
-        gpu: &GpuDevice,
-        spec: &AttentionSpec,
-        a: &AttentionWeights,
-        beside: Option<&Linear>,
-        uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
-        let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
-        let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
-        let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();
-        let slopes = match spec.positions {
-            Positions::Alibi { max_bias } => Some(metal_attention_model::alibi_slopes(spec.n_head, max_bias)),
-            Positions::None | Positions::Rope(_) => None,
-        };
-        let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
-        let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
-        let has_some = a.sinks.is_some() || slopes.is_some();
-        let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
-        let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
-        Ok(Self {
-            qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
-            qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
-            of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
-            out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
-        })
-    }
-}
-
-impl GpuExperts {
-    fn new(
-        gpu: &GpuDevice,
-        spec: &Experts,
-        w: &ExpertsWeights,
-        n_embd: usize,
-        uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
-        let optional = |what: &str, values: &Option<Vec<f32>>| match values {
-            Some(values) => gpu.upload(what, values).map(Some),
-            None => Ok(None),
-        };
-        let router_norm = match (&spec.own_norms, &w.router_scale) {
-            (Some(own), Some(scale)) => {
-                // Over the square root of the width, too.
-                let factor = 1.0 / (n_embd as f32).sqrt();
-                let weight = scale.iter().map(|scale| scale * factor).collect();
-                let norm = Norm { eps: own.router_eps, bias: false, ..own.input };
-                Some(GpuNorm::new(gpu, &norm, &NormWeights { weight, bias: None })?)
-            }
-            _ => None,
-        };
-        let own_norms = match (&spec.own_norms, &w.own_norms) {
-            (Some(own), Some([input, result, shared])) => Some([
-                GpuNorm::new(gpu, &own.input, input)?,
-                GpuNorm::new(gpu, &own.result, result)?,
-                GpuNorm::new(gpu, &own.shared_result, shared)?,
-            ]),
-            _ => None,
-        };
-        let gates: Vec<_> = w.experts.iter().filter_map(|expert| expert.gate.as_ref()).collect();
-        let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
-        let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
-        let up = if gates.is_empty() {
-            concat(gpu, "the experts' up projections", &ups, uploads)?
-        } else {
-            interleave_all(gpu, "the experts' gates and ups", &gates, &ups, uploads)?
-        };
-        Ok(Self {
-            shape: ExpertsShape::new(spec, n_embd),
-            router: concat(gpu, "the router", &[&w.router], uploads)?,
-            router_norm,
-            choice_bias: optional("the bias of choices", &w.choice_bias)?,
-            expert_scale: optional("the scales of experts", &w.expert_scale)?,
-            up,
-            down: concat(gpu, "the experts' down projections", &downs, uploads)?,
-            shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, uploads)).transpose()?,
-            shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
-            own_norms,
-        })
-    }
-}
-
 impl GpuDense {
     fn new(gpu: &GpuDevice, w: &DenseWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
         Ok(Self {
@@ -582,17 +467,6 @@ impl GpuDense {
             down: concat(gpu, "the down projection", &[&w.down], uploads)?,
         })
     }
-}
-
-/// The rows of all heads' gates, then those of all heads' queries, from a matrix that has each head's query and gate one below
-/// the other.
-fn gates_and_queries(a: &AttentionSpec, q: &Linear) -> Vec<Linear> {
-    let rows = |first: usize| Linear {
-        weight: q.weight.rows(first..first + a.head_dim),
-        bias: q.bias.as_ref().map(|bias| bias[first..first + a.head_dim].to_vec()),
-    };
-    let heads = |start: usize| (0..a.n_head).map(move |head| rows(2 * head * a.head_dim + start));
-    heads(a.head_dim).chain(heads(0)).collect()
 }
 
 /// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.

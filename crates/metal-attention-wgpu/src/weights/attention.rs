@@ -1,0 +1,60 @@
+//! Weights of softmax attention in the GPU's memory.
+
+use metal_attention_model::{AttentionSpec, AttentionWeights, Linear, Positions};
+use wgpu::Buffer;
+
+use super::{GpuLinear, Uploads, concat};
+use crate::{GpuDevice, GpuError};
+
+/// Weights of softmax attention.
+#[derive(Debug)]
+pub(crate) struct GpuAttention {
+    /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
+    pub(crate) qkv: GpuLinear,
+    /// Factors of the norm of queries, then of keys; then what is added, where something is.
+    pub(crate) qk_norm: Option<Buffer>,
+    /// Of each head the sink's score and the slope, `[n_head, 2]`.
+    pub(crate) of_heads: Option<Buffer>,
+    pub(crate) out: GpuLinear,
+}
+
+impl GpuAttention {
+    /// `beside`: a matrix of the same input whose product comes behind queries, keys and values.
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        spec: &AttentionSpec,
+        a: &AttentionWeights,
+        beside: Option<&Linear>,
+        uploads: &mut Uploads,
+    ) -> Result<Self, GpuError> {
+        let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
+        let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
+        let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();
+        let slopes = match spec.positions {
+            Positions::Alibi { max_bias } => Some(metal_attention_model::alibi_slopes(spec.n_head, max_bias)),
+            Positions::None | Positions::Rope(_) => None,
+        };
+        let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
+        let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
+        let has_some = a.sinks.is_some() || slopes.is_some();
+        let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
+        let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
+        Ok(Self {
+            qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
+            qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
+            of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
+            out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
+        })
+    }
+}
+
+/// The rows of all heads' gates, then those of all heads' queries, from a matrix that has each head's query and gate one below
+/// the other.
+fn gates_and_queries(a: &AttentionSpec, q: &Linear) -> Vec<Linear> {
+    let rows = |first: usize| Linear {
+        weight: q.weight.rows(first..first + a.head_dim),
+        bias: q.bias.as_ref().map(|bias| bias[first..first + a.head_dim].to_vec()),
+    };
+    let heads = |start: usize| (0..a.n_head).map(move |head| rows(2 * head * a.head_dim + start));
+    heads(a.head_dim).chain(heads(0)).collect()
+}
