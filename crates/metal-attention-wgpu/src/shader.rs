@@ -108,6 +108,7 @@ shaders![
     "decode_attention.wgsl",
     "decode_attention_merge.wgsl",
     "decode_layers.wgsl",
+    "decode_layers_attention.wgsl",
     "embedding.wgsl",
     "experts_activation.wgsl",
     "experts_matvec.wgsl",
