@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, short = 'o', requires = "name", value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Lanes of a subgroup; 0 where the device does not say or they vary
+    /// Lanes of a subgroup; 0 for none that kernels can count on
     #[arg(long, default_value_t = 32, value_parser = parse_subgroup_size, requires = "name", value_name = "N")]
     subgroup_size: u32,
 

@@ -92,21 +92,7 @@ pub(in crate::kernels) fn float_tile(
     features: ShaderFeatures,
 ) -> Tile {
     let output = if pairs { MatvecOutput::Gated } else { MatvecOutput::Store };
-    let product = Product {
-        ty,
-        n_in,
-        n_out: n_rows,
-        n_rows,
-        first_row: 0,
-        row_step: 1,
-        input: "plain",
-        eps: 0.0,
-        output,
-        rows: Rows::Tokens,
-        bias: false,
-        token_tile: 1,
-        row_ends: [0; MAX_INPUTS],
-    };
+    let product = Product { output, ..Product::plain(ty, n_in, n_rows) };
     product.tile(ShaderFeatures { integer_dot: false, ..features })
 }
 
@@ -114,6 +100,25 @@ pub(in crate::kernels) fn float_tile(
 const MAX_GROUPS: usize = 65_535;
 
 impl Product {
+    /// Of a matrix of one part with a token's vector, stored and nothing more.
+    fn plain(ty: TensorType, n_in: usize, n_rows: usize) -> Self {
+        Self {
+            ty,
+            n_in,
+            n_out: n_rows,
+            n_rows,
+            first_row: 0,
+            row_step: 1,
+            input: "plain",
+            eps: 0.0,
+            output: MatvecOutput::Store,
+            rows: Rows::Tokens,
+            bias: false,
+            token_tile: 1,
+            row_ends: [0; MAX_INPUTS],
+        }
+    }
+
     pub(super) fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>, token_tile: usize) -> Self {
         let (input, eps) = match options.input {
             MatvecInput::Plain => ("plain", 0.0),
@@ -299,21 +304,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         for token_tile in [1, 4] {
             for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
                 for input in ["plain", "rmsnorm", "silu"] {
-                    let product = Product {
-                        ty,
-                        n_in,
-                        n_out: 3072,
-                        n_rows: 3072,
-                        first_row: 0,
-                        row_step: 1,
-                        input,
-                        eps: 1e-5,
-                        output,
-                        rows: Rows::Tokens,
-                        bias: false,
-                        token_tile,
-                        row_ends: [0; MAX_INPUTS],
-                    };
+                    let product = Product { input, eps: 1e-5, output, token_tile, ..Product::plain(ty, n_in, 3072) };
                     keys.push(product.key(product.tile(features)));
                     let large = match output {
                         MatvecOutput::Store | MatvecOutput::Gated => {
@@ -336,21 +327,7 @@ mod tests {
     use super::*;
 
     fn product(n_out: usize, n_in: usize, output: MatvecOutput) -> Product {
-        Product {
-            ty: TensorType::Q4_0,
-            n_in,
-            n_out,
-            n_rows: n_out,
-            first_row: 0,
-            row_step: 1,
-            input: "plain",
-            eps: 0.0,
-            output,
-            rows: Rows::Tokens,
-            bias: false,
-            token_tile: 1,
-            row_ends: [0; MAX_INPUTS],
-        }
+        Product { output, ..Product::plain(TensorType::Q4_0, n_in, n_out) }
     }
 
     fn tile(n_out: usize, n_in: usize, output: MatvecOutput, neighbours: u32) -> (usize, usize, usize) {
