@@ -23,7 +23,7 @@ fn dots8(raw: Raw8, x: X8) -> f32 {
 {% set scales = 4 %}
 struct Raw32 { units: array<Raw8, 4> }
 fn load32(row: u32, block: u32) -> Raw32 {
-    return Raw32(array<Raw8, 4>({% for u in range(4) %}load8(row, 4u * block + {{ u }}u){{ ", " if not loop.last }}{% endfor %}));
+    return Raw32(array<Raw8, 4>({% for u in range(4) %}load8(row, (4u * block) | {{ u }}u){{ ", " if not loop.last }}{% endfor %}));
 }
 fn codes32(raw: Raw32, _block: u32) -> Codes32 {
 {% for u in range(4) %}
