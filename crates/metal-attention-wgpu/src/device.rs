@@ -143,7 +143,7 @@ impl GpuDevice {
         let features = ShaderFeatures {
             subgroups,
             subgroup_size: if subgroups && min == max { min } else { 0 },
-            neighbours: if subgroups { min } else { 0 },
+            neighbours: if subgroups && min >= 4 { min } else { 0 },
             f16: options.f16 && has(wgpu::Features::SHADER_F16),
             // No feature tells. Metal has no such instruction; with less workgroup memory or fewer threads it is a small device.
             integer_dot: options.integer_dot

@@ -77,7 +77,7 @@ pub struct ShaderFeatures {
     pub subgroups: bool,
     /// Lanes of a subgroup where that is one number on this device, else 0.
     pub subgroup_size: u32,
-    /// Invocations side by side that surely share a subgroup, whatever size these have; 0 without subgroups.
+    /// Invocations side by side that surely share a subgroup, whatever size these have; 0 where fewer than four do.
     pub neighbours: u32,
     /// 16-bit floats.
     pub f16: bool,
