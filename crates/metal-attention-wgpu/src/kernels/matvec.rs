@@ -161,33 +161,11 @@ pub fn multi_token_matvec(
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, GpuError> {
-    let token_tile = token_tile.clamp(1, 8);
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         let why = "its gate and up rows lie in different parts".to_owned();
         return Err(GpuError::Mismatch { what: "the gated product of a matrix".to_owned(), why });
     }
-    let parts = matrix.parts().iter();
-    parts
-        .map(|part| {
-            let product = Product::new(matrix, part, &options, token_tile);
-            let tile = product.tile(gpu.features());
-            let groups = product.groups(tile);
-            let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-                (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
-                (x, options.input_reach(matrix)),
-                (y, options.output_reach(matrix)),
-            ];
-            buffers.extend(options.norm_and_bias(matrix));
-            if token_tile > 1 || options.rows == Rows::Wanted {
-                buffers.push((batch, Reach::Batch));
-            }
-            if tile.is_integer() && product.has_vectors() {
-                buffers.push((&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))));
-            }
-            let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
-            Dispatch::new(gpu, &product.key(tile), &buffers, grid)
-        })
-        .collect()
+    products(gpu, matrix, options, [0; MAX_INPUTS], token_tile, &[x], y, batch)
 }
 
 /// Most inputs of [`matvec_of_inputs`].
@@ -214,25 +192,43 @@ pub fn matvec_of_inputs(
         end += rows;
         *row_end = end;
     }
+    let inputs: Vec<_> = inputs.iter().map(|(_, input)| *input).collect();
+    products(gpu, matrix, MatvecOptions::default(), row_ends, token_tile, &inputs, y, batch)
+}
+
+/// The products with each part of a matrix. `row_ends`: where the rows of each of `inputs` end, where these are several.
+#[allow(clippy::too_many_arguments)] // one after the other: what is multiplied, how, where it lies
+fn products(
+    gpu: &GpuDevice,
+    matrix: &GpuMatrix,
+    options: MatvecOptions<'_>,
+    row_ends: [usize; MAX_INPUTS],
+    token_tile: usize,
+    inputs: &[&wgpu::Buffer],
+    y: &wgpu::Buffer,
+    batch: &wgpu::Buffer,
+) -> Result<Vec<Dispatch>, GpuError> {
     let token_tile = token_tile.clamp(1, 8);
-    let options = MatvecOptions::default();
     let parts = matrix.parts().iter();
     parts
         .map(|part| {
-            let product = Product::new(matrix, part, &options, token_tile).of_inputs(row_ends);
+            let product = Product::new(matrix, part, &options, token_tile, row_ends);
             let tile = product.tile(gpu.features());
             let groups = product.groups(tile);
-            let x = Reach::Tokens(4 * matrix.n_in() as u64);
-            let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-                (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
-                (inputs[0].1, x),
-                (y, options.output_reach(matrix)),
-            ];
-            if token_tile > 1 {
+            let weights: (&dyn Bind, Reach) = (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in())));
+            let mut inputs = inputs.iter().map(|&x| (x as &dyn Bind, options.input_reach(matrix)));
+            let mut buffers = vec![weights];
+            buffers.extend(inputs.next());
+            buffers.push((y, options.output_reach(matrix)));
+            buffers.extend(options.norm_and_bias(matrix));
+            if token_tile > 1 || options.rows == Rows::Wanted {
                 buffers.push((batch, Reach::Batch));
             }
-            buffers.extend(inputs[1..].iter().map(|(_, input)| (*input as &dyn Bind, x)));
-            let grid = [Extent::Fixed(groups[0]), Extent::Tokens(token_tile as u32), Extent::Fixed(groups[1])];
+            if tile.is_integer() && product.has_vectors() {
+                buffers.push(weights);
+            }
+            buffers.extend(inputs);
+            let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
             Dispatch::new(gpu, &product.key(tile), &buffers, grid)
         })
         .collect()

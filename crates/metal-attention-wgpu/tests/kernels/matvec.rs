@@ -323,12 +323,14 @@ fn matrices_in_parts() {
 #[test]
 fn several_inputs() {
     use TensorType::{F16, F32, Q8_0};
-    let matrices: [(usize, &[(TensorType, usize)]); 5] = [
+    // The last is one input, which becomes whole numbers.
+    let matrices: [(usize, &[(TensorType, usize)]); 6] = [
         (64, &[(F32, 5), (F32, 7)]),
         (33, &[(F16, 32), (F16, 16), (F16, 1), (F16, 31)]),
         (64, &[(Q8_0, 64), (F16, 48), (F16, 12), (Q8_0, 3), (Q8_0, 8), (Q8_0, 4)]),
         (2048, &[(F32, 64), (F32, 64), (F32, 32), (F32, 128)]),
         (1024, &[(Q8_0, 1024), (Q8_0, 1024), (Q8_0, 1022)]),
+        (1024, &[(Q8_0, 4100)]),
     ];
     for gpu in variants() {
         for (n_in, parts) in matrices {

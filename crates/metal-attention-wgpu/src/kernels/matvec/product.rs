@@ -119,7 +119,13 @@ impl Product {
         }
     }
 
-    pub(super) fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>, token_tile: usize) -> Self {
+    pub(super) fn new(
+        matrix: &GpuMatrix,
+        part: &MatrixPart,
+        options: &MatvecOptions<'_>,
+        token_tile: usize,
+        row_ends: [usize; MAX_INPUTS],
+    ) -> Self {
         let (input, eps) = match options.input {
             MatvecInput::Plain => ("plain", 0.0),
             MatvecInput::RmsNorm { eps, .. } => ("rmsnorm", eps),
@@ -138,13 +144,8 @@ impl Product {
             rows: options.rows,
             bias: options.bias.is_some(),
             token_tile,
-            row_ends: [0; MAX_INPUTS],
+            row_ends,
         }
-    }
-
-    /// The same where rows have several inputs, which end at `row_ends`.
-    pub(super) fn of_inputs(self, row_ends: [usize; MAX_INPUTS]) -> Self {
-        Self { row_ends, ..self }
     }
 
     /// Lanes, rows and units for a GPU of the largest kind; a small one only has more turns to take.
