@@ -8,7 +8,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use archives::more_architectures;
+use archives::{more_architectures, unpacked};
 use common::{has_gpu, run, stdout};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions, Pooler};
@@ -46,10 +46,7 @@ enum Kind {
 }
 
 fn references() -> References {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/synthesised.json.xz");
-    let (packed, mut text) = (std::fs::read(path).unwrap(), Vec::new());
-    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut text).unwrap();
-    serde_json::from_slice(&text).unwrap()
+    serde_json::from_slice(&unpacked("synthesised.json.xz")).unwrap()
 }
 
 fn model(file: &Path) -> Model {

@@ -56,10 +56,15 @@ fn folder(name: &str, n: usize) -> Files {
 }
 
 fn archive(name: &str) -> Files {
-    let archive = std::fs::read(reference().join(name)).expect("an archive of reference models");
-    let mut tar = Vec::new();
-    lzma_rs::xz_decompress(&mut archive.as_slice(), &mut tar).expect("a sound archive");
-    members(&tar)
+    members(&unpacked(name))
+}
+
+/// What is packed in a file of reference data, such as `more-architectures.json.xz`.
+pub fn unpacked(name: &str) -> Vec<u8> {
+    let packed = std::fs::read(reference().join(name)).expect("reference data");
+    let mut data = Vec::new();
+    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut data).expect("a sound archive");
+    data
 }
 
 /// Names, without folders, and contents of the files in a tar archive.

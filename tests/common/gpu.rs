@@ -17,7 +17,16 @@ pub fn gpu() -> Option<Arc<GpuDevice>> {
 
 /// The same, whose work `watch` ends.
 pub fn gpu_with(watch: &Watch) -> Option<Arc<GpuDevice>> {
-    match GpuDevice::open(&GpuOptions { checked: true, watch: watch.clone(), ..Default::default() }) {
+    open(&GpuOptions { checked: true, watch: watch.clone(), ..Default::default() })
+}
+
+/// The same, whose kernels know of subgroups that they have four lanes or more.
+pub fn gpu_of_any_subgroups() -> Option<Arc<GpuDevice>> {
+    open(&GpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })
+}
+
+fn open(options: &GpuOptions) -> Option<Arc<GpuDevice>> {
+    match GpuDevice::open(options) {
         Ok(gpu) => Some(Arc::new(gpu)),
         Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
             eprintln!("skipped: this machine has no GPU");

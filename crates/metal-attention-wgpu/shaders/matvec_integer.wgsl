@@ -81,8 +81,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if pieces > 1 %}
     for (var base = 0u; base < {{ pieces * held }}u; base += {{ held }}u) {
 {% endif %}
-{# Asks for two quads of the input, the unit of round k. #}
-{% macro ask(k) %}
+{{ load("0u", "0u") }}
+{# A unit of the input a round, all asked for at once: rounds of a loop would wait for each other's. #}
+{% set rounds = (4 * held + threads - 1) // threads %}
+{% for k in range(rounds) %}
     let at_{{ k }} = tid + {{ k * threads }}u;
     let unit_{{ k }} = {{ "4u * base + " if pieces > 1 }}at_{{ k }};
     let quad_{{ k }} = 2u * min(unit_{{ k }}, {{ n_in // 8 - 1 }}u);
@@ -92,8 +94,8 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let gain_a_{{ k }} = norm_weight[quad_{{ k }}];
     let gain_b_{{ k }} = norm_weight[quad_{{ k }} + 1u];
 {% endif %}
-{% endmacro %}
-{% macro turn_into_bytes(k) %}
+{% endfor %}
+{% for k in range(rounds) %}
     if at_{{ k }} < {{ 4 * held }}u {
         let at = at_{{ k }};
         if unit_{{ k }} >= {{ n_in // 8 }}u { a_{{ k }} = vec4<f32>(); b_{{ k }} = vec4<f32>(); }
@@ -110,15 +112,6 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         sums[at / 4u][at % 4u] = digits.sum;
         if at % 4u == 0u { worths[at / 4u] = digits.worth; }
     }
-{% endmacro %}
-{{ load("0u", "0u") }}
-{# Rounds of a loop would wait for each other's inputs. #}
-{% set rounds = (4 * held + threads - 1) // threads %}
-{% for k in range(rounds) %}
-{{ ask(k) }}
-{% endfor %}
-{% for k in range(rounds) %}
-{{ turn_into_bytes(k) }}
 {% endfor %}
 {% macro share_squares() %}
 {% if input == "rmsnorm" %}

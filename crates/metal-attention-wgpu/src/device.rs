@@ -135,10 +135,8 @@ impl GpuDevice {
                     .any(|p| (p.m_size, p.n_size, p.k_size, p.ab_type, p.cr_type) == (m, m, m, ab, cr))
         };
         let subgroups = options.subgroups && has(wgpu::Features::SUBGROUP);
-        let (min, max) = match (summary.subgroup_sizes, options.least_subgroup) {
-            ((min, max), Some(least)) => (min.min(least), max),
-            (sizes, None) => sizes,
-        };
+        let (min, max) = summary.subgroup_sizes;
+        let min = options.least_subgroup.map_or(min, |least| least.min(min));
         let limits = device.limits();
         let features = ShaderFeatures {
             subgroups,

@@ -5,7 +5,7 @@ mod archives;
 
 use std::collections::BTreeMap;
 
-use archives::more_architectures;
+use archives::{more_architectures, unpacked};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
@@ -30,10 +30,7 @@ struct Case {
 }
 
 fn reference() -> Reference {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/reference/more-architectures.json.xz");
-    let (packed, mut text) = (std::fs::read(path).unwrap(), Vec::new());
-    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut text).unwrap();
-    serde_json::from_slice(&text).unwrap()
+    serde_json::from_slice(&unpacked("more-architectures.json.xz")).unwrap()
 }
 
 fn model(name: &str) -> Model {

@@ -15,15 +15,14 @@ fn load8(row: u32, unit: u32) -> Raw8 {
 {% include "types/fp4.wgsl" %}
 
 // 2^(e - 128), codes being twice the values. Of 2^(e - 127) the smallest is no exponent but a bit of the mantissa.
-fn scale_of(e: u32) -> f32 { return 0.5 * bitcast<f32>(max((e << 23u) & 0x7f800000u, 0x00400000u)); }
-fn scale8(raw: Raw8) -> f32 { return scale_of(raw.e); }
+fn scale8(raw: Raw8) -> f32 {
+    return 0.5 * bitcast<f32>(max((raw.e << 23u) & 0x7f800000u, 0x00400000u));
+}
 {% if in_blocks %}
 
 struct Raw32 { q: vec4<u32>, e: u32 }
 fn load32(row: u32, block: u32) -> Raw32 {
     return Raw32(w4[row * (UNITS / 4u) + block], w[SCALES + row * {{ (n_in + 127) // 128 }}u + block / 4u]);
 }
-fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> {
-    return scale_of(raw.e >> (8u * (block % 4u))) * vec2(1.0, -14.0);
-}
+fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> { return affine8(Raw8(0u, raw.e >> (8u * (block % 4u)))); }
 {% endif %}

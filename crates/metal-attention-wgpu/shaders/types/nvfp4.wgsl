@@ -12,14 +12,13 @@ fn load8(row: u32, unit: u32) -> Raw8 {
 {% include "types/fp4.wgsl" %}
 
 // Half the value of 4 bits of exponent and 3 of mantissa; 127 is 0.
-fn scale_of(d: u32) -> f32 {
-    let mantissa = d & 7u;
-    let exponent = (d >> 3u) & 15u;
+fn scale8(raw: Raw8) -> f32 {
+    let mantissa = raw.d & 7u;
+    let exponent = (raw.d >> 3u) & 15u;
     let normal = bitcast<f32>((exponent + 119u) << 23u | mantissa << 20u);
     let scale = select(normal, f32(mantissa) / 1024.0, exponent == 0u);
-    return select(scale, 0.0, (d & 255u) == 127u);
+    return select(scale, 0.0, (raw.d & 255u) == 127u);
 }
-fn scale8(raw: Raw8) -> f32 { return scale_of(raw.d); }
 {% if in_blocks %}
 
 struct Raw32 { q: vec4<u32>, d: u32 }
@@ -27,6 +26,6 @@ fn load32(row: u32, block: u32) -> Raw32 {
     return Raw32(w4[row * (UNITS / 4u) + block], w[SCALES + row * {{ n_in // 64 }}u + block / 2u]);
 }
 fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
-    return scale_of(raw.d >> (8u * (2u * (block % 2u) + i))) * vec2(1.0, -14.0);
+    return affine8(Raw8(0u, raw.d >> (8u * (2u * (block % 2u) + i))));
 }
 {% endif %}

@@ -16,8 +16,8 @@ fn dots8(raw: Raw8, x: X8) -> f32 {
 {% if in_blocks %}
 
 {#
-  A block of 32, four units, for products with inputs as whole numbers: `scales` of these have numbers of their own, `affine32`. Types
-  that say how many read a block as vectors of words, with `w4`, as they lie; of the others it is four units.
+  A block of 32, four units, for products with inputs as whole numbers: `scales` of these have numbers of their own, `affine32`, those
+  of a unit. Types that say how many read a block as vectors of words, with `w4`, as they lie; of the others it is four units.
 #}
 {% if scales is undefined %}
 {% set scales = 4 %}

@@ -36,7 +36,6 @@ fn load32(row: u32, block: u32) -> Raw32 {
 }
 fn codes32(raw: Raw32, block: u32) -> Codes32 { return pairs32(raw.pairs, block, 0u); }
 fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
-    let scale = raw.scale >> (8u * (2u * (block % 2u) + i));
-    return unpack2x16float(raw.d) * vec2(f32(scale & 15u), -f32((scale >> 4u) & 15u));
+    return affine8(Raw8(0u, raw.scale >> (8u * (2u * (block % 2u) + i)), raw.d));
 }
 {% endif %}

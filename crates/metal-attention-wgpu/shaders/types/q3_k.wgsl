@@ -33,6 +33,6 @@ fn load32(row: u32, block: u32) -> Raw32 {
 }
 fn codes32(raw: Raw32, block: u32) -> Codes32 { return both32(pairs32(raw.pairs, block, 0u), bits32(raw.high, 2u)); }
 fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
-    return half_of(raw.d >> (16u * (block / 8u % 2u))) * (byte_at(raw.scale, 2u * (block % 2u) + i) - 32.0) * vec2(1.0, -4.0);
+    return affine8(Raw8(0u, 0u, raw.scale >> (8u * (2u * (block % 2u) + i)), raw.d >> (16u * (block / 8u % 2u))));
 }
 {% endif %}

@@ -15,7 +15,5 @@ fn load32(row: u32, block: u32) -> Raw32 {
     return Raw32(w4[row * (UNITS / 4u) + block], w[SCALES + row * {{ (n_in + 63) // 64 }}u + block / 2u]);
 }
 fn codes32(raw: Raw32, _block: u32) -> Codes32 { return nibbles32(raw.q); }
-fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> {
-    return half_of(raw.d >> (16u * (block % 2u))) * vec2(1.0, -8.0);
-}
+fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> { return affine8(Raw8(0u, raw.d >> (16u * (block % 2u)))); }
 {% endif %}

@@ -23,7 +23,5 @@ fn load32(row: u32, block: u32) -> Raw32 {
     return Raw32(w4[row * (UNITS / 4u) + block], w[SCALES + row * {{ n_in // 32 }}u + block]);
 }
 fn codes32(raw: Raw32, _block: u32) -> Codes32 { return nibbles32(raw.q); }
-fn affine32(raw: Raw32, _block: u32, _i: u32) -> vec2<f32> {
-    return unpack2x16float(raw.dm);
-}
+fn affine32(raw: Raw32, _block: u32, _i: u32) -> vec2<f32> { return affine8(Raw8(0u, raw.dm)); }
 {% endif %}

@@ -28,7 +28,5 @@ fn load32(row: u32, block: u32) -> Raw32 {
     );
 }
 fn codes32(raw: Raw32, _block: u32) -> Codes32 { return both32(nibbles32(raw.q), bits32(raw.high, 4u)); }
-fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> {
-    return half_of(raw.d >> (16u * (block % 2u))) * vec2(1.0, -16.0);
-}
+fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> { return affine8(Raw8(0u, 0u, raw.d >> (16u * (block % 2u)))); }
 {% endif %}

@@ -39,6 +39,6 @@ fn load32(row: u32, block: u32) -> Raw32 {
 }
 fn codes32(raw: Raw32, _block: u32) -> Codes32 { return both32(nibbles32(raw.q), bits32(raw.high, 4u)); }
 fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> {
-    return unpack2x16float(raw.d) * vec2(byte_at(raw.scale, 2u * (block % 2u)), -byte_at(raw.scale, 2u * (block % 2u) + 1u));
+    return affine8(Raw8(0u, 0u, raw.scale >> (16u * (block % 2u)), raw.d));
 }
 {% endif %}

@@ -33,6 +33,6 @@ fn load32(row: u32, block: u32) -> Raw32 {
 }
 fn codes32(raw: Raw32, block: u32) -> Codes32 { return both32(nibbles32(raw.q), pairs32(raw.high, block, 4u)); }
 fn affine32(raw: Raw32, block: u32, i: u32) -> vec2<f32> {
-    return half_of(raw.d >> (16u * (block / 8u % 2u))) * (byte_at(raw.scale, 2u * (block % 2u) + i) - 128.0) * vec2(1.0, -32.0);
+    return affine8(Raw8(0u, 0u, raw.scale >> (8u * (2u * (block % 2u) + i)), raw.d >> (16u * (block / 8u % 2u))));
 }
 {% endif %}

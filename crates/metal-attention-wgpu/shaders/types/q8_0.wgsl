@@ -28,7 +28,5 @@ fn load32(row: u32, block: u32) -> Raw32 {
     );
 }
 fn codes32(raw: Raw32, _block: u32) -> Codes32 { return Codes32(raw.even ^ vec4(0x80808080u), raw.odd ^ vec4(0x80808080u)); }
-fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> {
-    return vec2(half_of(raw.d >> (16u * (block % 2u))), 0.0);
-}
+fn affine32(raw: Raw32, block: u32, _i: u32) -> vec2<f32> { return affine8(Raw8(0u, 0u, raw.d >> (16u * (block % 2u)))); }
 {% endif %}
