@@ -8,7 +8,7 @@ mod archives;
 mod gpu;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use archives::{Files, quants, small_quants};
@@ -35,14 +35,8 @@ fn stories() -> GgufFile {
     open(&Path::new(ROOT).join("models/stories260K.gguf"))
 }
 
-fn reference() -> PathBuf {
-    Path::new(ROOT).join("tests/data/reference")
-}
-
 fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
-    let path = reference().join(name);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).expect("reference JSON")
+    serde_json::from_slice(&archives::reference_data(name)).expect("reference JSON")
 }
 
 #[derive(Deserialize)]
@@ -166,7 +160,7 @@ fn tales_continuations() {
 fn quantised_types() {
     let Some(gpu) = gpu() else { return };
     check_quantised_types(&gpu, "quants.json", quants(), 3);
-    check_quantised_types(&gpu, "small-quants.json", small_quants(), 9);
+    check_quantised_types(&gpu, "small-quants.json.xz", small_quants(), 9);
 }
 
 /// Holds the models in `files` to their logits in `reference`, which has those of others, too.

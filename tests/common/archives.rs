@@ -16,7 +16,7 @@ pub fn quants() -> &'static Files {
     FILES.get_or_init(|| folder("quants", 3))
 }
 
-/// The models of `small-quants.json`, of other types, which are smaller: one layer, feed-forwards of 256 where blocks are of 32,
+/// The models of `small-quants.json.xz`, of other types, which are smaller: one layer, feed-forwards of 256 where blocks are of 32,
 /// and embeddings that differ only for the tokens that the logits are of.
 pub fn small_quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
@@ -57,6 +57,16 @@ fn folder(name: &str, n: usize) -> Files {
 
 fn archive(name: &str) -> Files {
     members(&unpacked(name))
+}
+
+/// A file of reference data, or what is packed in it.
+pub fn reference_data(name: &str) -> Vec<u8> {
+    let path = reference().join(name);
+    if path.extension().is_some_and(|of| of == "xz") {
+        unpacked(name)
+    } else {
+        std::fs::read(path).expect("reference data")
+    }
 }
 
 /// What is packed in a file of reference data, such as `more-architectures.json.xz`.

@@ -4,7 +4,7 @@
 mod archives;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use archives::{Files, quants, small_quants};
 use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
@@ -14,14 +14,8 @@ use serde::Deserialize;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-fn reference() -> PathBuf {
-    Path::new(ROOT).join("tests/data/reference")
-}
-
 fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
-    let path = reference().join(name);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).expect("reference JSON")
+    serde_json::from_slice(&archives::reference_data(name)).expect("reference JSON")
 }
 
 fn open(path: &Path, options: &CpuOptions) -> CpuForwardPass {
@@ -133,7 +127,7 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     check_quantised_types("quants.json", quants(), 3);
-    check_quantised_types("small-quants.json", small_quants(), 9);
+    check_quantised_types("small-quants.json.xz", small_quants(), 9);
 }
 
 /// Holds the models in `files` to their logits in `reference`, which has those of others, too.

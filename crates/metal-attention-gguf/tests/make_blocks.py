@@ -1,4 +1,4 @@
-"""Writes tests/data/gguf/blocks.gguf, the expected values of the block formats, and prints SUMS of blocks.rs.
+"""Writes tests/data/gguf/blocks.gguf.xz, the expected values of the block formats, and prints SUMS of blocks.rs.
 
 For every type TYPE the file has two tensors: TYPE, blocks of random bytes with finite scales, and
 TYPE.values, what they stand for as F32. For the types that gguf-py can quantise to it also has
@@ -8,6 +8,7 @@ Each of SUMS stands for the values of 65536 blocks, with every code and every fi
 `pip install gguf`, which has all types but Q1_0 and Q2_0: these two are done here.
 """
 
+import lzma
 import pathlib
 
 import gguf
@@ -31,7 +32,8 @@ QUANTIZABLE = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 rng = np.random.default_rng(20261120)
 root = pathlib.Path(__file__).parents[3]
-writer = gguf.GGUFWriter(root / "tests/data/gguf/blocks.gguf", "none")
+path = root / "tests/data/gguf/blocks.gguf"
+writer = gguf.GGUFWriter(path, "none")
 
 
 def add(name, data, kind):
@@ -122,6 +124,8 @@ writer.write_header_to_file()
 writer.write_kv_data_to_file()
 writer.write_tensors_to_file()
 writer.close()
+path.with_name("blocks.gguf.xz").write_bytes(lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+path.unlink()
 
 for name in SCALES:
     if block_size(name)[0] > 1:
