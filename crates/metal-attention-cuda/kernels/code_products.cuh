@@ -73,7 +73,7 @@ template <> struct Codes<Q4_0> : HalfScales {
     // Less 8, as two's complement has it.
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const u32 word = word_of(w, b, row);
-        of[0] = (word << 4 ^ 0x80808080u) & 0xf0f0f0f0u, of[1] = (word ^ 0x80808080u) & 0xf0f0f0f0u;
+        of[0] = and_xor(word << 4, 0xf0f0f0f0u, 0x80808080u), of[1] = and_xor(word, 0xf0f0f0f0u, 0x80808080u);
     }
     __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
 };
@@ -125,8 +125,8 @@ template <> struct Codes<Q6_K> : SixthScales {
     // Less 32.
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const u32 word = word_of(w, b, row), high = b == 0 ? h.x : h.y;
-        of[0] = (word << 2 & 0x3c3c3c3cu ^ 0x80808080u) ^ (high << (6 - 4 * row) & 0xc0c0c0c0u);
-        of[1] = (word >> 2 & 0x3c3c3c3cu ^ 0x80808080u) ^ ((row == 0 ? high << 4 : high) & 0xc0c0c0c0u);
+        of[0] = and_xor(word << 2, 0x3c3c3c3cu, 0x80808080u) ^ (high << (6 - 4 * row) & 0xc0c0c0c0u);
+        of[1] = and_xor(word >> 2, 0x3c3c3c3cu, 0x80808080u) ^ ((row == 0 ? high << 4 : high) & 0xc0c0c0c0u);
     }
     __device__ __forceinline__ float min(int, int, int) const { return 0.0f; }
 };

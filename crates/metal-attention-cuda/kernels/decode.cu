@@ -14,12 +14,11 @@
 // a warp of its own ends steps, while the others make the next weights ready.
 //
 // The blocks have to run all at once: the launch is cooperative.
-#include "code_products.cuh"
 #include "decode_attention.cuh"
+#include "decode_products.cuh"
 #include "decode_ready.cuh"
 #include "decode_weights.cuh"
 #include "element.cuh"
-#include "products.cuh"
 #include "rank.cuh"
 
 // A warp chooses the experts of the token, by words of the router's products, for the block and for those who ask for their weights. `n_layers`: up to
@@ -54,103 +53,12 @@ __device__ __forceinline__ void choose(const DecodeArgs& a, const RouteArgs& of_
     if (lane == 0) *(volatile u32*)&chosen.n_layers = n_layers;
 }
 
-// What a warp adds up of a tile: products of codes, or of floats.
-template <u32 FORMAT> struct Tile {
-    typedef Codes<FORMAT> P;
-    const float *factors, *sums;
-    Digits digits;
-    float acc[2] = {}, mins[2] = {};
-    __device__ __forceinline__ Tile(unsigned char* memory, u32 n_panels, float, const unsigned char* zeros, int lane) {
-        const CodeInput input(memory, n_panels);
-        digits = digits_of<P::SUBS>(input.digits, nullptr, zeros, lane), factors = input.factors, sums = input.sums;
-    }
-    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) {
-        code_products(p, panel, digits, factors, lane, acc);
-        if (P::MINS) take_mins(p, panel, sums, mins);
-    }
-    __device__ __forceinline__ void finish(float* to, int lane) {
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const float y = row_sum<P>(acc[row], lane) - mins[row];
-            if (lane % 4 == 0) to[lane / 4 + 8 * row] = y;
-            acc[row] = 0.0f, mins[row] = 0.0f;
-        }
-    }
-};
-template <u32 FORMAT> struct FloatTile {
-    typedef Staged<FORMAT> P;
-    const unsigned char* input;
-    u32 n_blocks;
-    float factor;
-    float acc[4] = {};
-    __device__ __forceinline__ FloatTile(unsigned char* memory, u32 n_panels, float factor, const unsigned char*, int)
-        : input(memory), n_blocks(2 * n_panels), factor(factor) {}
-    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, 1>(p, panel, n_blocks, input, nullptr, lane, acc); }
-    __device__ __forceinline__ void finish(float* to, int lane) {
-        if (lane % 4 == 0) {
-            to[lane / 4] = (acc[0] + acc[1] * (1.0f / 2048.0f)) * factor;
-            to[lane / 4 + 8] = (acc[2] + acc[3] * (1.0f / 2048.0f)) * factor;
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) acc[k] = 0.0f;
-    }
-};
-template <> struct Tile<F16> : FloatTile<F16> {
-    using FloatTile<F16>::FloatTile;
-};
-template <> struct Tile<F32> : FloatTile<F32> {
-    using FloatTile<F32>::FloatTile;
-};
-
-// Adds the products with RECORDS records, of which several panels are read before the first is multiplied.
-template <u32 FORMAT, int RECORDS> __device__ __forceinline__ void add_records(Tile<FORMAT>& tile, const unsigned char* record, u32 panel, int lane) {
-    typedef Record<FORMAT> R;
-    constexpr int PANELS = R::PANELS * RECORDS, AT_ONCE = PANELS < 4 ? PANELS : R::PANELS == 1 ? 4 : 2;
-#pragma unroll
-    for (int q = 0; q < PANELS; q += AT_ONCE) {
-        typename Tile<FORMAT>::P p[AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-            p[k].read(Place<FORMAT>(record + (q + k) / R::PANELS * R::BYTES, (q + k) % R::PANELS), lane);
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) tile.add(p[k], panel + q + k, lane);
-    }
-}
-
-// The warp's sums over its columns of a part, to where the step's lie. `memory`, `factor`: of its inputs.
-template <u32 FORMAT>
-__device__ __forceinline__ void products(const Part& part, const Share& share, unsigned char* memory, float factor, const unsigned char* zeros,
-                                         float* to, Ring& ring, int lane) {
-    typedef Record<FORMAT> R;
-    const u32 n_records = share.n * part.records_a_unit, a_slot = part.records_a_slot, n_tiles = part.n_tiles, before = part.before;
-    Tile<FORMAT> tile(memory, n_records * R::PANELS, factor, zeros, lane);
-#pragma unroll 1
-    for (u32 t = first_tile_of(share, part); t < n_tiles; t += share.n_groups) {
-#pragma unroll 1
-        for (u32 r = 0; r < n_records;) {
-            const u32 n = min(a_slot, n_records - r);
-            const unsigned char* record = ring.wait();
-            u32 i = 0;
-            if (R::PANELS == 1) {
-#pragma unroll 1
-                for (; i + 4 <= n; i += 4) add_records<FORMAT, 4>(tile, record + i * R::BYTES, r + i, lane);
-                if (i + 2 <= n) add_records<FORMAT, 2>(tile, record + i * R::BYTES, r + i, lane), i += 2;
-                if (i < n) add_records<FORMAT, 1>(tile, record + i * R::BYTES, r + i, lane);
-            } else {
-#pragma unroll 1
-                for (; i < n; i++) add_records<FORMAT, 1>(tile, record + i * R::BYTES, (r + i) * R::PANELS, lane);
-            }
-            r += n;
-            ring.next(lane);
-        }
-        tile.finish(to + ((before + t) >> share.log_groups) * 16, lane);
-    }
-}
-
-// Row `row` of the block's rows of a step, summed over the warps that have its columns.
-__device__ __forceinline__ float sum_of(const float* sums, u32 stride, u32 log_split, u32 row) {
+// Where the sums of row `row` of the block's rows of a step lie, in floats from those of the step on, and their sum over the warps that have its columns.
+__device__ __forceinline__ u32 sums_of(u32 stride, u32 log_split, u32 row) {
     const u32 tile = row / 16, log_groups = LOG_WARPS - log_split, group = tile & ((1u << log_groups) - 1);
-    const float* from = sums + (group << log_split) * stride + (tile >> log_groups) * 16 + row % 16;
+    return (group << log_split) * stride + (tile >> log_groups) * 16 + row % 16;
+}
+__device__ __forceinline__ float sum_of(const float* from, u32 stride, u32 log_split) {
     float v[WARPS];
 #pragma unroll
     for (u32 k = 0; k < WARPS; k++) v[k] = k >> log_split == 0 ? from[k * stride] : 0.0f;
@@ -192,17 +100,27 @@ __device__ __forceinline__ float finish_floats(float4* inputs, float most, u32 n
 
 __device__ __forceinline__ float most_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
 
-// Ends a step's row of results, row `j` of the block's: adds it to the residual stream, where it is one of its rows, and tells all blocks. Lanes side by
-// side have rows side by side, `row` or none, and all take part.
-__device__ __forceinline__ void put_row(const Layer& l, const Step& step, float* residual, u32 j, u32 row, float y, u32 tag) {
-    const bool is_there = row != ~0u;
-    if (step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {
-        y = (is_there ? residual[j] : 0.0f) + l.scale * y;
-        if (is_there) residual[j] = y;
+// What ends a step's rows: known before their sums are there, as all blocks wait for what is done after.
+struct Ending {
+    u64_t* to;
+    u32 copies, of_copy, tag, activation;
+    float limit, scale;
+    bool adds; // to the residual stream
+    __device__ __forceinline__ Ending(const Layer& l, const Step& step, u32 tag)
+        : to(step.to), copies(step.copies), of_copy(step.n_out / 2), tag((tag + step.tag_out) & TAG), activation(l.activation), limit(l.activation_limit),
+          scale(l.scale), adds(step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {}
+    // Tells all blocks of a row, `row` or none, and keeps it at `residual`, where `before` was, if it is one of the residual stream. Lanes side by side have
+    // rows side by side, and all take part.
+    __device__ __forceinline__ void put(u32 row, float y, float before, float* residual) const {
+        const bool is_there = row != ~0u;
+        if (adds) {
+            y = before + scale * y;
+            if (is_there) *residual = y;
+        }
+        const float next_row = __shfl_down_sync(~0u, y, 1);
+        if (is_there && row % 2 == 0) store_words(to + row / 2, pack_pair(y, next_row, tag), copies, of_copy);
     }
-    const float next_row = __shfl_down_sync(~0u, y, 1);
-    if (is_there && row % 2 == 0) store_words(step.to + row / 2, pack_pair(y, next_row, tag), step.copies, step.n_out / 2);
-}
+};
 // What rows are multiplied by for the sake of their input's norm, from the squares that warps have seen.
 __device__ __forceinline__ float rms_of(const Step& step, const float* squares) {
     const float4 x = *(const float4*)squares, y = *(const float4*)(squares + 4);
@@ -242,7 +160,7 @@ template <int N> __device__ __forceinline__ void take_words(Inputs& inputs, u32 
     float4 weights[N][2];
     bool there[2 * N];
 #pragma unroll
-    for (int k = 0; k < 2 * N; k++) there[k] = (k / 2 * 64 + k % 2 * 4 < n) & (first + k / 2 * 8 + lane / 4 < inputs.n_blocks);
+    for (int k = 0; k < 2 * N; k++) there[k] = ((u32)(k / 2 * 64 + k % 2 * 4) < n) & (first + k / 2 * 8 + lane / 4 < inputs.n_blocks);
     auto of = [&](int k) { return from + k / 2 * 64 + k % 2 * 4; };
     ask_for_words(words, there, of);
 #pragma unroll
@@ -265,6 +183,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
     __shared__ __align__(16) Layer layers[2];
     __shared__ __align__(16) float squares_of_warps[2][WARPS]; // of the inputs, of steps by turns
     __shared__ u64_t best_of_warps[WARPS];
+    __shared__ Work works[WARPS][3]; // of a step's parts
     __shared__ Token token;
     __shared__ Chosen chosen;
     __shared__ u32 n_ended;
@@ -298,7 +217,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
     Ahead asked = {0, 0};
     u32 tag = a.tag, n_arrived = 0;
     const u32 copy = blockIdx.x % COPIES;
-    Ring ring = {a, warp * a.n_slots, {0, 0}};
+    Ring ring = {a, warp * a.n_slots, {0, 0}, 0, 0};
 #pragma unroll 1
     for (u32 i = 0; i <= a.n_layer; i++) {
         const Layer& l = layers[i % 2];
@@ -306,6 +225,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
         for (u32 s = 0; s < l.n_steps; s++) {
             // What follows from these is found anew: kept for all steps it would take the registers of what is needed in one.
             asm volatile("" : "+r"(tid), "+r"(warp), "+r"(lane));
+            ring.left = 0; // no slot is of two steps
             const Step& step = l.steps[s];
             const u32 kind = step.kind;
             best = 0;
@@ -341,13 +261,19 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                 continue;
             }
             // What the end of the step needs is at hand before the input is there.
-            const u32 first_row = row_at(step, parts, tid), log_split = step.log_split;
+            const u32 first_row = row_at(step, parts, tid), log_split = step.log_split, log_groups = LOG_WARPS - log_split, stride = a.stride;
             const float first_bias = step.bias && first_row != ~0u ? step.bias[first_row] : 0.0f;
+            const Ending ending(l, step, tag);
+            const float first_before = ending.adds && first_row != ~0u ? residual[tid] : 0.0f;
+            u32 first_sums = sums_of(stride, log_split, first_row != ~0u ? tid : 0);
+            settle(first_sums);
             const float4* norm = (const float4*)step.norm;
             const Share mine = share_of(warp, step.n_units, log_split);
             const u32 n_panels = mine.n * step.unit;
             unsigned char* memory = decode_memory + a.input_at + warp * a.input_stride;
             Inputs inputs(memory, n_panels, step.has_codes);
+            const Columns columns(inputs.codes, zeros, lane);
+            if (lane < (int)step.n_parts) works[warp][lane] = work_of(parts[lane], mine, (kind == GATE_AND_UP ? lane * a.region_floats : 0) + warp * stride);
             // Four lanes take a block of 32 inputs, of whose halves each has a quad.
             const u32 first_quad = mine.first * step.unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
@@ -398,51 +324,60 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
             }
             __syncwarp();
 
-            const u32 stride = kind == HEAD ? a.head_stride : a.stride;
-            float* sums = (float*)(decode_memory + a.regions_at[step.region]);
+            // The head's rows, which are many, are done by rounds, whose sums have the places of steps by turns.
+            const u32 a_group = kind == HEAD ? HEAD_TILES : ~0u, a_round = kind == HEAD ? HEAD_TILES * 16 << log_groups : n_rows, n_parts = step.n_parts;
+            u32 begin = 0, region = step.region;
+            do {
+                float* sums = (float*)(decode_memory + a.regions_at[region]);
 #pragma unroll 1
-            for (u32 p = 0; p < step.n_parts; p++) {
-                if (parts[p].n_tiles == 0) continue;
-                float* to = sums + (kind == GATE_AND_UP ? p * a.region_floats : 0) + warp * stride;
-                WITH_FORMAT(parts[p].format, (products<FORMAT>(parts[p], mine, memory, factor, zeros, to, ring, lane)));
-            }
-            all_meet();
-
-            if (tid / 32 * 32 < (int)n_rows) {
-                const float rms = norm ? rms_of(step, squares_of_warps[step.region]) : 1.0f;
-                // Every thread of a warp takes part, for the sake of pairs.
-#pragma unroll 1
-                for (u32 j = tid; j < (n_rows + 31) / 32 * 32; j += THREADS) {
-                    const u32 row = j == (u32)tid ? first_row : row_at(step, parts, j);
-                    const bool is_there = row != ~0u;
-                    const float bias = j == (u32)tid ? first_bias : step.bias && is_there ? step.bias[row] : 0.0f;
-                    const u32 of = is_there ? j : 0;
-                    float y = rms * sum_of(sums, stride, log_split, of);
-                    if (kind == HEAD) {
-                        if (!is_there) continue;
-                        y = (y + bias) * a.logit_scale;
-                        if (a.logit_cap != 0.0f) y = a.logit_cap * tanhf(y / a.logit_cap);
-                        if (a.logits) a.logits[row] = y;
-                        const u64_t rank = rank_of(y, row);
-                        best = rank > best ? rank : best;
-                        continue;
-                    }
-                    if (kind == GATE_AND_UP) {
-                        float up = rms * sum_of(sums + a.region_floats, stride, log_split, of), weight = 1.0f;
-                        if (of_experts) {
-                            const u32 n_ff = step.n_out / l.route.n_used, place = is_there ? row / n_ff : 0;
-                            const size_t at = (size_t)chosen.experts[place] * n_ff + (is_there ? row % n_ff : 0);
-                            if (l.expert_bias[0]) y += l.expert_bias[0][at];
-                            if (l.expert_bias[1]) up += l.expert_bias[1][at];
-                            weight = chosen.weights[place];
-                        }
-                        y = weight * gated(l.activation, l.activation_limit, y, up);
-                    }
-                    if (kind == DOWN && l.expert_bias[2] && is_there)
-                        for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
-                    put_row(l, step, residual, j, row, y + bias, (tag + step.tag_out) & TAG);
+                for (u32 p = 0; p < n_parts; p++) {
+                    const Work work = works[warp][p];
+                    if (work.n_tiles == 0) continue;
+                    WITH_FORMAT(work.format, (products<FORMAT, !SMALL>(work, begin / 16 >> log_groups, a_group, columns, memory, factor, sums, ring, lane)));
                 }
-            }
+                all_meet();
+
+                const u32 n = min(n_rows - begin, a_round);
+                if ((u32)tid / 32 * 32 < n) {
+                    const float rms = norm ? rms_of(step, squares_of_warps[step.region]) : 1.0f;
+                    // Every thread of a warp takes part, for the sake of pairs.
+#pragma unroll 1
+                    for (u32 of_round = (u32)tid; of_round < (n + 31) / 32 * 32; of_round += THREADS) {
+                        const u32 j = begin + of_round;
+                        const bool is_first = j == (u32)tid;
+                        const u32 row = is_first ? first_row : row_at(step, parts, j);
+                        const bool is_there = row != ~0u;
+                        const float bias = is_first ? first_bias : step.bias && is_there ? step.bias[row] : 0.0f;
+                        const u32 of = is_first ? first_sums : sums_of(stride, log_split, is_there ? of_round : 0);
+                        float y = rms * sum_of(sums + of, stride, log_split);
+                        if (kind == HEAD) {
+                            if (!is_there) continue;
+                            y = (y + bias) * a.logit_scale;
+                            if (a.logit_cap != 0.0f) y = a.logit_cap * tanhf(y / a.logit_cap);
+                            if (a.logits) a.logits[row] = y;
+                            const u64_t rank = rank_of(y, row);
+                            best = rank > best ? rank : best;
+                            continue;
+                        }
+                        if (kind == GATE_AND_UP) {
+                            float up = rms * sum_of(sums + a.region_floats + of, stride, log_split), weight = 1.0f;
+                            if (of_experts) {
+                                const u32 n_ff = step.n_out / l.route.n_used, place = is_there ? row / n_ff : 0;
+                                const size_t at = (size_t)chosen.experts[place] * n_ff + (is_there ? row % n_ff : 0);
+                                if (l.expert_bias[0]) y += l.expert_bias[0][at];
+                                if (l.expert_bias[1]) up += l.expert_bias[1][at];
+                                weight = chosen.weights[place];
+                            }
+                            y = weight * (ending.activation == SILU ? activate(SILU, y) * up : gated(ending.activation, ending.limit, y, up));
+                        }
+                        if (kind == DOWN && l.expert_bias[2] && is_there)
+                            for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
+                        const float before = is_first ? first_before : ending.adds && is_there ? residual[j] : 0.0f;
+                        ending.put(row, y + bias, before, residual + j);
+                    }
+                }
+                begin += a_round, region ^= 1;
+            } while (begin < n_rows);
         }
         tag = (tag + 2) & TAG;
     }

@@ -9,6 +9,8 @@ constexpr int THREADS = 32 * WARPS;
 // Four more warps, which give the others their registers and ask for weights; where products are small, one of them ends steps instead.
 constexpr int ASKERS = 4, ALL_THREADS = THREADS + 32 * ASKERS;
 constexpr int GROUP = 4; // query heads of a unit of attention
+// Tiles of the head that a warp has sums of at once.
+constexpr u32 HEAD_TILES = 8;
 // Copies of what all blocks read, so that they do not all look at the same words.
 constexpr u32 COPIES = 4;
 
@@ -94,14 +96,24 @@ struct DecodeArgs {
     u32 tag;                 // of the first exchange
     u32 advance;             // whether the token goes on with what was chosen
     u32 slot_bytes, n_slots; // of each warp's weights on their way
-    u32 stride, head_stride, region_floats;   // of sums: between warps, of the head's; of a matrix
+    u32 stride, region_floats;                // of sums: between warps; of a matrix
     u32 att_words, sums_words;                // of a copy
     // Where things lie in the block's memory: each warp's inputs, sums of products of steps by turns, the residual stream of the block's rows,
     // parts, spans of layers, what turns heads and weights of their norms, barriers, what experts are chosen by.
     u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at, choice_at;
     float embedding_scale, logit_scale, logit_cap;
     u32 has_experts;         // whether a layer has any
+    u32 unused;
 };
+
+// A number that is known when code is compiled, as an argument.
+template <int N> struct Count {
+    static constexpr int value = N;
+};
+// Where something lies in the block's memory, in a register that is filled where it is said to be.
+__device__ __forceinline__ u32 offset_of(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
+template <typename T> __device__ __forceinline__ const T* at_offset(u32 offset) { return (const T*)(decode_memory + offset); }
+__device__ __forceinline__ void settle(u32& v) { asm volatile("" : "+r"(v)); }
 
 // All threads that work; the warps that ask for weights do not.
 __device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }

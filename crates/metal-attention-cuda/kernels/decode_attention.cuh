@@ -30,9 +30,6 @@ __device__ __forceinline__ Span span_of(const Layer& l, u32 pos) {
 }
 
 constexpr int POSITIONS = 16; // positions that a warp takes at once
-template <int N> struct Count {
-    static constexpr int value = N;
-};
 
 // Keys and values of a chunk of a KV head; of positions that are not seen those of others that are. Lane l has g = l / 4, t = l % 4: of keys elements
 // 16 t.. of each 64 of positions 4 (g / 2) + g % 2, and of those two on; of values elements 8 g.. of each 64 of the warp's of positions 4 t and on.

@@ -5,11 +5,6 @@
 #include "decode_attention.cuh"
 #include "decode_weights.cuh"
 
-// Where something lies in the block's memory, in a register that is filled where it is said to be.
-__device__ __forceinline__ u32 offset_of(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
-template <typename T> __device__ __forceinline__ const T* at_offset(u32 offset) { return (const T*)(decode_memory + offset); }
-__device__ __forceinline__ void settle(u32& v) { asm volatile("" : "+r"(v)); }
-
 // Panels that a warp has at most: of one tile, or half as many of each of two.
 constexpr int READY = 4, READY_HALF = READY / 2;
 // Floats from one row's sums to those of the next: two of each warp, and some so that rows lie in banks of their own.
@@ -149,7 +144,6 @@ __device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, 
     const ulonglong2* from = step.from + copy * n4 + quad;
 
     ReadyHalf ready[2] = {};
-    const unsigned char* record = nullptr;
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
         const u32 tile = two ? h : 0, first = two ? 0 : h * READY_HALF;
@@ -157,9 +151,11 @@ __device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, 
             u32 p = kind == GATE_AND_UP ? tile : 0;
             if (kind == QKV)
                 while (p < 2 && tile >= (u32)parts[p].before + parts[p].n_tiles) p++;
-            if (two || h == 0) record = ring.wait();
-            if (first < n_panels) WITH_CODES(parts[p].format, (ready[h].read<FORMAT>(record, first, n_panels, lane)));
-            if (two || h == 1) ring.next(lane);
+            const Part& part = parts[p];
+            // All that the warp has of a part is in one slot.
+            if (two || h == 0) ring.wait(part.records_a_slot, part.n_tiles * n_panels);
+            if (first < n_panels) WITH_CODES(part.format, (ready[h].read<FORMAT>(decode_memory + ring.record, first, n_panels, lane)));
+            if (two || h == 1) ring.take(n_panels, part.record_bytes, lane);
         }
         ready[h].place(input, first, tile < n_tiles ? n_panels : 0, zeros, lane);
     }

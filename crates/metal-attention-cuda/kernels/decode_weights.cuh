@@ -72,29 +72,21 @@ struct OfExperts {
     }
 };
 
-// Asks for all weights of the token that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. EXPERTS: whether some
-// may be of these; whoever has none does without the instructions.
+// Asks for all weights of the token that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
+// the warp has of a part, whichever tiles that is of. It asks for one slot of a warp after the other: with more of them on their way, requests queue up before
+// the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
 template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, const Chosen& chosen) {
     const Part* parts = parts_of(a);
+    const u64_t policy = read_once();
     const unsigned char *tile = nullptr, *from = nullptr;
-    // Records of a tile, those left of it, and how many of these lie together.
-    u32 p = 0, tiles_left = 0, records = 0, left = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
+    // Records of the part that are left, of a tile, of it left, and how many of these lie together.
+    u32 p = 0, left = 0, records = 0, of_tile = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
     OfExperts experts = {};
-    Turn turn = {0, 0};
-    bool done = ring >= WARPS;
+    Turn turn = {0, 0}, last = {0, 0}; // the next to be asked for, and the last that was
+    bool done = ring >= WARPS, on_its_way = false;
     while (__any_sync(~0u, !done)) {
         bool asked = false;
-        if (!done && left == 0 && tiles_left > 0) {
-            tile += step, from = tile, left = together = records, tiles_left--;
-            if (EXPERTS && experts.expert_bytes != 0) {
-                const Part& part = parts[p - 1];
-                const Share s = share_of(ring, part.n_units, part.log_split);
-                const u32 first = s.first * part.records_a_unit, before = first % experts.records;
-                experts.tile += s.n_groups, experts.place = experts.tile / experts.tiles + first / experts.records;
-                from = experts.from(part, chosen) + before * bytes, together = experts.records - before;
-            }
-            asked = true;
-        } else if (!done && left == 0) {
+        if (!done && left == 0) {
             // The next part's first tile comes after `step`.
             if (p == a.n_parts) {
                 done = asked = true;
@@ -113,28 +105,44 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
                     known = *(const volatile u32*)&chosen.n_layers >= of.n_layers;
                     __threadfence_block();
                 }
-                if (known) tiles_left = n_tiles, p++, asked = true;
+                if (known) left = n_tiles * records, p++, asked = true;
             }
         }
+        if (on_its_way && barrier_has_ended(full(a, ring, last.slot), last.parity)) on_its_way = false;
         // Before it was ever full it counts as emptied.
-        if (!done && left > 0 && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
+        if (!done && left > 0 && !on_its_way && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
             u32 count = min(a_slot, left);
             u64_t* barrier = full(a, ring, turn.slot);
             unsigned char* to = slot_of(a, ring, turn.slot);
             barrier_arrive_expecting(barrier, count * bytes);
             left -= count;
-            while (EXPERTS && count > together) {
-                if (together > 0) copy_bulk(to, from, together * bytes, barrier);
-                to += together * bytes, count -= together;
-                experts.place++;
-                from = experts.from(parts[p - 1], chosen), together = experts.records;
+            while (count > 0) {
+                if (together == 0) {
+                    const bool is_next = of_tile == 0;
+                    if (is_next) tile += step, from = tile, of_tile = together = records;
+                    if (EXPERTS && experts.expert_bytes != 0) {
+                        u32 before = 0;
+                        if (is_next) {
+                            const Part& part = parts[p - 1];
+                            const Share s = share_of(ring, part.n_units, part.log_split);
+                            const u32 first = s.first * part.records_a_unit;
+                            before = first % experts.records;
+                            experts.tile += s.n_groups, experts.place = experts.tile / experts.tiles + first / experts.records;
+                        } else {
+                            experts.place++;
+                        }
+                        from = experts.from(parts[p - 1], chosen) + before * bytes, together = min(experts.records - before, of_tile);
+                    }
+                }
+                const u32 n = min(count, together);
+                copy_bulk(to, from, n * bytes, barrier, policy);
+                to += n * bytes, from += n * bytes, together -= n, of_tile -= n, count -= n;
             }
-            copy_bulk(to, from, count * bytes, barrier);
-            from += count * bytes, together -= count;
+            last = turn, on_its_way = true;
             turn.next(a.n_slots);
             asked = true;
         }
-        if (!__any_sync(~0u, asked)) rest();
+        if (!__any_sync(~0u, asked)) rest_shortly();
     }
 }
 
@@ -143,12 +151,18 @@ struct Ring {
     const DecodeArgs& a;
     u32 first; // of the warp
     Turn turn;
-    __device__ __forceinline__ const unsigned char* wait() const {
+    u32 left;   // records of the slot that are not taken yet
+    u32 record; // the first of these, in the block's memory
+    // Waits for some, of the `n` that the warp still has of the part.
+    __device__ __forceinline__ void wait(u32 a_slot, u32 n) {
+        if (left > 0) return;
         while (!barrier_try_wait(full(a, 0, first + turn.slot), turn.parity)) spin_pause();
-        return slot_of(a, 0, first + turn.slot);
+        record = offset_of(slot_of(a, 0, first + turn.slot)), left = min(a_slot, n);
     }
-    // All lanes have read the slot.
-    __device__ __forceinline__ void next(int lane) {
+    // All lanes have read `n` of so many bytes.
+    __device__ __forceinline__ void take(u32 n, u32 bytes, int lane) {
+        record += n * bytes, left -= n;
+        if (left > 0) return;
         __syncwarp();
         if (lane == 0) barrier_arrive(empty(a, 0, first + turn.slot));
         turn.next(a.n_slots);

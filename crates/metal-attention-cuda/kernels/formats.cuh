@@ -56,7 +56,9 @@ __device__ __forceinline__ float byte_of(u32 word, int i) {
     // 2^23 + byte, exactly.
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
 }
-__device__ __forceinline__ float signed_byte_of(u32 word, int i) { return byte_of(word ^ 0x80808080u, i) - 128.0f; }
+__device__ __forceinline__ float signed_byte_of(u32 word, int i) {
+    return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
+}
 
 // Where a panel is read from: memory, once, or workgroup memory.
 struct FromMemory {
@@ -171,6 +173,8 @@ struct HalfScales {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
+    // Those of a block of rows g and g + 8.
+    __device__ __forceinline__ float2 scales_of(u32 b) const { return __half22float2(halves(__byte_perm(s.x, s.y, b == 0 ? 0x5410 : 0x7632))); }
 };
 
 template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
@@ -197,6 +201,13 @@ struct KScales {
     }
     __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
+    }
+    // Those of a block of rows g and g + 8.
+    __device__ __forceinline__ float2 scales_of(u32 b) const {
+        return make_float2(__low2float(halves(d.x)) * byte_of(s.x >> 8 * b, 0), __low2float(halves(d.y)) * byte_of(s.y >> 8 * b, 0));
+    }
+    __device__ __forceinline__ float2 mins_of(u32 b) const {
+        return make_float2(__high2float(halves(d.x)) * byte_of(s.x >> 8 * b, 2), __high2float(halves(d.y)) * byte_of(s.y >> 8 * b, 2));
     }
 };
 

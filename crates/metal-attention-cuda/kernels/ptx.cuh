@@ -75,6 +75,23 @@ template <bool SIGNED> __device__ __forceinline__ void mma_codes(int (&d)[4], u3
             : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
 }
+// The same, added to d.
+template <bool SIGNED> __device__ __forceinline__ void add_mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// (v & mask) ^ flip as one instruction, of which the compiler would make two, as only one of its operands can be a constant.
+__device__ __forceinline__ u32 and_xor(u32 v, u32 mask, u32 flip) {
+    u32 r;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(v), "r"(mask), "r"(flip));
+    return r;
+}
 // Four matrices of 8 rows of 8 halves: lane l gives row l % 8 of matrix l / 8, and has of each the pair of columns 2 (l % 4) of
 // row l / 4; turned: the pair of rows 2 (l % 4) of column l / 4.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], const half* row) {
@@ -156,6 +173,19 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"((u32)__cvta_generic_to_shared(to)),
         "l"(from), "r"(bytes), "r"((u32)__cvta_generic_to_shared(barrier))
+        : "memory");
+}
+// For the L2 cache: what is copied will not be read again soon.
+__device__ __forceinline__ u64_t read_once() {
+    u64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier, u64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            (u32)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(bytes), "r"((u32)__cvta_generic_to_shared(barrier)), "l"(policy)
         : "memory");
 }
 #endif
@@ -257,7 +287,5 @@ __device__ __forceinline__ void store_for_peer(u32* p, u32 v) {
 __device__ __forceinline__ void spin_pause() {}
 // The same where a moment does not count.
 __device__ __forceinline__ void rest_shortly() { __nanosleep(20); }
-// The same where nobody waits for the caller.
-__device__ __forceinline__ void rest() { __nanosleep(100); }
 
 #endif

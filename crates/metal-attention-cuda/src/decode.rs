@@ -106,7 +106,7 @@ impl Decode {
         let mut first = First { step: 0, part: 0 };
         let mut of_layers = Vec::with_capacity(n_layer + 1);
         for (i, layer) in layers.iter().enumerate() {
-            let (args, next) = layer_args(cache, i, layer, words, first, n_blocks, memory.slot_bytes);
+            let (args, next) = layer_args(cache, i, layer, words, first, n_blocks);
             of_layers.push(args);
             first = next;
         }
@@ -115,10 +115,10 @@ impl Decode {
             norm: output_norm.weight.ptr(),
             bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
             eps: output_norm.eps,
-            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks, memory.slot_bytes)
+            ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks)
         };
         let kernel = gpu.kernel(match head_dim {
-            ..=64 if of_layers.iter().all(LayerArgs::is_small) => "decode_small_64",
+            ..=64 if memory.has_small_steps => "decode_small_64",
             ..=64 => "decode_64",
             65..=128 => "decode_128",
             129.. => "decode_256",
@@ -153,7 +153,6 @@ impl Decode {
             slot_bytes: memory.slot_bytes as u32,
             n_slots: memory.n_slots as u32,
             stride: memory.stride as u32,
-            head_stride: memory.head_stride as u32,
             region_floats: memory.region_floats as u32,
             att_words: (of_att / 8) as u32,
             sums_words: (of_sums / 8) as u32,
@@ -170,6 +169,7 @@ impl Decode {
             logit_scale: of_logits.scale,
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
             has_experts: u32::from(n_expert > 0),
+            unused: 0,
         };
         Ok(Some(Self {
             kernel,

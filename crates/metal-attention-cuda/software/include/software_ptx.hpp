@@ -59,6 +59,12 @@ template <bool SIGNED> inline void mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2
     software::CodeProduct mine = {{a0, a1, a2, a3}, {b0, b1}, d, SIGNED};
     software::meet(~0u, "a product of bytes", software::multiply_codes, &mine);
 }
+template <bool SIGNED> inline void add_mma_codes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    int more[4];
+    mma_codes<SIGNED>(more, a0, a1, a2, a3, b0, b1);
+    for (int i = 0; i < 4; i++) d[i] += more[i];
+}
+inline u32 and_xor(u32 v, u32 mask, u32 flip) { return (v & mask) ^ flip; }
 template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
 template <int ID, int THREADS> inline void threads_arrive() { software::block_arrive(ID, THREADS); }
 inline void threads_meet(u32 id, u32 threads) { software::block_barrier(id, threads); }
@@ -102,6 +108,8 @@ inline bool barrier_has_ended(u64_t* barrier, u32 phase) { return software::barr
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
     software::copy_for_barrier(to, from, bytes, (uint64_t*)barrier);
 }
+inline u64_t read_once() { return 0; }
+inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier, u64_t) { copy_bulk(to, from, bytes, barrier); }
 
 // Words of 16 bytes are read and written in two halves.
 inline u32 load_relaxed(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
@@ -132,4 +140,3 @@ inline void store_for_peer(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_
 inline void store_for_peer(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }
 inline void rest_shortly() { software::pause(); }
-inline void rest() { software::pause(); }

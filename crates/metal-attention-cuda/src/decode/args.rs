@@ -6,7 +6,7 @@ use super::layers::{PlainLayer, StepMatrix};
 use crate::args::{HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{PANEL, TILE};
+use crate::matrix::{Format, PANEL, TILE};
 use crate::stack::CudaStack;
 use crate::step::route_args;
 
@@ -17,8 +17,8 @@ pub(super) const STEPS: usize = 5;
 pub(super) const GROUP: usize = 4;
 /// Copies of what all blocks read.
 pub(super) const COPIES: usize = 4;
-/// Bytes of a warp's weights that are asked for at once, at most where records are smaller.
-pub(super) const MAX_PIECE: usize = 4736;
+/// Tiles of the head that a warp has sums of at once: as `decode.cuh` has them.
+pub(super) const HEAD_TILES: usize = 8;
 /// Panels that a warp takes to registers before the inputs of a step are there, and floats of the sums of such a step.
 const READY: usize = 4;
 pub(super) const READY_FLOATS: usize = 2 * TILE * (2 * WARPS + 4);
@@ -103,13 +103,6 @@ pub(super) struct LayerArgs {
     pub(super) route: RouteArgs,
 }
 
-impl LayerArgs {
-    /// Whether warps can take their weights of all its steps before the inputs are there.
-    pub(super) fn is_small(&self) -> bool {
-        self.steps[..self.n_steps as usize].iter().all(|step| step.ready_tiles > 0)
-    }
-}
-
 // Blocks copy layers by 16 bytes.
 const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
 
@@ -134,7 +127,6 @@ pub(super) struct DecodeArgs {
     pub(super) slot_bytes: u32,
     pub(super) n_slots: u32,
     pub(super) stride: u32,
-    pub(super) head_stride: u32,
     pub(super) region_floats: u32,
     pub(super) att_words: u32,
     pub(super) sums_words: u32,
@@ -151,6 +143,7 @@ pub(super) struct DecodeArgs {
     pub(super) logit_scale: f32,
     pub(super) logit_cap: f32,
     pub(super) has_experts: u32,
+    pub(super) unused: u32,
 }
 
 /// How the products of a step are shared out in a block: the columns of a tile of rows among some of the warps, tiles by turns among
@@ -180,23 +173,20 @@ impl Shape {
     }
 
     /// Most panels of a row that a warp has.
-    fn panels_a_warp(self) -> usize {
+    pub(super) fn panels_a_warp(self) -> usize {
         self.n_units.div_ceil(1 << self.log_split) * self.unit
     }
 
     /// How many tiles a block has at most, where warps can take what they have of these to registers before the inputs are there; else 0.
-    fn ready_tiles(self, kind: Kind, matrices: &[StepMatrix], slot_bytes: usize) -> usize {
+    pub(super) fn ready_tiles(self, kind: Kind, matrices: &[StepMatrix]) -> usize {
         let tiles = match kind {
             Kind::Qkv | Kind::AttentionOutput | Kind::Down => self.n_tiles,
             Kind::GateAndUp => 2 * self.n_tiles,
             Kind::Router | Kind::Head => return 0,
         };
-        let panels = self.panels_a_warp();
-        let in_a_slot =
-            |m: &StepMatrix| m.format.record().panels == 1 && m.format.record().bytes * panels <= slot_bytes;
         let of_all_warps = 1 << self.log_split == WARPS;
-        let plain = matrices.iter().all(|m| m.experts.is_none() && in_a_slot(m));
-        let fits = self.has_codes && of_all_warps && plain && tiles <= 2 && tiles * panels <= READY;
+        let plain = matrices.iter().all(|m| m.experts.is_none() && m.format.record().panels == 1);
+        let fits = self.has_codes && of_all_warps && plain && tiles <= 2 && tiles * self.panels_a_warp() <= READY;
         if fits { tiles } else { 0 }
     }
 
@@ -211,11 +201,13 @@ impl Shape {
     }
 }
 
-/// Bytes that a warp has of a tile of a gate, as far as it asks for them at once.
-pub(super) fn piece_bytes(gate_and_up: &[StepMatrix], n_blocks: usize) -> usize {
-    let record = gate_and_up[0].format.record();
-    let records = Shape::of(Kind::GateAndUp, gate_and_up, n_blocks).panels_a_warp() / record.panels;
-    record.bytes * records.min((MAX_PIECE / record.bytes).max(1))
+/// Records of a format that a slot of so many bytes has: where these are single panels four at a time, as they are multiplied.
+pub(super) fn records_a_slot(format: Format, slot_bytes: usize) -> usize {
+    let record = format.record();
+    match slot_bytes / record.bytes {
+        n @ 4.. if record.panels == 1 => n / 4 * 4,
+        n => n,
+    }
 }
 
 /// Tiles of rows that are shared out among blocks together.
@@ -261,7 +253,7 @@ pub(super) fn parts_args(
             first: first as u32,
             n_of_product: n_of_product(kind, matrices) as u32,
             record_bytes: record.bytes as u16,
-            records_a_slot: (slot_bytes / record.bytes) as u16,
+            records_a_slot: records_a_slot(matrix.format, slot_bytes) as u16,
             format: matrix.format as u16,
             log_split: shape.log_split as u16,
             n_units: shape.n_units as u16,
@@ -315,14 +307,13 @@ pub(super) struct First {
     pub(super) part: usize,
 }
 
-/// A step without a norm and a bias, from which and to which words, on so many blocks whose warps ask for so many bytes at once.
+/// A step without a norm and a bias, from which and to which words, on so many blocks.
 pub(super) fn step_args(
     kind: Kind,
     [from, to]: [u64; 2],
     first: First,
     matrices: &[StepMatrix],
     n_blocks: usize,
-    slot_bytes: usize,
 ) -> StepArgs {
     let shape = Shape::of(kind, matrices, n_blocks);
     let mut n_rows = [0; 3];
@@ -351,7 +342,7 @@ pub(super) fn step_args(
         n_units: shape.n_units as u32,
         log_split: shape.log_split as u16,
         region: (first.step % 2) as u16,
-        ready_tiles: shape.ready_tiles(kind, matrices, slot_bytes) as u32,
+        ready_tiles: shape.ready_tiles(kind, matrices) as u32,
     }
 }
 
@@ -387,7 +378,6 @@ pub(super) fn layer_args(
     words: Words,
     mut first: First,
     n_blocks: usize,
-    slot_bytes: usize,
 ) -> (LayerArgs, First) {
     let a = layer.attention;
     let [k_cache, v_cache] = cache.of_layer(i);
@@ -405,7 +395,7 @@ pub(super) fn layer_args(
             norm: norm.map_or(0, |norm| norm.weight.ptr()),
             bias: layer.bias(*kind),
             eps: norm.map_or(0.0, |norm| norm.eps),
-            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks, slot_bytes)
+            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks)
         };
         first = First { step: first.step + 1, part: first.part + matrices.len() };
     }

@@ -1,16 +1,19 @@
 //! How a block shares its workgroup memory out, for `kernels/decode.cu`.
 
-use super::args::{GROUP, Kind, READY_FLOATS, Shape, WARPS, piece_bytes};
+use super::args::{GROUP, HEAD_TILES, Kind, READY_FLOATS, Shape, WARPS, records_a_slot};
 use super::layers::{PlainLayer, StepMatrix, most_rows};
 use crate::device::CudaSummary;
-use crate::matrix::TILE;
+use crate::matrix::{Format, TILE};
 
-/// Bytes of a warp's weights that are asked for at once, at least where there is room.
-const SLOT: usize = 2304;
-/// Slots of a warp beyond which nothing is gained, and below which too much is lost.
+/// Slots of a warp: beyond the most nothing is gained, and below the least too much is lost.
 const MAX_SLOTS: usize = 16;
 const MIN_SLOTS: usize = 2;
 const GOOD_SLOTS: usize = 3;
+/// Elements of the heads of models for whose small steps there is a kernel, at most.
+const SMALL_HEAD: usize = 64;
+/// What their bytes are a multiple of, and at most where records are smaller.
+const SLOT_UNIT: usize = 128;
+const MAX_SLOT: usize = 5760;
 /// Bytes of workgroup memory that the kernel has besides.
 const STATIC_SHARED: usize = 4096;
 /// Bytes of `Part` and of `Span` of `decode.cu`.
@@ -25,14 +28,14 @@ pub(super) struct Memory {
     /// What a warp asks for at once at most, and how often before it waits.
     pub(super) slot_bytes: usize,
     pub(super) n_slots: usize,
+    /// Whether warps take their weights of all layers' steps before the inputs are there: then all that one has of a matrix is in one slot.
+    pub(super) has_small_steps: bool,
     /// Inputs of the warps, so many bytes each; the same memory is attention's.
     pub(super) input_at: usize,
     pub(super) input_stride: usize,
-    /// Sums of the warps, in one of two places, of steps by turns: floats from one warp's to the next's, of the head the same, and from
-    /// the gate's to those of up.
+    /// Sums of the warps, in one of two places, of steps by turns: floats from one warp's to the next's, and from the gate's to those of up.
     pub(super) regions_at: [usize; 2],
     pub(super) stride: usize,
-    pub(super) head_stride: usize,
     pub(super) region_floats: usize,
     /// The block's rows of the residual stream.
     pub(super) residual_at: usize,
@@ -62,15 +65,14 @@ impl Memory {
 
         let input_stride = shapes().chain([of_head]).map(Shape::input_bytes).max().unwrap_or(0).next_multiple_of(16);
         let of_attention = head_dim().map(attention_bytes).max().unwrap_or(0);
-        let stride = shapes().map(Shape::tiles_a_group).max().unwrap_or(1) * TILE;
-        let head_stride = of_head.tiles_a_group() * TILE;
+        let stride =
+            shapes().map(Shape::tiles_a_group).max().unwrap_or(1).max(of_head.tiles_a_group().min(HEAD_TILES)) * TILE;
         let region_floats = WARPS * stride;
-        // The gate's sums lie beside those of up. The head has all that is behind.
+        // The gate's sums lie beside those of up.
         let has_gate =
             |place: usize| all_steps().enumerate().any(|(i, (kind, _))| i % 2 == place && *kind == Kind::GateAndUp);
         let floats_of =
             |place: usize| READY_FLOATS.max(if has_gate(place) { 2 * region_floats } else { region_floats });
-        let place_of_head = all_steps().count() % 2;
         let n_parts = layers.iter().flat_map(PlainLayer::matrices).count() + 1;
 
         // What lies behind the slots.
@@ -80,8 +82,7 @@ impl Memory {
             rest - bytes
         };
         let input_at = take((WARPS * input_stride).max(of_attention).next_multiple_of(16));
-        let first_region = take(4 * floats_of(1 - place_of_head));
-        let second_region = take(4 * floats_of(place_of_head).max(WARPS * head_stride));
+        let regions = [0, 1].map(|place| take(4 * floats_of(place)));
         let residual_at = take(n_embd.div_ceil(TILE).div_ceil(n_blocks) * TILE * 4);
         let parts_at = take(PART * n_parts);
         let spans_at = take(SPAN * layers.len());
@@ -90,28 +91,31 @@ impl Memory {
         // With 16 bytes of zeros behind those that there are.
         let barriers_at = take(16 * WARPS * MAX_SLOTS + 16);
 
-        let matrices = layers.iter().flat_map(PlainLayer::matrices).chain(head);
-        let largest = matrices.map(|m| m.format.record().bytes).max().unwrap_or(SLOT);
-        // What a warp has of a tile of the widest matrices, at once, where there is room for some of these.
-        let gates = all_steps().filter(|(kind, _)| *kind == Kind::GateAndUp);
-        let pieces = gates.map(|(_, matrices)| piece_bytes(matrices, n_blocks)).max().unwrap_or(SLOT);
-        let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest);
-        let slots_of = |slot_bytes: usize| (slot_bytes, (room / (WARPS * slot_bytes)).min(MAX_SLOTS));
-        let small = largest.next_multiple_of(128);
-        let (slot_bytes, n_slots) = match slots_of(small.max(SLOT).max(pieces.next_multiple_of(128))) {
-            wide @ (_, GOOD_SLOTS..) => wide,
-            _ => slots_of(small),
+        let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest) / WARPS;
+        let has_small_steps = head_dim().all(|head_dim| head_dim <= SMALL_HEAD)
+            && all_steps()
+                .all(|(kind, matrices)| Shape::of(*kind, matrices, n_blocks).ready_tiles(*kind, matrices) > 0);
+        let (slot_bytes, n_slots) = if has_small_steps {
+            let pieces = all_steps().flat_map(|(kind, matrices)| {
+                let shape = Shape::of(*kind, matrices, n_blocks);
+                matrices
+                    .iter()
+                    .map(move |m| shape.ready_tiles(*kind, matrices) * shape.panels_a_warp() * m.format.record().bytes)
+            });
+            let of_head = 2 * head[0].format.record().bytes;
+            slots_of(pieces.chain([of_head]).max().unwrap_or(of_head).next_multiple_of(SLOT_UNIT), room)
+        } else {
+            best_slots(layers.iter().flat_map(PlainLayer::matrices).chain(head), room)
         };
         let slots = n_slots * WARPS * slot_bytes;
-        let regions = if place_of_head == 0 { [second_region, first_region] } else { [first_region, second_region] };
         (n_slots >= MIN_SLOTS).then(|| Self {
             slot_bytes,
             n_slots,
+            has_small_steps,
             input_at: slots + input_at,
             input_stride,
             regions_at: regions.map(|at| slots + at),
             stride,
-            head_stride,
             region_floats,
             residual_at: slots + residual_at,
             parts_at: slots + parts_at,
@@ -122,6 +126,34 @@ impl Memory {
             bytes: slots + rest,
         })
     }
+}
+
+/// Bytes of a slot, and how many of these a warp with so much room has.
+fn slots_of(slot_bytes: usize, room: usize) -> (usize, usize) {
+    (slot_bytes, (room / slot_bytes).min(MAX_SLOTS))
+}
+
+/// The slots that have the most bytes of the weights of `matrices`, as many as these have, on their way.
+fn best_slots<'a>(matrices: impl Iterator<Item = &'a StepMatrix>, room: usize) -> (usize, usize) {
+    let mut bytes_of: Vec<(Format, usize)> = Vec::new();
+    for matrix in matrices {
+        let bytes = matrix.n_tiles() * matrix.tile_bytes;
+        match bytes_of.iter_mut().find(|(format, _)| *format == matrix.format) {
+            Some((_, of_format)) => *of_format += bytes,
+            None => bytes_of.push((matrix.format, bytes)),
+        }
+    }
+    let largest =
+        bytes_of.iter().map(|(format, _)| format.record().bytes).max().unwrap_or(1).next_multiple_of(SLOT_UNIT);
+    let used = |(slot_bytes, n_slots): (usize, usize)| {
+        let of_format = |(format, bytes): &(Format, usize)| {
+            (records_a_slot(*format, slot_bytes) * format.record().bytes) as f64 * *bytes as f64
+        };
+        n_slots as f64 * bytes_of.iter().map(of_format).sum::<f64>()
+    };
+    let candidates = (largest..=MAX_SLOT.max(largest)).step_by(SLOT_UNIT).map(|bytes| slots_of(bytes, room));
+    let good = candidates.filter(|(_, n_slots)| *n_slots >= GOOD_SLOTS);
+    good.max_by(|a, b| used(*a).total_cmp(&used(*b))).unwrap_or_else(|| slots_of(largest, room))
 }
 
 /// Bytes of workgroup memory that attention takes: queries as halves, the token's own key and value, what becomes of values.
