@@ -1,5 +1,7 @@
 //! `compare`: two devices, layer by layer.
 
+#[path = "common/archives.rs"]
+mod archives;
 mod common;
 
 use common::{has_gpu, run, stderr};
@@ -80,6 +82,33 @@ fn the_gpu_agrees_with_the_cpu() {
     }
     let found = compare(&["-m", TALES, "-p", PROMPT]);
     assert_eq!(found["ok"], true, "{found}");
+}
+
+#[test]
+fn encoders_are_compared_as_far_as_they_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, &archives::more_architectures()[name]).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    // No head, and one behind tokens that see those after them.
+    for (name, output, n_layer) in [("bert.gguf", "states", 3), ("llama-embed.gguf", "logits", 3)] {
+        let path = model(name);
+        let args = ["-m", &path, "--tokens", "3,5,7,11", "--devices", "cpu,cpu", "--cache-type", "f32"];
+        let found = compare(&args);
+        let comparisons = found["comparisons"].as_array().unwrap();
+        assert_eq!((&found["ok"], comparisons.len()), (&json!(true), 1), "{name}: {found}");
+        let c = &comparisons[0];
+        assert_eq!((&c["way"], c["layers"].as_array().unwrap().len()), (&json!("prefill"), n_layer), "{name}");
+        let layers = c["layers"].as_array().unwrap();
+        // The weights are F32, but activations of 8 bits meet some.
+        assert!(layers.iter().chain([&c[output]]).all(|d| nmse(d) < 1e-3), "{name}: {c}");
+        assert_eq!(c["choice"].is_null(), output == "states", "{name}");
+        let one_by_one = run(&[&["compare", "--decode"], &args[..]].concat());
+        assert_eq!(one_by_one.status.code(), Some(1), "{name}");
+        assert!(stderr(&one_by_one).contains("sees the whole text"), "{name}: {}", stderr(&one_by_one));
+    }
 }
 
 #[test]

@@ -20,12 +20,13 @@ const AFTER_HELP: &str = "\
 The first device is the reference: it computes in F32 with an F32 KV cache, whatever the flags say (--exact \
 --cache-type f32). Each of the others runs as the flags say, and its hidden state after every layer and its logits are \
 held against those of the reference: first with the tokens going through the layers together, as a prompt does, then \
-one by one, as a continuation does. NMSE is |x - reference|^2 / |reference|^2 of the token where it is largest, and \
+one by one, as a continuation does. Models without an output head show the states after their last norm instead of \
+logits, and where tokens see those after them they only go together. NMSE is |x - reference|^2 / |reference|^2 of the token where it is largest, and \
 difference the largest absolute difference of two elements. Where an NMSE is past the tolerance the exit code is 1.
 
 With --json stdout gets one object with the keys reference, tokens (the ids), tolerance, ok, and comparisons: a list of \
-device, way (prefill or decode), layers and logits (nmse, position, max_difference; null where not finite), \
-first_past (a layer's index, \"logits\" or null), same_choices, choice, reference_choice.
+device, way (prefill or decode), layers and logits or states (nmse, position, max_difference; null where not finite), \
+first_past (a layer's index, \"logits\", \"states\" or null), same_choices, choice, reference_choice (null without logits).
 
 Examples:
   metal-attention compare -p \"Once upon a time\" --devices cpu,gpu
@@ -92,7 +93,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             loading.weigh(model.gguf().tensor_bytes());
             let mut pass = model.forward_pass(&EngineOptions { device: device.clone(), ..options.clone() })?;
             drop(loading);
-            for way in args.ways(options.n_ubatch) {
+            for way in args.ways(options.n_ubatch, model.spec().is_causal()) {
                 let steps = Progress::steps("comparing", ids.len() as u64).watched(2 * model.spec().n_layer());
                 let progress = |done: usize, _| {
                     steps.set(done as u64);
@@ -135,8 +136,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 }
 
 impl Args {
-    fn ways(&self, n_ubatch: usize) -> Vec<Way> {
-        let both = [(Way::Prefill(n_ubatch), self.decode), (Way::Decode, self.prefill)];
+    fn ways(&self, n_ubatch: usize, is_causal: bool) -> Vec<Way> {
+        let both = [(Way::Prefill(n_ubatch), self.decode), (Way::Decode, self.prefill || !is_causal && !self.decode)];
         both.into_iter().filter(|&(_, left_out)| !left_out).map(|(way, _)| way).collect()
     }
 }
@@ -155,19 +156,20 @@ impl Output {
         let past = found.first_past(self.tolerance);
         self.n_past += usize::from(past.is_some());
         let name = if way == Way::Decode { "decode" } else { "prefill" };
+        let output = if found.choices.is_some() { "logits" } else { "states" };
         self.comparisons.push(json!({
             "device": device.to_string(),
             "way": name,
             "layers": found.layers.iter().map(deviation_json).collect::<Vec<_>>(),
-            "logits": deviation_json(&found.logits),
+            output: deviation_json(&found.output),
             "first_past": match past {
                 None => Value::Null,
                 Some(Place::Layer(i)) => json!(i),
-                Some(Place::Logits) => json!("logits"),
+                Some(Place::Output) => json!(output),
             },
-            "same_choices": found.same_choices,
-            "choice": found.choice,
-            "reference_choice": found.reference_choice,
+            "same_choices": found.choices.map(|choices| choices.same),
+            "choice": found.choices.map(|choices| choices.other),
+            "reference_choice": found.choices.map(|choices| choices.reference),
         }));
         let how = if way == Way::Decode { "one by one" } else { "together" };
         let tokens = units::count(found.n_tokens, "token");
@@ -177,17 +179,19 @@ impl Output {
         for (i, layer) in found.layers.iter().enumerate() {
             self.line(&i.to_string(), layer);
         }
-        self.line("logits", &found.logits);
-        let same = format!("{} of {} equal", found.same_choices, found.n_tokens);
-        let last = format!("after the last {} and {}", found.choice, found.reference_choice);
-        let _ = writeln!(self.text, "next token  {same}, {last}");
+        self.line(output, &found.output);
+        if let Some(choices) = found.choices {
+            let same = format!("{} of {} equal", choices.same, found.n_tokens);
+            let last = format!("after the last {} and {}", choices.other, choices.reference);
+            let _ = writeln!(self.text, "next token  {same}, {last}");
+        }
         let _ = match past {
             None => writeln!(self.text, "all within the tolerance of {:e}\n", self.tolerance),
             Some(Place::Layer(i)) => {
                 writeln!(self.text, "layer {i} is the first past the tolerance of {:e}\n", self.tolerance)
             }
-            Some(Place::Logits) => {
-                writeln!(self.text, "only the logits are past the tolerance of {:e}\n", self.tolerance)
+            Some(Place::Output) => {
+                writeln!(self.text, "only the {output} are past the tolerance of {:e}\n", self.tolerance)
             }
         };
     }

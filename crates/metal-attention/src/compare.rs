@@ -38,6 +38,13 @@ impl Deviation {
         self.nmse <= tolerance
     }
 
+    /// Takes in the vectors of `width` elements of the tokens from `start` on.
+    fn add_rows(&mut self, start: usize, got: &[f32], want: &[f32], width: usize) {
+        for (i, (got, want)) in got.chunks(width).zip(want.chunks(width)).enumerate() {
+            self.add(start + i, got, want);
+        }
+    }
+
     /// Takes in the vector of the token at `position`.
     fn add(&mut self, position: usize, got: &[f32], want: &[f32]) {
         let (mut error, mut power, mut largest) = (0.0, 0.0, 0.0f32);
@@ -66,16 +73,23 @@ fn larger(a: f32, b: f32) -> f32 {
 pub struct Comparison {
     /// The hidden state after each layer.
     pub layers: Vec<Deviation>,
-    /// The logits.
-    pub logits: Deviation,
+    /// The logits; of a model without an output head the states after the last norm.
+    pub output: Deviation,
     /// Tokens that were compared.
     pub n_tokens: usize,
-    /// Tokens after which both choose the same next token.
-    pub same_choices: usize,
-    /// The token that the reference chooses after the last.
-    pub reference_choice: u32,
-    /// The token that the other pass chooses there.
-    pub choice: u32,
+    /// What both choose; `None` where the model has no output head.
+    pub choices: Option<Choices>,
+}
+
+/// The next tokens that two passes choose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// Tokens after which both choose the same.
+    pub same: usize,
+    /// What the reference chooses after the last.
+    pub reference: u32,
+    /// What the other pass chooses there.
+    pub other: u32,
 }
 
 /// A place in a model.
@@ -83,20 +97,21 @@ pub struct Comparison {
 pub enum Place {
     /// After the layer with this index.
     Layer(usize),
-    /// After the output head.
-    Logits,
+    /// After the output head, or where there is none after the last norm.
+    Output,
 }
 
 impl Comparison {
     /// The first place where the error is larger than `tolerance`.
     pub fn first_past(&self, tolerance: f64) -> Option<Place> {
         let layer = self.layers.iter().position(|layer| !layer.within(tolerance));
-        layer.map(Place::Layer).or((!self.logits.within(tolerance)).then_some(Place::Logits))
+        layer.map(Place::Layer).or((!self.output.within(tolerance)).then_some(Place::Output))
     }
 }
 
 /// Runs `ids` through `reference` and `other`, two passes of one model, both emptied before, and compares the hidden state
-/// after every layer and the logits after every token.
+/// after every layer and the logits after every token; where the model has no output head the states after the last norm. Where a token sees those after
+/// it, all go through the layers at once, and [`Way::Decode`] is an error for more than one.
 ///
 /// Before each batch `progress` hears how many of how many tokens are done; where it breaks, the result is
 /// [`Error::Interrupted`].
@@ -115,7 +130,7 @@ impl Comparison {
 /// let ids = [1, 403, 407, 261, 378];
 /// let found = compare(&mut *reference, &mut *other, &ids, Way::Decode, |_, _| ControlFlow::Continue(()))?;
 /// assert_eq!(found.first_past(1e-2), None);
-/// assert_eq!(found.choice, found.reference_choice);
+/// assert_eq!(found.choices.map(|choices| choices.same), Some(5));
 /// # Ok(())
 /// # }
 /// ```
@@ -131,44 +146,58 @@ pub fn compare(
     }
     reference.reset();
     other.reset();
-    let (n_layer, n_embd, n_vocab) = (reference.spec().n_layer(), reference.spec().n_embd, reference.spec().n_vocab);
+    let spec = reference.spec();
+    let (n_layer, n_embd, n_vocab) = (spec.n_layer(), spec.n_embd, spec.n_vocab);
+    let (has_head, is_causal) = (spec.output.head.is_some(), spec.is_causal());
     let n_batch = match way {
+        Way::Prefill(_) if !is_causal => ids.len(),
         Way::Prefill(n) => (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n.max(1)),
         Way::Decode => 1,
     };
     // Every token's logits are wanted: the last layer may leave out the others.
     let tokens: Vec<_> =
-        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: has_head }).collect();
     let mut found = Comparison {
         layers: vec![Deviation::NONE; n_layer],
-        logits: Deviation::NONE,
+        output: Deviation::NONE,
         n_tokens: ids.len(),
-        same_choices: 0,
-        reference_choice: 0,
-        choice: 0,
+        choices: has_head.then(Choices::default),
+    };
+    let mut hear = |start: usize| match progress(start, ids.len()) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::Interrupted { done: start, total: ids.len() }),
     };
     for batch in tokens.chunks(n_batch) {
         let start = batch[0].pos;
-        if progress(start, ids.len()).is_break() {
-            return Err(Error::Interrupted { done: start, total: ids.len() });
-        }
+        hear(start)?;
         let (want_states, want_logits) = states_and_logits(reference, batch)?;
         let (got_states, got_logits) = states_and_logits(other, batch)?;
         for ((layer, got), want) in found.layers.iter_mut().zip(&got_states).zip(&want_states) {
-            for (i, (got, want)) in got.chunks(n_embd).zip(want.chunks(n_embd)).enumerate() {
-                layer.add(start + i, got, want);
+            layer.add_rows(start, got, want, n_embd);
+        }
+        if let Some(choices) = &mut found.choices {
+            found.output.add_rows(start, &got_logits, &want_logits, n_vocab);
+            for (got, want) in got_logits.chunks(n_vocab).zip(want_logits.chunks(n_vocab)) {
+                (choices.other, choices.reference) = (argmax(got), argmax(want));
+                choices.same += usize::from(choices.other == choices.reference);
             }
         }
-        for (i, (got, want)) in got_logits.chunks(n_vocab).zip(want_logits.chunks(n_vocab)).enumerate() {
-            found.logits.add(start + i, got, want);
-            (found.choice, found.reference_choice) = (argmax(got), argmax(want));
-            found.same_choices += usize::from(found.choice == found.reference_choice);
+    }
+    if !has_head {
+        // States after the last norm come of a run of their own.
+        reference.reset();
+        other.reset();
+        let tokens: Vec<_> = tokens.iter().map(|&token| BatchToken { logits: true, ..token }).collect();
+        for batch in tokens.chunks(n_batch) {
+            let start = batch[0].pos;
+            hear(start)?;
+            found.output.add_rows(start, &other.forward_hidden(batch)?, &reference.forward_hidden(batch)?, n_embd);
         }
     }
     Ok(found)
 }
 
-/// The hidden states after each layer, `[n_tokens, n_embd]` each, and the logits, `[n_tokens, n_vocab]`.
+/// The hidden states after each layer, `[n_tokens, n_embd]` each, and the logits, `[n_tokens, n_vocab]`, where they are wanted.
 fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result<(Vec<Vec<f32>>, Vec<f32>), Error> {
     let mut states = vec![Vec::new(); pass.spec().n_layer()];
     // A pass may cut the batch, and then tells of every layer several times.
@@ -267,9 +296,9 @@ mod tests {
         for way in [Way::Decode, Way::Prefill(2), Way::Prefill(512)] {
             let found = compare(&mut *pass(true), &mut *pass(true), &IDS, way, go_on).unwrap();
             let none = Deviation { nmse: 0.0, position: 0, max_difference: 0.0 };
-            assert_eq!((&found.layers, found.logits), (&vec![none; 5], none));
-            assert_eq!((found.n_tokens, found.same_choices), (5, 5));
-            assert_eq!((found.choice, found.reference_choice), (432, 432));
+            assert_eq!((&found.layers, found.output), (&vec![none; 5], none));
+            assert_eq!(found.n_tokens, 5);
+            assert_eq!(found.choices, Some(Choices { same: 5, reference: 432, other: 432 }));
             assert_eq!(found.first_past(0.0), None);
         }
     }
@@ -306,7 +335,7 @@ mod tests {
                 (largest - error).abs() < 1e-6 || largest.is_nan() == error.is_nan() && !largest.is_finite(),
                 "{largest}"
             );
-            assert_eq!((found.logits.nmse, found.same_choices), (0.0, 5));
+            assert_eq!((found.output.nmse, found.choices.unwrap().same), (0.0, 5));
         }
     }
 
