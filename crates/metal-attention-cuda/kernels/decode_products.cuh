@@ -7,15 +7,15 @@
 
 // What a warp has to do of a part.
 struct __align__(16) Work {
-    u32 format, record_bytes, records_a_slot;
-    u32 n_records;           // of a tile
-    u32 n_tiles;             // of the warp's group
-    u32 to;                  // where the sums of the first of them lie, in floats from those of the step on
-    u32 unused[2];
+    u32 format, records_a_slot;
+    u32 n_records; // of a tile
+    u32 n_tiles;   // of the warp's group
+    u32 to;        // where the sums of the first of them lie, in floats from those of the step on
+    u32 unused[3];
 };
 __device__ __forceinline__ Work work_of(const Part& part, const Share& share, u32 to) {
     const u32 first = first_tile_of(share, part), n = part.n_tiles;
-    Work work = {part.format, part.record_bytes, part.records_a_slot, share.n * part.records_a_unit};
+    Work work = {part.format, part.records_a_slot, share.n * part.records_a_unit};
     work.n_tiles = first < n ? (n - first + share.n_groups - 1) >> share.log_groups : 0;
     work.to = to + ((part.before + first) >> share.log_groups) * 16;
     return work;
