@@ -8,7 +8,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use archives::{more_architectures, unpacked};
+use archives::{more_architectures, reference_data};
 use common::{has_gpu, run, stdout};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions, Pooler};
@@ -46,7 +46,7 @@ enum Kind {
 }
 
 fn references() -> References {
-    serde_json::from_slice(&unpacked("synthesised.json.xz")).unwrap()
+    serde_json::from_slice(&reference_data("synthesised.json.xz")).unwrap()
 }
 
 fn model(file: &Path) -> Model {

@@ -56,25 +56,19 @@ fn folder(name: &str, n: usize) -> Files {
 }
 
 fn archive(name: &str) -> Files {
-    members(&unpacked(name))
+    members(&reference_data(name))
 }
 
-/// A file of reference data, or what is packed in it.
+/// A file of reference data, unpacked where its name says that it is packed, as that of `more-architectures.json.xz` does.
 pub fn reference_data(name: &str) -> Vec<u8> {
     let path = reference().join(name);
-    if path.extension().is_some_and(|of| of == "xz") {
-        unpacked(name)
-    } else {
-        std::fs::read(path).expect("reference data")
+    let data = std::fs::read(&path).expect("reference data");
+    if path.extension().is_none_or(|of| of != "xz") {
+        return data;
     }
-}
-
-/// What is packed in a file of reference data, such as `more-architectures.json.xz`.
-pub fn unpacked(name: &str) -> Vec<u8> {
-    let packed = std::fs::read(reference().join(name)).expect("reference data");
-    let mut data = Vec::new();
-    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut data).expect("a sound archive");
-    data
+    let mut unpacked = Vec::new();
+    lzma_rs::xz_decompress(&mut data.as_slice(), &mut unpacked).expect("a sound archive");
+    unpacked
 }
 
 /// Names, without folders, and contents of the files in a tar archive.

@@ -5,7 +5,7 @@ mod archives;
 
 use std::collections::BTreeMap;
 
-use archives::{more_architectures, unpacked};
+use archives::{more_architectures, reference_data};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
@@ -30,7 +30,7 @@ struct Case {
 }
 
 fn reference() -> Reference {
-    serde_json::from_slice(&unpacked("more-architectures.json.xz")).unwrap()
+    serde_json::from_slice(&reference_data("more-architectures.json.xz")).unwrap()
 }
 
 fn model(name: &str) -> Model {
