@@ -159,7 +159,7 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     let Some(gpu) = gpu() else { return };
-    check_quantised_types(&gpu, "quants.json", quants(), 3);
+    check_quantised_types(&gpu, "quants.json.xz", quants(), 3);
     check_quantised_types(&gpu, "small-quants.json.xz", small_quants(), 9);
 }
 

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// Files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// Small models in quantised types, as `Q4_K.gguf`, with the logits of `quants.json`: three, for tests that open files.
+/// Small models in quantised types, as `Q4_K.gguf`, with the logits of `quants.json.xz`: three, for tests that open files.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| folder("quants", 3))

@@ -126,7 +126,7 @@ fn tales_continuations() {
 
 #[test]
 fn quantised_types() {
-    check_quantised_types("quants.json", quants(), 3);
+    check_quantised_types("quants.json.xz", quants(), 3);
     check_quantised_types("small-quants.json.xz", small_quants(), 9);
 }
 
