@@ -19,26 +19,35 @@ struct CodeInput {
         : digits(memory), sums((float*)(memory + n_panels * DIGITS_OF_PANEL)), factors(sums + 4 * n_panels) {}
 };
 
+__device__ __forceinline__ float largest_of(const float4& v) { return larger(larger(fabsf(v.x), fabsf(v.y)), larger(fabsf(v.z), fabsf(v.w))); }
+// What the inputs of a block are multiplied by, of which the largest has the magnitude `most`: its exponent goes to 21; what is below 2^-100 is nothing.
+struct DigitScale {
+    u32 exponent;
+    float up;
+    __device__ __forceinline__ DigitScale(float most) : exponent(max(__float_as_uint(most) >> 23, 27u)), up(__uint_as_float((275u - exponent) << 23)) {}
+    // As three bytes, each 128 more than a digit.
+    __device__ __forceinline__ u32 whole(float v) const { return __float_as_uint(fmaf(v, up, 12582912.0f)) + (0x00808080u - 0x4b400000u); }
+    // What sums of digits are to be multiplied by.
+    __device__ __forceinline__ float factor() const { return exponent == 255 ? __uint_as_float(0x7fc00000u) : __uint_as_float((exponent - 21u) << 23); }
+};
+
 // Puts eight inputs of a block to their places: elements 4 t.. of its first half and of its second. The four threads of a block
-// have to be lanes side by side, all of a warp take part.
-__device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4& first, const float4& second, bool is_there) {
+// have to be lanes side by side, all of a warp take part. `with_sums`: whether anybody asks for sums.
+__device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4& first, const float4& second, bool is_there, bool with_sums = true) {
     const float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-    float sum[2] = {(v[0] + v[1]) + (v[2] + v[3]), (v[4] + v[5]) + (v[6] + v[7])};
-    // As whole numbers, what is no number is above infinity, and that above all else.
-    u32 most = 0;
+    float most = larger(largest_of(first), largest_of(second));
 #pragma unroll
-    for (int i = 0; i < 8; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int d = 1; d < 4; d *= 2) most = larger(most, __shfl_xor_sync(~0u, most, d));
+    if (with_sums) {
+        float sum[2] = {(v[0] + v[1]) + (v[2] + v[3]), (v[4] + v[5]) + (v[6] + v[7])};
 #pragma unroll
-    for (int d = 1; d < 4; d *= 2) {
-        most = max(most, __shfl_xor_sync(~0u, most, d));
-        sum[0] += __shfl_xor_sync(~0u, sum[0], d), sum[1] += __shfl_xor_sync(~0u, sum[1], d);
+        for (int d = 1; d < 4; d *= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], d), sum[1] += __shfl_xor_sync(~0u, sum[1], d);
+        if (is_there && t == 1) *(float2*)(to.sums + 2 * block) = make_float2(sum[0], sum[1]);
     }
-    // The exponent of the largest goes to 21; what is below 2^-100 is nothing.
-    const u32 exponent = max(most >> 23, 27u);
-    const float up = __uint_as_float((275u - exponent) << 23);
+    const DigitScale scale(most);
     u32 whole[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) whole[i] = __float_as_uint(fmaf(v[i], up, 12582912.0f)) + (0x00808080u - 0x4b400000u);
+    for (int i = 0; i < 8; i++) whole[i] = scale.whole(v[i]);
     if (!is_there) return;
     unsigned char* digits = to.digits + block / 2 * DIGITS_OF_PANEL + t * 16 + block % 2 * 8;
     // Codes of both halves lie by turns (`column` of repack.cu): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
@@ -51,8 +60,7 @@ __device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t
         words.y = __byte_perm(__byte_perm(whole[2], whole[6], of_two), __byte_perm(whole[3], whole[7], of_two), 0x5410) ^ 0x80808080u;
         *(uint2*)(digits + digit * 64) = words;
     }
-    if (t == 0) to.factors[block] = exponent == 255 ? __uint_as_float(0x7fc00000u) : __uint_as_float((exponent - 21u) << 23);
-    if (t == 1) *(float2*)(to.sums + 2 * block) = make_float2(sum[0], sum[1]);
+    if (t == 0) to.factors[block] = scale.factor();
 }
 
 // A format's panel, read from workgroup memory. `bytes`: eight codes of row g (0) or g + 8 (1) of a block, times MULTIPLE, as bytes with

@@ -1,6 +1,6 @@
-// One token through all layers in one launch: decoders of attention and gated feed-forwards, dense ones or experts.
+// Tokens through all layers in one launch, each chosen by the one before: decoders of attention and gated feed-forwards, dense ones or experts.
 //
-// A block runs on every multiprocessor until the token is done, and has the same share of the rows of every matrix in all steps; each
+// A block runs on every multiprocessor until they are done, and has the same share of the rows of every matrix in all steps; each
 // warp has some columns of these rows. What a token takes is its weights, which depend on nothing: four warps ask for them on behalf of the
 // others in the order in which they will be needed, as far ahead as there is room, across layers. What blocks wait for is each other's
 // results: they are exchanged through global memory in words of two values and a tag that tells the step and layer they are of, so that a word
@@ -53,22 +53,6 @@ __device__ __forceinline__ void choose(const DecodeArgs& a, const RouteArgs& of_
     if (lane == 0) *(volatile u32*)&chosen.n_layers = n_layers;
 }
 
-// Where the sums of row `row` of the block's rows of a step lie, in floats from those of the step on, and their sum over the warps that have its columns.
-__device__ __forceinline__ u32 sums_of(u32 stride, u32 log_split, u32 row) {
-    const u32 tile = row / 16, log_groups = LOG_WARPS - log_split, group = tile & ((1u << log_groups) - 1);
-    return (group << log_split) * stride + (tile >> log_groups) * 16 + row % 16;
-}
-__device__ __forceinline__ float sum_of(const float* from, u32 stride, u32 log_split) {
-    float v[WARPS];
-#pragma unroll
-    for (u32 k = 0; k < WARPS; k++) v[k] = k >> log_split == 0 ? from[k * stride] : 0.0f;
-#pragma unroll
-    for (int d = 1; d < WARPS; d *= 2)
-#pragma unroll
-        for (int k = 0; k < WARPS; k += 2 * d) v[k] += v[k + d];
-    return v[0];
-}
-
 __device__ __forceinline__ float power_of_two(int e) { return __uint_as_float((u32)(e + 127) << 23); }
 
 // Inputs of a warp's products with floats: quads that lie in place, of which the lanes have seen the largest, go to where they are as
@@ -109,22 +93,24 @@ struct Ending {
     __device__ __forceinline__ Ending(const Layer& l, const Step& step, u32 tag)
         : to(step.to), copies(step.copies), of_copy(step.n_out / 2), tag((tag + step.tag_out) & TAG), activation(l.activation), limit(l.activation_limit),
           scale(l.scale), adds(step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {}
-    // Tells all blocks of a row, `row` or none, and keeps it at `residual`, where `before` was, if it is one of the residual stream. Lanes side by side have
-    // rows side by side, and all take part.
-    __device__ __forceinline__ void put(u32 row, float y, float before, float* residual) const {
+    // Tells all blocks of a row, `row` or none, by words from `at` on, and keeps it at `residual`, where `before` was, if it is one of the residual stream.
+    // Lanes side by side have rows side by side, and all take part.
+    __device__ __forceinline__ void put(u32 row, u64_t* at, float y, float before, float* residual) const {
         const bool is_there = row != ~0u;
         if (adds) {
             y = before + scale * y;
             if (is_there) *residual = y;
         }
         const float next_row = __shfl_down_sync(~0u, y, 1);
-        if (is_there && row % 2 == 0) store_words(to + row / 2, pack_pair(y, next_row, tag), copies, of_copy);
+        if (is_there && row % 2 == 0) store_words(at, pack_pair(y, next_row, tag), copies, of_copy);
     }
 };
-// What rows are multiplied by for the sake of their input's norm, from the squares that warps have seen.
-__device__ __forceinline__ float rms_of(const Step& step, const float* squares) {
-    const float4 x = *(const float4*)squares, y = *(const float4*)(squares + 4);
-    return rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * step.reciprocal + step.eps);
+// What rows are multiplied by for the sake of their input's norm, from the squares that warps have seen: these lie behind the sums of the first two rows.
+__device__ __forceinline__ u32 place_of_squares(u32 warp) { return warp / 4 * SUMS_STRIDE + WARPS + warp % 4; }
+__device__ __forceinline__ float rms_of(const float* sums, float reciprocal, float eps) {
+    static_assert(WARPS == 8 && SUMS_STRIDE >= WARPS + 4, "four behind each row");
+    const float4 x = *(const float4*)(sums + place_of_squares(0)), y = *(const float4*)(sums + place_of_squares(4));
+    return rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * reciprocal + eps);
 }
 
 // Where a warp's inputs of a step go, as they come: pairs of quads, one of each half of a block of 32 inputs, of which four lanes have one.
@@ -132,10 +118,10 @@ struct Inputs {
     CodeInput codes;
     float4* floats;
     u32 n_blocks;
-    bool has_codes;
+    bool has_codes, with_sums;
     float squares = 0.0f, most = 0.0f;
-    __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, bool has_codes)
-        : codes(memory, n_panels), floats((float4*)memory), n_blocks(2 * n_panels), has_codes(has_codes) {}
+    __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, const Step& step)
+        : codes(memory, n_panels), floats((float4*)memory), n_blocks(2 * n_panels), has_codes(step.has_codes), with_sums(step.has_offsets) {}
     // Of block `lane / 4` of eight after block `first`. `norm`: whether inputs are multiplied by `weights`.
     __device__ __forceinline__ void put(u32 first, float4 (&v)[2], bool norm, const float4 (&weights)[2], int lane) {
         const u32 block = first + lane / 4;
@@ -145,7 +131,7 @@ struct Inputs {
             if (norm) multiply(v[h], weights[h]);
         }
         if (has_codes) {
-            put_digits(codes, block, lane % 4, v[0], v[1], block < n_blocks);
+            put_digits(codes, block, lane % 4, v[0], v[1], block < n_blocks, with_sums);
         } else if (block < n_blocks) {
 #pragma unroll
             for (int h = 0; h < 2; h++) floats[block * 8 + lane % 4 + 4 * h] = v[h], most = fmaxf(most, most_of(v[h]));
@@ -178,15 +164,43 @@ template <int N> __device__ __forceinline__ void take_words(Inputs& inputs, u32 
     }
 }
 
+__device__ __forceinline__ void find_spans(const DecodeArgs& a, u32 pos, int tid, int n_threads) {
+    for (u32 i = tid; i < a.n_layer; i += n_threads) spans_of(a)[i] = span_of(a.layers[i], pos, a.split_gain);
+}
+
+__device__ __forceinline__ u64_t highest_of_lanes(u64_t best) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        const u64_t other = __shfl_xor_sync(~0u, best, d);
+        best = other > best ? other : best;
+    }
+    return best;
+}
+// The id with the highest logit of all blocks.
+__device__ __forceinline__ u32 highest_of_blocks(const u64_t* words_of_blocks, u32 tag, int lane) {
+    u64_t best = 0;
+#pragma unroll 1
+    for (u32 first = lane; first < gridDim.x + lane; first += 32) {
+        u64_t words[1];
+        const bool there[1] = {first < gridDim.x};
+        auto of = [&](int) { return words_of_blocks + first; };
+        ask_for_words(words, there, of);
+        wait_for_words(words, there, tag, of);
+        if (there[0] && words[0] > best) best = words[0];
+    }
+    best = highest_of_lanes(best);
+    // All NaN: the first.
+    return best >> 32 == 0 ? 0 : 0xfffffu - ((u32)best >> 12);
+}
+
 // C: times 64 elements of a head. SMALL: whether all products of layers are small.
 template <int C, bool SMALL> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) Layer layers[2];
-    __shared__ __align__(16) float squares_of_warps[2][WARPS]; // of the inputs, of steps by turns
     __shared__ u64_t best_of_warps[WARPS];
     __shared__ Work works[WARPS][3]; // of a step's parts
     __shared__ Token token;
     __shared__ Chosen chosen;
-    __shared__ u32 n_ended;
+    __shared__ u32 n_ended, n_done; // steps of small products, tokens
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
@@ -198,9 +212,8 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
     barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += ALL_THREADS) parts_of(a)[i] = part_of(a.parts[i]);
     for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
-    if (tid == 0) token = *a.token, chosen.n_layers = 0, n_ended = 0;
-    const u32 of_pos = a.token->pos;
-    for (u32 i = tid; i < a.n_layer; i += ALL_THREADS) spans_of(a)[i] = span_of(a.layers[i], of_pos);
+    if (tid == 0) token = *a.token, chosen.n_layers = 0, n_ended = 0, n_done = 0;
+    find_spans(a, a.token->pos, tid, ALL_THREADS);
     __syncthreads();
     if (warp >= WARPS) {
         give_registers<SMALL ? 72 : 40>();
@@ -213,14 +226,14 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
     }
     take_registers<SMALL ? 216 : 232>();
 
-    u64_t best = 0;
     Ahead asked = {0, 0};
-    u32 tag = a.tag, n_arrived = 0;
+    u32 tag = a.tag, n_arrived = 0, place = 0; // where the layer's description lies
     const u32 copy = blockIdx.x % COPIES;
     Ring ring = {a, warp * a.n_slots, {0, 0}, 0, 0};
 #pragma unroll 1
-    for (u32 i = 0; i <= a.n_layer; i++) {
-        const Layer& l = layers[i % 2];
+    for (u32 i = 0;; i++) {
+        const Layer& l = layers[place];
+        u64_t best = 0;
 #pragma unroll 1
         for (u32 s = 0; s < l.n_steps; s++) {
             // What follows from these is found anew: kept for all steps it would take the registers of what is needed in one.
@@ -235,7 +248,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                 attention<C>(a, l, spans_of(a)[i], asked, i == 0, token.pos, token.seq, tag, (float*)(decode_memory + a.input_at));
                 // The next layer's description comes meanwhile, in place of that of the last one, which all warps are done with.
                 all_meet();
-                for (u32 j = tid; j < LAYER_WORDS; j += THREADS) copy16((uint4*)&layers[(i + 1) % 2] + j, (const uint4*)(a.layers + i + 1) + j);
+                for (u32 j = tid; j < LAYER_WORDS; j += THREADS) copy16((uint4*)&layers[place ^ 1] + j, (const uint4*)(a.layers + i + 1) + j);
                 commit_copies();
             }
             if (kind == DOWN) wait_for_copies<0>();
@@ -246,7 +259,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
             const bool of_experts = !SMALL && kind == GATE_AND_UP && l.route.n_expert > 0;
             if (of_experts && warp == WARPS - 1 && (parts[0].n_tiles > 0 || parts[2].n_tiles > 0)) {
                 const Step& router = l.steps[s - 1];
-                choose(a, l.route, chosen, router.to + copy * (router.n_out / 2), tag, i + 1, lane);
+                choose(a, l.route, chosen, router.to + copy * (router.n_out / 2), tag, n_done * (a.n_layer + 1) + i + 1, lane);
             }
             const u32 wanted = (tag + step.tag_in) & TAG, n4 = step.n_in / 4;
             // Whoever has no rows need not wait. Words of attention are written by who has read queries of the same layer: by then all have read those
@@ -261,27 +274,29 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                 continue;
             }
             // What the end of the step needs is at hand before the input is there.
-            const u32 first_row = row_at(step, parts, tid), log_split = step.log_split, log_groups = LOG_WARPS - log_split, stride = a.stride;
+            const u32 first_row = row_at(step, parts, tid), log_split = step.log_split, log_groups = LOG_WARPS - log_split;
             const float first_bias = step.bias && first_row != ~0u ? step.bias[first_row] : 0.0f;
             const Ending ending(l, step, tag);
-            const float first_before = ending.adds && first_row != ~0u ? residual[tid] : 0.0f;
-            u32 first_sums = sums_of(stride, log_split, first_row != ~0u ? tid : 0);
-            settle(first_sums);
+            const float first_before = ending.adds && first_row != ~0u ? residual[tid] : 0.0f, reciprocal = step.reciprocal, eps = step.eps;
+            u64_t* first_to = ending.to + first_row / 2;
+            settle(first_to);
             const float4* norm = (const float4*)step.norm;
             const Share mine = share_of(warp, step.n_units, log_split);
             const u32 n_panels = mine.n * step.unit;
             unsigned char* memory = decode_memory + a.input_at + warp * a.input_stride;
-            Inputs inputs(memory, n_panels, step.has_codes);
+            Inputs inputs(memory, n_panels, step);
             const Columns columns(inputs.codes, zeros, lane);
-            if (lane < (int)step.n_parts) works[warp][lane] = work_of(parts[lane], mine, (kind == GATE_AND_UP ? lane * a.region_floats : 0) + warp * stride);
+            if (lane < (int)step.n_parts) works[warp][lane] = work_of(parts[lane], mine, warp, kind == GATE_AND_UP ? lane * a.region_floats : 0);
             // Four lanes take a block of 32 inputs, of whose halves each has a quad.
             const u32 first_quad = mine.first * step.unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
 #pragma unroll 1
                 for (u32 first = 0; first < inputs.n_blocks; first += 8) {
                     float4 v[2], weights[2];
-                    joined_splits(l, spans_of(a)[i].n_splits, a.att + copy * a.att_words, a.sums + copy * a.sums_words, first_quad + 8 * first,
-                                  first + lane / 4 < inputs.n_blocks ? n4 : 0, tag, v);
+                    const u64_t *att = a.att + copy * a.att_words, *sums = a.sums + copy * a.sums_words;
+                    const u32 n_splits = spans_of(a)[i].n_splits, from = first_quad + 8 * first, n = first + lane / 4 < inputs.n_blocks ? n4 : 0;
+                    if (l.head_dim % 32 == 0) joined_splits<2, true>(l, n_splits, att, sums, from, n, tag, v);
+                    else joined_splits<2, false>(l, n_splits, att, sums, from, n, tag, v);
                     inputs.put(first, v, false, weights, lane);
                 }
             } else if (is_first) {
@@ -317,10 +332,11 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                     take_words<1>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, wanted, lane);
             }
             __syncwarp();
+            float* const of_step = (float*)(decode_memory + a.regions_at[step.region]);
             const float factor = inputs.has_codes ? 1.0f : finish_floats(inputs.floats, inputs.most, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);
-                if (lane == 0) squares_of_warps[step.region][warp] = mine.group == 0 ? squares : 0.0f;
+                if (lane == 0) of_step[place_of_squares(warp)] = mine.group == 0 ? squares : 0.0f;
             }
             __syncwarp();
 
@@ -339,7 +355,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
 
                 const u32 n = min(n_rows - begin, a_round);
                 if ((u32)tid / 32 * 32 < n) {
-                    const float rms = norm ? rms_of(step, squares_of_warps[step.region]) : 1.0f;
+                    const float of_squares = rms_of(of_step, reciprocal, eps), rms = norm ? of_squares : 1.0f;
                     // Every thread of a warp takes part, for the sake of pairs.
 #pragma unroll 1
                     for (u32 of_round = (u32)tid; of_round < (n + 31) / 32 * 32; of_round += THREADS) {
@@ -348,8 +364,8 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                         const u32 row = is_first ? first_row : row_at(step, parts, j);
                         const bool is_there = row != ~0u;
                         const float bias = is_first ? first_bias : step.bias && is_there ? step.bias[row] : 0.0f;
-                        const u32 of = is_first ? first_sums : sums_of(stride, log_split, is_there ? of_round : 0);
-                        float y = rms * sum_of(sums + of, stride, log_split);
+                        const float* of_row = sums + (is_there ? of_round : 0) * SUMS_STRIDE;
+                        float y = rms * sum_of_warps(of_row, log_split);
                         if (kind == HEAD) {
                             if (!is_there) continue;
                             y = (y + bias) * a.logit_scale;
@@ -360,7 +376,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                             continue;
                         }
                         if (kind == GATE_AND_UP) {
-                            float up = rms * sum_of(sums + a.region_floats + of, stride, log_split), weight = 1.0f;
+                            float up = rms * sum_of_warps(of_row + a.region_floats, log_split), weight = 1.0f;
                             if (of_experts) {
                                 const u32 n_ff = step.n_out / l.route.n_used, place = is_there ? row / n_ff : 0;
                                 const size_t at = (size_t)chosen.experts[place] * n_ff + (is_there ? row % n_ff : 0);
@@ -373,55 +389,50 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                         if (kind == DOWN && l.expert_bias[2] && is_there)
                             for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
                         const float before = is_first ? first_before : ending.adds && is_there ? residual[j] : 0.0f;
-                        ending.put(row, y + bias, before, residual + j);
+                        ending.put(row, is_first ? first_to : ending.to + row / 2, y + bias, before, residual + j);
                     }
                 }
                 begin += a_round, region ^= 1;
             } while (begin < n_rows);
         }
-        tag = (tag + 2) & TAG;
-    }
+        tag = (tag + 2) & TAG, place ^= 1;
+        if (i < a.n_layer) continue;
 
-    // The highest logit.
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        const u64_t other = __shfl_xor_sync(~0u, best, d);
-        best = other > best ? other : best;
-    }
-    if (lane == 0) best_of_warps[warp] = best;
-    all_meet();
-    if (warp != 0) return;
-    best = best_of_warps[lane % WARPS];
-#pragma unroll
-    for (int d = WARPS / 2; d > 0; d /= 2) {
-        const u64_t other = __shfl_xor_sync(~0u, best, d);
-        best = other > best ? other : best;
-    }
-    // The first block hears those of all. The row, of which there are at most 2^20, lies above the tag.
-    if (lane == 0) store_exchanged(a.best + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
-    if (blockIdx.x != 0) return;
-    best = 0;
-#pragma unroll 1
-    for (u32 first = lane; first < gridDim.x + lane; first += 32) {
-        u64_t words[1];
-        const bool there[1] = {first < gridDim.x};
-        auto of = [&](int) { return a.best + first; };
-        ask_for_words(words, there, of);
-        wait_for_words(words, there, tag, of);
-        if (there[0] && words[0] > best) best = words[0];
-    }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        const u64_t other = __shfl_xor_sync(~0u, best, d);
-        best = other > best ? other : best;
-    }
-    if (lane != 0) return;
-    // All NaN: the first.
-    const u32 id = best >> 32 == 0 ? 0 : 0xfffffu - ((u32)best >> 12);
-    *a.ids = id;
-    if (a.advance) {
-        a.token->id = id;
-        a.token->pos = token.pos + 1;
+        // The token is done, the next one what all blocks' highest logit is of: only the first block has to know what the last one is.
+        best = highest_of_lanes(best);
+        if (lane == 0) best_of_warps[warp] = best;
+        const bool is_last = n_done + 1 == a.n_tokens;
+        const u32 next_pos = token.pos + 1;
+        all_meet();
+        if (is_last && warp != 0) return;
+        if (!is_last) {
+            // What does not depend on it is made ready meanwhile.
+            for (u32 j = tid; j < LAYER_WORDS; j += THREADS) copy16((uint4*)&layers[place] + j, (const uint4*)a.layers + j);
+            commit_copies();
+            if (warp != 0) find_spans(a, next_pos, tid - 32, THREADS - 32);
+        }
+        if (warp == 0) {
+            best = highest_of_lanes(best_of_warps[lane % WARPS]);
+            // Keys and values that the block has written go before it. The row, of which there are at most 2^20, lies above the tag.
+            __threadfence();
+            // Who has no rows may be done with the next token before others have read this one's words, which are in one place and the other by turns for that.
+            u64_t* const all = a.best + n_done % 2 * gridDim.x;
+            if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
+            if (is_last && blockIdx.x != 0) return;
+            const u32 id = highest_of_blocks(all, tag, lane);
+            __threadfence();
+            if (lane == 0) {
+                if (blockIdx.x == 0) tell_id(a.ids, 0, a.number + n_done, id);
+                token.id = id, token.pos = next_pos, n_done++;
+                if (is_last && a.advance) *a.token = token;
+            }
+        }
+        wait_for_copies<0>();
+        if (is_last) return;
+        // Until steps are ended, rows of the residual stream are not the next token's.
+        if (SMALL) all_meet_who_ends();
+        else all_meet();
+        i = ~0u;
     }
 }
 

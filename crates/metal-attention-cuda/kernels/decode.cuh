@@ -32,12 +32,13 @@ struct Step {
     u32 first_part, n_parts; // of all of the model
     u32 n_rows[3];           // of the matrices
     u32 tag_in, tag_out;     // of the words, beyond the layer's
-    u32 has_codes;           // whether the matrices are of codes, or of floats
+    unsigned short has_codes, has_offsets; // whether the matrices are of codes, or of floats, and whether one has offsets
     u32 copies, n_out;       // of the results, and how many these are
     u32 unit, n_units;       // panels that stay together, and how many of these a row has
     unsigned short log_split; // of the warps among which the columns of a tile are split
     unsigned short region;    // where the sums of its products lie, by turns
-    u32 ready_tiles;         // how many tiles a block has at most, where their weights are taken before the inputs are there; else 0
+    unsigned short has_halves;  // whether one of them has scales of halves of blocks
+    unsigned short ready_tiles; // how many tiles a block has at most, where their weights are taken before the inputs are there; else 0
 };
 // Queries, keys and values; attention's output; the router, where there are experts; gate and up; down.
 constexpr int STEPS = 5;
@@ -87,8 +88,8 @@ struct DecodeArgs {
     Matrix table;            // [n_vocab][n_embd]
     Token* token;
     float* logits;           // [n_vocab], or null
-    u32* ids;
-    u64_t* best;             // words of the blocks' highest logits
+    u64_t* ids;              // of the host: `tell_id`
+    u64_t* best;             // words of the blocks' highest logits, of tokens by turns: [2][gridDim.x]
     const u64_t* qkv;        // words of queries, keys and values
     u64_t* att;              // of [split][n_head * head_dim]
     u64_t* sums;             // of [split][n_head] maxima and sums
@@ -96,13 +97,15 @@ struct DecodeArgs {
     u32 tag;                 // of the first exchange
     u32 advance;             // whether the token goes on with what was chosen
     u32 slot_bytes, n_slots; // of each warp's weights on their way
-    u32 stride, region_floats;                // of sums: between warps; of a matrix
+    u32 region_floats;                        // of a matrix's sums
     u32 att_words, sums_words;                // of a copy
     // Where things lie in the block's memory: each warp's inputs, sums of products of steps by turns, the residual stream of the block's rows,
     // parts, spans of layers, what turns heads and weights of their norms, barriers, what experts are chosen by.
     u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at, choice_at;
     float embedding_scale, logit_scale, logit_cap;
     u32 has_experts;         // whether a layer has any
+    u32 n_tokens, number;    // to go through all layers, and of the step that the first of them is
+    float split_gain;        // of attention: `span_of`
     u32 unused;
 };
 
@@ -114,6 +117,7 @@ template <int N> struct Count {
 __device__ __forceinline__ u32 offset_of(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
 template <typename T> __device__ __forceinline__ const T* at_offset(u32 offset) { return (const T*)(decode_memory + offset); }
 __device__ __forceinline__ void settle(u32& v) { asm volatile("" : "+r"(v)); }
+template <typename T> __device__ __forceinline__ void settle(T*& p) { asm volatile("" : "+l"(p)); }
 
 // All threads that work; the warps that ask for weights do not.
 __device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
@@ -121,13 +125,14 @@ __device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
 // Of steps of small products: that a warp's sums are there, which one that has none waits for.
 __device__ __forceinline__ void sums_are_ready() { threads_arrive<2, THREADS + 32>(); }
 __device__ __forceinline__ void wait_for_sums() { threads_meet<2, THREADS + 32>(); }
+// Whoever works, and who ends steps, between a token of these and the next.
+__device__ __forceinline__ void all_meet_who_ends() { threads_meet<3, THREADS + 32>(); }
 
 // Two values of 26 bits and a tag of 12.
 constexpr u32 TAG = 0xfff;
-__device__ __forceinline__ u32 rounded(float v) {
-    const u32 b = __float_as_uint(v);
-    return (b & 0x7f800000u) == 0x7f800000u ? (v != v ? 0x7fc00000u : b) : (b + 32u) & ~63u;
-}
+// The six bits less are cut off, but half of what they are worth is added before, or some more or less, as a product that leaves infinity and what is no
+// number what they are: of a mantissa from 1 to 2 it adds 0.375 to 0.75 of the last bit that is left. What is rounded stays as it is.
+__device__ __forceinline__ u32 rounded(float v) { return __float_as_uint(v * (1.0f + 0.75f / (1 << 18))) & ~63u; }
 __device__ __forceinline__ u64_t pack_pair(float a, float b, u32 tag) {
     const u32 x = rounded(a), y = rounded(b);
     return (u64_t)(x | y >> 26) << 32 | (y << 6 | tag);

@@ -13,14 +13,15 @@ struct __align__(16) Span {
     unsigned short split, kv, chunk, unused;
 };
 __device__ __forceinline__ Span* spans_of(const DecodeArgs& a) { return (Span*)(decode_memory + a.spans_at); }
-__device__ __forceinline__ Span span_of(const Layer& l, u32 pos) {
+// `gain`: of a split, beside what it takes to join it.
+__device__ __forceinline__ Span span_of(const Layer& l, u32 pos, float gain) {
     Span s;
     s.begin = first_seen(l.mask, l.reach, pos);
     s.first_page = s.begin / PAGE;
     s.n_pages = pos / PAGE + 1 - s.first_page;
     s.most_splits = most_splits(l, gridDim.x);
     // What a page takes grows with the pages of a split, what it takes to join them with the splits.
-    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * 4500.0f / (float)(l.n_head * l.head_dim)));
+    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * gain / (float)(l.n_head * l.head_dim)));
     const u32 n = min(min(want, s.n_pages), s.most_splits);
     s.pages_each = (s.n_pages + n - 1) / n;
     s.n_splits = (s.n_pages + s.pages_each - 1) / s.pages_each;
@@ -78,6 +79,11 @@ template <int C, int VALUES> struct Chunk {
     }
 };
 
+// The first comes last.
+__device__ __forceinline__ void turn(float (&v)[4]) {
+    const float first = v[0];
+    v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = first;
+}
 __device__ __forceinline__ u32 word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // What attention needs besides words of exchanges, asked for a step before: what turns heads at the token's position, and weights of their norms, in
@@ -110,23 +116,33 @@ __device__ __forceinline__ Ahead ask_for_heads(const DecodeArgs& a, const Layer&
     return ahead;
 }
 
-// A head of a warp, from its words to what attention takes: lane l has pairs l, l + 32.. of elements that are turned together.
+// A head of a warp, from its words to what attention takes: lane l has pairs l, l + 32.. of elements that are turned together. What can be known before its
+// words are there is found before.
 template <int C> struct Head {
-    int at[C][2]; // of the pair's elements, beyond the head where there is none
+    int at[C][2];  // of the pair's elements, beyond the head where there is none
+    float2 turns[C];
+    float weights[C][2]; // of its norm
+    bool normed, normed_after; // before it is turned, or after
+    float eps, scale;
     float v[C][2];
-    __device__ __forceinline__ void take(const HeadInputs& in, const u64_t* from, int dim, u32 tag, int lane) {
-        u64_t words[2 * C];
-        bool there[2 * C];
-        const int halves = in.rotation == HALVES ? in.n_rot / 2 : 0;
+    // `norms`: whether it has one, of which `weight` may be; `turn`: whether it is turned, by `turns_of_pos`.
+    __device__ __forceinline__ Head(const HeadInputs& in, bool norms, const float* weight, bool turn, const float2* turns_of_pos, int dim, float scale, int lane)
+        : normed(norms && !in.norm_after_rope), normed_after(norms && in.norm_after_rope), eps(in.eps), scale(scale) {
+        const int n_pairs = turn && in.rotation != NO_ROPE ? in.n_rot / 2 : 0, halves = in.rotation == HALVES ? in.n_rot / 2 : 0;
 #pragma unroll
         for (int k = 0; k < C; k++) {
             const int pair = lane + 32 * k;
             at[k][0] = pair < halves ? pair : 2 * pair, at[k][1] = pair < halves ? pair + halves : 2 * pair + 1;
+            turns[k] = pair < n_pairs ? turns_of_pos[pair] : make_float2(1.0f, 0.0f);
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                there[2 * k + h] = pair < dim / 2;
-            }
+            for (int h = 0; h < 2; h++) weights[k][h] = norms && weight && at[k][h] < dim ? weight[at[k][h]] : 1.0f;
         }
+    }
+    __device__ __forceinline__ void take(const u64_t* from, int dim, u32 tag, int lane) {
+        u64_t words[2 * C];
+        bool there[2 * C];
+#pragma unroll
+        for (int k = 0; k < 2 * C; k++) there[k] = lane + 32 * (k / 2) < dim / 2;
         auto of = [&](int k) { return from + at[k / 2][k % 2] / 2; };
         ask_for_words(words, there, of);
         wait_for_words(words, there, tag, of);
@@ -136,7 +152,7 @@ template <int C> struct Head {
             v[k / 2][k % 2] = at[k / 2][k % 2] % 2 ? two.y : two.x;
         }
     }
-    __device__ __forceinline__ void norm(const float* weight, float eps, int dim) {
+    __device__ __forceinline__ void norm(int dim) {
         float squares = 0.0f;
 #pragma unroll
         for (int k = 0; k < C; k++) squares += v[k][0] * v[k][0] + v[k][1] * v[k][1];
@@ -144,26 +160,23 @@ template <int C> struct Head {
 #pragma unroll
         for (int k = 0; k < C; k++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) v[k][h] *= weight && at[k][h] < dim ? rms * weight[at[k][h]] : rms;
+            for (int h = 0; h < 2; h++) v[k][h] *= rms * weights[k][h];
     }
     // As `make_head` makes it of one in memory.
-    __device__ __forceinline__ void make(const HeadInputs& in, const float* weight, const float2* turns, int dim, float scale, int lane) {
-        if (in.norm != NO_NORM && !in.norm_after_rope) norm(weight, in.eps, dim);
-        if (in.rotation != NO_ROPE) {
+    __device__ __forceinline__ void make(int dim) {
+        if (normed) norm(dim);
 #pragma unroll
-            for (int k = 0; k < C; k++) {
-                if (lane + 32 * k >= (int)in.n_rot / 2) continue;
-                const float2 turn = turns[lane + 32 * k];
-                const float x = v[k][0], y = v[k][1];
-                v[k][0] = x * turn.x - y * turn.y, v[k][1] = x * turn.y + y * turn.x;
-            }
+        for (int k = 0; k < C; k++) {
+            const float2 turn = turns[k];
+            const float x = v[k][0], y = v[k][1];
+            v[k][0] = x * turn.x - y * turn.y, v[k][1] = x * turn.y + y * turn.x;
         }
-        if (in.norm != NO_NORM && in.norm_after_rope) norm(weight, in.eps, dim);
+        if (normed_after) norm(dim);
 #pragma unroll
         for (int k = 0; k < C; k++) v[k][0] *= scale, v[k][1] *= scale;
     }
     // As halves, hi and what is left of it times 2048, times the power of two that is returned where it is too large for that. Zeros from `dim` on.
-    __device__ __forceinline__ float put_query(half* hi, half* lo, int dim, int lane) const {
+    __device__ __forceinline__ float put_query(half* hi, half* lo, int dim) const {
         float most = 0.0f, factor = 1.0f;
 #pragma unroll
         for (int k = 0; k < C; k++) most = fmaxf(most, fmaxf(fabsf(v[k][0]), fabsf(v[k][1])));
@@ -257,21 +270,25 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         all_meet();
 #pragma unroll 1
         for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += WARPS) {
-            const u32 from = h < n_heads ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
-            Head<C> made;
-            made.take(in, a.qkv + (size_t)from * (dim / 2), dim, tag, lane);
-            if (h <= n_heads) {
-                const float* of_heads = h < n_heads ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
-                const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (h < n_heads ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? of_heads : nullptr;
-                made.make(in, weight, heads.turns, dim, h < n_heads ? in.scale : 1.0f, lane);
+            const bool is_query = h < n_heads;
+            const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
+            const float* of_heads = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
+            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? of_heads : nullptr;
+            const bool is_value = h > n_heads;
+            Head<C> made(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.turns, dim, is_query ? in.scale : 1.0f, lane);
+            half* cached = nullptr;
+            if (!is_query && chunk == 0) {
+                const u32 own_page = unit == blockIdx.x ? asked.own_page : pages[of_pos / PAGE];
+                cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + of_pos % PAGE) * dim;
             }
-            if (h < n_heads) {
-                const float factor = made.put_query(high + h * ROW, low + h * ROW, dim, lane);
+            settle(cached);
+            made.take(a.qkv + (size_t)from * (dim / 2), dim, tag, lane);
+            if (!is_value) made.make(dim);
+            if (is_query) {
+                const float factor = made.put_query(high + h * ROW, low + h * ROW, dim);
                 if (lane == 0) factors[h] = factor;
             } else {
-                const u32 own_page = unit == blockIdx.x ? asked.own_page : pages[of_pos / PAGE];
-                half* cached = (half*)(h == n_heads ? l.k_cache : l.v_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + of_pos % PAGE) * dim;
-                made.put(own + (h - n_heads) * PADDED, chunk == 0 ? cached : nullptr, dim);
+                made.put(own + (h - n_heads) * PADDED, cached, dim);
             }
         }
         all_meet();
@@ -301,28 +318,37 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 }
                 float s[4], high_of_chunk = -INFINITY;
 #pragma unroll
+                for (int i = 0; i < 4; i++) s[i] = (scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2] * (1.0f / 2048.0f)) * factor_of_head;
+                if (l.soft_cap != 0.0f)
+#pragma unroll 1
+                    for (int i = 0; i < 4; i++) s[0] = l.soft_cap * tanhf(s[0] / l.soft_cap), turn(s);
+#pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    s[i] = (scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2] * (1.0f / 2048.0f)) * factor_of_head;
-                    if (l.soft_cap != 0.0f) s[i] = l.soft_cap * tanhf(s[i] / l.soft_cap);
-                    if (pos + i < span.begin || pos + i > of_pos) s[i] = -INFINITY;
+                    if (pos + i - span.begin > of_pos - span.begin) s[i] = -INFINITY;
                     high_of_chunk = fmaxf(high_of_chunk, s[i]);
                 }
                 high_of_chunk = fmaxf(high_of_chunk, __shfl_xor_sync(~0u, high_of_chunk, 1));
                 high_of_chunk = fmaxf(high_of_chunk, __shfl_xor_sync(~0u, high_of_chunk, 2));
                 const float now = fmaxf(most, high_of_chunk);
-                // Who has seen nothing leaves all as it was.
-                const float before = now == -INFINITY ? 1.0f : __expf(most - now);
+                // Who has seen nothing has weights of zero all the same.
+                const float from = now == -INFINITY ? 0.0f : now, before = __expf(most - from);
                 half of_high[4], of_low[4];
                 sum *= before;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const bool seen = pos + i >= span.begin && pos + i <= of_pos;
-                    const float weight = seen ? __expf(s[i] - now) : 0.0f;
+                    const float weight = __expf(s[i] - from);
                     sum += weight;
                     of_high[i] = __float2half_rn(weight);
                     of_low[i] = __float2half_rn((weight - __half2float(of_high[i])) * 2048.0f);
                 }
                 most = now;
+                if (base != mine || n > 0) // else there is nothing yet
+#pragma unroll
+                    for (int c = 0; c < VALUES; c++)
+#pragma unroll
+                        for (int i = 0; i < 8; i++)
+#pragma unroll
+                            for (int r = 0; r < 4; r++) acc[c][i][r] *= before;
                 const u32 a0 = bits(__halves2half2(of_high[0], of_high[1])), a2 = bits(__halves2half2(of_high[2], of_high[3]));
                 const u32 a1 = bits(__halves2half2(of_low[0], of_low[1])), a3 = bits(__halves2half2(of_low[2], of_low[3]));
 #pragma unroll
@@ -336,8 +362,6 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                         for (int k = 0; k < 2; k++) {
                             float(&to)[4] = acc[c][2 * i + k];
                             const u32 half_of = k == 0 ? 0x5410 : 0x7632;
-#pragma unroll
-                            for (int r = 0; r < 4; r++) to[r] *= before;
                             mma(to, a0, a1, a2, a3, __byte_perm(v[0], v[1], half_of), __byte_perm(v[2], v[3], half_of));
                         }
                     }
@@ -363,12 +387,13 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 }
         }
         all_meet();
-        // Teams beyond have taken no chunk.
+        // Teams beyond have taken no chunk: their sums are zeros, and their maxima below all others.
         const int n_teams = min(end - first * (PAGE / POSITIONS), (u32)TEAMS);
 #pragma unroll 1
         for (int i = tid; i < (int)n_heads * (PADDED / 2); i += THREADS) {
             const int h = i / (PADDED / 2), d = i % (PADDED / 2) * 2;
             if (d >= dim) continue;
+            const float *state_of = states + 2 * h, *part_of = joined + h * dim + d;
             float high_of_all = -INFINITY, s = 0.0f;
             float2 v = make_float2(0.0f, 0.0f);
             auto join = [&](auto most_teams) {
@@ -376,16 +401,14 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 float2 state[N], part[N];
 #pragma unroll
                 for (int w = 0; w < N; w++) {
-                    // In place of others those of the first.
-                    const int team_of = w < n_teams ? w : 0;
-                    state[w] = *(const float2*)(states + 2 * (team_of * GROUP + h)), part[w] = *(const float2*)(joined + (team_of * GROUP + h) * dim + d);
+                    state[w] = *(const float2*)(state_of + 2 * GROUP * w), part[w] = *(const float2*)(part_of + w * GROUP * dim);
                     high_of_all = fmaxf(high_of_all, state[w].x);
                 }
                 // As it will be read.
                 high_of_all = __uint_as_float(rounded(high_of_all));
 #pragma unroll
                 for (int w = 0; w < N; w++) {
-                    const float factor = w < n_teams ? __expf(state[w].x - high_of_all) : 0.0f;
+                    const float factor = __expf(state[w].x - high_of_all);
                     v.x += factor * part[w].x, v.y += factor * part[w].y, s += factor * state[w].y;
                 }
             };
@@ -400,66 +423,76 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
     }
 }
 
-// Quads i and i + 4 of attention's result, its splits joined; zeros from quad `n` on.
-__device__ __forceinline__ void joined_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 n, u32 tag, float4 (&v)[2]) {
+// QUADS of 4 elements of attention's result, i and i + 4, its splits joined; zeros from quad `n` on. ONE_HEAD: whether they are always of one head.
+template <int QUADS, bool ONE_HEAD>
+__device__ __forceinline__ void joined_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 n, u32 tag, float4 (&v)[QUADS]) {
     const u32 n_words = l.n_head * l.head_dim / 2;
-    float most[2], sum[2];
-    u32 head[2];
+    constexpr int HEADS = ONE_HEAD ? 1 : QUADS, SPLITS = 2; // at once
+    float most[HEADS], sum[HEADS];
+    u32 head[HEADS];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
+    for (int h = 0; h < HEADS; h++) {
         head[h] = __umulhi(4 * (i + 4 * h), l.reciprocal_of_dim);
         const bool has_sink = l.sinks && i + 4 * h < n;
         most[h] = has_sink ? l.sinks[head[h]] : -INFINITY, sum[h] = l.sinks ? 1.0f : 0.0f;
-        v[h] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    constexpr int SPLITS = 2; // at once
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) v[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
     for (u32 first = 0; first < n_splits; first += SPLITS) {
-        constexpr int N = 2 * SPLITS;
+        constexpr int N = QUADS * SPLITS, M = HEADS * SPLITS;
         ulonglong2 words[N];
-        u64_t states[N];
-        bool there[N];
+        u64_t states[M];
+        bool there[N], is_seen[M];
         const ulonglong2* of_words = (const ulonglong2*)att + first * (n_words / 2) + i;
         const u64_t* of_sums = sums + first * l.n_head;
-        auto from = [&](int k) { return of_words + k / 2 * (n_words / 2) + 4 * (k % 2); };
-        auto state_from = [&](int k) { return of_sums + k / 2 * l.n_head + head[k % 2]; };
+        auto from = [&](int k) { return of_words + k / QUADS * (n_words / 2) + 4 * (k % QUADS); };
+        auto state_from = [&](int k) { return of_sums + k / HEADS * l.n_head + head[k % HEADS]; };
+        // Heads that are whole blocks of 32 are there with both quads, or with none.
 #pragma unroll
-        for (int k = 0; k < N; k++) {
-            there[k] = first + k / 2 < n_splits && i + 4 * (k % 2) < n;
-        }
-        ask_for_words(states, there, state_from);
+        for (int k = 0; k < N; k++) there[k] = first + k / QUADS < n_splits && i + 4 * (k % QUADS % HEADS) < n;
+#pragma unroll
+        for (int k = 0; k < M; k++) is_seen[k] = there[k / HEADS * QUADS + k % HEADS];
+        ask_for_words(states, is_seen, state_from);
         ask_for_words(words, there, from);
-        wait_for_words(words, there, from, states, there, state_from, tag);
-        // What they are multiplied by, on the highest scale of all.
-        float factors[N], before[2];
+        wait_for_words(words, there, from, states, is_seen, state_from, tag);
+        // What they are multiplied by, on the highest scale of all: words that are not there are zeros.
+        float factors[M], before[HEADS];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float now = most[h];
+        for (int h = 0; h < HEADS; h++) {
+            float highs[SPLITS], now = most[h];
 #pragma unroll
-            for (int k = h; k < N; k += 2)
-                if (there[k]) now = fmaxf(now, unpack_pair(states[k]).x);
-            before[h] = there[h] ? __expf(most[h] - now) : 1.0f;
+            for (int k = 0; k < SPLITS; k++) {
+                highs[k] = is_seen[k * HEADS + h] ? unpack_pair(states[k * HEADS + h]).x : -INFINITY;
+                now = fmaxf(now, highs[k]);
+            }
+            const float high = now == -INFINITY ? 0.0f : now;
+            before[h] = __expf(most[h] - high);
             sum[h] *= before[h];
 #pragma unroll
-            for (int k = h; k < N; k += 2) {
-                const float2 state = unpack_pair(states[k]);
-                factors[k] = there[k] ? __expf(state.x - now) : 0.0f;
-                sum[h] += there[k] ? factors[k] * state.y : 0.0f;
+            for (int k = 0; k < SPLITS; k++) {
+                factors[k * HEADS + h] = __expf(highs[k] - high);
+                sum[h] += factors[k * HEADS + h] * unpack_pair(states[k * HEADS + h]).y;
             }
             most[h] = now;
         }
+        if (first > 0)
 #pragma unroll
-        for (int h = 0; h < 2; h++) multiply(v[h], make_float4(before[h], before[h], before[h], before[h]));
+            for (int q = 0; q < QUADS; q++) {
+                const float by = before[q % HEADS];
+                multiply(v[q], make_float4(by, by, by, by));
+            }
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            const float4 part = there[k] ? unpack(words[k]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            float4& to = v[k % 2];
-            to.x += factors[k] * part.x, to.y += factors[k] * part.y, to.z += factors[k] * part.z, to.w += factors[k] * part.w;
+            const float4 part = unpack(words[k]);
+            const float by = factors[k / QUADS * HEADS + k % QUADS % HEADS];
+            float4& to = v[k % QUADS];
+            to.x += by * part.x, to.y += by * part.y, to.z += by * part.z, to.w += by * part.w;
         }
     }
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float scale = i + 4 * h < n ? 1.0f / sum[h] : 0.0f;
-        multiply(v[h], make_float4(scale, scale, scale, scale));
+    for (int q = 0; q < QUADS; q++) {
+        const float scale = i + 4 * (q % HEADS) < n ? 1.0f / sum[q % HEADS] : 0.0f;
+        multiply(v[q], make_float4(scale, scale, scale, scale));
     }
 }

@@ -5,20 +5,39 @@
 #include "decode_weights.cuh"
 #include "products.cuh"
 
+// Floats from one row's sums to those of the next: one of each warp that has some of its columns, and some so that rows lie in banks of their own.
+constexpr u32 SUMS_STRIDE = WARPS + 4;
+
 // What a warp has to do of a part.
 struct __align__(16) Work {
     u32 format, records_a_slot;
     u32 n_records; // of a tile
     u32 n_tiles;   // of the warp's group
-    u32 to;        // where the sums of the first of them lie, in floats from those of the step on
-    u32 unused[3];
+    u32 to;        // where the warp's sums of the first of them lie, in floats from those of the step on
+    u32 step;      // from there to those of the next
+    u32 unused[2];
 };
-__device__ __forceinline__ Work work_of(const Part& part, const Share& share, u32 to) {
-    const u32 first = first_tile_of(share, part), n = part.n_tiles;
+__device__ __forceinline__ Work work_of(const Part& part, const Share& share, u32 warp, u32 to) {
+    const u32 first = first_tile_of(share, part), n = part.n_tiles, column = warp & (((u32)WARPS >> share.log_groups) - 1);
     Work work = {part.format, part.records_a_slot, share.n * part.records_a_unit};
     work.n_tiles = first < n ? (n - first + share.n_groups - 1) >> share.log_groups : 0;
-    work.to = to + ((part.before + first) >> share.log_groups) * 16;
+    work.to = to + (part.before + first) * (16 * SUMS_STRIDE) + column;
+    work.step = share.n_groups * (16 * SUMS_STRIDE);
     return work;
+}
+
+// A row's sum over the warps among which its columns are split.
+__device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_split) {
+    float v[WARPS];
+#pragma unroll
+    for (int k = 0; k < WARPS; k += 4) *(float4*)(v + k) = *(const float4*)(of_row + k);
+#pragma unroll
+    for (int k = 1; k < WARPS; k++) v[k] = k >> log_split == 0 ? v[k] : 0.0f;
+#pragma unroll
+    for (int d = 1; d < WARPS; d *= 2)
+#pragma unroll
+        for (int k = 0; k < WARPS; k += 2 * d) v[k] += v[k + d];
+    return v[0];
 }
 
 // Where a lane finds the inputs of its columns of products, in the block's memory.
@@ -45,15 +64,21 @@ struct Columns {
     }
 };
 
-// Rows' sums of TILES tiles from what four lanes have of rows g and g + 8: lane t has row g + 8 (t % 2) of tile t / 2.
-template <int TILES> __device__ __forceinline__ void put_sums(float* to, const float (&y)[TILES][2], int lane) {
-    const bool odd = lane % 2 == 1, upper = lane % 4 >= 2;
+// The row's sum that a lane has of TILES tiles, from what four lanes have of rows g and g + 8: lane t has row g + 8 (t % 2) of tile t / 2, of one tile
+// lanes with t of 2 and 3 have the same as the others.
+__device__ __forceinline__ u32 row_of_sum(int lane) { return lane / 4 + 8 * (lane & 1); }
+template <int TILES> __device__ __forceinline__ float sum_of_row(const float (&y)[TILES][2], int lane) {
+    const bool odd = lane & 1, upper = lane & 2;
     float mine[2] = {};
 #pragma unroll
     for (int i = 0; i < TILES; i++) mine[i] = (odd ? y[i][1] : y[i][0]) + __shfl_xor_sync(~0u, odd ? y[i][0] : y[i][1], 1);
     if (TILES == 1) mine[1] = mine[0];
-    const float sum = (upper ? mine[1] : mine[0]) + __shfl_xor_sync(~0u, upper ? mine[0] : mine[1], 2);
-    if (TILES == 2 || !upper) to[lane / 4 + 8 * (lane % 2) + (upper ? 16 : 0)] = sum;
+    return (upper ? mine[1] : mine[0]) + __shfl_xor_sync(~0u, upper ? mine[0] : mine[1], 2);
+}
+// `to`: of the first tile's first row; `step`: from there to that of the second.
+template <int TILES> __device__ __forceinline__ void put_sums(float* to, u32 step, const float (&y)[TILES][2], int lane) {
+    const float sum = sum_of_row<TILES>(y, lane);
+    if (TILES == 2 || !(lane & 2)) to[row_of_sum(lane) * SUMS_STRIDE + (lane & 2 ? step : 0)] = sum;
 }
 
 // What a warp adds up of up to two tiles at a time: products of codes, or of floats.
@@ -97,8 +122,8 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 1> {
             }
         }
     }
-    template <int TILES> __device__ __forceinline__ void finish(float* to, int lane) {
-        const bool odd = lane % 2 == 1;
+    template <int TILES> __device__ __forceinline__ void finish(float* to, u32 step, int lane) {
+        const bool odd = lane & 1;
         const float by = (odd ? 1.0f / 256.0f : 256.0f) / P::MULTIPLE;
         float y[TILES][2];
 #pragma unroll
@@ -108,7 +133,7 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 1> {
                 y[i][row] = acc[i][row] * by - (odd ? 0.0f : mins[i][row]);
                 acc[i][row] = 0.0f, mins[i][row] = 0.0f;
             }
-        put_sums<TILES>(to, y, lane);
+        put_sums<TILES>(to, step, y, lane);
     }
 };
 template <u32 FORMAT> struct CodeTiles<FORMAT, 2> {
@@ -129,7 +154,7 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 2> {
             if (P::MINS) take_mins(p[i], panel, sums, mins[i]);
         }
     }
-    template <int TILES> __device__ __forceinline__ void finish(float* to, int lane) {
+    template <int TILES> __device__ __forceinline__ void finish(float* to, u32 step, int lane) {
         const float by = (lane % 2 == 0 ? 256.0f : 1.0f / 256.0f) / P::MULTIPLE;
         float y[TILES][2];
 #pragma unroll
@@ -140,7 +165,7 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 2> {
                 y[i][row] = acc[i][row] * by - (lane % 4 == 0 ? mins[i][row] : 0.0f);
                 acc[i][row] = 0.0f, mins[i][row] = 0.0f;
             }
-        put_sums<TILES>(to, y, lane);
+        put_sums<TILES>(to, step, y, lane);
     }
 };
 template <u32 FORMAT> struct FloatTiles {
@@ -156,12 +181,13 @@ template <u32 FORMAT> struct FloatTiles {
 #pragma unroll
         for (int i = 0; i < TILES; i++) panel_products<P, 1>(p[i], panel, n_blocks, input, nullptr, lane, acc[i]);
     }
-    template <int TILES> __device__ __forceinline__ void finish(float* to, int lane) {
+    template <int TILES> __device__ __forceinline__ void finish(float* to, u32 step, int lane) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             if (lane % 4 == 0) {
-                to[16 * i + lane / 4] = (acc[i][0] + acc[i][1] * (1.0f / 2048.0f)) * factor;
-                to[16 * i + lane / 4 + 8] = (acc[i][2] + acc[i][3] * (1.0f / 2048.0f)) * factor;
+                float* of_row = to + i * step + lane / 4 * SUMS_STRIDE;
+                of_row[0] = (acc[i][0] + acc[i][1] * (1.0f / 2048.0f)) * factor;
+                of_row[8 * SUMS_STRIDE] = (acc[i][2] + acc[i][3] * (1.0f / 2048.0f)) * factor;
             }
 #pragma unroll
             for (int k = 0; k < 4; k++) acc[i][k] = 0.0f;
@@ -239,8 +265,8 @@ __device__ __forceinline__ void products(const Work& work, u32 begin, u32 n_a_ro
                 add_run<FORMAT, 2>(tiles, decode_memory + ring.record, n_records * R::BYTES, 0, n_records, lane);
                 left -= 2 * n_records;
                 ring.take(2 * n_records, R::BYTES, lane);
-                tiles.template finish<2>(to, lane);
-                to += 32, t += 2;
+                tiles.template finish<2>(to, work.step, lane);
+                to += 2 * work.step, t += 2;
                 continue;
             }
         }
@@ -252,7 +278,7 @@ __device__ __forceinline__ void products(const Work& work, u32 begin, u32 n_a_ro
             r += n, left -= n;
             ring.take(n, R::BYTES, lane);
         }
-        tiles.template finish<1>(to, lane);
-        to += 16, t++;
+        tiles.template finish<1>(to, work.step, lane);
+        to += work.step, t++;
     }
 }

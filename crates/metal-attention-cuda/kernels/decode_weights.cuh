@@ -72,15 +72,15 @@ struct OfExperts {
     }
 };
 
-// Asks for all weights of the token that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
+// Asks for all weights of the tokens that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
 // the warp has of a part, whichever tiles that is of. It asks for one slot of a warp after the other: with more of them on their way, requests queue up before
 // the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
 template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, const Chosen& chosen) {
     const Part* parts = parts_of(a);
     const u64_t policy = read_once();
     const unsigned char *tile = nullptr, *from = nullptr;
-    // Records of the part that are left, of a tile, of it left, and how many of these lie together.
-    u32 p = 0, left = 0, records = 0, of_tile = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
+    // The token, the part of it, records of this that are left, of a tile, of it left, and how many of these lie together.
+    u32 n = 0, p = 0, left = 0, records = 0, of_tile = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
     OfExperts experts = {};
     Turn turn = {0, 0}, last = {0, 0}; // the next to be asked for, and the last that was
     bool done = ring >= WARPS, on_its_way = false;
@@ -88,7 +88,8 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
         bool asked = false;
         if (!done && left == 0) {
             // The next part's first tile comes after `step`.
-            if (p == a.n_parts) {
+            if (p == a.n_parts) p = 0, n++;
+            if (n == a.n_tokens) {
                 done = asked = true;
             } else {
                 const Part& part = parts[p];
@@ -102,7 +103,7 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
                 if (EXPERTS && part.of_experts && n_tiles > 0) {
                     const PartArgs& of = a.parts[p];
                     experts = {of.expert_bytes, of.tiles_of_expert, of.records_of_expert, part.first_tile + first - s.n_groups, 0};
-                    known = *(const volatile u32*)&chosen.n_layers >= of.n_layers;
+                    known = *(const volatile u32*)&chosen.n_layers >= n * (a.n_layer + 1) + of.n_layers;
                     __threadfence_block();
                 }
                 if (known) left = n_tiles * records, p++, asked = true;
@@ -134,9 +135,9 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
                         from = experts.from(parts[p - 1], chosen) + before * bytes, together = min(experts.records - before, of_tile);
                     }
                 }
-                const u32 n = min(count, together);
-                copy_bulk(to, from, n * bytes, barrier, policy);
-                to += n * bytes, from += n * bytes, together -= n, of_tile -= n, count -= n;
+                const u32 now = min(count, together);
+                copy_bulk(to, from, now * bytes, barrier, policy);
+                to += now * bytes, from += now * bytes, together -= now, of_tile -= now, count -= now;
             }
             last = turn, on_its_way = true;
             turn.next(a.n_slots);

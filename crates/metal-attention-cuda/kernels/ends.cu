@@ -52,8 +52,10 @@ struct ArgmaxArgs {
     u32 advance;         // whether the tokens go on with what was chosen
     u64_t* best;         // [n_rows][gridDim.x]
     u32* tickets;        // [n_rows], zero
-    u32* ids;            // [n_rows]
+    u64_t* ids;          // of the host: `tell_id`
     Token* tokens;       // [n_rows]
+    u32 number;          // of the step
+    u32 unused;
 };
 
 __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
@@ -102,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     if (threadIdx.x == 0) {
         // All NaN: the first.
         const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
-        a.ids[row] = id;
+        tell_id(a.ids, row, a.number, id);
         if (a.advance) {
             a.tokens[row].id = id;
             a.tokens[row].pos++;

@@ -325,11 +325,14 @@ template <> struct Panel<CODES_AND_MINS> : GeneralPanel<CODES_AND_MINS, true> {}
         case CODES_AND_MINS: { constexpr u32 FORMAT = CODES_AND_MINS; body; break; } \
         default: __trap();                                                   \
     }
-// The same of formats of codes whose records are single panels.
+// The same of formats of codes.
 #define WITH_CODES(format, body)                                             \
     switch (format) {                                                        \
         case Q8_0: { constexpr u32 FORMAT = Q8_0; body; break; }             \
         case Q4_0: { constexpr u32 FORMAT = Q4_0; body; break; }             \
+        case Q4_K: { constexpr u32 FORMAT = Q4_K; body; break; }             \
+        case Q5_K: { constexpr u32 FORMAT = Q5_K; body; break; }             \
+        case Q6_K: { constexpr u32 FORMAT = Q6_K; body; break; }             \
         case CODES: { constexpr u32 FORMAT = CODES; body; break; }           \
         case CODES_AND_MINS: { constexpr u32 FORMAT = CODES_AND_MINS; body; break; } \
         default: __trap();                                                   \

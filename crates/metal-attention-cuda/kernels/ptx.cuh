@@ -92,6 +92,12 @@ __device__ __forceinline__ u32 and_xor(u32 v, u32 mask, u32 flip) {
     asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(v), "r"(mask), "r"(flip));
     return r;
 }
+// The larger of two; one that is no number, and whose exponent is the largest, where one of them is none.
+__device__ __forceinline__ float larger(float a, float b) {
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
 // Four matrices of 8 rows of 8 halves: lane l gives row l % 8 of matrix l / 8, and has of each the pair of columns 2 (l % 4) of
 // row l / 4; turned: the pair of rows 2 (l % 4) of column l / 4.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], const half* row) {

@@ -158,7 +158,6 @@ pub(crate) struct Activations {
     pub(crate) hidden: CudaBuffer,
     /// F32 `[n_wanted, n_vocab]`.
     pub(crate) logits: CudaBuffer,
-    pub(crate) ids: CudaBuffer,
     pub(crate) best: CudaBuffer,
     /// The highest logits, ranks `[n_wanted, TOP_K]`, and those of chunks.
     pub(crate) top_k: CudaBuffer,
@@ -210,7 +209,6 @@ impl Activations {
             packed_gated: zeros(packed(w.n_ff, n_tokens))?,
             hidden: zeros(4 * w.n_embd * n_tokens)?,
             logits: zeros(4 * w.n_vocab * n_wanted)?,
-            ids: zeros(4 * n_wanted)?,
             best: zeros(8 * ARGMAX_BLOCKS * n_wanted)?,
             top_k: zeros(8 * TOP_K * n_wanted)?,
             top_k_lists: zeros(top_k_bytes(w.n_vocab) * n_wanted)?,

@@ -12,6 +12,7 @@ use metal_attention_model::{CacheType, ModelSpec};
 use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, Kernel};
+use crate::ids::Ids;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
 use crate::step::Wanted;
@@ -23,8 +24,15 @@ use args::{
 use layers::{PlainLayer, StepMatrix, is_plain, known, most_rows};
 use memory::Memory;
 
+/// What splits of a token's positions gain beside what it takes to join them, where all steps are small and where not: measured.
+const SMALL_SPLIT_GAIN: f32 = 1000.0;
+const SPLIT_GAIN: f32 = 4500.0;
 /// Most splits of a token's positions.
 const MAX_SPLITS: usize = 32;
+/// Most tokens of a launch, and bytes of their weights, which take about a millisecond: nobody needs those behind the last of a text. Two tokens that have
+/// a launch each lie some 10 microseconds apart.
+const MAX_TOKENS: usize = 4;
+const LAUNCH_BYTES: usize = 3 << 30;
 /// Threads of a block.
 const THREADS: usize = 32 * (WARPS + 4);
 
@@ -34,8 +42,9 @@ pub(crate) struct Decode {
     kernel: Kernel,
     grid: Grid,
     args: DecodeArgs,
-    /// Tokens up to which a text takes it.
+    /// Tokens up to which a text takes it, and of a launch at most.
     until: usize,
+    at_once: usize,
     logits: u64,
     /// Tags of a token's exchanges.
     tags: u32,
@@ -52,6 +61,7 @@ impl Decode {
         weights: &CudaWeights,
         cache: &CudaKvCache,
         s: &Activations,
+        ids: &Ids,
         wanted: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
@@ -101,7 +111,7 @@ impl Decode {
             at += bytes as u64;
             at - bytes as u64
         });
-        let best = gpu.zeros("the highest logit", 8 * n_blocks as u64)?;
+        let best = gpu.zeros("the highest logit", 2 * 8 * n_blocks as u64)?;
         let words = Words { x, qkv, att, router, gated };
         let mut first = First { step: 0, part: 0 };
         let mut of_layers = Vec::with_capacity(n_layer + 1);
@@ -133,13 +143,15 @@ impl Decode {
             .chain(of_step(n_layer, Kind::Head, &head))
             .collect();
         let parts = gpu.upload("layers", &parts_of_all)?;
+        let bytes_of_all: usize =
+            layers.iter().flat_map(PlainLayer::matrices).chain(&head).map(StepMatrix::bytes).sum();
         let args = DecodeArgs {
             layers: of_layers.ptr(),
             parts: parts.ptr(),
             table: weights.embedding.table.args(0),
             token: s.tokens.ptr(),
             logits: 0,
-            ids: s.ids.ptr(),
+            ids: ids.ptr(),
             best: best.ptr(),
             qkv,
             att,
@@ -152,7 +164,6 @@ impl Decode {
             advance: 0,
             slot_bytes: memory.slot_bytes as u32,
             n_slots: memory.n_slots as u32,
-            stride: memory.stride as u32,
             region_floats: memory.region_floats as u32,
             att_words: (of_att / 8) as u32,
             sums_words: (of_sums / 8) as u32,
@@ -169,34 +180,38 @@ impl Decode {
             logit_scale: of_logits.scale,
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
             has_experts: u32::from(n_expert > 0),
+            n_tokens: 1,
+            number: 0,
             unused: 0,
+            split_gain: if memory.has_small_steps { SMALL_SPLIT_GAIN } else { SPLIT_GAIN },
         };
         Ok(Some(Self {
             kernel,
             grid: Grid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
             args,
             until,
+            at_once: (LAUNCH_BYTES / bytes_of_all).clamp(1, MAX_TOKENS),
             logits: s.logits.ptr(),
             tags: 2 * n_layer as u32 + 2,
             _buffers: [of_layers, parts, exchange, best],
         }))
     }
 
-    /// Whether the token at position `pos` of its text takes it.
-    pub(crate) fn takes(&self, pos: usize) -> bool {
-        pos < self.until
+    /// How many tokens, the first at position `pos` of its text, take one launch, each chosen by the one before; 0: it takes none.
+    pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
+        self.until.saturating_sub(pos).min(self.at_once)
     }
 
-    /// Runs the token that the device has.
-    pub(crate) fn launch(&mut self, gpu: &CudaDevice, wanted: Wanted) -> Result<(), CudaError> {
+    /// Runs the token that the device has, and `n - 1` after it where it goes on with what it chooses; `number`: of the first one's step.
+    pub(crate) fn launch(&mut self, gpu: &CudaDevice, wanted: Wanted, n: usize, number: u32) -> Result<(), CudaError> {
         let (logits, advance) = match wanted {
             Wanted::Logits | Wanted::TopK => (self.logits, false),
             Wanted::Id { advance } => (0, advance),
             Wanted::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };
-        let args = DecodeArgs { logits, advance: u32::from(advance), ..self.args };
+        let args = DecodeArgs { logits, advance: u32::from(advance), n_tokens: n as u32, number, ..self.args };
         gpu.launch(self.kernel, self.grid, &args, Start::Together)?;
-        self.args.tag = (self.args.tag + self.tags) % TAGS;
+        self.args.tag = (self.args.tag + n as u32 * self.tags) % TAGS;
         Ok(())
     }
 }

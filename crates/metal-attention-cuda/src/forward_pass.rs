@@ -16,6 +16,7 @@ use crate::decode::Decode;
 use crate::device::{Kernels, Readback};
 use crate::division::Share;
 use crate::exchange::{Ended, Exchange};
+use crate::ids::Ids;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
 use crate::parts::supports;
@@ -41,10 +42,8 @@ pub struct CudaForwardPass {
     decode: Option<Decode>,
     /// Steps that decode so many sequences, as they are sent from the second time on.
     graphs: HashMap<(usize, Wanted), Option<Graph>>,
-    /// Greedy steps that run ahead of the CPU, by where their ids will arrive.
-    pub(crate) lookahead: Lookahead<Readback>,
-    /// Where those of steps to come can arrive.
-    pub(crate) free: Vec<Readback>,
+    /// Greedy steps that run ahead of the CPU, by their numbers.
+    pub(crate) lookahead: Lookahead<u32>,
     readback: Readback,
     logits: Vec<f32>,
     memory: MemoryUse,
@@ -104,7 +103,8 @@ impl CudaForwardPass {
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, own, (room.n_ctx, room.n_positions()))?;
         // Blocks of one card alone wait for each other there.
         let one_launch = if share.is_some() { Some(0) } else { options.one_launch };
-        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, one_launch)?;
+        let ids = Ids::new(&gpu, s.n_wanted)?;
+        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, &ids, one_launch)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
         let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
@@ -119,6 +119,7 @@ impl CudaForwardPass {
             kernels: Kernels::default(),
             weights: cuda_weights,
             s,
+            ids,
             exact: options.exact || is_f32,
             exchange,
             n_launches: 0,
@@ -132,7 +133,6 @@ impl CudaForwardPass {
             decode,
             graphs: HashMap::new(),
             lookahead: Lookahead::default(),
-            free: Vec::new(),
             readback,
             logits: Vec::new(),
             memory,
@@ -168,7 +168,12 @@ impl CudaForwardPass {
 
     /// Whether the token at position `pos` of a text goes through all layers in one launch when it goes alone.
     pub fn has_one_launch(&self, pos: usize) -> bool {
-        self.decode.as_ref().is_some_and(|decode| decode.takes(pos))
+        self.tokens_at_once(pos) > 0
+    }
+
+    /// How many tokens of a text, the first at position `pos`, take one launch where they go alone and each is chosen by the one before; 0: none.
+    pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
+        self.decode.as_ref().map_or(0, |decode| decode.tokens_at_once(pos))
     }
 
     /// Sends a batch to the GPU, which the next step evaluates.
@@ -202,23 +207,47 @@ impl CudaForwardPass {
     }
 
     /// Runs the step over the token each of `n` sequences that the GPU has, the first at position `pos` of its text; of each of them
-    /// something is wanted.
-    pub(crate) fn launch(&mut self, n: usize, pos: usize, wanted: Wanted) -> Result<(), CudaError> {
+    /// something is wanted. Where tokens go on with what they choose, up to `at_most` steps one after the other; how many.
+    pub(crate) fn launch(&mut self, n: usize, pos: usize, at_most: usize, wanted: Wanted) -> Result<usize, CudaError> {
         let gpu = Arc::clone(&self.steps.gpu);
         gpu.bind()?;
-        let decode = self.decode.as_mut().filter(|decode| n == 1 && wanted != Wanted::Hidden && decode.takes(pos));
-        if let Some(decode) = decode {
+        let in_one = if n == 1 && wanted != Wanted::Hidden { self.tokens_at_once(pos).min(at_most) } else { 0 };
+        if let Some(decode) = self.decode.as_mut().filter(|_| in_one > 0) {
+            let number = match wanted {
+                Wanted::Id { advance: _ } => self.steps.ids.number(in_one),
+                Wanted::Hidden | Wanted::Logits | Wanted::TopK => 0,
+            };
+            let mut launch = || decode.launch(&gpu, wanted, in_one, number);
             match &mut self.steps.timers {
-                None => decode.launch(&gpu, wanted)?,
-                Some(timers) => timers.around("decode", || decode.launch(&gpu, wanted))?,
+                None => launch()?,
+                Some(timers) => timers.around("decode", launch)?,
             }
             self.steps.n_launches += 1;
-            return match wanted {
-                Wanted::TopK => self.steps.top_k(self.spec.n_vocab, n),
-                Wanted::Hidden | Wanted::Logits | Wanted::Id { advance: _ } => Ok(()),
-            };
+            match wanted {
+                Wanted::TopK => self.steps.top_k(self.spec.n_vocab, n)?,
+                Wanted::Hidden | Wanted::Logits | Wanted::Id { advance: _ } => {}
+            }
+            return Ok(in_one);
         }
+        self.launch_kernels(&gpu, n, wanted)?;
+        Ok(1)
+    }
+
+    /// The same, a step by kernels for each of its parts.
+    fn launch_kernels(&mut self, gpu: &Arc<CudaDevice>, n: usize, wanted: Wanted) -> Result<(), CudaError> {
+        // What was chosen goes somewhere else in each step: the kernel that tells it is in no graph.
+        let (wanted, advance) = match wanted {
+            Wanted::Id { advance } => (Wanted::Logits, Some(advance)),
+            Wanted::Hidden | Wanted::Logits | Wanted::TopK => (wanted, None),
+        };
         let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), wanted };
+        self.run_graph(gpu, size)?;
+        advance.map_or(Ok(()), |advance| self.steps.choose(self.spec.n_vocab, n, advance))
+    }
+
+    /// A step of single tokens, from the second time on as a graph.
+    fn run_graph(&mut self, gpu: &Arc<CudaDevice>, size: StepSize) -> Result<(), CudaError> {
+        let (n, wanted) = (size.n_tokens, size.wanted);
         if self.steps.timers.is_some() {
             return self.steps.run(&self.spec, (&self.cache, &self.states), size, |_, _| Ok(()));
         }
@@ -286,7 +315,7 @@ impl CudaForwardPass {
                 self.steps.timers = Some(Timers::new(&gpu));
             }
             if alone && trace.is_none() && n_wanted == part.len() {
-                self.launch(part.len(), part[0].pos, wanted)?;
+                self.launch(part.len(), part[0].pos, 1, wanted)?;
             } else {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
                 let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, runs, wanted };
@@ -304,13 +333,11 @@ impl CudaForwardPass {
                 Wanted::Hidden => (&s.hidden, 4 * self.spec.n_embd as u64),
                 Wanted::Logits => (&s.logits, 4 * self.spec.n_vocab as u64),
                 Wanted::TopK => (&s.top_k, 8 * TOP_K as u64),
-                Wanted::Id { advance: _ } => (&s.ids, 4),
+                // They come by themselves.
+                Wanted::Id { advance: _ } => (&s.logits, 0),
             };
             // What a card that follows gives is known, but for the ids, with which its steps go on.
-            let bytes = match wanted {
-                Wanted::Hidden | Wanted::Logits | Wanted::TopK if self.steps.follows() => 0,
-                Wanted::Hidden | Wanted::Logits | Wanted::TopK | Wanted::Id { advance: _ } => row * n_wanted as u64,
-            };
+            let bytes = if self.steps.follows() { 0 } else { row * n_wanted as u64 };
             if self.readback.bytes() < bytes {
                 self.readback = Readback::new(&gpu, bytes)?;
             }
@@ -318,7 +345,11 @@ impl CudaForwardPass {
             self.readback.copy(source, bytes)?;
             let read = self.readback.read(bytes)?;
             self.steps.check_together()?;
-            results(read);
+            match wanted {
+                Wanted::Hidden | Wanted::Logits | Wanted::TopK => results(read),
+                Wanted::Id { advance: _ } if n_wanted == 0 => {}
+                Wanted::Id { advance: _ } => results(bytemuck::cast_slice(&self.steps.ids.last(n_wanted)?)),
+            }
             if let (Some(timers), Some(profiler)) = (self.steps.timers.take(), &mut self.profiler) {
                 profiler.add_step(timers.step(Phase::of(part), part.len())?);
             }

@@ -14,6 +14,7 @@ mod division;
 mod error;
 mod exchange;
 mod forward_pass;
+mod ids;
 mod kv_cache;
 mod launch;
 mod lookahead;

@@ -1,9 +1,10 @@
 //! Greedy steps that run ahead of the CPU: how they are submitted and read.
 
+use std::ops::Range;
+
 use metal_attention_model::{BatchToken, ForwardError};
 
 use crate::CudaError;
-use crate::device::Readback;
 use crate::forward_pass::CudaForwardPass;
 use crate::step::Wanted;
 
@@ -28,39 +29,38 @@ impl CudaForwardPass {
     /// The step over a batch that has its pages, and those that are to be submitted after it.
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, CudaError> {
         self.steps.gpu.check_watch()?;
-        while let Some(ahead) = self.lookahead.wanted(batch, &mut self.cache.pages) {
-            if ahead == 0 {
+        let at_once = if batch.len() == 1 { self.tokens_at_once(batch[0].pos).max(1) } else { 1 };
+        while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, at_once) {
+            if steps.start == 0 {
                 self.write_batch(batch)?;
             }
-            self.submit_decode(batch, ahead)?;
+            self.submit_decode(batch, steps)?;
         }
-        let mut readback = self.lookahead.pop().expect("at least one step was submitted");
-        let ids: Vec<u32> = bytemuck::pod_collect_to_vec(readback.read(4 * batch.len() as u64)?);
-        self.free.push(readback);
+        let number = self.lookahead.pop().expect("at least one step was submitted");
+        let ids = self.steps.ids.read(number, batch.len())?;
         self.steps.check_together()?;
         self.steps.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
         self.lookahead.advance(batch, &ids);
         Ok(ids)
     }
 
-    /// Submits the greedy step `ahead` tokens after `batch`.
-    fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), CudaError> {
-        let bytes = 4 * batch.len() as u64;
-        let mut readback = match self.free.pop().filter(|r| r.bytes() >= bytes) {
-            Some(readback) => readback,
-            None => Readback::new(&self.steps.gpu, bytes.max(256))?,
-        };
+    /// Submits the greedy steps that lie so many tokens after `batch`.
+    fn submit_decode(&mut self, batch: &[BatchToken], mut steps: Range<usize>) -> Result<(), CudaError> {
         self.cache.write_pages(batch)?;
-        self.states.write(&self.cache.pages.segments_ahead(batch, ahead))?;
-        self.launch(batch.len(), batch[0].pos + ahead, Wanted::Id { advance: true })?;
-        readback.copy(&self.steps.s.ids, bytes)?;
-        self.lookahead.push(readback);
+        while !steps.is_empty() {
+            self.states.write(&self.cache.pages.segments_ahead(batch, steps.start))?;
+            let n = self.launch(batch.len(), batch[0].pos + steps.start, steps.len(), Wanted::Id { advance: true })?;
+            for number in self.steps.ids.last_numbers(n) {
+                self.lookahead.push(number);
+            }
+            steps.start += n;
+        }
         Ok(())
     }
 
     /// Forgets every step in flight, and gives back what these reserved.
     pub(crate) fn clear_lookahead(&mut self) {
-        self.free.extend(self.lookahead.forget(&mut self.cache.pages));
+        self.lookahead.forget(&mut self.cache.pages).for_each(drop);
     }
 
     /// Forgets every step in flight where they go on with sequence `seq`, which is about to become another.

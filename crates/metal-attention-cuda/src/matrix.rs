@@ -105,6 +105,22 @@ impl Format {
         }
     }
 
+    /// Whether numbers of it have an offset beside their scale.
+    pub(crate) fn has_offsets(self) -> bool {
+        match self {
+            Self::Q4K | Self::Q5K | Self::CodesAndMins => true,
+            Self::Q8_0 | Self::Q4_0 | Self::Q6K | Self::Codes | Self::F16 | Self::F32 => false,
+        }
+    }
+
+    /// Whether each half of a block of 32 numbers has a scale of its own.
+    pub(crate) fn has_halves(self) -> bool {
+        match self {
+            Self::Q6K | Self::Codes | Self::CodesAndMins => true,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::F16 | Self::F32 => false,
+        }
+    }
+
     /// As it is in the names of kernels.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -30,6 +30,7 @@ use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
 use crate::exchange::Exchange;
+use crate::ids::Ids;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
 use crate::profile::Timers;
@@ -73,6 +74,7 @@ pub(crate) struct Steps {
     pub(crate) kernels: Kernels,
     pub(crate) weights: CudaWeights,
     pub(crate) s: Activations,
+    pub(crate) ids: Ids,
     pub(crate) exact: bool,
     /// Tokens up to which weights come straight to registers (`step/few.rs`).
     pub(crate) few_tokens: usize,

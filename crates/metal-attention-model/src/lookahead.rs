@@ -2,6 +2,7 @@
 //! that step already runs. What a step in flight is, and how it is submitted and read, is the backend's affair.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::{BatchToken, PageTable, Phase};
 
@@ -32,13 +33,20 @@ impl<S> Lookahead<S> {
         !batch.is_empty() && self.next == batch
     }
 
-    /// How many tokens after `batch` the step is that is to be [pushed](Self::push) next, with its pages reserved; `None`
+    /// How many tokens after `batch` the steps are that are to be [pushed](Self::push) next, with their pages reserved; `None`
     /// where there are enough in flight, or no pages for more. The first one is `batch` itself. Others follow where `batch`
-    /// [continues](Self::continues) what was read: a caller that gives back what it was given will do so again.
-    pub fn wanted(&self, batch: &[BatchToken], pages: &mut PageTable) -> Option<usize> {
+    /// [continues](Self::continues) what was read: a caller that gives back what it was given will do so again. Up to
+    /// `at_once` of them are submitted together, behind as many that run.
+    pub fn wanted(&self, batch: &[BatchToken], pages: &mut PageTable, at_once: usize) -> Option<Range<usize>> {
         let ahead = self.in_flight.len();
-        let more = ahead == 0 || self.continues(batch) && ahead < DEPTH && pages.reserve(batch, ahead);
-        more.then_some(ahead)
+        if ahead == 0 {
+            return Some(0..1);
+        }
+        if !self.continues(batch) || ahead >= DEPTH.max(at_once + 1) {
+            return None;
+        }
+        let n = (ahead..ahead + at_once).take_while(|&ahead| pages.reserve(batch, ahead)).count();
+        (n > 0).then_some(ahead..ahead + n)
     }
 
     /// Notes a step that was submitted.
@@ -104,12 +112,14 @@ mod tests {
     }
 
     /// Submits what is wanted for `batch`, which gets its pages first, and reads its step.
-    fn step(ahead: &mut Lookahead<usize>, pages: &mut PageTable, batch: &[BatchToken]) -> Vec<usize> {
+    fn step(ahead: &mut Lookahead<usize>, pages: &mut PageTable, batch: &[BatchToken], at_once: usize) -> Vec<usize> {
         append(pages, batch);
         let mut submitted = Vec::new();
-        while let Some(n) = ahead.wanted(batch, pages) {
-            ahead.push(batch[0].pos + n);
-            submitted.push(n);
+        while let Some(steps) = ahead.wanted(batch, pages, at_once) {
+            for n in steps {
+                ahead.push(batch[0].pos + n);
+                submitted.push(n);
+            }
         }
         assert_eq!(ahead.pop(), Some(batch[0].pos), "the oldest is that of the batch");
         submitted
@@ -119,12 +129,12 @@ mod tests {
     fn steps_are_queued_once_a_token_came_back() {
         let (mut ahead, mut pages) = (Lookahead::default(), two_pages(1));
         assert!(!ahead.continues(&[token(1, 0)]) && !ahead.continues(&[]));
-        assert_eq!(step(&mut ahead, &mut pages, &[token(1, 0)]), [0]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(1, 0)], 1), [0]);
         ahead.advance(&[token(1, 0)], &[7]);
         assert!(ahead.continues(&[token(7, 1)]) && !ahead.continues(&[token(8, 1)]));
-        assert_eq!(step(&mut ahead, &mut pages, &[token(7, 1)]), [0, 1, 2]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(7, 1)], 1), [0, 1, 2]);
         ahead.advance(&[token(7, 1)], &[9]);
-        assert_eq!(step(&mut ahead, &mut pages, &[token(9, 2)]), [2], "two are in flight already");
+        assert_eq!(step(&mut ahead, &mut pages, &[token(9, 2)], 1), [2], "two are in flight already");
         assert!(ahead.goes_on_with(0) && !ahead.goes_on_with(1));
         assert_eq!(ahead.forget(&mut pages).collect::<Vec<_>>(), [3, 4]);
         assert!(!ahead.goes_on_with(0));
@@ -137,14 +147,31 @@ mod tests {
         append(&mut pages, &text);
         ahead.advance(&text[PAGE - 3..], &[2]);
         // The third step needs another page.
-        assert_eq!(step(&mut ahead, &mut pages, &[token(2, PAGE - 2)]), [0, 1, 2]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(2, PAGE - 2)], 1), [0, 1, 2]);
         assert_eq!(pages.pages(0, 0).len(), 2);
         assert_eq!(ahead.forget(&mut pages).count(), 2);
         assert_eq!(pages.pages(0, 0).len(), 1);
         // Now somebody else has it.
         append(&mut pages, &[BatchToken { seq: 1, ..token(1, 0) }]);
         ahead.advance(&[token(2, PAGE - 2)], &[3]);
-        assert_eq!(step(&mut ahead, &mut pages, &[token(3, PAGE - 1)]), [0]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(3, PAGE - 1)], 1), [0]);
+    }
+
+    #[test]
+    fn some_steps_are_submitted_together_as_far_as_there_are_pages() {
+        let (mut ahead, mut pages) = (Lookahead::default(), two_pages(1));
+        assert_eq!(step(&mut ahead, &mut pages, &[token(1, 0)], 4), [0]);
+        ahead.advance(&[token(1, 0)], &[7]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(7, 1)], 4), [0, 1, 2, 3, 4]);
+        ahead.advance(&[token(7, 1)], &[7]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(7, 2)], 4), [4, 5, 6, 7], "while as many run");
+        ahead.advance(&[token(7, 2)], &[7]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(7, 3)], 4), []);
+        assert_eq!(ahead.forget(&mut pages).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9]);
+        let text: Vec<_> = (4..2 * PAGE - 3).map(|pos| token(1, pos)).collect();
+        append(&mut pages, &text);
+        ahead.advance(&text[text.len() - 1..], &[2]);
+        assert_eq!(step(&mut ahead, &mut pages, &[token(2, 2 * PAGE - 3)], 4), [0, 1, 2], "the pages end");
     }
 
     #[test]

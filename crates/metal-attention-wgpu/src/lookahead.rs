@@ -28,11 +28,11 @@ impl GpuForwardPass {
     /// The step over a batch that has its pages, and those that are to be submitted after it.
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, GpuError> {
         self.gpu.check()?;
-        while let Some(ahead) = self.lookahead.wanted(batch, &mut self.cache.pages) {
-            if ahead == 0 {
+        while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, 1) {
+            if steps.start == 0 {
                 self.write_batch(batch);
             }
-            self.submit_decode(batch, ahead)?;
+            self.submit_decode(batch, steps.start)?;
         }
         let mut readback = self.lookahead.pop().expect("at least one step was submitted");
         let bytes = 4 * batch.len() as u64 + STATE;

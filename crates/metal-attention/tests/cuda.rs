@@ -307,6 +307,30 @@ fn greedy_steps_run_ahead() {
     }
 }
 
+/// Several greedy steps in one launch, of blocks of which some have no rows at all: on the twelve multiprocessors of which the software device has as many
+/// for this test, and on a card most. Whoever has none does not run ahead of the others.
+#[test]
+fn models_give_texts_to_blocks_without_rows() {
+    if !has_cuda() {
+        return;
+    }
+    let tiny =
+        ModelShape { n_vocab: 32, n_embd: 32, n_ff: 32, n_head: 1, n_head_kv: 1, head_dim: 32, n_layer: 2, ..small() };
+    // Steps of small products, and such as there are too many tiles of for that.
+    for (what, shape) in [("small", tiny.clone()), ("longer", ModelShape { n_ff: 1280, ..tiny })] {
+        let model = model(&shape, Q4_0, 0);
+        let pass = || model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).expect("a pass");
+        let (mut ahead, mut single) = (pass(), pass());
+        let mut id = 1;
+        for step in 0..100 {
+            let next = ahead.forward_token_greedy(id).unwrap();
+            let logits = single.forward_token(id).unwrap();
+            assert_eq!(next, highest(logits, 1)[0].0, "{what}, step {step}");
+            id = next;
+        }
+    }
+}
+
 /// Experts in one launch give what they give in launches of their own, as far as keys and values of 16 bits go: of every type, in columns that
 /// warps share out evenly or not, behind dense layers, by every router.
 #[test]

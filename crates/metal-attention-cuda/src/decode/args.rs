@@ -19,9 +19,11 @@ pub(super) const GROUP: usize = 4;
 pub(super) const COPIES: usize = 4;
 /// Tiles of the head that a warp has sums of at once: as `decode.cuh` has them.
 pub(super) const HEAD_TILES: usize = 8;
+/// Floats of a row's sums: as `decode_products.cuh` has them.
+pub(super) const SUMS_STRIDE: usize = WARPS + 4;
 /// Panels that a warp takes to registers before the inputs of a step are there, and floats of the sums of such a step.
 const READY: usize = 4;
-pub(super) const READY_FLOATS: usize = 2 * TILE * (2 * WARPS + 4);
+pub(super) const READY_FLOATS: usize = 2 * TILE * SUMS_STRIDE;
 /// Rows of the output head at most: the words by which blocks tell their highest logits have room for so many.
 pub(super) const MAX_VOCAB: usize = 1 << 20;
 /// Tags that words of an exchange have.
@@ -44,14 +46,16 @@ pub(super) struct StepArgs {
     pub(super) n_rows: [u32; 3],
     pub(super) tag_in: u32,
     pub(super) tag_out: u32,
-    pub(super) has_codes: u32,
+    pub(super) has_codes: u16,
+    pub(super) has_offsets: u16,
     pub(super) copies: u32,
     pub(super) n_out: u32,
     pub(super) unit: u32,
     pub(super) n_units: u32,
     pub(super) log_split: u16,
     pub(super) region: u16,
-    pub(super) ready_tiles: u32,
+    pub(super) has_halves: u16,
+    pub(super) ready_tiles: u16,
 }
 
 /// A matrix of a product.
@@ -126,7 +130,6 @@ pub(super) struct DecodeArgs {
     pub(super) advance: u32,
     pub(super) slot_bytes: u32,
     pub(super) n_slots: u32,
-    pub(super) stride: u32,
     pub(super) region_floats: u32,
     pub(super) att_words: u32,
     pub(super) sums_words: u32,
@@ -143,6 +146,9 @@ pub(super) struct DecodeArgs {
     pub(super) logit_scale: f32,
     pub(super) logit_cap: f32,
     pub(super) has_experts: u32,
+    pub(super) n_tokens: u32,
+    pub(super) number: u32,
+    pub(super) split_gain: f32,
     pub(super) unused: u32,
 }
 
@@ -185,7 +191,7 @@ impl Shape {
             Kind::Router | Kind::Head => return 0,
         };
         let of_all_warps = 1 << self.log_split == WARPS;
-        let plain = matrices.iter().all(|m| m.experts.is_none() && m.format.record().panels == 1);
+        let plain = matrices.iter().all(|m| m.experts.is_none());
         let fits = self.has_codes && of_all_warps && plain && tiles <= 2 && tiles * self.panels_a_warp() <= READY;
         if fits { tiles } else { 0 }
     }
@@ -195,9 +201,13 @@ impl Shape {
         self.panels_a_warp() * if self.has_codes { 216 } else { 256 }
     }
 
-    /// Most tiles that a warp has.
-    pub(super) fn tiles_a_group(self) -> usize {
-        self.n_tiles.div_ceil(WARPS >> self.log_split).max(1)
+    /// Rows of a block that there are sums of at once, at most.
+    pub(super) fn rows_at_once(self, kind: Kind) -> usize {
+        let tiles = match kind {
+            Kind::Head => self.n_tiles.min(HEAD_TILES * (WARPS >> self.log_split)),
+            Kind::Qkv | Kind::AttentionOutput | Kind::Router | Kind::GateAndUp | Kind::Down => self.n_tiles,
+        };
+        tiles * TILE
     }
 }
 
@@ -335,14 +345,16 @@ pub(super) fn step_args(
         n_rows,
         tag_in,
         tag_out,
-        has_codes: u32::from(shape.has_codes),
+        has_codes: u16::from(shape.has_codes),
+        has_offsets: u16::from(matrices.iter().any(|m| m.format.has_offsets())),
         copies: kind.copies() as u32,
         n_out: matrices[0].n_rows as u32,
         unit: shape.unit as u32,
         n_units: shape.n_units as u32,
         log_split: shape.log_split as u16,
         region: (first.step % 2) as u16,
-        ready_tiles: shape.ready_tiles(kind, matrices) as u32,
+        has_halves: u16::from(matrices.iter().any(|m| m.format.has_halves())),
+        ready_tiles: shape.ready_tiles(kind, matrices) as u16,
     }
 }
 

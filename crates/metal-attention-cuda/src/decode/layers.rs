@@ -75,6 +75,12 @@ impl StepMatrix {
         }
     }
 
+    /// Bytes that a token takes of it.
+    pub(super) fn bytes(&self) -> usize {
+        let record = self.format.record();
+        self.n_tiles() * self.n_in.div_ceil(PANEL * record.panels) * record.bytes
+    }
+
     /// Tiles of its rows.
     pub(super) fn n_tiles(&self) -> usize {
         self.n_rows.div_ceil(TILE)

@@ -1,15 +1,15 @@
 //! How a block shares its workgroup memory out, for `kernels/decode.cu`.
 
-use super::args::{GROUP, HEAD_TILES, Kind, READY_FLOATS, Shape, WARPS, records_a_slot};
+use super::args::{GROUP, Kind, READY_FLOATS, SUMS_STRIDE, Shape, WARPS, records_a_slot};
 use super::layers::{PlainLayer, StepMatrix, most_rows};
 use crate::device::CudaSummary;
-use crate::matrix::{Format, TILE};
+use crate::matrix::{Format, PANEL, TILE};
 
 /// Slots of a warp: beyond the most nothing is gained, and below the least too much is lost.
 const MAX_SLOTS: usize = 16;
 const MIN_SLOTS: usize = 2;
 const GOOD_SLOTS: usize = 3;
-/// Elements of the heads of models for whose small steps there is a kernel, at most.
+/// Elements of the heads of models for whose small steps there is a kernel, at most; a multiple of half a panel, of which lanes that share a block have one.
 const SMALL_HEAD: usize = 64;
 /// What their bytes are a multiple of, and at most where records are smaller.
 const SLOT_UNIT: usize = 128;
@@ -33,9 +33,8 @@ pub(super) struct Memory {
     /// Inputs of the warps, so many bytes each; the same memory is attention's.
     pub(super) input_at: usize,
     pub(super) input_stride: usize,
-    /// Sums of the warps, in one of two places, of steps by turns: floats from one warp's to the next's, and from the gate's to those of up.
+    /// Sums of the warps, in one of two places, of steps by turns, and floats from the gate's to those of up.
     pub(super) regions_at: [usize; 2],
-    pub(super) stride: usize,
     pub(super) region_floats: usize,
     /// The block's rows of the residual stream.
     pub(super) residual_at: usize,
@@ -59,15 +58,17 @@ impl Memory {
     ) -> Option<Self> {
         let n_blocks = summary.n_sm;
         let all_steps = || layers.iter().flat_map(|layer| &layer.steps);
-        let shapes = || all_steps().map(|(kind, matrices)| Shape::of(*kind, matrices, n_blocks));
-        let of_head = Shape::of(Kind::Head, head, n_blocks);
+        let head_step = (Kind::Head, head);
+        let shapes = || {
+            let of_layers = all_steps().map(|(kind, matrices)| (*kind, matrices.as_slice()));
+            of_layers.chain([head_step]).map(|(kind, matrices)| (kind, Shape::of(kind, matrices, n_blocks)))
+        };
         let head_dim = || layers.iter().map(|layer| layer.attention.head_dim);
 
-        let input_stride = shapes().chain([of_head]).map(Shape::input_bytes).max().unwrap_or(0).next_multiple_of(16);
+        let input_stride = shapes().map(|(_, shape)| shape.input_bytes()).max().unwrap_or(0).next_multiple_of(16);
         let of_attention = head_dim().map(attention_bytes).max().unwrap_or(0);
-        let stride =
-            shapes().map(Shape::tiles_a_group).max().unwrap_or(1).max(of_head.tiles_a_group().min(HEAD_TILES)) * TILE;
-        let region_floats = WARPS * stride;
+        let n_rows = shapes().map(|(kind, shape)| shape.rows_at_once(kind)).max().unwrap_or(0);
+        let region_floats = n_rows * SUMS_STRIDE;
         // The gate's sums lie beside those of up.
         let has_gate =
             |place: usize| all_steps().enumerate().any(|(i, (kind, _))| i % 2 == place && *kind == Kind::GateAndUp);
@@ -92,7 +93,7 @@ impl Memory {
         let barriers_at = take(16 * WARPS * MAX_SLOTS + 16);
 
         let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest) / WARPS;
-        let has_small_steps = head_dim().all(|head_dim| head_dim <= SMALL_HEAD)
+        let has_small_steps = head_dim().all(|head_dim| head_dim <= SMALL_HEAD && head_dim.is_multiple_of(PANEL / 2))
             && all_steps()
                 .all(|(kind, matrices)| Shape::of(*kind, matrices, n_blocks).ready_tiles(*kind, matrices) > 0);
         let (slot_bytes, n_slots) = if has_small_steps {
@@ -100,7 +101,8 @@ impl Memory {
                 let shape = Shape::of(*kind, matrices, n_blocks);
                 matrices
                     .iter()
-                    .map(move |m| shape.ready_tiles(*kind, matrices) * shape.panels_a_warp() * m.format.record().bytes)
+                    .map(move |m| (m.format.record(), shape.ready_tiles(*kind, matrices) * shape.panels_a_warp()))
+                    .map(|(record, panels)| panels.div_ceil(record.panels) * record.bytes)
             });
             let of_head = 2 * head[0].format.record().bytes;
             slots_of(pieces.chain([of_head]).max().unwrap_or(of_head).next_multiple_of(SLOT_UNIT), room)
@@ -115,7 +117,6 @@ impl Memory {
             input_at: slots + input_at,
             input_stride,
             regions_at: regions.map(|at| slots + at),
-            stride,
             region_floats,
             residual_at: slots + residual_at,
             parts_at: slots + parts_at,

@@ -115,19 +115,25 @@ impl Steps {
             };
             self.launch("scale_logits", "", Grid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
         }
-        let advance = match size.wanted {
-            Wanted::Hidden | Wanted::Logits => return Ok(()),
-            Wanted::TopK => return self.top_k(spec.n_vocab, n),
-            Wanted::Id { advance } => advance,
-        };
+        match size.wanted {
+            Wanted::Hidden | Wanted::Logits => Ok(()),
+            Wanted::TopK => self.top_k(spec.n_vocab, n),
+            Wanted::Id { advance } => self.choose(spec.n_vocab, n, advance),
+        }
+    }
+
+    /// The ids of the largest logits of each of `n` rows. `advance`: the tokens go on with them.
+    pub(crate) fn choose(&mut self, n_vocab: usize, n: usize, advance: bool) -> Result<(), CudaError> {
         let args = ArgmaxArgs {
             logits: self.s.logits.ptr(),
-            n_vocab: spec.n_vocab as u32,
+            n_vocab: n_vocab as u32,
             advance: u32::from(advance),
             best: self.s.best.ptr(),
             tickets: self.s.argmax_tickets.ptr(),
-            ids: self.s.ids.ptr(),
+            ids: self.ids.ptr(),
             tokens: self.s.tokens.ptr(),
+            number: self.ids.number(1),
+            unused: 0,
         };
         // Some logits a thread: as many blocks as run at once, and as there are results for.
         let blocks = (8 * self.gpu.summary().n_sm / n).clamp(ARGMAX_BLOCKS / 4, ARGMAX_BLOCKS);
