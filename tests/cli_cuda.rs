@@ -127,9 +127,9 @@ fn a_full_memory_and_a_lost_device_end_with_a_message() {
         assert_eq!(output.status.code(), Some(5), "{n} pieces: {log}");
         assert!(log.contains("the GPU has no room for ") && !log.contains("panicked"), "{n} pieces: {log}");
     }
-    // While weights are packed, in the prompt, in the text, whose tokens are a launch each.
-    let args = ["run", "-v", "-p", "Once upon a time", "-n", "48", "--temp", "0", "--device", "cuda"];
-    for n in ["0", "20", "60", "100", "120"] {
+    // While weights are packed, in the prompt, in the text, of whose tokens four are a launch.
+    let args = ["run", "-v", "-p", "Once upon a time", "-n", "96", "--temp", "0", "--device", "cuda"];
+    for n in ["0", "20", "60", "95", "105"] {
         let output = with(&[("SOFTWARE_CUDA_LAUNCHES", n)], &args);
         let log = stderr(&output);
         assert_eq!(output.status.code(), Some(4), "{n} kernels: {log}");
