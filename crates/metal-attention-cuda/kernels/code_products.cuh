@@ -31,6 +31,13 @@ struct DigitScale {
     __device__ __forceinline__ float factor() const { return exponent == 255 ? __uint_as_float(0x7fc00000u) : __uint_as_float((exponent - 21u) << 23); }
 };
 
+// Digit `digit` of four inputs, from above, of which each is three bytes (`whole`).
+__device__ __forceinline__ u32 digit_of(int digit, u32 a, u32 b, u32 c, u32 d) {
+    // The bytes of two words, then of four.
+    const u32 of_two = 2 - digit + ((6 - digit) << 4);
+    return __byte_perm(__byte_perm(a, b, of_two), __byte_perm(c, d, of_two), 0x5410) ^ 0x80808080u;
+}
+
 // Puts eight inputs of a block to their places: elements 4 t.. of its first half and of its second. The four threads of a block
 // have to be lanes side by side, all of a warp take part. `with_sums`: whether anybody asks for sums.
 __device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4& first, const float4& second, bool is_there, bool with_sums = true) {
@@ -53,11 +60,9 @@ __device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t
     // Codes of both halves lie by turns (`column` of repack.cu): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
 #pragma unroll
     for (int digit = 0; digit < 3; digit++) {
-        // The bytes `digit` from above of two words, then of four.
-        const u32 of_two = 2 - digit + ((6 - digit) << 4);
         uint2 words;
-        words.x = __byte_perm(__byte_perm(whole[0], whole[4], of_two), __byte_perm(whole[1], whole[5], of_two), 0x5410) ^ 0x80808080u;
-        words.y = __byte_perm(__byte_perm(whole[2], whole[6], of_two), __byte_perm(whole[3], whole[7], of_two), 0x5410) ^ 0x80808080u;
+        words.x = digit_of(digit, whole[0], whole[4], whole[1], whole[5]);
+        words.y = digit_of(digit, whole[2], whole[6], whole[3], whole[7]);
         *(uint2*)(digits + digit * 64) = words;
     }
     if (t == 0) to.factors[block] = scale.factor();

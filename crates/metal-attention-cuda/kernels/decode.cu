@@ -21,8 +21,8 @@
 #include "element.cuh"
 #include "rank.cuh"
 
-// A warp chooses the experts of the token, by words of the router's products, for the block and for those who ask for their weights. `n_layers`: up to
-// this one.
+// A warp chooses the experts of the token, by words of the router's products, for the block and for those who ask for their weights. `n_layers`: of all
+// tokens up to this one.
 __device__ __forceinline__ void choose(const DecodeArgs& a, const RouteArgs& of_layer, Chosen& chosen, const u64_t* from, u32 tag, u32 n_layers, int lane) {
     RouteArgs route = of_layer;
     route.experts = chosen.experts, route.weights = chosen.weights;
@@ -168,14 +168,6 @@ __device__ __forceinline__ void find_spans(const DecodeArgs& a, u32 pos, int tid
     for (u32 i = tid; i < a.n_layer; i += n_threads) spans_of(a)[i] = span_of(a.layers[i], pos, a.split_gain);
 }
 
-__device__ __forceinline__ u64_t highest_of_lanes(u64_t best) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        const u64_t other = __shfl_xor_sync(~0u, best, d);
-        best = other > best ? other : best;
-    }
-    return best;
-}
 // The id with the highest logit of all blocks.
 __device__ __forceinline__ u32 highest_of_blocks(const u64_t* words_of_blocks, u32 tag, int lane) {
     u64_t best = 0;
@@ -233,7 +225,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
 #pragma unroll 1
     for (u32 i = 0;; i++) {
         const Layer& l = layers[place];
-        u64_t best = 0;
+        u64_t best = 0; // of the head's step; nothing before, which would take registers of others
 #pragma unroll 1
         for (u32 s = 0; s < l.n_steps; s++) {
             // What follows from these is found anew: kept for all steps it would take the registers of what is needed in one.

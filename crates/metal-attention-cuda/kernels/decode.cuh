@@ -66,7 +66,7 @@ constexpr int MAX_EXPERTS = 32;
 struct Chosen {
     u32 experts[MAX_EXPERTS];
     float weights[MAX_EXPERTS];
-    u32 n_layers; // layers up to this one
+    u32 n_layers; // of all tokens of the launch up to this one
 };
 
 // A matrix, as `PartArgs` of src/decode.rs has it.
@@ -76,7 +76,7 @@ struct PartArgs {
     u32 n_tiles;
     u32 first, n_of_product; // of the tiles of a product, where these are those of several matrices
     unsigned short record_bytes, records_a_slot, format, log_split, n_units, records_a_unit;
-    u32 n_layers; // of experts: known when those of so many layers are chosen; else 0
+    u32 n_layers; // of experts: known when those of so many of the token's layers are chosen; else 0
     // Of experts: bytes of each, tiles and records of a row that are those of one.
     u32 expert_bytes, tiles_of_expert, records_of_expert;
     u32 first_block; // that has some, where tiles are fewer than blocks

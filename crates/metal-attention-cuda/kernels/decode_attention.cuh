@@ -319,6 +319,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 float s[4], high_of_chunk = -INFINITY;
 #pragma unroll
                 for (int i = 0; i < 4; i++) s[i] = (scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2] * (1.0f / 2048.0f)) * factor_of_head;
+                // One piece of code for all four, in nobody's way who has no cap.
                 if (l.soft_cap != 0.0f)
 #pragma unroll 1
                     for (int i = 0; i < 4; i++) s[0] = l.soft_cap * tanhf(s[0] / l.soft_cap), turn(s);

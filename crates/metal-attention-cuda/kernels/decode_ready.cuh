@@ -39,13 +39,9 @@ template <int QUADS> __device__ __forceinline__ void put_plain_digits(const Read
     if (!to.in_row) return;
     u32* digits = (u32*)(decode_memory + to.digits);
 #pragma unroll
-    for (int digit = 0; digit < 3; digit++) {
-        // The bytes `digit` from above of two words, then of four.
-        const u32 of_two = 2 - digit + ((6 - digit) << 4);
+    for (int digit = 0; digit < 3; digit++)
 #pragma unroll
-        for (int q = 0; q < QUADS; q++)
-            digits[16 * digit + q] = __byte_perm(__byte_perm(whole[q][0], whole[q][1], of_two), __byte_perm(whole[q][2], whole[q][3], of_two), 0x5410) ^ 0x80808080u;
-    }
+        for (int q = 0; q < QUADS; q++) digits[16 * digit + q] = digit_of(digit, whole[q][0], whole[q][1], whole[q][2], whole[q][3]);
     if (to.tells_factor) *(float*)(decode_memory + to.factor) = scale.factor();
 }
 

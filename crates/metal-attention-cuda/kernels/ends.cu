@@ -59,11 +59,7 @@ struct ArgmaxArgs {
 };
 
 __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        const u64_t other = __shfl_xor_sync(~0u, best, d);
-        best = other > best ? other : best;
-    }
+    best = highest_of_lanes(best);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = best;
     __syncthreads();
     best = 0;

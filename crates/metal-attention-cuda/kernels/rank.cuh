@@ -10,6 +10,15 @@ __device__ __forceinline__ u64_t rank_of(float v, u32 i) {
     const u32 ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
     return (u64_t)ordered << 32 | (0xffffffffu - i);
 }
+// The highest of a warp's lanes.
+__device__ __forceinline__ u64_t highest_of_lanes(u64_t best) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        const u64_t other = __shfl_xor_sync(~0u, best, d);
+        best = other > best ? other : best;
+    }
+    return best;
+}
 
 // Steps whose ids have a place: as `STEPS` of src/ids.rs.
 constexpr u32 IDS = 16;

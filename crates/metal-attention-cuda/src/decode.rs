@@ -29,8 +29,8 @@ const SMALL_SPLIT_GAIN: f32 = 1000.0;
 const SPLIT_GAIN: f32 = 4500.0;
 /// Most splits of a token's positions.
 const MAX_SPLITS: usize = 32;
-/// Most tokens of a launch, and bytes of their weights, which take about a millisecond: nobody needs those behind the last of a text. Two tokens that have
-/// a launch each lie some 10 microseconds apart.
+/// Most tokens of a launch, and bytes of their weights, which take a millisecond or two: nobody needs those behind the last of a text. Two tokens that have
+/// a launch each lie some 6 microseconds apart.
 const MAX_TOKENS: usize = 4;
 const LAUNCH_BYTES: usize = 3 << 30;
 /// Threads of a block.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 use cudarc::driver::sys::{
@@ -49,6 +50,9 @@ const MODULES: &[&[u8]] = &[
 const WIDE_MODULES: &[&[u8]] =
     &[include_bytes!("../prebuilt/decode.fatbin"), include_bytes!("../prebuilt/matmul_wide.fatbin")];
 const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];
+
+/// How long something is looked for without a pause: a step takes some hundred microseconds, and a prompt leaves the core to others.
+const IMPATIENT: Duration = Duration::from_millis(20);
 
 /// Workgroup memory beyond which a kernel has to ask for it.
 const SMALL_SHARED: usize = 48 << 10;
@@ -362,6 +366,22 @@ impl CudaDevice {
         Ok(buffer)
     }
 
+    /// Looks for something until it is there. The watch is looked at meanwhile.
+    pub(crate) fn look_until<T>(&self, mut look: impl FnMut() -> Result<Option<T>, CudaError>) -> Result<T, CudaError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            self.check_watch()?;
+            if begin.elapsed() > IMPATIENT {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
     /// Waits until everything that was asked for is done.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.bind()?;
@@ -452,12 +472,51 @@ impl CudaBuffer {
     }
 }
 
-/// Memory of this process that the device writes to by itself, and when it has.
+/// Memory of this process that the device writes to by itself.
 #[derive(Debug)]
-pub(crate) struct Readback {
+pub(crate) struct Pinned {
     device: Arc<CudaDevice>,
     ptr: *mut c_void,
-    bytes: u64,
+    bytes: usize,
+}
+
+// SAFETY: the memory is given back once, by whoever drops it; who looks at it says how.
+unsafe impl Send for Pinned {}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: what still writes to it is waited for.
+        unsafe {
+            let _ = sys::cuCtxSetCurrent(self.device.context);
+            let _ = sys::cuStreamSynchronize(self.device.stream);
+            let _ = sys::cuMemFreeHost(self.ptr);
+        }
+    }
+}
+
+impl Pinned {
+    pub(crate) fn new(device: &Arc<CudaDevice>, bytes: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let (bytes, mut ptr) = (bytes.max(16), std::ptr::null_mut());
+        // SAFETY: the driver gives memory, which is this one's until it is dropped.
+        check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
+        Ok(Self { device: Arc::clone(device), ptr, bytes })
+    }
+
+    pub(crate) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// Where it lies, for the device as for the process.
+    pub(crate) fn ptr(&self) -> *mut c_void {
+        self.ptr
+    }
+}
+
+/// Memory that results are copied to, and when they are.
+#[derive(Debug)]
+pub(crate) struct Readback {
+    memory: Pinned,
     written: CUevent,
 }
 
@@ -466,11 +525,9 @@ unsafe impl Send for Readback {}
 
 impl Drop for Readback {
     fn drop(&mut self) {
-        // SAFETY: what still writes to it is waited for.
+        // SAFETY: the event is this one's; the driver keeps one that is still to come.
         unsafe {
-            let _ = sys::cuCtxSetCurrent(self.device.context);
-            let _ = sys::cuStreamSynchronize(self.device.stream);
-            let _ = sys::cuMemFreeHost(self.ptr);
+            let _ = sys::cuCtxSetCurrent(self.memory.device.context);
             let _ = sys::cuEventDestroy_v2(self.written);
         }
     }
@@ -478,60 +535,43 @@ impl Drop for Readback {
 
 impl Readback {
     pub(crate) fn new(device: &Arc<CudaDevice>, bytes: u64) -> Result<Self, CudaError> {
-        device.bind()?;
-        let (mut ptr, mut written) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the driver gives memory and an event, which are this one's until it is dropped.
-        unsafe {
-            check("take pinned memory", sys::cuMemHostAlloc(&raw mut ptr, bytes.max(16) as usize, 0))?;
-            // 2: without a time.
-            check("make an event", sys::cuEventCreate(&raw mut written, 2))?;
-        }
-        Ok(Self { device: Arc::clone(device), ptr, bytes, written })
+        let memory = Pinned::new(device, bytes as usize)?;
+        let mut written = std::ptr::null_mut();
+        // 2: without a time.
+        // SAFETY: the driver gives an event, which is this one's until it is dropped.
+        check("make an event", unsafe { sys::cuEventCreate(&raw mut written, 2) })?;
+        Ok(Self { memory, written })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.memory.bytes as u64
     }
 
     /// Has the device copy the first `bytes` of `from` here, in the order of the stream.
     pub(crate) fn copy(&mut self, from: &CudaBuffer, bytes: u64) -> Result<(), CudaError> {
-        assert!(bytes <= self.bytes && bytes <= from.bytes, "{bytes} bytes to read back");
+        assert!(bytes <= self.bytes() && bytes <= from.bytes, "{bytes} bytes to read back");
+        let stream = self.memory.device.stream;
         // SAFETY: both are as long; nobody reads before the event.
         unsafe {
             check(
                 "read from the device",
-                sys::cuMemcpyDtoHAsync_v2(self.ptr, from.ptr, bytes as usize, self.device.stream),
+                sys::cuMemcpyDtoHAsync_v2(self.memory.ptr, from.ptr, bytes as usize, stream),
             )?;
-            check("note that it was read", sys::cuEventRecord(self.written, self.device.stream))
+            check("note that it was read", sys::cuEventRecord(self.written, stream))
         }
     }
 
     /// The first `bytes`, once they are there. The watch is looked at meanwhile.
     pub(crate) fn read(&mut self, bytes: u64) -> Result<&[u8], CudaError> {
-        assert!(bytes <= self.bytes, "{bytes} bytes to read back");
-        let mut looks = 0u32;
-        loop {
+        assert!(bytes <= self.bytes(), "{bytes} bytes to read back");
+        self.memory.device.look_until(|| {
             // SAFETY: the event is this one's.
             match unsafe { sys::cuEventQuery(self.written) } {
-                CUresult::CUDA_ERROR_NOT_READY => {
-                    looks += 1;
-                    if looks.is_multiple_of(256) {
-                        self.device.check_watch()?;
-                    }
-                    // Steps take some hundred microseconds; prompts leave the core to others.
-                    if looks > 20_000 {
-                        std::thread::sleep(std::time::Duration::from_micros(50));
-                    } else {
-                        std::hint::spin_loop();
-                    }
-                }
-                outcome => {
-                    check("run the kernels", outcome)?;
-                    break;
-                }
+                CUresult::CUDA_ERROR_NOT_READY => Ok(None),
+                outcome => check("run the kernels", outcome).map(Some),
             }
-        }
+        })?;
         // SAFETY: the device has written as many bytes.
-        Ok(unsafe { std::slice::from_raw_parts(self.ptr.cast(), bytes as usize) })
+        Ok(unsafe { std::slice::from_raw_parts(self.memory.ptr.cast(), bytes as usize) })
     }
 }

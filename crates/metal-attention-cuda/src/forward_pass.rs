@@ -215,6 +215,7 @@ impl CudaForwardPass {
         if let Some(decode) = self.decode.as_mut().filter(|_| in_one > 0) {
             let number = match wanted {
                 Wanted::Id { advance: _ } => self.steps.ids.number(in_one),
+                // Nobody looks for it.
                 Wanted::Hidden | Wanted::Logits | Wanted::TopK => 0,
             };
             let mut launch = || decode.launch(&gpu, wanted, in_one, number);

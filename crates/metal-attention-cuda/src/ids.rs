@@ -1,62 +1,40 @@
 //! Ids that the device has chosen: it writes them to memory of this process as they come, where they are looked for.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult};
 
 use crate::CudaError;
-use crate::device::{CudaDevice, check};
+use crate::device::{CudaDevice, Pinned, check};
 
 /// Steps whose ids have a place: more than there ever are that nobody has read. As `rank.cuh` has it.
 const STEPS: u32 = 16;
 /// Looks at a word between looks at everything else.
 const LOOKS: usize = 200;
-/// How long a step is looked for without a pause: it takes some hundred microseconds, and a prompt leaves the core to others.
-const IMPATIENT: Duration = Duration::from_millis(20);
 
 /// Words `[n_rows, STEPS]`, each a step's number above an id.
 #[derive(Debug)]
 pub(crate) struct Ids {
-    device: Arc<CudaDevice>,
-    words: *const AtomicU64,
+    words: Pinned,
     n_rows: usize,
     /// Of the last step that was submitted.
     number: u32,
 }
 
-// SAFETY: the words are atomic, and the memory is given back once, by whoever drops it.
-unsafe impl Send for Ids {}
-
-impl Drop for Ids {
-    fn drop(&mut self) {
-        let _ = self.device.wait();
-        // SAFETY: nothing writes to it any more.
-        unsafe {
-            let _ = sys::cuMemFreeHost(self.words.cast_mut().cast());
-        }
-    }
-}
-
 impl Ids {
     /// Room for the ids of steps of up to `n_rows` rows.
     pub(crate) fn new(device: &Arc<CudaDevice>, n_rows: usize) -> Result<Self, CudaError> {
-        device.bind()?;
-        let n_words = n_rows.max(1) * STEPS as usize;
-        let mut words: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the driver gives memory, which is this one's until it is dropped, on pages of their own; all of it is filled.
-        unsafe {
-            check("take pinned memory", sys::cuMemHostAlloc(&raw mut words, 8 * n_words, 0))?;
-            std::ptr::write_bytes(words.cast::<u64>(), 0, n_words);
-        }
-        Ok(Self { device: Arc::clone(device), words: words.cast_const().cast(), n_rows, number: 0 })
+        let n_words = n_rows * STEPS as usize;
+        let words = Pinned::new(device, 8 * n_words)?;
+        // SAFETY: there are as many, on pages of their own, and nobody else knows of them yet.
+        unsafe { std::ptr::write_bytes(words.ptr().cast::<u64>(), 0, n_words) };
+        Ok(Self { words, n_rows, number: 0 })
     }
 
-    /// Where they lie, for the device as for the process.
+    /// Where they lie, for the device.
     pub(crate) fn ptr(&self) -> u64 {
-        self.words as u64
+        self.words.ptr() as u64
     }
 
     /// Numbers `n` more steps; the first one's.
@@ -84,33 +62,29 @@ impl Ids {
     }
 
     fn wait_for(&self, place: usize, number: u32) -> Result<u32, CudaError> {
-        // SAFETY: `read` has seen that the word is one of those that there are; they live as long as this.
-        let word = unsafe { &*self.words.add(place) };
+        // SAFETY: `read` has seen that the word is one of those that there are, which are looked at as atomic ones alone; they live as long as this.
+        let word = unsafe { &*self.words.ptr().cast::<AtomicU64>().add(place) };
         let look = || {
             let word = word.load(Ordering::Acquire);
             ((word >> 32) as u32 == number).then_some(word as u32)
         };
-        let begin = Instant::now();
-        loop {
+        let device = self.words.device();
+        device.look_until(|| {
             for _ in 0..LOOKS {
                 if let Some(id) = look() {
-                    return Ok(id);
+                    return Ok(Some(id));
                 }
                 std::hint::spin_loop();
             }
-            self.device.check_watch()?;
             // SAFETY: the stream is the device's.
-            match unsafe { sys::cuStreamQuery(self.device.stream()) } {
-                CUresult::CUDA_ERROR_NOT_READY => {}
+            match unsafe { sys::cuStreamQuery(device.stream()) } {
+                CUresult::CUDA_ERROR_NOT_READY => Ok(None),
                 outcome => {
                     check("run the kernels", outcome)?;
                     let why = "a step has ended without an id".to_owned();
-                    return look().ok_or(CudaError::Driver { what: "run the kernels", why });
+                    look().map(Some).ok_or(CudaError::Driver { what: "run the kernels", why })
                 }
             }
-            if begin.elapsed() > IMPATIENT {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
+        })
     }
 }
