@@ -142,7 +142,7 @@ fn tales_continuations() {
     let exact = GpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
     for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
         let mut model = start(&gpu, &file, &options);
-        for case in read::<Continuations>("tales-15m.json").cases {
+        for case in read::<Continuations>("tales-15m.json.xz").cases {
             model.reset();
             let rows = logits(&mut model, &case.tokens);
             let error = nmse(&rows[rows.len() - 1], case.logits_last);
