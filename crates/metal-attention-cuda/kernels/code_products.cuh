@@ -38,34 +38,51 @@ __device__ __forceinline__ u32 digit_of(int digit, u32 a, u32 b, u32 c, u32 d) {
     return __byte_perm(__byte_perm(a, b, of_two), __byte_perm(c, d, of_two), 0x5410) ^ 0x80808080u;
 }
 
-// Puts eight inputs of a block to their places: elements 4 t.. of its first half and of its second. The four threads of a block
-// have to be lanes side by side, all of a warp take part. `with_sums`: whether anybody asks for sums.
-__device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4& first, const float4& second, bool is_there, bool with_sums = true) {
-    const float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-    float most = larger(largest_of(first), largest_of(second));
+// Puts eight inputs of each of N blocks, 8 blocks apart, to their places: elements 4 t.. of the first half and of the second. `block`: the first. The four
+// threads of a block have to be lanes side by side, all of a warp take part. `with_sums`: whether anybody asks for sums.
+template <int N>
+__device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4 (&v)[N][2], const bool (&is_there)[N], bool with_sums) {
+    float most[N];
 #pragma unroll
-    for (int d = 1; d < 4; d *= 2) most = larger(most, __shfl_xor_sync(~0u, most, d));
+    for (int i = 0; i < N; i++) most[i] = larger(largest_of(v[i][0]), largest_of(v[i][1]));
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2)
+#pragma unroll
+        for (int i = 0; i < N; i++) most[i] = larger(most[i], __shfl_xor_sync(~0u, most[i], d));
     if (with_sums) {
-        float sum[2] = {(v[0] + v[1]) + (v[2] + v[3]), (v[4] + v[5]) + (v[6] + v[7])};
+        float sum[N][2];
 #pragma unroll
-        for (int d = 1; d < 4; d *= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], d), sum[1] += __shfl_xor_sync(~0u, sum[1], d);
-        if (is_there && t == 1) *(float2*)(to.sums + 2 * block) = make_float2(sum[0], sum[1]);
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) sum[i][h] = (v[i][h].x + v[i][h].y) + (v[i][h].z + v[i][h].w);
+#pragma unroll
+        for (int d = 1; d < 4; d *= 2)
+#pragma unroll
+            for (int i = 0; i < N; i++) sum[i][0] += __shfl_xor_sync(~0u, sum[i][0], d), sum[i][1] += __shfl_xor_sync(~0u, sum[i][1], d);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (is_there[i] && t == 1) *(float2*)(to.sums + 2 * (block + 8 * i)) = make_float2(sum[i][0], sum[i][1]);
     }
-    const DigitScale scale(most);
-    u32 whole[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) whole[i] = scale.whole(v[i]);
-    if (!is_there) return;
-    unsigned char* digits = to.digits + block / 2 * DIGITS_OF_PANEL + t * 16 + block % 2 * 8;
-    // Codes of both halves lie by turns (`column` of repack.cu): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
+    for (int i = 0; i < N; i++) {
+        const DigitScale scale(most[i]);
+        const float e[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
+        u32 whole[8];
 #pragma unroll
-    for (int digit = 0; digit < 3; digit++) {
-        uint2 words;
-        words.x = digit_of(digit, whole[0], whole[4], whole[1], whole[5]);
-        words.y = digit_of(digit, whole[2], whole[6], whole[3], whole[7]);
-        *(uint2*)(digits + digit * 64) = words;
+        for (int k = 0; k < 8; k++) whole[k] = scale.whole(e[k]);
+        // Where there is one alone the rest is left out, several go on side by side.
+        if (N == 1 && !is_there[i]) return;
+        unsigned char* digits = to.digits + block / 2 * DIGITS_OF_PANEL + t * 16 + block % 2 * 8 + i * 4 * DIGITS_OF_PANEL;
+        // Codes of both halves lie by turns (`column` of repack.cu): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
+#pragma unroll
+        for (int digit = 0; digit < 3; digit++) {
+            uint2 words;
+            words.x = digit_of(digit, whole[0], whole[4], whole[1], whole[5]);
+            words.y = digit_of(digit, whole[2], whole[6], whole[3], whole[7]);
+            if (is_there[i]) *(uint2*)(digits + digit * 64) = words;
+        }
+        if (is_there[i] && t == 0) to.factors[block + 8 * i] = scale.factor();
     }
-    if (t == 0) to.factors[block] = scale.factor();
 }
 
 // A format's panel, read from workgroup memory. `bytes`: eight codes of row g (0) or g + 8 (1) of a block, times MULTIPLE, as bytes with

@@ -122,28 +122,34 @@ struct Inputs {
     float squares = 0.0f, most = 0.0f;
     __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, const Step& step)
         : codes(memory, n_panels), floats((float4*)memory), n_blocks(2 * n_panels), has_codes(step.has_codes), with_sums(step.has_offsets) {}
-    // Of block `lane / 4` of eight after block `first`. `norm`: whether inputs are multiplied by `weights`.
-    __device__ __forceinline__ void put(u32 first, float4 (&v)[2], bool norm, const float4 (&weights)[2], int lane) {
+    // Of block `lane / 4` of the eight from block `first` on, and of the N - 1 times eight after them. `weights`: of a norm, or ones.
+    template <int N> __device__ __forceinline__ void put(u32 first, float4 (&v)[N][2], const float4 (&weights)[N][2], int lane) {
         const u32 block = first + lane / 4;
+        bool is_there[N];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            squares += squares_of(v[h]);
-            if (norm) multiply(v[h], weights[h]);
-        }
+        for (int i = 0; i < N; i++) is_there[i] = block + 8 * i < n_blocks;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) squares += squares_of(v[i][h]), multiply(v[i][h], weights[i][h]);
         if (has_codes) {
-            put_digits(codes, block, lane % 4, v[0], v[1], block < n_blocks, with_sums);
-        } else if (block < n_blocks) {
+            put_digits<N>(codes, block, lane % 4, v, is_there, with_sums);
+        } else {
 #pragma unroll
-            for (int h = 0; h < 2; h++) floats[block * 8 + lane % 4 + 4 * h] = v[h], most = fmaxf(most, most_of(v[h]));
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    if (is_there[i]) floats[(block + 8 * i) * 8 + lane % 4 + 4 * h] = v[i][h], most = fmaxf(most, most_of(v[i][h]));
         }
     }
 };
+constexpr float4 ONES = {1.0f, 1.0f, 1.0f, 1.0f};
 
 // Takes 8 N blocks of inputs from words of an exchange. `from`: of the lane's first quad; `n`: quads from there on that there are. `norm`: the same of
 // weights, or null.
 template <int N> __device__ __forceinline__ void take_words(Inputs& inputs, u32 first, const ulonglong2* from, const float4* norm, u32 n, u32 tag, int lane) {
     ulonglong2 words[2 * N];
-    float4 weights[N][2];
+    float4 v[N][2], weights[N][2];
     bool there[2 * N];
 #pragma unroll
     for (int k = 0; k < 2 * N; k++) there[k] = ((u32)(k / 2 * 64 + k % 2 * 4) < n) & (first + k / 2 * 8 + lane / 4 < inputs.n_blocks);
@@ -151,17 +157,14 @@ template <int N> __device__ __forceinline__ void take_words(Inputs& inputs, u32 
     ask_for_words(words, there, of);
 #pragma unroll
     for (int k = 0; k < 2 * N; k++) {
-        weights[k / 2][k % 2] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        weights[k / 2][k % 2] = ONES;
         if (norm && there[k]) weights[k / 2][k % 2] = norm[k / 2 * 64 + k % 2 * 4];
     }
     wait_for_words(words, there, tag, of);
+    // Words that are not there are zeros.
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        float4 v[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) v[h] = there[2 * i + h] ? unpack(words[2 * i + h]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        inputs.put(first + 8 * i, v, norm != nullptr, weights[i], lane);
-    }
+    for (int k = 0; k < 2 * N; k++) v[k / 2][k % 2] = unpack(words[k]);
+    inputs.put<N>(first, v, weights, lane);
 }
 
 __device__ __forceinline__ void find_spans(const DecodeArgs& a, u32 pos, int tid, int n_threads) {
@@ -185,8 +188,9 @@ __device__ __forceinline__ u32 highest_of_blocks(const u64_t* words_of_blocks, u
     return best >> 32 == 0 ? 0 : 0xfffffu - ((u32)best >> 12);
 }
 
-// C: times 64 elements of a head. SMALL: whether all products of layers are small.
-template <int C, bool SMALL> __device__ __forceinline__ void decode(const DecodeArgs& a) {
+// C: times 64 elements of a head. SMALL: whether all products of layers are small. EXPERTS: whether layers may have experts, in whose way the others
+// would be.
+template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __shared__ __align__(16) Layer layers[2];
     __shared__ u64_t best_of_warps[WARPS];
     __shared__ Work works[WARPS][3]; // of a step's parts
@@ -212,8 +216,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
         constexpr int N = SMALL ? ASKERS - 1 : ASKERS;
         const u32 ring = warp - WARPS + N * lane;
         if (SMALL && warp == WARPS + N) finish_steps(a, residual, n_ended, lane);
-        else if (!SMALL && a.has_experts) ask<true>(a, ring, chosen);
-        else ask<false>(a, ring, chosen);
+        else ask<EXPERTS>(a, ring, chosen);
         return;
     }
     take_registers<SMALL ? 216 : 232>();
@@ -248,7 +251,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
             // The first step puts the embedding to the residual stream, also of blocks that have no other rows of it.
             const bool is_first = i == 0 && kind == QKV;
             // Whoever has rows of gate and up, or columns' sums of down, has to know the experts, and is waited for.
-            const bool of_experts = !SMALL && kind == GATE_AND_UP && l.route.n_expert > 0;
+            const bool of_experts = EXPERTS && kind == GATE_AND_UP && l.route.n_expert > 0;
             if (of_experts && warp == WARPS - 1 && (parts[0].n_tiles > 0 || parts[2].n_tiles > 0)) {
                 const Step& router = l.steps[s - 1];
                 choose(a, l.route, chosen, router.to + copy * (router.n_out / 2), tag, n_done * (a.n_layer + 1) + i + 1, lane);
@@ -284,12 +287,12 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
             if (kind == ATTENTION_OUTPUT) {
 #pragma unroll 1
                 for (u32 first = 0; first < inputs.n_blocks; first += 8) {
-                    float4 v[2], weights[2];
+                    float4 v[1][2];
                     const u64_t *att = a.att + copy * a.att_words, *sums = a.sums + copy * a.sums_words;
                     const u32 n_splits = spans_of(a)[i].n_splits, from = first_quad + 8 * first, n = first + lane / 4 < inputs.n_blocks ? n4 : 0;
-                    if (l.head_dim % 32 == 0) joined_splits<2, true>(l, n_splits, att, sums, from, n, tag, v);
-                    else joined_splits<2, false>(l, n_splits, att, sums, from, n, tag, v);
-                    inputs.put(first, v, false, weights, lane);
+                    if (l.head_dim % 32 == 0) joined_splits<2, true>(l, n_splits, att, sums, from, n, tag, v[0]);
+                    else joined_splits<2, false>(l, n_splits, att, sums, from, n, tag, v[0]);
+                    inputs.put<1>(first, v, {{ONES, ONES}}, lane);
                 }
             } else if (is_first) {
                 // The embedding.
@@ -297,21 +300,22 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                 const u32 first_tile = share(blockIdx.x, x_tiles, first_block), last_tile = share(blockIdx.x + 1, x_tiles, first_block);
 #pragma unroll 1
                 for (u32 first = 0; first < inputs.n_blocks; first += 8) {
-                    float4 v[2] = {}, weights[2];
+                    float4 v[1][2] = {}, weights[1][2];
                     const u32 k = first_quad + 8 * first;
                     const bool in_row = first + lane / 4 < inputs.n_blocks;
-                    if (in_row && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, token.id, k / 8, k % 8, v)));
+                    if (in_row && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, token.id, k / 8, k % 8, v[0])));
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const u32 of = k + 4 * h;
                         const bool is_there = in_row && of < n4;
                         const float scale = is_there ? a.embedding_scale : 0.0f;
-                        v[h].x *= scale, v[h].y *= scale, v[h].z *= scale, v[h].w *= scale;
-                        weights[h] = is_there ? norm[of] : v[h];
-                        if (is_there && of / 4 >= first_tile && of / 4 < last_tile) *(float4*)(residual + 4 * of - first_tile * 16) = v[h];
+                        float4& x = v[0][h];
+                        x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
+                        weights[0][h] = is_there ? norm[of] : x;
+                        if (is_there && of / 4 >= first_tile && of / 4 < last_tile) *(float4*)(residual + 4 * of - first_tile * 16) = x;
                     }
                     __syncwarp();
-                    inputs.put(first, v, true, weights, lane);
+                    inputs.put<1>(first, v, weights, lane);
                 }
             } else {
                 const ulonglong2* from = step.from + copy * n4 + first_quad;
@@ -378,7 +382,7 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
                             }
                             y = weight * (ending.activation == SILU ? activate(SILU, y) * up : gated(ending.activation, ending.limit, y, up));
                         }
-                        if (kind == DOWN && l.expert_bias[2] && is_there)
+                        if (EXPERTS && kind == DOWN && l.expert_bias[2] && is_there)
                             for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
                         const float before = is_first ? first_before : ending.adds && is_there ? residual[j] : 0.0f;
                         ending.put(row, is_first ? first_to : ending.to + row / 2, y + bias, before, residual + j);
@@ -428,8 +432,12 @@ template <int C, bool SMALL> __device__ __forceinline__ void decode(const Decode
     }
 }
 
+#define DECODE(NAME, C, SMALL, EXPERTS)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) NAME(const __grid_constant__ DecodeArgs a) { decode<C, SMALL, EXPERTS>(a); }
 // Of heads of up to 64, 128, 256 elements.
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_64(const __grid_constant__ DecodeArgs a) { decode<1, false>(a); }
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_128(const __grid_constant__ DecodeArgs a) { decode<2, false>(a); }
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_256(const __grid_constant__ DecodeArgs a) { decode<4, false>(a); }
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode_small_64(const __grid_constant__ DecodeArgs a) { decode<1, true>(a); }
+DECODE(decode_64, 1, false, false)
+DECODE(decode_128, 2, false, false)
+DECODE(decode_256, 4, false, false)
+DECODE(decode_small_64, 1, true, false)
+DECODE(decode_experts_128, 2, false, true)
+DECODE(decode_experts_256, 4, false, true)

@@ -103,9 +103,9 @@ struct DecodeArgs {
     // parts, spans of layers, what turns heads and weights of their norms, barriers, what experts are chosen by.
     u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at, choice_at;
     float embedding_scale, logit_scale, logit_cap;
-    u32 has_experts;         // whether a layer has any
     u32 n_tokens, number;    // to go through all layers, and of the step that the first of them is
     float split_gain;        // of attention: `span_of`
+    u32 slots_at_once;       // of a warp on their way at most
     u32 unused;
 };
 

@@ -73,8 +73,8 @@ struct OfExperts {
 };
 
 // Asks for all weights of the tokens that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
-// the warp has of a part, whichever tiles that is of. It asks for one slot of a warp after the other: with more of them on their way, requests queue up before
-// the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
+// the warp has of a part, whichever tiles that is of. No more than `slots_at_once` of a warp are on their way: with more of them, requests queue up
+// before the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
 template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, const Chosen& chosen) {
     const Part* parts = parts_of(a);
     const u64_t policy = read_once();
@@ -82,8 +82,9 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
     // The token, the part of it, records of this that are left, of a tile, of it left, and how many of these lie together.
     u32 n = 0, p = 0, left = 0, records = 0, of_tile = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
     OfExperts experts = {};
-    Turn turn = {0, 0}, last = {0, 0}; // the next to be asked for, and the last that was
-    bool done = ring >= WARPS, on_its_way = false;
+    Turn turn = {0, 0}, oldest = {0, 0}; // the next to be asked for, and the first of those on their way
+    u32 n_on_their_way = 0;
+    bool done = ring >= WARPS;
     while (__any_sync(~0u, !done)) {
         bool asked = false;
         if (!done && left == 0) {
@@ -109,9 +110,9 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
                 if (known) left = n_tiles * records, p++, asked = true;
             }
         }
-        if (on_its_way && barrier_has_ended(full(a, ring, last.slot), last.parity)) on_its_way = false;
+        if (n_on_their_way > 0 && barrier_has_ended(full(a, ring, oldest.slot), oldest.parity)) n_on_their_way--, oldest.next(a.n_slots);
         // Before it was ever full it counts as emptied.
-        if (!done && left > 0 && !on_its_way && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
+        if (!done && left > 0 && n_on_their_way < a.slots_at_once && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
             u32 count = min(a_slot, left);
             u64_t* barrier = full(a, ring, turn.slot);
             unsigned char* to = slot_of(a, ring, turn.slot);
@@ -139,7 +140,7 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
                 copy_bulk(to, from, now * bytes, barrier, policy);
                 to += now * bytes, from += now * bytes, together -= now, of_tile -= now, count -= now;
             }
-            last = turn, on_its_way = true;
+            n_on_their_way++;
             turn.next(a.n_slots);
             asked = true;
         }

@@ -55,8 +55,8 @@ template <u32 FORMAT, int TOKENS> struct Sums {
     static __device__ __forceinline__ CodeInput input_of(unsigned char* memory, u32 n_panels, u32 token) {
         return CodeInput(memory + token * bytes_of_token(n_panels), n_panels);
     }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4& first, const float4& second, bool is_there) {
-        put_digits(input_of(memory, n_panels, token), block, t, first, second, is_there);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
+        put_digits<1>(input_of(memory, n_panels, token), block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
     }
     static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
@@ -105,8 +105,8 @@ template <u32 FORMAT, int TOKENS> struct FloatSums {
     typedef Staged<FORMAT> P;
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) { return (float*)(memory + TOKENS * n_panels * 2 * 128); }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4& first, const float4& second, bool is_there) {
-        put_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, first, second, is_there);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
+        put_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, v[0], v[1], is_there);
     }
     const unsigned char* input;
     const float* factors;
@@ -222,9 +222,10 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         if (ahead.token < TOKENS) x[i] = load(row_of(ahead.token), ahead.panel, 0.0f);
         go_on(ahead);
     }
-    float squares = 0.0f;
+    // Each lane's, which meet where all are there, side by side.
+    float squares[TOKENS] = {};
 #pragma unroll 1
-    while (true) {
+    while (at.token < TOKENS) {
         if (ahead.token < TOKENS) {
             x[AHEAD] = load(row_of(ahead.token), ahead.panel, 0.0f);
             if (norm) weights[AHEAD] = load(norm, ahead.panel, 1.0f);
@@ -232,26 +233,28 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         go_on(ahead);
         float4(&v)[2] = x[0].of;
         if (norm) {
+            float of_turn = 0.0f;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float4& w = weights[0].of[h];
-                squares += v[h].x * v[h].x + v[h].y * v[h].y + v[h].z * v[h].z + v[h].w * v[h].w;
+                of_turn += v[h].x * v[h].x + v[h].y * v[h].y + v[h].z * v[h].z + v[h].w * v[h].w;
                 v[h].x *= w.x, v[h].y *= w.y, v[h].z *= w.z, v[h].w *= w.w;
             }
+#pragma unroll
+            for (int n = 0; n < TOKENS; n++) squares[n] += at.token == n ? of_turn : 0.0f;
         }
-        const u32 of_block = at.panel * 2 + lane / 4, token = at.token;
-        S::put(input, n_panels, token, of_block, lane % 4, v[0], v[1], of_block < 2 * end_panel);
+        const u32 of_block = at.panel * 2 + lane / 4;
+        S::put(input, n_panels, at.token, of_block, lane % 4, v, of_block < 2 * end_panel);
         go_on(at);
-        if (at.token != token) {
-            if (norm) {
-                squares = warp_sum(squares);
-                if (lane == 0) squares_of[token * WARPS + warp] = squares;
-                squares = 0.0f;
-            }
-            if (at.token == TOKENS) break;
-        }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) x[i] = x[i + 1], weights[i] = weights[i + 1];
+    }
+    if (norm) {
+#pragma unroll
+        for (int n = 0; n < TOKENS; n++) {
+            squares[n] = warp_sum(squares[n]);
+            if (lane == 0) squares_of[n * WARPS + warp] = squares[n];
+        }
     }
     if (tiles_at_once > 1) __syncthreads();
     S sums(input, n_panels, zeros, lane);

@@ -11,7 +11,7 @@ use metal_attention_model::{CacheType, ModelSpec};
 
 use crate::CudaError;
 use crate::activations::Activations;
-use crate::device::{CudaBuffer, CudaDevice, Kernel};
+use crate::device::{CudaBuffer, CudaDevice, CudaSummary, Kernel};
 use crate::ids::Ids;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
@@ -33,8 +33,16 @@ const MAX_SPLITS: usize = 32;
 /// a launch each lie some 6 microseconds apart.
 const MAX_TOKENS: usize = 4;
 const LAUNCH_BYTES: usize = 3 << 30;
+/// Bytes a second of memory for each multiprocessor from which on two of a warp's slots on their way are better than one, as measured
+/// on an H100 and an H200, which have 25 and 37 GB/s: two are too many for the one, as exchanges wait behind them, and one is too few for the other.
+const FAST_MEMORY: u64 = 30_000_000_000;
 /// Threads of a block.
 const THREADS: usize = 32 * (WARPS + 4);
+
+/// Slots of a warp's weights that are on their way at most. Weights of experts are asked for late, and all at once.
+fn slots_at_once(summary: &CudaSummary, has_experts: bool) -> u32 {
+    if has_experts || summary.bandwidth > FAST_MEMORY * summary.n_sm as u64 { 2 } else { 1 }
+}
 
 /// The kernel, and what it works with.
 #[derive(Debug)]
@@ -129,6 +137,8 @@ impl Decode {
         };
         let kernel = gpu.kernel(match head_dim {
             ..=64 if memory.has_small_steps => "decode_small_64",
+            ..=128 if n_expert > 0 => "decode_experts_128",
+            129.. if n_expert > 0 => "decode_experts_256",
             ..=64 => "decode_64",
             65..=128 => "decode_128",
             129.. => "decode_256",
@@ -179,11 +189,11 @@ impl Decode {
             embedding_scale: spec.embedding.scale,
             logit_scale: of_logits.scale,
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
-            has_experts: u32::from(n_expert > 0),
             n_tokens: 1,
             number: 0,
-            unused: 0,
             split_gain: if memory.has_small_steps { SMALL_SPLIT_GAIN } else { SPLIT_GAIN },
+            slots_at_once: slots_at_once(summary, n_expert > 0),
+            unused: 0,
         };
         Ok(Some(Self {
             kernel,

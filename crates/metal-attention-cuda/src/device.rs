@@ -68,6 +68,8 @@ pub struct CudaSummary {
     pub capability: (i32, i32),
     /// Bytes of memory.
     pub memory: u64,
+    /// Bytes a second that the memory gives by its clock and width; 0 where the driver does not say.
+    pub bandwidth: u64,
     /// Multiprocessors.
     pub n_sm: usize,
     /// Most bytes of workgroup memory of a block.
@@ -123,8 +125,9 @@ fn driver() -> Result<i32, CudaError> {
 fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaError> {
     use CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH as BUS_BITS,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
-        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as SMS,
+        CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE as MEMORY_KHZ, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as SMS,
     };
     let mut n_devices = 0;
     let (mut device, mut name, mut memory) = (0, [0; 256], 0);
@@ -146,11 +149,15 @@ fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaE
     };
     // SAFETY: the driver ended the name with a zero, or left the last one as it was.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    // Twice a clock.
+    let of_memory = |of| attribute(of).ok().and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
+    let bandwidth = of_memory(MEMORY_KHZ) * 1000 * 2 * of_memory(BUS_BITS) / 8;
     let summary = CudaSummary {
         ordinal,
         name,
         capability: (attribute(MAJOR)?, attribute(MINOR)?),
         memory: memory as u64,
+        bandwidth,
         n_sm: usize::try_from(attribute(SMS)?).unwrap_or(1),
         max_shared: usize::try_from(attribute(SHARED)?).unwrap_or(SMALL_SHARED),
         driver,

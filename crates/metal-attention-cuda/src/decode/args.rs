@@ -145,10 +145,10 @@ pub(super) struct DecodeArgs {
     pub(super) embedding_scale: f32,
     pub(super) logit_scale: f32,
     pub(super) logit_cap: f32,
-    pub(super) has_experts: u32,
     pub(super) n_tokens: u32,
     pub(super) number: u32,
     pub(super) split_gain: f32,
+    pub(super) slots_at_once: u32,
     pub(super) unused: u32,
 }
 
