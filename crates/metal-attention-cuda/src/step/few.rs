@@ -1,7 +1,7 @@
 //! Products of some tokens, for which weights come as fast as the memory gives them.
 
 use super::Steps;
-use super::product::{Product, WARPS, part_args, power_of_two};
+use super::product::{BLOCKS_OF_SM, Product, WARPS, part_args, power_of_two};
 use crate::CudaError;
 use crate::args::{FewArgs, Output};
 use crate::device::CudaSummary;
@@ -10,8 +10,6 @@ use crate::matrix::CudaMatrix;
 
 /// Tiles of 8 tokens that a block takes at most.
 const MOST_TILES: usize = 4;
-/// Blocks that run together on a multiprocessor.
-const BLOCKS_OF_SM: usize = 2;
 /// Panels of a warp from which on several blocks share them out.
 const MANY_PANELS: usize = 16;
 /// Bytes of what a warp has summed up of 16 rows and 8 tokens.

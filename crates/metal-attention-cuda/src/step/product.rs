@@ -15,8 +15,8 @@ pub(super) const MATVEC_TOKENS: usize = 4;
 pub(super) const WARPS: usize = 8;
 /// Warps that keep the memory busy.
 pub(super) const BUSY_WARPS: usize = 2112;
-/// Elements of a matrix from which on two blocks a multiprocessor are better than one.
-const LARGE: usize = 8 << 20;
+/// Blocks of products of up to some tokens that run together on a multiprocessor.
+pub(super) const BLOCKS_OF_SM: usize = 2;
 /// Panels that a warp asks for at once.
 pub(super) const PANELS_AHEAD: usize = 4;
 
@@ -293,8 +293,7 @@ impl Steps {
         let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
         let warps_a_tile = BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two();
         let warps_a_tile = if warps_a_tile > most { warps_a_tile / 2 } else { warps_a_tile };
-        // One block on each multiprocessor leaves room for those of the next kernel.
-        let most_blocks = self.gpu.summary().n_sm * if n_tiles * TILE * n_in > LARGE { 2 } else { 1 };
+        let most_blocks = BLOCKS_OF_SM * self.gpu.summary().n_sm;
         let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
         let n_groups: usize = groups.clone().sum();
         let share = |groups: usize| {
@@ -332,7 +331,7 @@ impl Steps {
             let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles * groups).clamp(1, most));
             let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
             // A block makes its input once, however many tiles it goes through.
-            let blocks = (2 * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
+            let blocks = (BLOCKS_OF_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
             let (blocks_of, warps_a_tile) = ([blocks as u32; MAX_PARTS], warps_a_tile as u32);
             let args = MatvecArgs { blocks: blocks_of, warps_a_tile, eps, x, norm, ..p.matvec_args(of, n_in) };
             let shared = shared_of(of.iter().map(|(matrix, _)| matrix.format), n_panels, MATVEC_TOKENS);
