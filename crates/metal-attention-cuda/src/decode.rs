@@ -225,3 +225,33 @@ impl Decode {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fast_memory_and_experts_have_two_slots_on_their_way() {
+        let card = |bandwidth: u64, n_sm| CudaSummary {
+            ordinal: 0,
+            name: String::new(),
+            capability: (9, 0),
+            memory: 80 << 30,
+            bandwidth,
+            n_sm,
+            max_shared: 227 << 10,
+            driver: 13000,
+        };
+        // What an H100 and an H200 say, a device that does not, and one with few multiprocessors.
+        for (bandwidth, n_sm, wanted) in
+            [(3_352_320_000_000, 132, 1), (4_916_736_000_000, 132, 2), (0, 132, 1), (4_022_784_000_000, 78, 2)]
+        {
+            let summary = card(bandwidth, n_sm);
+            assert_eq!(
+                (slots_at_once(&summary, false), slots_at_once(&summary, true)),
+                (wanted, 2),
+                "{bandwidth} {n_sm}"
+            );
+        }
+    }
+}
