@@ -15,6 +15,10 @@ pub(super) const MATVEC_TOKENS: usize = 4;
 pub(super) const WARPS: usize = 8;
 /// Warps that keep the memory busy.
 pub(super) const BUSY_WARPS: usize = 2112;
+/// Elements of a matrix from which on two blocks a multiprocessor are better than one even where they have no room together.
+const LARGE: usize = 8 << 20;
+/// Workgroup memory that a block takes besides what it asks for.
+const SYSTEM_SHARED: usize = 1 << 10;
 /// Blocks of products of up to some tokens that run together on a multiprocessor.
 pub(super) const BLOCKS_OF_SM: usize = 2;
 /// Panels that a warp asks for at once.
@@ -293,7 +297,10 @@ impl Steps {
         let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
         let warps_a_tile = BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two();
         let warps_a_tile = if warps_a_tile > most { warps_a_tile / 2 } else { warps_a_tile };
-        let most_blocks = BLOCKS_OF_SM * self.gpu.summary().n_sm;
+        let shared = shared_of(p.parts.iter().map(|(matrix, _)| matrix.format), n_panels, n_tokens);
+        let summary = self.gpu.summary();
+        let fit = BLOCKS_OF_SM * (shared + SYSTEM_SHARED) <= summary.max_shared;
+        let most_blocks = summary.n_sm * if fit || n_tiles * TILE * n_in > LARGE { BLOCKS_OF_SM } else { 1 };
         let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
         let n_groups: usize = groups.clone().sum();
         let share = |groups: usize| {
@@ -307,7 +314,6 @@ impl Steps {
         }
         let warps_a_tile = warps_a_tile as u32;
         let args = MatvecArgs { blocks, warps_a_tile, eps, x, norm, y, rows, ..p.matvec_args(&p.parts, n_in) };
-        let shared = shared_of(p.parts.iter().map(|(matrix, _)| matrix.format), n_panels, n_tokens);
         let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
     }
