@@ -196,7 +196,8 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
     __shared__ Work works[WARPS][3]; // of a step's parts
     __shared__ Token token;
     __shared__ Chosen chosen;
-    __shared__ u32 n_ended, n_done; // steps of small products, tokens
+    __shared__ u32 n_done;  // tokens
+    __shared__ StepEnds ends;
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
@@ -204,19 +205,20 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
     // They lie behind the barriers.
     unsigned char* zeros = (unsigned char*)full(a, WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
-    for (u32 i = tid; i < 2 * WARPS * a.n_slots; i += ALL_THREADS) barrier_init(full(a, 0, 0) + i, 1);
+    for (u32 i = tid; i < 2 * WARPS * a.n_slots; i += ALL_THREADS) barrier_init(full(a, 0, 0) + i, i % 2 == 0 ? 1 : 32);
+    if (tid == 0) ends.init();
     barriers_are_ready();
     for (u32 i = tid; i < a.n_parts; i += ALL_THREADS) parts_of(a)[i] = part_of(a.parts[i]);
     for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
-    if (tid == 0) token = *a.token, chosen.n_layers = 0, n_ended = 0, n_done = 0;
+    if (tid == 0) token = *a.token, chosen.n_layers = 0, n_done = 0;
     find_spans(a, a.token->pos, tid, ALL_THREADS);
     __syncthreads();
     if (warp >= WARPS) {
         give_registers<SMALL ? 72 : 40>();
         constexpr int N = SMALL ? ASKERS - 1 : ASKERS;
         const u32 ring = warp - WARPS + N * lane;
-        if (SMALL && warp == WARPS + N) finish_steps(a, residual, n_ended, lane);
-        else ask<EXPERTS>(a, ring, chosen);
+        if (SMALL && warp == WARPS + N) finish_steps(a, residual, ends, lane);
+        else ask<EXPERTS>(a, ring, lane, chosen);
         return;
     }
     take_registers<SMALL ? 216 : 232>();
@@ -265,9 +267,11 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
             }
             if (SMALL && kind != HEAD && !is_first) {
                 if (kind == DOWN) all_meet();
-                ready_step(a, l, step, parts, spans_of(a)[i].n_splits, tag, copy, zeros, ring, n_ended, n_arrived++, warp, lane);
+                ready_step(a, l, step, parts, spans_of(a)[i].n_splits, tag, copy, zeros, ring, ends, n_arrived++, warp, lane);
                 continue;
             }
+            // Before inputs and sums of this step take the place of those of small products.
+            if (SMALL) ends.wait_for_end(n_arrived), __syncwarp();
             // What the end of the step needs is at hand before the input is there.
             const u32 first_row = row_at(step, parts, tid), log_split = step.log_split, log_groups = LOG_WARPS - log_split;
             const float first_bias = step.bias && first_row != ~0u ? step.bias[first_row] : 0.0f;

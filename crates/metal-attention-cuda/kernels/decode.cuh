@@ -109,6 +109,14 @@ struct DecodeArgs {
     u32 unused;
 };
 
+// For compute-sanitizer's racecheck, which does not follow flags, barriers at which threads arrive without waiting, and lanes that wait for several barriers
+// side by side: what it does follow takes their place, which is slower. The choice of experts keeps its flag.
+#ifdef RACECHECK
+constexpr bool FOR_RACECHECK = true;
+#else
+constexpr bool FOR_RACECHECK = false;
+#endif
+
 // A number that is known when code is compiled, as an argument.
 template <int N> struct Count {
     static constexpr int value = N;
@@ -122,9 +130,40 @@ template <typename T> __device__ __forceinline__ void settle(T*& p) { asm volati
 // All threads that work; the warps that ask for weights do not.
 __device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
 
-// Of steps of small products: that a warp's sums are there, which one that has none waits for.
-__device__ __forceinline__ void sums_are_ready() { threads_arrive<2, THREADS + 32>(); }
-__device__ __forceinline__ void wait_for_sums() { threads_meet<2, THREADS + 32>(); }
+// How the warps that work on steps of small products and the one that ends them know of each other.
+struct StepEnds {
+    u32 n_ended;
+    u64_t sums, ended; // FOR_RACECHECK: barriers, whose phases are steps
+    __device__ __forceinline__ void init() {
+        n_ended = 0;
+        if constexpr (FOR_RACECHECK) barrier_init(&sums, THREADS), barrier_init(&ended, 32);
+    }
+    // A warp's sums are there.
+    __device__ __forceinline__ void sums_are_ready() {
+        if constexpr (FOR_RACECHECK) barrier_arrive(&sums);
+        else threads_arrive<2, THREADS + 32>();
+    }
+    // Waits for all sums of step `n`.
+    __device__ __forceinline__ void wait_for_sums(u32 n) {
+        if constexpr (FOR_RACECHECK)
+            while (!barrier_try_wait(&sums, n & 1)) spin_pause();
+        else
+            threads_meet<2, THREADS + 32>();
+    }
+    // One more has ended.
+    __device__ __forceinline__ void tell_end(int lane) {
+        if constexpr (FOR_RACECHECK) barrier_arrive(&ended);
+        else if (lane == 0) *(volatile u32*)&n_ended = n_ended + 1;
+    }
+    // Waits until `n` of them have. Before a warp says that its sums are there, those of the step before have to be known to be: of inputs of a few heads, or
+    // of no columns, it could have more before others have any.
+    __device__ __forceinline__ void wait_for_end(u32 n) {
+        if constexpr (FOR_RACECHECK)
+            while (!barrier_try_wait(&ended, ~n & 1)) spin_pause();
+        else
+            while (*(const volatile u32*)&n_ended != n) spin_pause();
+    }
+};
 // Whoever works, and who ends steps, between a token of these and the next.
 __device__ __forceinline__ void all_meet_who_ends() { threads_meet<3, THREADS + 32>(); }
 

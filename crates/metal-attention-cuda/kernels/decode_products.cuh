@@ -264,7 +264,7 @@ __device__ __forceinline__ void products(const Work& work, u32 begin, u32 n_a_ro
             if (t + 2 <= end && 2 * n_records <= ring.left && n_records > 0) {
                 add_run<FORMAT, 2>(tiles, decode_memory + ring.record, n_records * R::BYTES, 0, n_records, lane);
                 left -= 2 * n_records;
-                ring.take(2 * n_records, R::BYTES, lane);
+                ring.take(2 * n_records, R::BYTES);
                 tiles.template finish<2>(to, work.step, lane);
                 to += 2 * work.step, t += 2;
                 continue;
@@ -276,7 +276,7 @@ __device__ __forceinline__ void products(const Work& work, u32 begin, u32 n_a_ro
             const u32 n = min(ring.left, n_records - r);
             add_run<FORMAT, 1>(tiles, decode_memory + ring.record, 0, r, n, lane);
             r += n, left -= n;
-            ring.take(n, R::BYTES, lane);
+            ring.take(n, R::BYTES);
         }
         tiles.template finish<1>(to, work.step, lane);
         to += work.step, t++;

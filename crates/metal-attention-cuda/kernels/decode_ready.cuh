@@ -189,12 +189,6 @@ template <int H, int K> __device__ __forceinline__ void ready_products(const Rea
     }
 }
 
-// How many steps of small products the block has ended. Before a warp says that its sums are there, those of the step before have to be known to be: of
-// inputs of a few heads, or of no columns, it could have more before others have any.
-__device__ __forceinline__ void wait_for_end(const u32& n_ended, u32 n) {
-    while (*(const volatile u32*)&n_ended != n) spin_pause();
-}
-
 template <int QUADS>
 __device__ __forceinline__ void take_inputs(const DecodeArgs& a, const Layer& l, const Step& step, const ReadyInputs& in, u32 n_splits, u32 tag,
                                             u32 copy, bool with_sums) {
@@ -220,10 +214,9 @@ __device__ __forceinline__ void take_inputs(const DecodeArgs& a, const Layer& l,
     put_plain_digits(in, v, with_sums);
 }
 
-// A step of small products: a warp makes its weights ready before the inputs are there. `n_arrived`: steps before it, of which the block has ended
-// `n_ended`.
+// A step of small products: a warp makes its weights ready before the inputs are there. `n_arrived`: steps before it.
 __device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, const Step& step, const Part* parts, u32 n_splits, u32 tag, u32 copy,
-                                           const unsigned char* zeros, Ring& ring, const u32& n_ended, u32 n_arrived, int warp, int lane) {
+                                           const unsigned char* zeros, Ring& ring, StepEnds& ends, u32 n_arrived, int warp, int lane) {
     const u32 kind = step.kind, n4 = step.n_in / 4, n_tiles = tiles_of(step, parts);
     const Share mine = share_of(warp, step.n_units, LOG_WARPS);
     const u32 n_panels = mine.n * step.unit;
@@ -257,14 +250,14 @@ __device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, 
             // All that the warp has of a part is in one slot.
             if (two || h == 0) ring.wait(part.records_a_slot, part.n_tiles * n_records);
             if (first < n_panels) WITH_CODES(part.format, (ready[h].read<FORMAT>(decode_memory + ring.record, first, n_panels, halves, lane)));
-            if (two || h == 1) ring.take(n_records, part.record_bytes, lane);
+            if (two || h == 1) ring.take(n_records, part.record_bytes);
         }
         ready[h].place(input, first, tile < n_tiles ? n_panels : 0, halves, zeros, lane);
     }
     // A lane ends with the sum of one row of a tile, or of two.
     u32 sums = a.regions_at[step.region] + ((row_of_sum(lane) + 8 * (lane & 2)) * SUMS_STRIDE + warp) * 4;
     settle(sums);
-    wait_for_end(n_ended, n_arrived);
+    ends.wait_for_end(n_arrived);
 
     const bool has_mins = ready[0].has_mins || ready[1].has_mins;
     if (is_narrow) take_inputs<1>(a, l, step, in, n_splits, tag, copy, has_mins);
@@ -291,12 +284,12 @@ __device__ __forceinline__ void ready_step(const DecodeArgs& a, const Layer& l, 
         const float of_both[1][2] = {{y[0][0] + y[1][0], y[0][1] + y[1][1]}}, sum = sum_of_row<1>(of_both, lane);
         if (!(lane & 2)) *to = sum;
     }
-    sums_are_ready();
+    ends.sums_are_ready();
 }
 
 // What a warp of its own does meanwhile, and after it: rows of the results of all steps of small products.
-__device__ __forceinline__ void finish_steps(const DecodeArgs& a, float* residual, u32& n_ended, int lane) {
-    u32 tag = a.tag;
+__device__ __forceinline__ void finish_steps(const DecodeArgs& a, float* residual, StepEnds& ends, int lane) {
+    u32 tag = a.tag, n_steps = 0;
     const u32 copy = blockIdx.x % COPIES;
 #pragma unroll 1
     for (u32 i = 0, n_done = 0; n_done < a.n_tokens; i++) {
@@ -348,7 +341,7 @@ __device__ __forceinline__ void finish_steps(const DecodeArgs& a, float* residua
                 }
                 rms = rsqrtf(warp_sum(squares) * reciprocal + eps);
             }
-            wait_for_sums();
+            ends.wait_for_sums(n_steps++);
             // Other threads of the block have put the first of these there.
             const float before = adds && is_there ? residual[lane] : 0.0f;
             float y = rms * sum_of_warps(at_offset<float>(sums), LOG_WARPS);
@@ -363,7 +356,7 @@ __device__ __forceinline__ void finish_steps(const DecodeArgs& a, float* residua
             for (u32 c = 0; c < COPIES; c++)
                 if (writes && c < n_copies) store_exchanged(to[c], word);
             if (adds && is_there) residual[lane] = y;
-            if (lane == 0) *(volatile u32*)&n_ended = n_ended + 1;
+            ends.tell_end(lane);
         }
         tag = (tag + 2) & TAG;
     }

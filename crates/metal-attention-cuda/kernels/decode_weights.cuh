@@ -75,7 +75,7 @@ struct OfExperts {
 // Asks for all weights of the tokens that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
 // the warp has of a part, whichever tiles that is of. No more than `slots_at_once` of a warp are on their way: with more of them, requests queue up
 // before the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
-template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, const Chosen& chosen) {
+template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, int lane, const Chosen& chosen) {
     const Part* parts = parts_of(a);
     const u64_t policy = read_once();
     const unsigned char *tile = nullptr, *from = nullptr;
@@ -85,7 +85,8 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
     Turn turn = {0, 0}, oldest = {0, 0}; // the next to be asked for, and the first of those on their way
     u32 n_on_their_way = 0;
     bool done = ring >= WARPS;
-    while (__any_sync(~0u, !done)) {
+    // Whether the lane got any further.
+    auto go_on = [&] {
         bool asked = false;
         if (!done && left == 0) {
             // The next part's first tile comes after `step`.
@@ -144,6 +145,18 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
             turn.next(a.n_slots);
             asked = true;
         }
+        return asked;
+    };
+    while (__any_sync(~0u, !done)) {
+        bool asked = false;
+        if constexpr (FOR_RACECHECK) {
+            for (int of = 0; of < WARPS; of++) {
+                if (of == lane) asked = go_on();
+                __syncwarp();
+            }
+        } else {
+            asked = go_on();
+        }
         if (!__any_sync(~0u, asked)) rest_shortly();
     }
 }
@@ -161,12 +174,12 @@ struct Ring {
         while (!barrier_try_wait(full(a, 0, first + turn.slot), turn.parity)) spin_pause();
         record = offset_of(slot_of(a, 0, first + turn.slot)), left = min(a_slot, n);
     }
-    // All lanes have read `n` of so many bytes.
-    __device__ __forceinline__ void take(u32 n, u32 bytes, int lane) {
+    // All lanes have read `n` of so many bytes, and what goes with them.
+    __device__ __forceinline__ void take(u32 n, u32 bytes) {
         record += n * bytes, left -= n;
         if (left > 0) return;
         __syncwarp();
-        if (lane == 0) barrier_arrive(empty(a, 0, first + turn.slot));
+        barrier_arrive(empty(a, 0, first + turn.slot));
         turn.next(a.n_slots);
     }
 };
