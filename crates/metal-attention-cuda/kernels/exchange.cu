@@ -1,61 +1,5 @@
-// What cards that share a model tell each other, over peer memory: sums of their parts of a vector, and parts of rows put together.
-// Each card has a mailbox, [2][card][capacity] words of a value and a tag, which says which exchange it is of: a word is its own
-// flag. A card writes its values to all others' mailboxes and reads its own one until the words have come. Sums are made in the order
-// of the cards, so that all cards have the same bits. Exchanges use the halves of mailboxes by turns: who is at one has ended the
-// one before, for which all others had begun it, and so ended the one before that, whose words are overwritten now. All blocks
-// of an exchange run at once, on every card. Behind the words lie chunks, for what is too much for a word each.
-#include "common.cuh"
-
-constexpr int MAX_CARDS = 8;
-// Looks at a word, some 10 seconds, after which the others are given up.
-constexpr u32 MOST_LOOKS = 1 << 24;
-
-// As `ExchangeArgs` of src/args/exchange.rs has it.
-struct Exchange {
-    u64_t* mailboxes[MAX_CARDS];
-    u32* state; // exchanges so far, and blocks that are done with this one
-    u32* ended; // of the host: whether an exchange was given up, by whomever
-    u32 rank, n_cards, capacity;
-    u32 n_chunks; // from each card to each, twice an exchange; a multiple of 4
-};
-
-__device__ __forceinline__ u32 tag_of(u32 n_exchanges) { return n_exchanges % 0xffffffffu + 1; }
-// Where words from card `from` lie in a mailbox.
-__device__ __forceinline__ size_t place_of(const Exchange& e, u32 n_exchanges, u32 from) {
-    return (size_t)((n_exchanges & 1) * e.n_cards + from) * e.capacity;
-}
-__device__ __forceinline__ void send(const Exchange& e, u32 n_exchanges, u32 i, float v) {
-    const u64_t word = (u64_t)tag_of(n_exchanges) << 32 | __float_as_uint(v);
-    for (u32 card = 0; card < e.n_cards; card++)
-        if (card != e.rank) store_for_peer(e.mailboxes[card] + place_of(e, n_exchanges, e.rank) + i, word);
-}
-// Looks until `is_there`, or until the step is given up, by whomever; what comes of it counts for nothing then.
-template <class Look> __device__ __forceinline__ void look_until(const Exchange& e, Look is_there) {
-    for (u32 looks = 1; !is_there(); looks++) {
-        if (looks % 256 == 0 && load_from_peer(e.ended)) return;
-        if (looks == MOST_LOOKS) return store_for_peer(e.ended, 1);
-        spin_pause();
-    }
-}
-// The value that card `from` sends.
-__device__ __forceinline__ float receive(const Exchange& e, u32 n_exchanges, u32 from, u32 i) {
-    const u64_t* p = e.mailboxes[e.rank] + place_of(e, n_exchanges, from) + i;
-    u64_t word = 0;
-    look_until(e, [&] {
-        word = load_from_peer(p);
-        return (u32)(word >> 32) == tag_of(n_exchanges);
-    });
-    return __uint_as_float((u32)word);
-}
-// The last block counts the exchange; nobody reads that number any more.
-__device__ __forceinline__ void end_exchange(const Exchange& e, u32 n_exchanges) {
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    if (atomicAdd(e.state + 1, 1) != gridDim.x - 1) return;
-    e.state[1] = 0;
-    e.state[0] = n_exchanges + 1;
-}
+// Sums over cards that share a model, and parts of rows put together.
+#include "exchange.cuh"
 
 struct AllReduceArgs {
     Exchange exchange;
@@ -64,14 +8,8 @@ struct AllReduceArgs {
     u32 n;
     u32 add;           // whether the sum is added to what lies there
     float scale;
-    u32 unused;
+    u32 of_step;       // exchanges of this step before this one
 };
-// Of what all cards sent at place i, in their order; `own` is this one's part.
-__device__ __forceinline__ float sum_of(const Exchange& e, u32 n_exchanges, u32 i, float own) {
-    float sum = 0.0f;
-    for (u32 card = 0; card < e.n_cards; card++) sum += card == e.rank ? own : receive(e, n_exchanges, card, i);
-    return sum;
-}
 __device__ __forceinline__ void finish(const AllReduceArgs& a, u32 i, float sum) {
     a.out[i] = a.add ? a.out[i] + a.scale * sum : a.scale * sum;
 }
@@ -79,11 +17,10 @@ extern "C" __global__ void __launch_bounds__(256) all_reduce(const __grid_consta
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 n_exchanges = load_from_peer(e.state);
+    const u32 n_exchanges = number_of(e, a.of_step);
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     for (u32 i = first; i < a.n; i += step) send(e, n_exchanges, i, a.part[i]);
     for (u32 i = first; i < a.n; i += step) finish(a, i, sum_of(e, n_exchanges, i, a.part[i]));
-    end_exchange(e, n_exchanges);
 }
 
 // The same for many values, in two phases: each card sums a slice of them, and tells the others the sums. Each sends twice the vector,
@@ -211,7 +148,7 @@ template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const All
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 n_exchanges = load_from_peer(e.state);
+    const u32 n_exchanges = number_of(e, a.of_step);
     const u32 slice = (a.n / 4 + e.n_cards - 1) / e.n_cards * 4, n_chunks = (slice + CHUNK - 1) / CHUNK;
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
         for (u32 card = 0; card < e.n_cards; card++) {
@@ -248,7 +185,6 @@ template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const All
             finish(a, card * slice + c * CHUNK, min(a.n, (card + 1) * slice), sums);
         }
     }
-    end_exchange(e, n_exchanges);
 }
 extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS) sum_slices_exactly(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<true>(a); }
 extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS) sum_slices(const __grid_constant__ AllReduceArgs a) { reduce_by_slices<false>(a); }
@@ -258,13 +194,13 @@ struct AllGatherArgs {
     float* rows;                    // [n_rows][stride], of which this card has its columns
     u32 n_rows, stride;
     u32 first_columns[MAX_CARDS + 1]; // of each card
-    u32 unused;
+    u32 of_step;                      // exchanges of this step before this one
 };
 extern "C" __global__ void __launch_bounds__(256) all_gather(const __grid_constant__ AllGatherArgs a) {
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 n_exchanges = load_from_peer(e.state);
+    const u32 n_exchanges = number_of(e, a.of_step);
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const u32 begin = a.first_columns[e.rank], width = a.first_columns[e.rank + 1] - begin;
     for (u32 i = first; i < a.n_rows * width; i += step) {
@@ -277,5 +213,15 @@ extern "C" __global__ void __launch_bounds__(256) all_gather(const __grid_consta
             a.rows[(size_t)(i / width) * a.stride + begin + i % width] = receive(e, n_exchanges, card, i);
         }
     }
-    end_exchange(e, n_exchanges);
+}
+
+struct EndStepArgs {
+    u32* before;
+    u32 n; // exchanges of this step
+    u32 unused;
+};
+extern "C" __global__ void count_exchanges(const __grid_constant__ EndStepArgs a) {
+    wait_for_input();
+    let_next_start();
+    if (threadIdx.x == 0) *a.before += a.n;
 }

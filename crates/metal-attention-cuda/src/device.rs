@@ -46,9 +46,13 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/rwkv.fatbin"),
     include_bytes!("../prebuilt/exchange.fatbin"),
 ];
-/// For devices of compute capability 9.0: a token in one launch, products of many tokens; what all others take for these.
-const WIDE_MODULES: &[&[u8]] =
-    &[include_bytes!("../prebuilt/decode.fatbin"), include_bytes!("../prebuilt/matmul_wide.fatbin")];
+/// For devices of compute capability 9.0: a token in one launch, one on several cards, products of many tokens; what all others take
+/// for the last.
+const WIDE_MODULES: &[&[u8]] = &[
+    include_bytes!("../prebuilt/decode.fatbin"),
+    include_bytes!("../prebuilt/matvec_on_cards.fatbin"),
+    include_bytes!("../prebuilt/matmul_wide.fatbin"),
+];
 const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];
 
 /// How long something is looked for without a pause: a step takes some hundred microseconds, and a prompt leaves the core to others.

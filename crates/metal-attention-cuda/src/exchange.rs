@@ -1,4 +1,4 @@
-//! What a card needs to exchange parts of a step with others that share the model: `kernels/exchange.cu`.
+//! What a card needs to exchange parts of a step with others that share the model: `kernels/exchange.cuh`.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::sys;
 
 use crate::CudaError;
-use crate::args::{ExchangeArgs, MAX_CARDS};
+use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_CARDS};
 use crate::device::{CudaBuffer, CudaDevice, check};
 use crate::division::{Division, Share};
 
@@ -78,8 +78,10 @@ pub(crate) struct Exchange {
     pub(crate) share: Share,
     /// `[2, n_cards, capacity]` words of 8 bytes, and then of 4 `[2, n_cards, 2, n_chunks]` and as many chunks.
     mailbox: CudaBuffer,
-    /// Exchanges so far, and blocks that are done with the one of now.
-    state: CudaBuffer,
+    /// How many exchanges the steps before had.
+    before: CudaBuffer,
+    /// How many this step has so far.
+    of_step: u32,
     pub(crate) capacity: usize,
     n_chunks: usize,
     mailboxes: [u64; MAX_CARDS],
@@ -117,7 +119,8 @@ impl Exchange {
         Ok(Self {
             share: share.clone(),
             mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_cards, capacity, n_chunks))?,
-            state: gpu.zeros("mailboxes", 16)?,
+            before: gpu.zeros("mailboxes", 16)?,
+            of_step: 0,
             capacity,
             n_chunks,
             mailboxes: [0; MAX_CARDS],
@@ -145,7 +148,7 @@ impl Exchange {
     /// Begins anew, where no exchange is under way on any card.
     pub(crate) fn clear(&self) -> Result<(), CudaError> {
         self.mailbox.clear()?;
-        self.state.clear()
+        self.before.clear()
     }
 
     /// Values that are summed slice by slice at a time.
@@ -163,15 +166,31 @@ impl Exchange {
         self.share.rank > 0
     }
 
+    /// Begins a step.
+    pub(crate) fn begin_step(&mut self) {
+        self.of_step = 0;
+    }
+
+    /// How many exchanges the step had before the one that begins.
+    pub(crate) fn next(&mut self) -> u32 {
+        self.of_step += 1;
+        self.of_step - 1
+    }
+
     pub(crate) fn args(&self) -> ExchangeArgs {
         ExchangeArgs {
             mailboxes: self.mailboxes,
-            state: self.state.ptr(),
+            before: self.before.ptr(),
             ended: self.ended.word as u64,
             rank: self.share.rank as u32,
             n_cards: self.share.division.n_cards as u32,
             capacity: self.capacity as u32,
             n_chunks: self.n_chunks as u32,
         }
+    }
+
+    /// What counts those of the step, at its end.
+    pub(crate) fn count(&self) -> CountExchangesArgs {
+        CountExchangesArgs { before: self.before.ptr(), n: self.of_step, unused: 0 }
     }
 }

@@ -115,6 +115,9 @@ impl Steps {
         size: StepSize,
         mut after_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.begin_step();
+        }
         self.embedding(spec, size.n_tokens)?;
         let step = Step { spec, cache, states, size };
         for i in 0..spec.n_layer() {
@@ -128,6 +131,6 @@ impl Steps {
         if size.n_wanted > 0 {
             self.results(spec, size)?;
         }
-        Ok(())
+        self.count_exchanges()
     }
 }

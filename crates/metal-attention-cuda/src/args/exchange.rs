@@ -2,15 +2,17 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Cards that can share a model: `MAX_CARDS` of `exchange.cu`.
+use super::MatvecArgs;
+
+/// Cards that can share a model: `MAX_CARDS` of `exchange.cuh`.
 pub(crate) const MAX_CARDS: usize = 8;
 
-/// `Exchange` of `exchange.cu`.
+/// `Exchange` of `exchange.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ExchangeArgs {
     pub(crate) mailboxes: [u64; MAX_CARDS],
-    pub(crate) state: u64,
+    pub(crate) before: u64,
     pub(crate) ended: u64,
     pub(crate) rank: u32,
     pub(crate) n_cards: u32,
@@ -27,7 +29,7 @@ pub(crate) struct AllReduceArgs {
     pub(crate) n: u32,
     pub(crate) add: u32,
     pub(crate) scale: f32,
-    pub(crate) unused: u32,
+    pub(crate) of_step: u32,
 }
 
 #[repr(C)]
@@ -38,5 +40,22 @@ pub(crate) struct AllGatherArgs {
     pub(crate) n_rows: u32,
     pub(crate) stride: u32,
     pub(crate) first_columns: [u32; MAX_CARDS + 1],
+    pub(crate) of_step: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct CountExchangesArgs {
+    pub(crate) before: u64,
+    pub(crate) n: u32,
+    pub(crate) unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct MatvecOnCardsArgs {
+    pub(crate) product: MatvecArgs,
+    pub(crate) cards: ExchangeArgs,
+    pub(crate) of_step: u32,
     pub(crate) unused: u32,
 }

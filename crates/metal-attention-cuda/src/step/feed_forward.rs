@@ -21,15 +21,12 @@ impl Steps {
         match &w.gate {
             Some(gate) if w.on_the_way => {
                 let product = Product {
-                    what: "gate and up",
                     parts: vec![(gate, 0), (&w.up, 0)],
-                    n_out: n_ff,
                     output: Output::Gated,
                     activation,
-                    scale: 1.0,
-                    bias: 0,
                     y: gated,
                     packed,
+                    ..Product::stored("gate and up", gate)
                 };
                 self.product(&product, input, n_in, n)?;
             }

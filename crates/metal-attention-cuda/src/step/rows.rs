@@ -5,7 +5,7 @@ use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 use super::product::{Input, Product, norm_args};
 use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, Output, RunsArgs};
+use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, RunsArgs};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::CudaMatrix;
@@ -184,8 +184,9 @@ impl Steps {
             (matrix, first)
         });
         let parts = parts.to_vec();
-        let (output, n_in) = (Output::Store, matrices.first().map_or(0, |matrix| matrix.n_in));
-        let product = Product { what, parts, n_out, output, activation: 0, scale: 1.0, bias, y, packed: 0 };
+        let Some((first, _)) = parts.first() else { return Ok(()) };
+        let (n_in, alone) = (first.n_in, Product::stored(what, first));
+        let product = Product { parts, n_out, bias, y, ..alone };
         self.product(&product, input, n_in, step.size.n_tokens)
     }
 
