@@ -1,5 +1,7 @@
 //! `logits` against the float64 reference.
 
+#[path = "common/archives.rs"]
+mod archives;
 mod common;
 
 use common::{ids, reference, run, stderr, stdout};
@@ -80,8 +82,8 @@ fn json_has_tokens_and_rows() {
 
 #[test]
 fn token_ids_need_no_vocabulary() {
-    let original = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/architectures/qwen3.gguf");
-    let file = GgufFile::open(original).unwrap();
+    let original = &archives::architectures()["qwen3.gguf"];
+    let file = GgufFile::from_bytes(original).unwrap();
     let mut metadata = Metadata::new();
     for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
         metadata.set(key, value.clone());
@@ -93,13 +95,17 @@ fn token_ids_need_no_vocabulary() {
         writer.write(tensor.bytes()).unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("no-vocabulary.gguf");
-    std::fs::write(&path, writer.finish().unwrap()).unwrap();
-    let path = path.to_str().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let original = write("qwen3.gguf", original);
+    let path = write("no-vocabulary.gguf", &writer.finish().unwrap());
 
     let logits = |model: &str| stdout(run(&["logits", "-m", model, "--tokens", "1,2,3"]));
-    assert_eq!(logits(path), logits(original));
-    let refused = run(&["run", "-m", path, "-p", "Once"]);
+    assert_eq!(logits(&path), logits(&original));
+    let refused = run(&["run", "-m", &path, "-p", "Once"]);
     assert_eq!(refused.status.code(), Some(3));
     let message = stderr(&refused);
     assert!(message.contains("no-vocabulary.gguf") && message.contains("tokenizer.ggml.model"), "{message}");

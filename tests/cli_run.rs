@@ -1,7 +1,5 @@
 //! `run` on the built-in model and its reference continuations.
 
-#[path = "common/archives.rs"]
-mod archives;
 mod common;
 
 use std::io::{BufRead, BufReader, Read};
@@ -85,8 +83,7 @@ fn statistics_have_lines_of_their_own_in_a_pipe_for_both() {
 #[test]
 fn a_small_model_file_tells_a_tale() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.gguf");
-    let tales: Value = serde_json::from_slice(&archives::reference_data("tales-15m.json.xz")).unwrap();
-    let case = &tales["cases"][0];
+    let case = &reference("tales-15m")["cases"][0];
     let prompt = case["prompt"].as_str().unwrap();
     let lines = json_lines(&["-m", model, "-p", prompt, "--temp", "0", "-n", "16", "--exact"]);
     assert_eq!(token_ids(&lines), ids(&case["greedy"])[..16]);

@@ -142,7 +142,7 @@ fn tales_continuations() {
     let exact = GpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
     for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
         let mut model = start(&gpu, &file, &options);
-        for case in read::<Continuations>("tales-15m.json.xz").cases {
+        for case in read::<Continuations>("tales-15m.json").cases {
             model.reset();
             let rows = logits(&mut model, &case.tokens);
             let error = nmse(&rows[rows.len() - 1], case.logits_last);
@@ -159,7 +159,7 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     let Some(gpu) = gpu() else { return };
-    check_quantised_types(&gpu, "quants.json.xz", quants(), 3);
+    check_quantised_types(&gpu, "quants.json", quants(), 3);
     check_quantised_types(&gpu, "small-quants.json.xz", small_quants(), 9);
 }
 
@@ -229,10 +229,9 @@ fn hold_architectures(gpu: &Arc<GpuDevice>, n: usize) {
 #[test]
 fn a_prompt_is_its_tokens_one_by_one() {
     let Some(gpu) = gpu() else { return };
-    for path in
-        ["models/stories260K.gguf", "models/tales-15m-q4_0.gguf", "tests/data/reference/architectures/qwen3.gguf"]
-    {
-        let file = open(&Path::new(ROOT).join(path));
+    let qwen3 = GgufFile::from_bytes(&archives::architectures()["qwen3.gguf"]).unwrap();
+    let tales = open(&Path::new(ROOT).join("models/tales-15m-q4_0.gguf"));
+    for (name, file) in [("stories260K", stories()), ("tales-15m", tales), ("qwen3", qwen3)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
             let mut model = start(&gpu, &file, &options(cache_type));
             let ids = some_ids(&model, 75);
@@ -243,11 +242,11 @@ fn a_prompt_is_its_tokens_one_by_one() {
                 let error = nmse(&one, widened(&whole[i]));
                 // Half-precision keys and values may round the other way when their sums do.
                 let limit = if cache_type == CacheType::F16 { 1e-5 } else { 1e-6 };
-                assert!(error <= limit, "{path} {cache_type} token {i}: NMSE {error:e}");
+                assert!(error <= limit, "{name} {cache_type} token {i}: NMSE {error:e}");
             }
             model.reset();
             let last = model.forward_prompt(&ids).unwrap();
-            assert_eq!(last, argmax(&whole[ids.len() - 1]), "{path} {cache_type}");
+            assert_eq!(last, argmax(&whole[ids.len() - 1]), "{name} {cache_type}");
         }
     }
 }

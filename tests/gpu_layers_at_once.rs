@@ -193,7 +193,7 @@ fn compare(
 
 /// Whose layers are all alike, with as many KV heads as heads.
 fn llama() -> GgufFile {
-    GgufFile::open(Path::new(ROOT).join("tests/data/reference/architectures/llama-mha.gguf")).unwrap()
+    GgufFile::from_bytes(&architectures()["llama-mha.gguf"]).unwrap()
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use archives::{more_architectures, reference_data};
+use archives::{architectures, more_architectures, reference_data};
 use common::{has_gpu, run, stdout};
 use metal_attention::gguf::GgufFile;
 use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions, Pooler};
@@ -117,10 +117,8 @@ fn and_so_they_do_on_a_gpu() {
 #[test]
 fn every_architecture_has_a_reference() {
     let mut held: BTreeSet<String> = references().models.into_iter().map(|mut case| case.args.swap_remove(1)).collect();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/architectures");
-    let single = std::fs::read_dir(folder).unwrap().map(|entry| GgufFile::open(entry.unwrap().path()).unwrap());
-    let archived = more_architectures().values().map(|file| GgufFile::from_bytes(file).unwrap());
-    for file in single.chain(archived) {
+    for bytes in architectures().values().chain(more_architectures().values()) {
+        let file = GgufFile::from_bytes(bytes).unwrap();
         held.extend(file.metadata().str("general.architecture").unwrap().map(str::to_owned));
     }
     let left: Vec<_> = ModelShape::architectures().into_iter().filter(|name| !held.contains(*name)).collect();

@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 /// Files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// Small models in quantised types, as `Q4_K.gguf`, with the logits of `quants.json.xz`: three, for tests that open files.
+/// The models of `quants.json` in three quantised types, as `Q4_K.gguf`.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| folder("quants", 3))
+    FILES.get_or_init(|| archive("quants.tar.xz"))
 }
 
 /// The models of `small-quants.json.xz`, of other types, which are smaller: one layer, feed-forwards of 256 where blocks are of 32,
@@ -26,12 +26,7 @@ pub fn small_quants() -> &'static Files {
 /// The models of `architectures.json`, as `qwen3.gguf`: Llama and Qwen, and the ways to scale RoPE.
 pub fn architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| {
-        // Three lie in a folder, for tests that open files.
-        let mut files = folder("architectures", 3);
-        files.extend(archive("architectures.tar.xz"));
-        files
-    })
+    FILES.get_or_init(|| archive("architectures.tar.xz"))
 }
 
 /// The models of `more-architectures.json.xz`, as `gemma3.gguf`.
@@ -45,21 +40,12 @@ fn reference() -> PathBuf {
     folders.find(|folder| folder.exists()).expect("the repository's tests/data/reference")
 }
 
-fn folder(name: &str, n: usize) -> Files {
-    let files: Files = std::fs::read_dir(reference().join(name))
-        .expect("a folder")
-        .map(|entry| entry.expect("an entry"))
-        .map(|entry| (entry.file_name().into_string().expect("a plain name"), std::fs::read(entry.path()).unwrap()))
-        .collect();
-    assert_eq!(files.len(), n, "{:?}", files.keys());
-    files
-}
-
 fn archive(name: &str) -> Files {
     members(&reference_data(name))
 }
 
 /// A file of reference data, unpacked where its name says that it is packed, as that of `more-architectures.json.xz` does.
+/// Those that are plain stay so: programs outside of this repository read them, too.
 pub fn reference_data(name: &str) -> Vec<u8> {
     let path = reference().join(name);
     let data = std::fs::read(&path).expect("reference data");

@@ -12,8 +12,12 @@ use metal_attention_gguf::{GgufFile, TensorDecl};
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, Weights, argmax};
 use support::{batch, bits, gguf, start};
 
-fn open(path: &str) -> GgufFile {
-    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path);
+/// A model of the repository, be it a file or in an archive.
+fn open(name: &str) -> GgufFile {
+    if let Some(bytes) = archives::architectures().get(name).or_else(|| archives::quants().get(name)) {
+        return GgufFile::from_bytes(bytes).expect("a readable GGUF file");
+    }
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(name);
     GgufFile::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
@@ -25,12 +29,8 @@ fn stories() -> GgufFile {
 /// Llama and Qwen with every way to scale RoPE, and repacked matrices of several quantised types.
 fn all_models() -> Vec<(String, GgufFile)> {
     let mut found = vec![("stories260K".to_owned(), stories())];
-    for (name, bytes) in archives::architectures() {
+    for (name, bytes) in archives::architectures().iter().chain(archives::quants()) {
         found.push((name.clone(), GgufFile::from_bytes(bytes).expect("a readable GGUF file")));
-    }
-    for name in ["Q2_K", "Q3_K", "Q4_K"] {
-        let name = format!("tests/data/reference/quants/{name}.gguf");
-        found.push((name.clone(), open(&name)));
     }
     found
 }
@@ -78,11 +78,7 @@ fn a_prompt_gives_the_bits_of_its_tokens_one_by_one() {
 
 #[test]
 fn neither_ubatch_nor_threads_change_a_bit() {
-    for path in [
-        "models/stories260K.gguf",
-        "tests/data/reference/architectures/qwen3.gguf",
-        "tests/data/reference/quants/Q4_K.gguf",
-    ] {
+    for path in ["models/stories260K.gguf", "qwen3.gguf", "Q4_K.gguf"] {
         let file = open(path);
         let mut first = None;
         for n_ubatch in [1, 3, 8, 64, 512] {
@@ -229,7 +225,7 @@ fn sequences_that_share_pages_are_independent() {
     for (path, cache_type) in [
         ("models/stories260K.gguf", CacheType::F16),
         ("models/stories260K.gguf", CacheType::F32),
-        ("tests/data/reference/architectures/qwen3.gguf", CacheType::F16),
+        ("qwen3.gguf", CacheType::F16),
     ] {
         let file = open(path);
         let mut apart = start(&file, &CpuOptions { cache_type, ..options() });
@@ -420,7 +416,7 @@ fn traced_and_untraced_runs_agree() {
         let head = head(&file, &spec, &single[spec.n_layer() - 1]);
         let scale = head.iter().fold(0f64, |m, v| m.max(v.abs()));
         // Quantised heads multiply activations of 8 bits.
-        let limit = if name.contains("quants") { 2e-2 } else { 1e-5 };
+        let limit = if archives::quants().contains_key(&name) { 2e-2 } else { 1e-5 };
         for (got, want) in logits.iter().zip(head) {
             assert!((f64::from(*got) - want).abs() <= limit * scale, "{name}: {got} {want}");
         }
@@ -480,7 +476,7 @@ fn memory_use_is_what_the_shapes_say() {
     // Whole pages.
     let model = start(&file, &CpuOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
     assert_eq!(model.kv_cache_bytes(), 4 * PAGE * 5 * 4 * (8 + 16) * 2);
-    let file = open("tests/data/reference/quants/Q4_K.gguf");
+    let file = open("Q4_K.gguf");
     let model = start(&file, &options());
     assert!(model.memory_use().weights > 0);
     assert!(model.memory_use().weights <= file.tensor_bytes() * 5 / 4, "repacked weights are as large as the file's");
@@ -499,7 +495,7 @@ fn with_window(file: &GgufFile, window: usize) -> GgufFile {
 #[test]
 fn a_sliding_window_forgets_what_lies_before_it() {
     const N: usize = 100;
-    for path in ["models/stories260K.gguf", "tests/data/reference/architectures/llama-mha.gguf"] {
+    for path in ["models/stories260K.gguf", "llama-mha.gguf"] {
         let file = open(path);
         let mut full = start(&file, &options());
         let n_layer = full.spec().n_layer();

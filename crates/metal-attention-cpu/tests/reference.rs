@@ -113,7 +113,7 @@ fn tales_continuations() {
     let path = Path::new(ROOT).join("models/tales-15m-q4_0.gguf");
     let mut exact = open(&path, &options(CacheType::F32, true));
     let mut fast = open(&path, &options(CacheType::F16, false));
-    for case in read::<Continuations>("tales-15m.json.xz").cases {
+    for case in read::<Continuations>("tales-15m.json").cases {
         let error = nmse(&all_logits(&mut exact, &case.tokens)[case.tokens.len() - 1], &case.logits_last);
         assert!(error <= 1e-6, "{:?}: NMSE {error:e}", case.prompt);
         // Greedy ids are certain until the two best logits are nearly equal.
@@ -126,7 +126,7 @@ fn tales_continuations() {
 
 #[test]
 fn quantised_types() {
-    check_quantised_types("quants.json.xz", quants(), 3);
+    check_quantised_types("quants.json", quants(), 3);
     check_quantised_types("small-quants.json.xz", small_quants(), 9);
 }
 

@@ -1,5 +1,9 @@
 //! Damaged model files: an error or some text, never a panic.
 
+#[path = "../../../tests/common/archives.rs"]
+mod archives;
+
+use archives::{Files, architectures, quants};
 use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::{Device, EngineOptions, Error, GenerateOptions, Generator, Model, ModelOptions};
@@ -25,12 +29,11 @@ fn run(bytes: &[u8], device: &Device) -> Result<usize, Error> {
     generation.map(|token| token.map(|_| 1)).sum()
 }
 
-fn damage(name: &str, device: &Device, n_tries: usize) {
-    let path = format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"));
-    let original = std::fs::read(path).expect("a model of the repository");
-    let file = GgufFile::from_bytes(&original).expect("a sound file");
+fn damage(models: &Files, name: &str, device: &Device, n_tries: usize) {
+    let original = &models[name];
+    let file = GgufFile::from_bytes(original).expect("a sound file");
     let header = original.len() - file.tensor_bytes() as usize;
-    assert_eq!(run(&original, device).expect("a sound model"), 3);
+    assert_eq!(run(original, device).expect("a sound model"), 3);
     let mut random = Random(2026);
     let (mut sound, mut broken) = (0, 0);
     for _ in 0..n_tries {
@@ -57,12 +60,12 @@ fn damage(name: &str, device: &Device, n_tries: usize) {
 
 #[test]
 fn damaged_float_model() {
-    damage("tests/data/reference/architectures/qwen2.gguf", &Device::Cpu, 300);
+    damage(architectures(), "qwen2.gguf", &Device::Cpu, 300);
 }
 
 #[test]
 fn damaged_quantised_model() {
-    damage("tests/data/reference/quants/Q2_K.gguf", &Device::Cpu, 300);
+    damage(quants(), "Q2_K.gguf", &Device::Cpu, 300);
 }
 
 /// Without a GPU, which in CI is a failure, there is nothing to see.
@@ -74,6 +77,6 @@ fn damaged_models_on_the_gpu() {
         eprintln!("skipped: this machine has no GPU");
         return;
     }
-    damage("tests/data/reference/architectures/qwen2.gguf", &Device::Gpu, 40);
-    damage("tests/data/reference/quants/Q2_K.gguf", &Device::Gpu, 40);
+    damage(architectures(), "qwen2.gguf", &Device::Gpu, 40);
+    damage(quants(), "Q2_K.gguf", &Device::Gpu, 40);
 }

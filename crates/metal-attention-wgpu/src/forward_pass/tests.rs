@@ -1,6 +1,7 @@
 //! What happens when workgroups that should run side by side do not.
 
-use std::path::Path;
+#[path = "../../../../tests/common/archives.rs"]
+mod archives;
 
 use crate::{GpuForwardPassOptions, GpuOptions};
 use metal_attention_gguf::GgufFile;
@@ -13,8 +14,7 @@ fn start(gpu: &Arc<GpuDevice>, groups: usize) -> GpuForwardPass {
 }
 
 fn start_with(gpu: &Arc<GpuDevice>, options: &GpuForwardPassOptions) -> GpuForwardPass {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/reference/architectures");
-    let file = GgufFile::open(models.join("llama-mha.gguf")).unwrap();
+    let file = GgufFile::from_bytes(&archives::architectures()["llama-mha.gguf"]).unwrap();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
     GpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
