@@ -215,12 +215,12 @@ extern "C" __global__ void __launch_bounds__(256) all_gather(const __grid_consta
     }
 }
 
-struct EndStepArgs {
+struct CountExchangesArgs {
     u32* before;
     u32 n; // exchanges of this step
     u32 unused;
 };
-extern "C" __global__ void count_exchanges(const __grid_constant__ EndStepArgs a) {
+extern "C" __global__ void count_exchanges(const __grid_constant__ CountExchangesArgs a) {
     wait_for_input();
     let_next_start();
     if (threadIdx.x == 0) *a.before += a.n;
