@@ -4,7 +4,7 @@ use super::Steps;
 use super::layer::Given;
 use super::product::{Input, WARPS};
 use crate::CudaError;
-use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS, MatvecArgs, MatvecOnCardsArgs};
+use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS};
 use crate::exchange::{CHUNK, Exchange};
 use crate::launch::Grid;
 
@@ -49,18 +49,6 @@ impl Steps {
             && n_rows <= exchange.capacity
             && !exchange.sums_slices(n_rows)
             && linear.weight.n_tiles() <= WARPS * self.gpu.summary().n_sm
-    }
-
-    /// Launches such a product.
-    pub(super) fn launch_on_cards(
-        &mut self,
-        what: &'static str,
-        grid: Grid,
-        product: MatvecArgs,
-    ) -> Result<(), CudaError> {
-        let Some(exchange) = &mut self.exchange else { return Ok(()) };
-        let args = MatvecOnCardsArgs { product, cards: exchange.args(), of_step: exchange.next(), unused: 0 };
-        self.launch("matvec_on_cards", what, grid, &args)
     }
 
     /// Whether another card's results are the ones that count.

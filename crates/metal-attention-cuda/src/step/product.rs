@@ -2,7 +2,7 @@
 
 use super::Steps;
 use crate::CudaError;
-use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs, Output};
+use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, MatvecOnCardsArgs, NormArgs, OddRowsArgs, Output};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
@@ -322,8 +322,10 @@ impl Steps {
         let warps_a_tile = warps_a_tile as u32;
         let args = MatvecArgs { blocks, warps_a_tile, eps, x, norm, y, rows, ..p.matvec_args(&p.parts, n_in) };
         let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-        if p.over_cards {
-            return self.launch_on_cards(p.what, grid, args);
+        if let Some(exchange) = self.exchange.as_mut().filter(|_| p.over_cards) {
+            let (cards, of_step) = (exchange.args(), exchange.next());
+            let args = MatvecOnCardsArgs { product: args, cards, of_step, unused: 0 };
+            return self.launch("matvec_on_cards", p.what, grid, &args);
         }
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
     }
