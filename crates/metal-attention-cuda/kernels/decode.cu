@@ -19,6 +19,7 @@
 #include "decode_ready.cuh"
 #include "decode_weights.cuh"
 #include "element.cuh"
+#include "exchange.cuh"
 #include "rank.cuh"
 
 // A warp chooses the experts of the token, by words of the router's products, for the block and for those who ask for their weights. `n_layers`: of all
@@ -84,6 +85,16 @@ __device__ __forceinline__ float finish_floats(float4* inputs, float most, u32 n
 
 __device__ __forceinline__ float most_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
 
+// What a card that shares a model has of it, and how it exchanges parts with the others: as `DecodeOnCardsArgs` of src/decode/args.rs has it. Each has some of the
+// columns of attention's output and of down, of all layers, and some rows of the head.
+struct OnCards {
+    Exchange exchange;
+    u32 first_row; // of the head
+    u32 unused;
+};
+// Exchanges of a token: two a layer, and what each card has chosen.
+__device__ __forceinline__ u32 exchanges_of_token(const DecodeArgs& a) { return 2 * a.n_layer + 1; }
+
 // What ends a step's rows: known before their sums are there, as all blocks wait for what is done after.
 struct Ending {
     u64_t* to;
@@ -93,6 +104,10 @@ struct Ending {
     __device__ __forceinline__ Ending(const Layer& l, const Step& step, u32 tag)
         : to(step.to), copies(step.copies), of_copy(step.n_out / 2), tag((tag + step.tag_out) & TAG), activation(l.activation), limit(l.activation_limit),
           scale(l.scale), adds(step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {}
+    // What is added to a row, `row` or none, of all cards' parts: of `y` alone where `cards` is null.
+    __device__ __forceinline__ float of_all_cards(const OnCards* cards, u32 n_exchanges, u32 row, float y) const {
+        return adds && row != ~0u ? exchanged_sum(cards->exchange, n_exchanges, row, y) : y;
+    }
     // Tells all blocks of a row, `row` or none, by words from `at` on, and keeps it at `residual`, where `before` was, if it is one of the residual stream.
     // Lanes side by side have rows side by side, and all take part.
     __device__ __forceinline__ void put(u32 row, u64_t* at, float y, float before, float* residual) const {
@@ -171,8 +186,8 @@ __device__ __forceinline__ void find_spans(const DecodeArgs& a, u32 pos, int tid
     for (u32 i = tid; i < a.n_layer; i += n_threads) spans_of(a)[i] = span_of(a.layers[i], pos, a.split_gain);
 }
 
-// The id with the highest logit of all blocks.
-__device__ __forceinline__ u32 highest_of_blocks(const u64_t* words_of_blocks, u32 tag, int lane) {
+// The highest rank of all blocks, the row above a tag.
+__device__ __forceinline__ u64_t highest_of_blocks(const u64_t* words_of_blocks, u32 tag, int lane) {
     u64_t best = 0;
 #pragma unroll 1
     for (u32 first = lane; first < gridDim.x + lane; first += 32) {
@@ -183,14 +198,28 @@ __device__ __forceinline__ u32 highest_of_blocks(const u64_t* words_of_blocks, u
         wait_for_words(words, there, tag, of);
         if (there[0] && words[0] > best) best = words[0];
     }
-    best = highest_of_lanes(best);
-    // All NaN: the first.
-    return best >> 32 == 0 ? 0 : 0xfffffu - ((u32)best >> 12);
+    return highest_of_lanes(best);
 }
+// The same of all cards, of which each has the one of its own blocks; one of these tells it. Words have a place behind those of rows, as some blocks read them when
+// others are at rows of the next token.
+__device__ __forceinline__ u64_t highest_of_cards(const Exchange& e, u32 n_exchanges, u64_t own, bool tells, int lane) {
+    own &= ~(u64_t)TAG;
+    const u32 at = e.n_words - 2;
+    if (tells && lane < 2) send(e, n_exchanges, at + lane, __uint_as_float(lane == 0 ? (u32)(own >> 32) : (u32)own));
+    u64_t best = own;
+    if (lane < (int)e.n_cards && lane != (int)e.rank) {
+        const u32 high = __float_as_uint(receive(e, n_exchanges, lane, at)), low = __float_as_uint(receive(e, n_exchanges, lane, at + 1));
+        best = (u64_t)high << 32 | low;
+    }
+    return highest_of_lanes(best > own ? best : own);
+}
+// The row of such a rank; where all are NaN the first.
+__device__ __forceinline__ u32 row_of_rank(u64_t rank) { return rank >> 32 == 0 ? 0 : 0xfffffu - ((u32)rank >> 12); }
 
 // C: times 64 elements of a head. SMALL: whether all products of layers are small. EXPERTS: whether layers may have experts, in whose way the others
-// would be.
-template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decode(const DecodeArgs& a) {
+// would be. ON_CARDS: whether the model is shared by several, of which `cards` tells.
+template <int C, bool SMALL, bool EXPERTS, bool ON_CARDS = false> __device__ __forceinline__ void decode(const DecodeArgs& a, const OnCards* cards = nullptr) {
+    static_assert(!SMALL || !ON_CARDS, "small products gain nothing there");
     __shared__ __align__(16) Layer layers[2];
     __shared__ u64_t best_of_warps[WARPS];
     __shared__ Work works[WARPS][3]; // of a step's parts
@@ -211,6 +240,9 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
     for (u32 i = tid; i < a.n_parts; i += ALL_THREADS) parts_of(a)[i] = part_of(a.parts[i]);
     for (u32 i = tid; i < LAYER_WORDS; i += ALL_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
     if (tid == 0) token = *a.token, chosen.n_layers = 0, n_done = 0;
+    __shared__ u32 first_exchange; // of the token
+    if constexpr (ON_CARDS)
+        if (tid == 0) first_exchange = number_of(cards->exchange, 0);
     find_spans(a, a.token->pos, tid, ALL_THREADS);
     __syncthreads();
     if (warp >= WARPS) {
@@ -370,8 +402,9 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
                             if (!is_there) continue;
                             y = (y + bias) * a.logit_scale;
                             if (a.logit_cap != 0.0f) y = a.logit_cap * tanhf(y / a.logit_cap);
-                            if (a.logits) a.logits[row] = y;
-                            const u64_t rank = rank_of(y, row);
+                            const u32 of_all = ON_CARDS ? cards->first_row + row : row;
+                            if (a.logits) a.logits[of_all] = y;
+                            const u64_t rank = rank_of(y, of_all);
                             best = rank > best ? rank : best;
                             continue;
                         }
@@ -389,7 +422,9 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
                         if (EXPERTS && kind == DOWN && l.expert_bias[2] && is_there)
                             for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * step.n_out + row];
                         const float before = is_first ? first_before : ending.adds && is_there ? residual[j] : 0.0f;
-                        ending.put(row, is_first ? first_to : ending.to + row / 2, y + bias, before, residual + j);
+                        y += bias;
+                        if constexpr (ON_CARDS) y = ending.of_all_cards(cards, first_exchange + 2 * i + (kind == DOWN), row, y);
+                        ending.put(row, is_first ? first_to : ending.to + row / 2, y, before, residual + j);
                     }
                 }
                 begin += a_round, region ^= 1;
@@ -419,12 +454,19 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
             u64_t* const all = a.best + n_done % 2 * gridDim.x;
             if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
             if (is_last && blockIdx.x != 0) return;
-            const u32 id = highest_of_blocks(all, tag, lane);
+            u64_t highest = highest_of_blocks(all, tag, lane);
+            if constexpr (ON_CARDS) highest = highest_of_cards(cards->exchange, first_exchange + 2 * a.n_layer, highest, blockIdx.x == 0, lane);
+            const u32 id = row_of_rank(highest);
             __threadfence();
             if (lane == 0) {
                 if (blockIdx.x == 0) tell_id(a.ids, 0, a.number + n_done, id);
                 token.id = id, token.pos = next_pos, n_done++;
                 if (is_last && a.advance) *a.token = token;
+                if constexpr (ON_CARDS) {
+                    first_exchange += exchanges_of_token(a);
+                    // All blocks of this card have read it.
+                    if (is_last) *cards->exchange.before = first_exchange;
+                }
             }
         }
         wait_for_copies<0>();
@@ -436,6 +478,8 @@ template <int C, bool SMALL, bool EXPERTS> __device__ __forceinline__ void decod
     }
 }
 
+// Those of several cards take the template.
+#ifndef TEMPLATES_ALONE
 #define DECODE(NAME, C, SMALL, EXPERTS)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) NAME(const __grid_constant__ DecodeArgs a) { decode<C, SMALL, EXPERTS>(a); }
 // Of heads of up to 64, 128, 256 elements.
@@ -445,3 +489,4 @@ DECODE(decode_256, 4, false, false)
 DECODE(decode_small_64, 1, true, false)
 DECODE(decode_experts_128, 2, false, true)
 DECODE(decode_experts_256, 4, false, true)
+#endif

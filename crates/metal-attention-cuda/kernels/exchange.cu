@@ -36,7 +36,7 @@ struct Chunk {
 };
 // Chunk `c` from card `from`, in the mailbox of `card`: [2][card][phase][n_chunks] tags, and as many chunks.
 __device__ __forceinline__ Chunk chunk_of(const Exchange& e, u32 card, u32 n_exchanges, u32 from, u32 phase, u32 c) {
-    u32* tags = (u32*)(e.mailboxes[card] + (size_t)2 * e.n_cards * e.capacity);
+    u32* tags = (u32*)(e.mailboxes[card] + (size_t)2 * e.n_cards * e.n_words);
     const size_t at = (((n_exchanges & 1) * e.n_cards + from) * 2 + phase) * e.n_chunks + c;
     return {tags + at, (uint4*)(tags + (size_t)4 * e.n_cards * e.n_chunks + at * CHUNK)};
 }

@@ -1,5 +1,5 @@
 // What cards that share a model tell each other, over peer memory, a word at a time.
-// Each card has a mailbox, [2][card][capacity] words of a value and a tag, which says which exchange it is of: a word is its own
+// Each card has a mailbox, [2][card][n_words] words of a value and a tag, which says which exchange it is of: a word is its own
 // flag. A card writes its values to all others' mailboxes and reads its own one until the words have come. Sums are made in the order
 // of the cards, so that all cards have the same bits. Exchanges use the halves of mailboxes by turns: who is at one has ended the
 // one before, for which all others had begun it, and so ended the one before that, whose words are overwritten now. Blocks send
@@ -15,10 +15,11 @@ constexpr u32 MOST_LOOKS = 1 << 24;
 // As `ExchangeArgs` of src/args/exchange.rs has it.
 struct Exchange {
     u64_t* mailboxes[MAX_CARDS];
-    const u32* before; // exchanges of the steps before
+    u32* before;       // exchanges of the steps before
     u32* ended;        // of the host: whether an exchange was given up, by whomever
-    u32 rank, n_cards, capacity;
-    u32 n_chunks; // from each card to each, twice an exchange; a multiple of 4
+    u32 rank, n_cards;
+    u32 n_words;       // from each card to each, twice an exchange
+    u32 n_chunks;      // the same of chunks; a multiple of 4
 };
 
 // Exchanges before one that comes after `of_step` others of its step.
@@ -26,7 +27,7 @@ __device__ __forceinline__ u32 number_of(const Exchange& e, u32 of_step) { retur
 __device__ __forceinline__ u32 tag_of(u32 n_exchanges) { return n_exchanges % 0xffffffffu + 1; }
 // Where words from card `from` lie in a mailbox.
 __device__ __forceinline__ size_t place_of(const Exchange& e, u32 n_exchanges, u32 from) {
-    return (size_t)((n_exchanges & 1) * e.n_cards + from) * e.capacity;
+    return (size_t)((n_exchanges & 1) * e.n_cards + from) * e.n_words;
 }
 __device__ __forceinline__ void send(const Exchange& e, u32 n_exchanges, u32 i, float v) {
     const u64_t word = (u64_t)tag_of(n_exchanges) << 32 | __float_as_uint(v);

@@ -4,7 +4,6 @@
 // Each warp has records of its own on their way to workgroup memory, the first ones before the input is there. When it is, warps that
 // take the same columns make of these what products take, and begin; a norm's RMS is known only where their sums meet.
 #include "code_products.cuh"
-#include "exchange.cuh"
 #include "products.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
@@ -133,10 +132,8 @@ template <int TOKENS> struct Sums<F32, TOKENS> : FloatSums<F32, TOKENS> {
     using FloatSums<F32, TOKENS>::FloatSums;
 };
 
-// ON_CARDS: the product is summed up with those of other cards (`cards`), after `of_step` other exchanges of the step; a block has one group of tiles then.
-template <u32 FORMAT, int TOKENS, bool ON_CARDS = false>
-__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part,
-                                            const Exchange* cards = nullptr, u32 of_step = 0) {
+template <u32 FORMAT, int TOKENS>
+__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
     typedef Record<FORMAT> R;
     typedef Chunk<FORMAT> C;
     typedef Sums<FORMAT, TOKENS> S;
@@ -150,9 +147,6 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     constexpr u32 HALF = WARPS * TOKENS * 16;
     unsigned char* input = (unsigned char*)(partial + 4 * HALF);
     if (lane < 4) ((u32*)zeros)[lane] = 0;
-    // It is there: a step's last kernel counts, and more than one of this step's have begun since.
-    u32 n_exchanges = 0;
-    if constexpr (ON_CARDS) n_exchanges = number_of(*cards, of_step);
 
     // `warps_a_tile` warps share a tile's records out, and meet at a barrier of theirs.
     const bool gated = a.output == GATED;
@@ -341,8 +335,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             if (gated) {
                 *out[j] = activate(a.activation, y[0]) * y[1];
             } else {
-                float v = a.bias ? y[0] + a.bias[first_matrix.first_row + tile * 16 + rest[j] % 16] : y[0];
-                if constexpr (ON_CARDS) v = exchanged_sum(*cards, n_exchanges, out[j] - a.y, v);
+                const float v = a.bias ? y[0] + a.bias[first_matrix.first_row + tile * 16 + rest[j] % 16] : y[0];
                 *out[j] = a.output == ADD ? before[j] + a.scale * v : v;
             }
         }

@@ -152,8 +152,7 @@ impl Follower {
 }
 
 impl CudaCards {
-    /// Shares a model out among `gpus`, different ones, and sets it up on each. `options` hold for all of them together, but for
-    /// one launch, which is for single cards.
+    /// Shares a model out among `gpus`, different ones, and sets it up on each. `options` hold for all of them together.
     pub fn new(
         gpus: &[Arc<CudaDevice>],
         spec: &ModelSpec,
@@ -212,6 +211,11 @@ impl CudaCards {
         let n_layer = self.spec.n_layer();
         let head = if self.division.head { "and the output head" } else { "not the output head" };
         format!("the mixers of {mixers} and the feed-forwards of {feed_forwards} of {n_layer} layers, {head}")
+    }
+
+    /// Whether the token at position `pos` of a text goes through all layers in one launch on each card when it goes alone.
+    pub fn has_one_launch(&self, pos: usize) -> bool {
+        self.first.has_one_launch(pos)
     }
 
     /// How many cards there are.

@@ -12,14 +12,16 @@ use metal_attention_model::{CacheType, ModelSpec};
 use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, CudaSummary, Kernel};
+use crate::division::Share;
+use crate::exchange::Exchange;
 use crate::ids::Ids;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{Grid, Start};
 use crate::step::Wanted;
 use crate::weights::{CudaAttention, CudaWeights};
 use args::{
-    COPIES, DecodeArgs, First, Kind, LayerArgs, MAX_VOCAB, StepArgs, TAGS, WARPS, Words, layer_args, parts_args,
-    step_args,
+    COPIES, DecodeArgs, DecodeOnCardsArgs, First, Kind, LayerArgs, MAX_VOCAB, StepArgs, TAGS, WARPS, Words, layer_args,
+    parts_args, step_args,
 };
 use layers::{PlainLayer, StepMatrix, is_plain, known, most_rows};
 use memory::Memory;
@@ -62,7 +64,8 @@ pub(crate) struct Decode {
 
 impl Decode {
     /// What a token of `spec` takes in one launch; `None` where it is none of the models, or the device none of those, for which
-    /// there is the kernel. `wanted`: for so many first tokens of a text, instead of all.
+    /// there is the kernel. `share`: what this card has of the model, where several share it. `wanted`: for so many first tokens of a text,
+    /// instead of all.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
@@ -70,6 +73,7 @@ impl Decode {
         cache: &CudaKvCache,
         s: &Activations,
         ids: &Ids,
+        share: Option<&Share>,
         wanted: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
@@ -86,8 +90,16 @@ impl Decode {
         let head = [StepMatrix::of(head)];
         let plain = is_plain(&weights.embedding) && known(&head[0]) && known(&StepMatrix::of(&weights.embedding.table));
         let short = cache.cache_type == CacheType::F16;
-        let named = head[0].n_rows <= MAX_VOCAB;
-        if !summary.has_wide() || !plain || !named || !short || n_layer == 0 || 2 * n_layer + 2 >= TAGS as usize / 2 {
+        let named = spec.n_vocab <= MAX_VOCAB;
+        let divided = share.is_none_or(|share| share.division.divides_all(spec));
+        if !summary.has_wide()
+            || !plain
+            || !named
+            || !short
+            || !divided
+            || n_layer == 0
+            || 2 * n_layer + 2 >= TAGS as usize / 2
+        {
             return Ok(None);
         }
         let until = wanted.unwrap_or(usize::MAX);
@@ -97,7 +109,7 @@ impl Decode {
         let attentions = || layers.iter().map(|layer| layer.attention);
         let head_dim = attentions().map(|a| a.head_dim).max().unwrap_or(0);
         let n_blocks = summary.n_sm;
-        let Some(memory) = Memory::new(&layers, &head, n_embd, summary) else { return Ok(None) };
+        let Some(memory) = Memory::new(&layers, &head, n_embd, summary, share.is_none()) else { return Ok(None) };
 
         // Words of the exchanges: the residual stream, queries, keys and values, attention, its sums, the router's products, gated rows.
         let words = |n: usize| 8 * n.div_ceil(2).next_multiple_of(2);
@@ -135,14 +147,18 @@ impl Decode {
             eps: output_norm.eps,
             ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks)
         };
-        let kernel = gpu.kernel(match head_dim {
-            ..=64 if memory.has_small_steps => "decode_small_64",
-            ..=128 if n_expert > 0 => "decode_experts_128",
-            129.. if n_expert > 0 => "decode_experts_256",
-            ..=64 => "decode_64",
-            65..=128 => "decode_128",
-            129.. => "decode_256",
-        })?;
+        let kernel = match (head_dim, share.is_some()) {
+            (..=64, false) if memory.has_small_steps => "decode_small_64",
+            (..=128, false) if n_expert > 0 => "decode_experts_128",
+            (129.., false) if n_expert > 0 => "decode_experts_256",
+            (..=64, false) => "decode_64",
+            (65..=128, false) => "decode_128",
+            (129.., false) => "decode_256",
+            (..=128, true) if n_expert > 0 => "decode_experts_on_cards_128",
+            (..=128, true) => "decode_on_cards_128",
+            (129.., true) => return Ok(None),
+        };
+        let kernel = gpu.kernel(kernel)?;
         of_layers.push(last);
         let of_layers = gpu.upload("layers", &of_layers)?;
         let of_step = |i: usize, kind, matrices| parts_args(i, (kind, matrices), n_blocks, memory.slot_bytes);
@@ -212,15 +228,30 @@ impl Decode {
         self.until.saturating_sub(pos).min(self.at_once)
     }
 
-    /// Runs the token that the device has, and `n - 1` after it where it goes on with what it chooses; `number`: of the first one's step.
-    pub(crate) fn launch(&mut self, gpu: &CudaDevice, wanted: Wanted, n: usize, number: u32) -> Result<(), CudaError> {
+    /// Runs the token that the device has, and `n - 1` after it where it goes on with what it chooses; `number`: of the first one's step. Of a card that has
+    /// a share of the model the others do the same, and `exchange` is what it has to do with them.
+    pub(crate) fn launch(
+        &mut self,
+        gpu: &CudaDevice,
+        exchange: Option<&Exchange>,
+        wanted: Wanted,
+        n: usize,
+        number: u32,
+    ) -> Result<(), CudaError> {
         let (logits, advance) = match wanted {
             Wanted::Logits | Wanted::TopK => (self.logits, false),
             Wanted::Id { advance } => (0, advance),
             Wanted::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };
         let args = DecodeArgs { logits, advance: u32::from(advance), n_tokens: n as u32, number, ..self.args };
-        gpu.launch(self.kernel, self.grid, &args, Start::Together)?;
+        match exchange {
+            None => gpu.launch(self.kernel, self.grid, &args, Start::Together)?,
+            Some(exchange) => {
+                let first_row = exchange.first_row() as u32;
+                let args = DecodeOnCardsArgs { decode: args, exchange: exchange.args(), first_row, unused: 0 };
+                gpu.launch(self.kernel, self.grid, &args, Start::Together)?;
+            }
+        }
         self.args.tag = (self.args.tag + n as u32 * self.tags) % TAGS;
         Ok(())
     }

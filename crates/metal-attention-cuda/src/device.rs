@@ -46,11 +46,11 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/rwkv.fatbin"),
     include_bytes!("../prebuilt/exchange.fatbin"),
 ];
-/// For devices of compute capability 9.0: a token in one launch, one on several cards, products of many tokens; what all others take
+/// For devices of compute capability 9.0: a token in one launch, also on several cards, products of many tokens; what all others take
 /// for the last.
 const WIDE_MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/decode.fatbin"),
-    include_bytes!("../prebuilt/matvec_on_cards.fatbin"),
+    include_bytes!("../prebuilt/decode_on_cards.fatbin"),
     include_bytes!("../prebuilt/matmul_wide.fatbin"),
 ];
 const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];

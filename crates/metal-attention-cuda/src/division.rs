@@ -137,6 +137,12 @@ impl Division {
         (0..self.n_cards).map(|rank| rows(rank).unwrap_or(0..n_vocab)).collect()
     }
 
+    /// Whether all that has weights is shared out: every mixer, every feed-forward and the output head.
+    pub(crate) fn divides_all(&self, spec: &ModelSpec) -> bool {
+        let mixers = spec.layers.iter().all(|layer| self.divides_mixer(&layer.mixer));
+        mixers && self.feed_forwards.iter().all(|divided| *divided) && self.head
+    }
+
     /// Whether the mixer of that kind is shared out.
     pub(crate) fn divides_mixer(&self, mixer: &Mixer) -> bool {
         match mixer {

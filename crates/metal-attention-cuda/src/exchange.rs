@@ -16,6 +16,8 @@ use crate::division::{Division, Share};
 const MOST_WORDS: usize = 1 << 20;
 /// Most values that are summed slice by slice at a time.
 const MOST_IN_SLICES: usize = 1 << 23;
+/// Words behind those of vectors: what cards tell of the token that each has chosen, as `decode.cu` has it.
+const WORDS_OF_CHOICE: usize = 2;
 /// Values of a chunk of a slice: `CHUNK` of `exchange.cu`.
 pub(crate) const CHUNK: usize = 1 << 13;
 
@@ -76,12 +78,13 @@ impl Ended {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub(crate) share: Share,
-    /// `[2, n_cards, capacity]` words of 8 bytes, and then of 4 `[2, n_cards, 2, n_chunks]` and as many chunks.
+    /// `[2, n_cards, capacity + WORDS_OF_CHOICE]` words of 8 bytes, and then of 4 `[2, n_cards, 2, n_chunks]` and as many chunks.
     mailbox: CudaBuffer,
     /// How many exchanges the steps before had.
     before: CudaBuffer,
     /// How many this step has so far.
     of_step: u32,
+    /// Values of vectors that a card sends another at a time.
     pub(crate) capacity: usize,
     n_chunks: usize,
     mailboxes: [u64; MAX_CARDS],
@@ -90,7 +93,7 @@ pub(crate) struct Exchange {
     pub(crate) vocabulary: Vec<Range<usize>>,
 }
 
-/// Words that a card sends another at a time, of vectors of up to `n` elements and of its part of the logits of a token.
+/// Values that a card sends another at a time, of vectors of up to `n` elements and of its part of the logits of a token.
 fn capacity_of(vocabulary: &[Range<usize>], n: usize) -> usize {
     let widest = vocabulary.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
     n.min(MOST_WORDS).max(widest)
@@ -102,7 +105,7 @@ fn chunks_of(n_cards: usize, n: usize) -> usize {
 }
 
 fn mailbox_bytes(n_cards: usize, capacity: usize, n_chunks: usize) -> u64 {
-    (2 * n_cards * (capacity * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
+    (2 * n_cards * ((capacity + WORDS_OF_CHOICE) * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
 }
 
 impl Exchange {
@@ -184,7 +187,7 @@ impl Exchange {
             ended: self.ended.word as u64,
             rank: self.share.rank as u32,
             n_cards: self.share.division.n_cards as u32,
-            capacity: self.capacity as u32,
+            n_words: (self.capacity + WORDS_OF_CHOICE) as u32,
             n_chunks: self.n_chunks as u32,
         }
     }

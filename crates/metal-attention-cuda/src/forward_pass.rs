@@ -101,10 +101,9 @@ impl CudaForwardPass {
         let scratch = gpu.allocated_bytes() - before - kv_cache;
         let own = share.map(|(share, _)| share).zip(whole.as_ref());
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, own, (room.n_ctx, room.n_positions()))?;
-        // Blocks of one card alone wait for each other there.
-        let one_launch = if share.is_some() { Some(0) } else { options.one_launch };
         let ids = Ids::new(&gpu, s.n_wanted)?;
-        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, &ids, one_launch)?;
+        let on_cards = share.map(|(share, _)| share);
+        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, &ids, on_cards, options.one_launch)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
         let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {
@@ -218,16 +217,14 @@ impl CudaForwardPass {
                 // Nobody looks for it.
                 Wanted::Hidden | Wanted::Logits | Wanted::TopK => 0,
             };
-            let mut launch = || decode.launch(&gpu, wanted, in_one, number);
+            let exchange = self.steps.exchange.as_ref();
+            let mut launch = || decode.launch(&gpu, exchange, wanted, in_one, number);
             match &mut self.steps.timers {
                 None => launch()?,
                 Some(timers) => timers.around("decode", launch)?,
             }
             self.steps.n_launches += 1;
-            match wanted {
-                Wanted::TopK => self.steps.top_k(self.spec.n_vocab, n)?,
-                Wanted::Hidden | Wanted::Logits | Wanted::Id { advance: _ } => {}
-            }
+            self.steps.after_one_launch(self.spec.n_vocab, wanted)?;
             return Ok(in_one);
         }
         self.launch_kernels(&gpu, n, wanted)?;

@@ -107,6 +107,23 @@ impl Steps {
         }
     }
 
+    /// What is still to do when a token went through all layers, and the head, in one launch.
+    pub(crate) fn after_one_launch(&mut self, n_vocab: usize, wanted: Wanted) -> Result<(), CudaError> {
+        match wanted {
+            Wanted::Hidden | Wanted::Id { advance: _ } => return Ok(()),
+            Wanted::Logits | Wanted::TopK => {}
+        }
+        if let Some(exchange) = &mut self.exchange {
+            // Those of the launch are counted.
+            exchange.begin_step();
+        }
+        self.gather_logits(1, n_vocab)?;
+        if wanted == Wanted::TopK {
+            self.top_k(n_vocab, 1)?;
+        }
+        self.count_exchanges()
+    }
+
     /// Launches all kernels of a step. `after_layer` comes after each layer.
     pub(crate) fn run(
         &mut self,

@@ -2,8 +2,6 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::MatvecArgs;
-
 /// Cards that can share a model: `MAX_CARDS` of `exchange.cuh`.
 pub(crate) const MAX_CARDS: usize = 8;
 
@@ -16,7 +14,7 @@ pub(crate) struct ExchangeArgs {
     pub(crate) ended: u64,
     pub(crate) rank: u32,
     pub(crate) n_cards: u32,
-    pub(crate) capacity: u32,
+    pub(crate) n_words: u32,
     pub(crate) n_chunks: u32,
 }
 
@@ -48,14 +46,5 @@ pub(crate) struct AllGatherArgs {
 pub(crate) struct CountExchangesArgs {
     pub(crate) before: u64,
     pub(crate) n: u32,
-    pub(crate) unused: u32,
-}
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct MatvecOnCardsArgs {
-    pub(crate) product: MatvecArgs,
-    pub(crate) cards: ExchangeArgs,
-    pub(crate) of_step: u32,
     pub(crate) unused: u32,
 }

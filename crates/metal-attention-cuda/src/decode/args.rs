@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::layers::{PlainLayer, StepMatrix};
-use crate::args::{HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
+use crate::args::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
 use crate::matrix::{Format, PANEL, TILE};
@@ -149,6 +149,16 @@ pub(super) struct DecodeArgs {
     pub(super) number: u32,
     pub(super) split_gain: f32,
     pub(super) slots_at_once: u32,
+    pub(super) unused: u32,
+}
+
+/// The same for a card that shares the model with others: `DecodeOnCardsArgs` of `decode_on_cards.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct DecodeOnCardsArgs {
+    pub(super) decode: DecodeArgs,
+    pub(super) exchange: ExchangeArgs,
+    pub(super) first_row: u32,
     pub(super) unused: u32,
 }
 

@@ -49,12 +49,13 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// For these layers and the output head; `None` where a block has not so much.
+    /// For these layers and the output head, of a card that is `alone` or not; `None` where a block has not so much.
     pub(super) fn new(
         layers: &[PlainLayer<'_>],
         head: &[StepMatrix],
         n_embd: usize,
         summary: &CudaSummary,
+        alone: bool,
     ) -> Option<Self> {
         let n_blocks = summary.n_sm;
         let all_steps = || layers.iter().flat_map(|layer| &layer.steps);
@@ -93,7 +94,8 @@ impl Memory {
         let barriers_at = take(16 * WARPS * MAX_SLOTS + 16);
 
         let room = summary.max_shared.saturating_sub(STATIC_SHARED + rest) / WARPS;
-        let has_small_steps = head_dim().all(|head_dim| head_dim <= SMALL_HEAD && head_dim.is_multiple_of(PANEL / 2))
+        let has_small_steps = alone
+            && head_dim().all(|head_dim| head_dim <= SMALL_HEAD && head_dim.is_multiple_of(PANEL / 2))
             && all_steps()
                 .all(|(kind, matrices)| Shape::of(*kind, matrices, n_blocks).ready_tiles(*kind, matrices) > 0);
         let (slot_bytes, n_slots) = if has_small_steps {

@@ -1,8 +1,6 @@
 //! What the cards that share a model tell each other in a step: sums of their parts, and their parts of the logits.
 
 use super::Steps;
-use super::layer::Given;
-use super::product::{Input, WARPS};
 use crate::CudaError;
 use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS};
 use crate::exchange::{CHUNK, Exchange};
@@ -16,13 +14,6 @@ const SLICE_BLOCKS: usize = 2;
 /// Words that a card would send from which on cards sum slices, and tell each other the sums.
 const MANY: usize = 1 << 18;
 
-impl Exchange {
-    /// Whether cards sum slices of `n` values, which are taken four at a time, and not each all of them.
-    fn sums_slices(&self, n: usize) -> bool {
-        n * (self.share.division.n_cards - 1) >= MANY && n.is_multiple_of(4)
-    }
-}
-
 impl Steps {
     /// How many exchanges the step had before the one that begins.
     fn next_exchange(&mut self) -> u32 {
@@ -33,22 +24,6 @@ impl Steps {
     pub(super) fn count_exchanges(&mut self) -> Result<(), CudaError> {
         let Some(args) = self.exchange.as_ref().map(Exchange::count).filter(|args| args.n > 0) else { return Ok(()) };
         self.launch("count_exchanges", "", Grid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
-    }
-
-    /// Whether the product that makes this card's part of a row sums it up with the others' itself: that of a single token, on
-    /// cards for which there is a kernel, where each tile of rows has a warp of blocks that run at once.
-    pub(super) fn sums_itself(&self, given: &[Given<'_>], n_tokens: usize) -> bool {
-        let ([Given::Product { linear, input: Input::Rows { .. }, .. }], Some(exchange)) = (given, &self.exchange)
-        else {
-            return false;
-        };
-        let (n_in, n_rows) = (linear.weight.n_in, linear.weight.n_rows);
-        n_tokens == 1
-            && self.gpu.summary().has_wide()
-            && n_in.is_multiple_of(4)
-            && n_rows <= exchange.capacity
-            && !exchange.sums_slices(n_rows)
-            && linear.weight.n_tiles() <= WARPS * self.gpu.summary().n_sm
     }
 
     /// Whether another card's results are the ones that count.
@@ -78,9 +53,10 @@ impl Steps {
     ) -> Result<(), CudaError> {
         let Some(exchange) = &self.exchange else { return Ok(()) };
         let args = exchange.args();
-        let in_slices = exchange.sums_slices(n);
-        let at_once = if in_slices { exchange.most_in_slices() } else { exchange.capacity };
         let n_cards = args.n_cards as usize;
+        // Slices are taken four values at a time.
+        let in_slices = n * (n_cards - 1) >= MANY && n.is_multiple_of(4);
+        let at_once = if in_slices { exchange.most_in_slices() } else { exchange.capacity };
         for first in (0..n).step_by(at_once) {
             let (at, n) = (4 * first as u64, (n - first).min(at_once));
             let args = AllReduceArgs {

@@ -161,8 +161,6 @@ impl Steps {
         scale: f32,
     ) -> Result<(), CudaError> {
         let (n, n_embd, x, result) = (step.size.n_tokens, step.spec.n_embd, self.s.x.ptr(), self.s.result.ptr());
-        let sums_itself = parts && self.sums_itself(given, n);
-        let parts = parts && !sums_itself;
         for (i, of) in given.iter().enumerate() {
             // Through a norm, and to other cards, goes the whole sum.
             let (y, output, scale) = match (norm.is_some() || parts, i) {
@@ -172,14 +170,8 @@ impl Steps {
             };
             match *of {
                 Given::Product { what, linear, input } => {
-                    let product = Product {
-                        output,
-                        scale,
-                        bias: linear.bias(),
-                        y,
-                        over_cards: sums_itself,
-                        ..Product::stored(what, &linear.weight)
-                    };
+                    let product =
+                        Product { output, scale, bias: linear.bias(), y, ..Product::stored(what, &linear.weight) };
                     self.product(&product, input, linear.weight.n_in, n)?;
                 }
                 Given::Sum(args) => {

@@ -2,7 +2,7 @@
 
 use super::Steps;
 use crate::CudaError;
-use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, MatvecOnCardsArgs, NormArgs, OddRowsArgs, Output};
+use crate::args::{MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs, Output};
 use crate::device::CudaBuffer;
 use crate::launch::Grid;
 use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
@@ -47,8 +47,6 @@ pub(super) struct Product<'a> {
     /// F32 rows, and where GATED over many tokens packed F16.
     pub(super) y: u64,
     pub(super) packed: u64,
-    /// Whether it is this card's part of one over several, and sums these up itself ([`Steps::sums_itself`]).
-    pub(super) over_cards: bool,
 }
 
 impl<'a> Product<'a> {
@@ -64,7 +62,6 @@ impl<'a> Product<'a> {
             bias: 0,
             y: 0,
             packed: 0,
-            over_cards: false,
         }
     }
 
@@ -303,11 +300,7 @@ impl Steps {
         let shared = shared_of(p.parts.iter().map(|(matrix, _)| matrix.format), n_panels, n_tokens);
         let summary = self.gpu.summary();
         let fit = BLOCKS_OF_SM * (shared + SYSTEM_SHARED) <= summary.max_shared;
-        let large = n_tiles * TILE * n_in > LARGE && !p.over_cards;
-        let most_blocks = summary.n_sm * if fit || large { BLOCKS_OF_SM } else { 1 };
-        // Blocks that wait for those of other cards run all at once, and have a group each.
-        let warps_a_tile =
-            if p.over_cards { warps_a_tile.min(power_of_two(WARPS * most_blocks / n_tiles)) } else { warps_a_tile };
+        let most_blocks = summary.n_sm * if fit || n_tiles * TILE * n_in > LARGE { BLOCKS_OF_SM } else { 1 };
         let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
         let n_groups: usize = groups.clone().sum();
         let share = |groups: usize| {
@@ -322,11 +315,6 @@ impl Steps {
         let warps_a_tile = warps_a_tile as u32;
         let args = MatvecArgs { blocks, warps_a_tile, eps, x, norm, y, rows, ..p.matvec_args(&p.parts, n_in) };
         let grid = Grid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-        if let Some(exchange) = self.exchange.as_mut().filter(|_| p.over_cards) {
-            let (cards, of_step) = (exchange.args(), exchange.next());
-            let args = MatvecOnCardsArgs { product: args, cards, of_step, unused: 0 };
-            return self.launch("matvec_on_cards", p.what, grid, &args);
-        }
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.what, grid, &args)
     }
 

@@ -196,6 +196,80 @@ fn greedy_texts_of_several_cards_are_those_of_one() {
     assert_eq!(texts(2), texts(1));
 }
 
+/// Single tokens in one launch on each card give what they give in launches of their own, as far as what blocks tell each other goes; what is chosen is the highest
+/// of all cards' logits, in launches of several tokens, too.
+#[test]
+fn cards_take_tokens_through_one_launch() {
+    if !has_cards(2) {
+        return;
+    }
+    let gpus: Vec<_> =
+        (0..n_cards().min(3)).map(|i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap())).collect();
+    let experts = [("expert_count", 20), ("expert_used_count", 3), ("expert_feed_forward_length", 192)];
+    let heads = [("attention.key_length", 64), ("attention.value_length", 64), ("embedding_length", 160)];
+    let of_experts = |architecture, ty| {
+        let keys: Vec<_> = heads.into_iter().chain(experts).chain([("attention.sliding_window", 70)]).collect();
+        random_model(&toys::metadata(architecture, 3, &keys), ty, 1.0)
+    };
+    let unlike = ModelShape { architecture: "qwen2", n_head: 6, n_head_kv: 3, n_ff: 480, ..small() };
+    for (what, model, most_cards) in [
+        ("Q4_0", model(&small(), Q4_0, 0), 2),
+        ("heads of 128", model(&ModelShape { head_dim: 128, n_vocab: 1010, ..small() }, Q6_K, 0), 2),
+        ("biases, unlike shares", model(&unlike, F16, 0), 3),
+        ("experts", of_experts("qwen3moe", Q8_0), 2),
+        ("experts with biases", of_experts("gpt-oss", MXFP4), 2),
+    ] {
+        for n in 2..=gpus.len().min(most_cards) {
+            let pass = |one_launch| {
+                let options = CudaForwardPassOptions { n_ctx: 256, exact: true, one_launch, ..Default::default() };
+                CudaCards::new(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
+            };
+            let (mut one, mut several) = (pass(None), pass(Some(0)));
+            assert!(one.has_one_launch(0) && !several.has_one_launch(0), "{what}, {n} cards");
+            let prompt: Vec<u32> = (0..20).map(|i| i * 11 % 90).collect();
+            let mut id = one.forward_prompt(&prompt).unwrap();
+            assert_eq!(several.forward_prompt(&prompt).unwrap(), id, "{what}, {n} cards");
+            let mut errors = Vec::new();
+            for pos in prompt.len()..prompt.len() + 5 {
+                let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+                let logits = one.forward(&batch).unwrap().row(0).to_vec();
+                errors.push(nmse(&logits, several.forward(&batch).unwrap().row(0)));
+                // The same token again, chosen from and listed.
+                let best = highest(&logits, 5);
+                one.rewind(0, pos);
+                let lists = one.forward_top_k(&batch, 5).unwrap();
+                assert!(lists.len() == 1 && lists[0] == best, "{what}, {n} cards");
+                one.rewind(0, pos);
+                let chosen = one.forward_greedy(&batch).unwrap();
+                assert_eq!(chosen, [best[0].0], "{what}, {n} cards");
+                id = chosen[0];
+            }
+            errors.sort_by(f64::total_cmp);
+            // What is rounded otherwise may turn a close choice of experts, of a token here and there.
+            let (most, last) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
+            assert!(most < 1e-7, "{what}, {n} cards: NMSE {most:e}, {last:e}");
+
+            // Steps that run ahead give what each gives by itself.
+            let texts = |one: &mut CudaCards, at_once: bool| {
+                one.rewind(0, prompt.len());
+                let mut id = 7;
+                let step = |pos: usize| {
+                    let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+                    id = if at_once {
+                        one.forward_greedy(&batch).unwrap()[0]
+                    } else {
+                        highest(one.forward(&batch).unwrap().row(0), 1)[0].0
+                    };
+                    id
+                };
+                (prompt.len()..prompt.len() + 12).map(step).collect::<Vec<_>>()
+            };
+            let want = texts(&mut one, false);
+            assert_eq!(texts(&mut one, true), want, "{what}, {n} cards");
+        }
+    }
+}
+
 /// Models that share the same cards, asked from several threads, one with steps that run ahead and one with prompts: neither waits where
 /// the other has filled a card.
 #[test]
