@@ -49,9 +49,7 @@ __device__ __forceinline__ void choose(const DecodeArgs& a, const RouteArgs& of_
     }
     __syncwarp();
     write_weights_together(route, chosen.experts, chosen.weights, 0, lane);
-    __threadfence_block();
-    __syncwarp();
-    if (lane == 0) *(volatile u32*)&chosen.n_layers = n_layers;
+    chosen.tell(n_layers, route.n_used, lane);
 }
 
 __device__ __forceinline__ float power_of_two(int e) { return __uint_as_float((u32)(e + 127) << 23); }

@@ -61,13 +61,6 @@ struct __align__(16) Layer {
     const float* expert_bias[3]; // of gate, up and down: [n_expert][rows] each, or null
     RouteArgs route;       // of experts, which have gate, up and down; `n_expert` 0: of none. Words are in place of what it points to
 };
-// A token's experts of a layer, chosen by a warp of the block for all of it.
-constexpr int MAX_EXPERTS = 32;
-struct Chosen {
-    u32 experts[MAX_EXPERTS];
-    float weights[MAX_EXPERTS];
-    u32 n_layers; // of all tokens of the launch up to this one
-};
 
 // A matrix, as `PartArgs` of src/decode.rs has it.
 struct PartArgs {
@@ -110,12 +103,39 @@ struct DecodeArgs {
 };
 
 // For compute-sanitizer's racecheck, which does not follow flags, barriers at which threads arrive without waiting, and lanes that wait for several barriers
-// side by side: what it does follow takes their place, which is slower. The choice of experts keeps its flag.
+// side by side: what it does follow takes their place, which is slower.
 #ifdef RACECHECK
 constexpr bool FOR_RACECHECK = true;
 #else
 constexpr bool FOR_RACECHECK = false;
 #endif
+
+// A token's experts of a layer, chosen by a warp of the block for all of it.
+constexpr int MAX_EXPERTS = 32;
+struct Chosen {
+    u32 experts[MAX_EXPERTS];
+    float weights[MAX_EXPERTS];
+    u32 n_layers; // of all tokens of the launch up to this one
+    u32 known[FOR_RACECHECK ? MAX_EXPERTS : 1]; // the experts once more
+    // By the warp that has chosen, for those who ask for weights. `n`: layers so far.
+    __device__ __forceinline__ void tell(u32 n, u32 n_used, int lane) {
+        if constexpr (FOR_RACECHECK) {
+            if (lane < (int)n_used) atomicExch(known + lane, experts[lane]);
+        }
+        __threadfence_block();
+        __syncwarp();
+        if (lane > 0) return;
+        if constexpr (FOR_RACECHECK) atomicExch(&n_layers, n);
+        else *(volatile u32*)&n_layers = n;
+    }
+    // For those who ask: whether those of `n` layers are chosen, and the last one's.
+    __device__ __forceinline__ bool has(u32 n) {
+        const u32 so_far = FOR_RACECHECK ? atomicAdd(&n_layers, 0) : *(const volatile u32*)&n_layers;
+        __threadfence_block();
+        return so_far >= n;
+    }
+    __device__ __forceinline__ u32 expert(u32 place) { return FOR_RACECHECK ? atomicAdd(known + (FOR_RACECHECK ? place : 0), 0) : experts[place]; }
+};
 
 // A number that is known when code is compiled, as an argument.
 template <int N> struct Count {

@@ -67,15 +67,15 @@ struct OfExperts {
     u32 tile;                         // of all experts
     u32 place;                        // of the expert among those chosen
     // The first record of the tile that is the expert's.
-    __device__ __forceinline__ const unsigned char* from(const Part& part, const Chosen& chosen) const {
-        return part.from + (size_t)chosen.experts[place] * expert_bytes + (size_t)(tile % tiles) * part.tile_bytes;
+    __device__ __forceinline__ const unsigned char* from(const Part& part, Chosen& chosen) const {
+        return part.from + (size_t)chosen.expert(place) * expert_bytes + (size_t)(tile % tiles) * part.tile_bytes;
     }
 };
 
 // Asks for all weights of the tokens that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
 // the warp has of a part, whichever tiles that is of. No more than `slots_at_once` of a warp are on their way: with more of them, requests queue up
 // before the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
-template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, int lane, const Chosen& chosen) {
+template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, int lane, Chosen& chosen) {
     const Part* parts = parts_of(a);
     const u64_t policy = read_once();
     const unsigned char *tile = nullptr, *from = nullptr;
@@ -105,8 +105,7 @@ template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a,
                 if (EXPERTS && part.of_experts && n_tiles > 0) {
                     const PartArgs& of = a.parts[p];
                     experts = {of.expert_bytes, of.tiles_of_expert, of.records_of_expert, part.first_tile + first - s.n_groups, 0};
-                    known = *(const volatile u32*)&chosen.n_layers >= n * (a.n_layer + 1) + of.n_layers;
-                    __threadfence_block();
+                    known = chosen.has(n * (a.n_layer + 1) + of.n_layers);
                 }
                 if (known) left = n_tiles * records, p++, asked = true;
             }
