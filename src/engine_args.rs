@@ -88,9 +88,10 @@ pub struct ComputeArgs {
     #[arg(long)]
     exact: bool,
 
-    /// Most tokens of a prompt that go through the layers at once
-    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
-    ubatch_size: usize,
+    /// Most tokens of a prompt that go through the layers at once [default: 512, on an H100 or H200 through CUDA mostly
+    /// 2048]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    ubatch_size: Option<usize>,
 }
 
 impl ComputeArgs {

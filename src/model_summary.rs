@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use metal_attention::EngineOptions;
 use metal_attention::gguf::{GgufFile, Metadata, StringArray, TensorType};
 use metal_attention_model::{
-    AttentionSpec, CacheGroups, Capacity, FeedForward, LatentAttentionSpec, Mask, Mixer, ModelSpec, Rope, RopeLayout,
-    RopeScaling,
+    AttentionSpec, CacheGroups, Capacity, DEFAULT_UBATCH, FeedForward, LatentAttentionSpec, Mask, Mixer, ModelSpec,
+    Rope, RopeLayout, RopeScaling,
 };
 use serde::Serialize;
 
@@ -301,7 +301,7 @@ impl MemoryUse {
                 n_cache: None,
                 n_windows: None,
                 state_cache: options.state_cache,
-                n_ubatch: options.n_ubatch,
+                n_ubatch: DEFAULT_UBATCH,
             };
             let groups = CacheGroups::new(spec, room);
             let kv_cache_bytes = groups.n_elements(spec).saturating_mul(2);

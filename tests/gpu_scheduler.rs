@@ -23,7 +23,7 @@ fn texts_side_by_side_are_those_of_the_cpu() {
     let cache_type = CacheType::F32;
     let options = GpuForwardPassOptions { n_ctx: 128, n_seq: 4, n_ubatch: 32, cache_type, ..Default::default() };
     let pass = start(&gpu, model.gguf(), &options);
-    let options = SchedulerOptions { n_parallel: 3, n_batch: 16, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 3, n_batch: Some(16), ..Default::default() };
     let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
     let sampled = SamplerOptions { seed: Some(3), top_k: 2, ..Default::default() };
     let requests = [

@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             loading.weigh(model.gguf().tensor_bytes());
             let mut pass = model.forward_pass(&EngineOptions { device: device.clone(), ..options.clone() })?;
             drop(loading);
-            for way in args.ways(options.n_ubatch, model.spec().is_causal()) {
+            for way in args.ways(pass.n_ubatch(), model.spec().is_causal()) {
                 let steps = Progress::steps("comparing", ids.len() as u64).watched(2 * model.spec().n_layer());
                 let progress = |done: usize, _| {
                     steps.set(done as u64);

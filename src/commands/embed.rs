@@ -94,7 +94,7 @@ impl EmbedArgs {
             n_threads: self.threads,
             cache_type: CacheType::F32,
             exact: self.exact,
-            n_ubatch,
+            n_ubatch: Some(n_ubatch),
             watch: interrupt::watch(),
             ..Default::default()
         }

@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
     let pass = backend.pass();
     // Of tokens whose logits nobody wants the last layer's inputs are not all there.
-    let n_batch = chunks::n_scored(model.spec().n_vocab, options.n_ubatch);
+    let n_batch = chunks::n_scored(model.spec().n_vocab, pass.n_ubatch());
     for (i, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         pass.reset();
         let id = |pos: usize| bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);

@@ -66,16 +66,16 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let outcome = match &args.output {
         None => {
             let out = io::stdout().lock();
-            write_json(&mut *pass, &ids, wanted, options.n_ubatch, out, &CliError::stdout)
+            write_json(&mut *pass, &ids, wanted, out, &CliError::stdout)
         }
         Some(path) if path == Path::new("-") => {
             let out = io::stdout().lock();
-            write_npy(&mut *pass, &ids, wanted, options.n_ubatch, out, &CliError::stdout)
+            write_npy(&mut *pass, &ids, wanted, out, &CliError::stdout)
         }
         Some(path) => {
             let failed = |source| CliError::Write { to: path.display().to_string(), source };
             let out = File::create(path).map_err(failed)?;
-            write_npy(&mut *pass, &ids, wanted, options.n_ubatch, out, &failed)
+            write_npy(&mut *pass, &ids, wanted, out, &failed)
         }
     };
     if matches!(outcome, Err(CliError::Interrupted)) {
@@ -90,13 +90,12 @@ fn write_npy(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
     wanted: Range<usize>,
-    n_batch: usize,
     out: impl Write,
     failed: WriteFailed,
 ) -> Result<(), CliError> {
     let mut out = BufWriter::new(out);
     npy::write_header(&mut out, wanted.len(), pass.spec().n_vocab).map_err(failed)?;
-    for_each_row(pass, ids, wanted, n_batch, |row| npy::write_numbers(&mut out, row).map_err(failed))?;
+    for_each_row(pass, ids, wanted, |row| npy::write_numbers(&mut out, row).map_err(failed))?;
     out.flush().map_err(failed)
 }
 
@@ -104,14 +103,13 @@ fn write_json(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
     wanted: Range<usize>,
-    n_batch: usize,
     out: impl Write,
     failed: WriteFailed,
 ) -> Result<(), CliError> {
     let mut out = BufWriter::new(out);
     write!(out, "{{\"tokens\":{ids:?},\"logits\":[").map_err(failed)?;
     let mut separator = "";
-    for_each_row(pass, ids, wanted, n_batch, |row| {
+    for_each_row(pass, ids, wanted, |row| {
         out.write_all(separator.as_bytes()).map_err(failed)?;
         separator = ",";
         serde_json::to_writer(&mut out, row).map_err(|e| failed(e.into()))
@@ -124,10 +122,9 @@ fn for_each_row(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
     wanted: Range<usize>,
-    n_batch: usize,
     mut write: impl FnMut(&[f32]) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
-    let n_batch = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, n_batch);
+    let n_batch = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, pass.n_ubatch());
     let tokens: Vec<_> = ids
         .iter()
         .enumerate()

@@ -103,6 +103,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     // The estimates so far are kept.
     let _asked = interrupt::ask();
 
+    let n_ubatch = pass.n_ubatch();
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
     let write = args.kl_divergence_base.as_ref().filter(|_| !args.kl_divergence);
     let mut keep = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
@@ -114,7 +115,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let (mut total, mut divergence) = (LogLikelihood::default(), Divergence::default());
     let mut estimates = Vec::new();
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
-        let done = chunks::evaluate(&mut passes, chunk, bos, options.n_ubatch, |logits, next| {
+        let done = chunks::evaluate(&mut passes, chunk, bos, n_ubatch, |logits, next| {
             total.add(&logits[0], next);
             if let Some(keep) = &mut keep {
                 (0..next.len()).try_for_each(|i| keep.row(logits[0].row(i)))?;

@@ -215,8 +215,7 @@ impl Args {
         self.model.tokenizer(&model)?;
         let n_parallel = self.parallel;
         let mut engines = self.engine.options(&model)?;
-        let n_batch = engines.iter().map(|engine| engine.n_ubatch).fold(n_parallel, usize::max);
-        let options = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..Default::default() };
+        let options = SchedulerOptions { n_parallel, n_queue: self.queue, ..Default::default() };
         for engine in &mut engines {
             *engine = options.engine(&model, engine);
         }

@@ -80,7 +80,7 @@ typedef struct {
   size_t n_ctx;
   // Threads that compute on the CPU. 0: one for each physical core.
   size_t n_threads;
-  // Most tokens of a prompt that go through the layers at once. 0: 512.
+  // Most tokens of a prompt that go through the layers at once. 0: as many as suit the device.
   size_t n_ubatch;
   // Not 0: compute in F32 throughout, which is slower and as exact as the weights allow.
   int32_t exact;

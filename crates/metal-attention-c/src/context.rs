@@ -49,7 +49,7 @@ pub struct ContextOptions {
     pub n_ctx: usize,
     /// Threads that compute on the CPU. 0: one for each physical core.
     pub n_threads: usize,
-    /// Most tokens of a prompt that go through the layers at once. 0: 512.
+    /// Most tokens of a prompt that go through the layers at once. 0: as many as suit the device.
     pub n_ubatch: usize,
     /// Not 0: compute in F32 throughout, which is slower and as exact as the weights allow.
     pub exact: i32,
@@ -76,7 +76,7 @@ impl ContextOptions {
             device,
             n_ctx: some(self.n_ctx),
             n_threads: some(self.n_threads),
-            n_ubatch: some(self.n_ubatch).unwrap_or(defaults.n_ubatch),
+            n_ubatch: some(self.n_ubatch),
             exact: self.exact != 0,
             ..defaults
         })

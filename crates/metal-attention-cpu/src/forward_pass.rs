@@ -4,8 +4,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, CacheGroups, Capacity, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec,
-    PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
+    BatchToken, CacheGroups, Capacity, DEFAULT_UBATCH, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits,
+    MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
 };
 
 use crate::cores::physical_cores;
@@ -63,7 +63,7 @@ impl Default for CpuOptions {
             n_threads: physical_cores(),
             cache_type: CacheType::default(),
             exact: false,
-            n_ubatch: 512,
+            n_ubatch: DEFAULT_UBATCH,
             isa: None,
             watch: Watch::default(),
         }
@@ -321,6 +321,10 @@ impl ForwardPass for CpuForwardPass {
 
     fn n_seq(&self) -> usize {
         self.pages.n_seq()
+    }
+
+    fn n_ubatch(&self) -> usize {
+        self.n_ubatch
     }
 
     fn n_past(&self, seq: usize) -> usize {

@@ -326,6 +326,10 @@ impl ForwardPass for CudaCards {
         self.first.n_seq()
     }
 
+    fn n_ubatch(&self) -> usize {
+        self.first.n_ubatch()
+    }
+
     fn n_past(&self, seq: usize) -> usize {
         self.first.n_past(seq)
     }

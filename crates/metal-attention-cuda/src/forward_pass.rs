@@ -391,6 +391,10 @@ impl ForwardPass for CudaForwardPass {
         self.cache.pages.n_seq()
     }
 
+    fn n_ubatch(&self) -> usize {
+        self.steps.s.n_tokens
+    }
+
     fn n_past(&self, seq: usize) -> usize {
         self.cache.pages.n_past(seq)
     }

@@ -1,8 +1,11 @@
 //! How a model is set up, and the memory that takes.
 
-use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
+use metal_attention_model::{
+    CacheGroups, CacheType, Capacity, DEFAULT_UBATCH, LayerSpec, Mask, MemoryUse, ModelSpec, Rope, Weights,
+};
 
 use crate::activations::{Activations, Widths};
+use crate::device::CudaSummary;
 use crate::matrix::packed_bytes;
 
 /// How a [`CudaForwardPass`](crate::CudaForwardPass) is set up.
@@ -37,7 +40,7 @@ impl Default for CudaForwardPassOptions {
             n_cache: None,
             n_windows: None,
             state_cache: 256 << 20,
-            n_ubatch: 512,
+            n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
             one_launch: None,
@@ -45,7 +48,21 @@ impl Default for CudaForwardPassOptions {
     }
 }
 
+/// Tokens that go through the layers at once on the H100 and H200: 2048 of a 7B take 8 to 25 % less time than four times 512, and two cards are 1.64 times as
+/// fast as one instead of 1.45.
+const WIDE_UBATCH: usize = 2048;
+
 impl CudaForwardPassOptions {
+    /// Tokens of `spec` that go through the layers at once best: [`n_ubatch`](Self::n_ubatch) for who has no other reason. No more than 512 where layers keep
+    /// windows: of these there is room for a window, and as much, for each sequence.
+    pub fn best_ubatch(gpu: &CudaSummary, spec: &ModelSpec) -> usize {
+        let keeps_window = |layer: &LayerSpec| match layer.mixer.attention().map(|of| of.mask) {
+            Some(Mask::Window(_) | Mask::Chunk(_)) => true,
+            Some(Mask::Causal | Mask::Full | Mask::Near(_)) | None => false,
+        };
+        if gpu.has_wide() && !spec.layers.iter().any(keeps_window) { WIDE_UBATCH } else { DEFAULT_UBATCH }
+    }
+
     /// What they have room for where `spec` runs.
     pub(crate) fn capacity(&self, spec: &ModelSpec) -> Capacity {
         let Self { n_seq, n_cache, n_windows, state_cache, n_ubatch, .. } = *self;

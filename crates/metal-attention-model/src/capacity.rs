@@ -2,6 +2,9 @@
 
 use crate::{MAX_SEQUENCES, ModelSpec, PAGE};
 
+/// Tokens that go through the layers at once where nobody says otherwise, and the device has no number of its own.
+pub const DEFAULT_UBATCH: usize = 512;
+
 /// How many positions, sequences and tokens a forward pass has room for, as the options of every backend say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {

@@ -85,6 +85,10 @@ pub trait ForwardPass: Send {
     /// Number of sequences the KV cache holds.
     fn n_seq(&self) -> usize;
 
+    /// Most tokens that go through its layers at once: longer batches it cuts, and whoever wants to hear how far a prompt is cuts them
+    /// by that.
+    fn n_ubatch(&self) -> usize;
+
     /// Tokens of sequence `seq` in the KV cache.
     fn n_past(&self, seq: usize) -> usize;
 

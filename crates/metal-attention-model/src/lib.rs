@@ -36,7 +36,7 @@ pub use attention::{
 pub use batch_kind::{AFew, BatchKind};
 pub use cache_groups::{CacheGroup, CacheGroups, StateRoom};
 pub use cache_type::CacheType;
-pub use capacity::{Capacity, MemoryUse};
+pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{
     Activation, Dense, Experts, FeedForward, OwnNorms, Router, RouterGroups, RouterScore, SharedExpert,

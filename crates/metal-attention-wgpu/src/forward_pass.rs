@@ -417,6 +417,10 @@ impl ForwardPass for GpuForwardPass {
         self.cache.pages.n_seq()
     }
 
+    fn n_ubatch(&self) -> usize {
+        self.s.n_tokens
+    }
+
     fn n_past(&self, seq: usize) -> usize {
         self.cache.pages.n_past(seq)
     }

@@ -1,6 +1,6 @@
 //! How a model is set up on a GPU, and the memory that takes.
 
-use metal_attention_model::{CacheGroups, CacheType, Capacity, MemoryUse, ModelSpec, Rope, Weights};
+use metal_attention_model::{CacheGroups, CacheType, Capacity, DEFAULT_UBATCH, MemoryUse, ModelSpec, Rope, Weights};
 
 use crate::activations::{Activations, Widths, experts_bytes};
 use crate::kv_cache::{cache_bytes, copy_bytes};
@@ -44,7 +44,7 @@ impl Default for GpuForwardPassOptions {
             n_cache: None,
             n_windows: None,
             state_cache: 256 << 20,
-            n_ubatch: 512,
+            n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
             layers_at_once: None,

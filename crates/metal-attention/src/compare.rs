@@ -246,6 +246,9 @@ mod tests {
         fn n_seq(&self) -> usize {
             self.pass.n_seq()
         }
+        fn n_ubatch(&self) -> usize {
+            self.pass.n_ubatch()
+        }
         fn n_past(&self, seq: usize) -> usize {
             self.pass.n_past(seq)
         }

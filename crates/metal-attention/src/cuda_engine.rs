@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use metal_attention_cuda::{CudaCards, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, cuda_summaries};
+use metal_attention_cuda::{
+    CudaCards, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, cuda_summaries,
+};
 use metal_attention_model::{ForwardPass, MemoryUse, PageUse};
 
 use crate::engine::{mib, room};
@@ -17,7 +19,8 @@ pub(crate) fn forward_pass(
 ) -> Result<CudaForwardPass, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
-    let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &pass_options(options, n_ctx))?;
+    let options = pass_options(options, model, n_ctx, gpu.summary());
+    let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
     log_card(pass.gpu());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -37,7 +40,9 @@ pub(crate) fn cards(
         Ok(gpu)
     };
     let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
-    let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &pass_options(options, n_ctx))?;
+    let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
+    let options = pass_options(options, model, n_ctx, gpu.summary());
+    let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -58,10 +63,10 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
 fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<CudaForwardPass, CudaError> {
     let gpus = cuda_summaries()?;
     CudaForwardPass::supports(model.spec())?;
-    let needed = pass_options(options, n_ctx).memory_needed(model.spec(), model.weights()).total();
     let mut why = CudaError::NoDevice { ordinal: 0, n_devices: 0 };
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;
+        let needed = pass_options(options, model, n_ctx, &gpu).memory_needed(model.spec(), model.weights()).total();
         let outcome = if needed > available {
             Err(CudaError::ModelTooLarge { needed, available })
         } else {
@@ -79,14 +84,15 @@ fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
     Err(why)
 }
 
-fn pass_options(options: &EngineOptions, n_ctx: usize) -> CudaForwardPassOptions {
+/// What `model` is set up with on such a card.
+fn pass_options(options: &EngineOptions, model: &Model, n_ctx: usize, gpu: &CudaSummary) -> CudaForwardPassOptions {
     CudaForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
         n_cache: options.n_cache,
         n_windows: options.n_windows,
         state_cache: options.state_cache,
-        n_ubatch: options.n_ubatch,
+        n_ubatch: options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec())),
         cache_type: options.cache_type,
         exact: options.exact,
         one_launch: None,

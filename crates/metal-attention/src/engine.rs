@@ -42,8 +42,9 @@ pub struct EngineOptions {
     /// Compute in F32 instead of quantising activations to 8 bits (CPU) or rounding to the 16 bits of matrix units
     /// (GPU): slower, and as exact as the weights allow.
     pub exact: bool,
-    /// Most tokens of a prompt that go through the layers at once.
-    pub n_ubatch: usize,
+    /// Most tokens of a prompt that go through the layers at once. `None`: as many as suit the device, which
+    /// [`ForwardPass::n_ubatch`](crate::ForwardPass::n_ubatch) tells: 512, and 2048 on an H100 or H200 through CUDA where no layer keeps a window.
+    pub n_ubatch: Option<usize>,
     /// Ends the set-up and each forward pass from another thread, and tells how far they are.
     pub watch: Watch,
 }
@@ -61,7 +62,7 @@ impl Default for EngineOptions {
             n_threads: None,
             cache_type: CacheType::F16,
             exact: false,
-            n_ubatch: 512,
+            n_ubatch: None,
             watch: Watch::default(),
         }
     }
@@ -146,6 +147,7 @@ impl EngineOptions {
     }
 
     fn cpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+        let defaults = CpuOptions::default();
         let options = CpuOptions {
             n_ctx,
             n_seq: self.n_seq,
@@ -155,9 +157,9 @@ impl EngineOptions {
             n_threads: self.n_threads.unwrap_or_else(physical_cores),
             cache_type: self.cache_type,
             exact: self.exact,
-            n_ubatch: self.n_ubatch,
+            n_ubatch: self.n_ubatch.unwrap_or(defaults.n_ubatch),
             watch: self.watch.clone(),
-            ..Default::default()
+            ..defaults
         };
         let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
         log(model, &pass);
@@ -266,7 +268,7 @@ mod tests {
             EngineOptions { n_seq: 0, ..cpu.clone() },
             EngineOptions { n_cache: Some(0), ..cpu.clone() },
             EngineOptions { n_threads: Some(0), ..cpu.clone() },
-            EngineOptions { n_ubatch: 0, ..cpu.clone() },
+            EngineOptions { n_ubatch: Some(0), ..cpu.clone() },
         ] {
             let error = model.forward_pass(&options).err().unwrap();
             assert!(matches!(error, Error::Cpu(CpuError::Option { .. })), "{error}");

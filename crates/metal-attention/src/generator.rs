@@ -47,7 +47,7 @@ impl Generator {
         let tokenizer = model.tokenizer()?;
         let sampler = sampler(&tokenizer, sampling)?;
         let pass = model.forward_pass(options)?;
-        Ok(Self { model: model.clone(), tokenizer, sequence: Sequence::new(pass, sampler, options.n_ubatch) })
+        Ok(Self { model: model.clone(), tokenizer, sequence: Sequence::new(pass, sampler) })
     }
 
     /// The model that runs.

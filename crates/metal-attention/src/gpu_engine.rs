@@ -35,13 +35,14 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
 }
 
 fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions {
+    let defaults = GpuForwardPassOptions::default();
     GpuForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
         n_cache: options.n_cache,
         n_windows: options.n_windows,
         state_cache: options.state_cache,
-        n_ubatch: options.n_ubatch,
+        n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
         cache_type: options.cache_type,
         exact: options.exact,
         layers_at_once: None,

@@ -24,7 +24,8 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler, n_ubatch: usize) -> Self {
+    pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler) -> Self {
+        let n_ubatch = pass.n_ubatch();
         let timings = Timings::default();
         Self { pass, sampler, processing: None, ids: Vec::new(), n_ubatch, started: Instant::now(), timings }
     }
@@ -207,6 +208,9 @@ mod tests {
         fn n_seq(&self) -> usize {
             self.0.n_seq()
         }
+        fn n_ubatch(&self) -> usize {
+            self.0.n_ubatch()
+        }
         fn n_past(&self, seq: usize) -> usize {
             self.0.n_past(seq)
         }
@@ -246,9 +250,9 @@ mod tests {
     #[test]
     fn a_sampled_text_goes_on_elsewhere_from_wherever_it_is_cut() {
         let model = Model::built_in().unwrap();
-        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+        let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(8), ..Default::default() };
         let sampling = SamplerOptions { seed: Some(9), repeat_penalty: 1.1, ..Default::default() };
-        let new = || Sequence::new(model.forward_pass(&options).unwrap(), Sampler::new(sampling.clone()).unwrap(), 8);
+        let new = || Sequence::new(model.forward_pass(&options).unwrap(), Sampler::new(sampling.clone()).unwrap());
         let go_on = |sequence: &mut Sequence, start: &[u32], n: usize| {
             sequence.start(start, |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
@@ -266,7 +270,7 @@ mod tests {
 
     /// Forty tokens after a prompt.
     fn text(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
-        let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap(), 2);
+        let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap());
         sequence.start(&[1, 403, 407, 261, 378], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
             let id = sequence.step(forbidden).unwrap();
@@ -278,7 +282,7 @@ mod tests {
     #[test]
     fn short_lists_and_whole_rows_give_one_text() {
         let model = Model::built_in().unwrap();
-        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+        let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(2), ..Default::default() };
         let defaults = SamplerOptions { seed: Some(3), ..Default::default() };
         for sampling in [
             SamplerOptions { temperature: 0.0, ..defaults.clone() },

@@ -74,7 +74,7 @@ fn random_model(metadata: &Metadata, ty: TensorType, mean: f32) -> Model {
 }
 
 fn options(device: Device, cache_type: CacheType, exact: bool) -> EngineOptions {
-    EngineOptions { device, cache_type, exact, n_ctx: Some(512), n_seq: 4, n_ubatch: 128, ..Default::default() }
+    EngineOptions { device, cache_type, exact, n_ctx: Some(512), n_seq: 4, n_ubatch: Some(128), ..Default::default() }
 }
 
 fn small() -> ModelShape {

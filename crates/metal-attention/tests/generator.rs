@@ -73,7 +73,7 @@ fn a_prompt_in_micro_batches_gives_the_same_text() {
     whole.prompt(&all, go_on).unwrap();
     let expected = ids(&mut whole, 20);
     for n_ubatch in [1, 2, 5, all.len() - 1, all.len()] {
-        let mut cut = generator(&EngineOptions { n_ubatch, ..Default::default() });
+        let mut cut = generator(&EngineOptions { n_ubatch: Some(n_ubatch), ..Default::default() });
         let mut heard = Vec::new();
         let progress = |done, total| {
             heard.push((done, total));
@@ -105,7 +105,7 @@ fn what_two_prompts_share_is_evaluated_once() {
 
 #[test]
 fn an_interrupted_prompt_can_be_finished() {
-    let mut generator = generator(&EngineOptions { n_ubatch: 2, ..Default::default() });
+    let mut generator = generator(&EngineOptions { n_ubatch: Some(2), ..Default::default() });
     let all = encode(&generator, "Once upon a time");
     let stop_at_4 = |done, _| if done == 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let error = generator.prompt(&all, stop_at_4).unwrap_err();
@@ -119,7 +119,7 @@ fn an_interrupted_prompt_can_be_finished() {
 #[test]
 fn a_watch_ends_a_prompt_and_a_generation() {
     let watch = Watch::default();
-    let mut generator = generator(&EngineOptions { n_ubatch: 2, watch: watch.clone(), ..Default::default() });
+    let mut generator = generator(&EngineOptions { n_ubatch: Some(2), watch: watch.clone(), ..Default::default() });
     let all = encode(&generator, "Once upon a time");
     let cancel_at_2 = |done, _| {
         if done == 2 {

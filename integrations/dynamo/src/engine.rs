@@ -89,7 +89,7 @@ fn start(setup: &Setup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRe
         kv_cache_block_size: Some(number(pages.page_len)),
         total_kv_blocks: Some(pages.total as u64),
         max_num_seqs: Some(options.n_parallel as u64),
-        max_num_batched_tokens: Some(options.n_batch as u64),
+        max_num_batched_tokens: Some(pass.n_ubatch().max(options.n_parallel) as u64),
         ..Default::default()
     };
     let observer = cache::observer(publisher, pages.page_len);

@@ -93,8 +93,7 @@ impl Args {
         let engine =
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
-        let n_batch = engine.n_ubatch.max(n_parallel);
-        let scheduler = SchedulerOptions { n_parallel, n_queue: self.queue, n_batch, ..SchedulerOptions::default() };
+        let scheduler = SchedulerOptions { n_parallel, n_queue: self.queue, ..SchedulerOptions::default() };
         Ok(Setup {
             engine: scheduler.engine(&model, &engine),
             scheduler,

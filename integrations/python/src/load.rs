@@ -59,7 +59,6 @@ impl Wanted {
             n_parallel,
             // Callers wait for places, and are not refused.
             n_queue: usize::MAX,
-            n_batch: engine.n_ubatch.max(n_parallel),
             ..Default::default()
         };
         let pass = model.forward_pass(&options.engine(&model, &engine)).map_err(|e| errors::of_model(&e))?;

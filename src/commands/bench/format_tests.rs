@@ -53,7 +53,7 @@ fn report(compared: bool) -> Report {
             physical_cores: 2,
         },
         unix_time: 1_700_000_000,
-        settings: Settings { iterations: 3, warmup: 1, cache_type: "f16".into(), exact: false, n_ubatch: 512 },
+        settings: Settings { iterations: 3, warmup: 1, cache_type: "f16".into(), exact: false, n_ubatch: Some(512) },
         results,
         skipped: vec![Skipped {
             model: "small|one, q4_0.gguf".into(),

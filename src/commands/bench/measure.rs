@@ -10,8 +10,6 @@ use super::plan::Test;
 pub struct Measurement<'a> {
     pub pass: &'a mut dyn ForwardPass,
     pub test: &'a Test,
-    /// Tokens that are evaluated at once where a context is filled.
-    pub n_ubatch: usize,
 }
 
 impl Measurement<'_> {
@@ -99,10 +97,11 @@ impl Measurement<'_> {
         let n_vocab = self.pass.spec().n_vocab;
         for seq in 0..n_seq {
             self.pass.rewind(seq, depth);
+            let n_ubatch = self.pass.n_ubatch();
             while self.pass.n_past(seq) < depth {
                 let n_past = self.pass.n_past(seq);
                 let token = |pos| BatchToken { id: random_id(pos, seq, n_vocab), seq, pos, logits: false };
-                let batch: Vec<_> = (n_past..depth.min(n_past.saturating_add(self.n_ubatch))).map(token).collect();
+                let batch: Vec<_> = (n_past..depth.min(n_past.saturating_add(n_ubatch))).map(token).collect();
                 self.pass.forward(&batch)?;
             }
         }
@@ -133,14 +132,15 @@ mod tests {
 
     use super::*;
 
-    fn pass(n_ctx: usize, n_seq: usize) -> Box<dyn ForwardPass> {
-        let options = EngineOptions { device: Device::Cpu, n_ctx: Some(n_ctx), n_seq, ..Default::default() };
+    fn pass(n_ubatch: usize) -> Box<dyn ForwardPass> {
+        let (n_ctx, n_ubatch) = (Some(20), Some(n_ubatch));
+        let options = EngineOptions { device: Device::Cpu, n_ctx, n_seq: 3, n_ubatch, ..Default::default() };
         Model::built_in().unwrap().forward_pass(&options).unwrap()
     }
 
     #[test]
     fn every_iteration_is_a_sample() {
-        let mut pass = pass(20, 3);
+        let mut pass = pass(7);
         for (test, n_past) in [
             (Test::Prefill { n_prompt: 20 }, [20, 0, 0]),
             (Test::Decode { n_gen: 4, depth: 16, batch: 1 }, [20, 0, 0]),
@@ -148,7 +148,7 @@ mod tests {
             (Test::Decode { n_gen: 1, depth: 9, batch: 3 }, [10, 10, 10]),
         ] {
             let runs = Cell::new(0);
-            let mut measurement = Measurement { pass: &mut *pass, test: &test, n_ubatch: 7 };
+            let mut measurement = Measurement { pass: &mut *pass, test: &test };
             let rates = measurement.samples(2, 3, |n| runs.set(n)).unwrap();
             assert_eq!((rates.len(), runs.get()), (3, 5), "{test}");
             assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{rates:?}");
@@ -158,13 +158,13 @@ mod tests {
 
     #[test]
     fn a_profile_has_the_steps_of_the_test_and_no_others() {
-        let mut pass = pass(20, 3);
+        let mut pass = pass(20);
         for (test, steps) in [
             (Test::Prefill { n_prompt: 20 }, vec![(Phase::Prefill, 20)]),
             (Test::Decode { n_gen: 4, depth: 16, batch: 1 }, vec![(Phase::Decode, 1); 4]),
             (Test::Decode { n_gen: 2, depth: 5, batch: 3 }, vec![(Phase::Decode, 3); 2]),
         ] {
-            let profile = Measurement { pass: &mut *pass, test: &test, n_ubatch: 7 }.profile().unwrap().unwrap();
+            let profile = Measurement { pass: &mut *pass, test: &test }.profile().unwrap().unwrap();
             let found: Vec<_> = profile.steps.iter().map(|step| (step.phase, step.n_tokens)).collect();
             assert_eq!(found, steps, "{test}");
         }

@@ -260,7 +260,7 @@ impl Args {
             for (i, test) in setup.tests.iter().enumerate() {
                 progress.describe(format!("{name}, {}, {test}", options.device));
                 let done = |runs: usize| progress.set(i.saturating_mul(self.runs()).saturating_add(runs) as u64);
-                let mut measurement = Measurement { pass: &mut *pass, test, n_ubatch: options.n_ubatch };
+                let mut measurement = Measurement { pass: &mut *pass, test };
                 let samples = measurement.samples(self.warmup, self.iterations, done)?;
                 if let Some(rates) = TokensPerSecond::new(samples) {
                     let report = &mut measured.report;

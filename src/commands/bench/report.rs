@@ -51,7 +51,8 @@ pub struct Settings {
     pub warmup: usize,
     pub cache_type: String,
     pub exact: bool,
-    pub n_ubatch: usize,
+    /// `null`: as many as suit the device.
+    pub n_ubatch: Option<usize>,
 }
 
 /// How a [`Phase`] is written.

@@ -73,11 +73,11 @@ fn predictions(text: &Path, before: &Path, after: &Path) -> Result<String, CliEr
     token_ids::check(&ids, before.spec().n_vocab)?;
     let options = EngineOptions { n_ctx: Some(n_ctx), watch: interrupt::watch(), ..Default::default() };
     let (mut from, mut to) = (before.forward_pass(&options)?, after.forward_pass(&options)?);
-    let n_chunks = ids.len() / n_ctx;
+    let (n_chunks, n_ubatch) = (ids.len() / n_ctx, from.n_ubatch());
     let progress = Progress::steps("predicting the text", n_chunks as u64).watched(2 * before.spec().n_layer() * n_ctx);
     let (mut one, mut other, mut divergence) = <(LogLikelihood, LogLikelihood, Divergence)>::default();
     for (i, chunk) in ids.chunks_exact(n_ctx).enumerate() {
-        let done = chunks::evaluate(&mut [&mut *from, &mut *to], chunk, bos, options.n_ubatch, |logits, next| {
+        let done = chunks::evaluate(&mut [&mut *from, &mut *to], chunk, bos, n_ubatch, |logits, next| {
             one.add(&logits[0], next);
             other.add(&logits[1], next);
             divergence.add(&logits[1], |i| log_softmax(logits[0].row(i)), next);

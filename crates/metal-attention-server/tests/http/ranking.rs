@@ -149,7 +149,7 @@ fn an_encoder_embeds_texts_as_long_as_its_context() {
         n_ctx: Some(10 * N_CTX),
         n_seq: 2,
         n_threads: Some(1),
-        n_ubatch: 8,
+        n_ubatch: Some(8),
         ..Default::default()
     };
     let load = move || crate::client::load_with(model(false), &engine, 2, 64);

@@ -69,6 +69,7 @@ impl<'t> Engine<'t> {
         options: SchedulerOptions,
         observer: Option<CacheObserver>,
     ) -> Self {
+        let n_batch = options.n_batch.unwrap_or(pass.n_ubatch().max(options.n_parallel));
         Self {
             blocks: observer.map(|observer| Blocks::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
             slots: Slots::new(pass.n_seq()),
@@ -76,7 +77,7 @@ impl<'t> Engine<'t> {
             pooler: Pooler::new(model, None),
             tokenizer,
             shared,
-            pace: Pace::new(options.n_batch),
+            pace: Pace::new(n_batch),
             options,
             running: Vec::new(),
             preempted: Vec::new(),

@@ -79,16 +79,16 @@ pub struct SchedulerOptions {
     /// Requests that may wait for a place. Where a client has so many waiting, others find room for their share beyond
     /// that, for twice as many at most.
     pub n_queue: usize,
-    /// Most tokens of a step; at least `n_parallel`. A long prompt is evaluated in steps of so many, or of fewer where
+    /// Most tokens of a step; at least `n_parallel`. `None`: as many as the forward pass takes at once, but no fewer. A long prompt is evaluated in steps of so many, or of fewer where
     /// others wait, so that their texts go on in between.
-    pub n_batch: usize,
+    pub n_batch: Option<usize>,
     /// How long a text keeps its place while another client waits for one. After that it may have to wait in its turn.
     pub turn: Duration,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { n_parallel: 1, n_queue: 256, n_batch: 512, turn: Duration::from_millis(250) }
+        Self { n_parallel: 1, n_queue: 256, n_batch: None, turn: Duration::from_millis(250) }
     }
 }
 
@@ -132,7 +132,6 @@ impl Scheduler {
     /// says; its other numbers of sequences and tokens follow from these ([`SchedulerOptions::engine`]).
     pub fn open(model: &Model, engine: &EngineOptions, n_parallel: usize) -> Result<Self, StartError> {
         let options = SchedulerOptions { n_parallel, ..Default::default() };
-        let options = SchedulerOptions { n_batch: engine.n_ubatch.max(n_parallel), ..options };
         let pass = model.forward_pass(&options.engine(model, engine))?;
         Self::start(pass, Arc::new(model.clone()), options)
     }
@@ -376,8 +375,8 @@ impl SchedulerOptions {
             let allowed = format!("from 1 to the {n_seq} sequences of the forward pass");
             return error("n_parallel", self.n_parallel, allowed);
         }
-        if self.n_batch < self.n_parallel {
-            return error("n_batch", self.n_batch, format!("at least n_parallel, {}", self.n_parallel));
+        if let Some(n_batch) = self.n_batch.filter(|&n_batch| n_batch < self.n_parallel) {
+            return error("n_batch", n_batch, format!("at least n_parallel, {}", self.n_parallel));
         }
         if self.n_queue == 0 {
             return error("n_queue", 0, "at least 1".into());

@@ -81,7 +81,7 @@ fn cards_sum_long_prompts_in_slices() {
     let model = model(&shape, F16, 0);
     let prompt: Vec<u32> = (0..700).map(|i| (i * i * 7 + 3) % 1000).collect();
     let last_logits = |options: &EngineOptions| {
-        let options = EngineOptions { n_ctx: Some(800), n_seq: 1, n_ubatch: 500, ..options.clone() };
+        let options = EngineOptions { n_ctx: Some(800), n_seq: 1, n_ubatch: Some(500), ..options.clone() };
         let mut pass = model.forward_pass(&options).unwrap();
         pass.forward_prompt(&prompt).unwrap();
         (0..3).flat_map(|id| pass.forward_token(id).unwrap().to_vec()).collect::<Vec<_>>()

@@ -91,7 +91,7 @@ fn logits_of_a_text_come_beside_others() {
     for &id in &ids {
         want.extend_from_slice(pass.forward_token(id).unwrap());
     }
-    let scheduler = Scheduler::open(&model, &EngineOptions { n_ubatch: 16, ..engine() }, 2).unwrap();
+    let scheduler = Scheduler::open(&model, &EngineOptions { n_ubatch: Some(16), ..engine() }, 2).unwrap();
     let text = scheduler.submit(greedy(encode(&model, "Once upon a time"), 8)).unwrap();
     for (from, first) in [(0, 0), (89, 89), (90, 90), (200, 90)] {
         let got = scheduler.logits(Client::Unknown, ids.clone(), from).unwrap().blocking_wait().unwrap();

@@ -106,7 +106,7 @@ fn bad_requests_are_refused() {
     for options in [
         SchedulerOptions { n_parallel: 0, ..default.clone() },
         SchedulerOptions { n_parallel: 2, ..default.clone() },
-        SchedulerOptions { n_batch: 0, ..default.clone() },
+        SchedulerOptions { n_batch: Some(0), ..default.clone() },
         SchedulerOptions { n_queue: 0, ..default },
     ] {
         let pass = model.forward_pass(&engine()).unwrap();
@@ -346,7 +346,7 @@ fn embeddings_are_the_mean_of_the_normed_states() {
 
     // In chunks, beside a text that runs, with no more pages than the two of them take.
     let engine = EngineOptions { n_seq: 2, n_cache: Some(4 * 64), ..engine() };
-    let options = SchedulerOptions { n_parallel: 1, n_batch: 16, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 1, n_batch: Some(16), ..Default::default() };
     let scheduler = crate::support::start(&model, &engine, options);
     let prompt = encode(&model, "Once upon a time");
     let text = scheduler.submit(greedy(prompt, 20)).unwrap();

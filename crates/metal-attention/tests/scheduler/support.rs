@@ -171,6 +171,9 @@ impl ForwardPass for Wrapped {
     fn n_seq(&self) -> usize {
         self.pass.n_seq()
     }
+    fn n_ubatch(&self) -> usize {
+        self.pass.n_ubatch()
+    }
     fn n_past(&self, seq: usize) -> usize {
         self.pass.n_past(seq)
     }

@@ -80,9 +80,9 @@ proptest! {
         let model = window.map_or_else(|| Model::built_in().unwrap(), windowed);
         let n_seq = n_parallel + n_idle;
         let n_windows = Some(n_parallel);
-        let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: 16, ..engine() };
+        let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: Some(16), ..engine() };
         let pass = Wrapped { max_top_k, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
-        let options = SchedulerOptions { n_parallel, n_batch, turn, ..Default::default() };
+        let options = SchedulerOptions { n_parallel, n_batch: Some(n_batch), turn, ..Default::default() };
         let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
         let mut answers: Vec<std::thread::JoinHandle<_>> = Vec::new();
         let (mut heard, mut last) = (None, 0);
@@ -131,7 +131,7 @@ proptest! {
 fn eight_stories_in_four_places() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-15m-q4_0.gguf");
     let model = Model::open(path).unwrap();
-    let options = SchedulerOptions { n_parallel: 4, n_batch: 16, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 4, n_batch: Some(16), ..Default::default() };
     let scheduler = start(&model, &EngineOptions { n_seq: 6, ..engine() }, options);
     let prompts = ["Once upon a time", "The dog", "Lily went to the park. She saw", "Once upon a time there was a"];
     let requests: Vec<Request> = (0..8).map(|i| greedy(encode(&model, prompts[i % 4]), 6 + 2 * i)).collect();
@@ -151,7 +151,7 @@ fn eight_stories_in_four_places() {
 #[test]
 fn equal_prompts_are_evaluated_once() {
     let model = Model::built_in().unwrap();
-    let options = SchedulerOptions { n_parallel: 4, n_batch: 32, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 4, n_batch: Some(32), ..Default::default() };
     let scheduler = start(&model, &EngineOptions { n_seq: 4, ..engine() }, options);
     let prompt: Vec<u32> = (0..150).map(|i| (i * 37 % 500 + 3) as u32).collect();
     let events: Vec<_> = (0..4).map(|_| scheduler.submit(greedy(prompt.clone(), 10)).unwrap()).collect();
@@ -186,12 +186,12 @@ fn some(from: u32, n: u32) -> Vec<u32> {
 #[test]
 fn conversations_go_on_in_the_cache_of_a_window() {
     let model = windowed(40);
-    let engine = EngineOptions { n_ctx: Some(512), n_seq: 3, n_ubatch: 16, ..engine() };
-    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, n_batch: 64, ..Default::default() });
+    let engine = EngineOptions { n_ctx: Some(512), n_seq: 3, n_ubatch: Some(16), ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, n_batch: Some(64), ..Default::default() });
     let ask = |ids: &[u32]| {
         let request = || greedy(ids.to_vec(), 9);
         let answer = read(scheduler.submit(request()).unwrap());
-        let room_for_all = EngineOptions { n_ubatch: 512, ..engine.clone() };
+        let room_for_all = EngineOptions { n_ubatch: Some(512), ..engine.clone() };
         let alone = alone_in(&model, &room_for_all, &request());
         assert_eq!((&answer.ids, answer.text), (&alone.0, alone.1));
         (answer.usage.cached_tokens, answer.ids)
@@ -218,13 +218,13 @@ fn conversations_go_on_in_the_cache_of_a_window() {
 fn finished_texts_give_their_windows_up_the_oldest_first() {
     let model = windowed(40);
     // All positions of five texts, and windows of two.
-    let engine = EngineOptions { n_ctx: Some(512), n_seq: 5, n_windows: Some(2), n_ubatch: 16, ..engine() };
-    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, n_batch: 64, ..Default::default() });
+    let engine = EngineOptions { n_ctx: Some(512), n_seq: 5, n_windows: Some(2), n_ubatch: Some(16), ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, n_batch: Some(64), ..Default::default() });
     let mut texts: Vec<_> = (0..3).map(|i| some(1000 * i, 250)).collect();
     let mut ask = |i: usize| {
         let request = || greedy(texts[i].clone(), 9);
         let answer = read(scheduler.submit(request()).unwrap());
-        let room_for_all = EngineOptions { n_ubatch: 512, n_windows: None, ..engine.clone() };
+        let room_for_all = EngineOptions { n_ubatch: Some(512), n_windows: None, ..engine.clone() };
         let alone = alone_in(&model, &room_for_all, &request());
         assert_eq!((&answer.ids, answer.text), (&alone.0, alone.1), "text {i}");
         texts[i].extend(&answer.ids);
@@ -243,11 +243,11 @@ fn finished_texts_give_their_windows_up_the_oldest_first() {
 #[test]
 fn many_conversations_go_on_in_fewer_windows() {
     let model = windowed(40);
-    let engine = EngineOptions { n_ctx: Some(512), n_seq: 9, n_windows: Some(3), n_ubatch: 16, ..engine() };
+    let engine = EngineOptions { n_ctx: Some(512), n_seq: 9, n_windows: Some(3), n_ubatch: Some(16), ..engine() };
     let turn = Duration::from_secs(100);
-    let options = SchedulerOptions { n_parallel: 3, n_batch: 48, turn, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 3, n_batch: Some(48), turn, ..Default::default() };
     let scheduler = start(&model, &engine, options);
-    let room_for_all = EngineOptions { n_seq: 1, n_windows: None, n_ubatch: 512, ..engine };
+    let room_for_all = EngineOptions { n_seq: 1, n_windows: None, n_ubatch: Some(512), ..engine };
     let mut texts: Vec<_> = (0..6).map(|i| [some(0, 128), some(1000 * (i + 1), 30 * i)].concat()).collect();
     for round in 0..4 {
         let request = |i: usize| Request { client: Client::Key(i), ..greedy(texts[i].clone(), 20) };
@@ -271,7 +271,7 @@ fn texts_that_need_more_than_there_is_take_turns() {
     let model = Model::built_in().unwrap();
     // Four texts of three pages each at their end, in a cache of six.
     let engine = EngineOptions { n_seq: 4, n_cache: Some(6 * 64), ..engine() };
-    let options = SchedulerOptions { n_parallel: 4, n_batch: 64, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 4, n_batch: Some(64), ..Default::default() };
     let scheduler = start(&model, &engine, options);
     let request =
         |i: u32| Request { ignore_eos: true, ..greedy((0..40).map(|n| (n * 13 + i * 7) % 500 + 3).collect(), 100) };

@@ -104,7 +104,7 @@ fn whoever_waits_loses_nothing() {
 /// In a cache that holds one of them only, texts that alternate are evaluated again and again, but each gets on.
 #[test]
 fn everybody_gets_on_where_the_cache_is_small() {
-    let options = SchedulerOptions { n_parallel: 1, n_batch: 32, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 1, n_batch: Some(32), ..Default::default() };
     let (model, scheduler, _levers) = start(1, 4, &options);
     let requests = || [text(A, 1, 150, 12), text(B, 2, 180, 12), text(C, 3, 90, 12)];
     let events = requests().map(|r| scheduler.submit(r).unwrap());
@@ -148,7 +148,7 @@ fn now(events: &mut Events) -> Option<Event> {
 /// A short prompt beside long ones.
 #[test]
 fn prompts_share_the_room_of_a_step() {
-    let options = SchedulerOptions { n_parallel: 4, n_batch: 16, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 4, n_batch: Some(16), ..Default::default() };
     let (model, scheduler, levers) = start(8, 32, &options);
     let short = || Request { client: B, ignore_eos: true, ..greedy(vec![MARK; 20], 3) };
     let held = levers.gate.lock().unwrap();
@@ -198,7 +198,7 @@ fn a_full_queue_has_room_for_others() {
 fn embeddings_and_texts_take_turns_too() {
     // Pages for one whole context only: texts and embeddings are in each other's way.
     for n_parallel in [1, 2] {
-        let options = SchedulerOptions { n_parallel, n_batch: 32, ..Default::default() };
+        let options = SchedulerOptions { n_parallel, n_batch: Some(32), ..Default::default() };
         let (model, scheduler, levers) = start(n_parallel + 4, 4, &options);
         let ids = |n: usize| (0..n).map(|i| (i * 31 % 500 + 3) as u32).collect::<Vec<_>>();
         let held = levers.gate.lock().unwrap();

@@ -179,7 +179,7 @@ pub fn measure(
 ) -> Result<Vec<Floor>, CliError> {
     let n_vocab = model.spec().n_vocab;
     let ids: Vec<u32> = (0..effort.n_prompt).map(|i| ((i * 7919 + 13) % n_vocab) as u32).collect();
-    let n_ubatch = options.n_ubatch.min(effort.n_prompt);
+    let n_ubatch = backend.pass().n_ubatch().min(effort.n_prompt);
 
     // The first run warms up, and its launches are counted.
     let before = launches_so_far(backend);
