@@ -54,8 +54,7 @@ struct ArgmaxArgs {
     u32* tickets;        // [n_rows], zero
     u64_t* ids;          // of the host: `tell_id`
     Token* tokens;       // [n_rows]
-    u32 number;          // of the step
-    u32 unused;
+    u32* numbers;        // [n_rows], of the last steps that were counted here
 };
 
 __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
@@ -100,7 +99,9 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     if (threadIdx.x == 0) {
         // All NaN: the first.
         const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
-        tell_id(a.ids, row, a.number, id);
+        const u32 number = a.numbers[row] + 1;
+        a.numbers[row] = number;
+        tell_id(a.ids, row, number, id);
         if (a.advance) {
             a.tokens[row].id = id;
             a.tokens[row].pos++;

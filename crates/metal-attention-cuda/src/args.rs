@@ -379,8 +379,7 @@ pub(crate) struct ArgmaxArgs {
     pub(crate) tickets: u64,
     pub(crate) ids: u64,
     pub(crate) tokens: u64,
-    pub(crate) number: u32,
-    pub(crate) unused: u32,
+    pub(crate) numbers: u64,
 }
 
 #[repr(C)]

@@ -233,14 +233,28 @@ impl CudaForwardPass {
 
     /// The same, a step by kernels for each of its parts.
     fn launch_kernels(&mut self, gpu: &Arc<CudaDevice>, n: usize, wanted: Wanted) -> Result<(), CudaError> {
-        // What was chosen goes somewhere else in each step: the kernel that tells it is in no graph.
-        let (wanted, advance) = match wanted {
-            Wanted::Id { advance } => (Wanted::Logits, Some(advance)),
-            Wanted::Hidden | Wanted::Logits | Wanted::TopK => (wanted, None),
-        };
         let size = StepSize { n_tokens: n, n_wanted: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), wanted };
-        self.run_graph(gpu, size)?;
-        advance.map_or(Ok(()), |advance| self.steps.choose(self.spec.n_vocab, n, advance))
+        self.numbered(size, |pass| pass.run_graph(gpu, size))
+    }
+
+    /// Submits a step, which has a number where it chooses ids.
+    fn numbered(
+        &mut self,
+        size: StepSize,
+        submit: impl FnOnce(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let n = match size.wanted {
+            Wanted::Id { advance: _ } => size.n_wanted,
+            Wanted::Hidden | Wanted::Logits | Wanted::TopK => 0,
+        };
+        if n > 0 {
+            self.steps.ids.next_counted(n)?;
+        }
+        submit(self)?;
+        if n > 0 {
+            self.steps.ids.is_submitted(n);
+        }
+        Ok(())
     }
 
     /// A step of single tokens, from the second time on as a graph.
@@ -318,12 +332,14 @@ impl CudaForwardPass {
                 let n_query_tiles = if alone { 0 } else { self.write_query_tiles(part)? };
                 let size = StepSize { n_tokens: part.len(), n_wanted, n_query_tiles, runs, wanted };
                 let n = part.len() * self.spec.n_embd;
-                self.steps.run(&self.spec, (&self.cache, &self.states), size, |i, x| {
-                    let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
-                    let mut state = Readback::new(&gpu, 4 * n as u64)?;
-                    state.copy(x, 4 * n as u64)?;
-                    trace(i, &bytemuck::pod_collect_to_vec::<u8, f32>(state.read(4 * n as u64)?));
-                    Ok(())
+                self.numbered(size, |pass| {
+                    pass.steps.run(&pass.spec, (&pass.cache, &pass.states), size, |i, x| {
+                        let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
+                        let mut state = Readback::new(&gpu, 4 * n as u64)?;
+                        state.copy(x, 4 * n as u64)?;
+                        trace(i, &bytemuck::pod_collect_to_vec::<u8, f32>(state.read(4 * n as u64)?));
+                        Ok(())
+                    })
                 })?;
             }
             let s = &self.steps.s;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{self, CUresult};
 
 use crate::CudaError;
-use crate::device::{CudaDevice, Pinned, check};
+use crate::device::{CudaBuffer, CudaDevice, Pinned, check};
 
 /// Steps whose ids have a place: more than there ever are that nobody has read. As `rank.cuh` has it.
 const STEPS: u32 = 16;
@@ -20,6 +20,10 @@ pub(crate) struct Ids {
     n_rows: usize,
     /// Of the last step that was submitted.
     number: u32,
+    /// Of each row, that of the last step whose id a kernel has chosen that counts itself, which graphs have: in the device's memory, and as it will be when all that
+    /// was submitted has run.
+    on_device: CudaBuffer,
+    counted: Vec<u32>,
 }
 
 impl Ids {
@@ -29,7 +33,8 @@ impl Ids {
         let words = Pinned::new(device, 8 * n_words)?;
         // SAFETY: there are as many, on pages of their own, and nobody else knows of them yet.
         unsafe { std::ptr::write_bytes(words.ptr().cast::<u64>(), 0, n_words) };
-        Ok(Self { words, n_rows, number: 0 })
+        let on_device = device.zeros("numbers of steps", 4 * n_rows as u64)?;
+        Ok(Self { words, n_rows, number: 0, on_device, counted: vec![0; n_rows] })
     }
 
     /// Where they lie, for the device.
@@ -42,6 +47,27 @@ impl Ids {
         let first = self.number.wrapping_add(1);
         self.number = self.number.wrapping_add(n as u32);
         first
+    }
+
+    /// Where kernels count the steps of rows.
+    pub(crate) fn numbers_of_rows(&self) -> u64 {
+        self.on_device.ptr()
+    }
+
+    /// Numbers one more step, of `n` rows, whose kernel counts. Until it [is submitted](Self::is_submitted) the device need not have counted it.
+    pub(crate) fn next_counted(&mut self, n: usize) -> Result<(), CudaError> {
+        let before = self.number;
+        self.number(1);
+        if self.counted[..n].iter().any(|counted| *counted != before) {
+            self.counted[..n].fill(before);
+            self.on_device.write(0, bytemuck::cast_slice(&self.counted[..n]))?;
+        }
+        Ok(())
+    }
+
+    /// The step of `n` rows was.
+    pub(crate) fn is_submitted(&mut self, n: usize) {
+        self.counted[..n].fill(self.number);
     }
 
     /// Those of the last `n` steps that were submitted.

@@ -123,7 +123,7 @@ impl Steps {
     }
 
     /// The ids of the largest logits of each of `n` rows. `advance`: the tokens go on with them.
-    pub(crate) fn choose(&mut self, n_vocab: usize, n: usize, advance: bool) -> Result<(), CudaError> {
+    fn choose(&mut self, n_vocab: usize, n: usize, advance: bool) -> Result<(), CudaError> {
         let args = ArgmaxArgs {
             logits: self.s.logits.ptr(),
             n_vocab: n_vocab as u32,
@@ -132,8 +132,7 @@ impl Steps {
             tickets: self.s.argmax_tickets.ptr(),
             ids: self.ids.ptr(),
             tokens: self.s.tokens.ptr(),
-            number: self.ids.number(1),
-            unused: 0,
+            numbers: self.ids.numbers_of_rows(),
         };
         // Some logits a thread: as many blocks as run at once, and as there are results for.
         let blocks = (8 * self.gpu.summary().n_sm / n).clamp(ARGMAX_BLOCKS / 4, ARGMAX_BLOCKS);
