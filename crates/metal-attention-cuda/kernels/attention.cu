@@ -92,10 +92,12 @@ __device__ __forceinline__ float2 load_two(const float* p) { return *(const floa
 struct Share {
     u32 begin, first_page, end_page, n_splits;
 };
-__device__ __forceinline__ Share share_of(const AttentionArgs& a, u32 pos, u32 split) {
+// FEW: so many pages are one split's, as what several have is joined.
+template <u32 FEW> __device__ __forceinline__ Share share_of(const AttentionArgs& a, u32 pos, u32 split) {
     Share s;
     s.begin = first_seen(a.mask, a.reach, pos);
-    const u32 first_page = s.begin / PAGE, n_pages = pos / PAGE + 1 - first_page, each = (n_pages + a.n_splits - 1) / a.n_splits;
+    const u32 first_page = s.begin / PAGE, n_pages = pos / PAGE + 1 - first_page;
+    const u32 each = FEW > 1 && n_pages <= FEW ? n_pages : (n_pages + a.n_splits - 1) / a.n_splits;
     s.n_splits = (n_pages + each - 1) / each;
     s.first_page = first_page + split * each;
     s.end_page = min(s.first_page + each, first_page + n_pages);
@@ -207,7 +209,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     // Of a step before, as are all tokens of the cache but the last.
     if (APPENDED) wait_for_input();
     const Token of = a.tokens[token];
-    const Share share = share_of(a, of.pos, split);
+    const Share share = share_of<1>(a, of.pos, split);
     const u32 begin = share.begin, n_splits = share.n_splits;
     if (split >= n_splits) return;
 

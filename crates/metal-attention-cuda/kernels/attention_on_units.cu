@@ -23,7 +23,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     // Of a step before, as are all tokens of the cache but the last.
     if (APPENDED) wait_for_input();
     const Token of = a.tokens[token];
-    const Share share = share_of(a, of.pos, split);
+    const Share share = share_of<2>(a, of.pos, split);
     if (split >= share.n_splits) return;
     const bool has_own = !APPENDED && split == share.n_splits - 1;
 
