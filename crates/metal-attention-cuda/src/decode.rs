@@ -223,6 +223,16 @@ impl Decode {
         }))
     }
 
+    /// How many tokens take one launch at most.
+    pub(crate) fn at_once(&self) -> usize {
+        self.at_once
+    }
+
+    /// No more than `n`, 1 or more, do.
+    pub(crate) fn limit(&mut self, n: usize) {
+        self.at_once = self.at_once.min(n);
+    }
+
     /// How many tokens, the first at position `pos` of its text, take one launch, each chosen by the one before; 0: it takes none.
     pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
         self.until.saturating_sub(pos).min(self.at_once)

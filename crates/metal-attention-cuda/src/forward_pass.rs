@@ -175,6 +175,19 @@ impl CudaForwardPass {
         self.decode.as_ref().map_or(0, |decode| decode.tokens_at_once(pos))
     }
 
+    /// How many tokens of a text take one launch at most; 0: none.
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.decode.as_ref().map_or(0, Decode::at_once)
+    }
+
+    /// No more than `n` do.
+    pub(crate) fn limit_at_once(&mut self, n: usize) {
+        match &mut self.decode {
+            Some(decode) if n > 0 => decode.limit(n),
+            Some(_) | None => self.decode = None,
+        }
+    }
+
     /// Sends a batch to the GPU, which the next step evaluates.
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
         let texts = batch.chunk_by(|a, b| a.seq == b.seq);

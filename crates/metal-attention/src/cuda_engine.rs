@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metal_attention_cuda::{
     CudaCards, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, cuda_summaries,
 };
-use metal_attention_model::{ForwardPass, MemoryUse, PageUse};
+use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, MemoryUse, PageUse};
 
 use crate::engine::{mib, room};
 use crate::{EngineOptions, Model};
@@ -19,7 +19,7 @@ pub(crate) fn forward_pass(
 ) -> Result<CudaForwardPass, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
-    let options = pass_options(options, model, n_ctx, gpu.summary());
+    let options = pass_options(options, model, n_ctx, gpu.summary(), gpu.free_memory()?);
     let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
     log_card(pass.gpu());
     log_memory(pass.memory_use(), pass.cache_pages());
@@ -41,7 +41,8 @@ pub(crate) fn cards(
     };
     let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
     let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
-    let options = pass_options(options, model, n_ctx, gpu.summary());
+    let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
+    let options = pass_options(options, model, n_ctx, gpu.summary(), free);
     let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory(pass.memory_use(), pass.cache_pages());
@@ -66,7 +67,8 @@ fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
     let mut why = CudaError::NoDevice { ordinal: 0, n_devices: 0 };
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;
-        let needed = pass_options(options, model, n_ctx, &gpu).memory_needed(model.spec(), model.weights()).total();
+        let options_here = pass_options(options, model, n_ctx, &gpu, available);
+        let needed = options_here.memory_needed(model.spec(), model.weights()).total();
         let outcome = if needed > available {
             Err(CudaError::ModelTooLarge { needed, available })
         } else {
@@ -84,19 +86,35 @@ fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
     Err(why)
 }
 
-/// What `model` is set up with on such a card.
-fn pass_options(options: &EngineOptions, model: &Model, n_ctx: usize, gpu: &CudaSummary) -> CudaForwardPassOptions {
-    CudaForwardPassOptions {
+/// What `model` is set up with on such cards, which have so many bytes together: where nobody says how many tokens go through the layers at once
+/// as many as suit the device, if there is room for these.
+fn pass_options(
+    options: &EngineOptions,
+    model: &Model,
+    n_ctx: usize,
+    gpu: &CudaSummary,
+    available: u64,
+) -> CudaForwardPassOptions {
+    let with = |n_ubatch| CudaForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
         n_cache: options.n_cache,
         n_windows: options.n_windows,
         state_cache: options.state_cache,
-        n_ubatch: options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec())),
+        n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
         one_launch: None,
+    };
+    if let Some(n_ubatch) = options.n_ubatch {
+        return with(n_ubatch);
     }
+    let best = with(CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
+    let MemoryUse { weights, kv_cache, scratch } = best.memory_needed(model.spec(), model.weights());
+    // Each card has all of what steps work with.
+    let of_all = scratch.saturating_mul(options.n_cards as u64);
+    let needed = [weights, kv_cache, of_all].into_iter().fold(0, u64::saturating_add);
+    if needed > available { with(DEFAULT_UBATCH) } else { best }
 }
 
 /// Logs what runs the model.
