@@ -102,7 +102,7 @@ struct Ending {
     __device__ __forceinline__ Ending(const Layer& l, const Step& step, u32 tag)
         : to(step.to), copies(step.copies), of_copy(step.n_out / 2), tag((tag + step.tag_out) & TAG), activation(l.activation), limit(l.activation_limit),
           scale(l.scale), adds(step.kind == ATTENTION_OUTPUT || step.kind == DOWN) {}
-    // What is added to a row, `row` or none, of all cards' parts: of `y` alone where `cards` is null.
+    // What is added to a row, `row` or none, from this card's part of it, or what is no part as it is.
     __device__ __forceinline__ float of_all_cards(const OnCards* cards, u32 n_exchanges, u32 row, float y) const {
         return adds && row != ~0u ? exchanged_sum(cards->exchange, n_exchanges, row, y) : y;
     }

@@ -241,7 +241,7 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
     for (Barrier& b : block.barriers) b.n = 0;
     block.place = {index, launch.block, launch.grid, block.begin_shared(launch.shared_bytes)};
     for (uint32_t i = 0; i < n; i++) {
-        Fiber& f = *block.fibers[i];
+        Fiber& f = block.fiber(i);
         Warp& warp = block.warps[i / 32];
         if (i % 32 == 0) {
             warp.live = n - i >= 32 ? ~0u : (1u << (n - i)) - 1;

@@ -29,12 +29,16 @@ static unsigned char* map(size_t bytes) {
 }
 
 Block::Block() : launch(nullptr), launch_failed(nullptr), failure(nullptr), fibers{}, warps{} {
-    const uintptr_t stacks = ((uintptr_t)map((MAX_THREADS + 1) * STACK) + STACK - 1) & ~(STACK - 1);
-    for (uint32_t i = 0; i < MAX_THREADS; i++) {
+    stacks = ((uintptr_t)map((MAX_THREADS + 1) * STACK) + STACK - 1) & ~(STACK - 1);
+    shared = map(MAX_SHARED + GUARD);
+}
+Fiber& Block::fiber(uint32_t i) {
+    if (!fibers[i]) {
         fibers[i] = new (fiber_of_stack(stacks + i * STACK)) Fiber{};
+        // A system has room for some ten thousand pages of this kind in a process.
         mprotect((void*)(stacks + i * STACK + PAGE), PAGE, PROT_NONE);
     }
-    shared = map(MAX_SHARED + GUARD);
+    return *fibers[i];
 }
 unsigned char* Block::begin_shared(size_t bytes) {
     memset(shared, NOT_WRITTEN, bytes);

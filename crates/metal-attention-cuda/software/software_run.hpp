@@ -36,18 +36,21 @@ struct Block {
     Index failed_thread;
     Barrier barriers[BARRIERS];
     std::vector<BulkCopy> bulk_copies;
-    Fiber* fibers[MAX_THREADS];
+    Fiber* fibers[MAX_THREADS]; // of the threads that a block has had so far
     Place place;
     Warp warps[MAX_THREADS / 32];
 
     Block();
     Block(const Block&) = delete;
+    // That of thread `i`, which is made where no block has had one.
+    Fiber& fiber(uint32_t i);
     // Workgroup memory of a block that begins, full of what is no number.
     unsigned char* begin_shared(size_t bytes);
     bool shared_is_intact(size_t bytes) const;
 
   private:
     unsigned char* shared;
+    uintptr_t stacks;
 };
 
 // Runs block `index`; why it failed, or null.
