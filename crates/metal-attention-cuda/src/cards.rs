@@ -179,7 +179,7 @@ impl CudaCards {
         });
         let mut passes = passes?;
         // All take the same launches, whatever each by itself would: shares, and cards, may be unlike.
-        let at_once = passes.iter().map(CudaForwardPass::most_at_once).min().unwrap_or(0);
+        let at_once = passes.iter().map(|pass| pass.tokens_at_once(0)).min().unwrap_or(0);
         let mailboxes: Vec<_> = passes.iter().filter_map(|pass| pass.steps.exchange.as_ref()).collect();
         let mailboxes: Vec<u64> = mailboxes.into_iter().map(Exchange::address).collect();
         let mut memory = MemoryUse { weights: 0, kv_cache: 0, scratch: 0 };

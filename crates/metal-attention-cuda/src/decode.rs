@@ -223,11 +223,6 @@ impl Decode {
         }))
     }
 
-    /// How many tokens take one launch at most.
-    pub(crate) fn at_once(&self) -> usize {
-        self.at_once
-    }
-
     /// No more than `n`, 1 or more, do.
     pub(crate) fn limit(&mut self, n: usize) {
         self.at_once = self.at_once.min(n);

@@ -175,11 +175,6 @@ impl CudaForwardPass {
         self.decode.as_ref().map_or(0, |decode| decode.tokens_at_once(pos))
     }
 
-    /// How many tokens of a text take one launch at most; 0: none.
-    pub(crate) fn most_at_once(&self) -> usize {
-        self.decode.as_ref().map_or(0, Decode::at_once)
-    }
-
     /// No more than `n` do.
     pub(crate) fn limit_at_once(&mut self, n: usize) {
         match &mut self.decode {

@@ -110,11 +110,10 @@ fn pass_options(
         return with(n_ubatch);
     }
     let best = with(CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
-    let MemoryUse { weights, kv_cache, scratch } = best.memory_needed(model.spec(), model.weights());
+    let mut needed = best.memory_needed(model.spec(), model.weights());
     // Each card has all of what steps work with.
-    let of_all = scratch.saturating_mul(options.n_cards as u64);
-    let needed = [weights, kv_cache, of_all].into_iter().fold(0, u64::saturating_add);
-    if needed > available { with(DEFAULT_UBATCH) } else { best }
+    needed.scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
 }
 
 /// Logs what runs the model.

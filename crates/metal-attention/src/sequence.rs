@@ -18,16 +18,14 @@ pub(crate) struct Sequence {
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
     /// for the next [`step`](Self::step).
     ids: Vec<u32>,
-    n_ubatch: usize,
     started: Instant,
     pub timings: Timings,
 }
 
 impl Sequence {
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler) -> Self {
-        let n_ubatch = pass.n_ubatch();
         let timings = Timings::default();
-        Self { pass, sampler, processing: None, ids: Vec::new(), n_ubatch, started: Instant::now(), timings }
+        Self { pass, sampler, processing: None, ids: Vec::new(), started: Instant::now(), timings }
     }
 
     pub fn pass(&self) -> &dyn ForwardPass {
@@ -75,15 +73,16 @@ impl Sequence {
             self.sampler.accept(id);
         }
         self.timings = Timings { cached_tokens: cached, ..Default::default() };
+        let n_ubatch = self.pass.n_ubatch();
         loop {
             let done = self.pass.position();
             if progress(done, prompt.len()).is_break() {
                 return Err(Error::Interrupted { done, total: prompt.len() });
             }
-            if prompt.len() - done <= self.n_ubatch {
+            if prompt.len() - done <= n_ubatch {
                 return Ok(());
             }
-            let batch = self.waiting(self.n_ubatch, false);
+            let batch = self.waiting(n_ubatch, false);
             self.pass.forward(&batch).map(drop).map_err(|e| match e {
                 ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
                 e => e.into(),
