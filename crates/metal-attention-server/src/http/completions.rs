@@ -11,6 +11,7 @@ use super::answer::{Chunks, Out, Texts, finish_reason, stream};
 use super::body::{FromJson, Json, parse};
 use super::fields::{GenerationFields, check};
 use super::logprobs::{CompletionLogprobs, MAX_TOP_LOGPROBS};
+use super::notes::Notes;
 use super::prompt::Prompt;
 use super::unsupported::{self, Endpoint};
 use super::usage::Usage;
@@ -97,13 +98,14 @@ pub async fn completions(
     let include_usage = request.shared.include_usage();
     let (events, writer) = prepare(&app, request, move |app, request| request.submit(app, client)).await?;
     let mut texts = Texts::new(app, events);
+    let notes = writer.notes.clone();
     if stream_wanted {
         let mut before = Out::default();
         for (index, text) in writer.echo.iter().cloned().enumerate().filter(|(_, text)| !text.is_empty()) {
             let choice = CompletionChoice { index, text, ..Default::default() };
             before.push(&Completion { choices: vec![choice], ..writer.head() });
         }
-        return Ok(stream(texts, before, CompletionChunks { writer, include_usage }));
+        return Ok(notes.attach(stream(texts, before, CompletionChunks { writer, include_usage })));
     }
     let mut writer = writer;
     let mut choices: Vec<CompletionChoice> = writer
@@ -124,7 +126,7 @@ pub async fn completions(
         }
     }
     let answer = Completion { choices, usage: Some(writer.usage), ..writer.head() };
-    Ok(axum::Json(answer).into_response())
+    Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
 impl CompletionRequest {
@@ -167,6 +169,7 @@ impl CompletionRequest {
             echo: echoes,
             tokenizer: Arc::clone(&model.tokenizer),
             usage: Usage::default(),
+            notes: Notes::default(),
         };
         Ok((events, writer))
     }
@@ -185,6 +188,8 @@ struct CompletionWriter {
     offsets: Vec<usize>,
     tokenizer: Arc<Tokenizer>,
     usage: Usage,
+    /// How the request was read.
+    notes: Notes,
 }
 
 impl CompletionWriter {

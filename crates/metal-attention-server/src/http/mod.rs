@@ -24,6 +24,7 @@ mod limits;
 mod logprobs;
 mod metrics;
 mod models;
+mod notes;
 mod openapi;
 mod options;
 mod page;

@@ -16,6 +16,7 @@ use super::answer::{Out, Texts, stream};
 use super::app::Loaded;
 use super::body::Json;
 use super::constraint::Grammar;
+use super::notes::Notes;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
 use request::{Calls, ChatFields, ChatRequest, ResponseFormat};
@@ -34,10 +35,11 @@ pub async fn chat_completions(
     let include_usage = request.shared.include_usage();
     let (events, mut writer) = prepare(&app, request, move |app, request| submit(app, client, request)).await?;
     let mut texts = Texts::new(app, events);
+    let notes = writer.notes.clone();
     if stream_wanted {
         let mut before = Out::default();
         writer.begin(&mut before);
-        return Ok(stream(texts, before, ChatChunks { writer, include_usage }));
+        return Ok(notes.attach(stream(texts, before, ChatChunks { writer, include_usage })));
     }
     let mut choices = writer.choices();
     while let Some((i, event)) = texts.next().await {
@@ -45,7 +47,7 @@ pub async fn chat_completions(
             choices[i].add(part);
         }
     }
-    Ok(axum::Json(writer.answer(choices)).into_response())
+    Ok(notes.attach(axum::Json(writer.answer(choices)).into_response()))
 }
 
 /// Submits the request's texts. Templates and tokens take time: not to be called on a thread that serves others.
@@ -92,6 +94,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         replies,
         with_logprobs: logprobs.is_some(),
         usage: Usage::default(),
+        notes: Notes::default(),
     };
     Ok((events, writer))
 }

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::http::ApiError;
 use crate::http::answer::{Chunks, Out, finish_reason};
 use crate::http::logprobs::{ChatLogprobs, ChatTokenLogprob};
+use crate::http::notes::Notes;
 use crate::http::usage::Usage;
 use metal_attention::scheduler::Event;
 
@@ -139,6 +140,8 @@ pub struct ChatWriter {
     pub with_logprobs: bool,
     /// Tokens of the texts that have ended.
     pub usage: Usage,
+    /// How the request was read.
+    pub notes: Notes,
 }
 
 impl ChatWriter {

@@ -1,0 +1,110 @@
+//! Response headers that say how a request was read: which fields had no effect, which parts of a schema are not enforced,
+//! which model answered.
+
+use std::collections::BTreeSet;
+
+use axum::http::HeaderValue;
+use axum::http::header::HeaderName;
+use axum::response::Response;
+
+/// Fields that were accepted and have no effect here, separated by commas.
+pub const IGNORED: HeaderName = HeaderName::from_static("x-ignored");
+/// Keywords of the request's JSON schemas that the grammar does not enforce, with their places, separated by commas.
+pub const SCHEMA_UNSUPPORTED: HeaderName = HeaderName::from_static("x-schema-unsupported");
+/// The name of the model that answered, where the request named another.
+pub const MODEL: HeaderName = HeaderName::from_static("x-model");
+
+/// Most bytes of a header's value; a longer list ends in `...`.
+const MAX_VALUE: usize = 2048;
+
+/// Collects what the response headers say while a request is read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Notes {
+    ignored: BTreeSet<String>,
+    schema_unsupported: BTreeSet<String>,
+    model: Option<String>,
+}
+
+impl Notes {
+    /// The field `name` has no effect.
+    pub fn ignored(&mut self, name: impl Into<String>) {
+        self.ignored.insert(name.into());
+    }
+
+    /// The schema keyword at `place`, such as `#/properties/d/uniqueItems`, is not enforced.
+    pub fn schema_unsupported(&mut self, place: impl Into<String>) {
+        self.schema_unsupported.insert(place.into());
+    }
+
+    /// The request named another model than `model`, which answers it.
+    pub fn answered_by(&mut self, model: impl Into<String>) {
+        self.model = Some(model.into());
+    }
+
+    /// `response` with a header for each kind of note that there is.
+    pub fn attach(&self, mut response: Response) -> Response {
+        let headers = response.headers_mut();
+        for (name, value) in [
+            (IGNORED, list(&self.ignored)),
+            (SCHEMA_UNSUPPORTED, list(&self.schema_unsupported)),
+            (MODEL, list(&self.model)),
+        ] {
+            headers.extend(value.map(|value| (name, value)));
+        }
+        response
+    }
+}
+
+/// `items` as a header's value: separated by commas, other bytes than visible ASCII percent-encoded. None where there are none.
+fn list<'a>(items: impl IntoIterator<Item = &'a String>) -> Option<HeaderValue> {
+    let mut value = String::new();
+    for item in items {
+        if !value.is_empty() {
+            value += ", ";
+        }
+        for byte in item.bytes() {
+            match byte {
+                b' '..=b'~' if byte != b'%' && byte != b',' => value.push(byte.into()),
+                0..=u8::MAX => value += &format!("%{byte:02X}"),
+            }
+        }
+        if value.len() > MAX_VALUE {
+            value.truncate(MAX_VALUE);
+            value += "...";
+            break;
+        }
+    }
+    if value.is_empty() { None } else { HeaderValue::from_str(&value).ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_become_headers() {
+        let mut notes = Notes::default();
+        assert!(notes.attach(Response::default()).headers().is_empty());
+        notes.ignored("user");
+        notes.ignored("top_a");
+        notes.schema_unsupported("#/properties/a,\u{e9}/not");
+        notes.answered_by("llama");
+        let response = notes.attach(Response::default());
+        let value = |name| response.headers().get(name).unwrap().to_str().unwrap();
+        assert_eq!(value(IGNORED), "top_a, user");
+        assert_eq!(value(SCHEMA_UNSUPPORTED), "#/properties/a%2C%C3%A9/not");
+        assert_eq!(value(MODEL), "llama");
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let mut notes = Notes::default();
+        for i in 0..4096 {
+            notes.ignored(format!("{i:04}"));
+        }
+        let response = notes.attach(Response::default());
+        let value = response.headers().get(IGNORED).unwrap();
+        assert_eq!(value.len(), MAX_VALUE + 3);
+        assert!(value.to_str().unwrap().ends_with("..."));
+    }
+}
