@@ -475,11 +475,9 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        if self.profiler.is_none()
-            && batch.len() <= self.steps.s.n_wanted
-            && is_decode(batch)
-            && self.spec.output.head.is_some()
-        {
+        // Steps that are queued ahead do not pass through `evaluate`, which checks the others.
+        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
+        if self.profiler.is_none() && batch.len() <= self.steps.s.n_wanted && is_decode(batch) {
             return self.decode_greedy(batch);
         }
         let mut ids = Vec::new();

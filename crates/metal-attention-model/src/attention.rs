@@ -219,3 +219,15 @@ impl LatentAttentionSpec {
         self.n_nope + self.shared_dim
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::alibi_slopes;
+
+    #[test]
+    fn slopes_are_those_of_the_paper() {
+        assert_eq!(alibi_slopes(8, 8.0), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]);
+        // 4 slopes of 2^-2 and, between them, 2 of the 8 that 8 heads would have: 2^-1, 2^-3.
+        assert_eq!(alibi_slopes(6, 8.0), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
+    }
+}

@@ -263,6 +263,20 @@ fn context_extensions_and_windows_are_read() {
 }
 
 #[test]
+fn alpha_raises_the_base_of_hunyuan_s_rotation() {
+    for architecture in ["hunyuan-dense", "hunyuan_vl"] {
+        let mut m = metadata(architecture);
+        m.set(format!("{architecture}.rope.freq_base"), 10000.0f32);
+        m.remove(&format!("{architecture}.rope.scaling.alpha"));
+        assert_eq!(rope(&spec(&m), 0).freq_base, 10000.0, "{architecture}");
+        m.set(format!("{architecture}.rope.scaling.alpha"), 1000.0f32);
+        // Heads of 8: 1000^(8 / 6) is 10^4.
+        let base = rope(&spec(&m), 1).freq_base;
+        assert!((base / 1e8 - 1.0).abs() < 1e-6, "{architecture}: {base}");
+    }
+}
+
+#[test]
 fn the_vocabulary_counts_more_than_its_size_key() {
     let tokens: Vec<String> = (0..7).map(|i| format!("t{i}")).collect();
     assert_eq!(spec(&with("tokenizer.ggml.tokens", tokens)).n_vocab, 7);

@@ -481,6 +481,8 @@ impl ForwardPass for GpuForwardPass {
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        // Steps that are queued ahead do not pass through `evaluate`, which checks the others.
+        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
         let ahead = self.profiler.is_none() && batch.len() <= FEW.min(self.s.n_wanted) && is_decode(batch);
         if ahead {
             return self.decode_greedy(batch);

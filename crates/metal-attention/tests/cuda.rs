@@ -13,7 +13,7 @@ use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention::{
     BatchToken, CacheType, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, Device, EngineOptions,
-    Error, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
+    Error, ForwardError, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
 };
 use metal_attention_model::{ModelShape, highest};
 
@@ -269,6 +269,26 @@ fn encoders_give_the_states_of_the_cpu() {
             };
             let error = nmse(&states(Device::Cuda(0), exact), &states(Device::Cpu, true));
             assert!(error <= tolerance, "heads of {dim}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+        }
+    }
+}
+
+/// A greedy step that an encoder cannot take is refused as it is on the CPU.
+#[test]
+fn decode_steps_of_encoders_are_refused() {
+    if !has_cuda() {
+        return;
+    }
+    let token = |pos, logits| BatchToken { id: 7, seq: 0, pos, logits };
+    for (name, error) in
+        [("bert", ForwardError::NoLogits), ("llama-embed", ForwardError::NotFromStart { seq: 0, n_past: 20 })]
+    {
+        let model = random_model(&toys::metadata(name, 2, &[]), F16, 1.0);
+        for device in [Device::Cpu, Device::Cuda(0)] {
+            let mut pass = model.forward_pass(&options(device, CacheType::F16, false)).expect("a forward pass");
+            pass.forward_hidden(&(0..20).map(|pos| token(pos, pos == 19)).collect::<Vec<_>>()).expect("room");
+            assert_eq!(pass.forward_greedy(&[token(20, true)]), Err(error.clone()), "{name}");
+            assert_eq!(pass.n_past(0), 20, "{name}");
         }
     }
 }

@@ -166,3 +166,21 @@ fn texts_whose_tokens_see_later_ones_are_evaluated_whole() {
     let error = nmse(&got, &want);
     assert!(error < 1e-9, "NMSE {error:e}");
 }
+
+#[test]
+fn a_decode_step_of_an_encoder_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    for (name, error) in
+        [("bert", ForwardError::NoLogits), ("llama-embed", ForwardError::NotFromStart { seq: 0, n_past: 20 })]
+    {
+        let toy = toy(name, &metadata(name, 2, &[]));
+        assert!(!toy.spec.is_causal(), "{name}");
+        let check = |pass: &mut dyn ForwardPass| {
+            pass.forward_hidden(&batch(pass, 0, &some_ids(20), false)).unwrap();
+            assert_eq!(pass.forward_greedy(&batch(pass, 0, &some_ids(1), true)), Err(error.clone()), "{name}");
+            assert_eq!(pass.n_past(0), 20, "{name}");
+        };
+        check(&mut on_cpu(&toy, 1));
+        check(&mut on_gpu(&gpu, &toy, 1, 8, CacheType::F32));
+    }
+}

@@ -1,7 +1,7 @@
 //! Attention: queries, keys and values of all tokens, the KV cache, weighted values.
 
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm,
+    AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm, alibi_slopes,
 };
 
 use super::{Input, MIN_ELEMENTS, Run, add_bias, normalize_row, resize};
@@ -30,7 +30,7 @@ impl<'a> Attended<'a> {
     pub(super) fn of(a: &AttentionSpec, w: &'a AttentionWeights<PreparedLinear>) -> Self {
         let slopes = match a.positions {
             Positions::None | Positions::Rope(_) => Vec::new(),
-            Positions::Alibi { max_bias } => (0..a.n_head).map(|h| slope(h, a.n_head, max_bias)).collect(),
+            Positions::Alibi { max_bias } => alibi_slopes(a.n_head, max_bias),
         };
         Self {
             n_head: a.n_head,
@@ -43,19 +43,6 @@ impl<'a> Attended<'a> {
             sinks: w.sinks.as_deref(),
         }
     }
-}
-
-/// The slope of head `h` of `n`: a geometric series, of which every second of a finer one goes between where `n` is no power
-/// of two (ALiBi, arXiv 2108.12409, appendix).
-fn slope(h: usize, n: usize, max_bias: f32) -> f32 {
-    let power = (usize::BITS - 1 - n.leading_zeros()) as i32;
-    let whole = 1usize << power;
-    let (base, exponent) = if h < whole {
-        ((-max_bias / whole as f32).exp2(), h + 1)
-    } else {
-        ((-max_bias / 2.0 / whole as f32).exp2(), 2 * (h - whole) + 1)
-    };
-    base.powi(exponent as i32)
 }
 
 impl Run<'_> {

@@ -23,8 +23,9 @@ pub(super) fn hunyuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// The text part of `HunyuanOCR`: a base of the rotation that grows by `alpha`.
-pub(super) fn hunyuan_vl(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Hunyuan 1 without experts, and the text part of `HunyuanOCR`, whose files have either name: `rope.scaling.alpha` raises
+/// the base of the rotation to `freq_base * alpha^(dim / (dim - 2))` (NTK-aware scaling).
+pub(super) fn hunyuan_dense(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = hunyuan(k)?;
     let Some(alpha) = k.opt_positive_f32("rope.scaling.alpha")? else { return Ok(m) };
     for (_, a) in m.attention_mut() {
