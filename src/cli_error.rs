@@ -97,6 +97,7 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
         Error::Gguf(GgufError::OutOfMemory { .. }) => 5,
+        Error::Gguf(GgufError::Write { .. }) => 1,
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) | Error::Cpu(CpuError::Model(_)) => 3,
         #[cfg(feature = "cuda")]
         Error::Cuda(error) => cuda_exit_code(error),

@@ -24,6 +24,7 @@ mod sampling_args;
 mod sampling_options;
 mod statistics;
 mod tensor_types;
+mod terminal;
 mod text_input;
 mod token_ids;
 mod token_input;
@@ -61,6 +62,7 @@ Environment:
   METAL_ATTENTION_CACHE    folder for compiled GPU pipelines; off: none
   HF_HOME, HF_TOKEN, ...   models from the Hugging Face hub: see pull --help
   RUST_LOG                 log filter, e.g. debug or metal_attention_cpu=trace
+  METAL_ATTENTION_HISTORY  the file that keeps what was typed in chats; off: none
   NO_COLOR                 no colours in the output
 
 Exit codes:

@@ -6,26 +6,42 @@ use std::path::{Path, PathBuf};
 
 use crate::cli_error::CliError;
 
-/// Writes to a temporary file beside `path` and moves it there in the end; dropped before that, nothing stays.
+/// Writes to a temporary file beside `path` and renames it in the end: until then, and after an error, a file that has the
+/// name already stays as it was. A device or a pipe has nothing to keep and is written directly.
 pub struct OutputFile {
     path: PathBuf,
-    partial: PathBuf,
-    /// `None` once the file is in place.
+    /// The temporary file; none where `path` is written directly.
+    partial: Option<PathBuf>,
+    /// None once the file is in place.
     out: Option<BufWriter<File>>,
 }
 
 impl OutputFile {
     /// Creates the temporary file.
     pub fn create(path: &Path) -> Result<Self, CliError> {
-        let mut name =
-            path.file_name().ok_or_else(|| not_written(path, io::ErrorKind::IsADirectory.into()))?.to_owned();
-        if path.is_dir() {
-            return Err(not_written(path, io::ErrorKind::IsADirectory.into()));
-        }
+        Self::open(path).map_err(|e| not_written(path, e))
+    }
+
+    fn open(path: &Path) -> io::Result<Self> {
+        let (path, existing) = match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            // A link stays a link.
+            Ok(metadata) if metadata.is_file() => (fs::canonicalize(path)?, Some(metadata)),
+            Ok(_) => {
+                let out = File::options().write(true).open(path)?;
+                return Ok(Self { path: path.to_owned(), partial: None, out: Some(BufWriter::new(out)) });
+            }
+            Err(_) => (path.to_owned(), None),
+        };
+        let mut name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
         name.push(format!(".{}.partial", std::process::id()));
         let partial = path.with_file_name(name);
-        let file = File::create(&partial).map_err(|e| not_written(path, e))?;
-        Ok(Self { path: path.to_owned(), partial, out: Some(BufWriter::with_capacity(1 << 20, file)) })
+        let file = File::create(&partial)?;
+        let out = Self { path, partial: Some(partial), out: Some(BufWriter::with_capacity(1 << 20, file)) };
+        if let (Some(metadata), Some(partial)) = (existing, &out.partial) {
+            fs::set_permissions(partial, metadata.permissions())?;
+        }
+        Ok(out)
     }
 
     /// Puts the finished file in its place.
@@ -34,34 +50,113 @@ impl OutputFile {
             Some(out) => out.into_inner().map(drop).map_err(io::IntoInnerError::into_error),
             None => Ok(()),
         };
-        let done = written.and_then(|()| fs::rename(&self.partial, &self.path));
+        let done = match &self.partial {
+            Some(partial) => written.and_then(|()| fs::rename(partial, &self.path)),
+            None => written,
+        };
         if done.is_err() {
-            // The first error says more than one about tidying up would.
-            let _ = fs::remove_file(&self.partial);
+            self.remove();
         }
         done.map_err(|e| not_written(&self.path, e))
+    }
+
+    fn remove(&self) {
+        if let Some(partial) = &self.partial {
+            // The error that led here says more than one about the temporary file would.
+            let _ = fs::remove_file(partial);
+        }
     }
 }
 
 fn not_written(path: &Path, source: io::Error) -> CliError {
-    CliError::Write { to: path.display().to_string(), source }
+    CliError::Write { to: path.display().to_string(), source: explained(source) }
+}
+
+/// `error`, with what to do where the disk is full.
+fn explained(error: io::Error) -> io::Error {
+    let full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    if full {
+        io::Error::new(error.kind(), "no space is left on the disk; free some, or write to another one")
+    } else {
+        error
+    }
 }
 
 impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.out.as_mut().map_or(Ok(0), |out| out.write(bytes))
+        self.out.as_mut().map_or(Ok(0), |out| out.write(bytes).map_err(explained))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.as_mut().map_or(Ok(()), Write::flush)
+        self.out.as_mut().map_or(Ok(()), |out| out.flush().map_err(explained))
     }
 }
 
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if self.out.take().is_some() {
-            // Nobody is left to tell when this fails.
-            let _ = fs::remove_file(&self.partial);
+            self.remove();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_there_when_it_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        fs::write(&path, "before").unwrap();
+        let mut file = OutputFile::create(&path).unwrap();
+        file.write_all(b"not complete").unwrap();
+        drop(file);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "before");
+        let mut file = OutputFile::create(&path).unwrap();
+        file.write_all(b"after").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "before");
+        file.commit().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "after");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(OutputFile::create(folder.path()).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_permissions_and_devices_stay() {
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("a.txt"), folder.path().join("link"));
+        fs::write(&path, "before").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        symlink(&path, &link).unwrap();
+        let mut file = OutputFile::create(&link).unwrap();
+        file.write_all(b"after").unwrap();
+        file.commit().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "after");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+
+        let null = Path::new("/dev/null");
+        let mut file = OutputFile::create(null).unwrap();
+        file.write_all(b"x").unwrap();
+        file.commit().unwrap();
+        assert!(fs::metadata(null).unwrap().file_type().is_char_device());
+    }
+
+    /// A device that is always full.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_explained() {
+        let mut file = OutputFile::create(Path::new("/dev/full")).unwrap();
+        file.write_all(b"x").unwrap();
+        let error = file.commit().unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        assert_eq!(
+            error.to_string(),
+            "cannot write /dev/full: no space is left on the disk; free some, or write to another one"
+        );
     }
 }

@@ -6,6 +6,7 @@ use metal_attention::{Generator, StopReason, Token};
 use serde::Serialize;
 
 use crate::cli_error::CliError;
+use crate::metadata_text::safe_lines;
 use crate::statistics::{Statistics, TimingsJson};
 
 /// Writes a continuation as it is generated.
@@ -103,8 +104,10 @@ impl RunOutput {
         self.write(&(line + "\n"))
     }
 
-    /// Writes and flushes, for every token to be seen at once.
+    /// Writes and flushes, for every token to be seen at once. On a terminal control characters are shown escaped.
     fn write(&mut self, text: &str) -> Result<(), CliError> {
+        let escaped = (!self.json && self.stdout.is_terminal()).then(|| safe_lines(text));
+        let text = escaped.as_deref().unwrap_or(text);
         self.in_line = text.bytes().last().map_or(self.in_line, |byte| byte != b'\n');
         self.stdout.write_all(text.as_bytes()).and_then(|()| self.stdout.flush()).map_err(CliError::stdout)
     }

@@ -3,13 +3,14 @@
 use std::io::{IsTerminal, Write};
 
 use crate::cli_error::CliError;
+use crate::metadata_text::safe_lines;
 use crate::model_args::ModelArgs;
 use crate::text_input::read_stdin;
 use crate::token_ids;
 
 const AFTER_HELP: &str = "\
 Ids are separated by commas or blanks, or are a JSON list; they come from stdin where none is given. \
-Bytes that are no UTF-8 become U+FFFD. A line break follows where stdout is a terminal.
+Bytes that are no UTF-8 become U+FFFD. Where stdout is a terminal, control characters are shown escaped and a line break follows.
 
 Examples:
   metal-attention detokenize 403 407 261 378
@@ -39,7 +40,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut text = tokenizer.decode(&ids, args.special);
     let mut stdout = std::io::stdout().lock();
     if stdout.is_terminal() {
-        text.push('\n');
+        text = safe_lines(&text) + "\n";
     }
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
 }

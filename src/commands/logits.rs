@@ -1,6 +1,5 @@
 //! `logits`: what the model thinks of every next token.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::npy;
+use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::token_input::{TokensArgs, fit_context};
 
@@ -74,8 +74,12 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
         Some(path) => {
             let failed = |source| CliError::Write { to: path.display().to_string(), source };
-            let out = File::create(path).map_err(failed)?;
-            write_npy(&mut *pass, &ids, wanted, out, &failed)
+            let mut out = OutputFile::create(path)?;
+            let outcome = write_npy(&mut *pass, &ids, wanted, &mut out, &failed);
+            match outcome {
+                Ok(()) | Err(CliError::Interrupted) => out.commit().and(outcome),
+                Err(_) => outcome,
+            }
         }
     };
     if matches!(outcome, Err(CliError::Interrupted)) {

@@ -5,21 +5,35 @@ use std::path::PathBuf;
 /// What `/help` says.
 pub const HELP: &str = "\
 /system [TEXT]     shows the system message, or sets it; /system none removes it
-/reset             forgets all messages but the system message
+/reset, /clear     forgets all messages but the system message
 /undo              takes back the last message and its answer
 /regenerate        answers the last message anew
 /save FILE         writes the messages as JSON
 /load FILE         goes on with the messages in a file
 /set [NAME VALUE]  shows the sampling options, or changes one: /set temp 0.7
+/show              shows the model, its device and its context
 /stats             shows speed, memory and how full the context is
-/help              shows this
-/exit              leaves, as Ctrl-D does
+/help, /?          shows this
+/exit, /bye        leaves, as Ctrl-D does
 A message that begins with / is written with //. A line that ends with \\ goes on in the next one;
 \"\"\" begins and ends a message of several lines. Ctrl-C stops an answer.";
 
 /// The names, for completion.
-pub const NAMES: [&str; 10] =
-    ["/exit", "/help", "/load", "/regenerate", "/reset", "/save", "/set", "/stats", "/system", "/undo"];
+pub const NAMES: [&str; 13] = [
+    "/bye",
+    "/clear",
+    "/exit",
+    "/help",
+    "/load",
+    "/regenerate",
+    "/reset",
+    "/save",
+    "/set",
+    "/show",
+    "/stats",
+    "/system",
+    "/undo",
+];
 
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +49,7 @@ pub enum Command {
     Save(PathBuf),
     Load(PathBuf),
     Set(Option<(String, String)>),
+    Show,
     Stats,
     Help,
     Exit,
@@ -63,12 +78,14 @@ pub fn parse(text: &str) -> Result<Command, String> {
             None if rest.is_empty() => Command::Set(None),
             None => return Err(format!("/set {rest} needs a value, as in /set temp 0.7")),
         },
-        "reset" => Command::Reset,
+        "reset" | "clear" => Command::Reset,
         "undo" => Command::Undo,
         "regenerate" => Command::Regenerate,
+        // What ollama lists under it, such as /show info, is shown together.
+        "show" => Command::Show,
         "stats" => Command::Stats,
-        "help" => Command::Help,
-        "exit" | "quit" => Command::Exit,
+        "help" | "?" => Command::Help,
+        "exit" | "quit" | "bye" => Command::Exit,
         _ => return Err(format!("there is no command /{name}; /help lists them, and // begins a message with /")),
     };
     Ok(command)
@@ -92,6 +109,10 @@ mod tests {
             ("/set", Command::Set(None)),
             ("/set temp  0.5", Command::Set(Some(("temp".into(), "0.5".into())))),
             ("/exit", Command::Exit),
+            ("/bye", Command::Exit),
+            ("/?", Command::Help),
+            ("/clear", Command::Reset),
+            ("/show info", Command::Show),
         ] {
             assert_eq!(parse(text), Ok(command), "{text:?}");
         }
@@ -112,7 +133,7 @@ mod tests {
     fn every_name_is_a_command_with_help() {
         for name in NAMES {
             assert!(!parse(&format!("{name} x y")).is_err_and(|e| e.contains("no command")), "{name}");
-            assert!(HELP.contains(&format!("{name} ")), "{name}");
+            assert!(HELP.contains(&format!("{name} ")) || HELP.contains(&format!("{name}, ")), "{name}");
         }
         assert!(NAMES.is_sorted());
     }

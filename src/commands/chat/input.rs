@@ -1,5 +1,7 @@
 //! Where messages and commands come from: a terminal, with editing, history and completion, or lines of stdin.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 
 use rustyline::completion::Completer;
@@ -17,7 +19,11 @@ use crate::sampling_options;
 /// The user's side of the conversation.
 pub enum Input {
     /// A person at a terminal.
-    Terminal(Box<Editor<Assistance, DefaultHistory>>),
+    Terminal {
+        editor: Box<Editor<Assistance, DefaultHistory>>,
+        /// The file that keeps what was typed.
+        history: Option<PathBuf>,
+    },
     /// Lines, a message each.
     Lines(std::io::Lines<std::io::StdinLock<'static>>),
 }
@@ -28,16 +34,21 @@ impl Input {
         if !interactive {
             return Ok(Self::Lines(std::io::stdin().lines()));
         }
-        let config = Config::builder().completion_type(CompletionType::List).build();
+        let config = Config::builder().completion_type(CompletionType::List).history_ignore_space(true).build();
         let mut editor = Editor::with_config(config)
             .map_err(|e| CliError::General(format!("cannot read from the terminal: {e}")))?;
         editor.set_helper(Some(Assistance { keys: None }));
-        Ok(Self::Terminal(Box::new(editor)))
+        let history = history_file(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+        if let Some(path) = &history {
+            // The history is a convenience: without it the conversation is the same.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self::Terminal { editor: Box::new(editor), history })
     }
 
     /// Has `keys` hear of every key that is typed. False where there is no terminal.
     pub fn tell_keys(&mut self, keys: &Sender<()>) -> bool {
-        let Self::Terminal(editor) = self else { return false };
+        let Self::Terminal { editor, .. } = self else { return false };
         editor.set_helper(Some(Assistance { keys: Some(keys.clone()) }));
         true
     }
@@ -49,11 +60,15 @@ impl Input {
                 let line = lines.next().transpose();
                 line.map_err(|e| CliError::General(format!("cannot read from stdin: {e}")))
             }
-            Self::Terminal(editor) => loop {
+            Self::Terminal { editor, history } => loop {
                 match read_line(editor, "> ")? {
                     Line::Text(text) => {
-                        // The history is a convenience; where it is full, so be it.
-                        let _ = editor.add_history_entry(text.as_str());
+                        if editor.add_history_entry(text.as_str()).unwrap_or(false)
+                            && let Some(path) = history
+                        {
+                            let _ = path.parent().map(std::fs::create_dir_all);
+                            let _ = editor.append_history(path);
+                        }
                         return Ok(Some(assembled(&text)));
                     }
                     Line::Cleared => {}
@@ -65,12 +80,25 @@ impl Input {
 
     /// Asks a question. An empty answer is yes; without a terminal nobody is asked.
     pub fn confirm(&mut self, question: &str) -> Result<bool, CliError> {
-        let Self::Terminal(editor) = self else { return Ok(true) };
+        let Self::Terminal { editor, .. } = self else { return Ok(true) };
         Ok(match read_line(editor, question)? {
             Line::Text(text) => matches!(text.trim(), "" | "y" | "Y" | "yes"),
             Line::Cleared | Line::End => false,
         })
     }
+}
+
+/// The file that keeps what was typed: `METAL_ATTENTION_HISTORY`, unless that is `off`, else a file in the user's folder for
+/// state (XDG Base Directory Specification; on Windows the one for local application data). None where there is no such folder.
+fn history_file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    if let Some(path) = variable("METAL_ATTENTION_HISTORY") {
+        return (path != "off").then(|| path.into());
+    }
+    let folder = variable("XDG_STATE_HOME")
+        .or_else(|| variable("LOCALAPPDATA"))
+        .map(PathBuf::from)
+        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".local/state")))?;
+    Some(folder.join("metal-attention/history"))
 }
 
 /// What was typed at a prompt.
@@ -170,6 +198,18 @@ mod tests {
             assert_eq!(assistance.hint(line, line.len(), &context), None);
         }
         assert_eq!(told.try_iter().count(), 2);
+    }
+
+    #[test]
+    fn the_history_is_in_the_folder_for_state() {
+        let file = |variables: &[(&str, &str)]| {
+            history_file(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into()))
+        };
+        assert_eq!(file(&[("METAL_ATTENTION_HISTORY", "off"), ("HOME", "/h")]), None);
+        assert_eq!(file(&[("METAL_ATTENTION_HISTORY", "/a/b"), ("HOME", "/h")]), Some("/a/b".into()));
+        assert_eq!(file(&[("XDG_STATE_HOME", "/s"), ("HOME", "/h")]), Some("/s/metal-attention/history".into()));
+        assert_eq!(file(&[("HOME", "/h")]), Some("/h/.local/state/metal-attention/history".into()));
+        assert_eq!(file(&[]), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod waker;
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +21,9 @@ use metal_attention_chat::{ChatTemplate, Message};
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
+use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
+use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::sampling_args::SamplingArgs;
 use crate::sampling_options;
@@ -114,7 +116,13 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         load: start.elapsed(),
     };
     let session = Session::new(generator, tokenizer, template, conversation, sampling, options);
-    let mut chat = Chat { session, input: Input::new(interactive)?, n_vocab: model.spec().n_vocab, interactive };
+    let mut chat = Chat {
+        session,
+        input: Input::new(interactive)?,
+        name: args.model.name(),
+        n_vocab: model.spec().n_vocab,
+        interactive,
+    };
     if interactive {
         note(&format!("{}; /help lists the commands, Ctrl-D leaves", args.model.name()));
     }
@@ -126,6 +134,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 struct Chat {
     session: Session,
     input: Input,
+    /// The model's name.
+    name: String,
     n_vocab: usize,
     interactive: bool,
 }
@@ -177,8 +187,8 @@ impl Chat {
             Command::Save(path) => {
                 let json = serde_json::to_string_pretty(&conversation.with_system())
                     .map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
-                std::fs::write(&path, json + "\n")
-                    .map_err(|e| CliError::General(format!("cannot write {}: {e}", path.display())))?;
+                // On an error the file that was saved before stays as it was, and the conversation goes on.
+                save(&path, &(json + "\n")).map_err(|error| CliError::General(error.to_string()))?;
                 note(&format!("wrote {}", path.display()));
             }
             Command::Load(path) => {
@@ -191,10 +201,29 @@ impl Chat {
                 sampling_options::set(&mut sampling, &name, &value, self.n_vocab).map_err(CliError::Usage)?;
                 self.session.set_sampling(sampling)?;
             }
+            Command::Show => note(&self.show()),
             Command::Stats => self.session.print_statistics(),
             Command::Help => note(HELP),
         }
         Ok(())
+    }
+
+    /// The model, its device, its context and how its answers are chosen.
+    fn show(&self) -> String {
+        let (model, pass) = (self.session.model(), self.session.forward_pass());
+        let (spec, device) = (model.spec(), pass.device());
+        let metadata = model.gguf().metadata();
+        let named = metadata.str("general.name").ok().flatten().unwrap_or_default();
+        let system = self.session.conversation.system.as_deref().unwrap_or("none");
+        let lines = [
+            ("model", format!("{} {named}", self.name)),
+            ("architecture", format!("{}, {} layers, {} wide", spec.architecture, spec.n_layer(), spec.n_embd)),
+            ("device", format!("{}, {}", device.kind, device.name)),
+            ("context", format!("{} tokens; the model was trained with {}", pass.n_ctx(), spec.n_ctx_train)),
+            ("system", system.to_owned()),
+        ];
+        let lines: Vec<_> = lines.iter().map(|(name, value)| format!("{name:<13} {}", safe(value.trim()))).collect();
+        lines.join("\n") + "\n" + &sampling_options::text(self.session.sampling())
     }
 
     fn say(&mut self, text: String) -> Result<(), CliError> {
@@ -238,14 +267,22 @@ impl Chat {
     }
 }
 
+/// Puts `json` into a file.
+fn save(path: &Path, json: &str) -> Result<(), CliError> {
+    let mut out = OutputFile::create(path)?;
+    let failed = |source| CliError::Write { to: path.display().to_string(), source };
+    out.write_all(json.as_bytes()).map_err(failed)?;
+    out.commit()
+}
+
 /// The conversation in a file.
-fn load(path: &std::path::Path) -> Result<Conversation, CliError> {
+fn load(path: &Path) -> Result<Conversation, CliError> {
     let messages: Vec<Message> = serde_json::from_str(&read(path)?)
         .map_err(|e| CliError::Usage(format!("{} has no list of messages in JSON: {e}", path.display())))?;
     Ok(Conversation::from_messages(messages))
 }
 
-fn read(path: &std::path::Path) -> Result<String, CliError> {
+fn read(path: &Path) -> Result<String, CliError> {
     let cannot = |e: std::io::Error| CliError::Usage(format!("cannot read {}: {e}", path.display()));
     std::io::read_to_string(File::open(path).map_err(cannot)?).map_err(cannot)
 }

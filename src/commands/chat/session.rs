@@ -1,13 +1,13 @@
 //! A model that answers.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{GenerateOptions, Generator, StopReason};
+use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, StopReason};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest};
 
 use super::conversation::Conversation;
@@ -16,6 +16,8 @@ use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::progress::Progress;
 use crate::statistics::Statistics;
+use crate::terminal::{self, Screen};
+use crate::units;
 
 /// How a session answers.
 pub struct Options {
@@ -67,6 +69,16 @@ impl Session {
         Self { conversation, generator, tokenizer, template, sampling, options }
     }
 
+    /// The model.
+    pub fn model(&self) -> &Model {
+        self.generator.model()
+    }
+
+    /// The model on its device.
+    pub fn forward_pass(&self) -> &dyn ForwardPass {
+        self.generator.forward_pass()
+    }
+
     /// How tokens are chosen.
     pub fn sampling(&self) -> &SamplerOptions {
         &self.sampling
@@ -100,6 +112,9 @@ impl Session {
         let (message, stop_reason) = self.write_answer(&prompt.text, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
+        }
+        if self.options.interactive {
+            self.print_speed();
         }
         if stop_reason.is_none() && message.text().is_empty() {
             return Err(CliError::Interrupted);
@@ -159,6 +174,14 @@ impl Session {
         self.generator.wake(enough);
     }
 
+    /// Tokens of the last answer and their rate, in faint letters.
+    fn print_speed(&self) {
+        let timings = self.generator.timings();
+        if let Some(rate) = timings.decode_tokens_per_second() {
+            note(&terminal::faint(&format!("{}, {rate:.1} tok/s", units::count(timings.generated, "token"))));
+        }
+    }
+
     /// What the last answer cost, and how full the context is.
     pub fn print_statistics(&self) {
         let (used, n_ctx) = (self.generator.ids().len(), self.generator.forward_pass().n_ctx());
@@ -169,8 +192,10 @@ impl Session {
 
 /// Writes an answer as it comes, and keeps it.
 struct AnswerOutput {
-    /// Thoughts are written, too, in grey where colours are wanted.
+    /// Thoughts are written, too.
     show_thoughts: bool,
+    /// Where stdout is a terminal.
+    screen: Option<Screen>,
     thinking: bool,
     events: Vec<AnswerEvent>,
     begun: bool,
@@ -178,7 +203,8 @@ struct AnswerOutput {
 
 impl AnswerOutput {
     fn new(show_thoughts: bool) -> Self {
-        Self { show_thoughts, thinking: false, events: Vec::new(), begun: false }
+        let screen = std::io::stdout().is_terminal().then(Screen::stdout);
+        Self { show_thoughts, screen, thinking: false, events: Vec::new(), begun: false }
     }
 
     fn write(&mut self, events: Vec<AnswerEvent>) -> Result<(), CliError> {
@@ -190,14 +216,19 @@ impl AnswerOutput {
             };
             match &event {
                 AnswerEvent::Reasoning(text) if self.show_thoughts => {
-                    let grey = if self.thinking { "" } else { grey() };
                     self.thinking = true;
-                    write(&format!("{grey}{text}"))?;
+                    match &mut self.screen {
+                        Some(screen) => write(&screen.thought(text))?,
+                        None => write(text)?,
+                    }
                 }
                 AnswerEvent::Content(text) if !text.is_empty() => {
                     self.begun = true;
                     self.end_thoughts()?;
-                    write(text)?;
+                    match &mut self.screen {
+                        Some(screen) => write(&screen.text(text))?,
+                        None => write(text)?,
+                    }
                 }
                 _ => {}
             }
@@ -208,22 +239,26 @@ impl AnswerOutput {
 
     fn end_thoughts(&mut self) -> Result<(), CliError> {
         if std::mem::take(&mut self.thinking) {
-            write(if grey().is_empty() { "\n\n" } else { "\u{1b}[0m\n\n" })?;
+            self.end_style()?;
+            write("\n\n")?;
+            // The answer begins a line.
+            self.screen = self.screen.as_ref().map(|_| Screen::stdout());
         }
         Ok(())
+    }
+
+    fn end_style(&mut self) -> Result<(), CliError> {
+        let end = self.screen.as_mut().map(Screen::end).unwrap_or_default();
+        write(&end)
     }
 
     /// Ends the line. Returns the answer.
     fn end(mut self) -> Result<Message, CliError> {
         self.end_thoughts()?;
+        self.end_style()?;
         write("\n")?;
         Ok(Message::from_events(self.events))
     }
-}
-
-/// Turns grey on; nothing where no colours are wanted.
-fn grey() -> &'static str {
-    if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) { "" } else { "\u{1b}[90m" }
 }
 
 /// Writes and flushes, for every token to be seen at once.

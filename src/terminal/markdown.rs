@@ -1,0 +1,223 @@
+//! Marks of Markdown in a text that comes piece by piece. Marks stay in the text; what is between them gets a style.
+
+use super::Style;
+
+/// A block of code ends with at least as many marks as it began with.
+struct Fence {
+    mark: char,
+    length: usize,
+}
+
+/// Finds headings, strong emphasis, code, and blocks of code (CommonMark, 4.2, 4.5, 6.1, 6.2; no other marks).
+#[derive(Default)]
+pub struct Markdown {
+    /// The line so far where it may still begin with a mark of lines: blanks and `#`, backticks or tildes.
+    start: String,
+    in_line: bool,
+    fence: Option<Fence>,
+    /// The line is a heading.
+    heading: bool,
+    bold: bool,
+    /// Backticks that began the code, and that end it.
+    code: Option<usize>,
+    /// A run of asterisks or backticks whose end is not there yet.
+    run: String,
+    /// The last character of the line before the run.
+    before: Option<char>,
+    pieces: Vec<(Style, String)>,
+}
+
+impl Markdown {
+    /// The pieces that `text` completes, each with its style.
+    pub fn push(&mut self, text: &str) -> Vec<(Style, String)> {
+        for c in text.chars() {
+            self.take(c);
+        }
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// What was held back. The text ends here.
+    pub fn finish(&mut self) -> Vec<(Style, String)> {
+        self.begin_line(None);
+        self.end_run(None);
+        *self = Self { pieces: std::mem::take(&mut self.pieces), ..Self::default() };
+        std::mem::take(&mut self.pieces)
+    }
+
+    fn take(&mut self, c: char) {
+        if !self.in_line {
+            let mark = self.start.trim_start().chars().next();
+            let goes_on = match c {
+                ' ' => mark.is_none(),
+                '#' | '`' | '~' => mark.is_none_or(|mark| mark == c),
+                _ => false,
+            };
+            if goes_on {
+                self.start.push(c);
+                return;
+            }
+            self.begin_line(Some(c));
+        }
+        match c {
+            '\n' => {
+                self.end_run(None);
+                // Emphasis and code do not reach into the next line, so that a mark that is none spoils one line at most.
+                (self.heading, self.bold, self.code, self.before) = (false, false, None, None);
+                self.in_line = false;
+                let style = if self.fence.is_some() { Style::Block } else { Style::Plain };
+                self.put(style, "\n");
+            }
+            '*' | '`' if self.fence.is_none() && (self.run.is_empty() || self.run.starts_with(c)) => self.run.push(c),
+            c => {
+                self.end_run(Some(c));
+                if matches!(c, '*' | '`') && self.fence.is_none() {
+                    self.run.push(c);
+                } else {
+                    let style = self.style();
+                    self.put(style, c.encode_utf8(&mut [0; 4]));
+                    self.before = Some(c);
+                }
+            }
+        }
+    }
+
+    /// The beginning of the line is there; `next` comes after it.
+    fn begin_line(&mut self, next: Option<char>) {
+        self.in_line = true;
+        let start = std::mem::take(&mut self.start);
+        if start.is_empty() {
+            return;
+        }
+        let marks = start.trim_start();
+        let (mark, length) = (marks.chars().next(), marks.chars().count());
+        let indented = start.len() - marks.len() > 3;
+        let is_fence = !indented && length >= 3 && matches!(mark, Some('`' | '~'));
+        match (&self.fence, mark) {
+            (Some(fence), Some(mark)) if is_fence && mark == fence.mark && length >= fence.length => {
+                self.put(Style::Fence, &start);
+                self.fence = None;
+            }
+            (Some(_), _) => self.put(Style::Block, &start),
+            (None, Some(mark)) if is_fence => {
+                self.put(Style::Fence, &start);
+                self.fence = Some(Fence { mark, length });
+            }
+            (None, Some('#')) if !indented && length <= 6 && matches!(next, Some(' ')) => {
+                self.heading = true;
+                self.put(Style::Bold, &start);
+            }
+            (None, Some('`')) => {
+                self.put(Style::Plain, &start[..start.len() - marks.len()]);
+                self.run = marks.to_owned();
+            }
+            (None, _) => self.put(Style::Plain, &start),
+        }
+    }
+
+    /// The run of marks ends; `next` comes after it.
+    fn end_run(&mut self, next: Option<char>) {
+        let run = std::mem::take(&mut self.run);
+        if run.is_empty() {
+            return;
+        }
+        let opens = next.is_some_and(|c| !c.is_whitespace());
+        let closes = self.before.is_some_and(|c| !c.is_whitespace());
+        let inside = self.style();
+        if run.starts_with('`') {
+            match self.code {
+                Some(length) if length == run.len() => self.code = None,
+                None if next.is_some() => self.code = Some(run.len()),
+                Some(_) | None => {}
+            }
+        } else if self.code.is_none() && run.len() == 2 {
+            if self.bold && closes {
+                self.bold = false;
+            } else if !self.bold && opens {
+                self.bold = true;
+            }
+        }
+        // Marks are drawn as what they surround.
+        let style = if inside == Style::Plain { self.style() } else { inside };
+        self.put(style, &run);
+        self.before = run.chars().last();
+    }
+
+    fn style(&self) -> Style {
+        if self.fence.is_some() {
+            Style::Block
+        } else if self.code.is_some() {
+            Style::Code
+        } else if self.bold || self.heading {
+            Style::Bold
+        } else {
+            Style::Plain
+        }
+    }
+
+    fn put(&mut self, style: Style, text: &str) {
+        match self.pieces.last_mut() {
+            Some((last, so_far)) if *last == style => *so_far += text,
+            _ if text.is_empty() => {}
+            _ => self.pieces.push((style, text.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces of a text that comes character by character, neighbours of one style joined.
+    fn pieces(text: &str) -> Vec<(Style, String)> {
+        let mut markdown = Markdown::default();
+        let mut all: Vec<(Style, String)> = Vec::new();
+        let mut parts: Vec<_> = text.chars().flat_map(|c| markdown.push(&c.to_string())).collect();
+        parts.extend(markdown.finish());
+        for (style, text) in parts {
+            match all.last_mut() {
+                Some((last, so_far)) if *last == style => *so_far += &text,
+                _ => all.push((style, text)),
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn marks_give_what_they_surround_a_style() {
+        use Style::{Block, Bold, Code, Fence, Plain};
+        let cases: &[(&str, &[(Style, &str)])] = &[
+            ("a **b c** d", &[(Plain, "a "), (Bold, "**b c**"), (Plain, " d")]),
+            ("2 ** 3 ** 4, 2*3*4", &[(Plain, "2 ** 3 ** 4, 2*3*4")]),
+            ("a `b **c` d", &[(Plain, "a "), (Code, "`b **c`"), (Plain, " d")]),
+            ("``a ` b``", &[(Code, "``a ` b``")]),
+            ("## A `b`\nc", &[(Bold, "## A "), (Code, "`b`"), (Plain, "\nc")]),
+            ("#no\n# ", &[(Plain, "#no\n"), (Bold, "# ")]),
+            ("**a\nb**", &[(Bold, "**a"), (Plain, "\nb**")]),
+            (
+                "  ```sh\n# a **b**\n````\nc",
+                &[(Fence, "  ```"), (Block, "sh\n# a **b**\n"), (Fence, "````"), (Plain, "\nc")],
+            ),
+            ("~~~\n```\n~~~", &[(Fence, "~~~"), (Block, "\n```\n"), (Fence, "~~~")]),
+            ("$a_*b*_c$ \\(x^*\\)", &[(Plain, "$a_*b*_c$ \\(x^*\\)")]),
+        ];
+        for (text, want) in cases {
+            let want: Vec<_> = want.iter().map(|&(style, text)| (style, text.to_owned())).collect();
+            assert_eq!(pieces(text), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_text_stays_whole() {
+        let marks = ['a', ' ', '*', '`', '#', '~', '\n'];
+        let mut state = 1_u32;
+        for _ in 0..3000 {
+            let text: String = (0..24)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    marks[(state >> 16) as usize % marks.len()]
+                })
+                .collect();
+            assert_eq!(pieces(&text).iter().map(|(_, text)| text.as_str()).collect::<String>(), text);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Words that go to the next line where they do not fit into this one.
+
+use unicode_width::UnicodeWidthChar;
+
+use super::{RESET, Style};
+
+/// Columns from one tab stop to the next.
+const TAB: usize = 8;
+
+/// Follows the cursor. A word is written as it comes; where it reaches the edge it is erased and written again in the next line.
+pub struct Wrap {
+    /// Columns that are used: without the last one, where terminals differ in what the cursor does.
+    columns: usize,
+    column: usize,
+    style: Style,
+    /// The word before the cursor, with the sequences of its styles.
+    word: String,
+    word_columns: usize,
+    /// The word is longer than a line and stays where it is.
+    is_long: bool,
+}
+
+impl Wrap {
+    /// Lines of a terminal with `columns`, the cursor at the beginning of one.
+    pub fn new(columns: usize) -> Self {
+        Self {
+            columns: columns.saturating_sub(1).max(1),
+            column: 0,
+            style: Style::Plain,
+            word: String::new(),
+            word_columns: 0,
+            is_long: false,
+        }
+    }
+
+    /// Goes on in `style`; none: without styles.
+    pub fn style(&mut self, style: Option<Style>) -> String {
+        let Some(style) = style.filter(|style| style.sequence() != self.style.sequence()) else {
+            return String::new();
+        };
+        self.style = style;
+        let sequence = format!("{RESET}{}", style.sequence());
+        self.word += &sequence;
+        sequence
+    }
+
+    /// More text; `wraps`: its lines end between words.
+    pub fn push(&mut self, text: &str, wraps: bool) -> String {
+        let mut out = String::new();
+        for c in text.chars() {
+            match c {
+                '\n' => {
+                    out.push(c);
+                    self.column = 0;
+                    self.end_word();
+                }
+                '\t' => {
+                    out.push(c);
+                    self.column = (self.column / TAB + 1) * TAB % self.columns;
+                    self.end_word();
+                }
+                ' ' => {
+                    out.push(c);
+                    self.column += 1;
+                    self.end_word();
+                }
+                c => self.put(c, wraps, &mut out),
+            }
+        }
+        out
+    }
+
+    fn put(&mut self, c: char, wraps: bool, out: &mut String) {
+        let columns = c.width().unwrap_or(0);
+        // A line may be cut before and after a wide character: scripts that have them put no blanks between words.
+        if columns > 1 {
+            self.end_word();
+        }
+        if self.column + columns > self.columns {
+            if wraps && !self.is_long && self.word_columns + columns <= self.columns {
+                if self.word_columns > 0 {
+                    *out += &format!("\u{1b}[{}D\u{1b}[K", self.word_columns.min(self.column));
+                }
+                *out += &format!("\n{}", self.word);
+                self.column = self.word_columns;
+            } else {
+                // The terminal goes on in the next line by itself, so that a copy has no line break.
+                self.is_long = true;
+                self.column = self.column.saturating_sub(self.columns + 1);
+            }
+        }
+        out.push(c);
+        self.column += columns;
+        self.word.push(c);
+        self.word_columns += columns;
+        if columns > 1 {
+            self.end_word();
+        }
+    }
+
+    /// The next character begins a word.
+    fn end_word(&mut self) {
+        self.word.clear();
+        if self.style.sequence() != "" {
+            self.word = format!("{RESET}{}", self.style.sequence());
+        }
+        self.word_columns = 0;
+        self.is_long = false;
+    }
+}
