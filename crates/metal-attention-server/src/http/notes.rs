@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use axum::http::HeaderValue;
 use axum::http::header::HeaderName;
 use axum::response::Response;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 /// Fields that were accepted and have no effect here, separated by commas.
 pub const IGNORED: HeaderName = HeaderName::from_static("x-ignored");
@@ -16,6 +17,9 @@ pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 
 /// Most bytes of a header's value; a longer list ends in `...`.
 const MAX_VALUE: usize = 2048;
+
+/// What is escaped in a header's value: other bytes than visible ASCII (always), and the separator.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b',');
 
 /// Collects what the response headers say while a request is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,12 +66,7 @@ fn list<'a>(items: impl IntoIterator<Item = &'a String>) -> Option<HeaderValue> 
         if !value.is_empty() {
             value += ", ";
         }
-        for byte in item.bytes() {
-            match byte {
-                b' '..=b'~' if byte != b'%' && byte != b',' => value.push(byte.into()),
-                0..=u8::MAX => value += &format!("%{byte:02X}"),
-            }
-        }
+        value.extend(utf8_percent_encode(item, ESCAPED));
         if value.len() > MAX_VALUE {
             value.truncate(MAX_VALUE);
             value += "...";
