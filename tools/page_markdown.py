@@ -10,7 +10,7 @@ REPEATED = [
     "**a*", "*a**b", "`", "`a", "``a`", "\\`", "[", "[]", "[a", "[a](", "[a](b ", '[a](b "', '[a](b "c" ', "[a](()", "[a](x(y)", "![", "!", "[a](http://b) ", '[a](b\n"c',
     "http://", "http://.", "http", "https://*", "# a\n", "#", "- - -\n", "***\n", "* * *\n* ", "|a", "a|b\n-|-\n", "a|b\n- ", ":-:|", "|", "|\n", "|-\n", "```\n", "````\n```\n",
     "- ```\n", "> ```\n", "~~~\n```\n", "\n", "\r", "\r\n", " ", " \n", "\t", "> \u2028", "\u00a0\n", "&amp;", "<", "<div>", "\\", "- a\n\n", "- a\n  - b\n", "- a\n1. b\n", "-\n",
-    "> a\n\n", "- # a\n", "a\n", "\U0001f600", "e\u0301", "\u202e", "a|\\|", "[a]: b\n", "<!--", "$$", "==", "^", "| - ",
+    "> a\n\n", "- # a\n", "a\n", "\U0001f600", "e\u0301", "\u202e", "a|\\|", "[a]: b\n", "<!--", "$$", "$a", "$ ", "$$\n", "\\(", "\\(a\\)", "\\[", "\\[\n", "a$", "==", "^", "| - ",
 ]
 MADE = [
     "'# ' + '#'.repeat(n) + 'x'", "'# a' + ' '.repeat(n) + 'b'", "'# a' + ' #'.repeat(n / 2) + 'b'", "'-' + ' '.repeat(n) + 'x'", "'- '.repeat(n / 2) + 'x'", "'[a](b' + ' '.repeat(n)",
@@ -78,7 +78,7 @@ GROWN = r"""
   const html = (node) => { const div = document.createElement("div"); div.append(node); return div.innerHTML; };
   let seed = 7;
   const random = (n) => { seed = (seed * 1103515245 + 12345) & 0x7fffffff; return (seed >> 8) % n; };
-  const parts = ["a", "b c", " ", "  ", "\n", "\n", "\n\n", "- ", "1. ", "> ", "# ", "```", "```\n", "~~~", "|", "|-|-|", "|a|b|\n", "---", "***", "**", "*", "_", "`", "[x](http://y)", "\r\n", "\r", "    ", "\t", "\\", "2) "];
+  const parts = ["a", "b c", " ", "  ", "\n", "\n", "\n\n", "- ", "1. ", "> ", "# ", "```", "```\n", "~~~", "|", "|-|-|", "|a|b|\n", "---", "***", "**", "*", "_", "`", "$", "$$", "\\(", "\\)", "\\[", "\\]", "[x](http://y)", "\r\n", "\r", "    ", "\t", "\\", "2) "];
   for (let n = 0; n < 150; n++) {
     const text = Array.from({ length: random(60) + 1 }, () => parts[random(parts.length)]).join("");
     const node = document.createElement("div");

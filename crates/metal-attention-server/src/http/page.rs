@@ -37,6 +37,11 @@ pub async fn markdown() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
 }
 
+/// The clipboard.
+pub async fn clipboard() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/clipboard.js"))
+}
+
 /// Its icon.
 pub async fn icon() -> Response {
     file("image/svg+xml", include_str!("page/icon.svg"))

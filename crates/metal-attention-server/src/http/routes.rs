@@ -44,6 +44,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .route("/store.js", get(page::store))
         .route("/view.js", get(page::view))
         .route("/markdown.js", get(page::markdown))
+        .route("/clipboard.js", get(page::clipboard))
         .route("/icon.svg", get(page::icon))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed);

@@ -94,12 +94,14 @@ const actions = (key) => ({
   },
 });
 
-/** Takes messages away; they can be had back. */
-function forget(keys, text) {
+/** Takes messages away; they can be had back, in place of the messages `instead`. */
+function forget(keys, text, instead = []) {
   const removed = remove(keys);
   dropRuns(keys);
   show();
   tell(text, () => {
+    remove(instead);
+    dropRuns(instead);
     for (const [key, message] of removed) put(key, message);
     if (removed.length) turnTo(conversationOf(removed[0][0]));
     tell("");
@@ -124,14 +126,14 @@ function branch(entries) {
   tell("This goes on in a new conversation. The one before is in the list, as it was.");
 }
 
+/** Has a question edited where it stands; the edited one goes on in a new conversation. */
 function edit(key) {
-  const entries = messagesOf(current);
-  const at = entries.findIndex(([other]) => other === key);
-  branch(entries.slice(0, at));
-  // What was being written is not lost for it.
-  $("input").value = [entries[at][1].content, $("input").value].filter((text) => text.trim()).join("\n\n");
-  grow();
-  $("input").focus();
+  views.get(key).edit((text) => {
+    const entries = messagesOf(current);
+    branch(entries.slice(0, entries.findIndex(([other]) => other === key)));
+    put(newKey(current), { role: "user", content: text });
+    answer(current);
+  });
 }
 
 /** Asks again with the newer half of what came before the question. */
@@ -243,7 +245,7 @@ async function answer(conversation) {
   const save = paced(() => {
     if (run.isDropped || !hasText()) return;
     put(key, message);
-    if (replaced.length) forget(replaced.splice(0), "This is in place of the answer before.");
+    if (replaced.length) forget(replaced.splice(0), "This is in place of the answer before.", [key]);
   }, 300);
   const run = { key, message, save, ending: new AbortController(), isDropped: false };
   const { signal } = run.ending;

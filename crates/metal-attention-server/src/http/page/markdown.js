@@ -1,5 +1,7 @@
 // Markdown to elements. Text only ever becomes text: no HTML is read, so none can be smuggled in.
-// The work is linear in the length of the text, whatever it holds: a model may write anything.
+// The work is linear in the length of the text, whatever it holds: a model may write anything. LaTeX stays as it is written.
+
+import { copied } from "./clipboard.js";
 
 /** Quotes and lists in each other, and bold in italics in bold: what is deeper is shown as text. */
 const DEEPEST = 24;
@@ -43,7 +45,10 @@ const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)([^]*)$/;
 const QUOTE = /^ {0,3}> ?([^]*)$/;
-const BLOCK = [FENCE, HEADING, RULE, QUOTE, ITEM];
+/** The beginning of a displayed formula, which may have several lines. */
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
+const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
+const BLOCK = [FENCE, HEADING, RULE, QUOTE, ITEM, FORMULA];
 
 const normal = (text) => text.replace(/\r\n?/g, "\n");
 const isEmpty = (line) => !line.trim();
@@ -77,6 +82,12 @@ function blocks(lines, parent, depth) {
       while (i < lines.length && !closes(lines[i], match[1])) i++;
       code(lines.slice(from, i).join("\n"), match[2], parent);
       i++;
+    } else if ((match = FORMULA.exec(line))) {
+      const from = i;
+      const end = FORMULA_ENDS[match[1]];
+      let rest = line.slice(match[0].length);
+      while (!rest.includes(end) && ++i < lines.length) rest = lines[i];
+      plain(lines.slice(from, ++i).join("\n"), element("p", parent));
     } else if ((match = HEADING.exec(line))) {
       // The page has the first two levels itself.
       inline(heading(line), element(`h${Math.min(match[1].length + 2, 5)}`, parent));
@@ -124,8 +135,7 @@ function code(text, language, parent) {
   copy.textContent = "Copy";
   copy.setAttribute("aria-label", "Copy this code");
   copy.addEventListener("click", async () => {
-    await navigator.clipboard?.writeText(text);
-    copy.textContent = "Copied";
+    copy.textContent = (await copied(text)) ? "Copied" : "Not allowed";
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
   const pre = element("pre", box);
@@ -194,7 +204,7 @@ function table(lines, from, parent) {
 }
 
 // What may begin something inside a line. Each is tried once, where it stands, and none looks far ahead in vain.
-const SPECIAL = /`+|\*+|_+|~+|\\[!-/:-@[-`{-~]|!?\[[^[\]\n]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+"[^"]*")?\)|\bhttps?:\/\/[^\s<>"'`]+/g;
+const SPECIAL = /`+|\$+|\\\(|\\\[|\*+|_+|~+|\\[!-/:-@[-`{-~]|!?\[[^[\]\n]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+"[^"]*")?\)|\bhttps?:\/\/[^\s<>"'`]+/g;
 const LINK = /^!?\[([^\]]*)\]\((\S*?)(?:\s+"[^"]*")?\)$/;
 const NAMES = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "del" };
 
@@ -203,7 +213,9 @@ function inline(text, parent) {
   const parts = [];
   /** For each mark the parts that wait for their end, the innermost last. */
   const waiting = Object.fromEntries(Object.keys(NAMES).map((mark) => [mark, []]));
-  const ticks = codeEnds(text);
+  const ticks = runEnds(text, /`+/g);
+  const dollars = runEnds(text, /\$+/g);
+  const closings = { "\\(": runEnds(text, /\\\)/g), "\\[": runEnds(text, /\\\]/g) };
   let at = 0;
   SPECIAL.lastIndex = 0;
   for (let match; (match = SPECIAL.exec(text)); SPECIAL.lastIndex = at) {
@@ -219,6 +231,11 @@ function inline(text, parent) {
         parts.push({ code: text.slice(at, end) });
         at = end + found.length;
       }
+    } else if (first === "$" || found in closings) {
+      const end = first === "$" ? formulaEnd(text, found, at, dollars) : closings[found](2, at);
+      const after = end === undefined ? at : end + found.length;
+      parts.push(text.slice(match.index, after));
+      at = after;
     } else if (first === "*" || first === "_" || first === "~") {
       emphasis(found, text[match.index - 1] ?? " ", text[at] ?? " ", parts, waiting);
     } else if (first === "\\") {
@@ -236,10 +253,20 @@ function inline(text, parent) {
   build(parts, parent);
 }
 
-/** Finds where code ends: the next run of as many backticks. To be asked for ever later places. */
-function codeEnds(text) {
+/** Where a formula that `run` of dollars begins ends; undefined where the dollars are none of a formula. As in Pandoc, a formula
+ * of a line neither begins nor ends with a blank, and no digit follows it. */
+function formulaEnd(text, run, at, dollars) {
+  if (run.length > 2) return undefined;
+  const end = dollars(run.length, at);
+  if (end === undefined || run.length === 2) return end;
+  const isFormula = /\S/.test(text[at]) && /\S/.test(text[end - 1]) && !/\d/.test(text[end + 1] ?? "");
+  return isFormula ? end : undefined;
+}
+
+/** Finds the next run of `marks` that has a length. To be asked for ever later places. */
+function runEnds(text, marks) {
   const runs = new Map();
-  for (const { 0: run, index } of text.matchAll(/`+/g)) {
+  for (const { 0: run, index } of text.matchAll(marks)) {
     if (!runs.has(run.length)) runs.set(run.length, { places: [], next: 0 });
     runs.get(run.length).places.push(index);
   }

@@ -1,4 +1,5 @@
 // Messages as elements.
+import { copied } from "./clipboard.js";
 import { Growing } from "./markdown.js";
 
 const COPY = "M9 9h10v10H9zM5 15V5h10";
@@ -39,7 +40,10 @@ function tool(label, path, action) {
 }
 
 async function copy(button, text) {
-  await navigator.clipboard?.writeText(text);
+  if (!(await copied(text))) {
+    say("The browser does not let this page copy.");
+    return;
+  }
   say("Copied.");
   button.replaceChildren(svg("M5 13l4 4L19 7"));
   setTimeout(() => button.replaceChildren(svg(COPY)), 1500);
@@ -70,6 +74,8 @@ export class View {
   #body;
   #text;
   #thoughts = null;
+  /** Closes the thoughts when the answer begins, unless the reader has opened or closed them. */
+  #closeThoughts = null;
 
   constructor(role, actions) {
     this.node = role === "user" ? bubble("user", "You") : bubble("assistant", "Model");
@@ -104,6 +110,46 @@ export class View {
     if (!reasoning_content) return;
     this.#thoughts ??= this.#addThoughts(!content);
     this.#thoughts.show(reasoning_content);
+    if (content) this.#closeThoughts?.();
+  }
+
+  /** Shows the message's text in a field, in its place; `done` gets what becomes of it. */
+  edit(done) {
+    if (this.node.querySelector(":scope > .editor")) return;
+    const { content } = this.#message;
+    const editor = document.createElement("form");
+    editor.className = "editor";
+    const field = document.createElement("textarea");
+    field.value = content;
+    field.rows = Math.min(12, content.split("\n").length + 1);
+    field.setAttribute("aria-label", "The message");
+    const close = () => {
+      editor.remove();
+      this.node.classList.remove("editing");
+    };
+    const send = () => {
+      const text = field.value;
+      if (!text.trim()) return;
+      close();
+      done(text);
+    };
+    editor.addEventListener("submit", (event) => {
+      event.preventDefault();
+      send();
+    });
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        close();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        send();
+      }
+    });
+    editor.append(field, bar(textTool("Send", send), textTool("Cancel", close)));
+    this.#body.after(editor);
+    this.node.classList.add("editing");
+    field.focus();
   }
 
   #addThoughts(isOpen) {
@@ -116,6 +162,11 @@ export class View {
     text.className = "body";
     details.append(summary, text);
     this.#body.before(details);
+    this.#closeThoughts = () => {
+      details.open = false;
+      this.#closeThoughts = null;
+    };
+    summary.addEventListener("click", () => { this.#closeThoughts = null; });
     return new Growing(text);
   }
 

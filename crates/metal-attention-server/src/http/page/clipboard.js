@@ -1,0 +1,26 @@
+// The clipboard, also for a page without TLS, where `navigator.clipboard` does not exist.
+
+/** Copies `text`; whether it is on the clipboard now. */
+export async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copiedFromField(text);
+  }
+}
+
+/** Copies `text` from a field that is not seen: the older command copies what is selected. */
+function copiedFromField(text) {
+  const focused = document.activeElement;
+  const field = document.createElement("textarea");
+  field.value = text;
+  field.readOnly = true;
+  field.className = "unseen";
+  document.body.append(field);
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  focused?.focus();
+  return isCopied;
+}
