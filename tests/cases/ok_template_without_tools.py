@@ -1,0 +1,9 @@
+"""Tools are described in plain words where the template has no place for them."""
+
+from lib import *
+
+u = [{"role": "user", "content": "x"}]
+
+got = render("{% for m in messages %}{{ m.content }}{% endfor %}", u, [tool("probe", {"x": {"type": "string"}})])
+check("the function is named", "probe" in got, True)
+done()
