@@ -122,7 +122,7 @@ impl Markdown {
         }
         let opens = next.is_some_and(|c| !c.is_whitespace());
         let closes = self.before.is_some_and(|c| !c.is_whitespace());
-        let inside = self.style();
+        let (inside, was_code, was_bold) = (self.style(), self.code.is_some(), self.bold);
         if run.starts_with('`') {
             match self.code {
                 Some(length) if length == run.len() => self.code = None,
@@ -136,8 +136,9 @@ impl Markdown {
                 self.bold = true;
             }
         }
-        // Marks are drawn as what they surround.
-        let style = if inside == Style::Plain { self.style() } else { inside };
+        // Marks are drawn as what they surround: those that end something as what was before them.
+        let ends = (was_code && self.code.is_none()) || (was_bold && !self.bold);
+        let style = if ends { inside } else { self.style() };
         self.put(style, &run);
         self.before = run.chars().last();
     }
@@ -191,6 +192,7 @@ mod tests {
             ("a `b **c` d", &[(Plain, "a "), (Code, "`b **c`"), (Plain, " d")]),
             ("``a ` b``", &[(Code, "``a ` b``")]),
             ("## A `b`\nc", &[(Bold, "## A "), (Code, "`b`"), (Plain, "\nc")]),
+            ("**a `b`** c", &[(Bold, "**a "), (Code, "`b`"), (Bold, "**"), (Plain, " c")]),
             ("#no\n# ", &[(Plain, "#no\n"), (Bold, "# ")]),
             ("**a\nb**", &[(Bold, "**a"), (Plain, "\nb**")]),
             (
