@@ -93,12 +93,15 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::Rerank(RerankError::NoReranker)
         | Error::UnknownDevice { .. }
         | Error::EmptyPrompt
+        | Error::NoText
         | Error::PromptTooLong { .. }
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
         Error::Gguf(GgufError::OutOfMemory { .. }) => 5,
         Error::Gguf(GgufError::Write { .. }) => 1,
-        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) | Error::Cpu(CpuError::Model(_)) => 3,
+        Error::NoNumbers
+        | Error::Gguf(_)
+        | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) | Error::Cpu(CpuError::Model(_)) => 3,
         #[cfg(feature = "cuda")]
         Error::Cuda(error) => cuda_exit_code(error),
         #[cfg(feature = "gpu")]

@@ -30,7 +30,11 @@ pub fn embed_texts(
             let n = batch.iter().filter(|token| token.logits).count();
             let mut pooled = pooler.begin();
             pooled.add(states.split_off(..n * n_embd).unwrap_or_default());
-            done(next + i, pooler.finish(pooled))?;
+            let vector = pooler.finish(pooled);
+            if !vector.iter().all(|x| x.is_finite()) {
+                return Err(Error::NoNumbers.into());
+            }
+            done(next + i, vector)?;
             evaluated += batch.len() as u64;
         }
         next += some.len();

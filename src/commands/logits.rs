@@ -129,16 +129,29 @@ fn for_each_row(
     mut write: impl FnMut(&[f32]) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let n_batch = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, pass.n_ubatch());
-    let tokens: Vec<_> = ids
-        .iter()
-        .enumerate()
-        .map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: wanted.contains(&pos) })
-        .collect();
+    let tokens = |wanted: Range<usize>| -> Vec<_> {
+        let token = |(pos, &id)| BatchToken { id, seq: 0, pos, logits: wanted.contains(&pos) };
+        ids.iter().enumerate().map(token).collect()
+    };
+    let batches: Vec<Vec<BatchToken>> = if pass.spec().is_causal() {
+        tokens(wanted).chunks(n_batch).map(<[_]>::to_vec).collect()
+    } else {
+        // A token sees those after it: the whole text is one batch, once for as many rows as there is memory for.
+        let parts = wanted.clone().step_by(n_batch).map(|from| from..wanted.end.min(from + n_batch));
+        parts.map(tokens).collect()
+    };
     let progress = Progress::steps("evaluating", ids.len() as u64).watched(pass.spec().n_layer());
-    for batch in tokens.chunks(n_batch) {
-        let logits = pass.forward(batch).map_err(Error::from)?;
+    for batch in batches {
+        if batch.first().is_some_and(|token| token.pos == 0) {
+            pass.reset();
+        }
+        let logits = pass.forward(&batch).map_err(Error::from)?;
         for i in 0..logits.n_rows() {
-            write(logits.row(i))?;
+            let row = logits.row(i);
+            if !row.iter().any(|logit| logit.is_finite()) {
+                return Err(Error::NoNumbers.into());
+            }
+            write(row)?;
         }
         progress.set(pass.position() as u64);
     }

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use metal_attention::{ForwardPass, Model, ModelOptions};
+use metal_attention::{Error, ForwardPass, Model, ModelOptions};
 use serde_json::{Value, json};
 
 use crate::chunks;
@@ -131,6 +131,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         })?;
         if !done {
             break;
+        }
+        if total.perplexity().is_nan() {
+            return Err(Error::NoNumbers.into());
         }
         estimates.push(total.perplexity());
         progress.set(estimates.len() as u64);

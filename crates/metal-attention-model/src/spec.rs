@@ -300,6 +300,11 @@ impl ModelSpec {
         self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
+    /// Whether text can be generated: the model has an output head, and a token sees no token after it.
+    pub fn writes_text(&self) -> bool {
+        self.output.head.is_some() && self.is_causal()
+    }
+
     /// Elements that one token adds to the KV cache, over all layers, keys and values together.
     pub fn kv_elements_per_token(&self) -> usize {
         self.layers

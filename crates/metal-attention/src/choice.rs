@@ -47,7 +47,7 @@ impl Allowed<'_> {
 /// list of `max_top_k` logits is cheaper than all of them. What a step then brings may still be too little.
 pub fn need(sampler: &Sampler, n_forbidden: usize, masked: bool, max_top_k: usize) -> Need {
     // A forbidden token is seldom the largest. Where all logits cost no more than an id there is no reason to try.
-    if sampler.is_greedy() && !masked && (n_forbidden == 0 || max_top_k > 0) {
+    if sampler.is_greedy() && !masked && max_top_k > 0 {
         Need::Id
     } else if sampler.short_list().is_some_and(|needed| needed + n_forbidden <= max_top_k) {
         Need::Short
@@ -59,9 +59,29 @@ pub fn need(sampler: &Sampler, n_forbidden: usize, masked: bool, max_top_k: usiz
 /// Chooses a token. `None` where `scores` are too little to tell; the sampler is then as it was, and all logits do.
 pub fn choose(sampler: &mut Sampler, allowed: Allowed<'_>, scores: Scores<'_>) -> Option<u32> {
     match scores {
-        Scores::Id(id) => Some(id).filter(|&id| allowed.has(id)),
+        // A device says 0 where no logit is a number; all logits then show it.
+        Scores::Id(id) => Some(id).filter(|&id| id != 0 && allowed.has(id)),
         Scores::Short(list, k) => sampler.sample_short(list, k, |id| allowed.has(id)),
         Scores::Logits(logits) => Some(sampler.sample_allowed(logits, |id| allowed.has(id))),
+    }
+}
+
+/// Whether the model gave a number for the token `id`, chosen from `scores`. NaN and infinity are none; -inf is one where
+/// another logit is finite.
+pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
+    let ok = |logit: f32, finite: &dyn Fn() -> bool| {
+        logit.is_finite() || (logit == f32::NEG_INFINITY && finite())
+    };
+    match scores {
+        Scores::Id(_) => true,
+        Scores::Short(list, _) => {
+            let logit = list.iter().find(|&&(listed, _)| listed == id).map_or(f32::NAN, |&(_, logit)| logit);
+            ok(logit, &|| list.iter().any(|(_, logit)| logit.is_finite()))
+        }
+        Scores::Logits(logits) => {
+            let logit = logits.get(id as usize).copied().unwrap_or(f32::NAN);
+            ok(logit, &|| logits.iter().any(|logit| logit.is_finite()))
+        }
     }
 }
 
@@ -122,7 +142,7 @@ mod tests {
         let greedy = sampler(SamplerOptions::greedy());
         // A device that gives lists of 8, and one whose logits cost nothing.
         for (n_forbidden, masked, on_device, at_hand) in [
-            (0, false, Need::Id, Need::Id),
+            (0, false, Need::Id, Need::Logits),
             (2, false, Need::Id, Need::Logits),
             (2, true, Need::Short, Need::Logits),
             (8, true, Need::Logits, Need::Logits),
@@ -134,6 +154,26 @@ mod tests {
         assert_eq!((need(&top_5, 3, false, 8), need(&top_5, 4, false, 8)), (Need::Short, Need::Logits));
         let all = sampler(SamplerOptions { logit_bias: vec![(1, 1.0)], ..SamplerOptions::greedy() });
         assert_eq!(need(&all, 0, false, 8), Need::Logits);
+    }
+
+    #[test]
+    fn only_numbers_can_be_chosen() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        for (logits, id, want) in [
+            (&[1.0, nan][..], 0, true),
+            (&[1.0, nan], 1, false),
+            (&[nan, nan], 0, false),
+            (&[1.0, inf], 1, false),
+            (&[1.0, -inf], 1, true),
+            (&[nan, -inf], 1, false),
+        ] {
+            assert_eq!(is_number(Scores::Logits(logits), id), want, "{logits:?} {id}");
+            let list: TopK = logits.iter().zip(0..).map(|(&logit, id)| (id, logit)).collect();
+            assert_eq!(is_number(Scores::Short(&list, 2), id), want, "{logits:?} {id}");
+        }
+        // A device's 0 may stand for no number at all: all logits decide.
+        let mut greedy = sampler(SamplerOptions::greedy());
+        assert_eq!(choose(&mut greedy, Allowed::default(), Scores::Id(0)), None);
     }
 
     #[test]

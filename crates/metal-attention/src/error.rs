@@ -8,6 +8,14 @@ use metal_attention_tokenizer::TokenizerError;
 use crate::sampling::SamplingError;
 use crate::{Device, RerankError};
 
+/// What [`Error::NoNumbers`] says; a scheduler says the same.
+pub(crate) const NO_NUMBERS: &str = "the model gives NaN or infinity instead of numbers: the file or the device is damaged; \
+     metal-attention compare tells which layer it comes from";
+
+/// What [`Error::NoText`] says; a scheduler says the same.
+pub(crate) const NO_TEXT: &str = "the model writes no text: it is for embeddings (embed, /v1/embeddings) or for ranking documents \
+     (rerank, /v1/rerank)";
+
 /// Why a model could not be opened or run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +92,12 @@ pub enum Error {
         /// Context length of the training.
         n_ctx_train: usize,
     },
+    /// Text from a model that sees all tokens of a text at once, or that has no output head.
+    #[error("{NO_TEXT}")]
+    NoText,
+    /// The model computes NaN or infinity where a number belongs.
+    #[error("{NO_NUMBERS}")]
+    NoNumbers,
     /// The caller's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
     #[error("the logits processor failed: {0}")]
     LogitsProcessor(String),

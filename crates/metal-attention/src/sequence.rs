@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
-use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, need};
+use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, is_number, need};
 use crate::logits_processor::Processing;
 use crate::sampling::Sampler;
 use crate::{Error, LogitsProcessor, Pooler, Timings};
@@ -60,6 +60,9 @@ impl Sequence {
         prompt: &[u32],
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<(), Error> {
+        if !self.pass.spec().writes_text() {
+            return Err(Error::NoText);
+        }
         self.check_prompt(prompt)?;
         self.started = Instant::now();
         let cached = self.ids[..self.pass.position()].iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -111,9 +114,17 @@ impl Sequence {
             Some(_) => Need::Logits,
             None => need(sampler, forbidden.len(), false, pass.max_top_k()),
         };
-        let mut choose = |scores: Scores<'_>| match processing {
-            Some(processing) => processing.choose(sampler, ids, allowed, scores).map_err(Error::LogitsProcessor),
-            None => Ok(choose(sampler, allowed, scores)),
+        let mut choose = |scores: Scores<'_>| {
+            let chosen = match processing {
+                Some(processing) => {
+                    processing.choose(sampler, ids, allowed, scores).map_err(Error::LogitsProcessor)?
+                }
+                None => choose(sampler, allowed, scores),
+            };
+            match chosen {
+                Some(id) if !is_number(scores, id) => Err(Error::NoNumbers),
+                chosen => Ok(chosen),
+            }
         };
         let mut chosen = Ok(None);
         evaluate(&mut **pass, &batch, need, |_, scores| chosen = choose(scores))?;
@@ -142,7 +153,8 @@ impl Sequence {
         self.pass.truncate(0);
         let mut pooled = pooler.begin();
         pooled.add(&states);
-        Ok(pooler.finish(pooled))
+        let vector = pooler.finish(pooled);
+        if vector.iter().all(|x| x.is_finite()) { Ok(vector) } else { Err(Error::NoNumbers) }
     }
 
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {

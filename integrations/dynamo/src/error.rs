@@ -30,7 +30,9 @@ pub fn refused(why: &SubmitError) -> DynamoError {
         // Another worker may have room.
         SubmitError::QueueFull { .. } => of(ErrorType::WorkerOverloaded, why.to_string()),
         SubmitError::ShuttingDown | SubmitError::EngineFailed => shut_down(why.to_string()),
-        SubmitError::NoLogits
+        SubmitError::NoText
+        | SubmitError::NoLogits
+        | SubmitError::TooManyTexts { .. }
         | SubmitError::EmptyPrompt
         | SubmitError::PromptTooLong { .. }
         | SubmitError::TokenOutOfRange { .. }
@@ -42,8 +44,9 @@ pub fn refused(why: &SubmitError) -> DynamoError {
 pub fn failed(why: &RequestError) -> DynamoError {
     match why {
         RequestError::EngineFailed | RequestError::ShutDown | RequestError::Forward(_) => shut_down(why.to_string()),
-        RequestError::Constraint(_) | RequestError::LogitsProcessor(_) | RequestError::Panicked(_) => {
-            unknown(why.to_string())
-        }
+        RequestError::Constraint(_)
+        | RequestError::LogitsProcessor(_)
+        | RequestError::NoNumbers
+        | RequestError::Panicked(_) => unknown(why.to_string()),
     }
 }

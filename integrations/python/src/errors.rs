@@ -47,8 +47,8 @@ pub fn of_submit(error: &SubmitError) -> PyErr {
         SubmitError::QueueFull { .. } | SubmitError::ShuttingDown | SubmitError::EngineFailed => {
             EngineError::new_err(message)
         }
-        SubmitError::NoLogits => ModelError::new_err(message),
-        SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::TokenOutOfRange { .. } => {
+        SubmitError::NoText | SubmitError::NoLogits => ModelError::new_err(message),
+        SubmitError::TooManyTexts { .. } | SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::TokenOutOfRange { .. } => {
             PromptError::new_err(message)
         }
         SubmitError::Sampling(_) => OptionError::new_err(message),

@@ -147,6 +147,7 @@ impl CompletionRequest {
         }
         let n = shared.n()?;
         let prompts = own.prompt.encode(model, "prompt")?;
+        model.scheduler.check_texts(prompts.len().saturating_mul(n as usize))?;
         let stop = shared.stop(&[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();

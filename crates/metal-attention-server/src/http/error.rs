@@ -181,7 +181,8 @@ impl From<SubmitError> for ApiError {
             SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
             SubmitError::EngineFailed => Self::engine_failed(),
             SubmitError::PromptTooLong { .. } => Self::invalid(message).with_code("context_length_exceeded"),
-            SubmitError::NoLogits => Self::unsupported_by_model(message),
+            SubmitError::NoText | SubmitError::NoLogits => Self::unsupported_by_model(message),
+            SubmitError::TooManyTexts { .. } => Self::invalid(message).with_code("too_many_texts"),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
                 Self::invalid(message)
             }
@@ -194,6 +195,7 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::ShutDown => Self::unavailable("shutting_down", error.to_string()),
             RequestError::Constraint(_) => Self::invalid(error.to_string()).with_code("constraint_failed"),
+            RequestError::NoNumbers => Self::internal(error.to_string()).with_code("model_gave_no_numbers"),
             RequestError::EngineFailed => Self::internal(error.to_string()).with_code("engine_failed"),
             RequestError::Forward(_) | RequestError::LogitsProcessor(_) | RequestError::Panicked(_) => {
                 Self::internal(error.to_string())

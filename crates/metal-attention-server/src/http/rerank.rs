@@ -142,6 +142,7 @@ impl RerankRequest {
         if self.top_n == Some(0) {
             return Err(ApiError::field("top_n", "top_n must be at least 1"));
         }
+        model.scheduler.check_texts(documents.len())?;
         let texts = self.encode(model, reranker)?;
         let n_tokens = texts.iter().map(Vec::len).sum();
         let outputs = texts.into_iter().map(|ids| model.scheduler.embed(client, ids));

@@ -120,12 +120,24 @@ impl Engine<'_> {
         let Some(mut run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
         drop(run.request.ticket.take());
-        self.count(|metrics| metrics.requests.embeddings += 1);
-        let vector = match run.outcome {
-            Outcome::Pooled(pooled) => self.pooler.finish(pooled),
-            Outcome::Logits(rows) => rows,
+        let n_vocab = self.pass.spec().n_vocab;
+        let (vector, is_number) = match run.outcome {
+            Outcome::Pooled(pooled) => {
+                let vector = self.pooler.finish(pooled);
+                let is_number = vector.iter().all(|x| x.is_finite());
+                (vector, is_number)
+            }
+            Outcome::Logits(rows) => {
+                let is_number = rows.chunks(n_vocab.max(1)).all(|row| row.iter().any(|logit| logit.is_finite()));
+                (rows, is_number)
+            }
         };
-        let _ = run.request.answer.send(Ok(vector));
+        let answer = if is_number { Ok(vector) } else { Err(RequestError::NoNumbers) };
+        self.count(|metrics| match &answer {
+            Ok(_) => metrics.requests.embeddings += 1,
+            Err(_) => metrics.requests.failed += 1,
+        });
+        let _ = run.request.answer.send(answer);
     }
 
     /// Gives the `i`-th embedding up.

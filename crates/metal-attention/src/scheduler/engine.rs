@@ -179,7 +179,8 @@ impl<'t> Engine<'t> {
     /// Ends the `i`-th running text. What the KV cache holds of it stays, for prompts that begin like it.
     pub fn end(&mut self, i: usize, outcome: Result<FinishReason, RequestError>) {
         let Running { text, seq, .. } = self.running.remove(i);
-        if matches!(outcome, Err(RequestError::Forward(_))) {
+        // Whatever begins alike would meet the same NaN.
+        if matches!(outcome, Err(RequestError::Forward(_) | RequestError::NoNumbers)) {
             self.evict(seq);
         } else {
             self.slots.keep(seq, text.ids[..self.pass.n_past(seq)].to_vec());

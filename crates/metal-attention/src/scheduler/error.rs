@@ -1,6 +1,7 @@
 //! Why a scheduler did not start, refused a request, or gave one up.
 
 use crate::sampling::SamplingError;
+use crate::error::{NO_NUMBERS, NO_TEXT};
 use crate::{Error, ForwardError};
 
 /// Why a [`Scheduler`](super::Scheduler) could not be started.
@@ -39,9 +40,27 @@ pub enum SubmitError {
     /// The engine panicked and has ended.
     #[error("the engine met a defect and has ended: it must be started again")]
     EngineFailed,
+    /// The model sees all tokens of a text at once, or has no output head.
+    #[error("{NO_TEXT}")]
+    NoText,
     /// The model has no output head.
-    #[error("the model writes no text: it is for embeddings (/v1/embeddings) or for ranking documents (/v1/rerank)")]
+    #[error("the model has no logits: its output is for embeddings or for ranking documents")]
     NoLogits,
+    /// One request has more texts than may run and wait at a time.
+    #[error(
+        "the request has {n_texts} texts, but no more than {most} fit: {n_parallel} that run (--parallel) and {n_queue} that \
+         wait (--queue); send fewer at a time"
+    )]
+    TooManyTexts {
+        /// Texts of the request.
+        n_texts: usize,
+        /// Texts that fit, on all replicas together.
+        most: usize,
+        /// Texts that run at once, on all replicas together.
+        n_parallel: usize,
+        /// Texts that may wait, on all replicas together.
+        n_queue: usize,
+    },
     /// There is nothing to continue.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
@@ -78,6 +97,9 @@ pub enum RequestError {
     /// The request's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
     #[error("the logits processor failed: {0}")]
     LogitsProcessor(String),
+    /// The model computed NaN or infinity for this request.
+    #[error("{NO_NUMBERS}")]
+    NoNumbers,
     /// A defect: choosing the request's next token panicked.
     #[error("an internal error ended this request: {0}")]
     Panicked(String),

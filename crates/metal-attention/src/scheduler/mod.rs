@@ -103,9 +103,12 @@ struct Handle {
     shared: Arc<Shared>,
     tokenizer: Arc<Tokenizer>,
     n_queue: usize,
+    n_parallel: usize,
     n_vocab: usize,
-    /// Whether the model writes text.
+    /// Whether the model has an output head.
     has_logits: bool,
+    /// Whether the model can continue a text.
+    writes_text: bool,
     /// Tokens of the longest prompt.
     n_ctx: usize,
     /// The engine's defect, where it met one. Fails once the thread has ended.
@@ -167,8 +170,10 @@ impl Scheduler {
             shared: Arc::clone(&shared),
             tokenizer: Arc::clone(&tokenizer),
             n_queue: options.n_queue,
+            n_parallel: options.n_parallel,
             n_vocab: pass.spec().n_vocab,
             has_logits: pass.spec().output.head.is_some(),
+            writes_text: pass.spec().writes_text(),
             n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
             defect,
         };
@@ -199,8 +204,8 @@ impl Scheduler {
 
     /// A request that can work, and what its client hears.
     fn prepare_text(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
-        if !self.handle.has_logits {
-            return Err(SubmitError::NoLogits);
+        if !self.handle.writes_text {
+            return Err(SubmitError::NoText);
         }
         self.check_prompt(&request.prompt)?;
         let mut sampling = std::mem::take(&mut request.sampling);
@@ -218,7 +223,7 @@ impl Scheduler {
     fn push_text(&self, submission: &mut Option<Submission>) -> Result<(), SubmitError> {
         let Some(client) = submission.as_ref().map(|submission| submission.request.client) else { return Ok(()) };
         let shared = &self.handle.shared;
-        shared.push(self.handle.n_queue, client, |queue| {
+        shared.push(self.room(), client, |queue| {
             if let Some(queued) = submission.take() {
                 queue.texts.push(client, Submission { ticket: Some(shared.ticket()), ..queued });
             }
@@ -260,11 +265,16 @@ impl Scheduler {
     fn push_embedding(&self, request: &mut Option<EmbeddingRequest>) -> Result<(), SubmitError> {
         let Some(client) = request.as_ref().map(|request| request.client) else { return Ok(()) };
         let shared = &self.handle.shared;
-        shared.push(self.handle.n_queue, client, |queue| {
+        shared.push(self.room(), client, |queue| {
             if let Some(queued) = request.take() {
                 queue.embeddings.push(client, EmbeddingRequest { ticket: Some(shared.ticket()), ..queued });
             }
         })
+    }
+
+    /// Requests that may wait, and that run at once.
+    fn room(&self) -> (usize, usize) {
+        (self.handle.n_queue, self.handle.n_parallel)
     }
 
     /// Requests that wait or run.

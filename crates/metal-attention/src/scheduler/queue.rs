@@ -119,8 +119,14 @@ impl Shared {
         self.unfinished.load(Ordering::Relaxed)
     }
 
-    /// Adds a request of `client` by `push`, where the queue takes requests and has room for one more.
-    pub fn push(&self, n_queue: usize, client: Client, push: impl FnOnce(&mut Queue)) -> Result<(), SubmitError> {
+    /// Adds a request of `client` by `push`, where the queue takes requests and has room for one more: `n_queue` may wait,
+    /// and as many more as the `n_parallel` places that are free will take.
+    pub fn push(
+        &self,
+        (n_queue, n_parallel): (usize, usize),
+        client: Client,
+        push: impl FnOnce(&mut Queue),
+    ) -> Result<(), SubmitError> {
         let mut queue = self.queue();
         if queue.failed {
             return Err(SubmitError::EngineFailed);
@@ -128,7 +134,8 @@ impl Shared {
         if queue.closing.is_some() {
             return Err(SubmitError::ShuttingDown);
         }
-        if !queue.has_room(client, n_queue) {
+        let all = n_queue.saturating_add(n_parallel);
+        if self.n_unfinished() >= all && !queue.has_room(client, n_queue) {
             return Err(SubmitError::QueueFull { n_queue });
         }
         push(&mut queue);

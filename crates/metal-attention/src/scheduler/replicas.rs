@@ -148,6 +148,21 @@ impl Replicas {
         self.all.iter().filter(|replica| replica.scheduler.defect().is_some()).count()
     }
 
+    /// Refuses a request of `n_texts` texts that never fit, however little there is to do.
+    pub fn check_texts(&self, n_texts: usize) -> Result<(), SubmitError> {
+        let (mut n_queue, mut n_parallel) = (0usize, 0usize);
+        for replica in &*self.all {
+            let (queue, parallel) = replica.scheduler.room();
+            n_queue = n_queue.saturating_add(queue);
+            n_parallel = n_parallel.saturating_add(parallel);
+        }
+        let most = n_queue.saturating_add(n_parallel);
+        if n_texts <= most {
+            return Ok(());
+        }
+        self.counted(Err(SubmitError::TooManyTexts { n_texts, most, n_parallel, n_queue }))
+    }
+
     /// Queues a request ([`Scheduler::submit`]). One whose first choice has no room for it goes to the next.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
         let hashes = if self.all.len() > 1 { page_hashes(&request.prompt, self.page_len) } else { Vec::new() };

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::choice::{Allowed, Need, Scores, choose, need};
+use crate::choice::{Allowed, Need, Scores, choose, is_number, need};
 use crate::logits_processor::Processing;
 use crate::sampling::Sampler;
 use crate::tokenizer::Tokenizer;
@@ -130,6 +130,9 @@ impl<'t> Text<'t> {
     pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize) -> Result<Progress, RequestError> {
         catch_unwind(AssertUnwindSafe(|| {
             let Some(id) = self.choose(scores)? else { return Ok(Progress::TooLittle) };
+            if !is_number(scores, id) {
+                return Err(RequestError::NoNumbers);
+            }
             let logprobs = match (self.logprobs, scores) {
                 (Some(n), Scores::Logits(logits)) => Some(logprobs(logits, id, n)),
                 _ => None,

@@ -55,6 +55,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     let ChatRequest { own, shared } = request;
     let model = app.model_named(shared.model.as_deref())?;
     let n = shared.n()?;
+    model.scheduler.check_texts(n as usize)?;
     let logprobs = own.top_logprobs()?;
     let calls = own.calls()?;
     if matches!(calls, Calls::OneOf { .. }) && !matches!(own.response_format, None | Some(ResponseFormat::Text)) {
