@@ -6,6 +6,8 @@ use std::thread;
 use metal_attention::Logits;
 use serde_json::{Value, json};
 
+use crate::threads::map_on_threads;
+
 /// Probabilities below `exp` of this are left out of a divergence: files of a reference's keep no more.
 const LEAST: f64 = -16.0;
 
@@ -64,15 +66,9 @@ impl Divergence {
         let n_threads = thread::available_parallelism().map_or(1, usize::from);
         let rows: Vec<usize> = (0..next.len()).collect();
         let compare = |&i: &usize| compare(logits.row(i), &reference(i), next[i] as usize);
-        let compared: Vec<Compared> = thread::scope(|scope| {
-            let compare = &compare;
-            let parts: Vec<_> = rows
-                .chunks(rows.len().div_ceil(n_threads).max(1))
-                .map(|part| scope.spawn(move || part.iter().map(compare).collect::<Vec<_>>()))
-                .collect();
-            parts.into_iter().flat_map(|part| part.join().expect("comparing does not panic")).collect()
-        });
-        for Compared { divergence, reference, nll, same_top } in compared {
+        let parts = rows.chunks(rows.len().div_ceil(n_threads).max(1));
+        let compared = map_on_threads(parts, |part| part.iter().map(compare).collect::<Vec<Compared>>());
+        for Compared { divergence, reference, nll, same_top } in compared.into_iter().flatten() {
             self.divergences.push(divergence);
             self.reference.add(reference);
             self.more.add(nll - reference);

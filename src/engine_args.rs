@@ -36,7 +36,8 @@ impl EngineArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct SetupArgs {
-    /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096]
+    /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096; serve: as many as half
+    /// of the memory that the weights leave has room for]
     #[arg(short = 'c', long, aliases = CTX_SIZE_ELSEWHERE, value_name = "N")]
     ctx_size: Option<usize>,
 

@@ -4,6 +4,8 @@ use std::thread;
 
 use metal_attention::Logits;
 
+use crate::threads::map_on_threads;
+
 /// What tokens scored so far add up to.
 #[derive(Default)]
 pub struct LogLikelihood {
@@ -19,14 +21,8 @@ impl LogLikelihood {
     pub fn add(&mut self, logits: &Logits, next: &[u32]) {
         let n_threads = thread::available_parallelism().map_or(1, usize::from);
         let rows: Vec<_> = next.iter().enumerate().map(|(i, &id)| (logits.row(i), id)).collect();
-        let nll: Vec<f64> = thread::scope(|scope| {
-            let score = |part: &[(&[f32], u32)]| part.iter().map(|&(row, id)| nll(row, id)).collect::<Vec<_>>();
-            let parts: Vec<_> = rows
-                .chunks(rows.len().div_ceil(n_threads).max(1))
-                .map(|part| scope.spawn(move || score(part)))
-                .collect();
-            parts.into_iter().flat_map(|part| part.join().expect("scoring does not panic")).collect()
-        });
+        let score = |part: &[(&[f32], u32)]| part.iter().map(|&(row, id)| nll(row, id)).collect::<Vec<_>>();
+        let nll = map_on_threads(rows.chunks(rows.len().div_ceil(n_threads).max(1)), score).concat();
         self.count += nll.len();
         self.sum += nll.iter().sum::<f64>();
         self.sum_of_squares += nll.iter().map(|x| x * x).sum::<f64>();

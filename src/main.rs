@@ -26,6 +26,7 @@ mod statistics;
 mod tensor_types;
 mod terminal;
 mod text_input;
+mod threads;
 mod token_ids;
 mod token_input;
 mod units;
@@ -36,6 +37,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use metal_attention::gguf::exit_on_lost_pages;
+use metal_attention_server::http::LOG_TARGET;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -118,7 +120,7 @@ enum Command {
 fn main() -> ExitCode {
     silence_device_selection();
     let cli = usage::parse();
-    start_log(cli.verbose);
+    start_log(cli.verbose, &cli.command);
     exit_on_lost_pages(3, "; put the whole file in its place, or use --no-mmap to read it into memory first");
     let result = interrupt::listen().and_then(|()| cli.command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
@@ -169,11 +171,18 @@ fn silence_device_selection() {
 }
 
 /// Sends log events to stderr: those `RUST_LOG` asks for, else with `--verbose`
-/// everything down to the level `info`, else warnings.
-fn start_log(verbose: bool) {
+/// everything down to the level `info`, else warnings, and of a server a line for each request unless it is to be quiet.
+fn start_log(verbose: bool, command: &Command) {
     let default = if verbose { LevelFilter::INFO } else { LevelFilter::WARN };
     let asked = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
-    let filter = asked.and_then(|filter| filter.parse().ok()).unwrap_or_else(|| Targets::new().with_default(default));
+    let filter = asked.and_then(|filter| filter.parse().ok()).unwrap_or_else(|| {
+        let filter = Targets::new().with_default(default);
+        match command {
+            Command::Serve(args) if args.quiet() => filter.with_target(LOG_TARGET, LevelFilter::WARN),
+            Command::Serve(_) => filter.with_target(LOG_TARGET, LevelFilter::INFO),
+            _ => filter,
+        }
+    });
     let to_stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
     tracing_subscriber::registry().with(to_stderr.with_filter(filter)).init();
 }

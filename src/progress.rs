@@ -121,7 +121,7 @@ impl Progress {
         let watch = interrupt::watch();
         let state = State { begun: (Instant::now(), 0), done: (0, watch.done()), work_of_step: None, total, watch };
         let state = Arc::new(Mutex::new(state));
-        let drawing = std::io::stderr().is_terminal().then(|| {
+        let drawing = std::io::stderr().is_terminal().then_some(()).and_then(|()| {
             let (done, wait) = mpsc::channel();
             let (bar, state) = (bar.clone(), Arc::clone(&state));
             let draw = move || {
@@ -140,7 +140,8 @@ impl Progress {
                     bar.tick();
                 }
             };
-            (done, std::thread::spawn(draw))
+            // Without a thread there is no line.
+            Some((done, std::thread::Builder::new().spawn(draw).ok()?))
         });
         Self { bar, state, drawing }
     }

@@ -2,10 +2,14 @@
 
 use std::str::FromStr;
 
-use metal_attention::{Device, EngineOptions, Model, physical_cores};
+use metal_attention::{Device, EngineOptions, Model, available_memory, physical_cores};
 
 use crate::cli_error::CliError;
 use crate::engine_args::{SetupArgs, at_least_one};
+use crate::units;
+
+/// Replicas that share a device at most: each has a thread, weights and a KV cache.
+const MOST_OF_A_DEVICE: usize = 64;
 
 /// Devices and replicas of the model, and how each is set up.
 #[derive(clap::Args)]
@@ -89,17 +93,44 @@ impl ReplicaArgs {
             );
             return Err(CliError::Usage(message));
         }
+        if n > list.len() {
+            check_room(n, &list, model)?;
+        }
         let devices: Vec<_> = list.into_iter().cycle().take(n).collect();
         // What auto chooses may be the CPU, too.
         let is_cpu = |device: &&Device| matches!(device, Device::Cpu | Device::Auto);
         let n_cpu = devices.iter().filter(is_cpu).count();
-        let options = devices.into_iter().map(|device| {
+        let sharing: Vec<_> = devices.iter().map(|one| devices.iter().filter(|other| *other == one).count()).collect();
+        let options = devices.into_iter().zip(sharing).map(|(device, n_sharing)| {
             let shares = n_cpu > 1 && is_cpu(&&device);
             let n_threads = setup.n_threads.or(shares.then(physical_cores));
             let n_threads = if shares { n_threads.map(|n| (n / n_cpu).max(1)) } else { n_threads };
-            EngineOptions { device, n_threads, ..setup.clone() }
+            EngineOptions { device, n_threads, long_context: Some(n_sharing), ..setup.clone() }
         });
         Ok(options.collect())
+    }
+}
+
+/// Refuses more replicas than devices, threads and memory can be for.
+fn check_room(n: usize, devices: &[Device], model: &Model) -> Result<(), CliError> {
+    let refused = |why: String| Err(CliError::Usage(format!("--replicas {n}: {why}")));
+    let most = devices.len().saturating_mul(MOST_OF_A_DEVICE);
+    if n > most {
+        return refused(format!(
+            "a device runs {MOST_OF_A_DEVICE} replicas at most, and {} {most}: name more devices, or give --parallel more \
+             requests at once",
+            units::count(devices.len(), "device")
+        ));
+    }
+    let n_cpu = devices.iter().cycle().take(n).filter(|device| matches!(device, Device::Cpu)).count();
+    let needed = model.gguf().tensor_bytes().saturating_mul(n_cpu as u64);
+    match available_memory() {
+        Some(available) if needed > available => refused(format!(
+            "the weights of {n_cpu} replicas on the CPU take {}, and {} of memory are available: use fewer",
+            units::bytes(needed),
+            units::bytes(available)
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -166,6 +197,9 @@ mod tests {
             &["--device", "auto,cpu"],
             &["--device", "cuda:0,cuda:1", "--replicas", "1"],
             &["--replicas", "0"],
+            &["--replicas", "65"],
+            &["--replicas", "9223372036854775808"],
+            &["--device", "cuda:0,cuda:1", "--replicas", "100000000"],
             &["--gpu", "--device", "cpu"],
         ] {
             assert!(options(flags).is_err(), "{flags:?}");

@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use metal_attention::ForwardPass;
@@ -19,6 +20,7 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
 use crate::replica_args::ReplicaArgs;
+use crate::units;
 
 const AFTER_HELP: &str = "\
 The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; \
@@ -76,6 +78,10 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
 
+    /// Log no line for each request (RUST_LOG, where it is set, decides instead)
+    #[arg(long)]
+    quiet: bool,
+
     /// Time in seconds that requests are still taken for when the server ends, and /ready says so to routers
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     drain_delay: u64,
@@ -111,6 +117,11 @@ struct AccessArgs {
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<String>,
 
+    /// Name that the Host header of requests may have besides localhost, as behind a proxy (repeatable); of concern where the
+    /// server listens on this machine alone and asks for no key
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    allowed_host: Vec<String>,
+
     /// Largest body of a request, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_body, value_parser = at_least_one)]
     max_body: usize,
@@ -131,17 +142,44 @@ struct AccessArgs {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let options = args.http_options()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        // Requests need little; the cores are for the engine.
-        .worker_threads(2)
-        .max_blocking_threads(THREADS)
-        .enable_all()
-        .build()
-        .map_err(|e| CliError::General(format!("cannot start the server's threads: {e}")))?;
+    let runtime = runtime().map_err(|e| {
+        CliError::General(format!(
+            "cannot start the server's threads: {e}; the limit of processes (ulimit -u) or of memory is too low"
+        ))
+    })?;
     let result = runtime.block_on(listen_and_serve(args, options));
     // A model that is still loading is not waited for.
     runtime.shutdown_background();
     result
+}
+
+/// Threads that serve connections: requests need little, and the cores are for the engine.
+const WORKERS: usize = 2;
+
+/// The runtime, with all its threads started: later none may be left to have, and tokio panics where one is missing.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    // One for loading and one for the engine besides; they are gone before the others start.
+    let enough = (0..WORKERS + THREADS + 2).map(|_| {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::Builder::new().spawn(move || drop(ended.recv())).map(|thread| (end, thread))
+    });
+    for (end, thread) in enough.collect::<std::io::Result<Vec<_>>>()? {
+        drop(end);
+        let _ = thread.join();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(THREADS)
+        .thread_keep_alive(Duration::from_secs(1 << 30))
+        .enable_all()
+        .build()?;
+    let all_there = Arc::new(Barrier::new(THREADS + 1));
+    for _ in 0..THREADS {
+        let all_there = Arc::clone(&all_there);
+        runtime.spawn_blocking(move || all_there.wait());
+    }
+    all_there.wait();
+    Ok(runtime)
 }
 
 async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
@@ -170,11 +208,16 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     serve(listeners, options, load, shutdown(signals)).await.map_err(|error| match error {
         ServeError::Load(error) => error,
         // Exit code 1: whoever watches over the process starts it again.
-        ServeError::LoadPanicked | ServeError::Engine(_) => CliError::General(error.to_string()),
+        ServeError::Thread(_) | ServeError::LoadPanicked | ServeError::Engine(_) => CliError::General(error.to_string()),
     })
 }
 
 impl Args {
+    /// Whether no request has a line in the log.
+    pub fn quiet(&self) -> bool {
+        self.quiet
+    }
+
     fn http_options(&self) -> Result<HttpOptions, CliError> {
         let access = &self.access;
         let mut keys: Vec<String> = access.api_key.clone().into_iter().collect();
@@ -197,7 +240,7 @@ impl Args {
             keys,
             open_metrics: access.open_metrics,
             cors_origin,
-            hosts: [&self.host].into_iter().chain(&self.metrics_host).cloned().collect(),
+            hosts: [&self.host].into_iter().chain(&self.metrics_host).chain(&access.allowed_host).cloned().collect(),
             max_body: access.max_body,
             max_bodies: access.max_bodies,
             max_connections: access.max_connections,
@@ -229,19 +272,31 @@ impl Args {
             let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
             drop(loading);
             let devices = device_names(&passes);
+            let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
             let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {
                 LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
                 LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
                 LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
             })?;
-            let n_ctx = loaded.n_ctx;
+            let context = context_line(&loaded, kv_cache_bytes, options.n_parallel, engines.len());
             // So far it ended the process; requests that run may finish.
             interrupt::leave();
             let each = if engines.len() > 1 { " on each" } else { "" };
-            say(&format!("ready: {devices}, {n_parallel} requests at once{each}, {n_ctx} tokens each"));
+            say(&format!("ready: {devices}, {n_parallel} requests at once{each}, {context}"));
             Ok(loaded)
         })
     }
+}
+
+/// What the start says of the context and the KV cache of a replica, which has so many bytes.
+fn context_line(loaded: &Loaded, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
+    let each = if n_replicas > 1 { " each" } else { "" };
+    format!(
+        "context {} tokens a request, KV cache {}{each} shared by {}; -c changes it",
+        loaded.n_ctx,
+        units::bytes(kv_cache_bytes as u64),
+        units::count(n_parallel, "request")
+    )
 }
 
 /// The devices of the replicas, each once with how many run on it.
@@ -345,6 +400,18 @@ impl Signals {
     async fn next(&mut self) -> bool {
         self.0.recv().await;
         true
+    }
+}
+
+/// Reads a name as it is in a Host header, without a port.
+fn host_name(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    if name.is_empty() || name.contains(['/', ' ']) {
+        return Err("expected a name without scheme and path, as in chat.example.org".into());
+    }
+    match name.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') && port.parse::<u16>().is_ok() => Ok(host.to_owned()),
+        _ => Ok(name.to_owned()),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::random_weights::RandomWeights;
 use crate::tensor_types::{self, TypeArgs};
+use crate::threads::map_on_threads;
 use crate::units;
 
 /// Elements that a thread quantises at a time; a multiple of every block length.
@@ -201,10 +202,7 @@ impl Random {
             let mut blocks = Vec::new();
             self.ty.quantize(&values, &mut blocks).map(|()| blocks)
         };
-        thread::scope(|scope| {
-            let threads: Vec<_> = elements.clone().step_by(CHUNK).map(|from| scope.spawn(move || part(from))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
-        })
+        map_on_threads(elements.clone().step_by(CHUNK), part)
     }
 }
 

@@ -14,12 +14,11 @@ use crate::{EngineOptions, Model};
 pub(crate) fn forward_pass(
     model: &Model,
     options: &EngineOptions,
-    n_ctx: usize,
     ordinal: usize,
 ) -> Result<CudaForwardPass, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
-    let options = pass_options(options, model, n_ctx, gpu.summary(), gpu.free_memory()?);
+    let options = pass_options(options, model, gpu.summary(), gpu.free_memory()?);
     let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
     log_card(pass.gpu());
     log_memory(pass.memory_use(), pass.cache_pages());
@@ -30,7 +29,6 @@ pub(crate) fn forward_pass(
 pub(crate) fn cards(
     model: &Model,
     options: &EngineOptions,
-    n_ctx: usize,
     first: usize,
 ) -> Result<CudaCards, CudaError> {
     CudaForwardPass::supports(model.spec())?;
@@ -42,7 +40,7 @@ pub(crate) fn cards(
     let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
     let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
     let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
-    let options = pass_options(options, model, n_ctx, gpu.summary(), free);
+    let options = pass_options(options, model, gpu.summary(), free);
     let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory(pass.memory_use(), pass.cache_pages());
@@ -51,8 +49,8 @@ pub(crate) fn cards(
 
 /// Sets `model` up on the first device that has room for it, a tenth of its memory kept free. `None`, and a word in the log, where
 /// CUDA cannot run it here.
-pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<Option<CudaForwardPass>, CudaError> {
-    match first_with_room(model, options, n_ctx) {
+pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<Option<CudaForwardPass>, CudaError> {
+    match first_with_room(model, options) {
         Ok(pass) => return Ok(Some(pass)),
         Err(CudaError::Cancelled) => return Err(CudaError::Cancelled),
         Err(why @ CudaError::Driver { .. }) => tracing::warn!("CUDA cannot be used: {why}"),
@@ -61,18 +59,18 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
     Ok(None)
 }
 
-fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<CudaForwardPass, CudaError> {
+fn first_with_room(model: &Model, options: &EngineOptions) -> Result<CudaForwardPass, CudaError> {
     let gpus = cuda_summaries()?;
     CudaForwardPass::supports(model.spec())?;
     let mut why = CudaError::NoDevice { ordinal: 0, n_devices: 0 };
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;
-        let options_here = pass_options(options, model, n_ctx, &gpu, available);
+        let options_here = pass_options(options, model, &gpu, available);
         let needed = options_here.memory_needed(model.spec(), model.weights()).total();
         let outcome = if needed > available {
             Err(CudaError::ModelTooLarge { needed, available })
         } else {
-            forward_pass(model, options, n_ctx, gpu.ordinal)
+            forward_pass(model, options, gpu.ordinal)
         };
         match outcome {
             Ok(pass) => {
@@ -91,10 +89,11 @@ fn first_with_room(model: &Model, options: &EngineOptions, n_ctx: usize) -> Resu
 fn pass_options(
     options: &EngineOptions,
     model: &Model,
-    n_ctx: usize,
     gpu: &CudaSummary,
     available: u64,
 ) -> CudaForwardPassOptions {
+    let options = &sized(options, model, gpu, available);
+    let n_ctx = options.n_ctx_of(model);
     let with = |n_ubatch| CudaForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
@@ -114,6 +113,15 @@ fn pass_options(
     // Each card has all of what steps work with.
     needed.scratch = needed.scratch.saturating_mul(options.n_cards as u64);
     if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
+}
+
+/// `options` with a context that suits `available` bytes, where that is left to the device.
+fn sized(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> EngineOptions {
+    let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
+    let smallest = CudaForwardPassOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
+    let needed = smallest.memory_needed(model.spec(), model.weights());
+    let scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    options.sized(model.spec(), Some(available), needed.weights.saturating_add(scratch))
 }
 
 /// Logs what runs the model.

@@ -1,16 +1,17 @@
 //! Where a model runs, with how much memory and how many threads.
 
-use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, physical_cores};
+use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::{ForwardPass, PageUse, Watch};
 
 #[cfg(feature = "cuda")]
 use crate::{CudaCards, CudaForwardPass, cuda_engine};
+use crate::memory::available_memory;
 use crate::{Device, Error, Model};
 #[cfg(feature = "gpu")]
 use crate::{GpuForwardPass, gpu_engine};
 
 /// Context length where neither the caller nor the model asks for less.
-const DEFAULT_N_CTX: usize = 4096;
+pub(crate) const DEFAULT_N_CTX: usize = 4096;
 
 /// Bytes for recurrent states to cut texts back to, where nobody asks for more or less.
 const DEFAULT_STATE_CACHE: usize = 256 << 20;
@@ -23,8 +24,14 @@ pub struct EngineOptions {
     /// NVIDIA GPUs that share the model out among themselves (tensor parallelism): `device`, which is then one of CUDA's, and those
     /// that follow it.
     pub n_cards: usize,
-    /// Tokens each sequence has room for. `None`: the context of the training, at most 4096.
+    /// Tokens each sequence has room for. `None`: the context of the training, at most 4096 unless
+    /// [`long_context`](Self::long_context) says otherwise.
     pub n_ctx: Option<usize>,
+    /// What a context that nobody gives (`n_ctx` is `None`) comes to. `Some(n)`: that of the training, as far as half of the
+    /// memory that the weights leave has room for one such sequence, where `n` forward passes share the device. `n_cache` is
+    /// then wanted at least, within the same memory. Where the device does not tell its memory it is as with `None`: at most
+    /// 4096 tokens.
+    pub long_context: Option<usize>,
     /// Sequences the KV cache holds.
     pub n_seq: usize,
     /// Tokens the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence.
@@ -55,6 +62,7 @@ impl Default for EngineOptions {
             device: Device::Auto,
             n_cards: 1,
             n_ctx: None,
+            long_context: None,
             n_seq: 1,
             n_cache: None,
             n_windows: None,
@@ -139,14 +147,24 @@ impl EngineOptions {
             Device::Auto | Device::Cpu | Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) if self.n_cards > 1 => {
                 Err(Error::CardsWithoutCuda { device: self.device.clone(), n_cards: self.n_cards })
             }
-            Device::Cpu => self.cpu_pass(model, n_ctx),
-            Device::Cuda(ordinal) => self.cuda_pass(model, n_ctx, *ordinal),
-            Device::Auto => self.auto_pass(model, n_ctx),
-            Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) => self.gpu_pass(model, n_ctx),
+            Device::Cpu => self.cpu_pass(model),
+            Device::Cuda(ordinal) => self.cuda_pass(model, *ordinal),
+            Device::Auto => self.auto_pass(model),
+            Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) => self.gpu_pass(model),
         }
     }
 
-    fn cpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+    fn cpu_pass(&self, model: &Model) -> Result<Backend, Error> {
+        let sized = self.sized(model.spec(), available_memory(), model.gguf().tensor_bytes());
+        match sized.cpu_pass_of_size(model) {
+            // A limit that the system does not tell, as that of the address space.
+            Err(Error::Cpu(CpuError::OutOfMemory { .. })) if sized != *self => self.cpu_pass_of_size(model),
+            pass => pass,
+        }
+    }
+
+    fn cpu_pass_of_size(&self, model: &Model) -> Result<Backend, Error> {
+        let n_ctx = self.n_ctx_of(model);
         let defaults = CpuOptions::default();
         let options = CpuOptions {
             n_ctx,
@@ -167,31 +185,31 @@ impl EngineOptions {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_pass(&self, model: &Model, n_ctx: usize, ordinal: usize) -> Result<Backend, Error> {
+    fn cuda_pass(&self, model: &Model, ordinal: usize) -> Result<Backend, Error> {
         if self.n_cards > 1 {
-            return Ok(Backend::CudaCards(cuda_engine::cards(model, self, n_ctx, ordinal)?));
+            return Ok(Backend::CudaCards(cuda_engine::cards(model, self, ordinal)?));
         }
-        Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, n_ctx, ordinal)?))
+        Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, ordinal)?))
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn cuda_pass(&self, _: &Model, _: usize, _: usize) -> Result<Backend, Error> {
+    fn cuda_pass(&self, _: &Model, _: usize) -> Result<Backend, Error> {
         Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 
     /// Through CUDA, else on another GPU, else on the CPU.
-    fn auto_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+    fn auto_pass(&self, model: &Model) -> Result<Backend, Error> {
         #[cfg(feature = "cuda")]
-        if let Some(pass) = cuda_engine::auto(model, self, n_ctx)? {
+        if let Some(pass) = cuda_engine::auto(model, self)? {
             return Ok(Backend::Cuda(pass));
         }
-        self.auto_pass_without_cuda(model, n_ctx)
+        self.auto_pass_without_cuda(model)
     }
 
     #[cfg(feature = "gpu")]
-    fn auto_pass_without_cuda(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+    fn auto_pass_without_cuda(&self, model: &Model) -> Result<Backend, Error> {
         use metal_attention_wgpu::GpuError;
-        match gpu_engine::auto(model, self, n_ctx) {
+        match gpu_engine::auto(model, self) {
             Ok(pass) => return Ok(Backend::Gpu(pass)),
             Err(
                 why @ (GpuError::NoAdapter
@@ -204,27 +222,27 @@ impl EngineOptions {
             Err(why @ GpuError::Cancelled) => return Err(why.into()),
             Err(why) => tracing::warn!("a GPU cannot be used, so the model runs on the CPU: {why}"),
         }
-        self.cpu_pass(model, n_ctx)
+        self.cpu_pass(model)
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn auto_pass_without_cuda(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
-        self.cpu_pass(model, n_ctx)
+    fn auto_pass_without_cuda(&self, model: &Model) -> Result<Backend, Error> {
+        self.cpu_pass(model)
     }
 
     #[cfg(feature = "gpu")]
-    fn gpu_pass(&self, model: &Model, n_ctx: usize) -> Result<Backend, Error> {
+    fn gpu_pass(&self, model: &Model) -> Result<Backend, Error> {
         use metal_attention_wgpu::AdapterChoice;
         let adapter = match &self.device {
             Device::GpuIndex(i) => AdapterChoice::Index(*i),
             Device::GpuName(name) => AdapterChoice::Name(name.clone()),
             _ => AdapterChoice::Best,
         };
-        Ok(Backend::Gpu(gpu_engine::forward_pass(model, self, n_ctx, adapter)?))
+        Ok(Backend::Gpu(gpu_engine::forward_pass(model, self, adapter)?))
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn gpu_pass(&self, _: &Model, _: usize) -> Result<Backend, Error> {
+    fn gpu_pass(&self, _: &Model) -> Result<Backend, Error> {
         Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 }
@@ -257,7 +275,6 @@ fn log(model: &Model, pass: &CpuForwardPass) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CpuError;
 
     #[test]
     fn zero_is_refused_where_it_cannot_work() {

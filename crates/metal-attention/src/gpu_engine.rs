@@ -12,24 +12,37 @@ use crate::{EngineOptions, Model};
 pub(crate) fn forward_pass(
     model: &Model,
     options: &EngineOptions,
-    n_ctx: usize,
     adapter: AdapterChoice,
 ) -> Result<GpuForwardPass, GpuError> {
     let watch = options.watch.clone();
     let gpu = Arc::new(GpuDevice::open(&GpuOptions { adapter, watch, ..Default::default() })?);
-    let options = pass_options(options, n_ctx);
-    let pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
+    // A tenth is for whatever else is on the GPU.
+    let free = gpu.summary().memory.map(|memory| memory - memory / 10);
+    let sized = options.sized(model.spec(), free, model.gguf().tensor_bytes());
+    let set_up = |options: &EngineOptions| {
+        let options = pass_options(options, options.n_ctx_of(model));
+        GpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
+    };
+    let pass = match set_up(&sized) {
+        // Others may hold more of the memory, or a buffer may not be as large as that.
+        Err(GpuError::OutOfMemory { .. } | GpuError::TooLarge { .. } | GpuError::ModelTooLarge { .. })
+            if sized != *options =>
+        {
+            set_up(options)?
+        }
+        pass => pass?,
+    };
     log(&pass);
     Ok(pass)
 }
 
 /// Sets `model` up on a GPU that is no software and has room for it. An error says why there is none.
-pub(crate) fn auto(model: &Model, options: &EngineOptions, n_ctx: usize) -> Result<GpuForwardPass, GpuError> {
+pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<GpuForwardPass, GpuError> {
     GpuForwardPass::supports(model.spec())?;
     // No GPU binds more; where a binding can be smaller, less is held at once.
     let max_binding = u64::from(u32::MAX);
-    let needed = pass_options(options, n_ctx).memory_needed(model.spec(), model.weights(), max_binding);
-    let pass = forward_pass(model, options, n_ctx, AdapterChoice::Hardware { bytes: needed.total() })?;
+    let needed = pass_options(options, options.n_ctx_of(model)).memory_needed(model.spec(), model.weights(), max_binding);
+    let pass = forward_pass(model, options, AdapterChoice::Hardware { bytes: needed.total() })?;
     tracing::info!("auto takes the GPU: it has room for {}", mib(needed.total()));
     Ok(pass)
 }

@@ -36,6 +36,7 @@ mod generator;
 #[cfg(feature = "gpu")]
 mod gpu_engine;
 mod logits_processor;
+mod memory;
 mod model;
 mod rerank;
 pub mod sampling;
@@ -52,6 +53,7 @@ pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
 pub use logits_processor::LogitsProcessor;
+pub use memory::available_memory;
 pub use metal_attention_cpu::{
     CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
     simd_name as cpu_simd_name,

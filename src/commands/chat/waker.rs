@@ -20,7 +20,8 @@ pub fn read_awake(input: &mut Input, session: &mut Session) -> Result<Option<Str
     }
     let read = &AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(move || wake_at_keys(session, &keys, read));
+        // Without a thread the device wakes with the message.
+        let _ = thread::Builder::new().spawn_scoped(scope, move || wake_at_keys(session, &keys, read));
         // Drops before the thread is waited for, also where reading panics.
         let _end = End { read, keys: sender };
         input.read()

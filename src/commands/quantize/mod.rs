@@ -17,6 +17,7 @@ use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::tensor_types::{self, TypeArgs};
+use crate::threads::map_on_threads;
 use crate::units;
 
 /// About how many elements are converted at a time by one thread.
@@ -243,14 +244,7 @@ impl Conversion<'_> {
                 let rows = n_rows.min(rows_of_matrix - row);
                 &tensor.bytes()[(matrix * rows_of_matrix + row) * row_bytes..][..rows * row_bytes]
             };
-            let results: Vec<Result<_, CliError>> = thread::scope(|scope| {
-                let start = |chunk| {
-                    let (source, matrix) = (source(chunk), chunk.0);
-                    scope.spawn(move || self.convert(source, matrix))
-                };
-                let threads: Vec<_> = part.iter().map(start).collect();
-                threads.into_iter().map(|thread| thread.join().expect("quantising does not panic")).collect()
-            });
+            let results = map_on_threads(part, |chunk| self.convert(source(chunk), chunk.0));
             for (result, chunk) in results.into_iter().zip(part) {
                 let (blocks, difference) = result?;
                 writer.write(&blocks).map_err(Error::from)?;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::header::{CACHE_CONTROL, HeaderName};
@@ -12,6 +13,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use metal_attention::scheduler::{Event, Events, FinishReason};
 use serde::Serialize;
 
+use super::request_line::RequestLine;
 use super::{ApiError, App};
 
 /// How often a stream says that it is alive where there is nothing else to say.
@@ -26,6 +28,8 @@ pub struct Texts {
     submitted: Instant,
     begun: Vec<bool>,
     merged: Merged,
+    /// The request's line in the log.
+    line: Option<Arc<RequestLine>>,
 }
 
 impl Texts {
@@ -36,12 +40,15 @@ impl Texts {
             stream::unfold(events, move |mut events| async move { Some(((i, events.recv().await?), events)) }).boxed()
         };
         let merged = stream::select_all(events.into_iter().enumerate().map(one)).boxed();
-        Self { app, submitted: Instant::now(), begun, merged }
+        Self { app, submitted: Instant::now(), begun, merged, line: RequestLine::current() }
     }
 
     /// The next event and the number of its text; `None` once all have ended.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         let (i, event) = self.merged.next().await?;
+        if let Some(line) = &self.line {
+            line.event(&event);
+        }
         if !std::mem::replace(&mut self.begun[i], true) {
             self.app.metrics.first_token(self.submitted.elapsed());
         }

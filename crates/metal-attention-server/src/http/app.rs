@@ -13,8 +13,9 @@ use metal_attention_chat::ChatTemplate;
 use super::body::Bodies;
 use super::connections::Connections;
 use super::constraint::Grammars;
-use super::limits::MAX_UNCLEAR_BYTES;
+use super::limits::{MAX_MODEL_NAME, MAX_UNCLEAR_BYTES};
 use super::metrics::HttpMetrics;
+use super::notes::Notes;
 use super::work::Work;
 use super::{ApiError, HttpOptions};
 
@@ -110,14 +111,28 @@ impl Parts {
         }
     }
 
-    /// The model, for a request that names one.
+    /// The model, for a request that names one: there is only one, so it answers by any name.
     pub fn model_named(&self, name: Option<&str>) -> Result<&Loaded, ApiError> {
         match name {
-            Some(name) if !self.options.names.iter().any(|known| known == name) => {
-                let message = format!("there is no model {name:?} here, only {:?}", self.options.names);
-                Err(ApiError::not_found("model_not_found", message).with_param("model"))
+            Some(name) if name.len() > MAX_MODEL_NAME => {
+                let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
+                Err(ApiError::field("model", message))
             }
-            _ => self.model(),
+            Some(_) | None => self.model(),
+        }
+    }
+
+    /// The name that an answer has: the one that was asked for, else the model's own. `notes` say which model it is where
+    /// it does not have that name.
+    pub fn answer_name(&self, asked: Option<&str>, notes: &mut Notes) -> String {
+        match asked.filter(|name| !name.is_empty()) {
+            Some(name) => {
+                if !self.options.names.iter().any(|known| known == name) {
+                    notes.answered_by(self.model_name());
+                }
+                name.to_owned()
+            }
+            None => self.model_name(),
         }
     }
 
@@ -219,7 +234,11 @@ impl Loaded {
         if n <= most {
             return Ok(());
         }
-        let message = format!("{param}: a text of {n} bytes has no room in the context of {} tokens", self.n_ctx);
+        let message = format!(
+            "{param}: a text of {n} bytes has no room in the context of {} tokens: shorten it, or start the server with a \
+             larger context (-c)",
+            self.n_ctx
+        );
         Err(ApiError::field(param, message).with_code("context_length_exceeded"))
     }
 

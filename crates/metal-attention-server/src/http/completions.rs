@@ -161,16 +161,17 @@ impl CompletionRequest {
                 echoes.push(if echo { model.tokenizer.decode(prompt, false) } else { String::new() });
             }
         }
+        let mut notes = Notes::default();
         let writer = CompletionWriter {
             id: ids::unique("cmpl-"),
             created: super::now(),
-            model: app.model_name(),
+            model: app.answer_name(shared.model.as_deref(), &mut notes),
             n: n as usize,
             offsets: vec![0; events.len()],
             echo: echoes,
             tokenizer: Arc::clone(&model.tokenizer),
             usage: Usage::default(),
-            notes: Notes::default(),
+            notes,
         };
         Ok((events, writer))
     }

@@ -1,6 +1,7 @@
 //! `/v1/embeddings`: texts as vectors.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use metal_attention::scheduler::Client;
@@ -8,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::body::{FromJson, Json, parse};
+use super::notes::Notes;
 use super::prompt::Prompt;
+use super::request_line::RequestLine;
 use super::unsupported::{self, Endpoint};
 use super::{ApiError, App, in_time, prepare};
 
@@ -102,8 +105,10 @@ pub async fn embeddings(
     State(app): State<App>,
     client: Client,
     request: Json<EmbeddingsRequest>,
-) -> Result<axum::Json<Embeddings>, ApiError> {
+) -> Result<Response, ApiError> {
     let format = request.encoding_format.unwrap_or_default();
+    let mut notes = Notes::default();
+    let name = app.answer_name(request.model.as_deref(), &mut notes);
     let prepared = prepare(&app, request, move |app, request| {
         let model = app.model_named(request.model.as_deref())?;
         model.check_embeds()?;
@@ -136,5 +141,9 @@ pub async fn embeddings(
     };
     let (data, n_tokens) = in_time(&app, all).await?;
     let usage = EmbeddingsUsage::new(n_tokens);
-    Ok(axum::Json(Embeddings { object: "list", data, model: app.model_name(), usage }))
+    if let Some(line) = RequestLine::current() {
+        line.prompt_tokens(n_tokens);
+    }
+    let answer = Embeddings { object: "list", data, model: name, usage };
+    Ok(notes.attach(axum::Json(answer).into_response()))
 }

@@ -1,5 +1,7 @@
 //! Errors as clients see them: an HTTP status and OpenAI's JSON.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
@@ -82,8 +84,9 @@ impl ApiError {
     }
 
     /// 408: the client took too long to send its request.
-    pub fn request_timeout() -> Self {
-        let message = "the request's body did not arrive in time";
+    pub fn request_timeout(limit: Duration) -> Self {
+        let message =
+            format!("the request's body did not arrive within the {} seconds that one may take", limit.as_secs_f64());
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", Some("request_timeout"), message)
     }
 

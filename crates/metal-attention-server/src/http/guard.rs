@@ -14,21 +14,27 @@ use metal_attention::scheduler::Client;
 use tracing::Instrument;
 
 use super::connections::Connection;
+use super::request_line::RequestLine;
 use super::{ApiError, App, ids};
 
-/// Names the request, logs how it went, and counts it. Neither bodies nor queries nor headers reach the log.
+/// The header with a request's name.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Names the request, counts it, and has a line in the log say how it went ([`RequestLine`]).
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let id = ids::unique("req-");
     // A path that no route has may be anything: it is neither logged nor counted by its name.
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let span = tracing::info_span!("request", id, method = %method_name(request.method()), route);
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let watches = WATCHED_PATHS.contains(&route.as_str());
+    let line = RequestLine::new(id.clone(), method_name(request.method()), &route, watches);
+    let mut response = Arc::clone(&line).scope(next.run(request).instrument(span)).await;
     let status = response.status();
-    span.in_scope(|| tracing::info!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "answered"));
+    line.status(status.as_u16());
     app.metrics.answered(&route, status.as_u16(), start.elapsed());
     if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(HeaderName::from_static("x-request-id"), id);
+        response.headers_mut().insert(REQUEST_ID, id);
     }
     response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     response
@@ -57,6 +63,9 @@ fn method_name(method: &Method) -> &str {
     if known.contains(method) { method.as_str() } else { "other" }
 }
 
+/// Characters of a foreign Host header that its error repeats.
+const MAX_SHOWN_HOST: usize = 100;
+
 /// Where the server is only meant for this machine and asks for no key, refuses requests by names that are not this
 /// machine's: a page elsewhere can make its own name lead here (DNS rebinding).
 pub async fn check_host(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -64,7 +73,12 @@ pub async fn check_host(State(app): State<App>, request: Request, next: Next) ->
     if is_local(host, &app.options.hosts) {
         return next.run(request).await;
     }
-    ApiError::forbidden("the Host header does not name this machine: use localhost or 127.0.0.1").into_response()
+    let shown: String = host.chars().take(MAX_SHOWN_HOST).collect();
+    let message = format!(
+        "the Host header {shown:?} does not name this machine: use localhost or 127.0.0.1, or start the server with \
+         --allowed-host NAME, as behind a proxy, or with a key (--api-key)"
+    );
+    ApiError::forbidden(message).into_response()
 }
 
 fn is_local(host: &str, also: &[String]) -> bool {

@@ -11,6 +11,8 @@ use super::ApiError;
 pub const MAX_PROMPTS: usize = 256;
 /// Most documents of a request.
 pub const MAX_DOCUMENTS: usize = 256;
+/// Most bytes of a model's name in a request, which each part of the answer repeats.
+pub const MAX_MODEL_NAME: usize = 256;
 /// Most token ids of a request.
 pub const MAX_IDS: usize = 1 << 20;
 /// Most texts that one request may ask for after each prompt.

@@ -16,8 +16,8 @@ pub struct HttpOptions {
     pub open_metrics: bool,
     /// The origin whose pages may ask from a browser, `*` for any; `None`: this server's own page only.
     pub cors_origin: Option<HeaderValue>,
-    /// Names besides `localhost` and IP addresses of the loopback by which requests may come, where the server listens
-    /// on the loopback and asks for no key.
+    /// Names besides `localhost` and IP addresses of the loopback that the Host header may have, where the server listens
+    /// on the loopback and asks for no key: that of `--host`, and those of a proxy (`--allowed-host`).
     pub hosts: Vec<String>,
     /// Most bytes of a request's body.
     pub max_body: usize,

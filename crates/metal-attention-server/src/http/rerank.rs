@@ -3,6 +3,7 @@
 use std::fmt;
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::{Client, Vector};
 use metal_attention::{Reranker, best_first};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -13,6 +14,8 @@ use super::app::Loaded;
 use super::body::{FromJson, Json, parse};
 use super::embeddings::EmbeddingsUsage;
 use super::limits::{MAX_DOCUMENTS, MAX_IDS};
+use super::notes::Notes;
+use super::request_line::RequestLine;
 use super::unsupported::{self, Endpoint};
 use super::{ApiError, App, in_time, prepare};
 
@@ -91,7 +94,9 @@ pub async fn rerank(
     State(app): State<App>,
     client: Client,
     request: Json<RerankRequest>,
-) -> Result<axum::Json<Ranking>, ApiError> {
+) -> Result<Response, ApiError> {
+    let mut notes = Notes::default();
+    let name = app.answer_name(request.model.as_deref(), &mut notes);
     let prepared = prepare(&app, request, move |app, request| request.submit(app, client));
     let all = async {
         let mut pending = prepared.await?;
@@ -106,7 +111,11 @@ pub async fn rerank(
     let document = |i: usize| pending.documents.as_ref().map(|texts| TextDocument { text: texts[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };
     let usage = EmbeddingsUsage::new(pending.n_tokens);
-    Ok(axum::Json(Ranking { model: app.model_name(), object: "list", usage, results: best.map(result).collect() }))
+    if let Some(line) = RequestLine::current() {
+        line.prompt_tokens(pending.n_tokens);
+    }
+    let ranking = Ranking { model: name, object: "list", usage, results: best.map(result).collect() };
+    Ok(notes.attach(axum::Json(ranking).into_response()))
 }
 
 /// The same as `/v1/rerank`.
@@ -116,7 +125,7 @@ pub async fn rerank_of_llama_cpp(
     app: State<App>,
     client: Client,
     request: Json<RerankRequest>,
-) -> Result<axum::Json<Ranking>, ApiError> {
+) -> Result<Response, ApiError> {
     rerank(app, client, request).await
 }
 
@@ -167,7 +176,8 @@ impl RerankRequest {
             let (n, n_ctx) = (ids.len(), model.n_ctx);
             if n > n_ctx {
                 let message = format!(
-                    "{field} has {n} tokens together with the query, but the context has room for {n_ctx}: shorten it"
+                    "{field} has {n} tokens together with the query, but the context has room for {n_ctx}: shorten it, or start \
+                     the server with a larger context (-c)"
                 );
                 return Err(ApiError::field(field, message).with_code("context_length_exceeded"));
             }

@@ -3,19 +3,18 @@
 use std::panic::AssertUnwindSafe;
 
 use axum::extract::Request;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{HeaderName, Method, Response};
+use axum::http::{Method, Response};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, body::Body};
 use futures_util::FutureExt;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    ApiError, App, chat, completions, embeddings, guard, health, metrics, models, openapi, page, rerank, tokens,
+    ApiError, App, chat, completions, embeddings, guard, health, metrics, models, notes, openapi, page, rerank, tokens,
 };
 
 /// All routes. `checks_host`: only names of this machine may lead here.
@@ -73,8 +72,10 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
         let cors = CorsLayer::new()
             .allow_origin(origin)
             .allow_methods([Method::GET, Method::POST])
-            .allow_headers([AUTHORIZATION, CONTENT_TYPE])
-            .expose_headers([HeaderName::from_static("x-request-id")]);
+            // Libraries send headers of their own, such as x-stainless-os: those that the browser asks for are allowed.
+            .allow_headers(AllowHeaders::mirror_request())
+            .allow_private_network(true)
+            .expose_headers([notes::IGNORED, notes::SCHEMA_UNSUPPORTED, notes::MODEL, guard::REQUEST_ID]);
         router = router.layer(cors);
     }
     router.layer(from_fn_with_state(app.clone(), guard::observe))

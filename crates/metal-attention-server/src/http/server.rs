@@ -38,6 +38,9 @@ pub enum ServeError<E> {
     /// The model could not be loaded.
     #[error("{0}")]
     Load(E),
+    /// The system gave no thread to load the model on.
+    #[error("cannot start a thread to load the model on: {0}; the limit of processes (ulimit -u) or of memory is too low")]
+    Thread(std::io::Error),
     /// A defect: loading the model panicked.
     #[error("loading the model met a defect, which is told above: the server has ended")]
     LoadPanicked,
@@ -82,7 +85,8 @@ pub async fn serve<E: Send + 'static>(
     }
     let mut door = Door::new(&app, routes::router(&app, checks_host));
     let (loaded_sender, mut loaded) = tokio::sync::oneshot::channel();
-    std::thread::spawn(move || loaded_sender.send(load()).map_err(|_| "the server has ended"));
+    let load = move || loaded_sender.send(load()).map_err(|_| "the server has ended");
+    std::thread::Builder::new().name("load".into()).spawn(load).map_err(ServeError::Thread)?;
     let mut is_loading = true;
     let mut failure = None;
     let mut shutdown = pin!(shutdown);

@@ -65,12 +65,17 @@ pub enum SubmitError {
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
     /// A prompt that the context, or the whole KV cache, cannot hold.
-    #[error("the prompt has {n_prompt} tokens, but the context has room for {n_ctx}: shorten the prompt")]
+    #[error(
+        "the prompt has {n_prompt} tokens, but the context has room for {n_ctx}: shorten the prompt, or start with a larger \
+         context (-c {n_prompt} or more, as far as there is memory; the model was trained with {n_ctx_train})"
+    )]
     PromptTooLong {
         /// Tokens in the prompt.
         n_prompt: usize,
         /// Tokens there is room for.
         n_ctx: usize,
+        /// Context length of the training.
+        n_ctx_train: usize,
     },
     /// A token, of the prompt or of the logit bias, that the model does not know.
     #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]

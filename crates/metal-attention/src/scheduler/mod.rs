@@ -111,6 +111,8 @@ struct Handle {
     writes_text: bool,
     /// Tokens of the longest prompt.
     n_ctx: usize,
+    /// Context length of the training.
+    n_ctx_train: usize,
     /// The engine's defect, where it met one. Fails once the thread has ended.
     defect: watch::Receiver<Option<Arc<str>>>,
 }
@@ -174,6 +176,7 @@ impl Scheduler {
             n_vocab: pass.spec().n_vocab,
             has_logits: pass.spec().output.head.is_some(),
             writes_text: pass.spec().writes_text(),
+            n_ctx_train: pass.spec().n_ctx_train,
             n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
             defect,
         };
@@ -340,10 +343,10 @@ impl Scheduler {
     }
 
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), SubmitError> {
-        let n_ctx = self.handle.n_ctx;
+        let (n_ctx, n_ctx_train) = (self.handle.n_ctx, self.handle.n_ctx_train);
         match prompt.len() {
             0 => Err(SubmitError::EmptyPrompt),
-            n_prompt if n_prompt > n_ctx => Err(SubmitError::PromptTooLong { n_prompt, n_ctx }),
+            n_prompt if n_prompt > n_ctx => Err(SubmitError::PromptTooLong { n_prompt, n_ctx, n_ctx_train }),
             _ => self.check_ids(prompt.iter()),
         }
     }

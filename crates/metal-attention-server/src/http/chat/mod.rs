@@ -87,15 +87,16 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         events.push(model.scheduler.submit(request)?);
         replies.push(model.template.answer_parser(&prompt.text, tools));
     }
+    let mut notes = Notes::default();
     let writer = ChatWriter {
         id: ids::unique("chatcmpl-"),
         created: now(),
-        model: app.model_name(),
+        model: app.answer_name(shared.model.as_deref(), &mut notes),
         tokenizer: Arc::clone(&model.tokenizer),
         replies,
         with_logprobs: logprobs.is_some(),
         usage: Usage::default(),
-        notes: Notes::default(),
+        notes,
     };
     Ok((events, writer))
 }

@@ -1,0 +1,156 @@
+//! How much memory there is, and how long a context it has room for.
+
+use metal_attention_model::{Capacity, CacheGroups, DEFAULT_UBATCH, ModelSpec, PAGE};
+
+use crate::EngineOptions;
+use crate::engine::DEFAULT_N_CTX;
+
+/// Bytes of main memory that programs can still have: what the system calls available, and no more than the control group
+/// that this process is in may still take. `None` where the system does not tell, as on others than Linux.
+pub fn available_memory() -> Option<u64> {
+    if !cfg!(target_os = "linux") {
+        return None;
+    }
+    let kib = number_after(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
+    let available = kib.saturating_mul(1024);
+    Some(control_group_memory().map_or(available, |left| left.min(available)))
+}
+
+/// Bytes that the control group (version 2) of this process may still take; the file cache of the group can be given up.
+fn control_group_memory() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    // A container sees its own group as the root.
+    let folders = [format!("/sys/fs/cgroup{own}"), "/sys/fs/cgroup".to_owned()];
+    folders.iter().find_map(|folder| {
+        let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).ok();
+        let most: u64 = read("memory.max")?.trim().parse().ok()?;
+        let used: u64 = read("memory.current")?.trim().parse().ok()?;
+        let file = read("memory.stat").and_then(|text| number_after(&text, "file")).unwrap_or(0);
+        Some(most.saturating_sub(used.saturating_sub(file)))
+    })
+}
+
+/// The number after `name` in the line that begins with it.
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        if words.next() == Some(name) { words.next()?.parse().ok() } else { None }
+    })
+}
+
+impl EngineOptions {
+    /// These options for a device with `free` bytes, of which the weights will take `weights`: where
+    /// [`long_context`](Self::long_context) asks for it, a sequence may be as long as the context of the training, and the
+    /// KV cache has as many tokens for that as half of the rest has room for.
+    pub(crate) fn sized(&self, spec: &ModelSpec, free: Option<u64>, weights: u64) -> Self {
+        let (None, Some(n_passes), Some(free)) = (self.n_ctx, self.long_context, free) else { return self.clone() };
+        let n_train = Capacity::n_ctx_of(spec, spec.n_ctx_train);
+        let least = n_train.min(DEFAULT_N_CTX);
+        let wanted = self.n_cache.unwrap_or(least).max(n_train);
+        let budget = (free / n_passes.max(1) as u64).saturating_sub(weights) / 2;
+        let fits = |n_pages: usize| self.cache_bytes(spec, n_train, n_pages * PAGE) <= budget;
+        // From `least` on, which today's smallest devices have, up to what is wanted.
+        let (mut room, mut too_much) = (least.div_ceil(PAGE), wanted.div_ceil(PAGE) + 1);
+        while too_much - room > 1 {
+            let middle = room + (too_much - room) / 2;
+            if fits(middle) {
+                room = middle;
+            } else {
+                too_much = middle;
+            }
+        }
+        let n_cache = (room * PAGE).min(wanted.max(least));
+        Self { n_ctx: Some(n_train.min(n_cache)), n_cache: Some(n_cache), ..self.clone() }
+    }
+
+    /// Bytes of a KV cache of `n_cache` tokens for sequences of at most `n_ctx`, with the recurrent states and the tables of
+    /// rotations.
+    fn cache_bytes(&self, spec: &ModelSpec, n_ctx: usize, n_cache: usize) -> u64 {
+        let room = Capacity {
+            n_ctx: n_ctx.min(n_cache),
+            n_seq: self.n_seq,
+            n_cache: Some(n_cache),
+            n_windows: self.n_windows,
+            state_cache: self.state_cache,
+            n_ubatch: self.n_ubatch.unwrap_or(DEFAULT_UBATCH),
+        };
+        let groups = CacheGroups::new(spec, room);
+        let mut ropes = Vec::new();
+        for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {
+            if !ropes.contains(&rope) {
+                ropes.push(rope);
+            }
+        }
+        let of_position: u64 = ropes.iter().map(|rope| 4 * rope.n_rot as u64).sum();
+        groups
+            .n_elements(spec)
+            .saturating_mul(self.cache_type.bytes() as u64)
+            .saturating_add(groups.states().map_or(0, |states| states.bytes()))
+            .saturating_add(of_position.saturating_mul(room.n_positions() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_model::ModelShape;
+
+    use super::*;
+
+    /// A llama with a context of 128 Ki tokens.
+    fn spec() -> ModelSpec {
+        let metadata = ModelShape::custom("llama").unwrap().metadata();
+        ModelSpec { n_ctx_train: 1 << 17, ..ModelSpec::from_metadata(&metadata).unwrap() }
+    }
+
+    /// The options of a server of four texts.
+    fn four() -> EngineOptions {
+        EngineOptions { n_cache: Some(4 * DEFAULT_N_CTX), n_seq: 68, long_context: Some(1), ..Default::default() }
+    }
+
+    #[test]
+    fn a_whole_context_where_there_is_memory() {
+        let spec = spec();
+        let bytes = four().cache_bytes(&spec, 1 << 17, 1 << 17);
+        let size = |options: EngineOptions, free: u64, weights| {
+            let sized = options.sized(&spec, Some(free), weights);
+            (sized.n_ctx, sized.n_cache)
+        };
+        let whole = (Some(1 << 17), Some(1 << 17));
+        assert_eq!(size(four(), 2 * bytes, 0), whole);
+        assert_eq!(size(four(), 2 * bytes + 5000, 5000), whole);
+        // Two forward passes share the memory.
+        assert_eq!(size(EngineOptions { long_context: Some(2), ..four() }, 4 * bytes, 0), whole);
+        // One byte less: one page less.
+        assert_eq!(size(four(), 2 * bytes - 2, 0), (Some((1 << 17) - PAGE), Some((1 << 17) - PAGE)));
+        // Nothing left: as many as every device is asked for.
+        assert_eq!(size(four(), 5000, 5000), (Some(DEFAULT_N_CTX), Some(DEFAULT_N_CTX)));
+        // More texts at once want more than one whole context.
+        let many = EngineOptions { n_cache: Some(64 * DEFAULT_N_CTX), ..four() };
+        assert_eq!(size(many, 1 << 50, 0), (Some(1 << 17), Some(64 * DEFAULT_N_CTX)));
+    }
+
+    #[test]
+    fn what_is_asked_for_stays() {
+        let spec = spec();
+        for options in [
+            EngineOptions { n_ctx: Some(100), ..four() },
+            EngineOptions { long_context: None, ..four() },
+        ] {
+            assert_eq!(options.sized(&spec, Some(1 << 50), 0), options);
+        }
+        assert_eq!(four().sized(&spec, None, 0), four());
+        // A model that was trained with few tokens has no more than these.
+        let short = ModelSpec { n_ctx_train: 512, ..spec };
+        let sized = EngineOptions { n_cache: Some(4 * 512), ..four() }.sized(&short, Some(1 << 50), 0);
+        assert_eq!((sized.n_ctx, sized.n_cache), (Some(512), Some(4 * 512)));
+    }
+
+    #[test]
+    fn numbers_of_system_files_are_read() {
+        assert_eq!(number_after("MemTotal: 5 kB\nMemAvailable:    42 kB\n", "MemAvailable:"), Some(42));
+        assert_eq!(number_after("file_mapped 1\nfile 7\n", "file"), Some(7));
+        assert_eq!(number_after("MemTotal: 5 kB", "MemAvailable:"), None);
+        assert_eq!(available_memory().is_some(), cfg!(target_os = "linux"));
+    }
+}
