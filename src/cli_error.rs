@@ -101,7 +101,10 @@ fn engine_exit_code(error: &Error) -> u8 {
         Error::Gguf(GgufError::Write { .. }) => 1,
         Error::NoNumbers
         | Error::Gguf(_)
-        | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) | Error::Cpu(CpuError::Model(_)) => 3,
+        | Error::Model(_)
+        | Error::Tokenizer(_)
+        | Error::Rerank(_)
+        | Error::Cpu(CpuError::Model(_)) => 3,
         #[cfg(feature = "cuda")]
         Error::Cuda(error) => cuda_exit_code(error),
         #[cfg(feature = "gpu")]

@@ -177,11 +177,8 @@ fn start_log(verbose: bool, command: &Command) {
     let asked = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
     let filter = asked.and_then(|filter| filter.parse().ok()).unwrap_or_else(|| {
         let filter = Targets::new().with_default(default);
-        match command {
-            Command::Serve(args) if args.quiet() => filter.with_target(LOG_TARGET, LevelFilter::WARN),
-            Command::Serve(_) => filter.with_target(LOG_TARGET, LevelFilter::INFO),
-            _ => filter,
-        }
+        let Command::Serve(args) = command else { return filter };
+        filter.with_target(LOG_TARGET, if args.quiet() { LevelFilter::WARN } else { LevelFilter::INFO })
     });
     let to_stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time().with_target(false);
     tracing_subscriber::registry().with(to_stderr.with_filter(filter)).init();

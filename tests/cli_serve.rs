@@ -126,11 +126,61 @@ fn what_cannot_work_is_told() {
         (["--max-connections-per-address", "0"], 2, "must be at least 1"),
         (["--max-bodies", "0"], 2, "must be at least 1"),
         (["--parallel", "0"], 2, "must be at least 1"),
+        (["--allowed-host", "https://chat.example"], 2, "without scheme and path"),
     ] {
         let args = ["serve", args[0], args[1]];
         let output = run(&args);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(message), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// Numbers of replicas that no machine has room for.
+#[test]
+fn too_many_replicas_are_refused() {
+    for (n, why) in [("9223372036854775808", "64 replicas at most"), ("100000000", "64 replicas at most")] {
+        let output = run(&["serve", "--device", "cpu", "--port", "0", "--replicas", n]);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(why) && !stderr(&output).contains("panicked"), "{}", stderr(&output));
+    }
+}
+
+/// A line for each request, without its query; none where the server is quiet.
+#[test]
+fn requests_have_a_line_in_the_log() {
+    for quiet in [false, true] {
+        let mut args = vec!["serve", "--device", "cpu", "--port", "0", "--allowed-host", "chat.example"];
+        args.extend(quiet.then_some("--quiet"));
+        let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let listens = lines.find(|line| line.starts_with("listening on ")).unwrap();
+        let address = listens.strip_prefix("listening on http://").unwrap();
+        let ready = lines.find(|line| line.starts_with("ready: ")).unwrap();
+        assert!(ready.contains("context 512 tokens a request, KV cache "), "{ready}");
+        assert!(ready.ends_with("shared by 4 requests; -c changes it"), "{ready}");
+        let mut stream = TcpStream::connect(address).unwrap();
+        let body = r#"{"prompt": "Once upon a time", "max_tokens": 3}"#;
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v1/completions?secret=1 HTTP/1.1\r\nHost: chat.example\r\nConnection: close\r\nContent-Type: \
+             application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(status(address, "/health", ""), "200");
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        let rest: Vec<String> = lines.collect();
+        let found: Vec<_> = rest.iter().filter(|line| line.contains("/v1/completions")).collect();
+        assert_eq!(found.len(), usize::from(!quiet), "{rest:?}");
+        for line in found {
+            assert!(line.contains("POST /v1/completions 200 in ") && line.contains("req-"), "{line}");
+            assert!(line.contains(", tokens: 5 in, 0 cached, 3 out, first after "), "{line}");
+        }
+        assert!(!rest.iter().any(|line| line.contains("secret") || line.contains("/health")), "{rest:?}");
+        assert_eq!(child.wait().unwrap().code(), Some(0));
     }
 }
 

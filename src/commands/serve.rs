@@ -161,7 +161,10 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     // One for loading and one for the engine besides; they are gone before the others start.
     let enough = (0..WORKERS + THREADS + 2).map(|_| {
         let (end, ended) = std::sync::mpsc::channel::<()>();
-        std::thread::Builder::new().spawn(move || drop(ended.recv())).map(|thread| (end, thread))
+        let wait = move || {
+            let _ = ended.recv();
+        };
+        std::thread::Builder::new().spawn(wait).map(|thread| (end, thread))
     });
     for (end, thread) in enough.collect::<std::io::Result<Vec<_>>>()? {
         drop(end);
@@ -208,7 +211,9 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     serve(listeners, options, load, shutdown(signals)).await.map_err(|error| match error {
         ServeError::Load(error) => error,
         // Exit code 1: whoever watches over the process starts it again.
-        ServeError::Thread(_) | ServeError::LoadPanicked | ServeError::Engine(_) => CliError::General(error.to_string()),
+        ServeError::Thread(_) | ServeError::LoadPanicked | ServeError::Engine(_) => {
+            CliError::General(error.to_string())
+        }
     })
 }
 

@@ -69,9 +69,7 @@ pub fn choose(sampler: &mut Sampler, allowed: Allowed<'_>, scores: Scores<'_>) -
 /// Whether the model gave a number for the token `id`, chosen from `scores`. NaN and infinity are none; -inf is one where
 /// another logit is finite.
 pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
-    let ok = |logit: f32, finite: &dyn Fn() -> bool| {
-        logit.is_finite() || (logit == f32::NEG_INFINITY && finite())
-    };
+    let ok = |logit: f32, finite: &dyn Fn() -> bool| logit.is_finite() || (logit == f32::NEG_INFINITY && finite());
     match scores {
         Scores::Id(_) => true,
         Scores::Short(list, _) => {

@@ -26,11 +26,7 @@ pub(crate) fn forward_pass(
 }
 
 /// Shares `model` out among as many devices as `options` say, from device `first` on.
-pub(crate) fn cards(
-    model: &Model,
-    options: &EngineOptions,
-    first: usize,
-) -> Result<CudaCards, CudaError> {
+pub(crate) fn cards(model: &Model, options: &EngineOptions, first: usize) -> Result<CudaCards, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let open = |ordinal| {
         let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
@@ -86,12 +82,7 @@ fn first_with_room(model: &Model, options: &EngineOptions) -> Result<CudaForward
 
 /// What `model` is set up with on such cards, which have so many bytes together: where nobody says how many tokens go through the layers at once
 /// as many as suit the device, if there is room for these.
-fn pass_options(
-    options: &EngineOptions,
-    model: &Model,
-    gpu: &CudaSummary,
-    available: u64,
-) -> CudaForwardPassOptions {
+fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> CudaForwardPassOptions {
     let options = &sized(options, model, gpu, available);
     let n_ctx = options.n_ctx_of(model);
     let with = |n_ubatch| CudaForwardPassOptions {

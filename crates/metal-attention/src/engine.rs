@@ -3,9 +3,9 @@
 use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::{ForwardPass, PageUse, Watch};
 
+use crate::memory::available_memory;
 #[cfg(feature = "cuda")]
 use crate::{CudaCards, CudaForwardPass, cuda_engine};
-use crate::memory::available_memory;
 use crate::{Device, Error, Model};
 #[cfg(feature = "gpu")]
 use crate::{GpuForwardPass, gpu_engine};

@@ -41,7 +41,8 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<GpuForwardP
     GpuForwardPass::supports(model.spec())?;
     // No GPU binds more; where a binding can be smaller, less is held at once.
     let max_binding = u64::from(u32::MAX);
-    let needed = pass_options(options, options.n_ctx_of(model)).memory_needed(model.spec(), model.weights(), max_binding);
+    let needed =
+        pass_options(options, options.n_ctx_of(model)).memory_needed(model.spec(), model.weights(), max_binding);
     let pass = forward_pass(model, options, AdapterChoice::Hardware { bytes: needed.total() })?;
     tracing::info!("auto takes the GPU: it has room for {}", mib(needed.total()));
     Ok(pass)

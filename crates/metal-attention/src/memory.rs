@@ -1,6 +1,6 @@
 //! How much memory there is, and how long a context it has room for.
 
-use metal_attention_model::{Capacity, CacheGroups, DEFAULT_UBATCH, ModelSpec, PAGE};
+use metal_attention_model::{CacheGroups, Capacity, DEFAULT_UBATCH, ModelSpec, PAGE};
 
 use crate::EngineOptions;
 use crate::engine::DEFAULT_N_CTX;
@@ -133,10 +133,7 @@ mod tests {
     #[test]
     fn what_is_asked_for_stays() {
         let spec = spec();
-        for options in [
-            EngineOptions { n_ctx: Some(100), ..four() },
-            EngineOptions { long_context: None, ..four() },
-        ] {
+        for options in [EngineOptions { n_ctx: Some(100), ..four() }, EngineOptions { long_context: None, ..four() }] {
             assert_eq!(options.sized(&spec, Some(1 << 50), 0), options);
         }
         assert_eq!(four().sized(&spec, None, 0), four());

@@ -116,9 +116,7 @@ impl Sequence {
         };
         let mut choose = |scores: Scores<'_>| {
             let chosen = match processing {
-                Some(processing) => {
-                    processing.choose(sampler, ids, allowed, scores).map_err(Error::LogitsProcessor)?
-                }
+                Some(processing) => processing.choose(sampler, ids, allowed, scores).map_err(Error::LogitsProcessor)?,
                 None => choose(sampler, allowed, scores),
             };
             match chosen {

@@ -40,7 +40,11 @@ impl Texts {
             stream::unfold(events, move |mut events| async move { Some(((i, events.recv().await?), events)) }).boxed()
         };
         let merged = stream::select_all(events.into_iter().enumerate().map(one)).boxed();
-        Self { app, submitted: Instant::now(), begun, merged, line: RequestLine::current() }
+        let line = RequestLine::current();
+        if let Some(line) = &line {
+            line.texts(begun.len());
+        }
+        Self { app, submitted: Instant::now(), begun, merged, line }
     }
 
     /// The next event and the number of its text; `None` once all have ended.

@@ -112,7 +112,9 @@ async fn read(body: Body, options: &HttpOptions, held: &mut Held) -> Result<Vec<
         }
         Ok(bytes)
     };
-    tokio::time::timeout(options.read_timeout, collect).await.unwrap_or_else(|_| Err(ApiError::request_timeout(options.read_timeout)))
+    tokio::time::timeout(options.read_timeout, collect)
+        .await
+        .unwrap_or_else(|_| Err(ApiError::request_timeout(options.read_timeout)))
 }
 
 /// The bodies of all requests that are being read or worked on.

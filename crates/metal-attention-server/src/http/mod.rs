@@ -46,8 +46,8 @@ use app::App;
 pub use app::{LoadError, Loaded};
 use body::Json;
 use error::ApiError;
-pub use request_line::LOG_TARGET;
 pub use options::{EmptyKey, HttpOptions, Keys};
+pub use request_line::LOG_TARGET;
 pub use server::{Listeners, ServeError, serve};
 pub use work::THREADS;
 

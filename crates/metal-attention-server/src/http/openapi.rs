@@ -71,7 +71,6 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
                 add_error(operation, "503", "The model is loading, or the server shuts down");
             }
             if is_post && (path.starts_with("/v1/") || path == "/rerank") {
-                add_error(operation, "404", "There is no such model");
                 add_error(operation, "429", "Too many requests wait already");
                 add_error(operation, "504", "The request took too long");
             }

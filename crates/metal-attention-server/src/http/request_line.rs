@@ -34,8 +34,12 @@ struct SoFar {
     status: Option<u16>,
     /// Tokens of the prompts, those of them that were in the KV cache, and tokens generated.
     tokens: Option<(usize, usize, usize)>,
+    /// From a text's submission to its first token, and to its last one: of the texts the first, and the last.
     first_token: Option<Duration>,
     last_token: Option<Duration>,
+    /// Texts that have begun and not ended, and their tokens so far.
+    open: usize,
+    sent: usize,
     failed: bool,
 }
 
@@ -66,16 +70,24 @@ impl RequestLine {
         self.so_far().tokens = Some((n, 0, 0));
     }
 
+    /// The request has so many texts.
+    pub fn texts(&self, n: usize) {
+        self.so_far().open = n;
+    }
+
     /// Something happened to one of its texts.
     pub fn event(&self, event: &Event) {
-        let now = self.started.elapsed();
         let mut so_far = self.so_far();
         match event {
-            Event::Token { .. } => {
-                so_far.first_token.get_or_insert(now);
-                so_far.last_token = Some(now);
-            }
-            Event::Done { usage, .. } => {
+            Event::Token { .. } => so_far.sent += 1,
+            Event::Done { usage, timings, .. } => {
+                let first = timings.queued + timings.prefill;
+                let last = first + timings.decode;
+                if usage.generated_tokens > 0 {
+                    so_far.first_token = Some(so_far.first_token.map_or(first, |other| other.min(first)));
+                    so_far.last_token = Some(so_far.last_token.map_or(last, |other| other.max(last)));
+                }
+                so_far.open = so_far.open.saturating_sub(1);
                 let (prompt, cached, generated) = so_far.tokens.unwrap_or_default();
                 so_far.tokens = Some((
                     prompt + usage.prompt_tokens,
@@ -101,6 +113,8 @@ impl RequestLine {
         };
         if so_far.failed {
             line += " failed";
+        } else if so_far.status.is_some() && so_far.open > 0 {
+            let _ = write!(line, " client left after {} tokens", so_far.sent);
         }
         let _ = write!(line, " in {:.2} s", took.as_secs_f64());
         if let Some((prompt, cached, generated)) = so_far.tokens {
@@ -145,15 +159,23 @@ mod tests {
         let line = RequestLine::new("req-1".into(), "POST", "/v1/completions", false);
         assert_eq!(line.text(Duration::from_millis(10)), "POST /v1/completions client left in 0.01 s, req-1");
         line.status(200);
+        line.texts(1);
         line.event(&token());
+        assert_eq!(
+            line.text(Duration::from_millis(10)),
+            "POST /v1/completions 200 client left after 1 tokens in 0.01 s, req-1"
+        );
         line.event(&Event::Done {
             reason: FinishReason::Length,
             text: "secret".into(),
             end_token: None,
             usage: Usage { prompt_tokens: 12, cached_tokens: 8, generated_tokens: 1 },
-            timings: RequestTimings::default(),
+            timings: RequestTimings {
+                queued: Duration::from_millis(50),
+                prefill: Duration::from_millis(200),
+                decode: Duration::ZERO,
+            },
         });
-        line.so_far().first_token = Some(Duration::from_millis(250));
         assert_eq!(
             line.text(Duration::from_millis(1250)),
             "POST /v1/completions 200 in 1.25 s, tokens: 12 in, 8 cached, 1 out, first after 0.25 s, req-1"

@@ -39,7 +39,9 @@ pub enum ServeError<E> {
     #[error("{0}")]
     Load(E),
     /// The system gave no thread to load the model on.
-    #[error("cannot start a thread to load the model on: {0}; the limit of processes (ulimit -u) or of memory is too low")]
+    #[error(
+        "cannot start a thread to load the model on: {0}; the limit of processes (ulimit -u) or of memory is too low"
+    )]
     Thread(std::io::Error),
     /// A defect: loading the model panicked.
     #[error("loading the model met a defect, which is told above: the server has ended")]

@@ -5,6 +5,7 @@ mod client;
 mod defects;
 #[path = "../../../../tests/common/encoder.rs"]
 mod encoder;
+mod no_numbers;
 mod ranking;
 mod replicas;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
@@ -170,13 +171,66 @@ fn the_prefix_of_eight_conversations_is_evaluated_once() {
 fn too_many_requests_are_refused() {
     let server = Server::with_model(HttpOptions::default(), || load(1, 2));
     server.wait_until_ready();
-    // One request for nine texts: more than run and wait at once.
-    let answer = server.post("/v1/completions", &completion(&json!({"n": 9, "max_tokens": 400})));
+    // One that runs and two that wait are all that fit.
+    let long = completion(&json!({"n": 3, "max_tokens": 400, "ignore_eos": true, "stream": true}));
+    let mut stream = server.stream("/v1/completions", &long);
+    assert!(stream.next().is_some());
+    let answer = server.post("/v1/completions", &completion(&json!({})));
     assert_eq!(answer.error(), (429, Value::Null, json!("queue_full")));
     assert!(answer.headers.contains("retry-after: 1"));
+    drop(stream);
     // What was taken of it is given up again.
     let next = || server.post("/v1/completions", &completion(&json!({}))).status;
     assert_eq!(std::iter::repeat_with(next).find(|status| *status != 429), Some(200));
+}
+
+/// What never fits is no reason to try again: the limit is named.
+#[test]
+fn a_request_that_never_fits_is_refused_for_good() {
+    let server = Server::with_model(HttpOptions::default(), || load(1, 2));
+    server.wait_until_ready();
+    let texts = |n: usize| vec!["a"; n];
+    for (path, body) in [
+        ("/v1/completions", completion(&json!({"n": 4}))),
+        ("/v1/completions", completion(&json!({"prompt": texts(2), "n": 2}))),
+        ("/v1/chat/completions", chat(&json!({"n": 4}))),
+        ("/v1/embeddings", json!({"input": texts(4)})),
+    ] {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.error(), (400, Value::Null, json!("too_many_texts")), "{path}");
+        assert!(answer.body.contains("--parallel") && answer.body.contains("--queue"), "{answer:?}");
+        assert!(!answer.headers.contains("retry-after"), "{answer:?}");
+    }
+    // As many as fit are taken by a server that has nothing to do.
+    for _ in 0..20 {
+        assert_eq!(server.post("/v1/completions", &completion(&json!({"n": 3, "max_tokens": 1}))).status, 200);
+    }
+}
+
+#[test]
+fn answers_have_the_name_that_was_asked_for() {
+    let server = server();
+    let name = |path: &str, model: Value| {
+        let mut body = match path {
+            "/v1/embeddings" => json!({"input": "a"}),
+            "/v1/completions" => completion(&json!({})),
+            _ => chat(&json!({})),
+        };
+        body["model"] = model;
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        (answer.json()["model"].clone(), answer.headers.contains("x-model: stories"))
+    };
+    for path in ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"] {
+        assert_eq!(name(path, json!("stories")), (json!("stories"), false), "{path}");
+        assert_eq!(name(path, json!("gpt-4o")), (json!("gpt-4o"), true), "{path}");
+        assert_eq!(name(path, Value::Null), (json!("stories"), false), "{path}");
+        assert_eq!(name(path, json!("")), (json!("stories"), false), "{path}");
+    }
+    let body = completion(&json!({"model": "gpt-4o", "stream": true}));
+    let chunk = server.stream("/v1/completions", &body).next().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&chunk).unwrap()["model"], "gpt-4o");
+    assert_eq!(server.get("/v1/models/gpt-4o").error(), (404, json!("model"), json!("model_not_found")));
 }
 
 #[test]
@@ -200,6 +254,11 @@ fn names_of_other_machines_do_not_lead_here() {
     for (host, status) in [("127.0.0.1:1", 200), ("[::1]", 200), ("evil.example", 403)] {
         assert_eq!(server.send("GET", "/health", &[&format!("Host: {host}")], b"").status, status, "{host}");
     }
+    let refused = server.send("GET", "/v1/models", &["Host: chat.example:443"], b"");
+    assert_eq!(refused.error(), (403, Value::Null, json!("host_not_allowed")));
+    assert!(refused.body.contains("--allowed-host"), "{refused:?}");
+    let server = Server::new(HttpOptions { hosts: vec!["chat.example".into()], ..Default::default() });
+    assert_eq!(server.send("GET", "/v1/models", &["Host: chat.example:443"], b"").status, 200);
 }
 
 #[test]
@@ -210,6 +269,16 @@ fn pages_of_other_origins_need_leave() {
     let server = Server::new(HttpOptions { cors_origin, ..Default::default() });
     let answer = server.send("OPTIONS", "/v1/completions", &preflight, b"");
     assert!(answer.headers.contains("access-control-allow-origin: https://a.example"), "{}", answer.headers);
+    assert!(!answer.headers.contains("private-network"), "{}", answer.headers);
+    // The headers of libraries, and a page of a public network.
+    let headers = "Access-Control-Request-Headers: authorization,x-stainless-os";
+    let more = [preflight[0], preflight[1], headers, "Access-Control-Request-Private-Network: true"];
+    let answer = server.send("OPTIONS", "/v1/completions", &more, b"").headers;
+    assert!(answer.contains("access-control-allow-headers: authorization,x-stainless-os"), "{answer}");
+    assert!(answer.contains("access-control-allow-private-network: true"), "{answer}");
+    let answer = server.send("GET", "/v1/models", &[preflight[0]], b"").headers;
+    let exposed = "access-control-expose-headers: x-ignored,x-schema-unsupported,x-model,x-request-id";
+    assert!(answer.contains(exposed), "{answer}");
 }
 
 #[test]
@@ -225,7 +294,7 @@ fn wrong_requests_are_told_what_is_wrong() {
     assert_eq!(wrong(json!({"suffix": "x"})), field("suffix"));
     assert_eq!(wrong(json!({"logit_bias": {"512": 1}})), field("logit_bias.512"));
     assert_eq!(wrong(json!({"prompt": "a ".repeat(1000)})).2, "context_length_exceeded");
-    assert_eq!(wrong(json!({"model": "x"})), (404, json!("model"), json!("model_not_found")));
+    assert_eq!(wrong(json!({"model": "x".repeat(257)})), field("model"));
     assert_eq!(wrong(json!({"prompt": "a".repeat(10_000)})).0, 413);
 
     let send = |method: &str, path: &str, kind: &str, body: &[u8]| server.send(method, path, &[kind], body).status;

@@ -1,7 +1,7 @@
 //! Why a scheduler did not start, refused a request, or gave one up.
 
-use crate::sampling::SamplingError;
 use crate::error::{NO_NUMBERS, NO_TEXT};
+use crate::sampling::SamplingError;
 use crate::{Error, ForwardError};
 
 /// Why a [`Scheduler`](super::Scheduler) could not be started.

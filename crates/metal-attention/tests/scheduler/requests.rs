@@ -91,7 +91,10 @@ fn bad_requests_are_refused() {
     let (_, scheduler) = stories(1);
     let refused = |request| scheduler.submit(request).err().unwrap();
     assert_eq!(refused(greedy(vec![], 1)), SubmitError::EmptyPrompt);
-    assert_eq!(refused(greedy(vec![1; 257], 1)), SubmitError::PromptTooLong { n_prompt: 257, n_ctx: 256 });
+    assert_eq!(
+        refused(greedy(vec![1; 257], 1)),
+        SubmitError::PromptTooLong { n_prompt: 257, n_ctx: 256, n_ctx_train: 512 }
+    );
     let outside = SubmitError::TokenOutOfRange { id: 512, n_vocab: 512 };
     assert_eq!(refused(greedy(vec![1, 512], 1)), outside);
     assert_eq!(refused(Request { logit_bias: vec![(512, 1.0)], ..greedy(vec![1], 1) }), outside);

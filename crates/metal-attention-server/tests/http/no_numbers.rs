@@ -1,0 +1,54 @@
+//! A model that computes NaN where a number belongs.
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::{Model, ModelOptions};
+use metal_attention_server::http::HttpOptions;
+use serde_json::{Value, json};
+
+use crate::client::{Server, load_model};
+use crate::completion;
+
+/// A token whose embedding is NaN.
+const DAMAGED: u32 = 400;
+
+/// The built-in model, in which the embedding of [`DAMAGED`] is NaN.
+fn damaged() -> Model {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf");
+    let mut bytes = std::fs::read(path).unwrap();
+    let file = GgufFile::from_bytes(&bytes).unwrap();
+    let tensor = file.tensor("token_embd.weight").unwrap();
+    let row = tensor.ty().row_bytes(tensor.row_len());
+    let found = bytes.windows(64).position(|window| *window == tensor.bytes()[..64]).unwrap();
+    let at = found + DAMAGED as usize * row;
+    for number in bytes[at..at + row].chunks_exact_mut(4) {
+        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap(), &ModelOptions::default()).unwrap()
+}
+
+#[test]
+fn a_request_that_meets_nan_fails_alone() {
+    let server = Server::with_model(HttpOptions::default(), || load_model(damaged(), 4, 64));
+    server.wait_until_ready();
+    let error = (500, Value::Null, json!("model_gave_no_numbers"));
+    // Longer than a page of the KV cache, which others have afterwards.
+    let long = |last: u32| [vec![1], vec![50; 70], vec![last]].concat();
+    let good = || server.post("/v1/completions", &completion(&json!({"prompt": long(60), "max_tokens": 70}))).json();
+    let before = good()["choices"][0]["text"].clone();
+    for (prompt, temperature) in [(vec![1, DAMAGED], 0), (vec![1, DAMAGED], 1), (long(DAMAGED), 0)] {
+        let request = completion(&json!({"prompt": prompt, "temperature": temperature}));
+        assert_eq!(server.post("/v1/completions", &request).error(), error);
+        assert_eq!(good()["choices"][0]["text"], before);
+    }
+    // The second token is forced to be the damaged one: the first is told, then the error.
+    let bias = completion(&json!({"prompt": [1, 50], "logit_bias": {"400": 100}, "stream": true}));
+    let events: Vec<String> = server.stream("/v1/completions", &bias).collect();
+    assert!(events.len() >= 2 && events.last().is_some_and(|event| event == "[DONE]"), "{events:?}");
+    let failed: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+    assert_eq!(failed["error"]["code"], "model_gave_no_numbers");
+    for input in [vec![1, DAMAGED], long(DAMAGED)] {
+        assert_eq!(server.post("/v1/embeddings", &json!({"input": input})).error(), error);
+    }
+    assert_eq!(server.post("/v1/embeddings", &json!({"input": [1, 50]})).status, 200);
+    assert_eq!(good()["choices"][0]["text"], before);
+}
