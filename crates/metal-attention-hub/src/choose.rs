@@ -8,6 +8,9 @@ use crate::name::{Which, is_gguf, is_inside};
 /// The types that are taken where none is named; the first one that there is.
 pub const USUAL_TYPES: [&str; 2] = ["Q4_K_M", "Q4_0"];
 
+/// What types of "Unsloth dynamic" files begin with.
+const DYNAMIC: &str = "UD-";
+
 /// Bytes of `.gguf`.
 const ENDING: usize = ".gguf".len();
 
@@ -73,6 +76,13 @@ pub fn choose<'a>(models: &'a [ModelFiles], which: &Which) -> Result<&'a ModelFi
     match which {
         Which::File(file) => only(models.iter().filter(|model| model.files.contains(file)).collect()),
         Which::Quant(quant) => of_type(quant),
+        Which::Pattern(pattern) => {
+            let fitting = || main().filter(|model| model.fits(pattern));
+            match only(fitting().collect()) {
+                Err(Unchosen::Several) => only(fitting().filter(|model| !model.is_dynamic()).collect()),
+                found => found,
+            }
+        }
         Which::Default => match only(main().collect()) {
             Err(Unchosen::Several) => {
                 let usual =
@@ -90,11 +100,35 @@ impl ModelFiles {
         self.quant.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(quant))
     }
 
+    /// Whether one of the files, with its folder or without, has a name of this pattern.
+    pub fn fits(&self, pattern: &str) -> bool {
+        let without_folder = |file: &str| matches(pattern, file.rsplit('/').next().unwrap_or(file));
+        self.files.iter().any(|file| matches(pattern, file) || without_folder(file))
+    }
+
+    /// Whether the type is one of the "dynamic" ones, which are made otherwise than what has the same type's name.
+    fn is_dynamic(&self) -> bool {
+        self.quant.as_ref().is_some_and(|quant| quant.starts_with(DYNAMIC))
+    }
+
     /// Whether this is not a language model but goes with one: a projector of images or an importance matrix.
     fn is_auxiliary(&self) -> bool {
         let name = self.files[0].rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-        name.starts_with("mmproj") || name.contains("imatrix")
+        name.contains("mmproj") || name.contains("imatrix")
     }
+}
+
+/// Whether `text` is what `pattern` describes, in upper or lower case; `*` stands for any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let (pattern, text) = (pattern.to_ascii_lowercase(), text.to_ascii_lowercase());
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut text) = text.strip_prefix(first) else { return false };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        let Some(at) = text.find(part) else { return false };
+        text = &text[at + part.len()..];
+    }
+    text.ends_with(last)
 }
 
 /// A line for a list to choose from.
@@ -144,13 +178,12 @@ fn quant(stem: &str) -> Option<String> {
     let parts: Vec<_> = name.split(['-', '.']).collect();
     let at = parts.iter().rposition(|part| is_quant(part))?;
     let quant = parts[at].to_ascii_uppercase();
-    // "Unsloth dynamic" ones are made otherwise than what has the same type's name.
     let dynamic = at > 0 && parts[at - 1].eq_ignore_ascii_case("UD");
-    Some(if dynamic { format!("UD-{quant}") } else { quant })
+    Some(if dynamic { format!("{DYNAMIC}{quant}") } else { quant })
 }
 
 /// Whether this is the name of a type: `Q4_K_M`, `IQ2_XXS`, `TQ1_0`, `MXFP4`, `BF16`.
-fn is_quant(part: &str) -> bool {
+pub(crate) fn is_quant(part: &str) -> bool {
     let part = part.to_ascii_uppercase();
     let numbered =
         |prefix| part.strip_prefix(prefix).is_some_and(|rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()));
@@ -226,6 +259,34 @@ mod tests {
         assert_eq!(pick(&all, quant("Q4")), "Missing");
         assert_eq!(pick(&all, file("mmproj-m-Q4_K_M.gguf")), "mmproj-m-Q4_K_M.gguf");
         assert_eq!(pick(&all, file("m.gguf")), "Missing");
+    }
+
+    #[test]
+    fn patterns_choose_by_the_files_name() {
+        for (pattern, text, expected) in [
+            ("a.gguf", "A.GGUF", true),
+            ("a.gguf", "ba.gguf", false),
+            ("*q4_k_m*.gguf", "x-Q4_K_M.gguf", true),
+            ("*q4_k_m*.gguf", "x-Q4_K_S.gguf", false),
+            ("m-*-of-00002.gguf", "m-00001-of-00002.gguf", true),
+            ("a*a", "a", false),
+            ("*b*b*", "abcb", true),
+            ("*b*b*", "abc", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+        }
+        let pick = |files: &[&'static str], pattern: &str| match choose(&names(files), &Which::Pattern(pattern.into()))
+        {
+            Ok(model) => model.files[0].clone(),
+            Err(why) => format!("{why:?}"),
+        };
+        let all = ["f/m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q4_K_M.gguf"];
+        assert_eq!(pick(&all, "*Q4_K_M*.gguf"), "f/m-Q4_K_M.gguf");
+        assert_eq!(pick(&all[1..], "*q4_k_m*.gguf"), "m-UD-Q4_K_M.gguf");
+        assert_eq!(pick(&all, "m-q4_k_m.gguf"), "f/m-Q4_K_M.gguf");
+        assert_eq!(pick(&all, "*Q2_K*.gguf"), "Missing");
+        assert_eq!(pick(&["a-Q4_0.gguf", "b-Q4_0.gguf"], "*Q4_0.gguf"), "Several");
     }
 
     #[test]

@@ -14,12 +14,22 @@ const MAX_LISTED: usize = 100;
 #[non_exhaustive]
 pub enum HubError {
     /// A name that is none.
-    #[error("{name:?} is no model's name: {problem} (hf:OWNER/REPO, hf:OWNER/REPO:Q4_0 or hf:OWNER/REPO:FILE.gguf)")]
+    #[error("{name:?} is no model's name: {problem} (OWNER/REPO, OWNER/REPO:Q4_0 or OWNER/REPO:FILE.gguf)")]
     Name {
         /// The name as given.
         name: String,
         /// What is wrong with it.
         problem: &'static str,
+    },
+    /// A well-known name with a tag that it does not have.
+    #[error("{name} is not known with the tag {tag}: there are {}", .names.join(", "))]
+    Tag {
+        /// The name before the colon.
+        name: String,
+        /// The tag as given.
+        tag: String,
+        /// The names with tags that there are.
+        names: Vec<String>,
     },
     /// An environment variable whose value cannot be used.
     #[error("the environment variable {name} cannot be used: {problem}")]

@@ -22,6 +22,7 @@ mod download;
 mod environment;
 mod error;
 mod files;
+mod known;
 mod name;
 mod origin;
 
@@ -32,7 +33,8 @@ use std::time::Duration;
 pub use cache::CachedModel;
 pub use environment::{Environment, Token};
 pub use error::HubError;
-pub use name::{ModelName, PREFIX, Which};
+pub use known::{KnownModel, known_model, known_models, similar_name};
+pub use name::{ModelName, PREFIX, Which, is_hub_address};
 
 use cache::RepoCache;
 use choose::{ModelFiles, Unchosen, choose, models};
@@ -191,6 +193,7 @@ impl Hub {
                 Which::Default => true,
                 Which::Quant(quant) => model.has_quant(quant),
                 Which::File(file) => model.files.contains(file),
+                Which::Pattern(pattern) => model.fits(pattern),
             };
             found.extend(snapshot.models.iter().filter(fits).map(|files| repo.model(&snapshot, files)));
         }
@@ -219,7 +222,7 @@ fn unchosen(name: &ModelName, why: Unchosen, models: &[ModelFiles]) -> HubError 
         _ if models.is_empty() => HubError::NoGguf { repo },
         (Unchosen::Several, _) => HubError::Unclear { repo, models },
         (Unchosen::Missing, Which::Default) => HubError::NoGguf { repo },
-        (Unchosen::Missing, Which::Quant(wanted) | Which::File(wanted)) => {
+        (Unchosen::Missing, Which::Quant(wanted) | Which::File(wanted) | Which::Pattern(wanted)) => {
             HubError::NoSuchModel { repo, wanted: wanted.clone(), models }
         }
     }

@@ -1,14 +1,35 @@
-//! Names of models on the hub: `OWNER/REPO`, `OWNER/REPO:QUANT`, `OWNER/REPO:FILE`.
+//! Names of models on the hub: `OWNER/REPO`, `OWNER/REPO:QUANT`, `OWNER/REPO:FILE`, and the addresses of their pages.
 
 use std::fmt;
 use std::str::FromStr;
 
+use percent_encoding::percent_decode_str;
+
 use crate::HubError;
+use crate::known::known_model;
 
 /// What marks a name where a path could stand, too: `-m hf:OWNER/REPO`.
 pub const PREFIX: &str = "hf:";
 
-/// A model on the hub. Parses from `OWNER/REPO[:QUANT or FILE]`, with or without `hf:` before it, and is written with it.
+/// What else may stand before `OWNER/REPO`, the longer ones first.
+const ADDRESSES: [&str; 9] = [
+    "https://huggingface.co/",
+    "https://www.huggingface.co/",
+    "https://hf.co/",
+    "http://huggingface.co/",
+    "http://hf.co/",
+    "huggingface.co/",
+    "www.huggingface.co/",
+    "hf.co/",
+    "hf://",
+];
+
+/// The only version of a repository that a name can mean.
+const REVISION: &str = "main";
+
+/// A model on the hub. Parses from `OWNER/REPO[:QUANT or FILE]`, with or without `hf:` or `hf.co/` before it, from the
+/// address of a repository or a file (`https://huggingface.co/OWNER/REPO/blob/main/FILE.gguf`), and from a
+/// [well-known name](crate::known_models); it is written with `hf:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName {
     /// `OWNER/REPO`: two plain names.
@@ -26,6 +47,9 @@ pub enum Which {
     Quant(String),
     /// The one that this file, or this part of several, belongs to.
     File(String),
+    /// The one with a file of such a name, in upper or lower case; `*` stands for any text. A plain type is preferred to
+    /// a dynamic one (`UD-`), and files that go with a model are left out.
+    Pattern(String),
 }
 
 impl ModelName {
@@ -53,7 +77,13 @@ impl FromStr for ModelName {
 
     fn from_str(given: &str) -> Result<Self, HubError> {
         let error = |problem| HubError::Name { name: given.to_owned(), problem };
-        let text = given.strip_prefix(PREFIX).unwrap_or(given);
+        if let Some(known) = known_model(given) {
+            return known;
+        }
+        let text = given.strip_prefix(PREFIX).filter(|text| !text.starts_with("//")).unwrap_or(given);
+        if let Some(rest) = after_address(text) {
+            return of_address(rest).map_err(error);
+        }
         let (repo, which) = match text.split_once(':') {
             None => (text, Which::Default),
             Some((_, "")) => return Err(error("there is nothing after the colon")),
@@ -61,7 +91,7 @@ impl FromStr for ModelName {
                 if !is_inside(file) {
                     return Err(error("the file is not inside the repository"));
                 }
-                (repo, Which::File(file.to_owned()))
+                (repo, which_file(file))
             }
             Some((_, quant)) if quant.contains('/') => return Err(error("the file does not end in .gguf")),
             Some((repo, quant)) => (repo, Which::Quant(quant.to_owned())),
@@ -71,12 +101,74 @@ impl FromStr for ModelName {
     }
 }
 
+/// Whether this can only be a name of the hub, and no file's: it begins with `hf:`, `hf.co/` or the address.
+pub fn is_hub_address(text: &str) -> bool {
+    text.starts_with(PREFIX) || after_address(text).is_some()
+}
+
+/// What follows the hub's address, without the parameters of a link.
+fn after_address(text: &str) -> Option<&str> {
+    let rest = ADDRESSES.iter().find_map(|address| text.strip_prefix(address))?;
+    Some(rest.split(['?', '#']).next().unwrap_or(rest).trim_end_matches('/'))
+}
+
+/// `OWNER/REPO[:QUANT or FILE]`, or the path of a page or a file.
+fn of_address(rest: &str) -> Result<ModelName, &'static str> {
+    let mut parts = rest.splitn(3, '/');
+    let (Some(owner), Some(repo)) = (parts.next(), parts.next()) else { return Err("it is not OWNER/REPO") };
+    let Some(path) = parts.next() else {
+        let (repo, which) = match repo.split_once(':') {
+            None => (repo, Which::Default),
+            Some((_, "")) => return Err("there is nothing after the colon"),
+            Some((repo, file)) if is_gguf(file) => (repo, which_file(file)),
+            Some((repo, quant)) => (repo, Which::Quant(quant.to_owned())),
+        };
+        let name = ModelName::of_repo(&format!("{owner}/{repo}")).ok_or("it is not OWNER/REPO")?;
+        return Ok(name.with(which));
+    };
+    // A file in a folder may follow a colon, too.
+    if let Some((repo, folder)) = repo.split_once(':') {
+        let file = format!("{folder}/{path}");
+        let name = ModelName::of_repo(&format!("{owner}/{repo}")).ok_or("it is not OWNER/REPO")?;
+        return if is_gguf(&file) && is_inside(&file) {
+            Ok(name.with(which_file(&file)))
+        } else {
+            Err("the file does not end in .gguf")
+        };
+    }
+    let name = ModelName::of_repo(&format!("{owner}/{repo}")).ok_or("it is not OWNER/REPO")?;
+    let mut parts = path.splitn(3, '/');
+    let (view, revision, file) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+    if revision.is_some_and(|revision| revision != REVISION) {
+        return Err("only the newest version of a repository, main, can be named");
+    }
+    match (view, file) {
+        ("tree", None) => Ok(name),
+        ("blob" | "resolve" | "raw", Some(file)) => {
+            let file = percent_decode_str(file).decode_utf8().map_err(|_| "the file's name is not UTF-8")?;
+            if !is_gguf(&file) {
+                Err("the file does not end in .gguf")
+            } else if !is_inside(&file) {
+                Err("the file is not inside the repository")
+            } else {
+                Ok(name.with(Which::File(file.into_owned())))
+            }
+        }
+        _ => Err("it is the address of neither a repository nor a file of one"),
+    }
+}
+
+/// A file, or a pattern of its name.
+fn which_file(file: &str) -> Which {
+    if file.contains('*') { Which::Pattern(file.to_owned()) } else { Which::File(file.to_owned()) }
+}
+
 impl fmt::Display for ModelName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PREFIX}{}", self.repo)?;
         match &self.which {
             Which::Default => Ok(()),
-            Which::Quant(which) | Which::File(which) => write!(f, ":{which}"),
+            Which::Quant(which) | Which::File(which) | Which::Pattern(which) => write!(f, ":{which}"),
         }
     }
 }
@@ -122,6 +214,30 @@ mod tests {
     }
 
     #[test]
+    fn addresses_name_repositories_and_files() {
+        for (text, expected) in [
+            ("hf.co/a/b", "hf:a/b"),
+            ("hf.co/a/b:Q4_0", "hf:a/b:Q4_0"),
+            ("hf.co/a/b:c/d.gguf", "hf:a/b:c/d.gguf"),
+            ("hf:hf.co/a/b", "hf:a/b"),
+            ("hf://a/b", "hf:a/b"),
+            ("huggingface.co/a/b/", "hf:a/b"),
+            ("https://huggingface.co/a/b", "hf:a/b"),
+            ("https://huggingface.co/a/b/tree/main", "hf:a/b"),
+            ("https://huggingface.co/a/b?library=gguf#x", "hf:a/b"),
+            ("https://huggingface.co/a/b/blob/main/c.gguf", "hf:a/b:c.gguf"),
+            ("https://huggingface.co/a/b/resolve/main/c/d%20e.gguf?download=true", "hf:a/b:c/d e.gguf"),
+            ("a/b:*q4*.gguf", "hf:a/b:*q4*.gguf"),
+        ] {
+            let name: ModelName = text.parse().unwrap();
+            assert_eq!(name.to_string(), expected, "{text}");
+            assert_eq!(expected.parse::<ModelName>().unwrap(), name);
+        }
+        assert_eq!("a/b:*q4*.gguf".parse::<ModelName>().unwrap().which, Which::Pattern("*q4*.gguf".into()));
+        assert!(is_hub_address("hf:a/b") && is_hub_address("hf.co/a/b") && !is_hub_address("a/b"));
+    }
+
+    #[test]
     fn other_names_are_refused() {
         for (text, part) in [
             ("gpt2", "OWNER/REPO"),
@@ -136,6 +252,13 @@ mod tests {
             ("a/b:/c.gguf", "not inside"),
             ("a/b:C:\\c.gguf", "not inside"),
             ("a/b:c/d.bin", ".gguf"),
+            ("hf.co/a", "OWNER/REPO"),
+            ("hf.co/a/b:", "after the colon"),
+            ("https://huggingface.co/a/b/blob/v2/c.gguf", "main"),
+            ("https://huggingface.co/a/b/blob/main/c.safetensors", ".gguf"),
+            ("https://huggingface.co/a/b/resolve/main/..%2Fc.gguf", "not inside"),
+            ("https://huggingface.co/a/b/discussions", "neither a repository nor a file"),
+            ("https://huggingface.co/a/b/blob/main", "neither a repository nor a file"),
         ] {
             let error = text.parse::<ModelName>().unwrap_err().to_string();
             assert!(error.contains(part) && error.contains(&format!("{text:?}")), "{error}");
