@@ -8,7 +8,9 @@ use metal_attention::gguf::GgufError;
 #[cfg(feature = "gpu")]
 use metal_attention::kernels::GpuError;
 use metal_attention::{CpuError, Error, ForwardError, RerankError};
-use metal_attention_hub::HubError;
+use metal_attention_hub::{HubError, ModelName, known_model};
+
+use crate::metadata_text::safe;
 
 /// Why a command ended without success.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +35,19 @@ pub enum CliError {
     /// About a model that was not named on the command line.
     #[error("the model that METAL_ATTENTION_MODEL names: {0}")]
     InEnvironment(Box<CliError>),
+    /// A model that is nowhere: exit code 3.
+    #[error("{0}")]
+    NoModel(String),
+    /// A well-known model that could not be had: the hub's exit code.
+    #[error("{given} is {name}: {error}")]
+    KnownModel {
+        /// The name as given.
+        given: String,
+        /// The repository and file that were tried.
+        name: String,
+        /// The hub's error.
+        error: HubError,
+    },
     /// A model's name, its download, or the cache: exit code 2, 3, 130 or 1 by its kind.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -56,6 +71,14 @@ impl From<Error> for CliError {
 }
 
 impl CliError {
+    /// The hub's error about a model that was given as `given`. Of a well-known name it says what was tried.
+    pub fn of_model(given: &str, name: &ModelName, error: HubError) -> Self {
+        if known_model(given).is_none() {
+            return Self::Hub(error);
+        }
+        Self::KnownModel { given: safe(given), name: name.to_string(), error }
+    }
+
     /// An error of writing to stdout.
     pub fn stdout(source: io::Error) -> Self {
         Self::Write { to: "to stdout".into(), source }
@@ -77,7 +100,8 @@ impl CliError {
             Self::Usage(_) => 2,
             Self::Engine(error) | Self::InFile { error, .. } => engine_exit_code(error),
             Self::InEnvironment(error) => error.exit_code(),
-            Self::Hub(error) => hub_exit_code(error),
+            Self::NoModel(_) => 3,
+            Self::Hub(error) | Self::KnownModel { error, .. } => hub_exit_code(error),
             Self::Interrupted => 130,
         }
     }
@@ -117,7 +141,7 @@ fn engine_exit_code(error: &Error) -> u8 {
 
 fn hub_exit_code(error: &HubError) -> u8 {
     match error {
-        HubError::Name { .. } | HubError::Environment { .. } | HubError::Unclear { .. } => 2,
+        HubError::Name { .. } | HubError::Tag { .. } | HubError::Environment { .. } | HubError::Unclear { .. } => 2,
         HubError::NoGguf { .. }
         | HubError::NoSuchModel { .. }
         | HubError::MissingPart { .. }

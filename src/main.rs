@@ -7,6 +7,8 @@ mod divergence;
 mod download_progress;
 mod embed_texts;
 mod engine_args;
+mod find_model;
+mod foreign_flags;
 mod interrupt;
 mod log_likelihood;
 mod logits_file;
@@ -51,15 +53,19 @@ use crate::commands::{
 
 const AFTER_HELP: &str = "\
 Examples:
+  metal-attention run llama3.2 \"Why is the sky blue?\"
+  metal-attention run hf.co/bartowski/SmolLM2-135M-Instruct-GGUF \"What is Rust?\"
   metal-attention run -p \"Once upon a time\"
-  metal-attention run -m models/tales-15m-q4_0.gguf -p \"There was a king who had\" -n 200
-  metal-attention run -m hf:bartowski/SmolLM2-135M-Instruct-GGUF -p \"The capital of France is\"
-  metal-attention chat -m model.gguf
-  metal-attention serve -m model.gguf
-  metal-attention info -m model.gguf
+  metal-attention run model.gguf -p \"There was a king who had\" -n 200
+  metal-attention chat qwen3.5:4b
+  metal-attention serve model.gguf
+  metal-attention info model.gguf
+
+Models are named by a GGUF file, a well-known name, OWNER/REPO on the Hugging Face hub, or its address there.
 
 Environment:
-  METAL_ATTENTION_MODEL    model to use where -m is not given
+  METAL_ATTENTION_MODEL    model to use where none is given
+  METAL_ATTENTION_MODELS   folders with models, found by their names
   METAL_ATTENTION_API_KEY  key that clients of serve must send
   METAL_ATTENTION_CACHE    folder for compiled GPU pipelines; off: none
   HF_HOME, HF_TOKEN, ...   models from the Hugging Face hub: see pull --help
@@ -78,7 +84,7 @@ Exit codes:
 
 /// Runs GGUF language models at the speed of the hardware under it.
 ///
-/// Without -m, commands use a small story-telling model that is built into the program.
+/// Without a model, commands use a small story-telling model that is built into the program.
 #[derive(Parser)]
 #[command(name = "metal-attention", version, after_help = AFTER_HELP, arg_required_else_help = true)]
 #[command(max_term_width = 120)]
@@ -95,19 +101,24 @@ pub struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Chat(Box<chat::Args>),
+    #[command(alias = "server")]
     Serve(Box<serve::Args>),
+    #[command(visible_alias = "show")]
     Info(info::Args),
     Tokenize(tokenize::Args),
     Detokenize(detokenize::Args),
     ExportTokenizer(export_tokenizer::Args),
     Logits(logits::Args),
+    #[command(aliases = ["embedding", "embeddings"])]
     Embed(embed::Args),
     Rerank(rerank::Args),
     Perplexity(perplexity::Args),
     Compare(compare::Args),
     Bench(bench::Args),
     Devices(devices::Args),
+    #[command(aliases = ["get", "download"])]
     Pull(pull::Args),
+    #[command(visible_alias = "ls")]
     List(list::Args),
     Rm(rm::Args),
     Synth(synth::Args),

@@ -1,28 +1,32 @@
-//! `-m`: which model a command works with.
+//! `-m`, and the model as a positional argument: which model a command works with.
 
-use std::borrow::Cow;
 use std::io::Write;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use metal_attention::gguf::GgufFile;
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
 use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
-use metal_attention_hub::{Environment, Hub, ModelName, PREFIX};
 
 use crate::cli_error::CliError;
-use crate::download_progress::DownloadProgress;
+use crate::find_model::{find, names_model, without_ending};
 use crate::metadata_text::safe;
 
-/// The model where -m is not given.
+/// The model where none is given.
 const VARIABLE: &str = "METAL_ATTENTION_MODEL";
 
 /// The model files of a command that takes several.
-#[derive(clap::Args)]
+#[derive(Args)]
 pub struct ModelsArgs {
-    /// GGUF files (any part, where one is split) or names on the Hugging Face hub as in hf:OWNER/REPO; without them, the
-    /// built-in model stories260K
-    #[arg(short, long = "model", value_name = "FILE|hf:NAME", num_args = 1.., env = VARIABLE)]
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "models", value_hint = clap::ValueHint::AnyPath)]
+    named_models: Vec<PathBuf>,
+
+    /// GGUF files (any part, where one is split), well-known names as llama3.2, or names on the Hugging Face hub as
+    /// OWNER/REPO; without them those in METAL_ATTENTION_MODEL, else the built-in model stories260K
+    #[arg(short, long = "model", value_name = "MODEL", num_args = 1.., value_hint = clap::ValueHint::AnyPath)]
     models: Vec<PathBuf>,
 
     /// Read the models' files into memory instead of mapping them
@@ -31,22 +35,65 @@ pub struct ModelsArgs {
 }
 
 impl ModelsArgs {
-    /// Each of the models, or the built-in one.
+    /// Each of the models, or the one of the environment, or the built-in one.
     pub fn each(&self) -> Vec<ModelArgs> {
         let one = |model| ModelArgs { model, pre: None, no_mmap: self.no_mmap };
-        match &self.models[..] {
-            [] => vec![one(None)],
-            models => models.iter().map(|model| one(Some(model.clone()))).collect(),
+        match [&self.named_models[..], &self.models].concat() {
+            models if models.is_empty() => vec![one(None)],
+            models => models.into_iter().map(|model| one(Some(model))).collect(),
         }
     }
 }
 
+/// The model of a command whose one positional argument it is.
+pub struct NamedModelArgs(ModelArgs);
+
+/// What [`NamedModelArgs`] is read from.
+#[derive(Args)]
+struct NamedModelFlags {
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "model", value_hint = clap::ValueHint::AnyPath)]
+    named_model: Option<PathBuf>,
+
+    #[command(flatten)]
+    flags: ModelArgs,
+}
+
+impl FromArgMatches for NamedModelArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let NamedModelFlags { named_model, flags } = NamedModelFlags::from_arg_matches(matches)?;
+        Ok(Self(ModelArgs { model: flags.model.or(named_model), ..flags }))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        Self::from_arg_matches(matches).map(|new| *self = new)
+    }
+}
+
+impl Args for NamedModelArgs {
+    fn augment_args(command: Command) -> Command {
+        NamedModelFlags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        NamedModelFlags::augment_args_for_update(command)
+    }
+}
+
+impl Deref for NamedModelArgs {
+    type Target = ModelArgs;
+
+    fn deref(&self) -> &ModelArgs {
+        &self.0
+    }
+}
+
 /// The model and how to read it.
-#[derive(clap::Args)]
+#[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// GGUF file (any part, where it is split) or a name on the Hugging Face hub, hf:OWNER/REPO[:TYPE|:FILE]; without it,
-    /// the built-in model stories260K
-    #[arg(short, long, value_name = "FILE|hf:NAME", env = VARIABLE)]
+    /// GGUF file (any part, where it is split), a well-known name as llama3.2, or a name on the Hugging Face hub,
+    /// OWNER/REPO[:TYPE|:FILE]; without it that in METAL_ATTENTION_MODEL, else the built-in model stories260K
+    #[arg(short, long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     model: Option<PathBuf>,
 
     /// Read the model's file into memory instead of mapping it: it takes more memory, and the file may change meanwhile
@@ -99,31 +146,41 @@ impl ModelArgs {
         self.file().map(drop)
     }
 
-    /// The file to open; `None`: the built-in model.
-    fn file(&self) -> Result<Option<Cow<'_, Path>>, CliError> {
-        let Some(path) = self.path() else { return Ok(None) };
-        let Some(name) = path.to_str().filter(|name| name.starts_with(PREFIX)) else {
-            return Ok(Some(Cow::Borrowed(path)));
-        };
-        let get = |name: ModelName| Hub::new(Environment::read()?).get(&name, &mut DownloadProgress::new());
-        let mut model = name.parse().and_then(get).map_err(|e| self.named(e.into()))?;
-        Ok(Some(Cow::Owned(model.files.swap_remove(0))))
+    /// Takes the model from the first of `words` where -m names none and that word names one. Returns the words that
+    /// are left.
+    pub fn with_words<'a>(&self, words: &'a [String]) -> (Self, &'a [String]) {
+        match words {
+            [word, rest @ ..] if self.model.is_none() && word != "-" && names_model(word) => {
+                (Self { model: Some(word.into()), ..self.clone() }, rest)
+            }
+            words => (self.clone(), words),
+        }
     }
 
-    /// The file's name as given, or that of the built-in model.
+    /// Whether a model is named, on the command line or in the environment.
+    pub fn is_named(&self) -> bool {
+        self.path().is_some()
+    }
+
+    /// The file to open; `None`: the built-in model.
+    fn file(&self) -> Result<Option<PathBuf>, CliError> {
+        self.path().map(|path| find(path).map_err(|error| self.named(error))).transpose()
+    }
+
+    /// The model's name as given, or that of the built-in model.
     pub fn name(&self) -> String {
         self.path().map_or("stories260K (built in)".into(), |path| safe(&path.display().to_string()))
     }
 
-    /// The file's name without folder and ending, or that of the built-in model.
+    /// The model's name without folder and ending, or that of the built-in model.
     pub fn stem(&self) -> String {
-        let stem = self.path().and_then(Path::file_stem);
-        stem.map_or("stories260K".into(), |stem| stem.to_string_lossy().into_owned())
+        let name = self.path().and_then(Path::file_name);
+        name.map_or("stories260K".into(), |name| without_ending(&name.to_string_lossy()).to_owned())
     }
 
-    /// What was given. An empty name, as an environment variable may have, is none.
+    /// What was given. An empty name is none.
     fn path(&self) -> Option<&Path> {
-        self.model.as_deref().filter(|path| !path.as_os_str().is_empty())
+        self.model.as_deref().filter(|path| !path.as_os_str().is_empty()).or_else(|| variable())
     }
 
     /// `error`, with the file it is about.
@@ -133,11 +190,13 @@ impl ModelArgs {
 
     /// `error`, with where the model's name comes from if that is not the command line.
     fn named(&self, error: CliError) -> CliError {
-        let variable = std::env::var_os(VARIABLE);
-        if self.path().is_some_and(|path| variable.is_some_and(|model| model == path)) {
-            CliError::InEnvironment(Box::new(error))
-        } else {
-            error
-        }
+        if self.model.is_none() && variable().is_some() { CliError::InEnvironment(Box::new(error)) } else { error }
     }
+}
+
+/// The model that the environment names. An empty variable is none.
+fn variable() -> Option<&'static Path> {
+    static MODEL: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let read = || std::env::var_os(VARIABLE).filter(|model| !model.is_empty()).map(PathBuf::from);
+    MODEL.get_or_init(read).as_deref()
 }

@@ -1,11 +1,15 @@
 //! What `run` writes to stdout: plain text, or JSON lines.
 
 use std::io::{IsTerminal, StdoutLock, Write};
+use std::sync::Arc;
 
+use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{Generator, StopReason, Token};
+use metal_attention_chat::ToolCallParser;
 use serde::Serialize;
 
 use crate::cli_error::CliError;
+use crate::commands::chat::session::AnswerOutput;
 use crate::metadata_text::safe_lines;
 use crate::statistics::{Statistics, TimingsJson};
 
@@ -17,6 +21,15 @@ pub struct RunOutput {
     text: String,
     /// What was written last does not end its line.
     in_line: bool,
+    /// Where the text is an answer: what is not shown of it, such as thoughts, is left out.
+    answer: Option<Answer>,
+}
+
+/// The answer of a model to a message.
+struct Answer {
+    tokenizer: Arc<Tokenizer>,
+    parser: ToolCallParser,
+    output: AnswerOutput,
 }
 
 /// A line of `--json`.
@@ -46,7 +59,14 @@ enum Line<'a> {
 impl RunOutput {
     /// Takes stdout.
     pub fn new(json: bool) -> Self {
-        Self { stdout: std::io::stdout().lock(), json, text: String::new(), in_line: false }
+        Self { stdout: std::io::stdout().lock(), json, text: String::new(), in_line: false, answer: None }
+    }
+
+    /// What follows is an answer, which `parser` reads. In JSON it is written as the model wrote it.
+    pub fn answer(&mut self, tokenizer: Arc<Tokenizer>, parser: ToolCallParser) {
+        if !self.json {
+            self.answer = Some(Answer { tokenizer, parser, output: AnswerOutput::new(self.stdout.is_terminal()) });
+        }
     }
 
     /// What is continued: `generator` has the prompt's tokens, `prompt` is its text.
@@ -72,20 +92,35 @@ impl RunOutput {
     /// A generated token.
     pub fn token(&mut self, token: &Token) -> Result<(), CliError> {
         self.text += &token.text;
-        if self.json { self.line(&Line::Token { id: token.id, text: &token.text }) } else { self.write(&token.text) }
+        if let Some(Answer { tokenizer, parser, output }) = &mut self.answer {
+            output.write(parser.push_token(tokenizer, token.id, &token.text))
+        } else if self.json {
+            self.line(&Line::Token { id: token.id, text: &token.text })
+        } else {
+            self.write(&token.text)
+        }
     }
 
     /// Text that was held back until the generation had ended. In JSON it is part of the last line's text only.
     pub fn rest(&mut self, text: &str) -> Result<(), CliError> {
         self.text += text;
-        if self.json { Ok(()) } else { self.write(text) }
+        if let Some(Answer { parser, output, .. }) = &mut self.answer {
+            output.write(parser.push(text))?;
+            output.write(parser.finish())
+        } else if self.json {
+            Ok(())
+        } else {
+            self.write(text)
+        }
     }
 
     /// The end; without a reason it was Ctrl-C.
     pub fn end(mut self, stop_reason: Option<StopReason>, statistics: &Statistics) -> Result<(), CliError> {
         let stop_reason = stop_reason.map_or("interrupted", StopReason::name);
         let text = std::mem::take(&mut self.text);
-        if self.json {
+        if let Some(answer) = self.answer.take() {
+            answer.output.end().map(drop)
+        } else if self.json {
             self.line(&Line::Done { text: &text, stop_reason, timings: statistics.to_json() })
         } else if self.stdout.is_terminal() {
             self.write("\n")

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use metal_attention::tokenizer::EncodeOptions;
 
 use crate::cli_error::CliError;
+use crate::find_model::nowhere;
+use crate::metadata_text::safe;
+use crate::model_args::ModelArgs;
 
 /// A text given on the command line, in a file, or on stdin. It is taken as it is, to the last byte.
 #[derive(clap::Args)]
@@ -49,6 +52,49 @@ impl TextArgs {
     /// The text; from stdin where none was named.
     pub fn read_or_stdin(&self) -> Result<String, CliError> {
         self.read()?.map_or_else(read_stdin, Ok)
+    }
+}
+
+/// A model and a text without flags.
+#[derive(clap::Args)]
+pub struct WordsArgs {
+    /// The model, as -m takes it; with -m, the text begins here
+    #[arg(value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    first: Option<String>,
+
+    /// The text
+    #[arg(value_name = "TEXT")]
+    rest: Vec<String>,
+}
+
+impl WordsArgs {
+    /// The model, and the text. The first word is the model where -m names none and the word names one; without a
+    /// model in the environment it has to.
+    pub fn model_and_text(&self, model: &ModelArgs) -> Result<(ModelArgs, Option<String>), CliError> {
+        let words: Vec<String> = self.first.iter().chain(&self.rest).cloned().collect();
+        let (model, rest) = model.with_words(&words);
+        match rest {
+            [word, ..] if !model.is_named() && word != "-" => Err(no_such_model(word)),
+            [] => Ok((model, None)),
+            rest => Ok((model, Some(rest.join(" ")))),
+        }
+    }
+}
+
+/// The error of a first word that names no model where there is no other.
+fn no_such_model(word: &str) -> CliError {
+    if word.contains(char::is_whitespace) {
+        let text = safe(word);
+        return CliError::Usage(format!(
+            "there is no model for the text {text:?}: a model comes first, as in metal-attention run llama3.2 {text:?}; -p {text:?} \
+             has the built-in model continue it"
+        ));
+    }
+    match nowhere(Path::new(word)) {
+        CliError::NoModel(what) => CliError::NoModel(format!(
+            "{what}\nA text comes after the model, as in metal-attention run MODEL TEXT, or after -p"
+        )),
+        error => error,
     }
 }
 

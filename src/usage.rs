@@ -1,32 +1,268 @@
-//! The command line, and what helps where it is wrong: those who come from other programs know other flags.
+//! The command line, rewritten where it has flags of other programs, and what helps where it is wrong.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
 
-use clap::Parser;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command, CommandFactory, Parser};
+use metal_attention_hub::{is_hub_address, known_model};
 
 use crate::Cli;
-
-/// Flags of other programs, and what does the same here.
-const FLAGS_ELSEWHERE: [(&[&str], &str); 8] = [
-    (
-        &["-ngl", "--n-gpu-layers", "--gpu-layers"],
-        "a model runs on a GPU as a whole or not at all: --gpu, or --device with a name from `metal-attention devices`",
-    ),
-    (&["-cnv", "--conversation", "-i", "--interactive"], "`metal-attention chat` talks with a model"),
-    (&["--hf-repo", "--hf-file"], "-m hf:OWNER/REPO, or -m hf:OWNER/REPO:FILE, downloads a model"),
-    (&["-b", "--batch-size"], "--ubatch-size says how many tokens of a prompt go through the layers at once"),
-    (&["--flash-attn"], "attention never makes the whole matrix: leave the flag out"),
-    (&["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"], "--cache-type is for keys and values"),
-    (&["-r", "--reverse-prompt"], "--stop ends the text before a string"),
-    (&["--format"], "--json, where a command has it"),
-];
+use crate::find_model::without_ending;
+use crate::foreign_flags::{Becomes, ModelPart, Outcome, Takes, cache_type, foreign_command, row};
 
 /// Reads the command line; where it is wrong, tells why and ends the process.
 pub fn parse() -> Cli {
     let args: Vec<OsString> = std::env::args_os().collect();
+    let Rewritten { args, notes } = rewrite(&args).unwrap_or_else(|error| error.exit());
+    for note in notes {
+        // Where stderr is closed the notes are lost, and nothing else.
+        let _ = writeln!(std::io::stderr(), "note: {note}");
+    }
     Cli::try_parse_from(&args).unwrap_or_else(|error| advised(error, &args).exit())
+}
+
+/// A command line for clap.
+#[derive(Debug)]
+struct Rewritten {
+    args: Vec<OsString>,
+    /// What was passed over, and why.
+    notes: Vec<String>,
+}
+
+/// Puts this program's flags in the place of other programs'. What follows `--` stays.
+fn rewrite(args: &[OsString]) -> Result<Rewritten, clap::Error> {
+    let mut cli = Cli::command();
+    cli.build();
+    let is_flag = |arg: &&OsString| arg.as_encoded_bytes().starts_with(b"-");
+    let at = 1 + args.iter().skip(1).take_while(is_flag).count();
+    // Before the command come flags of all commands alone.
+    for flag in args.iter().skip(1).take(at - 1).filter_map(|arg| arg.to_str()) {
+        if own_flag(&cli, name_of(flag)).is_none() && !is_cluster(&cli, flag) {
+            return Err(refused(&mut cli, flag, &format!("a command comes first, as in metal-attention run {flag}")));
+        }
+    }
+    let Some(name) = args.get(at).and_then(|arg| arg.to_str()) else {
+        return Ok(Rewritten { args: args.to_vec(), notes: Vec::new() });
+    };
+    if cli.find_subcommand(name).is_none()
+        && let Some(tip) = foreign_command(name)
+    {
+        return Err(no_such_command(&mut cli, name, tip));
+    }
+    let mut command = &mut cli;
+    let mut n_names = 0;
+    while let Some(name) = args.get(at + n_names).and_then(|arg| arg.to_str())
+        && command.find_subcommand(name).is_some()
+    {
+        command = command.find_subcommand_mut(name).expect("it was just found");
+        n_names += 1;
+    }
+    if n_names == 0 {
+        return Ok(Rewritten { args: args.to_vec(), notes: Vec::new() });
+    }
+    let begin = at + n_names;
+    let mut rewriting = Rewriting { command, rest: &args[begin..], args: args[..begin].to_vec(), notes: Vec::new() };
+    let mut given = Given::default();
+    while let Some(arg) = rewriting.next() {
+        match arg.to_str() {
+            Some("--") => {
+                rewriting.args.push(arg.clone());
+                rewriting.args.extend_from_slice(rewriting.rest);
+                break;
+            }
+            Some(flag) if flag.len() > 1 && flag.starts_with('-') && flag.parse::<f64>().is_err() => {
+                rewriting.flag(arg, flag, &mut given)?;
+            }
+            _ => rewriting.args.push(arg.clone()),
+        }
+    }
+    rewriting.end(&given, begin)?;
+    Ok(Rewritten { args: rewriting.args, notes: rewriting.notes })
+}
+
+/// Flags that together make one of this program's.
+#[derive(Default)]
+struct Given {
+    repo: Option<String>,
+    file: Option<String>,
+    cache_types: Vec<String>,
+}
+
+/// The arguments of a command while they are rewritten.
+struct Rewriting<'a> {
+    command: &'a mut Command,
+    /// Those to come.
+    rest: &'a [OsString],
+    args: Vec<OsString>,
+    notes: Vec<String>,
+}
+
+impl<'a> Rewriting<'a> {
+    fn next(&mut self) -> Option<&'a OsString> {
+        let (arg, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(arg)
+    }
+
+    /// Rewrites the flag `arg`, whose text is `flag`, with its value.
+    fn flag(&mut self, arg: &OsString, flag: &str, given: &mut Given) -> Result<(), clap::Error> {
+        if let Some(own) = own_flag(self.command, name_of(flag)) {
+            let takes_value = own.get_action().takes_values() && name_of(flag) == flag;
+            let hyphens = own.is_allow_hyphen_values_set();
+            self.args.push(arg.clone());
+            // A value is no flag, even if it looks like one.
+            if takes_value && hyphens {
+                let value = self.next().cloned();
+                self.args.extend(value);
+            }
+            return Ok(());
+        }
+        let (name, inline) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (flag, None),
+        };
+        let Some(row) = row(self.command.get_name(), name) else {
+            if let Some(tip) = misread(self.command, flag) {
+                return Err(refused(self.command, name, &tip));
+            }
+            self.args.push(arg.clone());
+            return Ok(());
+        };
+        let value: Option<OsString> = match (row.takes, inline) {
+            (_, Some(value)) => Some(value.into()),
+            (Takes::Nothing, None) => None,
+            (Takes::Value, None) => match self.next() {
+                Some(value) => Some(value.clone()),
+                None => return Err(refused(self.command, name, "a value follows this flag")),
+            },
+            (Takes::Maybe(values), None) => {
+                let follows =
+                    self.rest.first().and_then(|next| next.to_str()).is_some_and(|next| values.contains(&next));
+                if follows { self.next().cloned() } else { None }
+            }
+        };
+        let text = value.as_deref().map(OsStr::to_string_lossy).unwrap_or_default();
+        match row.becomes {
+            Becomes::Flag(own) => {
+                let args = [Some(own.into()), value].into_iter().flatten().collect();
+                self.put(name, args);
+            }
+            Becomes::Nothing(why) => self.notes.push(format!("{name} is passed over: {why}")),
+            Becomes::Refused(tip) => return Err(refused(self.command, name, tip)),
+            Becomes::ByValue(meaning) => self.outcome(name, meaning(&text))?,
+            Becomes::Model(ModelPart::Repo) => given.repo = Some(text.into_owned()),
+            Becomes::Model(ModelPart::File) => given.file = Some(text.into_owned()),
+            Becomes::Cache => given.cache_types.push(text.into_owned()),
+        }
+        Ok(())
+    }
+
+    fn outcome(&mut self, flag: &str, outcome: Outcome) -> Result<(), clap::Error> {
+        match outcome {
+            Outcome::Args(args) => self.put(flag, args.into_iter().map(OsString::from).collect()),
+            Outcome::Nothing(why) => self.notes.push(format!("{flag} is passed over: {why}")),
+            Outcome::Refused(tip) => return Err(refused(self.command, flag, &tip)),
+        }
+        Ok(())
+    }
+
+    /// Puts a flag of this program in the place of another one, if the command has it.
+    fn put(&mut self, flag: &str, args: Vec<OsString>) {
+        let own = args.first().and_then(|own| own.to_str());
+        if own.is_some_and(|own| own_flag(self.command, own).is_none()) {
+            self.notes.push(format!("{flag} is passed over: it changes nothing in `{}`", self.command.get_name()));
+        } else {
+            self.args.extend(args);
+        }
+    }
+
+    /// Puts what several flags make after the command's name.
+    fn end(&mut self, given: &Given, begin: usize) -> Result<(), clap::Error> {
+        let model = match (&given.repo, &given.file) {
+            (None, None) => None,
+            (None, Some(_)) => {
+                return Err(refused(self.command, "-hff", "-hf OWNER/REPO names the repository of the file"));
+            }
+            (Some(repo), file) => {
+                let prefix = if is_hub_address(repo) { "" } else { "hf:" };
+                let file = file.as_ref().map(|file| format!(":{file}")).unwrap_or_default();
+                Some(format!("{prefix}{repo}{file}"))
+            }
+        };
+        let after = self.args.split_off(begin);
+        if let Some(model) = model {
+            self.put("-hf", vec!["--model".into(), model.into()]);
+        }
+        let flag = if given.cache_types.len() > 1 { "--cache-type-k, --cache-type-v" } else { "--cache-type-k" };
+        self.outcome(flag, cache_type(&given.cache_types))?;
+        self.args.extend(after);
+        Ok(())
+    }
+}
+
+/// A flag without the value that an equals sign gives it.
+fn name_of(flag: &str) -> &str {
+    flag.split('=').next().unwrap_or(flag)
+}
+
+/// The command's own flag of this name: `--name`, or a dash and one letter.
+fn own_flag<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
+    let long = flag.strip_prefix("--").filter(|name| !name.is_empty());
+    let mut letters = flag.chars().skip(1);
+    let short = letters.next().filter(|_| long.is_none() && letters.next().is_none());
+    command.get_arguments().find(|arg| {
+        let has_long =
+            |name| arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|all| all.contains(&name));
+        let has_short = |letter| arg.get_short() == Some(letter);
+        long.is_some_and(has_long) || short.is_some_and(has_short)
+    })
+}
+
+/// Whether these are letters of flags without values, of which none ends the program.
+fn is_cluster(command: &Command, flag: &str) -> bool {
+    let one = |letter: char| {
+        let own = own_flag(command, &format!("-{letter}"));
+        own.is_some_and(|own| !own.get_action().takes_values() && !matches!(letter, 'h' | 'V'))
+    };
+    !flag.starts_with("--") && flag.chars().skip(1).all(one)
+}
+
+/// A tip for a flag of several letters with one dash that clap would take for another flag: one that begins with a letter
+/// that no flag has or that shows the help, or the name of a flag that has two dashes.
+fn misread(command: &Command, flag: &str) -> Option<String> {
+    let name = name_of(flag);
+    let word = name.strip_prefix('-').filter(|word| !word.starts_with('-') && word.chars().count() > 1)?;
+    let with_two = format!("-{name}");
+    if own_flag(command, &with_two).is_some() || row(command.get_name(), &with_two).is_some() {
+        return Some(format!("flags of several letters have two dashes: {with_two}"));
+    }
+    let letter = word.chars().next()?;
+    match own_flag(command, &format!("-{letter}")) {
+        // A value after the letter, as in -n5.
+        Some(own) if own.get_action().takes_values() => None,
+        _ if is_cluster(command, name) => None,
+        _ => Some(format!("there is no flag {name}; `metal-attention {} --help` shows all", command.get_name())),
+    }
+}
+
+/// The error of a flag that cannot be had.
+fn refused(command: &mut Command, flag: &str, tip: &str) -> clap::Error {
+    with_tip(command, ErrorKind::UnknownArgument, ContextKind::InvalidArg, flag, tip)
+}
+
+/// The error of a command that there is not.
+fn no_such_command(cli: &mut Command, name: &str, tip: &str) -> clap::Error {
+    with_tip(cli, ErrorKind::InvalidSubcommand, ContextKind::InvalidSubcommand, name, tip)
+}
+
+fn with_tip(command: &mut Command, kind: ErrorKind, what: ContextKind, name: &str, tip: &str) -> clap::Error {
+    let mut error = clap::Error::new(kind).with_cmd(command);
+    error.insert(what, ContextValue::String(name.to_owned()));
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(tip.to_owned())]));
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(command.render_usage()));
+    error
 }
 
 /// `error`, with a tip where there is one for `args`.
@@ -41,31 +277,23 @@ fn advised(mut error: clap::Error, args: &[OsString]) -> clap::Error {
         ErrorKind::UnknownArgument if !named.starts_with('-') => named,
         ErrorKind::InvalidValue if named == "[-]" => text(ContextKind::InvalidValue),
         ErrorKind::InvalidSubcommand => text(ContextKind::InvalidSubcommand),
-        ErrorKind::UnknownArgument | ErrorKind::InvalidValue | ErrorKind::ValueValidation => "",
         _ => return error,
     };
     let command = args.iter().skip(1).filter_map(|arg| arg.to_str()).find(|arg| !arg.starts_with('-')).unwrap_or("");
-    let tip = if stray.is_empty() {
-        flag_elsewhere(args).map(str::to_owned)
-    } else if is_model(stray) {
-        let command = if stray == command { "run" } else { command };
-        Some(format!("a model is named with -m: metal-attention {command} -m {stray}"))
-    } else if let Some(model) = model_without_flag(args) {
-        let text =
-            if command == "chat" { String::new() } else { format!(", a text is given with -p: ... -p {stray:?}") };
-        Some(format!("a model is named with -m: metal-attention {command} -m {model}{text}"))
-    } else if command == "chat" {
-        Some("chat reads messages from the terminal or from stdin".to_owned())
-    } else if matches!(command, "run" | "tokenize" | "logits" | "perplexity" | "compare") {
-        Some(format!("a text is given with -p: metal-attention {command} -p {stray:?}"))
+    let tip = if is_model(stray) {
+        if stray == command {
+            format!("a command comes first: metal-attention run {stray}")
+        } else {
+            format!("a model is named with -m: metal-attention {command} -m {stray}")
+        }
+    } else if matches!(command, "tokenize" | "logits" | "perplexity" | "compare" | "imatrix") {
+        format!("a text is given with -p: metal-attention {command} -p {stray:?}")
     } else {
-        None
+        return error;
     };
-    let Some(tip) = tip else { return error };
-    if error.kind() == ErrorKind::InvalidValue && !stray.is_empty() {
+    if error.kind() == ErrorKind::InvalidValue {
         // The place for the name of stdin is no help to those who did not mean it.
-        let mut other =
-            clap::Error::new(ErrorKind::UnknownArgument).with_cmd(&<Cli as clap::CommandFactory>::command());
+        let mut other = clap::Error::new(ErrorKind::UnknownArgument).with_cmd(&Cli::command());
         other.insert(ContextKind::InvalidArg, ContextValue::String(stray.to_owned()));
         if let Some(usage) = error.get(ContextKind::Usage) {
             other.insert(ContextKind::Usage, usage.clone());
@@ -80,31 +308,15 @@ fn advised(mut error: clap::Error, args: &[OsString]) -> clap::Error {
 
 /// Whether this names a model rather than anything else.
 fn is_model(text: &str) -> bool {
-    text.starts_with("hf:") || text.to_ascii_lowercase().ends_with(".gguf")
-}
-
-/// The first model that is named without a flag before it.
-fn model_without_flag(args: &[OsString]) -> Option<&str> {
-    let texts: Vec<&str> = args.iter().map(|arg| arg.to_str().unwrap_or_default()).collect();
-    texts.windows(2).find(|pair| is_model(pair[1]) && !pair[0].starts_with('-')).map(|pair| pair[1])
-}
-
-/// What to say of the first flag that only other programs have.
-fn flag_elsewhere(args: &[OsString]) -> Option<&'static str> {
-    let known = |arg: &OsString| {
-        let flag = arg.to_str()?.split('=').next()?;
-        FLAGS_ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag)).map(|(_, tip)| *tip)
-    };
-    args.iter().find_map(known)
+    is_hub_address(text) || without_ending(text).len() < text.len() || known_model(text).is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use clap::{Command, CommandFactory};
-
     use super::*;
+    use crate::foreign_flags::ROWS;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -142,6 +354,176 @@ mod tests {
                 for line in text.lines().filter(|line| !line.starts_with("Usage:")) {
                     let long_word = line.split_whitespace().any(|word| word.len() > width - 12);
                     assert!(line.chars().count() <= width.min(120) || long_word, "{name} at {width}: {line}");
+                }
+            }
+        }
+    }
+
+    fn arguments(line: &str) -> Vec<OsString> {
+        format!("metal-attention {line}").split(' ').map(OsString::from).collect()
+    }
+
+    /// What becomes of a command line, without the program's name; its notes follow, each after a bar.
+    #[track_caller]
+    fn becomes(line: &str) -> String {
+        let Rewritten { args, notes } = rewrite(&arguments(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let args: Vec<_> = args[1..].iter().map(|arg| arg.to_str().unwrap()).collect();
+        let names: Vec<_> = notes.iter().map(|note| note.split(" is passed over: ").next().unwrap()).collect();
+        [vec![args.join(" ")], names.into_iter().map(str::to_owned).collect()].concat().join(" | ")
+    }
+
+    #[test]
+    fn flags_of_other_programs_are_rewritten() {
+        for (line, expected) in [
+            ("run -hf a/b -p x", "run --model hf:a/b -p x"),
+            ("run -p x -hf=a/b:Q8_0", "run --model hf:a/b:Q8_0 -p x"),
+            ("serve -hfr a/b -hff c.gguf", "serve --model hf:a/b:c.gguf"),
+            ("run -hf hf.co/a/b x", "run --model hf.co/a/b x"),
+            (
+                "chat -mu https://huggingface.co/a/b/blob/main/c.gguf",
+                "chat --model https://huggingface.co/a/b/blob/main/c.gguf",
+            ),
+            ("run -ngl 0 -p x", "run --device cpu -p x"),
+            ("run -ngl=0 -p x", "run --device cpu -p x"),
+            ("run --n-gpu-layers=99 -p x", "run -p x | --n-gpu-layers"),
+            ("run -ngl all -p x", "run -p x | -ngl"),
+            ("run -ngl -1 -p x", "run -p x | -ngl"),
+            ("tokenize -ngl 0 -p x", "tokenize -p x | -ngl"),
+            ("run -dev CUDA1 x", "run --device cuda:1 x"),
+            ("run -dev Vulkan0 x", "run --device gpu:0 x"),
+            ("run -dev none x", "run --device cpu x"),
+            ("run -fa x", "run x | -fa"),
+            ("run -fa on x", "run x | -fa"),
+            ("run --flash-attn=off x", "run x | --flash-attn"),
+            ("run -ctk f16 -ctv f16 x", "run --cache-type f16 x"),
+            ("run -ctk f32 --cache-type-v f32 x", "run --cache-type f32 x"),
+            ("run -ctk F16 x", "run --cache-type f16 x"),
+            ("run -np 1 x", "run x | -np"),
+            ("serve -np 2 -cb --metrics", "serve --parallel 2 | -cb | --metrics"),
+            ("serve --parallel 2", "serve --parallel 2"),
+            ("serve -a name -to 5", "serve --alias name --timeout 5"),
+            ("run -ub 64 -b 2048 x", "run --ubatch-size 64 x | -b"),
+            ("chat -sys Hi", "chat --system Hi"),
+            ("run -cnv x", "run --chat x"),
+            ("run -no-cnv x", "run --raw x"),
+            ("chat -cnv --jinja --mlock --no-warmup", "chat | -cnv | --jinja | --mlock | --no-warmup"),
+            ("run --color x", "run x | --color"),
+            ("run --color off x", "run x | --color"),
+            ("run -r Q: x", "run --stop Q: x"),
+            ("run -bf x", "run --file x"),
+            ("run --think --keepalive 5m x", "run x | --think | --keepalive"),
+            (
+                "bench -p 512 -n 128 -r 3 -d 0,64 -b 2048 -fa 1",
+                "bench --seq-lengths 512 --gen-length 128 --iterations 3 --depth 0,64 | -b | -fa",
+            ),
+            ("bench -o json -mmp 0 --no-warmup", "bench --json --no-mmap --warmup 0"),
+            ("bench roofline -ngl 0", "bench roofline --device cpu"),
+            ("embed --embd-output-format json x", "embed --json x"),
+            ("-v run -ngl 99 x", "-v run x | -ngl"),
+            // What follows a flag of this program is its value, and what follows -- is a text.
+            ("run -p -ngl", "run -p -ngl"),
+            ("run -x -- -ngl 0", "run -x -- -ngl 0"),
+            ("run -n -1 -p -5 x", "run -n -1 -p -5 x"),
+            ("run -n5 -c4096 x", "run -n5 -c4096 x"),
+            ("run --temp=0 - ", "run --temp=0 - "),
+            ("nonsense -ngl 0", "nonsense -ngl 0"),
+        ] {
+            let line = line.replace(" -x", "");
+            assert_eq!(becomes(&line), expected.replace(" -x", ""), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_named_with_what_to_do() {
+        for (line, flag, tip) in [
+            ("run -ngl 12 x", "-ngl", "-ngl 0 is the CPU"),
+            ("run -ngl", "-ngl", "a value follows this flag"),
+            ("run -md x.gguf x", "-md", "no speculative decoding"),
+            ("serve --mmproj x.gguf", "--mmproj", "images"),
+            ("run --lora x", "--lora", "merged"),
+            ("run -ts 1,1", "-ts", "--tensor-parallel"),
+            ("run -hff x.gguf", "-hff", "-hf OWNER/REPO"),
+            ("run -ctk q8_0 -ctv q8_0 x", "--cache-type-k, --cache-type-v", "f16 or f32"),
+            ("run -ctk f16 -ctv f32 x", "--cache-type-k, --cache-type-v", "in one format"),
+            ("run -ctk f32 x", "--cache-type-k", "--cache-type f32"),
+            ("run -np 4 x", "-np", "serve --parallel N"),
+            ("run --format json x", "--format", "response_format"),
+            ("run --think=false x", "--think", "reasoning_effort"),
+            ("serve --temp 0.6", "--temp", "each request"),
+            ("chat -p x", "-p", "chat MODEL TEXT"),
+            ("bench -o sql", "-o", "--csv"),
+            // One dash and several letters.
+            ("run -temp 0", "-temp", "two dashes: --temp"),
+            ("run -help", "-help", "two dashes: --help"),
+            ("run -jinja", "-jinja", "two dashes: --jinja"),
+            ("run -hx", "-hx", "there is no flag -hx"),
+            ("run -vh", "-vh", "there is no flag -vh"),
+            ("run -xyz 1", "-xyz", "there is no flag -xyz"),
+            // No command.
+            ("-hf a/b", "-hf", "a command comes first"),
+            ("-m a.gguf -p x", "-m", "metal-attention run -m"),
+        ] {
+            let error = rewrite(&arguments(line)).expect_err(line);
+            let text = error.to_string();
+            assert_eq!((error.kind(), error.exit_code()), (ErrorKind::UnknownArgument, 2), "{line}: {text}");
+            assert!(
+                text.contains(&format!("unexpected argument '{flag}' found")) && text.contains(tip),
+                "{line}: {text}"
+            );
+        }
+        for (name, tip) in [("ps", "metal-attention list"), ("create", "Modelfiles"), ("stop", "Ctrl-C")] {
+            let error = rewrite(&arguments(name)).unwrap_err();
+            assert_eq!((error.kind(), error.exit_code()), (ErrorKind::InvalidSubcommand, 2), "{name}");
+            assert!(error.to_string().contains(tip), "{error}");
+        }
+    }
+
+    /// Every row, in every command it is for, with values that it has a meaning for: clap takes what becomes of it, or it is an
+    /// error that says what to do.
+    #[test]
+    fn every_row_becomes_something_in_every_command() {
+        let mut cli = Cli::command();
+        cli.build();
+        let with_model = ["run", "chat", "serve", "info", "tokenize", "embed", "bench", "perplexity"];
+        let required = |command: &str| match command {
+            "quantize" => "quantize in out Q4_0".to_owned(),
+            command => command.to_owned(),
+        };
+        for row in ROWS {
+            let commands = if row.commands.is_empty() { &with_model[..] } else { row.commands };
+            for (command, flag) in
+                commands.iter().flat_map(|command| row.flags.iter().map(move |flag| (*command, *flag)))
+            {
+                let own = own_flag(cli.find_subcommand(command).unwrap(), flag).is_some();
+                assert!(!own || row.commands.is_empty(), "{command} {flag}: it is the command's own");
+                let found = crate::foreign_flags::row(command, flag).unwrap();
+                if own || !std::ptr::eq(found, row) {
+                    continue;
+                }
+                let values: &[&str] = match row.takes {
+                    Takes::Nothing => &[""],
+                    Takes::Value => &["1", "0", "f16", "json", "none", "x"],
+                    Takes::Maybe(values) => values,
+                };
+                for value in values {
+                    let line = format!("{} {flag} {value}", required(command));
+                    let error = match rewrite(&arguments(line.trim_end())) {
+                        Ok(Rewritten { args, .. }) => match Cli::try_parse_from(args) {
+                            Ok(_) => continue,
+                            // A value that this program's flag does not take.
+                            Err(error) => {
+                                assert!(matches!(row.takes, Takes::Value), "{line}: {error}");
+                                assert!(
+                                    matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation),
+                                    "{line}: {error}"
+                                );
+                                continue;
+                            }
+                        },
+                        Err(error) => error,
+                    };
+                    let refuses = !matches!(row.becomes, Becomes::Nothing(_) | Becomes::Flag(_));
+                    assert!(refuses && error.to_string().contains("tip: "), "{line}: {error}");
                 }
             }
         }

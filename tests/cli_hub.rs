@@ -119,6 +119,60 @@ fn a_model_runs_by_name_and_then_without_a_request() {
 }
 
 #[test]
+fn addresses_and_bare_names_find_the_model_that_is_in_the_cache() {
+    let s = Setup::with(&[("stories260K-Q4_0.gguf", &built_in())]);
+    let generate = ["Once upon a time", "-n", "8", "--temp", "0"];
+    let expected = stdout(common::run(&[&["run", BUILT_IN][..], &generate].concat()));
+    let run = |name: &str| stdout(s.run(&[&["run", name][..], &generate].concat()));
+    assert_eq!(run("tester/tiny-GGUF"), expected);
+    assert_eq!(s.server.requests().len(), 2);
+    for name in [
+        "hf.co/tester/tiny-GGUF",
+        "https://huggingface.co/tester/tiny-GGUF",
+        "https://huggingface.co/tester/tiny-GGUF/blob/main/stories260K-Q4_0.gguf",
+        "tester/tiny-GGUF:Q4_0",
+        "tester/tiny",
+        "tiny-GGUF",
+        "tiny",
+        "stories260K",
+        "stories260k-q4_0.gguf",
+    ] {
+        assert_eq!(run(name), expected, "{name}");
+    }
+    assert_eq!(stdout(s.run(&[&["run", "-hf", "tester/tiny-GGUF"][..], &generate].concat())), expected);
+    let hff = ["run", "-hfr", "tester/tiny-GGUF", "-hff", "stories260K-Q4_0.gguf"];
+    assert_eq!(stdout(s.run(&[&hff[..], &generate].concat())), expected);
+    assert_eq!(s.server.requests(), []);
+    // A file comes first.
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("tiny"), "no model").unwrap();
+    let output = s.program(&["info", "tiny"]).current_dir(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+}
+
+#[test]
+fn well_known_names_are_downloaded_and_say_what_was_tried() {
+    let s = Setup::with(&[
+        ("Llama-3.2-1B-Instruct-UD-Q4_K_M.gguf", b"no model"),
+        ("llama-3.2-1b-instruct-q4_k_m.GGUF", &built_in()),
+    ]);
+    s.server.change().repo = "unsloth/Llama-3.2-1B-Instruct-GGUF".into();
+    let expected = stdout(common::run(&["run", BUILT_IN, "Once", "-n", "8", "--temp", "0"]));
+    let output = s.run(&["run", "llama3.2:1b", "Once", "-n", "8", "--temp", "0"]);
+    assert!(stderr(&output).contains("downloading llama-3.2-1b-instruct-q4_k_m.GGUF"), "{}", stderr(&output));
+    assert_eq!(stdout(output), expected);
+    s.server.requests();
+    assert!(stdout(s.run(&["info", "llama3.2:1B"])).contains("llama3.2:1B, 1.0 MiB"));
+    assert_eq!(s.server.requests(), []);
+    assert!(stdout(s.run(&["pull", "llama3.2:1b"])).ends_with("llama-3.2-1b-instruct-q4_k_m.GGUF\n"));
+    stdout(s.run(&["rm", "--yes", "llama3.2:1b"]));
+    let tried = "qwen3:8b is hf:Qwen/Qwen3-8B-GGUF:*Q4_K_M*.gguf: there is no Qwen/Qwen3-8B-GGUF on ";
+    s.fails(&["run", "qwen3:8b", "hi"], 3, &[tried]);
+    s.fails(&["pull", "qwen3:8b"], 3, &[tried]);
+    s.fails(&["pull", "qwen3:9b"], 2, &["qwen3 is not known with the tag 9b", "qwen3:8b"]);
+}
+
+#[test]
 fn a_split_model_is_one_model() {
     let [first, second] = split();
     let names = ["tiny-F32-00001-of-00002.gguf", "tiny-F32-00002-of-00002.gguf"];

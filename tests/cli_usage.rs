@@ -15,42 +15,29 @@ fn tells(args: &[&str], tip: &str) {
 
 #[test]
 fn a_text_or_a_model_without_its_flag_is_told_the_flag() {
-    tells(&["run", "hi"], "tip: a text is given with -p: metal-attention run -p \"hi\"");
-    tells(&["run", "hi"], "unexpected argument 'hi' found");
-    tells(&["run", "Once upon", "a time"], "-p \"a time\"");
-    tells(&["run", "-n", "3", "say \"x\""], r#"-p "say \"x\"""#);
     tells(&["tokenize", "hi"], "metal-attention tokenize -p \"hi\"");
+    tells(&["tokenize", "hi"], "unexpected argument 'hi' found");
+    tells(&["tokenize", "say \"x\""], r#"-p "say \"x\"""#);
     tells(&["logits", "hi"], "metal-attention logits -p \"hi\"");
     tells(&["perplexity", "hi"], "metal-attention perplexity -p \"hi\"");
-    tells(&["run", "llama.gguf"], "tip: a model is named with -m: metal-attention run -m llama.gguf");
-    tells(&["run", "hf:a/b", "hi"], "metal-attention run -m hf:a/b, a text is given with -p: ... -p \"hi\"");
-    tells(&["run", "-m", "a.gguf", "hi"], "tip: a text is given with -p: metal-attention run -p \"hi\"");
-    tells(&["chat", "model.GGUF"], "metal-attention chat -m model.GGUF");
-    tells(&["chat", "hello"], "chat reads messages from the terminal or from stdin");
-    tells(&["serve", "model.gguf"], "metal-attention serve -m model.gguf");
-    tells(&["info", "model.gguf"], "metal-attention info -m model.gguf");
-    tells(&["bench", "model.gguf"], "metal-attention bench -m model.gguf");
-    tells(&["model.gguf"], "metal-attention run -m model.gguf");
+    tells(&["tokenize", "llama.gguf"], "tip: a model is named with -m: metal-attention tokenize -m llama.gguf");
+    tells(&["model.gguf"], "a command comes first: metal-attention run model.gguf");
+    tells(&["llama3.2", "hi"], "a command comes first: metal-attention run llama3.2");
+    tells(&["ps"], "`metal-attention list` shows the models");
 }
 
 #[test]
-fn flags_of_other_programs_are_translated() {
+fn flags_of_other_programs_are_taken_passed_over_or_named() {
     for (flags, tip) in [
-        (&["-ngl", "99"][..], "--gpu"),
-        (&["--n-gpu-layers", "99"], "--gpu"),
-        (&["--n-gpu-layers=99"], "--gpu"),
+        (&["-ngl", "12"][..], "-ngl 0 is the CPU"),
         (&["--gpu-layers", "1"], "--gpu"),
-        (&["-cnv"], "metal-attention chat"),
-        (&["-i"], "metal-attention chat"),
-        (&["--hf-repo", "a/b"], "-m hf:OWNER/REPO"),
-        (&["--batch-size", "64"], "--ubatch-size"),
-        (&["-b", "64"], "--ubatch-size"),
-        (&["--flash-attn", "on"], "leave the flag out"),
-        (&["--cache-type-k", "f16"], "--cache-type "),
-        (&["-ctk", "f16"], "--cache-type "),
-        (&["--reverse-prompt", "x"], "--stop"),
-        (&["-r", "x"], "--stop"),
+        (&["-md", "draft.gguf"], "no speculative decoding"),
+        (&["--mmproj", "mmproj.gguf"], "images"),
+        (&["--lora", "a.gguf"], "merged"),
+        (&["--cache-type-k", "q8_0"], "--cache-type "),
         (&["--format", "json"], "--json"),
+        (&["-help"], "--help"),
+        (&["-temp", "5"], "--temp"),
         // Those that are spelt otherwise are found without a table.
         (&["--top_k", "5"], "--top-k"),
         (&["--ctx_size", "5"], "--ctx-size"),
@@ -60,6 +47,23 @@ fn flags_of_other_programs_are_translated() {
     }
     // A value is no flag.
     tells(&["run", "-p", "-ngl", "-n", "x"], "invalid value 'x' for '--n-predict <N>'");
+
+    let once = ["run", "-p", "Once", "-n", "5", "--temp", "0", "--device", "cpu"];
+    let plain = run(&once);
+    let notes = stderr(&plain).lines().filter(|line| line.starts_with("note: ")).count();
+    let flags =
+        "-ngl 0 -fa on --jinja -b 64 -ub 64 -ctk f16 -ctv f16 --mlock -np 1 --no-warmup --color -no-cnv -n 5 --temp 0";
+    let taken = run(&[&["run"], &flags.split(' ').collect::<Vec<_>>()[..], &["-p", "Once"]].concat());
+    let errors = stderr(&taken);
+    let passed_over: Vec<&str> = errors
+        .lines()
+        .filter_map(|line| line.strip_prefix("note: ")?.split_once(" is passed over: "))
+        .map(|(flag, _)| flag)
+        .collect();
+    assert_eq!(passed_over, ["-fa", "--jinja", "-b", "--mlock", "-np", "--no-warmup", "--color"], "{errors}");
+    let all = errors.lines().filter(|line| line.starts_with("note: ")).count();
+    assert_eq!(all, notes + passed_over.len(), "{errors}");
+    assert_eq!(stdout(taken), stdout(plain));
 }
 
 #[test]
@@ -81,7 +85,7 @@ fn names_of_other_programs_work_where_they_mean_the_same() {
 
 #[test]
 fn a_flag_after_two_dashes_is_no_flag() {
-    tells(&["run", "--", "-ngl"], "metal-attention run -p \"-ngl\"");
+    tells(&["tokenize", "--", "-ngl"], "metal-attention tokenize -p \"-ngl\"");
 }
 
 /// In a pipe `COLUMNS` is the width.

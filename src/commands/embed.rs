@@ -11,6 +11,7 @@ use crate::cli_error::CliError;
 use crate::embed_texts::embed_texts;
 use crate::engine_args::at_least_one;
 use crate::interrupt;
+use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
 use crate::text_input::{EncodingArgs, read_file};
@@ -22,15 +23,21 @@ token); a file that does not say it has the mean. With two texts or more a table
 the same direction. With --json stdout gets an object with embedding and tokens (how many the text has), one line for \
 each text.
 
+Without -m the first word is the model, if it names one; every other word is a text.
+
 Examples:
-  metal-attention embed -m bge-small.gguf -p \"How far is the moon?\" --json
-  metal-attention embed -m bge-small.gguf -p \"a cat\" -p \"a kitten\" -p \"a bus\"
+  metal-attention embed -m bge-small.gguf \"How far is the moon?\" --json
+  metal-attention embed nomic-embed-text \"a cat\" \"a kitten\" \"a bus\"
   metal-attention embed -m nomic-embed-text.gguf -f chapter1.txt -f chapter2.txt";
 
 /// Make embeddings of texts
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
+    /// A text each; without -m, the model before them
+    #[arg(value_name = "TEXT")]
+    words: Vec<String>,
+
     #[command(flatten)]
     model: ModelArgs,
 
@@ -112,8 +119,9 @@ fn pooling(name: &str) -> Result<Pooling, String> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let model = args.model.open()?;
-    let (names, texts) = read_texts(args, &model)?;
+    let (source, words) = args.model.with_words(&args.words);
+    let model = source.open()?;
+    let (names, texts) = read_texts(args, words, &source, &model)?;
     let pooler = Pooler::new(&model, args.pooling);
     if pooler.is_ranker() {
         let why = "the model is a reranker, which scores documents for a query: use rerank, or --pooling".into();
@@ -141,9 +149,17 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 }
 
 /// Names and tokens of all texts.
-fn read_texts(args: &Args, model: &Model) -> Result<(Vec<String>, Vec<Vec<u32>>), CliError> {
+fn read_texts(
+    args: &Args,
+    words: &[String],
+    source: &ModelArgs,
+    model: &Model,
+) -> Result<(Vec<String>, Vec<Vec<u32>>), CliError> {
     let n_vocab = model.spec().n_vocab;
     if let Some(tokens) = &args.tokens {
+        if let Some(word) = words.first() {
+            return Err(CliError::Usage(format!("--tokens is given in the place of texts, as {:?} is", safe(word))));
+        }
         let ids = token_ids::parse(tokens)?;
         if ids.is_empty() {
             return Err(Error::EmptyPrompt.into());
@@ -151,15 +167,17 @@ fn read_texts(args: &Args, model: &Model) -> Result<(Vec<String>, Vec<Vec<u32>>)
         token_ids::check(&ids, n_vocab)?;
         return Ok((vec!["tokens".into()], vec![ids]));
     }
-    let tokenizer = args.model.tokenizer(model)?;
-    let mut texts = args.prompt.clone();
-    let mut names = args.prompt.clone();
+    let tokenizer = source.tokenizer(model)?;
+    let mut texts = [words, &args.prompt].concat();
+    let mut names = texts.clone();
     for path in &args.file {
         names.push(path.display().to_string());
         texts.push(read_file(path)?);
     }
     if texts.is_empty() {
-        return Err(CliError::Usage("there is nothing to embed: give -p TEXT, -f FILE, or --tokens IDS".into()));
+        return Err(CliError::Usage(
+            "there is nothing to embed: give a TEXT, -p TEXT, -f FILE, or --tokens IDS".into(),
+        ));
     }
     let n_ctx_train = model.spec().n_ctx_train;
     let mut all = Vec::with_capacity(texts.len());
@@ -192,7 +210,7 @@ fn table(names: &[String], embeddings: &[Vec<f32>]) -> String {
         for b in embeddings {
             let _ = write!(text, "{:>8.4}", cosine(b));
         }
-        let name: String = crate::metadata_text::safe(name).chars().take(40).collect();
+        let name: String = safe(name).chars().take(40).collect();
         let _ = writeln!(text, "  {name}");
     }
     text

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::cli_error::CliError;
 use crate::metadata_text::{self, safe_lines};
-use crate::model_args::ModelArgs;
+use crate::model_args::NamedModelArgs;
 use crate::model_summary::{MemoryUse, Sizes, TensorCounts, TokenizerSummary};
 use crate::units;
 
@@ -25,8 +25,8 @@ With --json stdout gets one object with the keys
 and, where asked for, metadata and tensors. What a file does not say is null.
 
 Examples:
-  metal-attention info -m model.gguf
-  metal-attention info -m model.gguf --json --tensors
+  metal-attention info model.gguf
+  metal-attention info llama3.2 --json --tensors
   metal-attention info -m model.gguf --chat-template > template.jinja";
 
 /// Show what is in a model file
@@ -35,7 +35,7 @@ Examples:
 #[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    model: NamedModelArgs,
 
     /// Show all metadata (long values shortened)
     #[arg(long)]

@@ -10,7 +10,7 @@ use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-A repository has a model in several types. Without :TYPE the one in Q4_K_M is taken, else Q4_0, else the only one there \
+Well-known names are those of other programs' libraries: each stands for a repository and a file of it. A repository has a model in several types. Without :TYPE the one in Q4_K_M is taken, else Q4_0, else the only one there \
 is; where that is unclear, all are listed. :FILE names one by its file. All parts of a split model are downloaded.
 
 The command asks the hub for the newest version; -m hf:NAME of other commands takes what is in the cache without a \
@@ -25,25 +25,28 @@ Environment:
   HF_HUB_OFFLINE  1: no requests, only what is in the cache
 
 Examples:
+  metal-attention pull llama3.2 qwen3.5:4b
   metal-attention pull bartowski/SmolLM2-135M-Instruct-GGUF
   metal-attention pull hf:bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0
   metal-attention pull ggml-org/models:tinyllamas/stories15M-q4_0.gguf
-  metal-attention run -m hf:bartowski/SmolLM2-135M-Instruct-GGUF -p \"Once upon a time\"";
+  metal-attention pull https://huggingface.co/OWNER/REPO/blob/main/FILE.gguf";
 
 /// Download models from the Hugging Face hub
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// What to download: OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE
+    /// What to download: a well-known name, OWNER/REPO, OWNER/REPO:TYPE, OWNER/REPO:FILE, or an address on the hub
     #[arg(value_name = "NAME", required = true)]
-    names: Vec<ModelName>,
+    names: Vec<String>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let hub = Hub::new(Environment::read()?);
-    for name in &args.names {
-        let model = hub.pull(name, &mut DownloadProgress::new())?;
+    for given in &args.names {
+        let name: ModelName = given.parse()?;
+        let model =
+            hub.pull(&name, &mut DownloadProgress::new()).map_err(|error| CliError::of_model(given, &name, error))?;
         // Where stderr is closed the path is all there is to tell.
         let _ = writeln!(io::stderr(), "{}, {}", safe(&model.name.to_string()), units::bytes(model.bytes));
         let (mut out, file) = (io::stdout(), model.files[0].display().to_string());

@@ -20,7 +20,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// What to remove: OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE, as `list` shows them
+    /// What to remove: a well-known name, OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE, as `list` shows them
     #[arg(value_name = "NAME", required = true)]
     names: Vec<ModelName>,
 

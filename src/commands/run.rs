@@ -1,12 +1,18 @@
-//! `run`: continues a prompt.
+//! `run`: answers a message or continues a text; without either it is `chat`.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
-use metal_attention::{GenerateOptions, Generator, StopReason};
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{GenerateOptions, Generator, Model, StopReason};
+use metal_attention_chat::{ChatTemplate, Message, Prompt, RenderRequest};
 
 use crate::cli_error::CliError;
+use crate::commands::chat;
+use crate::commands::chat::conversation::Conversation;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
@@ -15,31 +21,63 @@ use crate::progress::Progress;
 use crate::run_output::RunOutput;
 use crate::sampling_args::SamplingArgs;
 use crate::statistics::Statistics;
-use crate::text_input::{EncodingArgs, TextArgs};
+use crate::text_input::{EncodingArgs, WordsArgs, read_file, read_stdin};
 
 const AFTER_HELP: &str = "\
+TEXT is a message that the model answers, where its file has a chat template; without one, or with --raw, the model \
+continues it. Without -m the first word is the model, if it names one; all words that follow are the text. What -p, -f and - \
+give is continued, unless --chat makes a message of it. Without a text, `run MODEL` is `chat` at a terminal, and answers what \
+stdin has elsewhere.
+
 Output:
   stdout has the continuation and nothing else, with the space it may begin with; a line break \
-  follows where stdout is a terminal. With --json it has JSON lines: one of type meta, one of type \
+  follows where stdout is a terminal. Of an answer it has what is not thought, and a line break. With --json it has JSON lines: one of type meta, one of type \
   token (id, text) for each token, and one of type done (text, stop_reason, timings).
   stderr ends with load time, speed and memory. Ctrl-C ends the text; twice, the program.
 
 Examples:
+  metal-attention run llama3.2 \"Why is the sky blue?\"
+  metal-attention run llama3.2
+  metal-attention run -m model.gguf --raw \"The capital of France is\" -n 20
   metal-attention run -p \"Once upon a time\" --temp 0 -n 128
   metal-attention run -m model.gguf -f chapter.txt -n 200 --seed 42
   echo \"Dear diary,\" | metal-attention run -m model.gguf -
   metal-attention run -m model.gguf -p \"Q: What is Rust? A:\" --stop \"Q:\" --json";
 
-/// Continue a prompt
+/// Answer a message, or continue a text
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 #[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    words: WordsArgs,
 
     #[command(flatten)]
-    text: TextArgs,
+    model: ModelArgs,
+
+    /// A text to continue
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "file")]
+    prompt: Option<String>,
+
+    /// Read a text to continue from a file; -: from stdin
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Answer the text as a message, also that of -p, -f or -
+    #[arg(long, conflicts_with = "raw")]
+    chat: bool,
+
+    /// Continue the text as it is
+    #[arg(long)]
+    raw: bool,
+
+    /// Instructions that come before a message
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Use the chat template in this file instead of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
 
     /// Most tokens to generate; -1: until the model ends the text or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
@@ -75,16 +113,23 @@ pub struct Args {
     sampling: SamplingArgs,
 }
 
+/// What the model is given.
+enum Given {
+    /// A text to continue.
+    Plain(String),
+    /// A message to answer, where the file has a chat template.
+    Message(String),
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let text = args.text.read()?.ok_or_else(|| {
-        CliError::Usage("there is no prompt: give one with -p TEXT, -f FILE, or - to read it from stdin".into())
-    })?;
-    args.model.fetch()?;
+    let (model_args, words) = args.words.model_and_text(&args.model)?;
+    let Some(given) = args.given(&model_args, words)? else { return chat::talk(&args.conversation(&model_args), None) };
+    model_args.fetch()?;
     let start = Instant::now();
     let loading = Progress::spinner("loading the model");
-    let model = args.model.open()?;
-    let tokenizer = args.model.tokenizer(&model)?;
+    let model = model_args.open()?;
+    let tokenizer = model_args.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
@@ -95,21 +140,42 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
-    let ids = tokenizer.encode(&text, args.encoding.options());
+    let mut output = RunOutput::new(args.json);
+    let mut stop = args.stop.clone();
+    let template = match &given {
+        Given::Plain(_) => None,
+        Given::Message(_) => args.template(&model, &tokenizer)?,
+    };
+    let (text, ids) = match (given, template) {
+        (Given::Message(text), Some(template)) => {
+            let prompt = args.message(text, &template)?;
+            stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
+            output.answer(Arc::clone(&tokenizer), template.answer_parser(&prompt.text, &[]));
+            let ids = prompt.encode(&tokenizer);
+            (prompt.text, ids)
+        }
+        (Given::Plain(text) | Given::Message(text), _) => {
+            if !args.raw && has_template(&model) {
+                note(
+                    "note: the text is continued as it is, though the model has a chat template: --chat has it answered, --raw \
+                      leaves this note out",
+                );
+            }
+            let ids = tokenizer.encode(&text, args.encoding.options());
+            (text, ids)
+        }
+    };
     // The text so far and its statistics are kept.
     let _asked = interrupt::ask();
-    let mut output = RunOutput::new(args.json);
-    let stop_reason = args.continue_text(&text, &ids, &mut generator, &mut output)?;
+    let stop_reason = args.continue_text(&model_args.name(), &text, &ids, stop, &mut generator, &mut output)?;
     let statistics = Statistics { load, timings: generator.timings() };
     output.end(stop_reason, &statistics)?;
     if stop_reason == Some(StopReason::ContextFull) {
         let n_ctx = generator.forward_pass().n_ctx();
-        // Where stderr is closed the text is all there is to tell.
-        let _ = writeln!(
-            std::io::stderr(),
+        note(&format!(
             "note: the text ends here because the context of {n_ctx} tokens is full; -c makes it larger (the model was trained with {})",
             model.spec().n_ctx_train
-        );
+        ));
     }
     statistics.print();
     if let Some(profile) = generator.take_profile() {
@@ -121,12 +187,106 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Whether the file has a chat template.
+fn has_template(model: &Model) -> bool {
+    model.gguf().metadata().str("tokenizer.chat_template").is_ok_and(|template| template.is_some())
+}
+
+/// A line on stderr. Where that is closed, the text is all there is to tell.
+fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 impl Args {
+    /// What the model is given; `None`: a conversation at the terminal.
+    fn given(&self, model: &ModelArgs, words: Option<String>) -> Result<Option<Given>, CliError> {
+        let plain = match (&self.prompt, &self.file, words.as_deref()) {
+            (Some(_), _, Some(_)) | (_, Some(_), Some(_)) => {
+                let twice =
+                    "the text is given twice: by a flag, and without one (with -m, what has no flag is the text)";
+                return Err(CliError::Usage(twice.into()));
+            }
+            (Some(text), _, None) => text.clone(),
+            (None, Some(path), None) if path == Path::new("-") => read_stdin()?,
+            (None, Some(path), None) => read_file(path)?,
+            (None, None, Some("-")) => read_stdin()?,
+            (None, None, Some(_)) => {
+                let text = words.unwrap_or_default();
+                return Ok(Some(if self.raw { Given::Plain(text) } else { Given::Message(text) }));
+            }
+            (None, None, None) => return self.unsaid(model),
+        };
+        Ok(Some(if self.chat { Given::Message(plain) } else { Given::Plain(plain) }))
+    }
+
+    /// What the model is given where the command line has no text.
+    fn unsaid(&self, model: &ModelArgs) -> Result<Option<Given>, CliError> {
+        let (input, output) = (std::io::stdin(), std::io::stdout());
+        let for_program = self.json || self.raw || self.echo;
+        if model.is_named() && !for_program && input.is_terminal() && output.is_terminal() {
+            return Ok(None);
+        }
+        if model.is_named() && !input.is_terminal() {
+            let text = read_stdin()?;
+            if !text.trim().is_empty() {
+                return Ok(Some(if self.raw {
+                    Given::Plain(text)
+                } else {
+                    Given::Message(text.trim_end().to_owned())
+                }));
+            }
+        }
+        Err(CliError::Usage(
+            "there is no prompt: metal-attention run MODEL TEXT answers a message; -p TEXT, -f FILE, or - (from stdin) give a text to \
+             continue; metal-attention chat MODEL begins a conversation"
+                .into(),
+        ))
+    }
+
+    /// The conversation with these flags.
+    fn conversation<'a>(&'a self, model: &'a ModelArgs) -> chat::Setup<'a> {
+        chat::Setup {
+            model,
+            system: self.system.as_deref(),
+            load: None,
+            chat_template: self.chat_template.as_deref(),
+            n_predict: self.n_predict,
+            stop: &self.stop,
+            engine: &self.engine,
+            sampling: &self.sampling,
+        }
+    }
+
+    /// The chat template for a message; `None`: the file has none that works, and nothing demands one.
+    fn template(&self, model: &Model, tokenizer: &Arc<Tokenizer>) -> Result<Option<ChatTemplate>, CliError> {
+        let metadata = model.gguf().metadata();
+        if let Some(path) = &self.chat_template {
+            return chat::template_in(path, tokenizer).map(Some);
+        }
+        if self.chat || self.system.is_some() {
+            return Ok(Some(ChatTemplate::for_model(metadata, Arc::clone(tokenizer))));
+        }
+        Ok(ChatTemplate::from_metadata(metadata, Arc::clone(tokenizer)).unwrap_or_else(|error| {
+            tracing::warn!("{error}: the text is continued as it is");
+            None
+        }))
+    }
+
+    /// The prompt of a message.
+    fn message(&self, text: String, template: &ChatTemplate) -> Result<Prompt, CliError> {
+        let conversation = Conversation { system: self.system.clone(), messages: vec![Message::user(text)] };
+        let messages = conversation.with_system();
+        let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
+        template.render(&request).map_err(|e| CliError::Usage(e.to_string()))
+    }
+
     /// Evaluates the prompt and writes its continuation. Returns why it ended; `None`: Ctrl-C.
     fn continue_text(
         &self,
+        model: &str,
         text: &str,
         ids: &[u32],
+        stop: Vec<String>,
         generator: &mut Generator,
         output: &mut RunOutput,
     ) -> Result<Option<StopReason>, CliError> {
@@ -142,10 +302,10 @@ impl Args {
             _ => {}
         }
         let mut progress = Some(progress);
-        output.begin(&self.model.name(), generator, text, self.echo)?;
+        output.begin(model, generator, text, self.echo)?;
         let mut generation = generator.generate(GenerateOptions {
             n_predict: usize::try_from(self.n_predict).ok(),
-            stop: self.stop.clone(),
+            stop,
             ignore_eos: self.ignore_eos,
         });
         while !interrupt::requested()

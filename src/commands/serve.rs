@@ -17,7 +17,7 @@ use tokio::signal::windows::{CtrlC, ctrl_c};
 
 use crate::cli_error::CliError;
 use crate::interrupt;
-use crate::model_args::ModelArgs;
+use crate::model_args::NamedModelArgs;
 use crate::progress::Progress;
 use crate::replica_args::ReplicaArgs;
 use crate::units;
@@ -32,8 +32,8 @@ reaches it can use it. --metrics-port answers probes and scrapers, which have no
 SIGTERM lets the running requests finish; twice, the server ends at once.
 
 Examples:
-  metal-attention serve
-  metal-attention serve -m model.gguf --gpu --parallel 8
+  metal-attention serve llama3.2
+  metal-attention serve model.gguf --gpu --parallel 8
   metal-attention serve -m model.gguf --device cuda:0,cuda:1
   METAL_ATTENTION_API_KEY=secret metal-attention serve -m model.gguf --host 0.0.0.0 --port 80
   curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
@@ -44,7 +44,7 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    model: NamedModelArgs,
 
     /// Address to listen on; 0.0.0.0 or ::: every address of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]

@@ -41,8 +41,8 @@ the samples, of both runs together and relative to their means, at least 1 %.
 --profile runs each test once more, after the timed runs and with every kernel timed; docs/roofline.md explains it.
 
 Examples:
-  metal-attention bench -m model.gguf
-  metal-attention bench -m a.gguf b.gguf --device cpu,gpu --threads 1,2 --seq-lengths 32,512 --markdown
+  metal-attention bench model.gguf
+  metal-attention bench a.gguf b.gguf --device cpu,gpu --threads 1,2 --seq-lengths 32,512 --markdown
   metal-attention bench -m model.gguf --gpu --seq-lengths 0 --depth 0,1024 --batch 1,4,16   # decode only
   metal-attention bench -m model.gguf --json > before.json
   metal-attention bench -m model.gguf --compare before.json

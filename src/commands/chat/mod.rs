@@ -1,12 +1,12 @@
 //! `chat`: a conversation with a model.
 //!
-//! `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
+//! [`Setup`] is what a conversation needs; `run` without a text begins one, too. `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
 //! `session.rs` has the model answer; `waker.rs` readies the device while somebody types.
 
 mod commands;
-mod conversation;
+pub mod conversation;
 mod input;
-mod session;
+pub mod session;
 mod waker;
 
 use std::fs::File;
@@ -16,17 +16,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::Generator;
+use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{ChatTemplate, Message};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
-use crate::metadata_text::safe;
+use crate::metadata_text::{safe, safe_lines};
 use crate::model_args::ModelArgs;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::sampling_args::SamplingArgs;
 use crate::sampling_options;
+use crate::text_input::WordsArgs;
 use commands::{Command, HELP};
 use conversation::Conversation;
 use input::Input;
@@ -41,15 +43,21 @@ In a conversation:
 Where stdin or stdout is no terminal, each line of stdin is a message or a command, and stdout has the answers and \
 nothing else.
 
+TEXT is the first message. Without -m the first word is the model, if it names one; all words that follow are the text.
+
 Examples:
-  metal-attention chat -m model.gguf
+  metal-attention chat llama3.2
+  metal-attention chat llama3.2 \"Why is the sky blue?\"
   metal-attention chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
-  echo \"What is Rust?\" | metal-attention chat -m model.gguf -n 100";
+  echo \"What is Rust?\" | metal-attention chat model.gguf -n 100";
 
 /// Talk with a model
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
+    #[command(flatten)]
+    words: WordsArgs,
+
     #[command(flatten)]
     model: ModelArgs,
 
@@ -81,37 +89,69 @@ pub struct Args {
     sampling: SamplingArgs,
 }
 
+/// What a conversation begins with.
+pub struct Setup<'a> {
+    /// The model.
+    pub model: &'a ModelArgs,
+    /// Instructions for the whole conversation.
+    pub system: Option<&'a str>,
+    /// The file with the messages so far.
+    pub load: Option<&'a Path>,
+    /// The file with the chat template, in the place of the model's.
+    pub chat_template: Option<&'a Path>,
+    /// Most tokens of an answer; below 0: no limit.
+    pub n_predict: i64,
+    /// Strings that end an answer.
+    pub stop: &'a [String],
+    /// Where the model runs.
+    pub engine: &'a EngineArgs,
+    /// How tokens are chosen.
+    pub sampling: &'a SamplingArgs,
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
+    let (model, text) = args.words.model_and_text(&args.model)?;
+    let setup = Setup {
+        model: &model,
+        system: args.system.as_deref(),
+        load: args.load.as_deref(),
+        chat_template: args.chat_template.as_deref(),
+        n_predict: args.n_predict,
+        stop: &args.stop,
+        engine: &args.engine,
+        sampling: &args.sampling,
+    };
+    talk(&setup, text)
+}
+
+/// Answers `first`, then what is typed or comes from stdin, to its end.
+pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let start = Instant::now();
     args.model.fetch()?;
     let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(model.spec().n_vocab)?;
-    let template = match &args.chat_template {
+    let template = match args.chat_template {
         None => ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
-        Some(path) => {
-            let source = read(path)?;
-            ChatTemplate::with_tokenizer(&source, Some(Arc::clone(&tokenizer)))
-                .map_err(|e| CliError::Usage(format!("{}: {e}", path.display())))?
-        }
+        Some(path) => template_in(path, &tokenizer)?,
     };
     loading.weigh(model.gguf().tensor_bytes());
     let generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
     drop(loading);
 
-    let mut conversation = match &args.load {
+    let mut conversation = match args.load {
         Some(path) => load(path)?,
         None => Conversation::default(),
     };
-    if let Some(system) = &args.system {
-        conversation.system = Some(system.clone());
+    if let Some(system) = args.system {
+        conversation.system = Some(system.to_owned());
     }
     let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let options = session::Options {
         n_predict: usize::try_from(args.n_predict).ok(),
-        stop: args.stop.clone(),
+        stop: args.stop.to_vec(),
         interactive,
         load: start.elapsed(),
     };
@@ -126,8 +166,20 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if interactive {
         note(&format!("{}; /help lists the commands, Ctrl-D leaves", args.model.name()));
     }
+    if let Some(text) = first {
+        if interactive {
+            note(&format!("> {}", safe_lines(&text)));
+        }
+        chat.carry_out_or_tell(Command::Say(text))?;
+    }
     while chat.turn()? {}
     Ok(())
+}
+
+/// The chat template in a file.
+pub fn template_in(path: &Path, tokenizer: &Arc<Tokenizer>) -> Result<ChatTemplate, CliError> {
+    ChatTemplate::with_tokenizer(&read(path)?, Some(Arc::clone(tokenizer)))
+        .map_err(|e| CliError::Usage(format!("{}: {e}", path.display())))
 }
 
 /// A conversation and where its lines come from.
@@ -144,26 +196,30 @@ impl Chat {
     /// Reads a message or a command and does it. False: the user leaves.
     fn turn(&mut self) -> Result<bool, CliError> {
         let Some(text) = waker::read_awake(&mut self.input, &mut self.session)? else { return Ok(false) };
-        let _asked = interrupt::ask();
         match commands::parse(&text) {
             Ok(Command::Exit) => return Ok(false),
-            Ok(command) => {
-                if let Err(error) = self.carry_out(command) {
-                    match error {
-                        CliError::Interrupted => note("note: not answered"),
-                        // In a script, what cannot be said or done ends it.
-                        error if !self.interactive || matches!(error, CliError::Write { .. }) => return Err(error),
-                        error => note(&format!("error: {error}")),
-                    }
-                }
-            }
+            Ok(command) => self.carry_out_or_tell(command)?,
             Err(problem) if self.interactive => note(&problem),
             Err(problem) => return Err(CliError::Usage(problem)),
+        }
+        Ok(true)
+    }
+
+    /// Carries out a command. On a terminal the user reads what goes wrong, and the conversation goes on.
+    fn carry_out_or_tell(&mut self, command: Command) -> Result<(), CliError> {
+        let _asked = interrupt::ask();
+        if let Err(error) = self.carry_out(command) {
+            match error {
+                CliError::Interrupted => note("note: not answered"),
+                // In a script, what cannot be said or done ends it.
+                error if !self.interactive || matches!(error, CliError::Write { .. }) => return Err(error),
+                error => note(&format!("error: {error}")),
+            }
         }
         if interrupt::requested() && !self.interactive {
             interrupt::end();
         }
-        Ok(true)
+        Ok(())
     }
 
     fn carry_out(&mut self, command: Command) -> Result<(), CliError> {

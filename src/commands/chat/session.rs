@@ -191,7 +191,7 @@ impl Session {
 }
 
 /// Writes an answer as it comes, and keeps it.
-struct AnswerOutput {
+pub struct AnswerOutput {
     /// Thoughts are written, too.
     show_thoughts: bool,
     /// Where stdout is a terminal.
@@ -202,12 +202,14 @@ struct AnswerOutput {
 }
 
 impl AnswerOutput {
-    fn new(show_thoughts: bool) -> Self {
+    /// An answer that begins a line.
+    pub fn new(show_thoughts: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::stdout);
         Self { show_thoughts, screen, thinking: false, events: Vec::new(), begun: false }
     }
 
-    fn write(&mut self, events: Vec<AnswerEvent>) -> Result<(), CliError> {
+    /// More of the answer.
+    pub fn write(&mut self, events: Vec<AnswerEvent>) -> Result<(), CliError> {
         for event in events {
             let event = match event {
                 // White space before an answer is the template's business.
@@ -253,7 +255,7 @@ impl AnswerOutput {
     }
 
     /// Ends the line. Returns the answer.
-    fn end(mut self) -> Result<Message, CliError> {
+    pub fn end(mut self) -> Result<Message, CliError> {
         self.end_thoughts()?;
         self.end_style()?;
         write("\n")?;

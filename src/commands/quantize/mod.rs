@@ -13,6 +13,7 @@ use metal_attention::{Error, Recipe};
 
 use self::report::Report;
 use crate::cli_error::CliError;
+use crate::find_model::find;
 use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
@@ -44,7 +45,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// GGUF file to read (any part, where it is split)
+    /// GGUF file to read (any part, where it is split), or a model's name as -m of other commands takes it
     input: PathBuf,
 
     /// GGUF file to write
@@ -76,7 +77,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let file = if args.no_mmap { GgufFile::read(&args.input) } else { GgufFile::open(&args.input) };
+    let input = find(&args.input)?;
+    let file = if args.no_mmap { GgufFile::read(input) } else { GgufFile::open(input) };
     let file = file.map_err(Error::from)?;
     refuse_overwriting(args, &file)?;
     if file.tensors().is_empty() {

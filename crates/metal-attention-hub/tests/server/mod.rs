@@ -18,6 +18,8 @@ const TOKEN: &str = "hf_secret";
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools)] // faults of their own, not states of one thing
 pub struct Behaviour {
+    /// The repository that there is.
+    pub repo: String,
     pub commit: String,
     pub files: Vec<(String, Vec<u8>)>,
     /// Files lie on another origin, as those of the hub do.
@@ -63,7 +65,7 @@ impl Server {
     /// A hub with [`REPO`], which has these files.
     pub fn with(files: &[(&str, &[u8])]) -> Self {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
-        let behaviour = Behaviour { commit: COMMIT.into(), files, ..Behaviour::default() };
+        let behaviour = Behaviour { repo: REPO.into(), commit: COMMIT.into(), files, ..Behaviour::default() };
         let (behaviour, requests) = (Arc::new(Mutex::new(behaviour)), Arc::new(Mutex::new(Vec::new())));
         let hub = TcpListener::bind("127.0.0.1:0").unwrap();
         let storage = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -128,14 +130,14 @@ fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream
     let mut b = behaviour.lock().unwrap();
     let with_token = request.authorization.as_deref() == Some(&format!("Bearer {TOKEN}"));
     let path = request.path.as_str();
-    let resolve = format!("/{REPO}/resolve/{}/", b.commit);
+    let resolve = format!("/{}/resolve/{}/", b.repo, b.commit);
     let is_file = path.starts_with(&resolve);
     let refusal = b.refuses.or(b.refuses_files.filter(|_| is_file));
     if let Some((status, code)) = refusal.filter(|_| !request.elsewhere && !with_token) {
         drop(b);
         return send(stream, status, &format!("X-Error-Code: {code}\r\n"), b"{}");
     }
-    if path == format!("/api/models/{REPO}/revision/main?blobs=true") {
+    if path == format!("/api/models/{}/revision/main?blobs=true", b.repo) {
         let body = listing(&b).to_string();
         drop(b);
         return send(stream, 200, "", body.as_bytes());
@@ -200,7 +202,7 @@ fn listing(b: &Behaviour) -> Value {
         }),
     };
     let files: Vec<_> = b.files.iter().map(file).collect();
-    json!({"id": REPO, "sha": b.commit, "gated": false, "siblings": files})
+    json!({"id": b.repo, "sha": b.commit, "gated": false, "siblings": files})
 }
 
 fn send(stream: &mut TcpStream, status: u16, headers: &str, body: &[u8]) {

@@ -1,0 +1,574 @@
+//! Flags and commands of other programs (llama.cpp's, ollama's, vLLM's), and what becomes of each here.
+//!
+//! [`ROWS`] is the whole table. `usage.rs` rewrites the command line by it before clap reads it, because clap has no flags
+//! of several letters with one dash.
+
+use metal_attention::CacheType;
+
+/// A flag of another program.
+pub struct Row {
+    /// Its names.
+    pub flags: &'static [&'static str],
+    /// Whether a value follows.
+    pub takes: Takes,
+    /// What it means here.
+    pub becomes: Becomes,
+    /// The commands the row is for; none: all that no other row of the flag is for.
+    pub commands: &'static [&'static str],
+}
+
+/// Whether a value follows a flag.
+#[derive(Clone, Copy)]
+pub enum Takes {
+    /// None does.
+    Nothing,
+    /// One does.
+    Value,
+    /// One of these may follow.
+    Maybe(&'static [&'static str]),
+}
+
+/// What a flag means here.
+#[derive(Clone, Copy)]
+pub enum Becomes {
+    /// A flag of this program, with the value that was given.
+    Flag(&'static str),
+    /// Nothing: what it asks for is so anyway, or does not matter. The text says why.
+    Nothing(&'static str),
+    /// An error. The text says what to do instead.
+    Refused(&'static str),
+    /// One of these, by the value.
+    ByValue(fn(&str) -> Outcome),
+    /// Part of what `-m` takes.
+    Model(ModelPart),
+    /// Part of what `--cache-type` takes.
+    Cache,
+}
+
+/// What a value means.
+#[derive(Debug, PartialEq)]
+pub enum Outcome {
+    /// These arguments.
+    Args(Vec<String>),
+    /// Nothing, and why.
+    Nothing(String),
+    /// An error, and what to do instead.
+    Refused(String),
+}
+
+/// Part of a model's name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ModelPart {
+    /// `OWNER/REPO[:QUANT]`.
+    Repo,
+    /// The file in it.
+    File,
+}
+
+/// The row of a flag in a command.
+pub fn row(command: &str, flag: &str) -> Option<&'static Row> {
+    let rows = || ROWS.iter().filter(|row| row.flags.contains(&flag));
+    rows().find(|row| row.commands.contains(&command)).or_else(|| rows().find(|row| row.commands.is_empty()))
+}
+
+/// What to say of a command that only other programs have.
+pub fn foreign_command(name: &str) -> Option<&'static str> {
+    COMMANDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, tip)| *tip)
+}
+
+const fn all(flags: &'static [&'static str], takes: Takes, becomes: Becomes) -> Row {
+    Row { flags, takes, becomes, commands: &[] }
+}
+
+const fn on(commands: &'static [&'static str], flags: &'static [&'static str], takes: Takes, becomes: Becomes) -> Row {
+    Row { flags, takes, becomes, commands }
+}
+
+use Becomes::{ByValue, Cache, Flag, Nothing, Refused};
+use Takes::{Maybe, Value};
+
+/// Values of switches that may have one.
+const SWITCH: Takes = Maybe(&["on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"]);
+
+const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device with a name from `metal-attention devices`, or \
+                        --device cpu; --tensor-parallel shares it out among NVIDIA GPUs";
+const NO_IMAGES: &str = "images and sound cannot be read yet: leave the flag out, and the model answers text";
+const NO_ADAPTERS: &str = "adapters cannot be applied yet: use a GGUF file that they are merged into";
+const NO_DRAFTS: &str = "there is no speculative decoding yet: leave the flags of the draft model out";
+const NO_GRAMMAR: &str =
+    "a request to `metal-attention serve` can have response_format or a grammar; `run` and `chat` cannot yet";
+const FROM_FILE: &str =
+    "the model's file says how positions are rotated: leave the flag out, or change the file's metadata";
+const IN_REQUESTS: &str =
+    "each request says how its tokens are chosen (temperature, top_p, seed, max_tokens, ...); leave the flag out";
+const ONE_MODEL: &str = "a server has one model: start one for each, with a --port of its own";
+const NO_TLS: &str = "the server speaks plain HTTP: put a proxy with TLS before it";
+const CONVERSATION: &str = "a conversation is what `chat` has";
+
+/// All flags. A flag that is one of the command's own is not looked up here.
+pub const ROWS: &[Row] = &[
+    // The model.
+    all(&["-hf", "-hfr", "--hf-repo"], Value, Becomes::Model(ModelPart::Repo)),
+    all(&["-hff", "--hf-file"], Value, Becomes::Model(ModelPart::File)),
+    all(&["-hft", "--hf-token"], Value, Refused("set the variable HF_TOKEN to the token")),
+    all(&["-mu", "--model-url"], Value, Flag("--model")),
+    all(&["--offline"], Takes::Nothing, Refused("set the variable HF_HUB_OFFLINE to 1")),
+    all(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"], Value, Refused(NO_IMAGES)),
+    all(&["--mmproj-offload"], Takes::Nothing, Refused(NO_IMAGES)),
+    all(&["--no-mmproj", "--no-mmproj-offload"], Takes::Nothing, Nothing("projectors are never loaded")),
+    all(
+        &["--lora", "--lora-scaled", "--lora-base", "--control-vector", "--control-vector-scaled"],
+        Value,
+        Refused(NO_ADAPTERS),
+    ),
+    all(
+        &[
+            "-md",
+            "--model-draft",
+            "-hfd",
+            "-hfrd",
+            "--hf-repo-draft",
+            "--draft",
+            "--draft-max",
+            "--draft-n",
+            "--draft-min",
+        ],
+        Value,
+        Refused(NO_DRAFTS),
+    ),
+    all(&["--draft-p-min", "-cd", "--ctx-size-draft", "-devd", "--device-draft"], Value, Refused(NO_DRAFTS)),
+    all(&["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"], Value, Refused(NO_DRAFTS)),
+    all(&["--override-kv"], Value, Refused("a model's metadata is taken as it is in its file")),
+    all(
+        &["--mlock"],
+        Takes::Nothing,
+        Nothing("the system keeps in memory what is used; --no-mmap reads the whole file into it"),
+    ),
+    all(&["--mmap"], Takes::Nothing, Nothing("files are mapped unless --no-mmap says otherwise")),
+    on(&["bench"], &["-mmp", "--mmap"], Value, ByValue(mmap)),
+    all(&["--check-tensors", "--repack", "-nr", "--no-repack"], Takes::Nothing, Nothing("it changes nothing here")),
+    // The device.
+    all(&["-ngl", "--n-gpu-layers", "--gpu-layers"], Value, ByValue(gpu_layers)),
+    all(&["-dev"], Value, ByValue(device)),
+    all(&["--list-devices"], Takes::Nothing, Refused("`metal-attention devices` lists them")),
+    all(&["-sm", "--split-mode"], Value, ByValue(split_mode)),
+    all(&["-ts", "--tensor-split", "-ot", "--override-tensor"], Value, Refused(NO_PARTS)),
+    all(&["-mg", "--main-gpu"], Value, Refused("--device cuda:N or gpu:N names the device")),
+    all(&["-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload"], Takes::Nothing, Refused(NO_PARTS)),
+    all(&["-ncmoe", "--n-cpu-moe"], Value, Refused(NO_PARTS)),
+    all(&["-kvo", "--kv-offload"], Takes::Nothing, Nothing("the KV cache is where the model is")),
+    all(&["-fit", "--fit"], SWITCH, Nothing("--device auto takes a GPU where the model fits")),
+    all(&["--numa"], Value, Nothing("threads run where the system puts them; numactl says otherwise")),
+    all(
+        &["-tb", "--threads-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "--prio", "--poll"],
+        Value,
+        Nothing("--threads says how many threads compute, prompts as well"),
+    ),
+    // Evaluation.
+    on(&["bench"], &["-fa", "--flash-attn"], Value, Nothing("attention never makes the whole matrix")),
+    all(&["-fa", "--flash-attn"], SWITCH, Nothing("attention never makes the whole matrix")),
+    all(&["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"], Value, Cache),
+    all(
+        &["-b", "--batch-size"],
+        Value,
+        Nothing("--ubatch-size (-ub) says how many tokens go through the layers at once"),
+    ),
+    all(&["-ub"], Value, Flag("--ubatch-size")),
+    on(&["serve"], &["-np", "--n-parallel", "--max-num-seqs"], Value, Flag("--parallel")),
+    all(&["-np", "--n-parallel", "--parallel", "--max-num-seqs"], Value, ByValue(sequences)),
+    all(&["-cb", "--cont-batching"], Takes::Nothing, Nothing("requests share the steps of the model anyway")),
+    all(
+        &["-nocb", "--no-cont-batching"],
+        Takes::Nothing,
+        Refused("`metal-attention serve --parallel 1` runs one request at a time"),
+    ),
+    on(&["bench"], &["--no-warmup"], Takes::Nothing, ByValue(no_warmup)),
+    all(&["--warmup", "--no-warmup"], Takes::Nothing, Nothing("nothing runs before the first text")),
+    all(
+        &["-kvu", "--kv-unified", "--swa-full", "--no-perf", "--perf"],
+        Takes::Nothing,
+        Nothing("it changes nothing here"),
+    ),
+    all(&["--no-context-shift"], Takes::Nothing, Nothing("a full context ends the text")),
+    all(&["--context-shift"], Takes::Nothing, Refused("a full context ends the text: --ctx-size makes it larger")),
+    all(&["--cache-prompt"], Takes::Nothing, Nothing("prompts that begin alike share what was computed for them")),
+    all(
+        &[
+            "--keep",
+            "-dt",
+            "--defrag-thold",
+            "--cache-reuse",
+            "-cram",
+            "--cache-ram",
+            "-sps",
+            "--slot-prompt-similarity",
+        ],
+        Value,
+        Nothing("the cache is kept in pages, which are shared where texts begin alike"),
+    ),
+    all(&["--max-model-len"], Value, Flag("--ctx-size")),
+    all(
+        &[
+            "--rope-scaling",
+            "--rope-scale",
+            "--rope-freq-base",
+            "--rope-freq-scale",
+            "--yarn-orig-ctx",
+            "--yarn-ext-factor",
+        ],
+        Value,
+        Refused(FROM_FILE),
+    ),
+    all(&["--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"], Value, Refused(FROM_FILE)),
+    // Texts and conversations.
+    on(&["run"], &["-cnv", "--conversation", "-st", "--single-turn"], Takes::Nothing, Flag("--chat")),
+    on(&["run"], &["-i", "--interactive", "-if", "--interactive-first"], Takes::Nothing, Flag("--chat")),
+    on(&["run"], &["-no-cnv", "--no-conversation"], Takes::Nothing, Flag("--raw")),
+    on(
+        &["chat"],
+        &["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first"],
+        Takes::Nothing,
+        Nothing(CONVERSATION),
+    ),
+    on(
+        &["chat"],
+        &["-st", "--single-turn"],
+        Takes::Nothing,
+        Refused("`metal-attention run MODEL TEXT` answers one message"),
+    ),
+    on(
+        &["chat"],
+        &["-no-cnv", "--no-conversation"],
+        Takes::Nothing,
+        Refused("`metal-attention run --raw` continues a text"),
+    ),
+    on(
+        &["chat"],
+        &["-p", "--prompt"],
+        Value,
+        Refused("the first message comes after the model: metal-attention chat MODEL TEXT; --system has instructions"),
+    ),
+    all(&["-sys"], Value, Flag("--system")),
+    all(
+        &["-sysf", "--system-prompt-file"],
+        Value,
+        Refused("--system \"$(cat FILE)\" takes the instructions from a file"),
+    ),
+    all(&["--jinja"], Takes::Nothing, Nothing("chat templates run as Jinja anyway")),
+    all(&["--no-jinja"], Takes::Nothing, Refused("chat templates are Jinja; `run --raw` goes without one")),
+    all(&["--chat-template-file"], Value, Flag("--chat-template")),
+    all(
+        &["--chat-template-kwargs"],
+        Value,
+        Refused("a request to `metal-attention serve` can have chat_template_kwargs"),
+    ),
+    all(
+        &["--reasoning-format", "--reasoning-parser"],
+        Value,
+        Nothing("the chat template tells how thoughts are marked"),
+    ),
+    all(
+        &["--reasoning-budget"],
+        Value,
+        Refused("a request to `metal-attention serve` can have reasoning_effort or thinking_budget_tokens"),
+    ),
+    all(&["--think"], Maybe(&["true", "false", "low", "medium", "high"]), ByValue(think)),
+    all(&["--hidethinking"], Takes::Nothing, Nothing("thoughts are shown at a terminal only, in grey")),
+    all(&["-bf", "--binary-file"], Value, Flag("--file")),
+    all(
+        &["-e", "--escape", "--escapes"],
+        Takes::Nothing,
+        Refused("texts are taken as they are: a shell's $'a\\nb' has a line break"),
+    ),
+    all(&["--no-escape"], Takes::Nothing, Nothing("texts are taken as they are")),
+    all(&["--display-prompt"], Takes::Nothing, Flag("--echo")),
+    all(
+        &[
+            "--no-display-prompt",
+            "--simple-io",
+            "-co",
+            "--show-timings",
+            "--no-show-timings",
+            "--verbose-prompt",
+            "--nowordwrap",
+        ],
+        Takes::Nothing,
+        Nothing("stdout has the text alone, and stderr the measurements"),
+    ),
+    all(&["--color", "--colors"], SWITCH, Nothing("a terminal has colours unless NO_COLOR is set")),
+    all(&["-mli", "--multiline-input"], Takes::Nothing, Nothing("\"\"\" begins and ends a message of several lines")),
+    all(
+        &["--in-prefix", "--in-suffix", "--prompt-cache"],
+        Value,
+        Refused("there is no such thing here: the chat template says what stands around a message"),
+    ),
+    on(&["run", "chat"], &["-r", "--reverse-prompt"], Value, Flag("--stop")),
+    on(&["run", "chat"], &["--format"], Value, ByValue(format)),
+    all(
+        &["-j", "--json-schema", "-jf", "--json-schema-file", "--grammar", "--grammar-file"],
+        Value,
+        Refused(NO_GRAMMAR),
+    ),
+    all(&["--top-n-sigma"], Value, Flag("--top-nsigma")),
+    all(&["--sampling-seq", "--sampler-seq"], Value, Refused("--samplers names the samplers in their order")),
+    all(&["--mirostat"], Value, ByValue(mirostat)),
+    all(
+        &["--mirostat-lr", "--mirostat-ent", "--mirostat-eta", "--mirostat-tau"],
+        Value,
+        Nothing("it is for mirostat alone"),
+    ),
+    // The log.
+    all(
+        &["--log-disable", "--log-prefix", "--log-timestamps"],
+        Takes::Nothing,
+        Nothing("RUST_LOG says what is logged"),
+    ),
+    all(&["--log-colors"], SWITCH, Nothing("NO_COLOR turns colours off")),
+    all(&["-lv", "--verbosity", "--log-verbosity"], Value, Nothing("RUST_LOG says what is logged")),
+    all(&["--log-file"], Value, Refused("the log goes to stderr: 2> FILE")),
+    // Servers.
+    on(&["serve"], &["-a", "--served-model-name"], Value, Flag("--alias")),
+    on(&["serve"], &["-to"], Value, Flag("--timeout")),
+    on(&["serve"], &["--threads-http"], Value, Nothing("requests need no threads of their own")),
+    on(
+        &["serve"],
+        &["--metrics", "--slots", "--no-slots", "--props", "--webui", "--no-webui", "--ui", "--no-ui"],
+        Takes::Nothing,
+        Nothing("the page and /metrics are always there"),
+    ),
+    on(
+        &["serve"],
+        &["--embedding", "--embeddings", "--rerank", "--reranking"],
+        Takes::Nothing,
+        Nothing("the model's kind says what it can be asked for"),
+    ),
+    on(&["serve"], &["--pooling"], Value, Refused("the model's file says how its states become a vector")),
+    on(&["serve"], &["--ssl-key-file", "--ssl-cert-file"], Value, Refused(NO_TLS)),
+    on(&["serve"], &["--path", "--api-prefix"], Value, Refused("a proxy can have the server at another path")),
+    on(&["serve"], &["--slot-save-path"], Value, Refused("what was computed is kept in memory alone")),
+    on(&["serve"], &["--models-dir", "--models-preset", "--models-max"], Value, Refused(ONE_MODEL)),
+    on(
+        &["serve"],
+        &["-s", "--seed", "--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--typical", "--repeat-penalty"],
+        Value,
+        Refused(IN_REQUESTS),
+    ),
+    on(
+        &["serve"],
+        &[
+            "-n",
+            "--predict",
+            "--n-predict",
+            "--presence-penalty",
+            "--frequency-penalty",
+            "--samplers",
+            "--repeat-last-n",
+        ],
+        Value,
+        Refused(IN_REQUESTS),
+    ),
+    on(
+        &["serve"],
+        &["--enable-auto-tool-choice", "--enable-prefix-caching", "--enable-chunked-prefill", "--enforce-eager"],
+        Takes::Nothing,
+        Nothing("it is so anyway"),
+    ),
+    all(&["--trust-remote-code"], Takes::Nothing, Nothing("no code comes with a model")),
+    on(&["serve"], &["--tool-call-parser"], Value, Nothing("the chat template tells how the model writes calls")),
+    on(
+        &["serve"],
+        &["--dtype", "--quantization", "--load-format"],
+        Value,
+        Nothing("the model's file says what its types are"),
+    ),
+    on(
+        &["serve"],
+        &["--gpu-memory-utilization"],
+        Value,
+        Refused("--ctx-size and --parallel say how much memory the KV cache takes"),
+    ),
+    // ollama.
+    all(&["--keepalive"], Value, Nothing("a model is in memory while the command runs")),
+    all(&["--insecure"], Takes::Nothing, Nothing("HF_ENDPOINT may begin with http://")),
+    // llama-bench.
+    on(&["bench"], &["-p", "--n-prompt"], Value, Flag("--seq-lengths")),
+    on(&["bench"], &["-n", "--n-gen"], Value, Flag("--gen-length")),
+    on(&["bench"], &["-d", "--n-depth"], Value, Flag("--depth")),
+    on(&["bench"], &["-r", "--repetitions"], Value, Flag("--iterations")),
+    on(
+        &["bench"],
+        &["-pg"],
+        Value,
+        Refused("prefill and decode are measured apart: -p and -n, and -d for a decode after a prompt"),
+    ),
+    on(&["bench"], &["-o", "--output"], Value, ByValue(bench_output)),
+    on(
+        &["bench"],
+        &["-oe", "--output-err", "--delay"],
+        Value,
+        Nothing("stdout has the results, and stderr the progress"),
+    ),
+    on(&["bench"], &["--progress"], Takes::Nothing, Nothing("a terminal shows the progress")),
+    // llama-embedding, llama-quantize.
+    on(&["embed"], &["--embd-normalize"], Value, ByValue(normalize)),
+    on(&["embed"], &["--embd-output-format"], Value, ByValue(embeddings)),
+    on(&["quantize"], &["--allow-requantize"], Takes::Nothing, Nothing("quantised files are taken, too")),
+];
+
+/// Commands of other programs.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (
+        &["ps"],
+        "no model stays in memory by itself: `run`, `chat` and `serve` hold one while they run, and a server names its own at \
+         /v1/models. `metal-attention list` shows the models that are here",
+    ),
+    (&["stop", "unload"], "a model is in memory while a command runs: Ctrl-C ends `serve`"),
+    (&["load"], "`metal-attention serve MODEL` or `metal-attention chat MODEL` loads a model"),
+    (
+        &["create"],
+        "there are no Modelfiles: `chat` takes --system, --chat-template and the sampling flags; `quantize` makes other types",
+    ),
+    (
+        &["cp", "push", "signin", "signout", "import"],
+        "models are plain GGUF files: any path works in the place of a name",
+    ),
+    (
+        &["cli", "generate", "complete"],
+        "`metal-attention run` continues a text, `metal-attention chat` talks with a model",
+    ),
+    (
+        &["launch"],
+        "`metal-attention serve MODEL` answers at http://127.0.0.1:8080/v1, for any program that speaks OpenAI's interface",
+    ),
+];
+
+/// Number of layers from which on other programs mean all of them.
+const ALL_LAYERS: i64 = 99;
+
+fn args(args: &[&str]) -> Outcome {
+    Outcome::Args(args.iter().map(|&arg| arg.to_owned()).collect())
+}
+
+fn gpu_layers(value: &str) -> Outcome {
+    match (value, value.parse::<i64>()) {
+        (_, Ok(0)) => args(&["--device", "cpu"]),
+        ("all" | "auto" | "max", _) => Outcome::Nothing("a model goes to a GPU as a whole where it has room".into()),
+        (_, Ok(n)) if !(0..ALL_LAYERS).contains(&n) => {
+            Outcome::Nothing("a model goes to a GPU as a whole where it has room".into())
+        }
+        _ => Outcome::Refused(format!("{NO_PARTS}; -ngl 0 is the CPU, -ngl all a GPU")),
+    }
+}
+
+fn device(value: &str) -> Outcome {
+    let number = |prefix| value.strip_prefix(prefix).filter(|rest: &&str| rest.bytes().all(|b| b.is_ascii_digit()));
+    let name = |kind: &str, number: &str| if number.is_empty() { kind.to_owned() } else { format!("{kind}:{number}") };
+    let own = if value == "none" {
+        "cpu".to_owned()
+    } else if let Some(card) = number("CUDA") {
+        name("cuda", card)
+    } else if let Some(card) = number("Vulkan").or_else(|| number("Metal")).or_else(|| number("MTL")) {
+        name("gpu", card)
+    } else {
+        value.to_owned()
+    };
+    Outcome::Args(vec!["--device".to_owned(), own])
+}
+
+fn split_mode(value: &str) -> Outcome {
+    if value == "none" {
+        Outcome::Nothing("a model is on one device".into())
+    } else {
+        Outcome::Refused(NO_PARTS.into())
+    }
+}
+
+fn mmap(value: &str) -> Outcome {
+    if value == "0" {
+        args(&["--no-mmap"])
+    } else {
+        Outcome::Nothing("files are mapped unless --no-mmap says otherwise".into())
+    }
+}
+
+fn no_warmup(_: &str) -> Outcome {
+    args(&["--warmup", "0"])
+}
+
+fn sequences(value: &str) -> Outcome {
+    if value == "1" {
+        Outcome::Nothing("there is one text".into())
+    } else {
+        Outcome::Refused("`metal-attention serve --parallel N` answers several requests at once".into())
+    }
+}
+
+fn think(value: &str) -> Outcome {
+    match value {
+        "" | "true" => Outcome::Nothing("a model thinks where its chat template has it think".into()),
+        _ => Outcome::Refused(
+            "a request to `metal-attention serve` can have reasoning_effort: none, low, medium or high".into(),
+        ),
+    }
+}
+
+fn format(_: &str) -> Outcome {
+    Outcome::Refused(
+        "`run --json` prints JSON lines; an answer in JSON is what response_format asks `metal-attention serve` for"
+            .into(),
+    )
+}
+
+fn mirostat(value: &str) -> Outcome {
+    if value == "0" {
+        Outcome::Nothing("there is no mirostat".into())
+    } else {
+        Outcome::Refused(
+            "there is no mirostat: --top-p, --min-p, --typical or --dynatemp-range choose tokens by their probability"
+                .into(),
+        )
+    }
+}
+
+fn bench_output(value: &str) -> Outcome {
+    match value {
+        "json" | "jsonl" => args(&["--json"]),
+        "csv" => args(&["--csv"]),
+        "md" => args(&["--markdown"]),
+        _ => Outcome::Refused("--json, --csv and --markdown are the formats".into()),
+    }
+}
+
+fn normalize(value: &str) -> Outcome {
+    if value == "2" {
+        Outcome::Nothing("the vectors have length 1".into())
+    } else {
+        Outcome::Refused("the vectors have length 1, which is 2 there".into())
+    }
+}
+
+fn embeddings(value: &str) -> Outcome {
+    match value {
+        "json" | "json+" | "array" => args(&["--json"]),
+        "" | "raw" => Outcome::Nothing("a single vector is printed a number a line".into()),
+        _ => Outcome::Refused("--json prints an object for each text".into()),
+    }
+}
+
+/// What formats of keys and values become that were given apart.
+pub fn cache_type(given: &[String]) -> Outcome {
+    let Some(first) = given.first() else { return Outcome::Args(Vec::new()) };
+    let own = first.to_ascii_lowercase();
+    if given.iter().any(|other| !other.eq_ignore_ascii_case(first)) {
+        Outcome::Refused("keys and values are kept in one format: --cache-type f16 or f32".into())
+    } else if own.parse::<CacheType>().is_err() {
+        Outcome::Refused(format!(
+            "keys and values cannot be kept as {first} yet: --cache-type f16 or f32, or leave the flags out"
+        ))
+    } else if given.len() == 1 && own != "f16" {
+        // The other of the two stays F16 elsewhere.
+        Outcome::Refused(format!("keys and values are kept in one format: --cache-type {own}"))
+    } else {
+        Outcome::Args(vec!["--cache-type".to_owned(), own])
+    }
+}
