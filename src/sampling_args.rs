@@ -3,8 +3,8 @@
 use std::num::ParseIntError;
 use std::str::FromStr;
 
-use metal_attention::Error;
 use metal_attention::sampling::{SamplerKind, SamplerOptions};
+use metal_attention::{Error, Model};
 
 use crate::cli_error::CliError;
 
@@ -16,22 +16,21 @@ pub struct SamplingArgs {
     #[arg(short, long, value_name = "N", default_value = "-1", allow_negative_numbers = true)]
     seed: Seed,
 
-    /// Temperature; 0 chooses the likeliest token
-    #[arg(long, alias = "temperature", value_name = "T")]
-    #[arg(default_value_t = SamplerOptions::default().temperature, allow_negative_numbers = true)]
-    temp: f32,
+    /// Temperature; 0 chooses the likeliest token [default: the file's, else 0.8]
+    #[arg(long, alias = "temperature", value_name = "T", allow_negative_numbers = true)]
+    temp: Option<f32>,
 
-    /// Keep the K likeliest tokens; 0: all
-    #[arg(long, value_name = "K", default_value_t = SamplerOptions::default().top_k)]
-    top_k: usize,
+    /// Keep the K likeliest tokens; 0 or less: all [default: the file's, else 40]
+    #[arg(long, value_name = "K", value_parser = parse_top_k, allow_negative_numbers = true)]
+    top_k: Option<usize>,
 
-    /// Keep the likeliest tokens up to this total probability; 1: all
-    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().top_p)]
-    top_p: f32,
+    /// Keep the likeliest tokens up to this total probability; 1: all [default: the file's, else 0.95]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
 
-    /// Keep tokens at least this likely relative to the likeliest; 0: all
-    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().min_p)]
-    min_p: f32,
+    /// Keep tokens at least this likely relative to the likeliest; 0: all [default: the file's, else 0.05]
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
 
     /// Keep the most typical tokens up to this total probability; 1: all
     #[arg(long, alias = "typical-p", value_name = "P", default_value_t = SamplerOptions::default().typical_p)]
@@ -41,21 +40,25 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = SamplerOptions::default().top_n_sigma, allow_negative_numbers = true)]
     top_nsigma: f32,
 
-    /// How often XTC leaves out the likeliest tokens; 0: never
-    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().xtc_probability)]
-    xtc_probability: f32,
+    /// The least number of tokens that the samplers by probability leave
+    #[arg(long, value_name = "N", default_value_t = SamplerOptions::default().min_keep)]
+    min_keep: usize,
 
-    /// How likely a token must be for XTC to leave it out
-    #[arg(long, value_name = "P", default_value_t = SamplerOptions::default().xtc_threshold)]
-    xtc_threshold: f32,
+    /// How often XTC leaves out the likeliest tokens; 0: never [default: the file's, else 0]
+    #[arg(long, value_name = "P")]
+    xtc_probability: Option<f32>,
 
-    /// Tokens the penalties look back; 0: none, -1: the whole text
-    #[arg(long, value_name = "N", default_value = "64", value_parser = parse_last_n, allow_negative_numbers = true)]
-    repeat_last_n: usize,
+    /// How likely a token must be for XTC to leave it out [default: the file's, else 0.1]
+    #[arg(long, value_name = "P")]
+    xtc_threshold: Option<f32>,
 
-    /// Divides the logits of tokens seen; 1: off
-    #[arg(long, alias = "repetition-penalty", value_name = "F", default_value_t = SamplerOptions::default().repeat_penalty)]
-    repeat_penalty: f32,
+    /// Tokens the penalties look back; 0: none, -1: the whole text [default: the file's, else 64]
+    #[arg(long, value_name = "N", value_parser = parse_last_n, allow_negative_numbers = true)]
+    repeat_last_n: Option<usize>,
+
+    /// Divides the logits of tokens seen; 1: off [default: the file's, else 1]
+    #[arg(long, alias = "repetition-penalty", value_name = "F")]
+    repeat_penalty: Option<f32>,
 
     /// Subtracted from the logits of tokens seen
     #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().presence_penalty, allow_negative_numbers = true)]
@@ -81,6 +84,10 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value = "64", value_parser = parse_last_n, allow_negative_numbers = true)]
     dry_penalty_last_n: usize,
 
+    /// A string that ends a repetition for DRY, in the place of the default ones (repeatable); none: nothing ends one
+    #[arg(long, value_name = "TEXT")]
+    dry_sequence_breaker: Vec<String>,
+
     /// Half the width of the dynamic temperature's range; 0: off
     #[arg(long, value_name = "X", default_value_t = SamplerOptions::default().dynatemp_range)]
     dynatemp_range: f32,
@@ -93,9 +100,10 @@ pub struct SamplingArgs {
     #[arg(short = 'l', long, value_name = "ID+V", value_parser = parse_logit_bias)]
     logit_bias: Vec<(u32, f32)>,
 
-    /// The samplers to apply, first to last, separated by ;
-    #[arg(long, value_name = "NAMES", default_value_t = default_order())]
-    samplers: String,
+    /// The samplers to apply, first to last, separated by ; [default: the file's, else
+    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
+    #[arg(long, value_name = "NAMES")]
+    samplers: Option<String>,
 }
 
 /// A seed, or none where it is drawn anew each time.
@@ -112,32 +120,43 @@ impl FromStr for Seed {
 }
 
 impl SamplingArgs {
-    /// These flags for a vocabulary of `n_vocab` tokens.
-    pub fn options(&self, n_vocab: usize) -> Result<SamplerOptions, CliError> {
+    /// These flags for `model`, whose file may recommend what they do not say.
+    pub fn options(&self, model: &Model) -> Result<SamplerOptions, CliError> {
+        let n_vocab = model.spec().n_vocab;
         if let Some((id, _)) = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
             return Err(CliError::Usage(format!("--logit-bias {id}: the vocabulary has only {n_vocab} tokens")));
         }
+        let defaults = model.sampling();
         let options = SamplerOptions {
-            temperature: self.temp,
+            temperature: self.temp.unwrap_or(defaults.temperature),
             dynatemp_range: self.dynatemp_range,
             dynatemp_exponent: self.dynatemp_exp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            min_keep: self.min_keep,
             typical_p: self.typical,
             top_n_sigma: self.top_nsigma,
-            xtc_probability: self.xtc_probability,
-            xtc_threshold: self.xtc_threshold,
-            penalty_last_n: self.repeat_last_n,
-            repeat_penalty: self.repeat_penalty,
+            xtc_probability: self.xtc_probability.unwrap_or(defaults.xtc_probability),
+            xtc_threshold: self.xtc_threshold.unwrap_or(defaults.xtc_threshold),
+            penalty_last_n: self.repeat_last_n.unwrap_or(defaults.penalty_last_n),
+            repeat_penalty: self.repeat_penalty.unwrap_or(defaults.repeat_penalty),
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             dry_multiplier: self.dry_multiplier,
             dry_base: self.dry_base,
             dry_allowed_length: self.dry_allowed_length,
             dry_penalty_last_n: self.dry_penalty_last_n,
+            dry_sequence_breakers: match self.dry_sequence_breaker.as_slice() {
+                [] => defaults.dry_sequence_breakers,
+                [none] if none == "none" => Vec::new(),
+                breakers => breakers.to_vec(),
+            },
             logit_bias: self.logit_bias.clone(),
-            order: SamplerKind::parse_order(&self.samplers).map_err(Error::from)?,
+            order: match &self.samplers {
+                Some(names) => SamplerKind::parse_order(names).map_err(Error::from)?,
+                None => defaults.order,
+            },
             seed: self.seed.0,
         };
         options.validate().map_err(Error::from)?;
@@ -145,8 +164,10 @@ impl SamplingArgs {
     }
 }
 
-fn default_order() -> String {
-    SamplerKind::ALL.map(SamplerKind::name).join(";")
+/// A number of tokens to keep; 0 or less keeps all.
+fn parse_top_k(text: &str) -> Result<usize, String> {
+    let k: i64 = text.parse().map_err(|e: ParseIntError| e.to_string())?;
+    Ok(usize::try_from(k).unwrap_or(0))
 }
 
 /// A number of tokens; -1 is all there are.
@@ -175,7 +196,7 @@ mod tests {
 
     fn parse(flags: &[&str]) -> SamplerOptions {
         let flags = <Flags as clap::Parser>::try_parse_from([&["x"], flags].concat()).unwrap_or_else(|e| panic!("{e}"));
-        flags.sampling.options(512).unwrap()
+        flags.sampling.options(&Model::built_in().unwrap()).unwrap()
     }
 
     #[test]

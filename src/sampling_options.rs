@@ -8,13 +8,14 @@ use metal_attention::sampling::{SamplerKind, SamplerOptions};
 use crate::sampling_args::{Seed, parse_last_n, parse_logit_bias};
 
 /// The names, as the flags have them.
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 22] = [
     "temp",
     "top_k",
     "top_p",
     "min_p",
     "typical",
     "top_n_sigma",
+    "min_keep",
     "xtc_probability",
     "xtc_threshold",
     "repeat_last_n",
@@ -43,6 +44,7 @@ pub fn set(options: &mut SamplerOptions, name: &str, value: &str, n_vocab: usize
         "min_p" => o.min_p = number(name, value)?,
         "typical" | "typical_p" => o.typical_p = number(name, value)?,
         "top_n_sigma" | "top_nsigma" => o.top_n_sigma = number(name, value)?,
+        "min_keep" => o.min_keep = number(name, value)?,
         "xtc_probability" => o.xtc_probability = number(name, value)?,
         "xtc_threshold" => o.xtc_threshold = number(name, value)?,
         "repeat_last_n" => o.penalty_last_n = parse_last_n(value).map_err(|e| wrong(name, value, &e))?,
@@ -81,6 +83,7 @@ pub fn text(o: &SamplerOptions) -> String {
         o.min_p.to_string(),
         o.typical_p.to_string(),
         o.top_n_sigma.to_string(),
+        o.min_keep.to_string(),
         o.xtc_probability.to_string(),
         o.xtc_threshold.to_string(),
         last_n(o.penalty_last_n),

@@ -130,7 +130,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let loading = Progress::spinner("loading the model");
     let model = model_args.open()?;
     let tokenizer = model_args.tokenizer(&model)?;
-    let sampling = args.sampling.options(model.spec().n_vocab)?;
+    let sampling = args.sampling.options(&model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
     if args.profile.wanted() {

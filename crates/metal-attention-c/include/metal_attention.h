@@ -329,8 +329,8 @@ ma_status ma_generate_options_default(ma_generate_options *options,
 // Continues the tokens of `prompt`, those that the model wants around a text included (see ma_tokenize), and tells `on_token`
 // of each new one. What the context still holds of the prompt is not computed again.
 //
-// Null `sampling` and `options` are the defaults; null `on_token` tells nobody, null `generation` is not written to. A call
-// that fails on its way has told of the tokens before.
+// Null `sampling` is what the model's file recommends, null `options` the defaults; null `on_token` tells nobody, null
+// `generation` is not written to. A call that fails on its way has told of the tokens before.
 //
 // # Safety
 // Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type.

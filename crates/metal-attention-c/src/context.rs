@@ -3,7 +3,6 @@
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use metal_attention::sampling::SamplerOptions;
 use metal_attention::{Device, EngineOptions, Generator, Watch};
 
 use crate::model::{MA_NUL_TERMINATED, Model};
@@ -121,7 +120,7 @@ pub unsafe extern "C" fn ma_context_new(
         // SAFETY: as the caller promises.
         let engine = unsafe { options.unwrap_or(&defaults).engine() }?;
         let watch = engine.watch.clone();
-        let generator = Generator::new(&model.0, &engine, SamplerOptions::default())?;
+        let generator = Generator::new(&model.0, &engine, model.0.sampling())?;
         out.set(Box::into_raw(Box::new(Context { generator: Mutex::new(generator), watch })));
         Ok(())
     })

@@ -117,8 +117,8 @@ pub unsafe extern "C" fn ma_generate_options_default(options: *mut GenerateOptio
 /// Continues the tokens of `prompt`, those that the model wants around a text included (see ma_tokenize), and tells `on_token`
 /// of each new one. What the context still holds of the prompt is not computed again.
 ///
-/// Null `sampling` and `options` are the defaults; null `on_token` tells nobody, null `generation` is not written to. A call
-/// that fails on its way has told of the tokens before.
+/// Null `sampling` is what the model's file recommends, null `options` the defaults; null `on_token` tells nobody, null
+/// `generation` is not written to. A call that fails on its way has told of the tokens before.
 ///
 /// # Safety
 /// Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type.
@@ -189,7 +189,8 @@ unsafe fn tell(done: Generation, to: *mut Generation) -> Result<(), Failure> {
 
 /// What a call asks for.
 struct Request {
-    sampling: metal_attention::sampling::SamplerOptions,
+    /// `None`: as the model's file recommends.
+    sampling: Option<metal_attention::sampling::SamplerOptions>,
     options: metal_attention::GenerateOptions,
     on_token: OnToken,
     user: *mut c_void,
@@ -207,8 +208,8 @@ impl Request {
         // SAFETY: as the caller promises.
         let sampling = match unsafe { crate::generate::options(sampling, "sampling_options") }? {
             // SAFETY: as the caller promises.
-            Some(sampling) => unsafe { sampling.sampler() }?,
-            None => metal_attention::sampling::SamplerOptions::default(),
+            Some(sampling) => Some(unsafe { sampling.sampler() }?),
+            None => None,
         };
         // SAFETY: as the caller promises.
         let options = match unsafe { crate::generate::options(options, "generate_options") }? {
@@ -235,7 +236,8 @@ impl Request {
         if generator.model().spec().output.head.is_none() {
             return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
         }
-        generator.set_sampling(self.sampling.clone())?;
+        let sampling = self.sampling.clone().unwrap_or_else(|| generator.model().sampling());
+        generator.set_sampling(sampling)?;
         generator.prompt(prompt, |_, _| ControlFlow::Continue(()))?;
         let mut generation = generator.generate(self.options.clone());
         let mut n_generated = 0;

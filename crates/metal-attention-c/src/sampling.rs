@@ -135,6 +135,7 @@ impl SamplingOptions {
             logit_bias: logit_bias.iter().map(|bias| (bias.id, bias.bias)).collect(),
             order,
             seed: (self.has_seed != 0).then_some(self.seed),
+            ..SamplerOptions::default()
         })
     }
 }

@@ -58,6 +58,7 @@ pub use decode::StreamDecoder;
 pub use error::TokenizerError;
 pub use export::ExportedFile;
 pub use tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
+pub use vocabulary::FillInTheMiddle;
 
 /// A token's number in the vocabulary.
 pub type TokenId = u32;

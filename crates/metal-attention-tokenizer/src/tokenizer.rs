@@ -9,7 +9,7 @@ use crate::rwkv::Rwkv;
 use crate::special::{ControlTokens, Fragment, SpecialTokens};
 use crate::spm::Spm;
 use crate::unigram::Unigram;
-use crate::vocabulary::{CONTROL, Roles, UNKNOWN, USER_DEFINED, Vocabulary};
+use crate::vocabulary::{CONTROL, FillInTheMiddle, Roles, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::wordpiece::WordPiece;
 use metal_attention_gguf::Metadata;
 use std::borrow::Cow;
@@ -285,6 +285,11 @@ impl Tokenizer {
     /// Whether a separator comes between two texts that are read together, besides the token that ends the first.
     pub fn adds_separator(&self) -> bool {
         self.add_separator
+    }
+
+    /// The tokens of fill-in-the-middle prompts; `None` where the vocabulary lacks one that such a prompt needs.
+    pub fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
+        self.vocabulary.fill_in_the_middle()
     }
 
     /// Whether a generation ends with this token.

@@ -62,7 +62,7 @@ const END_OF_GENERATION: &[&str] = &[
 
 /// Fill-in-the-middle roles: the keys that name the token, the spellings by which it is found
 /// otherwise, and whether it ends a generation.
-const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
+const FILL_IN_THE_MIDDLE: [(&[&str], &[&str], bool); 6] = [
     (
         &["tokenizer.ggml.prefix_token_id", "tokenizer.ggml.fim_pre_token_id"],
         &[
@@ -126,6 +126,21 @@ pub(crate) struct Roles {
     pub separator: Option<TokenId>,
 }
 
+/// The tokens of a fill-in-the-middle prompt: `prefix` A `suffix` B `middle` asks for what is between A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FillInTheMiddle {
+    /// Before the text that comes before the gap.
+    pub prefix: TokenId,
+    /// Before the text that comes after it.
+    pub suffix: TokenId,
+    /// At the end of the prompt.
+    pub middle: TokenId,
+    /// Before the name of a repository.
+    pub repository: Option<TokenId>,
+    /// Before the name of a file.
+    pub file: Option<TokenId>,
+}
+
 /// The tokens of a file.
 pub(crate) struct Vocabulary {
     texts: StringTable,
@@ -134,6 +149,8 @@ pub(crate) struct Vocabulary {
     pub roles: Roles,
     /// In ascending order.
     pub end_of_generation: Vec<TokenId>,
+    /// The tokens of the roles of [`FILL_IN_THE_MIDDLE`], in that order.
+    fill_in_the_middle: [Option<TokenId>; 6],
 }
 
 impl Vocabulary {
@@ -159,12 +176,19 @@ impl Vocabulary {
             scores: scores(metadata, count)?,
             roles: defaults,
             end_of_generation: Vec::new(),
+            fill_in_the_middle: [None; 6],
             texts,
         };
         vocabulary.read_roles(metadata)?;
         vocabulary.find_end_of_generation(metadata)?;
         vocabulary.read_strip(metadata)?;
         Ok(vocabulary)
+    }
+
+    /// The tokens of fill-in-the-middle prompts, where there are all that such a prompt needs.
+    pub(crate) fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
+        let [prefix, suffix, middle, _, repository, file] = self.fill_in_the_middle;
+        Some(FillInTheMiddle { prefix: prefix?, suffix: suffix?, middle: middle?, repository, file })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -271,7 +295,7 @@ impl Vocabulary {
         for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
             ends.extend(self.read_role(metadata, key)?);
         }
-        for &(keys, spellings, ends_generation) in FILL_IN_THE_MIDDLE {
+        for (role, (keys, spellings, ends_generation)) in FILL_IN_THE_MIDDLE.into_iter().enumerate() {
             let mut token = None;
             for key in keys {
                 token = self.read_role(metadata, key)?.or(token);
@@ -281,6 +305,7 @@ impl Vocabulary {
                 self.make_control(token);
             }
             ends.extend(token.filter(|_| ends_generation));
+            self.fill_in_the_middle[role] = token;
         }
         for text in END_OF_GENERATION {
             let token = self.find(text.as_bytes());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use metal_attention_model::{ForwardPass, Profile};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
-use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler, SamplerOptions};
+use crate::sampling::{Sampler, SamplerOptions};
 use crate::sequence::Sequence;
 use crate::{EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, Timings};
 
@@ -139,5 +139,5 @@ impl Generator {
 /// A sampler for the vocabulary of `tokenizer`.
 fn sampler(tokenizer: &Tokenizer, sampling: SamplerOptions) -> Result<Sampler, Error> {
     let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
-    Ok(Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary))
+    Ok(Sampler::new(sampling)?.with_vocabulary(vocabulary))
 }

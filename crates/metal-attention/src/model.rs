@@ -8,6 +8,7 @@ use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardPass, ModelSpec, Weights};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 
+use crate::sampling::SamplerOptions;
 use crate::{Backend, EngineOptions, Error};
 
 /// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
@@ -88,6 +89,12 @@ impl Model {
         }
         let built = Tokenizer::from_metadata(gguf.metadata(), &TokenizerOptions { pre: options.pre.clone() })?;
         Ok(Arc::clone(tokenizer.get_or_init(|| Arc::new(built))))
+    }
+
+    /// How tokens are chosen where nothing else is asked for: as the file recommends, else
+    /// [`SamplerOptions::default`].
+    pub fn sampling(&self) -> SamplerOptions {
+        SamplerOptions::recommended(self.parts.gguf.metadata())
     }
 
     /// The file.

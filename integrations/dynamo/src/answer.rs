@@ -65,6 +65,8 @@ pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) ->
                     yield Ok(LLMEngineOutput::cancelled());
                     return;
                 }
+                // No request asks for the prompt's log probabilities.
+                Some(Event::Prompt(_)) => {}
                 Some(Event::Token { id, logprobs, .. }) => {
                     n_tokens += 1;
                     let output = token(id, logprobs);
@@ -103,7 +105,7 @@ async fn next(events: &mut Events, delay: Duration) -> Event {
 
 fn token(id: u32, logprobs: Option<TokenLogprobs>) -> LLMEngineOutput {
     let mut output = chunk::token(id);
-    if let Some(TokenLogprobs { logprob, top }) = logprobs {
+    if let Some(TokenLogprobs { logprob, top, .. }) = logprobs {
         let of = |(rank, (token_id, logprob)): (u32, (u32, f32))| TopLogprob {
             rank,
             token_id,

@@ -62,7 +62,7 @@ fn refuse_what_is_unknown(request: &PreprocessedRequest) -> Result<(), DynamoErr
     }
 }
 
-/// What is not given has the engine's default. The seed and the position alone decide a token's random numbers, and the
+/// What is not given has the engine's default; a seed below 0 is none. The seed and the position alone decide a token's random numbers, and the
 /// penalties count the whole text, its prompt included, so that a text goes on elsewhere as it would have here.
 fn sampling(asked: &SamplingOptions) -> Result<SamplerOptions, DynamoError> {
     let default = SamplerOptions::default();
@@ -81,7 +81,7 @@ fn sampling(asked: &SamplingOptions) -> Result<SamplerOptions, DynamoError> {
         frequency_penalty: asked.frequency_penalty.unwrap_or(default.frequency_penalty),
         presence_penalty: asked.presence_penalty.unwrap_or(default.presence_penalty),
         penalty_last_n: usize::MAX,
-        seed: asked.seed.map(i64::cast_unsigned),
+        seed: asked.seed.and_then(|seed| u64::try_from(seed).ok()),
         ..default
     };
     options.validate().map_err(|why| invalid(why.to_string()))?;
@@ -144,7 +144,7 @@ mod tests {
             frequency_penalty: -1.0,
             presence_penalty: 1.0,
             penalty_last_n: usize::MAX,
-            seed: Some(u64::MAX),
+            seed: None,
             ..Default::default()
         };
         assert_eq!(request.sampling, expected);

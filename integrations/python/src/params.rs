@@ -39,7 +39,10 @@ fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
     let order: Option<Vec<String>> = call(params, "_samplers")?;
     let kinds = |names: Vec<String>| names.iter().map(|name| name.parse()).collect::<Result<Vec<SamplerKind>, _>>();
     let order = order.map(kinds).transpose().map_err(|error| OptionError::new_err(error.to_string()))?;
-    let seed: Option<u64> = get(params, "seed")?;
+    // A seed below 0 is none, as everywhere.
+    let seed = get::<Option<i128>>(params, "seed")?.filter(|&seed| seed >= 0);
+    let too_large = |seed| OptionError::new_err(format!("seed is {seed}, but it must be at most {}", u64::MAX));
+    let seed = seed.map(|seed| u64::try_from(seed).map_err(|_| too_large(seed))).transpose()?;
     // 0 turns top_k off here; vLLM says -1, too.
     let top_k: i64 = get(params, "top_k")?;
     Ok(SamplerOptions {
@@ -63,6 +66,8 @@ fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
         dry_penalty_last_n: last_n(params, "dry_penalty_last_n")?,
         logit_bias: call(params, "_logit_bias")?,
         order: order.unwrap_or(defaults.order),
+        min_keep: defaults.min_keep,
+        dry_sequence_breakers: defaults.dry_sequence_breakers,
         seed: seed.map(|seed| seed.wrapping_add(index)),
     })
 }

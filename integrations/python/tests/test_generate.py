@@ -74,6 +74,12 @@ def test_many_prompts_keep_their_order(llm: LLM) -> None:
         assert alone.outputs[0].token_ids == outputs[n].outputs[0].token_ids
 
 
+def test_seeds_below_zero_are_random(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.9, seed=-1, max_tokens=24)
+    texts = {llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text for _ in range(5)}
+    assert len(texts) > 1
+
+
 def test_n_texts_have_seeds_of_their_own(llm: LLM) -> None:
     params = SamplingParams(n=3, temperature=1.2, seed=5, max_tokens=12)
     texts = llm.generate(["Once upon a time", "Lily"], params, use_tqdm=False)[0].outputs

@@ -132,7 +132,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let loading = Progress::spinner("loading the model");
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
-    let sampling = args.sampling.options(model.spec().n_vocab)?;
+    let sampling = args.sampling.options(&model)?;
     let template = match args.chat_template {
         None => ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
         Some(path) => template_in(path, &tokenizer)?,

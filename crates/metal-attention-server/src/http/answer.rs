@@ -62,6 +62,9 @@ impl Texts {
 
 /// Makes the JSON objects of a stream.
 pub trait Chunks: Send + 'static {
+    /// Whether `[DONE]` follows the last object, as OpenAI has it.
+    const SAYS_DONE: bool = true;
+
     /// Those that an event of text `i` adds. An error ends the stream.
     fn event(&mut self, i: usize, event: Event, out: &mut Out) -> Result<(), ApiError>;
 
@@ -104,19 +107,25 @@ impl<C: Chunks> Progress<C> {
                 Ok(true) => {
                     self.texts = None;
                     self.chunks.end(&mut self.out);
-                    self.out.0.push_back("[DONE]".into());
+                    self.say_done();
                 }
                 Err(error) => {
                     self.texts = None;
                     self.out.push(&error.body());
-                    self.out.0.push_back("[DONE]".into());
+                    self.say_done();
                 }
             }
         }
     }
+
+    fn say_done(&mut self) {
+        if C::SAYS_DONE {
+            self.out.0.push_back("[DONE]".into());
+        }
+    }
 }
 
-/// A stream of server-sent events: `before`, what `chunks` makes of `texts`, and `[DONE]`.
+/// A stream of server-sent events: `before`, what `chunks` makes of `texts`, and `[DONE]` where it says so.
 pub fn stream(texts: Texts, before: Out, chunks: impl Chunks) -> Response {
     let progress = Progress { texts: Some(texts), chunks, out: before };
     let events = stream::unfold(progress, |mut progress| async move {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
@@ -260,6 +261,11 @@ impl Loaded {
             return Err(ApiError::unsupported_by_model(message));
         }
         Ok(())
+    }
+
+    /// How tokens are chosen where a request does not say.
+    pub fn sampling(&self) -> SamplerOptions {
+        self.model.sampling()
     }
 
     /// What ranks documents; an error where the model is no reranker.

@@ -2,24 +2,26 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{Client, Event, Events};
+use metal_attention::scheduler::{Client, Event, Events, TokenLogprobs};
+use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
 use super::answer::{Chunks, Out, Texts, finish_reason, stream};
+use super::app::Loaded;
 use super::body::{FromJson, Json, parse};
 use super::fields::{GenerationFields, check};
-use super::logprobs::{CompletionLogprobs, MAX_TOP_LOGPROBS};
+use super::logprobs::{self, CompletionLogprobs, MAX_TOP_LOGPROBS, PromptLogprobs};
 use super::notes::Notes;
 use super::prompt::Prompt;
-use super::unsupported::{self, Endpoint};
+use super::sampling::SamplingFields;
+use super::unsupported::Endpoint;
 use super::usage::Usage;
-use super::{ApiError, App, ids, prepare};
-use metal_attention::tokenizer::Tokenizer;
+use super::{ApiError, App, fill_in, ids, prepare};
 
 /// Tokens where a request does not say how many, as OpenAI has it.
-const DEFAULT_MAX_TOKENS: u32 = 16;
+const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// What a completion may ask for besides what it shares with chats.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -28,8 +30,7 @@ pub struct CompletionFields {
     prompt: Prompt,
     /// Begin the answer with the prompt.
     echo: Option<bool>,
-    /// Text after the completion: not supported, leave it out.
-    #[schema(value_type = Option<String>, max_length = 0)]
+    /// Text after the completion, where the model can fill in the middle.
     suffix: Option<String>,
     /// The log probability of each token, and of so many of the likeliest.
     #[schema(minimum = 0, maximum = 20)]
@@ -44,12 +45,12 @@ pub struct CompletionRequest {
 
 impl FromJson for CompletionRequest {
     fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        unsupported::check(Endpoint::Completions, json)?;
-        Ok(Self { own: parse(json)?, shared: parse(json)? })
+        let shared = GenerationFields::read(Endpoint::Completions, json)?;
+        Ok(Self { own: parse(json)?, shared })
     }
 }
 
-super::openapi::all_of!(CompletionRequest, CompletionFields, GenerationFields);
+super::openapi::all_of!(CompletionRequest, CompletionFields, GenerationFields, SamplingFields);
 
 /// The answer, or a part of it where it is streamed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -80,6 +81,9 @@ struct CompletionChoice {
     /// Log probabilities, where they were asked for.
     #[schema(required)]
     logprobs: Option<CompletionLogprobs>,
+    /// Log probabilities of the prompt, where they were asked for, by tokens' ids; null for its first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
     /// Why the text ended: `stop` or `length`; null while it goes on.
     #[schema(required)]
     finish_reason: Option<&'static str>,
@@ -118,6 +122,7 @@ pub async fn completions(
         if let Some(part) = writer.take(i, event)? {
             let choice = &mut choices[i];
             choice.text += &part.text;
+            choice.prompt_logprobs = part.prompt_logprobs.or(choice.prompt_logprobs.take());
             choice.finish_reason = part.finish_reason.or(choice.finish_reason);
             match (&mut choice.logprobs, part.logprobs) {
                 (Some(all), Some(new)) => all.append(new),
@@ -134,19 +139,19 @@ impl CompletionRequest {
     fn submit(&self, app: &App, client: Client) -> Result<(Vec<Events>, CompletionWriter), ApiError> {
         let Self { own, shared } = self;
         let model = app.model_named(shared.model.as_deref())?;
-        if own.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::field("suffix", "suffix is not supported: put what comes after into the prompt"));
-        }
         let echo = own.echo.unwrap_or(false);
-        if let Some(n) = own.logprobs {
-            check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
-            if echo {
-                let message = "logprobs of the prompt are not supported: leave out echo or logprobs";
-                return Err(ApiError::field("logprobs", message));
+        let logprobs = match own.logprobs {
+            Some(n) => {
+                check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
+                Some(n as usize)
             }
-        }
+            None => shared.n_probs()?,
+        };
+        let prompt_logprobs = shared.prompt_logprobs()?;
+        // What stands in the answer before the text has its log probabilities, too.
+        let echoed_logprobs = logprobs.filter(|_| echo);
         let n = shared.n()?;
-        let prompts = own.prompt.encode(model, "prompt")?;
+        let prompts = own.prompts(model)?;
         model.scheduler.check_texts(prompts.len().saturating_mul(n as usize))?;
         let stop = shared.stop(&[]);
         let mut events = Vec::new();
@@ -155,25 +160,43 @@ impl CompletionRequest {
             for choice in 0..n {
                 let mut request = shared.request(app, model.n_vocab(), prompt, &stop, choice)?;
                 request.client = client;
-                request.max_tokens = Some(shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize);
-                request.logprobs = own.logprobs.map(|n| n as usize);
+                request.max_tokens = shared.max_tokens(Some(DEFAULT_MAX_TOKENS));
+                request.logprobs = logprobs;
+                request.prompt_logprobs = prompt_logprobs.max(echoed_logprobs);
                 events.push(model.scheduler.submit(request)?);
                 echoes.push(if echo { model.tokenizer.decode(prompt, false) } else { String::new() });
             }
         }
-        let mut notes = Notes::default();
+        let mut notes = shared.notes.clone();
         let writer = CompletionWriter {
             id: ids::unique("cmpl-"),
             created: super::now(),
             model: app.answer_name(shared.model.as_deref(), &mut notes),
             n: n as usize,
-            offsets: vec![0; events.len()],
+            offsets: echoes.iter().map(|echo| echo.chars().count()).collect(),
             echo: echoes,
+            prompts,
+            prompt_logprobs,
+            echoed_logprobs,
             tokenizer: Arc::clone(&model.tokenizer),
             usage: Usage::default(),
             notes,
         };
         Ok((events, writer))
+    }
+}
+
+impl CompletionFields {
+    /// The token ids of each prompt, that ask for what is before the suffix where there is one.
+    fn prompts(&self, model: &Loaded) -> Result<Vec<Arc<[u32]>>, ApiError> {
+        let Some(suffix) = self.suffix.as_ref().filter(|suffix| !suffix.is_empty()) else {
+            return self.prompt.encode(model, "prompt");
+        };
+        let tokens = fill_in::tokens(model)?;
+        let after = fill_in::encode(model, suffix, "suffix")?;
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        let prompts = self.prompt.encode_with(model, "prompt", options)?;
+        Ok(prompts.iter().map(|before| fill_in::prompt(model, tokens, &[], before, &after).into()).collect())
     }
 }
 
@@ -188,6 +211,12 @@ struct CompletionWriter {
     echo: Vec<String>,
     /// Characters of each text so far, by its tokens.
     offsets: Vec<usize>,
+    /// The token ids of each prompt.
+    prompts: Vec<Arc<[u32]>>,
+    /// So many of the likeliest tokens at each place of the prompt are told by their ids.
+    prompt_logprobs: Option<usize>,
+    /// So many of the likeliest tokens at each place of the prompt are told as those of the text are.
+    echoed_logprobs: Option<usize>,
     tokenizer: Arc<Tokenizer>,
     usage: Usage,
     /// How the request was read.
@@ -207,22 +236,39 @@ impl CompletionWriter {
         }
     }
 
+    /// The log probabilities of token `id` of text `i`.
+    fn logprobs_of(&mut self, i: usize, id: u32, logprobs: &TokenLogprobs) -> CompletionLogprobs {
+        let mut list = CompletionLogprobs::default();
+        self.offsets[i] = list.push(&self.tokenizer, id, logprobs, self.offsets[i]);
+        list
+    }
+
     /// What an event adds to its text; `None` where that is nothing.
     fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
         match event {
-            Event::Token { id, text, logprobs } => {
-                let logprobs = logprobs.map(|logprobs| {
-                    let mut list = CompletionLogprobs::default();
-                    self.offsets[i] = list.push(&self.tokenizer, id, &logprobs, self.offsets[i]);
-                    list
-                });
-                let some = !text.is_empty() || logprobs.is_some();
-                Ok(some.then_some(CompletionChoice { index: i, text, logprobs, finish_reason: None }))
+            Event::Prompt(logprobs) => {
+                let (tokenizer, prompt) = (&self.tokenizer, &self.prompts[i / self.n]);
+                let echoed = |n| CompletionLogprobs::of_prompt(tokenizer, prompt, &logprobs, n);
+                let by_id = |n| logprobs::of_prompt(tokenizer, prompt, &logprobs, n);
+                Ok(Some(CompletionChoice {
+                    index: i,
+                    logprobs: self.echoed_logprobs.map(echoed),
+                    prompt_logprobs: self.prompt_logprobs.map(by_id),
+                    ..Default::default()
+                }))
             }
-            Event::Done { reason, text, usage, .. } => {
+            Event::Token { id, text, logprobs } => {
+                let logprobs = logprobs.map(|logprobs| self.logprobs_of(i, id, &logprobs));
+                let some = !text.is_empty() || logprobs.is_some();
+                Ok(some.then_some(CompletionChoice { index: i, text, logprobs, ..Default::default() }))
+            }
+            Event::Done { reason, text, usage, end_token, end_logprobs, .. } => {
                 self.usage.add(usage, i.is_multiple_of(self.n));
                 let finish_reason = Some(finish_reason(reason)?);
-                Ok(Some(CompletionChoice { index: i, text, logprobs: None, finish_reason }))
+                // Who reads the prompt's log probabilities counts on those of each token that was asked for.
+                let end = end_token.zip(end_logprobs).filter(|_| self.echoed_logprobs.is_some());
+                let logprobs = end.map(|(id, logprobs)| self.logprobs_of(i, id, &logprobs));
+                Ok(Some(CompletionChoice { index: i, text, logprobs, finish_reason, ..Default::default() }))
             }
             Event::Failed(error) => Err(error.into()),
         }

@@ -24,7 +24,8 @@ pub struct EmbeddingsRequest {
     model: Option<String>,
     /// How the vectors are written.
     encoding_format: Option<EncodingFormat>,
-    /// The vectors' length: the model's own, or left out.
+    /// Keep so many of a vector's numbers, the first ones, and make its length 1 again: for models that were trained for that
+    /// (Matryoshka embeddings). At most the model's own number.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
 }
@@ -113,21 +114,22 @@ pub async fn embeddings(
         let model = app.model_named(request.model.as_deref())?;
         model.check_embeds()?;
         let n_embd = model.n_embd();
-        if request.dimensions.is_some_and(|n| n as usize != n_embd) {
-            let message = format!("dimensions: this model's embeddings have {n_embd}; others are not supported");
+        let dimensions = request.dimensions.map_or(n_embd, |n| n as usize);
+        if !(1..=n_embd).contains(&dimensions) {
+            let message = format!("dimensions is {dimensions}, but this model's embeddings have from 1 to {n_embd}");
             return Err(ApiError::field("dimensions", message));
         }
         let texts = request.input.encode(model, "input")?;
         model.scheduler.check_texts(texts.len())?;
         let n_tokens = texts.iter().map(|ids| ids.len()).sum();
         let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
-        Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens))
+        Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens, dimensions))
     });
     let all = async {
-        let (pending, n_tokens) = prepared.await?;
+        let (pending, n_tokens, dimensions) = prepared.await?;
         let mut data = Vec::with_capacity(pending.len());
         for (index, vector) in pending.into_iter().enumerate() {
-            let vector = vector.await?;
+            let vector = cut(vector.await?, dimensions);
             let vector = match format {
                 EncodingFormat::Float => Vector::Float(vector),
                 EncodingFormat::Base64 => {
@@ -146,4 +148,28 @@ pub async fn embeddings(
     }
     let answer = Embeddings { object: "list", data, model: name, usage };
     Ok(notes.attach(axum::Json(answer).into_response()))
+}
+
+/// The first `n` numbers of `vector`, of length 1 again.
+fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
+    if n < vector.len() {
+        vector.truncate(n);
+        let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        if length > 0.0 {
+            vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+        }
+    }
+    vector
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cut_vectors_have_length_one() {
+        assert_eq!(cut(vec![0.6, 0.0, 0.8], 3), [0.6, 0.0, 0.8]);
+        assert_eq!(cut(vec![0.3, 0.4, 0.8], 2), [0.6, 0.8]);
+        assert_eq!(cut(vec![0.0, 1.0], 1), [0.0]);
+    }
 }

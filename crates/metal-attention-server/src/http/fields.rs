@@ -1,18 +1,22 @@
 //! What completions and chat completions share: how a text is chosen and when it ends.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Instant;
 
-use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, Constraint, Request};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::limits::{MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS};
+use super::body::parse;
+use super::limits::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_BYTES_IN_ALL, MAX_STOP_IDS, MAX_STOP_STRINGS};
+use super::logit_bias::LogitBias;
+use super::logprobs::MAX_TOP_LOGPROBS;
+use super::notes::Notes;
+use super::sampling::SamplingFields;
+use super::unsupported::{self, Endpoint};
 use super::{ApiError, App};
 
 /// Fields that completions and chat completions share.
@@ -20,37 +24,43 @@ use super::{ApiError, App};
 pub struct GenerationFields {
     /// The model's name, as `/v1/models` lists it. Without it, the one that is served.
     pub model: Option<String>,
-    /// 0 takes the likeliest token, always; more varies more.
-    #[schema(minimum = 0, maximum = 2, default = 0.8)]
-    temperature: Option<f32>,
-    /// Keep the likeliest tokens up to this total probability; 1: all.
-    #[schema(minimum = 0, maximum = 1, default = 0.95)]
-    top_p: Option<f32>,
-    /// Keep this many of the likeliest tokens; 0: all.
-    #[schema(minimum = 0, maximum = 1000000, default = 40)]
-    top_k: Option<u32>,
-    /// Keep tokens at least this likely relative to the likeliest; 0: all.
-    #[schema(minimum = 0, maximum = 1, default = 0.05)]
-    min_p: Option<f32>,
-    /// The same seed gives the same text. Without it, another one each time.
+    /// The same seed gives the same text. Without it, or below 0, another one each time.
     seed: Option<i64>,
-    /// Subtracted from the logits of tokens that were seen.
-    #[schema(minimum = -2, maximum = 2, default = 0)]
-    presence_penalty: Option<f32>,
-    /// Subtracted from a token's logit for each time it was seen.
-    #[schema(minimum = -2, maximum = 2, default = 0)]
-    frequency_penalty: Option<f32>,
-    /// Divides the logits of tokens that were seen; 1: off.
-    #[schema(minimum = 0.01, maximum = 100, default = 1)]
-    #[serde(alias = "repetition_penalty")]
-    repeat_penalty: Option<f32>,
-    /// Added to the logits of tokens, by their ids.
-    logit_bias: Option<BTreeMap<String, f32>>,
+    /// The same as `seed`.
+    random_seed: Option<i64>,
+    /// The same as `seed`.
+    sampler_seed: Option<i64>,
+    /// Added to the logits of tokens, by their ids, or by texts whose tokens are meant: an object, or a list of pairs. False
+    /// forbids a token.
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
+    logit_bias: Option<LogitBias>,
     /// End the text before any of these strings.
     stop: Option<Stop>,
-    /// Most tokens to generate.
-    #[schema(minimum = 0, maximum = 4294967295_u32)]
-    pub max_tokens: Option<u32>,
+    /// End the text at any of these tokens.
+    stop_token_ids: Option<Vec<u32>>,
+    /// Most tokens to generate; below 0: as many as there is room for.
+    max_tokens: Option<i64>,
+    /// The same as `max_tokens`, and before it where both are there.
+    max_completion_tokens: Option<i64>,
+    /// The same as `max_tokens`.
+    n_predict: Option<i64>,
+    /// The same as `max_tokens`.
+    num_predict: Option<i64>,
+    /// The same as `max_tokens`.
+    max_new_tokens: Option<i64>,
+    /// The same as `max_tokens`.
+    max_output_tokens: Option<i64>,
+    /// Do not end the text before it has so many tokens.
+    min_tokens: Option<u32>,
+    /// The same as `min_tokens`.
+    min_new_tokens: Option<u32>,
+    /// Tell the log probability of each token of the prompt but the first, and of so many of the likeliest there; not in
+    /// streams.
+    #[schema(minimum = 0, maximum = 20)]
+    prompt_logprobs: Option<u32>,
+    /// More than 0: tell the log probability of each token, and of so many of the likeliest.
+    #[schema(minimum = 0, maximum = 20)]
+    n_probs: Option<u32>,
     /// Never choose a token that ends the text.
     ignore_eos: Option<bool>,
     /// How many texts to generate.
@@ -60,6 +70,12 @@ pub struct GenerationFields {
     stream: Option<bool>,
     /// What a stream holds besides the text.
     stream_options: Option<StreamOptions>,
+    /// How tokens are chosen.
+    #[serde(skip)]
+    sampling: SamplingFields,
+    /// How the request was read.
+    #[serde(skip)]
+    pub notes: Notes,
 }
 
 /// One string or several.
@@ -100,12 +116,17 @@ impl<'de> Visitor<'de> for StopVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
-        let mut strings = Vec::new();
+        let (mut strings, mut bytes) = (Vec::new(), 0);
         while let Some(string) = list.next_element::<String>()? {
             if strings.len() == MAX_STOP_STRINGS {
                 return Err(Error::custom(format!("more than {MAX_STOP_STRINGS} strings, which is the most allowed")));
             }
             check_stop(&string)?;
+            bytes += string.len();
+            if bytes > MAX_STOP_BYTES_IN_ALL {
+                let message = format!("more than {MAX_STOP_BYTES_IN_ALL} bytes together, which is the most allowed");
+                return Err(Error::custom(message));
+            }
             strings.push(string);
         }
         Ok(Stop::Several(strings))
@@ -120,6 +141,48 @@ fn check_stop<E: Error>(string: &str) -> Result<(), E> {
 }
 
 impl GenerationFields {
+    /// Reads the fields out of a request to `endpoint`.
+    pub fn read(endpoint: Endpoint, json: &[u8]) -> Result<Self, ApiError> {
+        let mut notes = unsupported::check(endpoint, json)?;
+        let sampling: SamplingFields = parse(json)?;
+        sampling.note(&mut notes);
+        Ok(Self { sampling, notes, ..parse(json)? })
+    }
+
+    /// Most tokens to generate; `default` where the request does not say.
+    pub fn max_tokens(&self, default: Option<usize>) -> Option<usize> {
+        let given = [
+            self.max_completion_tokens,
+            self.max_tokens,
+            self.n_predict,
+            self.num_predict,
+            self.max_new_tokens,
+            self.max_output_tokens,
+        ];
+        match given.into_iter().flatten().next() {
+            Some(n) => usize::try_from(n).ok(),
+            None => default,
+        }
+    }
+
+    /// How many of the likeliest tokens llama.cpp's `n_probs` asks for.
+    pub fn n_probs(&self) -> Result<Option<usize>, ApiError> {
+        let n = self.n_probs.unwrap_or(0);
+        check("n_probs", n, 0..=MAX_TOP_LOGPROBS)?;
+        Ok((n > 0).then_some(n as usize))
+    }
+
+    /// How many of the likeliest tokens are wanted at each place of the prompt.
+    pub fn prompt_logprobs(&self) -> Result<Option<usize>, ApiError> {
+        let Some(n) = self.prompt_logprobs else { return Ok(None) };
+        check("prompt_logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
+        if self.stream() {
+            let message = "prompt_logprobs are not part of streams: leave out prompt_logprobs or stream";
+            return Err(ApiError::field("prompt_logprobs", message));
+        }
+        Ok(Some(n as usize))
+    }
+
     /// How many texts are wanted.
     pub fn n(&self) -> Result<u32, ApiError> {
         let n = self.n.unwrap_or(1);
@@ -156,17 +219,26 @@ impl GenerationFields {
         stop: &Arc<[String]>,
         choice: u32,
     ) -> Result<Request, ApiError> {
-        let mut sampling = self.sampling()?;
-        sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
+        let model = app.model()?;
+        let mut sampling = model.sampling();
+        self.sampling.apply(&mut sampling)?;
+        // Of a seed below 0 the texts are as of none.
+        let seed = self.seed.or(self.random_seed).or(self.sampler_seed).and_then(|seed| u64::try_from(seed).ok());
+        sampling.seed = seed.map(|seed| seed.wrapping_add(u64::from(choice)));
         Ok(Request {
             prompt: Arc::clone(prompt),
             sampling,
-            max_tokens: self.max_tokens.map(|n| n as usize),
+            max_tokens: self.max_tokens(None),
             stop: Arc::clone(stop),
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            min_tokens: 0,
-            logit_bias: self.logit_bias(n_vocab)?,
+            stop_ids: self.stop_ids(n_vocab)?,
+            min_tokens: self.min_tokens.or(self.min_new_tokens).unwrap_or(0) as usize,
+            logit_bias: match &self.logit_bias {
+                Some(bias) => bias.of_tokens(&model.tokenizer, n_vocab)?,
+                None => Vec::new(),
+            },
             logprobs: None,
+            prompt_logprobs: self.prompt_logprobs()?,
             constraint: None::<Box<dyn Constraint>>,
             logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
@@ -175,47 +247,22 @@ impl GenerationFields {
         })
     }
 
-    fn sampling(&self) -> Result<SamplerOptions, ApiError> {
-        fn take<T: Copy + PartialOrd + fmt::Display>(
-            param: &str,
-            value: Option<T>,
-            range: RangeInclusive<T>,
-            into: &mut T,
-        ) -> Result<(), ApiError> {
-            if let Some(value) = value {
-                check(param, value, range)?;
-                *into = value;
-            }
-            Ok(())
+    fn stop_ids(&self, n_vocab: usize) -> Result<Arc<[u32]>, ApiError> {
+        let ids = self.stop_token_ids.as_deref().unwrap_or_default();
+        if ids.len() > MAX_STOP_IDS {
+            let message = format!("stop_token_ids has {} tokens; at most {MAX_STOP_IDS} are allowed", ids.len());
+            return Err(ApiError::field("stop_token_ids", message));
         }
-        let mut options = SamplerOptions::default();
-        take("temperature", self.temperature, 0.0..=2.0, &mut options.temperature)?;
-        take("top_p", self.top_p, 0.0..=1.0, &mut options.top_p)?;
-        take("top_k", self.top_k.map(|k| k as usize), 0..=1_000_000, &mut options.top_k)?;
-        take("min_p", self.min_p, 0.0..=1.0, &mut options.min_p)?;
-        take("presence_penalty", self.presence_penalty, -2.0..=2.0, &mut options.presence_penalty)?;
-        take("frequency_penalty", self.frequency_penalty, -2.0..=2.0, &mut options.frequency_penalty)?;
-        take("repeat_penalty", self.repeat_penalty, 0.01..=100.0, &mut options.repeat_penalty)?;
-        options.seed = self.seed.map(i64::cast_unsigned);
-        Ok(options)
+        match ids.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => Err(no_such_token("stop_token_ids", *id, n_vocab)),
+            None => Ok(ids.into()),
+        }
     }
+}
 
-    fn logit_bias(&self, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
-        let n = self.logit_bias.as_ref().map_or(0, BTreeMap::len);
-        if n > MAX_LOGIT_BIAS {
-            let message = format!("logit_bias has {n} tokens; at most {MAX_LOGIT_BIAS} are allowed");
-            return Err(ApiError::field("logit_bias", message));
-        }
-        let bias = self.logit_bias.iter().flatten().map(|(id, &bias)| {
-            let param = format!("logit_bias.{id}");
-            check(&param, bias, -100.0..=100.0)?;
-            let id = id.parse().ok().filter(|&id: &u32| (id as usize) < n_vocab).ok_or_else(|| {
-                ApiError::field(&param, format!("{param}: the model has no such token, only 0 to {}", n_vocab - 1))
-            })?;
-            Ok((id, bias))
-        });
-        bias.collect()
-    }
+/// An error: the field `param` has a token that is none.
+pub fn no_such_token(param: &str, id: impl fmt::Display, n_vocab: usize) -> ApiError {
+    ApiError::field(param, format!("{param}: the model has no token {id}, only 0 to {}", n_vocab - 1))
 }
 
 /// Refuses a value outside `range`.

@@ -18,9 +18,19 @@ pub const MAX_IDS: usize = 1 << 20;
 /// Most texts that one request may ask for after each prompt.
 pub const MAX_CHOICES: u32 = 16;
 /// Most stop strings of a request.
-pub const MAX_STOP_STRINGS: usize = 16;
+pub const MAX_STOP_STRINGS: usize = 32;
 /// Most bytes of a stop string.
 pub const MAX_STOP_BYTES: usize = 1 << 10;
+/// Most bytes of all stop strings together.
+pub const MAX_STOP_BYTES_IN_ALL: usize = 16 << 10;
+/// Most tokens that end a text: each token is compared with them.
+pub const MAX_STOP_IDS: usize = 64;
+/// Most samplers that are applied one after the other.
+pub const MAX_SAMPLERS: usize = 32;
+/// Most strings that end a repetition: each is looked for in each token of the vocabulary.
+pub const MAX_BREAKERS: usize = 32;
+/// Most bytes of such a string.
+pub const MAX_BREAKER_BYTES: usize = 64;
 /// Most tokens whose logits a request changes.
 pub const MAX_LOGIT_BIAS: usize = 1 << 10;
 /// Most messages of a conversation.

@@ -1,5 +1,6 @@
 //! Log probabilities, in the form of chat completions and in that of completions.
 
+use metal_attention::TextStream;
 use metal_attention::tokenizer::Tokenizer;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -60,10 +61,10 @@ impl ChatTokenLogprob {
 pub struct CompletionLogprobs {
     /// What each token writes.
     tokens: Vec<String>,
-    /// Natural logarithm of each token's probability.
-    token_logprobs: Vec<f32>,
-    /// The likeliest tokens at each place.
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Natural logarithm of each token's probability; null for the first token of a prompt.
+    token_logprobs: Vec<Option<f32>>,
+    /// The likeliest tokens at each place; null for the first token of a prompt.
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Where each token's text begins, in characters.
     text_offset: Vec<usize>,
 }
@@ -73,16 +74,41 @@ impl CompletionLogprobs {
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, logprobs: &TokenLogprobs, offset: usize) -> usize {
         let token = spelling(tokenizer, id);
         let end = offset + token.chars().count();
-        self.tokens.push(token);
-        self.token_logprobs.push(finite(logprobs.logprob));
-        let mut top = BTreeMap::new();
-        for &(id, logprob) in &logprobs.top {
-            // Tokens of one spelling: the likeliest comes first.
-            top.entry(spelling(tokenizer, id)).or_insert(finite(logprob));
-        }
-        self.top_logprobs.push(top);
-        self.text_offset.push(offset);
+        self.add(tokenizer, token, Some(logprobs), logprobs.top.len(), offset);
         end
+    }
+
+    /// The tokens of a prompt, with the log probabilities of those after the first and the `n_top` likeliest at each place.
+    pub fn of_prompt(tokenizer: &Tokenizer, prompt: &[u32], logprobs: &[TokenLogprobs], n_top: usize) -> Self {
+        let mut list = Self::default();
+        let mut text = TextStream::new(tokenizer, &[], Vec::new());
+        let mut offset = 0;
+        for (&id, logprobs) in prompt.iter().zip(std::iter::once(None).chain(logprobs.iter().map(Some))) {
+            list.add(tokenizer, spelling(tokenizer, id), logprobs, n_top, offset);
+            offset += text.push(id).0.chars().count();
+        }
+        list
+    }
+
+    fn add(
+        &mut self,
+        tokenizer: &Tokenizer,
+        token: String,
+        logprobs: Option<&TokenLogprobs>,
+        n_top: usize,
+        offset: usize,
+    ) {
+        self.tokens.push(token);
+        self.token_logprobs.push(logprobs.map(|logprobs| finite(logprobs.logprob)));
+        self.top_logprobs.push(logprobs.map(|logprobs| {
+            let mut top = BTreeMap::new();
+            for &(id, logprob) in logprobs.top.iter().take(n_top) {
+                // Tokens of one spelling: the likeliest comes first.
+                top.entry(spelling(tokenizer, id)).or_insert(finite(logprob));
+            }
+            top
+        }));
+        self.text_offset.push(offset);
     }
 
     /// Adds the tokens of `more`.
@@ -92,6 +118,39 @@ impl CompletionLogprobs {
         self.top_logprobs.append(&mut more.top_logprobs);
         self.text_offset.append(&mut more.text_offset);
     }
+}
+
+/// The log probabilities at one place of a prompt, by the ids of tokens, as vLLM has them: that of the token that is there,
+/// and those of the likeliest ones.
+pub type PromptLogprobs = BTreeMap<String, PromptLogprob>;
+
+/// The log probability of a token at a place of a prompt.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct PromptLogprob {
+    /// Natural logarithm of its probability.
+    logprob: f32,
+    /// Its place among all tokens: 1 is the likeliest.
+    rank: usize,
+    /// What the token writes.
+    decoded_token: String,
+}
+
+/// The log probabilities of a prompt, null for its first token, with the `n_top` likeliest tokens at each place.
+pub fn of_prompt(
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    logprobs: &[TokenLogprobs],
+    n_top: usize,
+) -> Vec<Option<PromptLogprobs>> {
+    let place = |(&id, logprobs): (&u32, &TokenLogprobs)| {
+        let one = |(id, logprob, rank): (u32, f32, usize)| {
+            let decoded_token = spelling(tokenizer, id);
+            (id.to_string(), PromptLogprob { logprob: finite(logprob), rank, decoded_token })
+        };
+        let top = logprobs.top.iter().take(n_top).zip(1..).map(|(&(id, logprob), rank)| (id, logprob, rank));
+        Some(top.chain([(id, logprobs.logprob, logprobs.rank)]).map(one).collect())
+    };
+    std::iter::once(None).chain(prompt.iter().skip(1).zip(logprobs).map(place)).collect()
 }
 
 /// What a token writes; its own spelling where it writes nothing.

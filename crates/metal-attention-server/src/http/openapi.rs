@@ -70,7 +70,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
                 add_error(operation, "413", "The request's body is too long");
                 add_error(operation, "503", "The model is loading, or the server shuts down");
             }
-            if is_post && (path.starts_with("/v1/") || path == "/rerank") {
+            if is_post && (path.starts_with("/v1/") || ["/rerank", "/infill"].contains(&path.as_str())) {
                 add_error(operation, "429", "Too many requests wait already");
                 add_error(operation, "504", "The request took too long");
             }

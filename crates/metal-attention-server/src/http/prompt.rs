@@ -29,7 +29,16 @@ pub enum Prompt {
 impl Prompt {
     /// The token ids of each text. `param` is the field's name, for errors.
     pub fn encode(&self, model: &Loaded, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
-        let options = EncodeOptions { add_special: true, parse_special: true };
+        self.encode_with(model, param, EncodeOptions { add_special: true, parse_special: true })
+    }
+
+    /// [`encode`](Self::encode) with `options` for texts.
+    pub fn encode_with(
+        &self,
+        model: &Loaded,
+        param: &str,
+        options: EncodeOptions,
+    ) -> Result<Vec<Arc<[u32]>>, ApiError> {
         let encode = |text: &String| -> Result<Arc<[u32]>, ApiError> {
             model.check_length(text, param)?;
             Ok(model.tokenizer.encode(text, options).into())

@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    ApiError, App, chat, completions, embeddings, guard, health, metrics, models, notes, openapi, page, rerank, tokens,
+    ApiError, App, chat, completions, embeddings, guard, health, infill, metrics, models, notes, openapi, page, rerank, tokens,
 };
 
 /// All routes. `checks_host`: only names of this machine may lead here.
@@ -22,6 +22,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
     let mut closed = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(chat::chat_completions))
         .routes(routes!(completions::completions))
+        .routes(routes!(infill::infill))
         .routes(routes!(embeddings::embeddings))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_of_llama_cpp))

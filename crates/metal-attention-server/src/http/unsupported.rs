@@ -2,14 +2,16 @@
 //! refused rather than answered as if it had not asked.
 //!
 //! A field is refused only with a value that asks for something: null, false, and what is empty never do, nor do the
-//! values listed with it. What is not listed is passed over: it changes nothing that the client could miss (`user`,
-//! `metadata`, `store`, `service_tier`, `prompt_cache_key`, `cache_prompt`, ...), or nobody knows it.
+//! values listed with it. What changes nothing that the client could miss (`user`,
+//! `metadata`, `store`, `service_tier`, `prompt_cache_key`, `cache_prompt`, ...) is passed over and named in the header
+//! `x-ignored`. Other fields are not known.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::ApiError;
+use super::notes::Notes;
 
 /// The kinds of requests that generate, embed or rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,13 +20,15 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`
     Completions,
+    /// `/infill`
+    Infill,
     /// `/v1/embeddings`
     Embeddings,
     /// `/v1/rerank`
     Rerank,
 }
 
-use Endpoint::{Chat, Completions, Embeddings, Rerank};
+use Endpoint::{Chat, Completions, Embeddings, Infill, Rerank};
 
 /// A field that is refused.
 struct Field {
@@ -50,8 +54,12 @@ enum Neutral {
 
 use Neutral::{Number, True, Word};
 
-const TEXTS: &[Endpoint] = &[Chat, Completions];
-const ALL: &[Endpoint] = &[Chat, Completions, Embeddings, Rerank];
+const TEXTS: &[Endpoint] = &[Chat, Completions, Infill];
+const OF_OPENAI: &[Endpoint] = &[Chat, Completions];
+const ALL: &[Endpoint] = &[Chat, Completions, Infill, Embeddings, Rerank];
+/// Those that continue a text.
+const TO_CONTINUE: &[Endpoint] = &[Completions, Infill];
+const INFILL: &str = "use /infill, or suffix in /v1/completions";
 const LEAVE_OUT: &str = "leave it out";
 const SCHEMA: &str = "use response_format with a JSON schema";
 const IN_CHATS: &str = "use /v1/chat/completions";
@@ -88,51 +96,37 @@ const FIELDS: &[Field] = &[
     field("regex", TEXTS, &[], SCHEMA),
     field("ebnf", TEXTS, &[], SCHEMA),
     field("format", TEXTS, &[], SCHEMA),
-    field("response_format", &[Completions], &[Word("text")], IN_CHATS),
+    field("response_format", TO_CONTINUE, &[Word("text")], IN_CHATS),
     // How many texts, and which of them.
+    field("n_cmpl", TEXTS, &[Number(1.0)], "use n"),
     field("best_of", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("use_beam_search", TEXTS, &[], LEAVE_OUT),
     field("beam_width", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("length_penalty", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("early_stopping", TEXTS, &[], LEAVE_OUT),
     // When it ends.
-    field("min_tokens", TEXTS, &[Number(0.0)], "use ignore_eos to go on to max_tokens"),
-    field("min_new_tokens", TEXTS, &[Number(0.0)], "use ignore_eos to go on to max_tokens"),
-    field("min_length", TEXTS, &[Number(0.0)], "use ignore_eos to go on to max_tokens"),
-    field("max_completion_tokens", &[Completions], &[], MAX_TOKENS),
-    field("max_new_tokens", TEXTS, &[], MAX_TOKENS),
-    field("max_output_tokens", TEXTS, &[], MAX_TOKENS),
+    field("min_length", TEXTS, &[Number(0.0)], "use min_tokens"),
     field("max_length", TEXTS, &[], MAX_TOKENS),
-    field("n_predict", TEXTS, &[Number(-1.0)], MAX_TOKENS),
-    field("num_predict", TEXTS, &[Number(-1.0)], MAX_TOKENS),
-    field("t_max_predict_ms", TEXTS, &[Number(0.0), Number(-1.0)], MAX_TOKENS),
-    field("n_indent", TEXTS, &[Number(0.0)], LEAVE_OUT),
-    field("stop_token_ids", TEXTS, &[], "use stop"),
+    field("t_max_predict_ms", OF_OPENAI, &[Number(0.0), Number(-1.0)], MAX_TOKENS),
+    field("n_indent", OF_OPENAI, &[Number(0.0)], LEAVE_OUT),
     field("stop_regex", TEXTS, &[], "use stop"),
     field("include_stop_str_in_output", TEXTS, &[], LEAVE_OUT),
     field("no_stop_trim", TEXTS, &[], LEAVE_OUT),
     // How tokens are chosen.
     field("mirostat", TEXTS, &[Number(0.0)], SAMPLING),
     field("mirostat_mode", TEXTS, &[Number(0.0)], SAMPLING),
-    field("typical_p", TEXTS, &[Number(1.0)], SAMPLING),
+    field("adaptive_target", TEXTS, &[Number(-1.0)], SAMPLING),
+    field("smoothing_factor", TEXTS, &[Number(0.0)], SAMPLING),
+    field("ban_eos_token", TEXTS, &[], "use ignore_eos"),
+    field("options", TEXTS, &[], "put what it holds beside the other fields"),
     field("tfs_z", TEXTS, &[Number(1.0)], SAMPLING),
     field("tfs", TEXTS, &[Number(1.0)], SAMPLING),
     field("top_a", TEXTS, &[Number(0.0)], SAMPLING),
-    field("top_n_sigma", TEXTS, &[Number(0.0), Number(-1.0)], SAMPLING),
-    field("xtc_probability", TEXTS, &[Number(0.0)], SAMPLING),
-    field("dynatemp_range", TEXTS, &[Number(0.0)], SAMPLING),
     field("epsilon_cutoff", TEXTS, &[Number(0.0)], SAMPLING),
     field("eta_cutoff", TEXTS, &[Number(0.0)], SAMPLING),
     field("penalty_alpha", TEXTS, &[Number(0.0)], SAMPLING),
-    field("dry_multiplier", TEXTS, &[Number(0.0)], PENALTIES),
     field("no_repeat_ngram_size", TEXTS, &[Number(0.0)], PENALTIES),
     field("encoder_repetition_penalty", TEXTS, &[Number(1.0)], PENALTIES),
-    field("repeat_last_n", TEXTS, &[Number(64.0)], PENALTIES),
-    field("penalty_last_n", TEXTS, &[Number(64.0)], PENALTIES),
-    field("min_keep", TEXTS, &[Number(0.0), Number(1.0)], SAMPLING),
-    field("samplers", TEXTS, &[], SAMPLING),
-    field("sampler_seed", TEXTS, &[Number(-1.0)], "use seed"),
-    field("random_seed", TEXTS, &[], "use seed"),
     field("do_sample", TEXTS, &[True], "use temperature 0"),
     field("allowed_token_ids", TEXTS, &[], "use logit_bias"),
     field("bad_words", TEXTS, &[], "use logit_bias"),
@@ -141,10 +135,8 @@ const FIELDS: &[Field] = &[
     field("guidance_scale", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("negative_prompt", TEXTS, &[], LEAVE_OUT),
     // What is told besides the text.
-    field("prompt_logprobs", TEXTS, &[], "only tokens that are generated have log probabilities"),
-    field("n_probs", TEXTS, &[Number(0.0)], "use logprobs"),
     field("post_sampling_probs", TEXTS, &[], "use logprobs"),
-    field("top_logprobs", &[Completions], &[Number(0.0)], "use logprobs, a number"),
+    field("top_logprobs", TO_CONTINUE, &[Number(0.0)], "use logprobs, a number"),
     field("top_logprobs_num", TEXTS, &[Number(0.0)], "use logprobs"),
     field("return_logprob", TEXTS, &[], "use logprobs"),
     field("return_tokens", TEXTS, &[], "use /tokenize"),
@@ -154,29 +146,31 @@ const FIELDS: &[Field] = &[
     field("skip_special_tokens", TEXTS, &[True], LEAVE_OUT),
     field("spaces_between_special_tokens", TEXTS, &[True], LEAVE_OUT),
     field("details", TEXTS, &[], LEAVE_OUT),
-    field("echo", &[Chat], &[], LEAVE_OUT),
+    field("echo", &[Chat, Infill], &[], LEAVE_OUT),
     // How the prompt is made.
     field("continue_final_message", TEXTS, &[], "use /v1/completions to continue a text"),
     field("add_generation_prompt", TEXTS, &[True], "use /v1/completions to continue a text"),
-    field("add_special_tokens", &[Completions, Embeddings], &[True], "give token ids as the prompt"),
+    field("add_special_tokens", &[Completions, Infill, Embeddings], &[True], "give token ids as the prompt"),
     field("truncate_prompt_tokens", ALL, &[], "shorten the prompt"),
     field("truncate", ALL, &[Word("NONE")], "shorten the prompt"),
     field("chat_template", TEXTS, &[], "the model's own template is used"),
     field("documents", TEXTS, &[], "put them into messages"),
-    field("messages", &[Completions], &[], IN_CHATS),
-    field("chat_template_kwargs", &[Completions], &[], IN_CHATS),
+    field("messages", TO_CONTINUE, &[], IN_CHATS),
+    field("chat_template_kwargs", TO_CONTINUE, &[], IN_CHATS),
     field("prompt", &[Chat], &[], "use /v1/completions"),
-    field("suffix", &[Chat], &[], LEAVE_OUT),
-    field("input_prefix", TEXTS, &[], "put it into the prompt"),
-    field("input_suffix", TEXTS, &[], LEAVE_OUT),
+    field("suffix", &[Chat], &[], "use /v1/completions"),
+    field("suffix", &[Infill], &[], "use input_suffix"),
+    field("input_prefix", OF_OPENAI, &[], INFILL),
+    field("input_suffix", OF_OPENAI, &[], INFILL),
+    field("input_extra", OF_OPENAI, &[], INFILL),
     field("image_data", TEXTS, &[], "text is all that is read"),
     field("multimodal_data", ALL, &[], "text is all that is read"),
     field("mm_processor_kwargs", ALL, &[], "text is all that is read"),
     field("audio", TEXTS, &[], "text is all that is written"),
     field("modalities", TEXTS, &[Word("text")], "text is all that is written"),
     // Tools and thoughts.
-    field("tools", &[Completions], &[], IN_CHATS),
-    field("tool_choice", &[Completions], &[Word("none"), Word("auto")], IN_CHATS),
+    field("tools", TO_CONTINUE, &[], IN_CHATS),
+    field("tool_choice", TO_CONTINUE, &[Word("none"), Word("auto")], IN_CHATS),
     field("functions", TEXTS, &[], "use tools"),
     field("function_call", TEXTS, &[Word("none"), Word("auto")], "use tool_choice"),
     field("web_search_options", TEXTS, &[], LEAVE_OUT),
@@ -209,13 +203,31 @@ const FIELDS: &[Field] = &[
     field("instruction", &[Rerank], &[], "put it into the query"),
 ];
 
+/// Fields that change no text, or nothing that a server of one model can offer. They are passed over, and named in the answer's
+/// header `x-ignored` where they ask for something.
+#[rustfmt::skip]
+const IGNORED: &[&str] = &[
+    // Whose request it is, and what becomes of it elsewhere.
+    "user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority", "prediction", "verbosity",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+    // How the server works: slots, caches, speculation.
+    "cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "keep_alive", "backend_sampling",
+    "speculative.n_max", "speculative.n_min", "speculative.p_min",
+    // Parts of samplers that are refused, or off.
+    "mirostat_tau", "mirostat_eta", "adaptive_decay", "smoothing_curve",
+    // What an answer of llama.cpp holds besides the text, and when it ends.
+    "verbose", "timings_per_token", "return_progress", "response_fields", "sse_ping_interval",
+    "t_max_prompt_ms", "t_max_predict_ms", "n_indent",
+];
+
 /// Refuses a request that asks for something this server cannot do. `json` is the request; where it is no JSON object,
-/// that is for others to say.
-pub fn check(endpoint: Endpoint, json: &[u8]) -> Result<(), ApiError> {
-    let mut refused = None;
-    let _ = serde_json::Deserializer::from_slice(json).deserialize_map(Request { endpoint, refused: &mut refused });
+/// that is for others to say. Notes the fields that are passed over.
+pub fn check(endpoint: Endpoint, json: &[u8]) -> Result<Notes, ApiError> {
+    let (mut refused, mut notes) = (None, Notes::default());
+    let request = Request { endpoint, refused: &mut refused, notes: &mut notes };
+    let _ = serde_json::Deserializer::from_slice(json).deserialize_map(request);
     match refused {
-        None => Ok(()),
+        None => Ok(notes),
         Some(field) => {
             let message = format!("{} is not supported: {}", field.name, field.instead);
             Err(ApiError::field(field.name, message).with_code("unsupported_parameter"))
@@ -227,6 +239,7 @@ pub fn check(endpoint: Endpoint, json: &[u8]) -> Result<(), ApiError> {
 struct Request<'a> {
     endpoint: Endpoint,
     refused: &'a mut Option<&'static Field>,
+    notes: &'a mut Notes,
 }
 
 impl<'de> Visitor<'de> for Request<'_> {
@@ -239,6 +252,11 @@ impl<'de> Visitor<'de> for Request<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key::<String>()? {
             match FIELDS.iter().find(|field| field.name == name && field.at.contains(&self.endpoint)) {
+                None if IGNORED.contains(&name.as_str()) => {
+                    if map.next_value_seed(Asks(&[]))? {
+                        self.notes.ignored(name);
+                    }
+                }
                 None => drop(map.next_value::<IgnoredAny>()?),
                 Some(field) if map.next_value_seed(Asks(field.neutral))? => {
                     *self.refused = Some(field);
@@ -362,14 +380,14 @@ mod tests {
         for (request, field) in [
             (json!({"best_of": 2}), "best_of"),
             (json!({"best_of": 1.5, "user": "x"}), "best_of"),
-            (json!({"n": 2, "min_tokens": 5}), "min_tokens"),
+            (json!({"n": 2, "min_length": 5}), "min_length"),
             (json!({"grammar": "root ::= \"a\""}), "grammar"),
             (json!({"guided_choice": ["a", "b"]}), "guided_choice"),
             (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
             (json!({"continue_final_message": true, "add_generation_prompt": false}), "continue_final_message"),
             (json!({"add_generation_prompt": false}), "add_generation_prompt"),
             (json!({"use_beam_search": true}), "use_beam_search"),
-            (json!({"prompt_logprobs": 0}), "prompt_logprobs"),
+            (json!({"options": {"temperature": 0}}), "options"),
             (json!({"mirostat": 2, "mirostat_tau": 5.0}), "mirostat"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
             (json!({"function_call": {"name": "f"}}), "function_call"),
@@ -395,10 +413,18 @@ mod tests {
         let request = json!({"user": "me", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
             "safety_identifier": "x", "prompt_cache_key": "x", "cache_prompt": true, "id_slot": 3, "verbosity": "low",
             "reasoning_effort": "low", "prediction": {"type": "content"}, "request_id": "x", "mirostat_tau": 5.0,
-            "modalities": ["text"], "tool_choice": "auto", "function_call": "none", "typical_p": 1, "nobody": "knows"});
-        for endpoint in [Chat, Completions, Embeddings, Rerank] {
+            "modalities": ["text"], "tool_choice": "auto", "function_call": "none", "tfs_z": 1, "nobody": "knows"});
+        for &endpoint in ALL {
             assert_eq!(refused(endpoint, &request), None);
+            let mut notes = Notes::default();
+            for name in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                "cache_prompt", "id_slot", "verbosity", "prediction", "request_id", "mirostat_tau"] {
+                notes.ignored(name);
+            }
+            assert_eq!(check(endpoint, request.to_string().as_bytes()), Ok(notes));
         }
+        let nothing = json!({"user": "", "metadata": null, "store": false, "cache_prompt": false});
+        assert_eq!(check(Chat, nothing.to_string().as_bytes()), Ok(Notes::default()));
         assert_eq!(refused(Chat, &json!([{"best_of": 2}])), None);
         assert_eq!(refused(Chat, &json!("best_of")), None);
     }

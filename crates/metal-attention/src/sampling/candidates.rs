@@ -131,15 +131,15 @@ impl Candidates {
     }
 
     /// Keeps the shortest prefix, in the order given, whose probabilities sum to
-    /// at least `mass`, and one candidate at least. The candidates end up in
+    /// at least `mass`, and `min_keep` candidates at least, or one. The candidates end up in
     /// that order, which must be total.
-    pub fn keep_mass(&mut self, mass: f32, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
+    pub fn keep_mass(&mut self, mass: f32, min_keep: usize, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
         /// Most distributions have their mass in fewer candidates than this.
         const FIRST_SORT: usize = 256;
         let softmax = Softmax::of(&self.items);
         let needed = f64::from(mass) * softmax.total;
         let (mut sorted, mut kept, mut sum) = (0, 0, 0.0);
-        while kept < self.items.len() && (kept == 0 || sum < needed) {
+        while kept < self.items.len() && (kept < min_keep.max(1) || sum < needed) {
             if kept == sorted {
                 let rest = &mut self.items[sorted..];
                 let n = rest.len().min(FIRST_SORT.max(3 * sorted));

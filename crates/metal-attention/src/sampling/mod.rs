@@ -26,9 +26,11 @@
 mod candidates;
 mod dry;
 mod error;
+mod numbers;
 mod options;
 mod penalties;
 mod random;
+mod recommended;
 mod sampler;
 mod temperature;
 mod truncation;
@@ -38,5 +40,6 @@ mod tests;
 
 pub use dry::DRY_SEQUENCE_BREAKERS;
 pub use error::SamplingError;
+pub use numbers::NumberOption;
 pub use options::{SamplerKind, SamplerOptions};
 pub use sampler::Sampler;

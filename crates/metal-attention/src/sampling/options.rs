@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::SamplingError;
+use super::{DRY_SEQUENCE_BREAKERS, NumberOption, SamplingError};
 
 /// One step of the sampling chain, under the name that llama.cpp's `--samplers`
 /// gives it.
@@ -60,6 +60,26 @@ impl SamplerKind {
         }
     }
 
+    /// The letter that stands for the sampler in llama.cpp's `--sampling-seq`.
+    pub fn letter(self) -> char {
+        match self {
+            Self::Penalties => 'e',
+            Self::Dry => 'd',
+            Self::TopNSigma => 's',
+            Self::TopK => 'k',
+            Self::TypicalP => 'y',
+            Self::TopP => 'p',
+            Self::MinP => 'm',
+            Self::Xtc => 'x',
+            Self::Temperature => 't',
+        }
+    }
+
+    /// Reads an order of samplers as letters, such as `edskypmxt`; `None` where one is no sampler's.
+    pub fn parse_letters(text: &str) -> Option<Vec<Self>> {
+        text.chars().map(|letter| Self::ALL.into_iter().find(|kind| kind.letter() == letter)).collect()
+    }
+
     /// Reads an order of samplers: names separated by `;`. The empty text is the
     /// empty order, which draws from the model's own distribution.
     ///
@@ -89,19 +109,16 @@ impl fmt::Display for SamplerKind {
 impl FromStr for SamplerKind {
     type Err = SamplingError;
 
-    /// Reads a name, or one of the other spellings that llama.cpp accepts:
-    /// `top-k`, `temp`, `typical`, `nucleus`.
+    /// Reads a name. Case, `-` and `_` do not matter, as in llama.cpp, which also has `temp`, `typ` and `nucleus`.
     fn from_str(text: &str) -> Result<Self, SamplingError> {
-        let name = match text.replace('-', "_").as_str() {
-            "temp" => Self::Temperature,
-            "nucleus" => Self::TopP,
-            "typ" | "typical" | "typical_p" => Self::TypicalP,
-            name => *Self::ALL
-                .iter()
-                .find(|kind| kind.name() == name)
-                .ok_or_else(|| SamplingError::UnknownSampler { name: text.to_owned() })?,
+        let plain = |name: &str| name.replace(['-', '_'], "").to_lowercase();
+        let kind = match plain(text).as_str() {
+            "temp" => Some(Self::Temperature),
+            "nucleus" => Some(Self::TopP),
+            "typ" | "typical" | "typicalp" => Some(Self::TypicalP),
+            name => Self::ALL.into_iter().find(|kind| plain(kind.name()) == name),
         };
-        Ok(name)
+        kind.ok_or_else(|| SamplingError::UnknownSampler { name: text.to_owned() })
     }
 }
 
@@ -132,6 +149,8 @@ pub struct SamplerOptions {
     /// Keep the logits within this many standard deviations of the highest; 0 or
     /// less turns it off.
     pub top_n_sigma: f32,
+    /// The least number of tokens that top-p, min-p, typical-p and XTC leave.
+    pub min_keep: usize,
     /// How often, from 0 (never) to 1, the most probable tokens are excluded.
     pub xtc_probability: f32,
     /// The probability that a token needs to count among the most probable
@@ -158,6 +177,8 @@ pub struct SamplerOptions {
     /// How many of the last tokens DRY looks at; 0 turns it off and `usize::MAX`
     /// is the whole text.
     pub dry_penalty_last_n: usize,
+    /// Strings that end a repetition: DRY penalises no token with one of them, and does not look beyond it.
+    pub dry_sequence_breakers: Vec<String>,
     /// Added to the logits of these tokens before any sampler; -inf forbids a
     /// token.
     pub logit_bias: Vec<(u32, f32)>,
@@ -179,6 +200,7 @@ impl Default for SamplerOptions {
             min_p: 0.05,
             typical_p: 1.0,
             top_n_sigma: -1.0,
+            min_keep: 0,
             xtc_probability: 0.0,
             xtc_threshold: 0.1,
             penalty_last_n: 64,
@@ -189,6 +211,7 @@ impl Default for SamplerOptions {
             dry_base: 1.75,
             dry_allowed_length: 2,
             dry_penalty_last_n: 64,
+            dry_sequence_breakers: DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec(),
             logit_bias: Vec::new(),
             order: SamplerKind::ALL.to_vec(),
             seed: None,
@@ -204,40 +227,7 @@ impl SamplerOptions {
 
     /// Checks every option against its range.
     pub fn validate(&self) -> Result<(), SamplingError> {
-        let finite = |v: f32| v.is_finite();
-        let not_negative = |v: f32| v.is_finite() && v >= 0.0;
-        let probability = |v: f32| (0.0..=1.0).contains(&v);
-        let checks: [(&'static str, f32, bool, &'static str); 14] = [
-            ("temperature", self.temperature, not_negative(self.temperature), "0 (greedy) or more"),
-            ("dynatemp_range", self.dynatemp_range, not_negative(self.dynatemp_range), "0 (off) or more"),
-            ("dynatemp_exponent", self.dynatemp_exponent, not_negative(self.dynatemp_exponent), "0 or more"),
-            ("top_p", self.top_p, probability(self.top_p), "from 0 to 1 (off)"),
-            ("min_p", self.min_p, probability(self.min_p), "from 0 (off) to 1"),
-            ("typical_p", self.typical_p, probability(self.typical_p), "from 0 to 1 (off)"),
-            ("top_n_sigma", self.top_n_sigma, finite(self.top_n_sigma), "a finite number, 0 or less for off"),
-            ("xtc_probability", self.xtc_probability, probability(self.xtc_probability), "from 0 (off) to 1"),
-            ("xtc_threshold", self.xtc_threshold, probability(self.xtc_threshold), "from 0 to 1, above 0.5 for off"),
-            (
-                "repeat_penalty",
-                self.repeat_penalty,
-                finite(self.repeat_penalty) && self.repeat_penalty > 0.0,
-                "more than 0 (1 for off)",
-            ),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                finite(self.frequency_penalty),
-                "a finite number (0 for off)",
-            ),
-            ("presence_penalty", self.presence_penalty, finite(self.presence_penalty), "a finite number (0 for off)"),
-            ("dry_multiplier", self.dry_multiplier, not_negative(self.dry_multiplier), "0 (off) or more"),
-            ("dry_base", self.dry_base, not_negative(self.dry_base), "0 or more, below 1 for off"),
-        ];
-        for (option, value, ok, allowed) in checks {
-            if !ok {
-                return Err(SamplingError::OutOfRange { option, value, allowed });
-            }
-        }
+        NumberOption::ALL.iter().try_for_each(|option| option.check(self))?;
         match self.logit_bias.iter().find(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY) {
             Some(&(id, bias)) => Err(SamplingError::LogitBias { id, bias }),
             None => Ok(()),

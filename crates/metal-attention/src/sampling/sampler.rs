@@ -51,13 +51,12 @@ impl Sampler {
         })
     }
 
-    /// Sets the tokens at which DRY takes a repetition to end: those whose bytes
-    /// contain one of `breakers`, usually [`DRY_SEQUENCE_BREAKERS`](super::DRY_SEQUENCE_BREAKERS).
-    /// `vocabulary` yields the bytes of each token, from id 0 on. There are no
-    /// breakers until this is called.
+    /// Tells DRY the vocabulary: the tokens whose bytes contain one of [`SamplerOptions::dry_sequence_breakers`] end a
+    /// repetition. `vocabulary` yields the bytes of each token, from id 0 on. Nothing ends one until this is called.
     #[must_use]
-    pub fn with_dry_breakers<'a>(mut self, breakers: &[&str], vocabulary: impl Iterator<Item = &'a [u8]>) -> Self {
+    pub fn with_vocabulary<'a>(mut self, vocabulary: impl Iterator<Item = &'a [u8]>) -> Self {
         if self.chain.contains(&SamplerKind::Dry) {
+            let breakers = &self.options.dry_sequence_breakers;
             let breaks = |token: &[u8]| {
                 breakers.iter().any(|b| !b.is_empty() && token.windows(b.len()).any(|part| part == b.as_bytes()))
             };
@@ -198,12 +197,12 @@ impl Sampler {
             SamplerKind::Dry => self.dry.apply(candidates),
             SamplerKind::TopNSigma => truncation::top_n_sigma(candidates, options.top_n_sigma),
             SamplerKind::TopK => candidates.keep_highest(options.top_k),
-            SamplerKind::TypicalP => truncation::typical_p(candidates, options.typical_p),
-            SamplerKind::TopP => truncation::top_p(candidates, options.top_p),
-            SamplerKind::MinP => truncation::min_p(candidates, options.min_p),
+            SamplerKind::TypicalP => truncation::typical_p(candidates, options.typical_p, options.min_keep),
+            SamplerKind::TopP => truncation::top_p(candidates, options.top_p, options.min_keep),
+            SamplerKind::MinP => truncation::min_p(candidates, options.min_p, options.min_keep),
             SamplerKind::Xtc => {
                 if self.random.uniform() < f64::from(options.xtc_probability) {
-                    truncation::xtc(candidates, options.xtc_threshold);
+                    truncation::xtc(candidates, options.xtc_threshold, options.min_keep);
                 }
             }
             SamplerKind::Temperature => temperature::temperature(
@@ -242,7 +241,7 @@ impl Sampler {
         match self.chain.get(self.n_lowering()) {
             None if self.options.temperature == 0.0 => Some(Needed::Highest(1)),
             Some(SamplerKind::TopK) => Some(Needed::Highest(self.options.top_k)),
-            Some(SamplerKind::MinP) => Some(Needed::Above(self.options.min_p.ln())),
+            Some(SamplerKind::MinP) if self.options.min_keep <= 1 => Some(Needed::Above(self.options.min_p.ln())),
             _ => None,
         }
     }

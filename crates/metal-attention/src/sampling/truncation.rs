@@ -1,5 +1,5 @@
 //! The samplers that narrow the choice: each drops the candidates that its rule
-//! finds too unlikely (XTC: too likely), and leaves one at least.
+//! finds too unlikely (XTC: too likely), and leaves one at least, or `min_keep`.
 //!
 //! Top-k is [`Candidates::keep_highest`].
 
@@ -7,26 +7,30 @@ use super::candidates::{Candidate, Candidates, Softmax};
 
 /// Top-p, or nucleus sampling (Holtzman et al. 2019, arXiv 1904.09751): the most
 /// probable tokens until their probabilities sum to at least `p`.
-pub(super) fn top_p(candidates: &mut Candidates, p: f32) {
-    candidates.keep_mass(p, Candidate::by_logit);
+pub(super) fn top_p(candidates: &mut Candidates, p: f32, min_keep: usize) {
+    candidates.keep_mass(p, min_keep, Candidate::by_logit);
 }
 
 /// Min-p (Nguyen et al. 2024, arXiv 2407.01082): the tokens whose probability is
 /// at least `p` times that of the most probable one.
-pub(super) fn min_p(candidates: &mut Candidates, p: f32) {
+pub(super) fn min_p(candidates: &mut Candidates, p: f32, min_keep: usize) {
     let Some(best) = candidates.best() else { return };
     let lowest = best.logit + p.ln();
-    candidates.retain(|c| c.logit >= lowest);
+    if candidates.as_slice().iter().filter(|c| c.logit >= lowest).count() < min_keep {
+        candidates.keep_highest(min_keep);
+    } else {
+        candidates.retain(|c| c.logit >= lowest);
+    }
 }
 
 /// Locally typical sampling (Meister et al. 2022, arXiv 2202.00666): the tokens
 /// whose surprise is closest to the distribution's entropy, until their
 /// probabilities sum to at least `p`.
-pub(super) fn typical_p(candidates: &mut Candidates, p: f32) {
+pub(super) fn typical_p(candidates: &mut Candidates, p: f32, min_keep: usize) {
     let softmax = Softmax::of(candidates.as_slice());
     let entropy = softmax.entropy(candidates.as_slice());
     let distance = |c: &Candidate| (softmax.surprise(*c) - entropy).abs();
-    candidates.keep_mass(p, |a, b| distance(a).total_cmp(&distance(b)).then_with(|| a.by_logit(b)));
+    candidates.keep_mass(p, min_keep, |a, b| distance(a).total_cmp(&distance(b)).then_with(|| a.by_logit(b)));
 }
 
 /// Top-n-sigma (Tang et al. 2024, arXiv 2411.07641): the logits within `n`
@@ -42,13 +46,15 @@ pub(super) fn top_n_sigma(candidates: &mut Candidates, n: f32) {
 }
 
 /// XTC, "exclude top choices": where several tokens are at least `threshold`
-/// probable, all of them but the least probable go. The caller draws whether it
+/// probable, all of them but the least probable go, unless that leaves fewer than `min_keep`. The caller draws whether it
 /// applies to this step.
-pub(super) fn xtc(candidates: &mut Candidates, threshold: f32) {
+pub(super) fn xtc(candidates: &mut Candidates, threshold: f32, min_keep: usize) {
     let softmax = Softmax::of(candidates.as_slice());
     let is_top = |c: Candidate| softmax.probability(c) >= f64::from(threshold);
-    let least = candidates.as_slice().iter().copied().filter(|&c| is_top(c)).max_by(Candidate::by_logit);
-    if let Some(least) = least {
+    let top = || candidates.as_slice().iter().copied().filter(|&c| is_top(c));
+    let n_left = (candidates.as_slice().len() + 1).saturating_sub(top().count());
+    let least = top().max_by(Candidate::by_logit);
+    if let Some(least) = least.filter(|_| n_left >= min_keep) {
         candidates.retain(|&c| c == least || !is_top(c));
     }
 }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use super::engine::{Engine, Running};
 use super::slots::{Prefix, longest_prefix, n_common};
 use super::text::Text;
-use super::{Client, FinishReason, Metrics};
+use super::{Client, FinishReason, Metrics, Request};
 
 /// Tokens that a text waits for while another one evaluates them.
 const WORTH_WAITING: usize = 16;
@@ -97,7 +97,7 @@ impl<'t> Engine<'t> {
                 continue;
             }
             let text = self.preempted.remove(at);
-            match self.place(client, &text.ids) {
+            match self.place(client, &text.ids, text.next_scored().unwrap_or(text.ids.len() - 1)) {
                 Place::At(seq, n) => {
                     self.start(text, seq, n);
                     return Admission::Done;
@@ -114,12 +114,13 @@ impl<'t> Engine<'t> {
         }
         for at in 0..LOOK_AHEAD {
             let Some(submission) = self.shared.queue().texts.take(client, at) else { break };
-            if submission.request.max_tokens == Some(0) {
+            let Request { prompt, max_tokens, prompt_logprobs, .. } = &submission.request;
+            if *max_tokens == Some(0) && prompt_logprobs.is_none() {
                 let text = self.new_text(submission);
                 self.answer(text, Ok(FinishReason::Length));
                 return Admission::Done;
             }
-            match self.place(client, &submission.request.prompt) {
+            match self.place(client, prompt, if prompt_logprobs.is_some() { 0 } else { prompt.len() - 1 }) {
                 Place::At(seq, n) => {
                     let text = self.new_text(submission);
                     self.start(text, seq, n);
@@ -205,10 +206,11 @@ impl<'t> Engine<'t> {
         count(&mut self.shared.metrics());
     }
 
-    /// Finds a sequence for a text of `client`, with as much of it as the KV cache holds anywhere.
-    fn place(&mut self, client: Client, ids: &[u32]) -> Place {
-        // The last token is evaluated in any case: its logits choose the next one.
-        let ids = &ids[..ids.len() - 1];
+    /// Finds a sequence for a text of `client`, with as much of it as the KV cache holds anywhere, `most` tokens at most: what
+    /// is after them is evaluated in any case. The logits of the last token, at least, choose the next one.
+    fn place(&mut self, client: Client, ids: &[u32], most: usize) -> Place {
+        let n_tokens = ids.len() + 1;
+        let ids = &ids[..most];
         let evaluated = self.running.iter().map(|r| (r.seq, &r.text.ids[..self.pass.n_past(r.seq)]));
         let prefix = longest_prefix(ids, evaluated.chain(self.slots.all_idle()), |seq, n| self.pass.reachable(seq, n));
         let page_len = self.pass.cache_pages().page_len;
@@ -224,7 +226,6 @@ impl<'t> Engine<'t> {
         if self.running.iter().enumerate().any(comes) {
             return Place::Later;
         }
-        let n_tokens = ids.len() + 2;
         // A finished text that the new one continues goes on where it is. Others stay as they are, if they can.
         let continued = prefix.filter(|p| self.slots.idle(p.seq).is_some_and(|idle| idle.len() == p.n));
         if let Some(Prefix { seq, n }) = continued

@@ -7,7 +7,7 @@ use super::queue::{EmbeddingRequest, Wanted};
 use super::{Client, RequestError};
 
 /// Most bytes of logits that one chunk gives.
-const MAX_LOGITS_BYTES: usize = 64 << 20;
+pub(super) const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 /// An embedding that is being made.
 pub(super) struct EmbeddingRun {

@@ -52,7 +52,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use crate::sampling::{DRY_SEQUENCE_BREAKERS, Sampler};
+use crate::sampling::Sampler;
 use crate::tokenizer::Tokenizer;
 use crate::{EngineOptions, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -214,9 +214,10 @@ impl Scheduler {
         let mut sampling = std::mem::take(&mut request.sampling);
         sampling.logit_bias.append(&mut request.logit_bias);
         self.check_ids(sampling.logit_bias.iter().map(|(id, _)| id))?;
+        self.check_ids(request.stop_ids.iter())?;
         let tokenizer = &self.handle.tokenizer;
         let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
-        let sampler = Sampler::new(sampling)?.with_dry_breakers(&DRY_SEQUENCE_BREAKERS, vocabulary);
+        let sampler = Sampler::new(sampling)?.with_vocabulary(vocabulary);
         let (events, receiver) = mpsc::unbounded_channel();
         let submission = Submission { request, sampler, events, submitted: Instant::now(), ticket: None };
         Ok((submission, Events::new(receiver)))

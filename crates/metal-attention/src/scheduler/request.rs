@@ -35,7 +35,9 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// Strings that end the text; they are not part of it.
     pub stop: Arc<[String]>,
-    /// Never choose a token that ends the text.
+    /// Tokens that end the text besides those of the vocabulary; they are not part of it.
+    pub stop_ids: Arc<[u32]>,
+    /// Never choose a token with which the vocabulary ends a text.
     pub ignore_eos: bool,
     /// Choose no token that ends the text before there are so many others.
     pub min_tokens: usize,
@@ -43,6 +45,9 @@ pub struct Request {
     pub logit_bias: Vec<(u32, f32)>,
     /// `Some(n)`: tell the log probability of each token, and the `n` most probable ones.
     pub logprobs: Option<usize>,
+    /// `Some(n)`: tell the log probability of each token of the prompt after the first, and the `n` most probable ones
+    /// there. The prompt is then evaluated from its start, whatever the KV cache holds of it.
+    pub prompt_logprobs: Option<usize>,
     /// Which tokens may come next.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Changes the logits of each token before everything else. It runs on the scheduler's thread: others wait for it. A
@@ -72,6 +77,8 @@ pub trait Constraint: Send {
 /// happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// The prompt was evaluated, where the request asked for its log probabilities: those of each token but the first.
+    Prompt(Vec<TokenLogprobs>),
     /// A token was chosen.
     Token {
         /// Its number in the vocabulary.
@@ -90,6 +97,8 @@ pub enum Event {
         text: String,
         /// The token that ended it, where the model chose one; it is not part of the text.
         end_token: Option<u32>,
+        /// That token's log probabilities, where the request asked for them.
+        end_logprobs: Option<TokenLogprobs>,
         /// Tokens it took.
         usage: Usage,
         /// Time it took.
@@ -102,8 +111,10 @@ pub enum Event {
 /// Natural logarithms of probabilities, from the model's own logits: before biases, constraints and samplers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token that was chosen.
+    /// Of the token that was chosen, or that the prompt has here.
     pub logprob: f32,
+    /// Its place among all tokens: 1 is the most probable one.
+    pub rank: usize,
     /// Of the most probable tokens, highest first.
     pub top: Vec<(u32, f32)>,
 }
@@ -174,6 +185,8 @@ pub struct Completion {
     pub text: String,
     /// Log probabilities of each token, where the request asked for them; else empty.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Log probabilities of each token of the prompt after the first, where the request asked for them; else empty.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub reason: FinishReason,
     /// Tokens it took.
@@ -188,21 +201,26 @@ struct CompletionSoFar {
     ids: Vec<u32>,
     text: String,
     logprobs: Vec<TokenLogprobs>,
+    prompt_logprobs: Vec<TokenLogprobs>,
 }
 
 impl CompletionSoFar {
     /// Takes the next event; at the last one the whole text comes out.
     fn take(&mut self, event: Event) -> Result<Option<Completion>, RequestError> {
         match event {
+            Event::Prompt(logprobs) => {
+                self.prompt_logprobs = logprobs;
+                Ok(None)
+            }
             Event::Token { id, text, logprobs } => {
                 self.ids.push(id);
                 self.text += &text;
                 self.logprobs.extend(logprobs);
                 Ok(None)
             }
-            Event::Done { reason, text, usage, timings, end_token: _ } => {
-                let Self { ids, text: so_far, logprobs } = std::mem::take(self);
-                Ok(Some(Completion { ids, text: so_far + &text, logprobs, reason, usage, timings }))
+            Event::Done { reason, text, usage, timings, end_token: _, end_logprobs: _ } => {
+                let Self { ids, text: so_far, logprobs, prompt_logprobs } = std::mem::take(self);
+                Ok(Some(Completion { ids, text: so_far + &text, logprobs, prompt_logprobs, reason, usage, timings }))
             }
             Event::Failed(why) => Err(why),
         }

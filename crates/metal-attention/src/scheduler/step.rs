@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use crate::choice::{self, Need};
+use crate::choice::{self, Need, Scores};
 use crate::{BatchToken, ForwardError};
 
+use super::embedding::MAX_LOGITS_BYTES;
 use super::engine::{Engine, Running};
 use super::text::Progress;
 use super::turns::share_out;
@@ -14,10 +15,19 @@ use super::{FinishReason, RequestError};
 #[derive(Debug, Default)]
 struct Batch {
     tokens: Vec<BatchToken>,
-    /// For each token whose logits are wanted, which of the running texts it belongs to.
-    rows: Vec<usize>,
+    /// For each token whose logits are wanted, what they are for.
+    rows: Vec<Row>,
     /// Tokens that follow another one that was generated, one of a text.
     n_decode: usize,
+}
+
+/// What the logits of a token are for, and which of the running texts it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Row {
+    /// The next token is chosen.
+    Choose(usize),
+    /// The log probability of the prompt's next token.
+    Score(usize),
 }
 
 /// How each text fared: which of the running ones, and what came of it.
@@ -79,13 +89,22 @@ impl Engine<'_> {
         let wanted: Vec<_> = prompts.iter().map(|&i| (self.running[i].text.client, waiting(i))).collect();
         let shares = share_out(&wanted, most - next.len());
         let next = next.into_iter().map(|i| (i, 1));
+        // Logits that a step may give of prompts.
+        let mut room = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
         for (i, n) in next.chain(prompts.into_iter().zip(shares)).filter(|&(_, n)| n > 0) {
             let (text, seq) = (&self.running[i].text, self.running[i].seq);
             let start = self.pass.n_past(seq);
-            let token = |pos| BatchToken { id: text.ids[pos], seq, pos, logits: pos + 1 == text.ids.len() };
+            let last = text.ids.len() - 1;
+            let scored = text.next_scored().map_or(last..last, |first| first.max(start)..last);
+            // What there is no room for comes with the next step.
+            let n = if scored.is_empty() { n } else { n.min(scored.start + room - start) };
+            let token = |pos| BatchToken { id: text.ids[pos], seq, pos, logits: pos == last || scored.contains(&pos) };
             batch.tokens.extend((start..start + n).map(token));
+            let n_scored = (start..start + n).filter(|pos| scored.contains(pos)).count();
+            room -= n_scored;
+            batch.rows.extend(std::iter::repeat_n(Row::Score(i), n_scored));
             if start + n == text.ids.len() {
-                batch.rows.push(i);
+                batch.rows.push(Row::Choose(i));
                 batch.n_decode += usize::from(n == 1 && text.n_generated() > 0);
             }
         }
@@ -100,16 +119,23 @@ impl Engine<'_> {
     /// Evaluates a batch, by the cheapest way that gives every text what it needs, and lets the texts choose.
     fn evaluate(&mut self, batch: &Batch) -> Result<Results, ForwardError> {
         let k = self.pass.max_top_k();
-        let need = batch.rows.iter().map(|&i| self.running[i].text.need(k)).max().unwrap_or(Need::Logits);
+        let need_of = |row: &Row| match *row {
+            Row::Choose(i) => self.running[i].text.need(k),
+            Row::Score(_) => Need::Logits,
+        };
+        let need = batch.rows.iter().map(need_of).max().unwrap_or(Need::Logits);
         let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
         let mut results: Results = Vec::new();
         let mut again = Vec::new();
         choice::evaluate(&mut **pass, &batch.tokens, need, |row, scores| {
-            let i = batch.rows[row];
-            match running[i].text.step(scores, n_ctx) {
-                Ok(Progress::TooLittle) => again.push(i),
-                result => results.push((i, result)),
+            match (batch.rows[row], scores) {
+                (Row::Score(i), Scores::Logits(logits)) => running[i].text.score(logits),
+                (Row::Score(_), Scores::Id(_) | Scores::Short(..)) => {}
+                (Row::Choose(i), scores) => match running[i].text.step(scores, n_ctx) {
+                    Ok(Progress::TooLittle) => again.push(i),
+                    result => results.push((i, result)),
+                },
             }
         })?;
         // Where that did not do, the last token is evaluated once more.

@@ -1,6 +1,7 @@
 //! The text of one request: its tokens, how the next one is chosen, and what its client hears of it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::choice::{Allowed, Need, Scores, choose, is_number, need};
@@ -26,6 +27,14 @@ pub(super) enum Progress {
     Finished(FinishReason),
 }
 
+/// Log probabilities of a prompt's tokens, as far as it was evaluated.
+struct PromptLogprobs {
+    /// So many of the most probable tokens are told at each position.
+    n_top: usize,
+    /// Those of the tokens from the second on.
+    list: Vec<TokenLogprobs>,
+}
+
 /// A text that waits for a place, runs, or lost its place for a while.
 pub(super) struct Text<'t> {
     pub client: Client,
@@ -43,9 +52,16 @@ pub(super) struct Text<'t> {
     max_tokens: Option<usize>,
     /// No token that ends the text is chosen before there are so many others.
     min_tokens: usize,
-    /// The token that ended the text.
-    end_token: Option<u32>,
+    /// No token with which the vocabulary ends a text is chosen.
+    ignore_eos: bool,
+    /// Tokens that end the text besides those of the vocabulary.
+    stop_ids: Arc<[u32]>,
+    /// Those, and the tokens with which the vocabulary ends a text.
+    ends: Arc<[u32]>,
+    /// The token that ended the text, and its log probabilities.
+    end: Option<(u32, Option<TokenLogprobs>)>,
     logprobs: Option<usize>,
+    prompt_logprobs: Option<PromptLogprobs>,
     constraint: Option<Box<dyn Constraint>>,
     processing: Option<Processing>,
     /// A bit for each of the model's tokens that the constraint allows now.
@@ -80,9 +96,13 @@ impl<'t> Text<'t> {
             sampler,
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
             max_tokens: request.max_tokens,
-            min_tokens: if request.ignore_eos { usize::MAX } else { request.min_tokens },
-            end_token: None,
+            min_tokens: request.min_tokens,
+            ignore_eos: request.ignore_eos,
+            ends: tokenizer.end_of_generation().iter().chain(&*request.stop_ids).copied().collect(),
+            stop_ids: request.stop_ids,
+            end: None,
             logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs.map(|n_top| PromptLogprobs { n_top, list: Vec::new() }),
             constraint: request.constraint,
             processing: request.logits_processor.map(Processing::new),
             mask: Vec::new(),
@@ -117,6 +137,30 @@ impl<'t> Text<'t> {
         self.events.is_closed()
     }
 
+    /// The first position whose logits give a log probability of the prompt that is still missing; `None` where none is.
+    /// The logits there are those of the token after it.
+    pub fn next_scored(&self) -> Option<usize> {
+        let scored = self.prompt_logprobs.as_ref()?.list.len();
+        (scored + 1 < self.n_prompt).then_some(scored)
+    }
+
+    /// Takes the logits at position [`next_scored`](Self::next_scored), and tells the client once the prompt is whole.
+    pub fn score(&mut self, logits: &[f32]) {
+        let Some(position) = self.next_scored() else { return };
+        let Some(prompt) = &mut self.prompt_logprobs else { return };
+        prompt.list.push(logprobs(logits, self.ids[position + 1], prompt.n_top));
+        if self.next_scored().is_none() {
+            self.tell_prompt();
+        }
+    }
+
+    /// Tells the client the prompt's log probabilities, once.
+    fn tell_prompt(&mut self) {
+        if let Some(prompt) = self.prompt_logprobs.take() {
+            self.tell(Event::Prompt(prompt.list));
+        }
+    }
+
     /// What the next choice takes, where a list of `max_top_k` logits is cheaper than all of them.
     pub fn need(&self, max_top_k: usize) -> Need {
         if self.logprobs.is_some() || self.processing.is_some() {
@@ -128,6 +172,11 @@ impl<'t> Text<'t> {
     /// Chooses the next token from `scores` and adds it to the text, which has room for `n_ctx` tokens. A panic
     /// of the sampler, the constraint or the logits processor is an error of this text alone.
     pub fn step(&mut self, scores: Scores<'_>, n_ctx: usize) -> Result<Progress, RequestError> {
+        // A prompt of one token has no log probabilities.
+        self.tell_prompt();
+        if self.max_tokens == Some(0) {
+            return Ok(Progress::Finished(FinishReason::Length));
+        }
         catch_unwind(AssertUnwindSafe(|| {
             let Some(id) = self.choose(scores)? else { return Ok(Progress::TooLittle) };
             if !is_number(scores, id) {
@@ -147,13 +196,20 @@ impl<'t> Text<'t> {
     }
 
     /// Tokens not to choose next.
-    fn forbidden(&self) -> &'t [u32] {
-        if self.n_generated() < self.min_tokens { self.tokenizer.end_of_generation() } else { &[] }
+    fn forbidden(&self) -> Arc<[u32]> {
+        if self.n_generated() < self.min_tokens {
+            Arc::clone(&self.ends)
+        } else if self.ignore_eos {
+            self.tokenizer.end_of_generation().into()
+        } else {
+            Arc::default()
+        }
     }
 
     fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
         let constrained = self.fill_mask()?;
-        let allowed = Allowed { forbidden: self.forbidden(), mask: constrained.then_some(&self.mask) };
+        let forbidden = self.forbidden();
+        let allowed = Allowed { forbidden: &forbidden, mask: constrained.then_some(&self.mask) };
         match &mut self.processing {
             Some(processing) => {
                 processing.choose(&mut self.sampler, &self.ids, allowed, scores).map_err(RequestError::LogitsProcessor)
@@ -169,7 +225,7 @@ impl<'t> Text<'t> {
         self.mask.clear();
         self.mask.resize(self.n_vocab.div_ceil(32), 0);
         constraint.allowed(&mut self.mask).map_err(RequestError::Constraint)?;
-        for &id in forbidden {
+        for &id in &*forbidden {
             self.mask[id as usize / 32] &= !(1 << (id % 32));
         }
         if self.mask.iter().all(|&word| word == 0) {
@@ -181,8 +237,8 @@ impl<'t> Text<'t> {
     /// Adds a token to the text and tells the client.
     fn push(&mut self, id: u32, logprobs: Option<TokenLogprobs>, n_ctx: usize) -> Result<Progress, RequestError> {
         self.first_token.get_or_insert_with(Instant::now);
-        if self.tokenizer.is_end_of_generation(id) {
-            self.end_token = Some(id);
+        if self.tokenizer.is_end_of_generation(id) || self.stop_ids.contains(&id) {
+            self.end = Some((id, logprobs));
             return Ok(Progress::Finished(FinishReason::EndOfText));
         }
         if let Some(constraint) = &mut self.constraint {
@@ -227,8 +283,10 @@ impl<'t> Text<'t> {
             prefill: first_token - admitted,
             decode: now - first_token,
         };
-        let (text, end_token) = (self.stream.finish(), self.end_token);
-        tell_last(&self.events, self.held, Event::Done { reason, text, end_token, usage, timings });
+        let text = self.stream.finish();
+        let (end_token, end_logprobs) = self.end.map_or((None, None), |(id, logprobs)| (Some(id), logprobs));
+        let done = Event::Done { reason, text, end_token, end_logprobs, usage, timings };
+        tell_last(&self.events, self.held, done);
     }
 
     /// Tells the client that the text cannot be finished.
@@ -251,7 +309,9 @@ fn logprobs(logits: &[f32], id: u32, n: usize) -> TokenLogprobs {
     let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(l - largest).exp()).sum();
     let of = |logit: f32| (f64::from(logit - largest) - sum.ln()) as f32;
     let top = highest(logits, n).into_iter().map(|(id, logit)| (id, of(logit))).collect();
-    TokenLogprobs { logprob: of(logits[id as usize]), top }
+    let logit = logits[id as usize];
+    let rank = 1 + logits.iter().filter(|&&other| other > logit).count();
+    TokenLogprobs { logprob: of(logit), rank, top }
 }
 
 #[cfg(test)]
@@ -264,7 +324,7 @@ mod tests {
         let logits = [0.0f32, 4.0, 2.0, 1.0].map(|p| if p == 0.0 { 0.0 } else { p.ln() });
         let logprobs = logprobs(&logits, 2, 2);
         let close = |a: f32, p: f32| (a - p.ln()).abs() < 1e-6;
-        assert!(close(logprobs.logprob, 0.25), "{logprobs:?}");
+        assert!(close(logprobs.logprob, 0.25) && logprobs.rank == 2, "{logprobs:?}");
         assert_eq!(logprobs.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2]);
         assert!(close(logprobs.top[0].1, 0.5) && close(logprobs.top[1].1, 0.25), "{logprobs:?}");
     }

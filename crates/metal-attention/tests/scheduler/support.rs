@@ -49,6 +49,7 @@ pub struct Answer {
     pub ids: Vec<u32>,
     pub text: String,
     pub logprobs: Vec<TokenLogprobs>,
+    pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     pub reason: Option<FinishReason>,
     pub end_token: Option<u32>,
     pub usage: Usage,
@@ -61,6 +62,10 @@ pub fn read(mut events: Events) -> Answer {
     while let Some(event) = events.blocking_recv() {
         assert!(answer.reason.is_none() && answer.error.is_none(), "nothing follows the end");
         match event {
+            Event::Prompt(logprobs) => {
+                assert!(answer.ids.is_empty() && answer.prompt_logprobs.is_none(), "the prompt comes first, once");
+                answer.prompt_logprobs = Some(logprobs);
+            }
             Event::Token { id, text, logprobs } => {
                 answer.ids.push(id);
                 answer.text += &text;

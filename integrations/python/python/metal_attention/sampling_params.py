@@ -36,7 +36,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep the tokens at least this probable relative to the most probable one; 0: off."""
     seed: int | None = None
-    """Seed of the random numbers; the i-th of `n` texts has `seed + i`. None: from the operating system."""
+    """Seed of the random numbers; the i-th of `n` texts has `seed + i`. None or below 0: from the operating system."""
     stop: str | Sequence[str] | None = None
     """Strings that end the text; they are not part of it."""
     ignore_eos: bool = False

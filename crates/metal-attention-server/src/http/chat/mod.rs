@@ -16,7 +16,6 @@ use super::answer::{Out, Texts, stream};
 use super::app::Loaded;
 use super::body::Json;
 use super::constraint::Grammar;
-use super::notes::Notes;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
 use request::{Calls, ChatFields, ChatRequest, ResponseFormat};
@@ -56,7 +55,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     let model = app.model_named(shared.model.as_deref())?;
     let n = shared.n()?;
     model.scheduler.check_texts(n as usize)?;
-    let logprobs = own.top_logprobs()?;
+    let logprobs = own.top_logprobs()?.or(shared.n_probs()?);
     let calls = own.calls()?;
     if matches!(calls, Calls::OneOf { .. }) && !matches!(own.response_format, None | Some(ResponseFormat::Text)) {
         let message = "tool_choice demands a call, which response_format rules out";
@@ -71,7 +70,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     });
     let prompt = rendered.map_err(|e| ApiError::field("messages", e.to_string()))?;
     model.check_length(&prompt.text, "messages")?;
-    let ids = prompt.encode(&model.tokenizer).into();
+    let ids: Arc<[u32]> = prompt.encode(&model.tokenizer).into();
     let stop = shared.stop(model.template.stop_strings());
     let grammar = grammar(model, own, calls, &prompt.text)?;
     // An answer in a form of its own has no calls.
@@ -81,13 +80,12 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     for choice in 0..n {
         let mut request = shared.request(app, model.n_vocab(), &ids, &stop, choice)?;
         request.client = client;
-        request.max_tokens = own.max_completion_tokens.or(shared.max_tokens).map(|n| n as usize);
         request.logprobs = logprobs;
         request.constraint = grammar.clone().map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         events.push(model.scheduler.submit(request)?);
         replies.push(model.template.answer_parser(&prompt.text, tools));
     }
-    let mut notes = Notes::default();
+    let mut notes = shared.notes.clone();
     let writer = ChatWriter {
         id: ids::unique("chatcmpl-"),
         created: now(),
@@ -96,6 +94,8 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         replies,
         with_logprobs: logprobs.is_some(),
         usage: Usage::default(),
+        prompt: Arc::clone(&ids),
+        prompt_logprobs: shared.prompt_logprobs()?.map(|n_top| (n_top, None)),
         notes,
     };
     Ok((events, writer))

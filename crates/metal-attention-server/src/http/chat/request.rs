@@ -12,7 +12,8 @@ use crate::http::fields::{GenerationFields, check};
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::logprobs::MAX_TOP_LOGPROBS;
 use crate::http::openapi::all_of;
-use crate::http::unsupported::{self, Endpoint};
+use crate::http::sampling::SamplingFields;
+use crate::http::unsupported::Endpoint;
 
 /// What a chat completion may ask for besides what it shares with completions.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -20,9 +21,6 @@ pub struct ChatFields {
     /// The conversation so far, the first message first.
     #[schema(value_type = Vec<super::schema::ChatMessage>, min_items = 1)]
     pub messages: Vec<Message>,
-    /// Most tokens to generate, as `max_tokens`.
-    #[schema(minimum = 0, maximum = 4294967295_u32)]
-    pub max_completion_tokens: Option<u32>,
     /// Tell the log probability of each token.
     logprobs: Option<bool>,
     /// And of so many of the likeliest; only with `logprobs`.
@@ -189,8 +187,8 @@ pub struct ChatRequest {
 
 impl FromJson for ChatRequest {
     fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        unsupported::check(Endpoint::Chat, json)?;
-        let request = Self { own: parse(json)?, shared: parse(json)? };
+        let shared = GenerationFields::read(Endpoint::Chat, json)?;
+        let request = Self { own: parse(json)?, shared };
         match request.own.messages.len() {
             0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
             1..=MAX_MESSAGES => Ok(request),
@@ -202,4 +200,4 @@ impl FromJson for ChatRequest {
     }
 }
 
-all_of!(ChatRequest, ChatFields, GenerationFields);
+all_of!(ChatRequest, ChatFields, GenerationFields, SamplingFields);

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::answer::{Chunks, Out, finish_reason};
-use crate::http::logprobs::{ChatLogprobs, ChatTokenLogprob};
+use crate::http::logprobs::{self, ChatLogprobs, ChatTokenLogprob, PromptLogprobs};
 use crate::http::notes::Notes;
 use crate::http::usage::Usage;
 use metal_attention::scheduler::Event;
@@ -27,6 +27,9 @@ pub struct ChatCompletion {
     model: String,
     /// The messages.
     choices: Vec<ChatChoice>,
+    /// Log probabilities of the prompt, where they were asked for, by tokens' ids; null for its first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
     /// Tokens it took.
     usage: Usage,
 }
@@ -140,6 +143,10 @@ pub struct ChatWriter {
     pub with_logprobs: bool,
     /// Tokens of the texts that have ended.
     pub usage: Usage,
+    /// The token ids of the prompt.
+    pub prompt: Arc<[u32]>,
+    /// Where the prompt's log probabilities are wanted: for how many of the likeliest tokens, and what there is of them.
+    pub prompt_logprobs: Option<(usize, Option<Vec<Option<PromptLogprobs>>>)>,
     /// How the request was read.
     pub notes: Notes,
 }
@@ -159,6 +166,12 @@ impl ChatWriter {
     pub fn take(&mut self, i: usize, event: Event) -> Result<Vec<ChatPart>, ApiError> {
         let reply = &mut self.replies[i];
         match event {
+            Event::Prompt(logprobs) => {
+                if let Some((n_top, known)) = &mut self.prompt_logprobs {
+                    *known = Some(logprobs::of_prompt(&self.tokenizer, &self.prompt, &logprobs, *n_top));
+                }
+                Ok(Vec::new())
+            }
             Event::Token { id, text, logprobs } => {
                 let mut parts: Vec<_> =
                     reply.push_token(&self.tokenizer, id, &text).into_iter().map(ChatPart::Reply).collect();
@@ -189,6 +202,7 @@ impl ChatWriter {
             created: self.created,
             model: self.model.clone(),
             choices,
+            prompt_logprobs: self.prompt_logprobs.as_ref().and_then(|(_, known)| known.clone()),
             usage: self.usage,
         }
     }

@@ -71,10 +71,11 @@ proptest! {
         breaker in 0_u32..8,
     ) {
         let options = SamplerOptions {
-            dry_multiplier: 0.5, dry_base: 2.0, dry_allowed_length: allowed, dry_penalty_last_n: last_n, ..neutral()
+            dry_multiplier: 0.5, dry_base: 2.0, dry_allowed_length: allowed, dry_penalty_last_n: last_n,
+            dry_sequence_breakers: vec!["x".into()], ..neutral()
         };
         let vocabulary: Vec<&[u8]> = (0..8).map(|id| if id == breaker { &b"x"[..] } else { b"y" }).collect();
-        let mut sampler = sampler(options).with_dry_breakers(&["x"], vocabulary.into_iter());
+        let mut sampler = sampler(options).with_vocabulary(vocabulary.into_iter());
         accept_all(&mut sampler, &text);
 
         let window = &text[text.len().saturating_sub(last_n)..];
@@ -120,7 +121,9 @@ fn dry_breakers_are_the_tokens_that_contain_one() {
     let options = SamplerOptions { dry_multiplier: 1.0, ..neutral() };
     let text = [0, 1, 0, 2, 0, 1, 0];
     let with = |breakers: &[&str]| {
-        let mut sampler = sampler(options.clone()).with_dry_breakers(breakers, vocabulary.into_iter());
+        let dry_sequence_breakers = breakers.iter().map(|&breaker| breaker.to_owned()).collect();
+        let options = SamplerOptions { dry_sequence_breakers, ..options.clone() };
+        let mut sampler = sampler(options).with_vocabulary(vocabulary.into_iter());
         accept_all(&mut sampler, &text);
         adjusted(&mut sampler, &[0.0; 5])
     };

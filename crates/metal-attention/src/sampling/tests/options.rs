@@ -1,7 +1,7 @@
 //! Default values, ranges, names and their text forms.
 
 use super::*;
-use crate::sampling::{SamplerKind, SamplingError};
+use crate::sampling::{NumberOption, SamplerKind, SamplingError};
 
 #[test]
 fn the_defaults_are_those_of_llama_cpp() {
@@ -72,6 +72,8 @@ fn every_name_is_read_back() {
         ("typ", SamplerKind::TypicalP),
         ("typical", SamplerKind::TypicalP),
         ("typical-p", SamplerKind::TypicalP),
+        ("topp", SamplerKind::TopP),
+        ("Top-N-Sigma", SamplerKind::TopNSigma),
     ] {
         assert_eq!(text.parse(), Ok(kind));
     }
@@ -84,12 +86,47 @@ fn an_order_is_names_separated_by_semicolons() {
     assert_eq!(names, ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]);
     assert_eq!(SamplerKind::parse_order(" top_k ; ;temperature;").unwrap().len(), 2);
     assert_eq!(SamplerKind::parse_order(""), Ok(vec![]));
-    let error = SamplerKind::parse_order("top_k;topp").unwrap_err();
+    let error = SamplerKind::parse_order("top_k;topq").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no sampler named \"topp\"; use \
+        "there is no sampler named \"topq\"; use \
          penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature"
     );
+}
+
+#[test]
+fn letters_are_those_of_llama_cpp() {
+    let order = SamplerKind::parse_letters("edskypmxt");
+    assert_eq!(order.as_deref(), Some(&SamplerKind::ALL[..]));
+    assert_eq!(SamplerKind::parse_letters("kt"), Some(vec![SamplerKind::TopK, SamplerKind::Temperature]));
+    assert_eq!((SamplerKind::parse_letters("kq"), SamplerKind::parse_letters("")), (None, Some(vec![])));
+}
+
+#[test]
+fn numbers_are_found_by_name_and_kept_to_their_ranges() {
+    let set = |name: &str, value: f64| {
+        let mut options = SamplerOptions::default();
+        NumberOption::find(name).unwrap().set(&mut options, value).map(|()| options)
+    };
+    assert_eq!(set("repeat_last_n", -1.0).unwrap().penalty_last_n, usize::MAX);
+    assert_eq!(set("repetition_penalty", 1.5).unwrap().repeat_penalty, 1.5);
+    assert_eq!((set("top_k", -1.0).unwrap().top_k, set("top_k", 7.0).unwrap().top_k), (0, 7));
+    assert_eq!(set("temp", 2.5).unwrap().temperature, 2.5);
+    for (name, value) in [("top_k", 1.5), ("min_keep", -1.0), ("top_p", 1.5), ("temp", 1e300), ("top_k", f64::NAN)] {
+        assert!(matches!(set(name, value), Err(SamplingError::OutOfRange { .. })), "{name} {value}");
+    }
+    assert!(NumberOption::find("mirostat").is_none());
+    // No name belongs to two options, and each default is within its range.
+    let mut names: Vec<&str> = NumberOption::ALL.iter().flat_map(|o| o.aliases.iter().copied().chain([o.name])).collect();
+    let n = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), n);
+    for option in NumberOption::ALL {
+        let default = option.get(&SamplerOptions::default());
+        assert!(option.minimum().is_none_or(|least| default >= least), "{}", option.name);
+        assert!(option.maximum().is_none_or(|most| default <= most), "{}", option.name);
+    }
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! Prompts that ask for what is between two texts: fill in the middle.
+
+use metal_attention::tokenizer::{EncodeOptions, FillInTheMiddle};
+
+use super::ApiError;
+use super::app::Loaded;
+
+/// The tokens that the model has for such prompts; an error where it has none.
+pub fn tokens(model: &Loaded) -> Result<FillInTheMiddle, ApiError> {
+    model.tokenizer.fill_in_the_middle().ok_or_else(|| {
+        let message = "the model's vocabulary has no tokens for filling in the middle (prefix, suffix, middle): use a model \
+                       that was trained for it, or put all that it needs into the prompt";
+        ApiError::unsupported_by_model(message)
+    })
+}
+
+/// The tokens of a text, without special ones: what is written in a document is no mark. `param` is the field's name.
+pub fn encode(model: &Loaded, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
+    model.check_length(text, param)?;
+    Ok(model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false }))
+}
+
+/// A prompt that asks for what is between `before` and `after`; `context` comes first.
+pub fn prompt(model: &Loaded, tokens: FillInTheMiddle, context: &[u32], before: &[u32], after: &[u32]) -> Vec<u32> {
+    let bos = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos());
+    let before = before.strip_prefix(bos.as_slice()).unwrap_or(before);
+    let mut ids: Vec<u32> = bos.into_iter().collect();
+    ids.extend(context);
+    ids.push(tokens.prefix);
+    ids.extend(before);
+    ids.push(tokens.suffix);
+    ids.extend(after);
+    ids.push(tokens.middle);
+    ids
+}
+
+/// What `room` tokens hold of `before` and `after`: the parts next to the gap, of `after` a quarter at most where both are
+/// long. Returns how many tokens are left.
+pub fn fit(before: &mut Vec<u32>, after: &mut Vec<u32>, room: usize) -> usize {
+    let n_after = after.len().min(room.saturating_sub(before.len()).max(room / 4));
+    let n_before = before.len().min(room - n_after);
+    after.truncate(n_after);
+    before.drain(..before.len() - n_before);
+    room - n_before - n_after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_next_to_the_gap_is_kept() {
+        let fit = |n_before: u32, n_after: u32, room| {
+            let (mut before, mut after): (Vec<u32>, Vec<u32>) = ((0..n_before).collect(), (0..n_after).collect());
+            let left = fit(&mut before, &mut after, room);
+            (before, after, left)
+        };
+        assert_eq!(fit(3, 2, 8), (vec![0, 1, 2], vec![0, 1], 3));
+        assert_eq!(fit(9, 9, 8), (vec![3, 4, 5, 6, 7, 8], vec![0, 1], 0));
+        assert_eq!(fit(1, 9, 8), (vec![0], vec![0, 1, 2, 3, 4, 5, 6], 0));
+        assert_eq!(fit(9, 1, 8), (vec![2, 3, 4, 5, 6, 7, 8], vec![0], 0));
+        assert_eq!(fit(2, 2, 0), (vec![], vec![], 0));
+    }
+}

@@ -1,0 +1,175 @@
+//! The field `logit_bias`: numbers that are added to the logits of tokens, as an object or as llama.cpp's list of pairs.
+
+use std::fmt;
+
+use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use super::ApiError;
+use super::fields::no_such_token;
+use super::limits::{MAX_LOGIT_BIAS, MAX_STOP_BYTES};
+
+/// What is added to the logits of tokens.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LogitBias(Vec<(String, f32)>);
+
+impl LogitBias {
+    /// The tokens and what is added to their logits: -inf forbids one. An error names the token that is none, or too many.
+    pub fn of_tokens(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+        let mut tokens = Vec::new();
+        for (token, bias) in &self.0 {
+            let param = format!("logit_bias.{token}");
+            if !bias.is_finite() && *bias != f32::NEG_INFINITY {
+                return Err(ApiError::field(&param, format!("{param} is {bias}, but it must be a finite number")));
+            }
+            if let Ok(id) = token.parse::<i128>() {
+                let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
+                tokens.push((known.ok_or_else(|| no_such_token(&param, id, n_vocab))?, *bias));
+            } else {
+                if token.is_empty() || token.len() > MAX_STOP_BYTES {
+                    let message = format!("logit_bias: a text must have from 1 to {MAX_STOP_BYTES} bytes");
+                    return Err(ApiError::field("logit_bias", message));
+                }
+                let ids = tokenizer.encode(token, EncodeOptions { add_special: false, parse_special: false });
+                tokens.extend(ids.into_iter().map(|id| (id, *bias)));
+            }
+        }
+        if tokens.len() > MAX_LOGIT_BIAS {
+            let message = format!("logit_bias has {} tokens; at most {MAX_LOGIT_BIAS} are allowed", tokens.len());
+            return Err(ApiError::field("logit_bias", message));
+        }
+        Ok(tokens)
+    }
+}
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LogitBiasVisitor)
+    }
+}
+
+struct LogitBiasVisitor;
+
+impl<'de> Visitor<'de> for LogitBiasVisitor {
+    type Value = LogitBias;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tokens and numbers, or a list of pairs of them")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
+        let mut list = Vec::new();
+        while let Some((token, Bias(bias))) = map.next_entry::<String, Bias>()? {
+            list.push((token, bias));
+        }
+        Ok(LogitBias(list))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<LogitBias, A::Error> {
+        let mut list = Vec::new();
+        while let Some((Token(token), Bias(bias))) = pairs.next_element::<(Token, Bias)>()? {
+            list.push((token, bias));
+        }
+        Ok(LogitBias(list))
+    }
+}
+
+/// A token's id, or a text, as text.
+struct Token(String);
+
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TokenVisitor)
+    }
+}
+
+struct TokenVisitor;
+
+impl Visitor<'_> for TokenVisitor {
+    type Value = Token;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a token id or a text")
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Token, E> {
+        Ok(Token(id.to_string()))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Token, E> {
+        Ok(Token(text.to_owned()))
+    }
+}
+
+/// A number, or false, which forbids a token.
+struct Bias(f32);
+
+impl<'de> Deserialize<'de> for Bias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BiasVisitor)
+    }
+}
+
+struct BiasVisitor;
+
+impl Visitor<'_> for BiasVisitor {
+    type Value = Bias;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number or false")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Bias, E> {
+        if value { Err(E::custom("true is no number; false forbids a token")) } else { Ok(Bias(f32::NEG_INFINITY)) }
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Bias, E> {
+        Ok(Bias(value as f32))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Bias, E> {
+        Ok(Bias(value as f32))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Bias, E> {
+        // What is beyond 32 bits is refused later, by the token's name.
+        Ok(Bias(if value < f64::from(f32::MIN) { f32::NAN } else { value as f32 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention::Model;
+
+    use super::*;
+
+    #[test]
+    fn biases_are_an_object_or_pairs() {
+        let model = Model::built_in().unwrap();
+        let tokenizer = model.tokenizer().unwrap();
+        let read = |json: &str| {
+            let bias: LogitBias = serde_json::from_str(json).map_err(|e| e.to_string())?;
+            bias.of_tokens(&tokenizer, 512).map_err(|e| {
+                serde_json::to_value(e.body()).unwrap()["error"]["param"].as_str().unwrap().to_owned()
+            })
+        };
+        let never = f32::NEG_INFINITY;
+        assert_eq!(read(r#"{"7": 1.5, "8": -200, "9": false}"#), Ok(vec![(7, 1.5), (8, -200.0), (9, never)]));
+        assert_eq!(read(r#"[[7, 1], ["8", -0.5], [9, false]]"#), Ok(vec![(7, 1.0), (8, -0.5), (9, never)]));
+        let once: Vec<_> = tokenizer.encode("Once", EncodeOptions::default()).into_iter().map(|id| (id, 2.0)).collect();
+        assert_eq!(read(r#"[["Once", 2]]"#), Ok(once.clone()));
+        assert_eq!(read(r#"{"Once": 2}"#), Ok(once));
+        for (json, param) in [
+            (r#"{"512": 1}"#, "logit_bias.512"),
+            (r#"{"-1": 1}"#, "logit_bias.-1"),
+            (r#"{"1": 1e300}"#, "logit_bias.1"),
+            (r#"{"1": -1e300}"#, "logit_bias.1"),
+            (r#"{"": 1}"#, "logit_bias"),
+        ] {
+            assert_eq!(read(json), Err(param.into()), "{json}");
+        }
+        for json in ["1", "[1]", "[[1]]", r#"[[1, "x"]]"#, r#"{"1": true}"#, r#"[[-1, 1]]"#] {
+            assert!(read(json).is_err(), "{json}");
+        }
+    }
+}

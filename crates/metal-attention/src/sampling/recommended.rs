@@ -1,0 +1,92 @@
+//! The sampling that a model's file recommends: the keys `general.sampling.*`, as llama.cpp reads them.
+
+use metal_attention_gguf::{Metadata, Value};
+
+use super::{NumberOption, SamplerKind, SamplerOptions};
+
+/// The key of the samplers' order: names separated by `;`.
+const SEQUENCE: &str = "general.sampling.sequence";
+
+impl SamplerOptions {
+    /// The defaults, with what `metadata` recommends in their place. A value that is no number, or outside its option's
+    /// range, is logged and passed over, and so is the name of an unknown sampler. Mirostat has no place here.
+    pub fn recommended(metadata: &Metadata) -> Self {
+        let mut options = Self::default();
+        for option in NumberOption::ALL {
+            let Some((key, value)) = option.metadata_key.and_then(|key| Some((key, metadata.get(key)?))) else { continue };
+            match number(value).map(|number| option.set(&mut options, number)) {
+                Some(Ok(())) => {}
+                Some(Err(why)) => tracing::warn!(key, "ignored: {why}"),
+                None => tracing::warn!(key, "ignored: the value is no number"),
+            }
+        }
+        if let Ok(Some(names)) = metadata.str(SEQUENCE) {
+            let order: Vec<SamplerKind> = names.split(';').filter_map(|name| name.trim().parse().ok()).collect();
+            if order.is_empty() {
+                tracing::warn!(key = SEQUENCE, "ignored: no name of a sampler in {names:?}");
+            } else {
+                options.order = order;
+            }
+        }
+        options
+    }
+}
+
+/// A number, also as text: llama.cpp reads both.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::U8(n) => Some(f64::from(*n)),
+        Value::I8(n) => Some(f64::from(*n)),
+        Value::U16(n) => Some(f64::from(*n)),
+        Value::I16(n) => Some(f64::from(*n)),
+        Value::U32(n) => Some(f64::from(*n)),
+        Value::I32(n) => Some(f64::from(*n)),
+        Value::U64(n) => Some(*n as f64),
+        Value::I64(n) => Some(*n as f64),
+        Value::F32(n) => Some(f64::from(*n)),
+        Value::F64(n) => Some(*n),
+        Value::String(text) => text.trim().parse().ok(),
+        Value::Bool(_) | Value::Array(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_recommends_sampling() {
+        let mut metadata = Metadata::new();
+        assert_eq!(SamplerOptions::recommended(&metadata), SamplerOptions::default());
+        metadata.set("general.sampling.temp", 0.6f32);
+        metadata.set("general.sampling.top_k", 20i32);
+        metadata.set("general.sampling.top_p", "0.9");
+        metadata.set("general.sampling.penalty_last_n", -1i32);
+        metadata.set("general.sampling.penalty_repeat", 1.1f32);
+        metadata.set("general.sampling.xtc_probability", 0.25f32);
+        metadata.set("general.sampling.sequence", "top_k;nonsense;temp");
+        let expected = SamplerOptions {
+            temperature: 0.6,
+            top_k: 20,
+            top_p: 0.9,
+            penalty_last_n: usize::MAX,
+            repeat_penalty: 1.1,
+            xtc_probability: 0.25,
+            order: vec![SamplerKind::TopK, SamplerKind::Temperature],
+            ..Default::default()
+        };
+        assert_eq!(SamplerOptions::recommended(&metadata), expected);
+    }
+
+    #[test]
+    fn recommendations_that_make_no_sense_are_passed_over() {
+        let mut metadata = Metadata::new();
+        metadata.set("general.sampling.temp", f32::NAN);
+        metadata.set("general.sampling.top_p", 7.0f32);
+        metadata.set("general.sampling.min_p", true);
+        metadata.set("general.sampling.top_k", "many");
+        metadata.set("general.sampling.sequence", ";");
+        metadata.set("general.sampling.mirostat", 2i32);
+        assert_eq!(SamplerOptions::recommended(&metadata), SamplerOptions::default());
+    }
+}
