@@ -149,9 +149,8 @@ mod tests {
         let tokenizer = model.tokenizer().unwrap();
         let read = |json: &str| {
             let bias: LogitBias = serde_json::from_str(json).map_err(|e| e.to_string())?;
-            bias.of_tokens(&tokenizer, 512).map_err(|e| {
-                serde_json::to_value(e.body()).unwrap()["error"]["param"].as_str().unwrap().to_owned()
-            })
+            bias.of_tokens(&tokenizer, 512)
+                .map_err(|e| serde_json::to_value(e.body()).unwrap()["error"]["param"].as_str().unwrap().to_owned())
         };
         let never = f32::NEG_INFINITY;
         assert_eq!(read(r#"{"7": 1.5, "8": -200, "9": false}"#), Ok(vec![(7, 1.5), (8, -200.0), (9, never)]));

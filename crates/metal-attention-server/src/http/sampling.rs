@@ -171,7 +171,8 @@ impl<'de> Visitor<'de> for BreakersVisitor {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Breakers, E> {
         let list = if text.trim_start().starts_with('[') { text.to_owned() } else { format!("[{text}]") };
-        let list: Vec<String> = serde_json::from_str(&list).map_err(|_| E::custom("a string that is no list in JSON"))?;
+        let list: Vec<String> =
+            serde_json::from_str(&list).map_err(|_| E::custom("a string that is no list in JSON"))?;
         list.iter().try_for_each(|breaker| check_breaker(breaker))?;
         check_breakers(list.len())?;
         Ok(Breakers(list))
@@ -250,7 +251,9 @@ mod tests {
     fn read(json: &str) -> Result<SamplerOptions, String> {
         let fields: SamplingFields = serde_json::from_str(json).map_err(|e| e.to_string())?;
         let mut options = SamplerOptions::default();
-        fields.apply(&mut options).map_err(|e| serde_json::to_value(e.body()).unwrap()["error"]["param"].to_string())?;
+        fields
+            .apply(&mut options)
+            .map_err(|e| serde_json::to_value(e.body()).unwrap()["error"]["param"].to_string())?;
         Ok(options)
     }
 
@@ -304,7 +307,9 @@ mod tests {
             assert_eq!(read(json).unwrap().dry_sequence_breakers, ["\n", ":"], "{json}");
         }
         assert_eq!(read("[]").unwrap().dry_sequence_breakers, [""; 0]);
-        for json in ["1", r#""x""#, "[1]", &format!("[\"{}\"]", "x".repeat(65)), &format!("[\"\"{}]", ",\"\"".repeat(32))] {
+        for json in
+            ["1", r#""x""#, "[1]", &format!("[\"{}\"]", "x".repeat(65)), &format!("[\"\"{}]", ",\"\"".repeat(32))]
+        {
             assert!(read(json).is_err(), "{json}");
         }
     }

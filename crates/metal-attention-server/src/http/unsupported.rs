@@ -417,8 +417,20 @@ mod tests {
         for &endpoint in ALL {
             assert_eq!(refused(endpoint, &request), None);
             let mut notes = Notes::default();
-            for name in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                "cache_prompt", "id_slot", "verbosity", "prediction", "request_id", "mirostat_tau"] {
+            for name in [
+                "user",
+                "metadata",
+                "store",
+                "service_tier",
+                "safety_identifier",
+                "prompt_cache_key",
+                "cache_prompt",
+                "id_slot",
+                "verbosity",
+                "prediction",
+                "request_id",
+                "mirostat_tau",
+            ] {
                 notes.ignored(name);
             }
             assert_eq!(check(endpoint, request.to_string().as_bytes()), Ok(notes));

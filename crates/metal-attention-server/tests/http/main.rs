@@ -11,6 +11,7 @@ mod replicas;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
 mod turns;
+mod values;
 mod watching;
 
 use std::io::{Read, Write};
@@ -286,12 +287,12 @@ fn wrong_requests_are_told_what_is_wrong() {
     let server = Server::new(HttpOptions { max_body: 10_000, ..Default::default() });
     let wrong = |more: Value| server.post("/v1/completions", &completion(&more)).error();
     let field = |name: &str| (400, json!(name), Value::Null);
-    assert_eq!(wrong(json!({"temperature": 2.5})), field("temperature"));
+    assert_eq!(wrong(json!({"temperature": -0.5})), field("temperature"));
     assert_eq!(wrong(json!({"temperature": "hot"})), field("temperature"));
     assert_eq!(wrong(json!({"n": 17})), field("n"));
     assert_eq!(wrong(json!({"prompt": []})), field("prompt"));
     assert_eq!(wrong(json!({"prompt": [512]})), field("prompt"));
-    assert_eq!(wrong(json!({"suffix": "x"})), field("suffix"));
+    assert_eq!(wrong(json!({"suffix": "x"})), (400, Value::Null, json!("unsupported_by_model")));
     assert_eq!(wrong(json!({"logit_bias": {"512": 1}})), field("logit_bias.512"));
     assert_eq!(wrong(json!({"prompt": "a ".repeat(1000)})).2, "context_length_exceeded");
     assert_eq!(wrong(json!({"model": "x".repeat(257)})), field("model"));
@@ -442,7 +443,7 @@ fn the_description_is_that_of_the_routes() {
     let description = server.get("/openapi.json").json();
     assert_eq!(description["openapi"], "3.1.0");
     let paths: Vec<&str> = description["paths"].as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(paths.len(), 12, "{paths:?}");
+    assert_eq!(paths.len(), 13, "{paths:?}");
     for path in paths {
         let item = description["paths"][path].as_object().unwrap();
         for method in item.keys() {
@@ -451,8 +452,13 @@ fn the_description_is_that_of_the_routes() {
             assert!(status == 200 || status == 400, "{method} {path}: {status}");
         }
     }
-    let fields = &description["components"]["schemas"]["GenerationFields"]["properties"];
-    for field in ["temperature", "top_p", "seed", "stop", "logit_bias", "stream", "stream_options"] {
-        assert!(fields[field].is_object(), "{field}");
+    let schemas = &description["components"]["schemas"];
+    for field in ["seed", "stop", "logit_bias", "stream", "stream_options"] {
+        assert!(schemas["GenerationFields"]["properties"][field].is_object(), "{field}");
+    }
+    let sampling = &schemas["SamplingFields"]["properties"];
+    assert_eq!((&sampling["top_k"]["default"], &sampling["top_p"]["default"]), (&json!(40), &json!(0.95)));
+    for option in metal_attention::sampling::NumberOption::ALL {
+        assert_eq!(sampling[option.name]["description"], option.doc);
     }
 }

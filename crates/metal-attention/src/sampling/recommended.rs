@@ -13,7 +13,9 @@ impl SamplerOptions {
     pub fn recommended(metadata: &Metadata) -> Self {
         let mut options = Self::default();
         for option in NumberOption::ALL {
-            let Some((key, value)) = option.metadata_key.and_then(|key| Some((key, metadata.get(key)?))) else { continue };
+            let Some((key, value)) = option.metadata_key.and_then(|key| Some((key, metadata.get(key)?))) else {
+                continue;
+            };
             match number(value).map(|number| option.set(&mut options, number)) {
                 Some(Ok(())) => {}
                 Some(Err(why)) => tracing::warn!(key, "ignored: {why}"),

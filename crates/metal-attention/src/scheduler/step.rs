@@ -128,15 +128,13 @@ impl Engine<'_> {
         let n_ctx = pass.n_ctx();
         let mut results: Results = Vec::new();
         let mut again = Vec::new();
-        choice::evaluate(&mut **pass, &batch.tokens, need, |row, scores| {
-            match (batch.rows[row], scores) {
-                (Row::Score(i), Scores::Logits(logits)) => running[i].text.score(logits),
-                (Row::Score(_), Scores::Id(_) | Scores::Short(..)) => {}
-                (Row::Choose(i), scores) => match running[i].text.step(scores, n_ctx) {
-                    Ok(Progress::TooLittle) => again.push(i),
-                    result => results.push((i, result)),
-                },
-            }
+        choice::evaluate(&mut **pass, &batch.tokens, need, |row, scores| match (batch.rows[row], scores) {
+            (Row::Score(i), Scores::Logits(logits)) => running[i].text.score(logits),
+            (Row::Score(_), Scores::Id(_) | Scores::Short(..)) => {}
+            (Row::Choose(i), scores) => match running[i].text.step(scores, n_ctx) {
+                Ok(Progress::TooLittle) => again.push(i),
+                result => results.push((i, result)),
+            },
         })?;
         // Where that did not do, the last token is evaluated once more.
         let last_token = |&i: &usize| {

@@ -52,12 +52,12 @@ pub(super) struct Text<'t> {
     max_tokens: Option<usize>,
     /// No token that ends the text is chosen before there are so many others.
     min_tokens: usize,
-    /// No token with which the vocabulary ends a text is chosen.
-    ignore_eos: bool,
     /// Tokens that end the text besides those of the vocabulary.
     stop_ids: Arc<[u32]>,
-    /// Those, and the tokens with which the vocabulary ends a text.
-    ends: Arc<[u32]>,
+    /// Tokens that are not chosen before there are so many others: all that end the text.
+    forbidden_first: Arc<[u32]>,
+    /// Tokens that are not chosen after that.
+    forbidden_later: Arc<[u32]>,
     /// The token that ended the text, and its log probabilities.
     end: Option<(u32, Option<TokenLogprobs>)>,
     logprobs: Option<usize>,
@@ -97,8 +97,8 @@ impl<'t> Text<'t> {
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
             max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
-            ignore_eos: request.ignore_eos,
-            ends: tokenizer.end_of_generation().iter().chain(&*request.stop_ids).copied().collect(),
+            forbidden_first: tokenizer.end_of_generation().iter().chain(&*request.stop_ids).copied().collect(),
+            forbidden_later: if request.ignore_eos { tokenizer.end_of_generation().into() } else { Arc::default() },
             stop_ids: request.stop_ids,
             end: None,
             logprobs: request.logprobs,
@@ -196,19 +196,13 @@ impl<'t> Text<'t> {
     }
 
     /// Tokens not to choose next.
-    fn forbidden(&self) -> Arc<[u32]> {
-        if self.n_generated() < self.min_tokens {
-            Arc::clone(&self.ends)
-        } else if self.ignore_eos {
-            self.tokenizer.end_of_generation().into()
-        } else {
-            Arc::default()
-        }
+    fn forbidden(&self) -> &Arc<[u32]> {
+        if self.n_generated() < self.min_tokens { &self.forbidden_first } else { &self.forbidden_later }
     }
 
     fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
         let constrained = self.fill_mask()?;
-        let forbidden = self.forbidden();
+        let forbidden = Arc::clone(self.forbidden());
         let allowed = Allowed { forbidden: &forbidden, mask: constrained.then_some(&self.mask) };
         match &mut self.processing {
             Some(processing) => {
@@ -220,7 +214,7 @@ impl<'t> Text<'t> {
 
     /// Asks the constraint, where there is one, which tokens may come next.
     fn fill_mask(&mut self) -> Result<bool, RequestError> {
-        let forbidden = self.forbidden();
+        let forbidden = Arc::clone(self.forbidden());
         let Some(constraint) = &mut self.constraint else { return Ok(false) };
         self.mask.clear();
         self.mask.resize(self.n_vocab.div_ceil(32), 0);

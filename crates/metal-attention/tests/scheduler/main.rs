@@ -5,6 +5,7 @@ mod archives;
 mod cache_events;
 mod hybrid;
 mod logits;
+mod prompt_logprobs;
 mod requests;
 mod support;
 mod texts;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl};
+use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{
     Event, Events, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, TokenLogprobs, Usage,
@@ -85,15 +85,33 @@ pub fn read(mut events: Events) -> Answer {
 
 /// The built-in model, all of whose layers see so many tokens at most.
 pub fn windowed(window: u32) -> Model {
+    with_metadata(|metadata| metadata.set("llama.attention.sliding_window", window))
+}
+
+/// The built-in model with other metadata.
+pub fn with_metadata(change: impl FnOnce(&mut Metadata)) -> Model {
     let file = GgufFile::from_bytes(BUILT_IN_MODEL).unwrap();
     let mut metadata = file.metadata().clone();
-    metadata.set("llama.attention.sliding_window", window);
+    change(&mut metadata);
     let decl = |t: &Tensor| TensorDecl { ty: t.ty(), name: t.name().to_owned(), shape: t.shape().to_vec() };
     let decls: Vec<_> = file.tensors().iter().map(decl).collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &decls).unwrap();
     file.tensors().iter().for_each(|t| writer.write(t.bytes()).unwrap());
     let file = GgufFile::from_bytes(&writer.finish().unwrap()).unwrap();
     Model::from_gguf(file, &ModelOptions::default()).unwrap()
+}
+
+/// The log probability of each token of `ids` after the first, by the logits of the whole text.
+pub fn log_probabilities(model: &Model, ids: &[u32]) -> Vec<f32> {
+    let mut pass = model.forward_pass(&engine()).unwrap();
+    let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+    let logits = pass.forward(&batch).unwrap();
+    let of = |i: usize| {
+        let row = logits.row(i);
+        let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+        (f64::from(row[ids[i + 1] as usize]) - sum.ln()) as f32
+    };
+    (0..ids.len() - 1).map(of).collect()
 }
 
 /// The ids and the text that a request without a constraint gets when it runs alone, in a `Generator`.

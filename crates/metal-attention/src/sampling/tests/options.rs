@@ -117,7 +117,8 @@ fn numbers_are_found_by_name_and_kept_to_their_ranges() {
     }
     assert!(NumberOption::find("mirostat").is_none());
     // No name belongs to two options, and each default is within its range.
-    let mut names: Vec<&str> = NumberOption::ALL.iter().flat_map(|o| o.aliases.iter().copied().chain([o.name])).collect();
+    let mut names: Vec<&str> =
+        NumberOption::ALL.iter().flat_map(|o| o.aliases.iter().copied().chain([o.name])).collect();
     let n = names.len();
     names.sort_unstable();
     names.dedup();
