@@ -16,6 +16,7 @@ pub struct LogitBias(Vec<(String, f32)>);
 impl LogitBias {
     /// The tokens and what is added to their logits: -inf forbids one. An error names the token that is none, or too many.
     pub fn of_tokens(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+        check_number(self.0.len())?;
         let mut tokens = Vec::new();
         for (token, bias) in &self.0 {
             let param = format!("logit_bias.{token}");
@@ -34,12 +35,17 @@ impl LogitBias {
                 tokens.extend(ids.into_iter().map(|id| (id, *bias)));
             }
         }
-        if tokens.len() > MAX_LOGIT_BIAS {
-            let message = format!("logit_bias has {} tokens; at most {MAX_LOGIT_BIAS} are allowed", tokens.len());
-            return Err(ApiError::field("logit_bias", message));
-        }
+        check_number(tokens.len())?;
         Ok(tokens)
     }
+}
+
+fn check_number(n: usize) -> Result<(), ApiError> {
+    if n > MAX_LOGIT_BIAS {
+        let message = format!("logit_bias has {n} tokens; at most {MAX_LOGIT_BIAS} are allowed");
+        return Err(ApiError::field("logit_bias", message));
+    }
+    Ok(())
 }
 
 impl<'de> Deserialize<'de> for LogitBias {

@@ -171,7 +171,7 @@ fn an_encoder_embeds_texts_as_long_as_its_context() {
     let embed = |more: Value| server.post("/v1/embeddings", &more);
     assert_eq!(embed(json!({"input": text(N_CTX + 1)})).error(), (400, Value::Null, json!("context_length_exceeded")));
     assert_eq!(embed(json!({"input": vec![101; 5 * N_CTX]})).error().2, "context_length_exceeded");
-    assert_eq!(embed(json!({"input": "far", "dimensions": 7})).error().1, "dimensions");
+    assert_eq!(embed(json!({"input": "far", "dimensions": N_EMBD + 1})).error().1, "dimensions");
     let base64 = embed(json!({"input": "far", "encoding_format": "base64"})).json();
     assert_eq!(base64["data"][0]["embedding"].as_str().unwrap().len(), (N_EMBD * 4).div_ceil(3) * 4);
 }

@@ -83,12 +83,11 @@ fn stop_strings_have_a_budget() {
 fn tokens_end_a_text_or_must_wait() {
     let server = server();
     let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
-    let girl = *tokenizer.encode("a girl", EncodeOptions::default()).last().unwrap();
-    let answer = complete(&server, json!({"stop_token_ids": [girl], "max_tokens": 20}));
-    assert_eq!(answer["choices"][0]["text"], ", there was a little");
-    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let there = *tokenizer.encode("a there", EncodeOptions::default()).last().unwrap();
+    let answer = complete(&server, json!({"stop_token_ids": [there], "max_tokens": 20}));
+    assert_eq!((&answer["choices"][0]["text"], &answer["choices"][0]["finish_reason"]), (&json!(","), &json!("stop")));
     for field in ["min_tokens", "min_new_tokens"] {
-        let answer = complete(&server, json!({"stop_token_ids": [girl], "max_tokens": 8, field: 8}));
+        let answer = complete(&server, json!({"stop_token_ids": [there], "max_tokens": 8, field: 8}));
         assert_eq!(answer["usage"]["completion_tokens"], 8, "{field}");
     }
     let error = |ids: Vec<u32>| server.post("/v1/completions", &completion(&json!({"stop_token_ids": ids}))).error();
@@ -126,10 +125,10 @@ fn samplers_are_those_of_the_request() {
     dry.as_object_mut()
         .unwrap()
         .extend(json!({"dry_multiplier": 1e6, "dry_allowed_length": 1}).as_object().unwrap().clone());
-    assert_eq!(text(&server, again), " Sue");
-    assert_ne!(text(&server, dry.clone()), " Sue");
+    assert_eq!(text(&server, again), " S");
+    assert_ne!(text(&server, dry.clone()), " S");
     dry["dry_sequence_breakers"] = json!([" and"]);
-    assert_eq!(text(&server, dry), " Sue");
+    assert_eq!(text(&server, dry), " S");
 
     for (more, field) in [
         (json!({"typical_p": 1.5}), "typical_p"),

@@ -90,21 +90,21 @@ fn a_text_has_the_least_number_of_tokens_that_is_asked_for() {
 fn tokens_of_the_request_end_a_text() {
     let (model, scheduler) = stories(1);
     let prompt = encode(&model, "Once upon a time");
-    let girl = *encode(&model, "a girl").last().unwrap();
+    let there = *encode(&model, "a there").last().unwrap();
     let stop = |min_tokens, ignore_eos| {
-        let request = Request { stop_ids: [girl].into(), min_tokens, ignore_eos, ..greedy(prompt.clone(), 12) };
+        let request = Request { stop_ids: [there].into(), min_tokens, ignore_eos, ..greedy(prompt.clone(), 12) };
         read(scheduler.submit(request).unwrap())
     };
     let whole = read(scheduler.submit(greedy(prompt.clone(), 12)).unwrap());
-    let at = whole.ids.iter().position(|&id| id == girl).unwrap();
+    let at = whole.ids.iter().position(|&id| id == there).unwrap();
     for ignore_eos in [false, true] {
         let answer = stop(0, ignore_eos);
         assert_eq!((&*answer.ids, answer.reason), (&whole.ids[..at], Some(FinishReason::EndOfText)));
-        assert_eq!(answer.end_token, Some(girl));
+        assert_eq!(answer.end_token, Some(there));
         // Before the least number of tokens it is not chosen.
         let answer = stop(12, ignore_eos);
         assert_eq!((answer.ids.len(), answer.reason), (12, Some(FinishReason::Length)));
-        assert!(!answer.ids.contains(&girl) && answer.ids[..at] == whole.ids[..at]);
+        assert!(!answer.ids.contains(&there) && answer.ids[..at] == whole.ids[..at]);
     }
     let outside = Request { stop_ids: [512].into(), ..greedy(prompt, 1) };
     assert_eq!(scheduler.submit(outside).err(), Some(SubmitError::TokenOutOfRange { id: 512, n_vocab: 512 }));
