@@ -134,8 +134,8 @@ impl InfillRequest {
         let mut request = shared.request(app, model.n_vocab(), &prompt.into(), &shared.stop(&[]), 0)?;
         request.client = client;
         let mut notes = shared.notes.clone();
-        let model = app.answer_name(shared.model.as_deref(), &mut notes);
-        let writer = InfillWriter { model, truncated, notes };
+        let name = app.answer_name(shared.model.as_deref(), &mut notes);
+        let writer = InfillWriter { model: name, truncated, notes };
         Ok((model.scheduler.submit(request)?, writer))
     }
 }
