@@ -1,12 +1,17 @@
 //! minijinja's filters, tests, functions and methods, each with its price.
 
-use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{DynObject, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
+use crate::bound_method::bound_method;
+use crate::counters;
+use crate::filters as own;
 use crate::measured::{NODE, len, made};
 use crate::meter::charge;
 use crate::operators::check_attributes;
 use crate::prices::{self, Args, Price};
+use crate::python_methods;
+use crate::python_text::ExactNumber;
 
 /// Adds all of them but methods.
 pub(crate) fn add_builtins(env: &mut Environment<'_>) {
@@ -20,9 +25,11 @@ pub(crate) fn add_builtins(env: &mut Environment<'_>) {
             env.add_test(name, priced(price, test.clone()));
         }
     }
-    env.add_function("dict", priced(prices::text, Value::from_function(functions::dict)));
+    env.add_function("dict", priced(prices::items, of(own::dictionary)));
     env.add_function("range", range);
     env.add_function("namespace", namespace);
+    env.add_function("joiner", priced(prices::text, Value::from_function(counters::joiner)));
+    env.add_function("cycler", priced(prices::text, Value::from_function(counters::cycler)));
 }
 
 type Builtin = (&'static [&'static str], Price, Value);
@@ -31,24 +38,24 @@ type Builtin = (&'static [&'static str], Price, Value);
 fn all_filters() -> Vec<Builtin> {
     let f = |names: &'static [&'static str], price: Price, filter: Value| (names, price, filter);
     vec![
-        f(&["abs"], prices::free, Value::from_function(filters::abs)),
+        f(&["abs"], prices::free, of(own::abs)),
         f(&["attr"], prices::text, Value::from_function(filters::attr)),
         f(&["batch"], prices::grouped, Value::from_function(filters::batch)),
         f(&["bool"], prices::free, Value::from_function(filters::bool)),
         f(&["capitalize"], prices::changed_text, Value::from_function(filters::capitalize)),
         f(&["chain"], prices::ordered, Value::from_function(filters::chain)),
-        f(&["default", "d"], prices::free, Value::from_function(filters::default)),
-        f(&["dictsort"], prices::ordered, Value::from_function(filters::dictsort)),
-        f(&["escape", "e"], prices::changed_text, Value::from_function(filters::escape)),
-        f(&["first"], prices::free, Value::from_function(filters::first)),
-        f(&["float"], prices::text, Value::from_function(filters::float)),
-        f(&["format"], prices::formatted, Value::from_function(filters::format)),
-        f(&["groupby"], prices::ordered, Value::from_function(filters::groupby)),
-        f(&["indent"], prices::indented, Value::from_function(filters::indent)),
-        f(&["int"], prices::text, Value::from_function(filters::int)),
-        f(&["items"], prices::items, Value::from_function(filters::items)),
-        f(&["join"], prices::joined, Value::from_function(filters::join)),
-        f(&["last"], prices::last, Value::from_function(filters::last)),
+        f(&["default", "d"], prices::free, of(own::default)),
+        f(&["dictsort"], prices::ordered, of(own::dictsort)),
+        f(&["escape", "e"], prices::changed_text, of(own::escape)),
+        f(&["first"], prices::free, of(|args| own::at_end(args, false))),
+        f(&["float"], prices::text, of(own::to_float)),
+        f(&["format"], prices::formatted, of(own::format)),
+        f(&["groupby"], prices::ordered, stateful(own::group_by)),
+        f(&["indent"], prices::indented, of(own::indent)),
+        f(&["int"], prices::text, of(own::int)),
+        f(&["items"], prices::items, of(own::items)),
+        f(&["join"], prices::joined, of(own::join)),
+        f(&["last"], prices::last, of(|args| own::at_end(args, true))),
         f(&["length", "count"], prices::last, Value::from_function(length)),
         f(&["lines"], prices::lines, Value::from_function(filters::lines)),
         f(&["list"], prices::items, Value::from_function(filters::list)),
@@ -56,24 +63,32 @@ fn all_filters() -> Vec<Builtin> {
         f(&["map"], prices::items, Value::from_function(filters::map)),
         f(&["max"], prices::ordered, Value::from_function(filters::max)),
         f(&["min"], prices::ordered, Value::from_function(filters::min)),
-        f(&["pprint"], prices::pretty, Value::from_function(filters::pprint)),
+        f(&["pprint"], prices::pretty, of(own::pretty)),
         f(&["reject"], prices::items, Value::from_function(filters::reject)),
         f(&["rejectattr"], prices::items, Value::from_function(filters::rejectattr)),
-        f(&["replace"], prices::replaced, Value::from_function(filters::replace)),
-        f(&["reverse"], prices::items, Value::from_function(filters::reverse)),
-        f(&["round"], prices::free, Value::from_function(filters::round)),
+        f(&["replace"], prices::replaced, of(own::replace)),
+        f(&["reverse"], prices::items, of(own::reverse)),
+        f(&["round"], prices::free, of(own::round)),
         f(&["safe"], prices::text, Value::from_function(filters::safe)),
         f(&["select"], prices::items, Value::from_function(filters::select)),
         f(&["selectattr"], prices::items, Value::from_function(filters::selectattr)),
         f(&["slice"], prices::grouped, Value::from_function(filters::slice)),
-        f(&["sort"], prices::ordered, Value::from_function(filters::sort)),
+        f(&["sort"], prices::ordered, stateful(own::sort)),
         f(&["split"], prices::parts, Value::from_function(filters::split)),
-        f(&["string"], prices::text, Value::from_function(filters::string)),
+        f(&["string"], prices::text, of(own::string)),
         f(&["sum"], prices::sum, Value::from_function(filters::sum)),
         f(&["title"], prices::changed_text, Value::from_function(filters::title)),
         f(&["trim"], prices::stripped, Value::from_function(filters::trim)),
-        f(&["unique"], prices::ordered, Value::from_function(filters::unique)),
+        f(&["unique"], prices::ordered, stateful(own::unique)),
         f(&["upper"], prices::changed_text, Value::from_function(filters::upper)),
+        f(&["center"], prices::padded, of(own::center)),
+        f(&["forceescape"], prices::changed_text, of(own::force_escape)),
+        f(&["striptags"], prices::changed_text, of(own::strip_tags)),
+        f(&["truncate"], prices::changed_text, of(own::truncate)),
+        f(&["urlencode"], prices::changed_text, of(own::url_encode)),
+        f(&["wordcount"], prices::changed_text, of(own::word_count)),
+        f(&["wordwrap"], prices::wrapped, of(own::word_wrap)),
+        f(&["xmlattr"], prices::changed_text, of(own::xml_attributes)),
         f(&["zip"], prices::items, Value::from_function(filters::zip)),
     ]
 }
@@ -94,14 +109,15 @@ fn all_tests() -> Vec<Builtin> {
         t(&["ge", ">="], prices::compared, Value::from_function(tests::is_ge)),
         t(&["gt", "greaterthan", ">"], prices::compared, Value::from_function(tests::is_gt)),
         t(&["in"], prices::contained, Value::from_function(tests::is_in)),
-        t(&["integer", "int"], prices::free, Value::from_function(tests::is_integer)),
+        t(&["callable"], prices::free, Value::from_function(is_callable)),
+        t(&["integer"], prices::free, Value::from_function(is_integer)),
         t(&["le", "<="], prices::compared, Value::from_function(tests::is_le)),
         t(&["lower"], prices::text, Value::from_function(tests::is_lower)),
         t(&["lt", "lessthan", "<"], prices::compared, Value::from_function(tests::is_lt)),
         t(&["mapping"], prices::free, Value::from_function(tests::is_mapping)),
         t(&["ne", "!="], prices::compared, Value::from_function(tests::is_ne)),
         t(&["none"], prices::free, Value::from_function(tests::is_none)),
-        t(&["number"], prices::free, Value::from_function(tests::is_number)),
+        t(&["number"], prices::free, Value::from_function(is_number)),
         t(&["odd"], prices::free, Value::from_function(tests::is_odd)),
         t(&["safe", "escaped"], prices::free, Value::from_function(tests::is_safe)),
         t(&["sameas"], prices::compared, Value::from_function(tests::is_sameas)),
@@ -123,7 +139,23 @@ fn length(value: &Value) -> Result<Value, Error> {
 }
 
 fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
+}
+
+/// Functions, macros and methods; undefined values, too, which fail only when they are called.
+fn is_callable(value: &Value) -> bool {
+    let is_function = |object: &DynObject| object.repr() == ObjectRepr::Plain && !object.is::<ExactNumber>();
+    value.is_undefined() || value.as_object().is_some_and(is_function)
+}
+
+/// `true` and `false` are numbers in Python.
+fn is_number(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || value.downcast_object_ref::<ExactNumber>().is_some()
+}
+
+fn is_integer(value: &Value) -> bool {
+    let exact = value.downcast_object_ref::<ExactNumber>();
+    exact.map_or_else(|| value.is_integer() && value.kind() == ValueKind::Number, ExactNumber::is_integer)
 }
 
 /// minijinja's own panics for zero, by which nothing is divisible.
@@ -161,16 +193,10 @@ fn run(price: Price, args: &[Value], function: impl FnOnce(&[Value]) -> Result<V
     made(function(args)?)
 }
 
-/// A method of Python's texts, lists and dictionaries, as `methods` has them.
-pub(crate) fn priced_method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    method: &str,
-    args: &[Value],
-    methods: impl FnOnce(&mut State<'_, '_>, &Value, &str, &[Value]) -> Result<Value, Error>,
-) -> Result<Value, Error> {
+/// A method of Python's texts, lists and dictionaries.
+pub(crate) fn priced_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let price: Price = match (value.kind(), method) {
-        (ValueKind::String, "startswith" | "endswith") => prices::ends,
+        (ValueKind::String, "startswith" | "endswith") if args.len() == 1 => prices::ends,
         (ValueKind::String, "removeprefix" | "removesuffix") => prices::text,
         (ValueKind::String, "strip" | "lstrip" | "rstrip") => prices::stripped,
         (ValueKind::String, "split" | "rsplit" | "partition" | "rpartition") => prices::parts,
@@ -178,16 +204,36 @@ pub(crate) fn priced_method(
         (ValueKind::String, "replace") => prices::replaced,
         (ValueKind::String, "join") => prices::joined_by,
         (ValueKind::String, "format") => prices::formatted,
+        (ValueKind::String, "center" | "ljust" | "rjust" | "zfill") => prices::padded,
+        (ValueKind::String, "expandtabs") => prices::expanded_tabs,
         (ValueKind::String, _) => prices::changed_text,
         (ValueKind::Map, "get") => prices::key,
         (ValueKind::Map, _) => prices::items,
-        // Of lists there is `count`.
+        // Of lists there are `count` and `index`.
         (_, _) => prices::contained_in,
     };
     let mut all = vec![value.clone()];
     all.extend_from_slice(args);
     let all = measured(all)?;
-    run(price, &all, |all| methods(state, &all[0], method, &all[1..]))
+    run(price, &all, |all| python_methods::call(&all[0], method, &all[1..]))
+}
+
+/// `value.name`: as in Python, a method comes before an item of the same name.
+pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
+    if python_methods::has_method(value, name) {
+        return bound_method(value, name);
+    }
+    value.get_attr(name)
+}
+
+/// A filter of its arguments alone.
+fn of(filter: fn(&[Value]) -> Result<Value, Error>) -> Value {
+    Value::from_function(move |args: Rest<ValueOrKwargs>| filter(&args.into_values()))
+}
+
+/// A filter that needs the state of the rendering.
+fn stateful(filter: fn(&State<'_, '_>, &[Value]) -> Result<Value, Error>) -> Value {
+    Value::from_function(move |state: &State<'_, '_>, args: Rest<ValueOrKwargs>| filter(state, &args.into_values()))
 }
 
 /// Python's `range`, as a list.
@@ -205,9 +251,8 @@ fn range(lower: i64, upper: Option<i64>, step: Option<i64>) -> Result<Value, Err
 
 /// A namespace, whose attributes are as other values may hold them.
 fn namespace(state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = args.into_values().into_iter().map(made).collect::<Result<Vec<_>, _>>()?;
-    for arg in &args {
-        check_attributes(len(arg)? as usize)?;
-    }
-    Value::from_function(functions::namespace).call(state, &args)
+    let args = measured(args.into_values())?;
+    let attributes = made(own::dictionary(&args)?)?;
+    check_attributes(len(&attributes)? as usize)?;
+    Value::from_function(functions::namespace).call(state, &[attributes])
 }

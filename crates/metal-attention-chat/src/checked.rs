@@ -15,8 +15,11 @@ use minijinja::machinery::ast::{
 };
 
 use crate::TemplateLimit;
-use crate::operators::{ADD, CHARGED, CONCAT, ITERATED, MADE, MAX_ATTRIBUTES, MUL, SLICE, SPREAD};
+use crate::operators::{
+    ADD, ATTRIBUTE, CHARGED, CONCAT, EQ, GE, GT, ITERATED, LE, LT, MADE, MAX_ATTRIBUTES, MUL, NE, REM, SLICE, SPREAD,
+};
 use crate::program::Refusal;
+use crate::python_methods::is_name_of_method;
 
 /// Blocks and operators in each other. In published templates: 19.
 pub(crate) const MAX_NESTING: usize = 400;
@@ -254,6 +257,9 @@ impl<'s> Checker<'s> {
                 let (expr, args) = (self.expr(&t.expr)?, self.args(&t.args)?);
                 Expr::Test(Spanned::new(Test { name: t.name, expr, args }, span))
             }
+            Expr::GetAttr(a) if is_name_of_method(a.name) => {
+                call(ATTRIBUTE, self.expr(&a.expr)?, [constant(a.name, span)], span)
+            }
             Expr::GetAttr(a) => Expr::GetAttr(Spanned::new(GetAttr { expr: self.expr(&a.expr)?, name: a.name }, span)),
             Expr::GetItem(i) => {
                 let (expr, subscript_expr) = (self.expr(&i.expr)?, charged(self.expr(&i.subscript_expr)?));
@@ -281,29 +287,40 @@ impl<'s> Checker<'s> {
 
     fn operator(&mut self, op: &Spanned<BinOp<'s>>, span: Span) -> Checked<Expr<'s>> {
         let (left, right) = (self.expr(&op.left)?, self.expr(&op.right)?);
+        // What is compared with a small constant is compared when that ends, and the constant is no tuple.
+        let small = is_small(&left) || is_small(&right);
+        let priced = |expr| if small { expr } else { charged(expr) };
         let (left, right) = match op.op {
             BinOpKind::Add => return Ok(call(ADD, left, [right], span)),
             BinOpKind::Mul => return Ok(call(MUL, left, [right], span)),
+            BinOpKind::Rem => return Ok(call(REM, left, [right], span)),
             BinOpKind::Concat => return Ok(call(CONCAT, left, [right], span)),
             BinOpKind::In => (charged(left), charged(right)),
-            // A comparison with a small value is done when that ends.
-            BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte
-                if !is_small(&left) && !is_small(&right) =>
-            {
-                (charged(left), charged(right))
-            }
-            BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte => {
-                (left, right)
-            }
+            BinOpKind::Eq | BinOpKind::Ne if small => (left, right),
+            BinOpKind::Eq => return Ok(call(EQ, priced(left), [priced(right)], span)),
+            BinOpKind::Ne => return Ok(call(NE, priced(left), [priced(right)], span)),
+            BinOpKind::Lt => return Ok(call(LT, priced(left), [priced(right)], span)),
+            BinOpKind::Lte => return Ok(call(LE, priced(left), [priced(right)], span)),
+            BinOpKind::Gt => return Ok(call(GT, priced(left), [priced(right)], span)),
+            BinOpKind::Gte => return Ok(call(GE, priced(left), [priced(right)], span)),
             BinOpKind::ScAnd | BinOpKind::ScOr => (condition(left), condition(right)),
             // Of numbers.
-            BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Rem | BinOpKind::Pow => (left, right),
+            BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Pow => (left, right),
         };
         Ok(Expr::BinOp(Spanned::new(BinOp { op: op.op, left, right }, span)))
     }
 
     fn call(&mut self, c: &Spanned<Call<'s>>) -> Checked<Call<'s>> {
-        let (expr, mut args) = (self.expr(&c.expr)?, self.args(&c.args)?);
+        // A method that is called is looked up when it is.
+        let expr = match &c.expr {
+            Expr::GetAttr(a) => {
+                let span = a.span();
+                let expr = self.deeper(span, |this| this.expr(&a.expr))?;
+                Expr::GetAttr(Spanned::new(GetAttr { expr, name: a.name }, span))
+            }
+            callee => self.expr(callee)?,
+        };
+        let mut args = self.args(&c.args)?;
         match c.identify_call() {
             // A loop keeps what it is given, so it must not be given itself.
             CallType::Method(_, "changed") => {

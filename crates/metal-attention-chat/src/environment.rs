@@ -1,10 +1,10 @@
 //! The Jinja that chat templates are written in: what Python's `transformers` gives them.
 
 use jiff::Zoned;
-use minijinja::value::{Kwargs, Tuple, from_args};
+use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
-use minijinja_contrib::pycompat;
 
+use crate::arguments::{given, integer};
 use crate::builtins::{add_builtins, priced_method};
 use crate::error::Raised;
 use crate::measured::{made, printed};
@@ -27,41 +27,13 @@ pub(crate) fn environment() -> Environment<'static> {
     env.set_debug(false);
     env.set_fuel(Some(MAX_STEPS));
     env.set_recursion_limit(MAX_RECURSION);
-    env.set_unknown_method_callback(|state, value, method, args| {
-        priced_method(state, value, method, args, python_method)
-    });
+    env.set_unknown_method_callback(|_, value, method, args| priced_method(value, method, args));
     add_operators(&mut env);
     add_builtins(&mut env);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson);
     env
-}
-
-/// `source` without `{% generation %}` and its end, which mark the model's words for training: a condition that always
-/// holds is the same, white space included.
-pub(crate) fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
-        out += before;
-        let control = if tag.starts_with(['-', '+']) { &tag[..1] } else { "" };
-        let body = tag[control.len()..].trim_start();
-        let word = body.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
-        let replacement = match word {
-            "generation" => " if true",
-            "endgeneration" => " endif",
-            _ => {
-                rest = tag;
-                continue;
-            }
-        };
-        out += control;
-        out += replacement;
-        rest = &body[word.len()..];
-    }
-    out + rest
 }
 
 fn raise_exception(message: &str) -> Result<Value, Error> {
@@ -83,31 +55,30 @@ fn strftime_now(state: &State, format: &str) -> Result<String, Error> {
 }
 
 /// Python's `json.dumps`, with `ensure_ascii=False` unless asked for.
-#[allow(clippy::needless_pass_by_value)] // filters take their arguments so
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "an undefined value has no JSON form"));
     }
-    let indent = match options.get::<Option<Value>>("indent")? {
-        Some(indent) if !indent.is_none() => Some(match indent.as_str() {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let options = given("tojson", &options.into_values(), names)?;
+    let [ensure_ascii, indent, separators, sort_keys] = options.map(|option| option.filter(|value| !value.is_none()));
+    let indent = match &indent {
+        Some(indent) => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent)?.min(64)),
+            None => " ".repeat(integer(Some(indent))?.unwrap_or_default().clamp(0, 64) as usize),
         }),
-        _ => None,
+        None => None,
     };
     let mut format = Format::new(indent);
-    if let Some(separators) = options.get::<Option<Value>>("separators")?.filter(|v| !v.is_none()) {
+    if let Some(separators) = separators {
         (format.item_separator, format.key_separator) = pair(&separators)?;
     }
-    format.ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    format.sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    options.assert_all_used()?;
+    format.ensure_ascii = ensure_ascii.is_some_and(|flag| flag.is_true());
+    format.sort_keys = sort_keys.is_some_and(|flag| flag.is_true());
     let value = made(value.clone())?;
     let indent = format.indent.as_ref().map_or(0, String::len) as u64;
     charge(prices::json(&value, indent, (format.item_separator.len() + format.key_separator.len()) as u64)?)?;
-    let value = serde_json::to_value(&value)
-        .map_err(|e| Error::new(ErrorKind::BadSerialization, format!("cannot be written as JSON: {e}")))?;
-    let text = python_json::dumps(&value, &format);
+    let text = python_json::dumps(&value, &format)?;
     charge(text.len() as u64)?;
     Ok(text.into())
 }
@@ -121,40 +92,6 @@ fn pair(separators: &Value) -> Result<(String, String), Error> {
     Ok((item(0)?, item(1)?))
 }
 
-/// Methods of Python's texts, lists and dictionaries.
-fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    if let Some(text) = value.as_str() {
-        match method {
-            "removeprefix" => {
-                let (prefix,): (&str,) = from_args(args)?;
-                return Ok(text.strip_prefix(prefix).unwrap_or(text).into());
-            }
-            "removesuffix" => {
-                let (suffix,): (&str,) = from_args(args)?;
-                return Ok(text.strip_suffix(suffix).unwrap_or(text).into());
-            }
-            "partition" | "rpartition" => {
-                let (separator,): (&str,) = from_args(args)?;
-                let (found, missing) = match method {
-                    "partition" => (text.split_once(separator), [text, "", ""]),
-                    _ => (text.rsplit_once(separator), ["", "", text]),
-                };
-                let parts = found.map_or(missing, |(before, after)| [before, separator, after]);
-                return Ok(Tuple::from(parts.map(Value::from)).into());
-            }
-            "rsplit" => {
-                let (separator, most): (&str, Option<usize>) = from_args(args)?;
-                let most = most.map_or(usize::MAX, |most| most.saturating_add(1));
-                let mut parts: Vec<Value> = text.rsplitn(most, separator).map(Value::from).collect();
-                parts.reverse();
-                return Ok(parts.into());
-            }
-            _ => {}
-        }
-    }
-    pycompat::unknown_method_callback(state, value, method, args)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,18 +100,6 @@ mod tests {
     fn render(source: &str) -> String {
         let template = ChatTemplate::new(source).unwrap_or_else(|e| panic!("{source}: {e}"));
         template.render(&RenderRequest::default()).unwrap_or_else(|e| panic!("{source}: {e}")).text
-    }
-
-    #[test]
-    fn generation_tags_are_conditions() {
-        let source =
-            "a\n{%- generation %}b{%generation-%} c {%- endgeneration -%}\n{% endgeneration %}\n{% if 1 %}d{% endif %}";
-        assert_eq!(
-            without_generation_tags(source),
-            "a\n{%- if true %}b{% if true-%} c {%- endif -%}\n{% endif %}\n{% if 1 %}d{% endif %}"
-        );
-        assert_eq!(render(source), "abcd");
-        assert_eq!(without_generation_tags("{% set generation = 1 %}{%"), "{% set generation = 1 %}{%");
     }
 
     #[test]

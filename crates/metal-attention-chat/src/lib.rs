@@ -15,20 +15,29 @@
 //! # Ok::<(), metal_attention_chat::TemplateError>(())
 //! ```
 
+mod arguments;
+mod bound_method;
 mod builtins;
 mod checked;
+mod counters;
 mod environment;
 mod error;
+mod exact_json;
+mod filters;
 mod literals;
 mod measured;
 mod message;
 mod meter;
 mod operators;
 mod prices;
+mod printf;
 mod program;
 mod prompt;
 mod python_json;
+mod python_methods;
+mod python_text;
 mod reasoning;
+mod rewritten;
 mod scan;
 mod template;
 mod tool_calls;

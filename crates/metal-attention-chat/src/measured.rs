@@ -13,7 +13,10 @@ use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 use crate::TemplateLimit;
+use crate::bound_method::Method;
+use crate::exact_json;
 use crate::meter::charge;
+use crate::python_text::{ExactNumber, repr};
 
 /// Lists in lists. JSON of a request has at most 128, and the messages around it some.
 const MAX_DEPTH: u32 = 256;
@@ -37,7 +40,7 @@ pub(crate) struct Size {
 
 impl Size {
     /// The size of what holds `parts`.
-    fn around<'v>(parts: impl Iterator<Item = &'v Value>) -> Result<Self, Error> {
+    pub fn around<'v>(parts: impl Iterator<Item = &'v Value>) -> Result<Self, Error> {
         let mut size = Self { weight: NODE, depth: 0 };
         for part in parts {
             let part = Self::of(part)?;
@@ -60,6 +63,12 @@ impl Size {
         if value.kind() == ValueKind::Number && !value.is_integer() {
             let usual = f64::try_from(value.clone()).is_ok_and(|v| v == 0.0 || (1e-9..1e17).contains(&v.abs()));
             return Ok(Self { weight: if usual { NODE } else { LONG_NUMBER }, depth: 0 });
+        }
+        if let Some(ExactNumber(digits)) = value.downcast_object_ref() {
+            return Ok(Self { weight: NODE + digits.len() as u64, depth: 0 });
+        }
+        if let Some(method) = value.downcast_object_ref::<Method>() {
+            return Ok(method.size());
         }
         match value.as_object().map(DynObject::repr) {
             None | Some(ObjectRepr::Plain) => Ok(Self { weight: NODE, depth: 0 }),
@@ -113,7 +122,7 @@ impl Object for Measured {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.render(f)
+        f.write_str(&repr(&Value::from_dyn_object(DynObject::new(Arc::clone(self)))))
     }
 }
 
@@ -175,6 +184,11 @@ fn dictionary(pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
     Ok(Measured::value(&inner, len, size))
 }
 
+/// Whether a value is a [`Measured`].
+pub(crate) fn is_measured(value: &Value) -> bool {
+    value.downcast_object_ref::<Measured>().is_some()
+}
+
 /// Whether a value is a tuple.
 pub(crate) fn is_tuple(value: &Value) -> bool {
     let inner = value.downcast_object_ref::<Measured>().map(|measured| &measured.inner);
@@ -223,6 +237,9 @@ fn from_json(value: &Json) -> Result<Value, Error> {
     match value {
         Json::Array(items) => list(items.iter().map(from_json).collect::<Result<_, _>>()?),
         Json::Object(map) => {
+            if let Some(number) = exact_json::number(map) {
+                return Ok(number);
+            }
             let pair = |(key, value): (&String, &Json)| Ok((Value::from(key.as_str()), from_json(value)?));
             dictionary(map.iter().map(pair).collect::<Result<_, Error>>()?)
         }

@@ -1,19 +1,32 @@
 //! The operators that `checked.rs` puts in place of minijinja's: what they make is charged for before it is made.
 
-use std::fmt::Write;
+use std::cmp::Ordering;
 
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::TemplateLimit;
-use crate::measured::{NODE, Size, is_live, is_tuple, len, list, made, printed, tuple};
+use crate::builtins::attribute;
+use crate::measured::{NODE, Size, is_live, is_measured, is_tuple, len, list, made, printed, tuple};
 use crate::meter::{charge, charge_output};
+use crate::prices::{self, Args};
+use crate::printf::printf;
+use crate::python_text::{ExactNumber, text};
 
 /// The names of the operators as filters, which no template can write.
 pub(crate) const ADD: &str = "+";
 pub(crate) const MUL: &str = "*";
 pub(crate) const CONCAT: &str = "~";
+pub(crate) const REM: &str = "%";
 pub(crate) const SLICE: &str = "[:]";
+pub(crate) const EQ: &str = "==";
+pub(crate) const NE: &str = "!=";
+pub(crate) const LT: &str = "<";
+pub(crate) const LE: &str = "<=";
+pub(crate) const GT: &str = ">";
+pub(crate) const GE: &str = ">=";
+/// Finds an attribute that has the name of a method.
+pub(crate) const ATTRIBUTE: &str = ".";
 /// Makes what a list, tuple or dictionary of a template is.
 pub(crate) const MADE: &str = "[]";
 /// Charges for a value that is compared or searched.
@@ -31,7 +44,15 @@ pub(crate) fn add_operators(env: &mut Environment<'_>) {
     env.add_filter(ADD, add);
     env.add_filter(MUL, mul);
     env.add_filter(CONCAT, concat);
+    env.add_filter(REM, rem);
     env.add_filter(SLICE, slice);
+    env.add_filter(EQ, equal);
+    env.add_filter(NE, |a: &Value, b: &Value| !equal(a, b));
+    env.add_filter(LT, |a: &Value, b: &Value| Ok::<_, Error>(order("<", a, b)? == Some(Ordering::Less)));
+    env.add_filter(LE, |a: &Value, b: &Value| Ok::<_, Error>(order("<=", a, b)?.is_some_and(Ordering::is_le)));
+    env.add_filter(GT, |a: &Value, b: &Value| Ok::<_, Error>(order(">", a, b)? == Some(Ordering::Greater)));
+    env.add_filter(GE, |a: &Value, b: &Value| Ok::<_, Error>(order(">=", a, b)?.is_some_and(Ordering::is_ge)));
+    env.add_filter(ATTRIBUTE, attribute);
     env.add_filter(MADE, made);
     env.add_filter(CHARGED, charged);
     env.add_filter(ITERATED, iterated);
@@ -42,14 +63,19 @@ pub(crate) fn add_operators(env: &mut Environment<'_>) {
 /// Writes a value to the output.
 fn write(out: &mut minijinja::Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let plain = matches!(state.auto_escape(), minijinja::AutoEscape::None);
-    if let Some(text) = value.as_str().filter(|_| plain) {
-        charge_output(text.len())?;
-        return out.write_str(text).map_err(Error::from);
+    if let Some(plain) = value.as_str().filter(|_| plain) {
+        charge_output(plain.len())?;
+        return out.write_str(plain).map_err(Error::from);
     }
     charge(printed(value)?)?;
+    if plain {
+        let shown = text(value);
+        charge_output(shown.len())?;
+        return out.write_str(&shown).map_err(Error::from);
+    }
     let text = value.to_string();
     // No character becomes longer than `&quot;`.
-    charge_output(if plain { text.len() } else { text.len().saturating_mul("&quot;".len()) })?;
+    charge_output(text.len().saturating_mul("&quot;".len()))?;
     minijinja::escape_formatter(out, state, value)
 }
 
@@ -74,10 +100,70 @@ fn spread(value: Value) -> Result<Value, Error> {
 
 fn concat(a: &Value, b: &Value) -> Result<Value, Error> {
     charge(printed(a)?.saturating_add(printed(b)?))?;
-    let mut text = String::new();
-    // Writing to a text cannot fail.
-    let _ = write!(text, "{a}{b}");
-    Ok(text.into())
+    Ok((text(a) + &text(b)).into())
+}
+
+/// `a % b`: the rest of a division, or a text with values in it.
+fn rem(a: &Value, b: &Value) -> Result<Value, Error> {
+    let Some(form) = a.as_str() else {
+        if matches!(b.kind(), ValueKind::Number | ValueKind::Bool) && !b.is_true() {
+            return Err(Error::new(ErrorKind::InvalidOperation, "cannot divide by zero"));
+        }
+        let of_integers = |a: i128, b: i128| {
+            let rest = a.checked_rem(b)?;
+            Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+        };
+        let of_floats = |a: f64, b: f64| {
+            let rest = a % b;
+            if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest.abs().copysign(b) }
+        };
+        return arithmetic("%", a, b, of_integers, of_floats);
+    };
+    let mut values = vec![a.clone()];
+    if is_tuple(b) {
+        values.extend(b.try_iter()?)
+    } else {
+        values.push(b.clone())
+    }
+    charge(prices::formatted(&Args(&values))?)?;
+    printf(form, b).map(Value::from)
+}
+
+/// `a == b`, where a tuple is no list.
+fn equal(a: &Value, b: &Value) -> bool {
+    if let (Some(ExactNumber(a)), Some(ExactNumber(b))) = (a.downcast_object_ref(), b.downcast_object_ref()) {
+        return a == b;
+    }
+    match (a.kind(), b.kind()) {
+        (ValueKind::Seq, ValueKind::Seq) => {
+            let (Ok(mut a_items), Ok(mut b_items)) = (a.try_iter(), b.try_iter()) else { return false };
+            if is_tuple(a) != is_tuple(b) || a.len() != b.len() {
+                return false;
+            }
+            a_items.all(|item| b_items.next().is_some_and(|other| equal(&item, &other)))
+        }
+        (ValueKind::Map, ValueKind::Map) if is_measured(a) && is_measured(b) => {
+            let pairs = |map: &Value| map.as_object().and_then(|object| object.try_iter_pairs());
+            let (Some(mut pairs), Some(other)) = (pairs(a), b.as_object()) else { return false };
+            a.len() == b.len()
+                && pairs.all(|(key, value)| other.get_value(&key).is_some_and(|other| equal(&value, &other)))
+        }
+        _ => a == b,
+    }
+}
+
+/// How two values compare: numbers, texts, lists or tuples. `None`: one is not a number.
+fn order(sign: &str, a: &Value, b: &Value) -> Result<Option<Ordering>, Error> {
+    let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
+    let alike = (is_number(a) && is_number(b))
+        || (a.as_str().is_some() && b.as_str().is_some())
+        || (is_sequence(a) && is_sequence(b) && is_tuple(a) == is_tuple(b));
+    if !alike {
+        let what = format!("{sign} does not compare values of type {} and {}", a.kind(), b.kind());
+        return Err(Error::new(ErrorKind::InvalidOperation, what));
+    }
+    let is_nan = |value: &Value| is_number(value) && f64::try_from(value.clone()).is_ok_and(f64::is_nan);
+    Ok(if is_nan(a) || is_nan(b) { None } else { Some(a.cmp(b)) })
 }
 
 fn add(a: &Value, b: &Value) -> Result<Value, Error> {
@@ -165,8 +251,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         return list(Vec::new());
     }
     if !is_sequence(value) {
-        let what = format!("value of type {} cannot be sliced", value.kind());
-        return Err(Error::new(ErrorKind::InvalidOperation, what));
+        return Ok(Value::UNDEFINED);
     }
     let value = made(value.clone())?;
     let n = value.len().unwrap_or_default();

@@ -160,9 +160,14 @@ pub(crate) fn parts(args: &Args<'_>) -> Result<u64, Error> {
     Ok((n as u64 + 1).saturating_mul(NODE).saturating_add(args.all_printed()?))
 }
 
+/// Characters that end a line for `str.splitlines`.
+fn is_line_end(c: char) -> bool {
+    matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
 /// The lines of a text.
 pub(crate) fn lines(args: &Args<'_>) -> Result<u64, Error> {
-    let n = args.text(0).map_or(0, |text| text.matches('\n').count()) as u64;
+    let n = args.text(0).map_or(0, |text| text.matches(is_line_end).count()) as u64;
     Ok((n + 1).saturating_mul(NODE).saturating_add(args.printed(0)?))
 }
 
@@ -183,9 +188,30 @@ pub(crate) fn replaced(args: &Args<'_>) -> Result<u64, Error> {
 
 /// A text whose lines begin further right.
 pub(crate) fn indented(args: &Args<'_>) -> Result<u64, Error> {
-    let lines = args.text(0).map_or(args.printed(0)?, |text| text.matches('\n').count() as u64 + 1);
-    let width = args.number(1, "width").unwrap_or(4);
+    let lines = args.text(0).map_or(args.printed(0)?, |text| text.matches(is_line_end).count() as u64 + 1);
+    let width = match args.get(1, "width") {
+        Some(width) if width.as_str().is_some() => printed(&width)?,
+        _ => args.number(1, "width").unwrap_or(4),
+    };
     Ok(args.printed(0)?.saturating_add(width.saturating_mul(lines + 1)))
+}
+
+/// A text with blanks, or another character, at its sides.
+pub(crate) fn padded(args: &Args<'_>) -> Result<u64, Error> {
+    let width = args.number(1, "width").unwrap_or(80);
+    Ok(args.all_printed()?.saturating_add(width.saturating_mul(4)))
+}
+
+/// A text with blanks in place of tabs.
+pub(crate) fn expanded_tabs(args: &Args<'_>) -> Result<u64, Error> {
+    let tabs = args.text(0).map_or(0, |text| text.matches('\t').count() as u64);
+    Ok(args.printed(0)?.saturating_add(tabs.saturating_mul(args.number(1, "tabsize").unwrap_or(8))))
+}
+
+/// A text in lines, with another text after each: there are at most as many as characters.
+pub(crate) fn wrapped(args: &Args<'_>) -> Result<u64, Error> {
+    let wrap = args.get(3, "wrapstring").map_or(Ok(1), |wrap| printed(&wrap))?;
+    Ok(args.printed(0)?.saturating_mul(NODE.saturating_add(wrap)))
 }
 
 /// Items in lists of as many as the second argument says, or in as many lists.

@@ -10,9 +10,10 @@ use self_cell::self_cell;
 use serde_json::{Map, Value as Json};
 
 use crate::checked::Checker;
-use crate::environment::{environment, without_generation_tags};
+use crate::environment::environment;
 use crate::error::with_causes;
 use crate::measured::variables;
+use crate::rewritten::rewritten;
 use crate::scan::scan;
 use crate::{TemplateError, TemplateLimit, meter};
 
@@ -79,7 +80,7 @@ impl Program {
         if source.len() > MAX_SOURCE {
             return Err(limit(TemplateLimit::Source { bytes: source.len(), limit: MAX_SOURCE }));
         }
-        let compiled = on_large_stack(|| Compiled::try_new(without_generation_tags(source), |s| compile(name, s)))?;
+        let compiled = on_large_stack(|| Compiled::try_new(rewritten(source), |s| compile(name, s)))?;
         let compiled = compiled.map_err(|refusal| match refusal {
             Refusal::Limit(exceeded) => limit(exceeded),
             Refusal::Syntax(message) => TemplateError::Syntax { message },
@@ -146,7 +147,7 @@ mod tests {
         let mut largest = Extent::default();
         let (mut deepest, mut attributes) = (0, 0);
         for (name, source) in published() {
-            let source = without_generation_tags(&source);
+            let source = rewritten(&source);
             let Ok(extent) = scan(&source) else { panic!("{name}") };
             let mut checker = Checker::new();
             assert!(checker.template(&parse(&source, "", syntax()).unwrap()).is_ok(), "{name}");

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use serde_json::Value;
+use minijinja::value::{ObjectRepr, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+use crate::python_text::{ExactNumber, float};
 
 /// How to write.
 #[derive(Debug, Clone)]
@@ -27,66 +30,99 @@ impl Format {
     }
 }
 
-/// `value` as text.
-pub(crate) fn dumps(value: &Value, format: &Format) -> String {
+/// `value` as text. What JSON has no form for is an error: undefined values, functions, and lists as keys.
+pub(crate) fn dumps(value: &Value, format: &Format) -> Result<String, Error> {
     let mut out = String::new();
-    write_value(&mut out, value, format, 0);
-    out
+    write_value(&mut out, value, format, 0)?;
+    Ok(out)
 }
 
-fn write_value(out: &mut String, value: &Value, format: &Format, depth: usize) {
-    match value {
-        Value::Null => *out += "null",
-        Value::Bool(flag) => *out += if *flag { "true" } else { "false" },
-        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-            Some(number) => *out += &float(number),
-            None => *out += &number.to_string(),
-        },
-        Value::String(text) => string(out, text, format),
-        Value::Array(values) => {
-            list(out, '[', ']', values.len(), format, depth, |out, i| write_value(out, &values[i], format, depth + 1));
+fn write_value(out: &mut String, value: &Value, format: &Format, depth: usize) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        string(out, text, format);
+        return Ok(());
+    }
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            let values: Vec<Value> = value.try_iter()?.collect();
+            list(out, '[', ']', &values, format, depth, |out, value| write_value(out, value, format, depth + 1))
         }
-        Value::Object(map) => {
-            let mut pairs: Vec<_> = map.iter().collect();
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            let pairs = pairs.into_iter().flatten().map(|(key, value)| Ok((key_text(&key)?, value)));
+            let mut pairs = pairs.collect::<Result<Vec<_>, Error>>()?;
             if format.sort_keys {
-                pairs.sort_by_key(|&(key, _)| key);
+                pairs.sort_by(|(a, _), (b, _)| a.cmp(b));
             }
-            list(out, '{', '}', pairs.len(), format, depth, |out, i| {
-                let (key, value) = pairs[i];
+            list(out, '{', '}', &pairs, format, depth, |out, (key, value)| {
                 string(out, key, format);
                 *out += &format.key_separator;
-                write_value(out, value, format, depth + 1);
-            });
+                write_value(out, value, format, depth + 1)
+            })
+        }
+        _ => {
+            *out += &scalar(value)?;
+            Ok(())
         }
     }
 }
 
-/// Brackets around `n` items.
-fn list(
+/// A key, which JSON writes as a text.
+fn key_text(key: &Value) -> Result<String, Error> {
+    key.as_str().map_or_else(|| scalar(key), |text| Ok(text.to_owned()))
+}
+
+/// A value without parts.
+fn scalar(value: &Value) -> Result<String, Error> {
+    match value.kind() {
+        ValueKind::None => Ok("null".into()),
+        ValueKind::Bool => Ok(if value.is_true() { "true" } else { "false" }.into()),
+        ValueKind::Number if value.is_integer() => Ok(value.to_string()),
+        ValueKind::Number => {
+            let number = f64::try_from(value.clone())?;
+            Ok(match float(number).as_str() {
+                "nan" => "NaN".into(),
+                "inf" => "Infinity".into(),
+                "-inf" => "-Infinity".into(),
+                text => text.to_owned(),
+            })
+        }
+        _ if value.downcast_object_ref::<ExactNumber>().is_some() => Ok(value.to_string()),
+        _ => {
+            let is_object = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
+            let what = if is_object { "a function".to_owned() } else { format!("a value of type {}", value.kind()) };
+            Err(Error::new(ErrorKind::BadSerialization, format!("{what} has no JSON form here")))
+        }
+    }
+}
+
+/// Brackets around items.
+fn list<T>(
     out: &mut String,
     open: char,
     close: char,
-    n: usize,
+    items: &[T],
     format: &Format,
     depth: usize,
-    item: impl Fn(&mut String, usize),
-) {
+    write: impl Fn(&mut String, &T) -> Result<(), Error>,
+) -> Result<(), Error> {
     let new_line = |out: &mut String, depth| {
-        if let Some(indent) = format.indent.as_ref().filter(|_| n > 0) {
+        if let Some(indent) = format.indent.as_ref().filter(|_| !items.is_empty()) {
             out.push('\n');
             *out += &indent.repeat(depth);
         }
     };
     out.push(open);
-    for i in 0..n {
+    for (i, item) in items.iter().enumerate() {
         if i > 0 {
             *out += &format.item_separator;
         }
         new_line(out, depth + 1);
-        item(out, i);
+        write(out, item)?;
     }
     new_line(out, depth);
     out.push(close);
+    Ok(())
 }
 
 fn string(out: &mut String, text: &str, format: &Format) {
@@ -108,19 +144,6 @@ fn string(out: &mut String, text: &str, format: &Format) {
     }
 }
 
-/// A float as Python's `repr` writes it.
-fn float(number: f64) -> String {
-    let text = format!("{number:?}");
-    match text.split_once('e') {
-        // Rust and Python agree on when to use exponents, but not on how to write them.
-        Some((mantissa, exponent)) => {
-            let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-            format!("{mantissa}e{sign}{digits:0>2}")
-        }
-        None => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,13 +154,13 @@ mod tests {
         let value =
             json!({"b": [1, 2.0, -0.5, 1e16, 1e-5, 0.0001, 1.5e300], "a": {}, "é\"\n\u{1}": [], "t": [true, null]});
         assert_eq!(
-            dumps(&value, &Format::new(None)),
+            dumps(&Value::from_serialize(&value), &Format::new(None)).unwrap(),
             r#"{"b": [1, 2.0, -0.5, 1e+16, 1e-05, 0.0001, 1.5e+300], "a": {}, "é\"\n\u0001": [], "t": [true, null]}"#
         );
         let sorted = Format { sort_keys: true, ensure_ascii: true, ..Format::new(Some("  ".into())) };
         let value = json!({"b": [1, {"c": "é😀"}], "a": {}});
         assert_eq!(
-            dumps(&value, &sorted),
+            dumps(&Value::from_serialize(&value), &sorted).unwrap(),
             "{\n  \"a\": {},\n  \"b\": [\n    1,\n    {\n      \"c\": \"\\u00e9\\ud83d\\ude00\"\n    }\n  ]\n}"
         );
     }

@@ -8,6 +8,7 @@ use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json, json};
 
 use crate::environment::NOW;
+use crate::exact_json;
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
 use crate::tool_calls::{Telling, Tools, in_plain_words};
@@ -53,6 +54,8 @@ pub struct ChatTemplate {
     is_fallback: bool,
     /// Assistant messages without a text have the empty text: the template does not do with `none`.
     null_content_is_empty: bool,
+    /// The template takes the arguments of calls as a JSON text, not as an object.
+    arguments_are_text: bool,
 }
 
 /// A conversation to render.
@@ -85,7 +88,7 @@ impl ChatTemplate {
         if let Some(tool_use) = tool_use {
             template.tool_use = Some((Arc::new(Program::compile(TOOL_USE, tool_use)?), tool_use.to_owned()));
         }
-        template.null_content_is_empty = !template.takes_null_content()?;
+        template.probe()?;
         Ok(Some(template))
     }
 
@@ -115,7 +118,7 @@ impl ChatTemplate {
     /// A template for the vocabulary of `tokenizer`.
     pub fn with_tokenizer(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, TemplateError> {
         let mut template = Self::compile(source, tokenizer)?;
-        template.null_content_is_empty = !template.takes_null_content()?;
+        template.probe()?;
         Ok(template)
     }
 
@@ -139,6 +142,7 @@ impl ChatTemplate {
             tokens,
             is_fallback: false,
             null_content_is_empty: false,
+            arguments_are_text: false,
         })
     }
 
@@ -231,7 +235,7 @@ impl ChatTemplate {
         taken.add(&self.source);
         for message in request.messages {
             texts(message).for_each(|text| taken.add(text));
-            message.tool_calls.iter().for_each(|call| taken.add_value(&arguments(call)));
+            message.tool_calls.iter().for_each(|call| taken.add_value(&self.arguments(call)));
         }
         request.tools.iter().for_each(|tool| taken.add_value(tool.as_value()));
         if let Some(tools) = system_tools {
@@ -304,10 +308,64 @@ impl ChatTemplate {
             }
         }
         if !message.tool_calls.is_empty() {
-            let calls = message.tool_calls.iter().map(|call| tool_call(call, marker));
+            let calls = message.tool_calls.iter().map(|call| tool_call(call, &self.arguments(call), marker));
             fields.insert("tool_calls".into(), calls.collect());
         }
         fields.into()
+    }
+
+    /// The arguments of a call: the object, or the text where it is none or the template takes a text.
+    fn arguments(&self, call: &ToolCall) -> Json {
+        let text = match call.function.arguments.trim() {
+            "" => "{}",
+            _ => &call.function.arguments,
+        };
+        match exact_json::from_str(text) {
+            Ok(object @ Json::Object(_)) if !self.arguments_are_text => object,
+            _ => text.into(),
+        }
+    }
+
+    /// Finds out in which form the template takes the parts of messages.
+    fn probe(&mut self) -> Result<(), TemplateError> {
+        self.arguments_are_text = self.takes_arguments_as_text()?;
+        self.null_content_is_empty = !self.takes_null_content()?;
+        Ok(())
+    }
+
+    /// Whether the arguments of a call come out as JSON only where they are a text: some templates append them to one.
+    fn takes_arguments_as_text(&self) -> Result<bool, TemplateError> {
+        const ARGUMENTS: &str = r#"{"probe_key": "probe value"}"#;
+        let call = |content: Option<&str>| {
+            let tool_calls = vec![ToolCall::new("call00000", "name", ARGUMENTS)];
+            Message { content: content.map(str::to_owned), tool_calls, ..Message::assistant("") }
+        };
+        let result = Message { tool_call_id: Some("call00000".into()), ..Message::new(Role::Tool, "text") };
+        let as_text = Self { arguments_are_text: true, ..self.clone() };
+        let as_object = Self { arguments_are_text: false, ..self.clone() };
+        for content in [None, Some("")] {
+            for n in [2, 3] {
+                let messages = [Message::user("text"), call(content), result.clone()];
+                let request = RenderRequest { messages: &messages[..n], ..Default::default() };
+                // What a template refuses it may quote.
+                let rendered = |template: &Self| match template.render(&request) {
+                    Ok(prompt) => Ok(prompt.text),
+                    Err(TemplateError::Refused { message }) => Ok(message),
+                    Err(error @ TemplateError::Limit { .. }) => Err(error),
+                    Err(_) => Ok(String::new()),
+                };
+                let object = rendered(&as_object)?;
+                // Written as Python writes a dictionary, which no model was trained on.
+                let is_python = object.contains("{'probe_key': 'probe value'}");
+                if object.contains("probe_key") && object.contains("probe value") && !is_python {
+                    return Ok(false);
+                }
+                if rendered(&as_text)?.contains(ARGUMENTS) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the template leaves out a text that is `none`, as in a message that only calls a tool. Some fail, some
@@ -359,21 +417,13 @@ fn texts(message: &Message) -> impl Iterator<Item = &str> {
     fields.into_iter().flatten().map(String::as_str).chain(calls)
 }
 
-/// The arguments of a call: the object, or the text where it is none.
-fn arguments(call: &ToolCall) -> Json {
-    match serde_json::from_str(&call.function.arguments) {
-        Ok(object @ Json::Object(_)) => object,
-        _ => call.function.arguments.as_str().into(),
-    }
-}
-
-fn tool_call(call: &ToolCall, marker: &Marker<'_>) -> Json {
+fn tool_call(call: &ToolCall, arguments: &Json, marker: &Marker<'_>) -> Json {
     let mut fields = Map::new();
     if !call.id.is_empty() {
         fields.insert("id".into(), marker.mark(&call.id).into());
     }
     fields.insert("type".into(), marker.mark(&call.kind).into());
-    let function = json!({"name": marker.mark(&call.function.name), "arguments": marker.mark_value(&arguments(call))});
+    let function = json!({"name": marker.mark(&call.function.name), "arguments": marker.mark_value(arguments)});
     fields.insert("function".into(), function);
     fields.into()
 }

@@ -326,6 +326,36 @@ fn hostile() -> Vec<(&'static str, End, String)> {
         "{% for i in [1, 2] %}{{ loop.changed(loop) }}{{ loop.changed([loop]) }}{% endfor %}".into(),
     );
 
+    case(
+        "methods of lists of methods",
+        End::Depth,
+        "{% set n = namespace(x=[1]) %}{% for i in range(99999) %}{% set n.x = [n.x.count] %}{% endfor %}".into(),
+    );
+    case(
+        "cyclers of cyclers",
+        End::Error,
+        "{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = cycler(n.x) %}{% endfor %}".into(),
+    );
+    case("a width of a method", End::Work, tag("'x'.ljust(4000000000)".into()));
+    case("zeros of a method", End::Work, tag("'x'.zfill(9223372036854775807)".into()));
+    case("a centre", End::Work, tag("'x'|center(4000000000)".into()));
+    case("tabs", End::Work, tag("('\\t' * 100000).expandtabs(100000)".into()));
+    case("a width of %", End::Work, tag("'%4000000000d' % 1".into()));
+    case("a width of % among the values", End::Work, tag("'%*d' % (4000000000, 1)".into()));
+    case("many values of %", End::Work, with_text("{{ ('%s' * 100) % ((x,) * 100) }}"));
+    case("lines with a long text after each", End::Work, with_text("{{ ('a ' * 100000)|wordwrap(1, wrapstring=x) }}"));
+    case("an indent of a text", End::Work, with_text("{{ ('a\\n' * 1000)|indent(x) }}"));
+    case(
+        "a method called often",
+        End::Work,
+        with_text("{% set f = x.upper %}{% for i in range(99999) %}{{ f() }}{% endfor %}"),
+    );
+    case(
+        "large lists compared often",
+        End::Work,
+        "{% set x = range(10000)|list %}{% for i in range(100000) %}{% if x < x + [1] %}{% endif %}{% endfor %}".into(),
+    );
+
     // Recursion.
     case("a macro of itself", End::Error, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into());
     case(
@@ -524,7 +554,7 @@ fn limits_are_told() {
     let message = |source: &str| render(source, &RenderRequest::default()).unwrap_err().to_string();
     assert_eq!(
         message("\n{{ 'x' * 1000000000 }}"),
-        "the chat template goes beyond a limit: it makes or searches more than 134230144 bytes of values"
+        "the chat template goes beyond a limit: it makes or searches more than 134230560 bytes of values"
     );
     assert_eq!(
         message(&format!("\n\n{{{{ {}1 }}}}", "-".repeat(3000))),

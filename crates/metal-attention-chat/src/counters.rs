@@ -1,0 +1,85 @@
+//! Jinja2's functions whose results count their calls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use minijinja::value::{Object, ObjectRepr, Rest};
+use minijinja::{Error, ErrorKind, State, Value};
+
+/// Is called for a text that stands between others: the first time there is none.
+#[derive(Debug)]
+struct Joiner {
+    separator: Value,
+    calls: AtomicUsize,
+}
+
+pub(crate) fn joiner(separator: Option<Value>) -> Result<Value, Error> {
+    let separator = separator.unwrap_or_else(|| ", ".into());
+    without_parts(&separator)?;
+    Ok(Value::from_object(Joiner { separator, calls: AtomicUsize::new(0) }))
+}
+
+/// Nothing counts how deep what these functions give lies in itself, so it holds plain values.
+fn without_parts(value: &Value) -> Result<(), Error> {
+    match value.as_object() {
+        None => Ok(()),
+        Some(_) => Err(Error::new(ErrorKind::InvalidOperation, "joiner and cycler take texts and numbers")),
+    }
+}
+
+impl Object for Joiner {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result<Value, Error> {
+        let is_first = self.calls.fetch_add(1, Ordering::Relaxed) == 0;
+        Ok(if is_first { "".into() } else { self.separator.clone() })
+    }
+}
+
+/// Goes through values again and again.
+#[derive(Debug)]
+struct Cycler {
+    values: Vec<Value>,
+    place: AtomicUsize,
+}
+
+pub(crate) fn cycler(values: Rest<Value>) -> Result<Value, Error> {
+    if values.is_empty() {
+        return Err(Error::new(ErrorKind::MissingArgument, "cycler needs values"));
+    }
+    values.iter().try_for_each(without_parts)?;
+    Ok(Value::from_object(Cycler { values: values.to_vec(), place: AtomicUsize::new(0) }))
+}
+
+impl Cycler {
+    fn current(&self, place: usize) -> Value {
+        self.values[place % self.values.len()].clone()
+    }
+}
+
+impl Object for Cycler {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        (key == "current").then(|| self.current(self.place.load(Ordering::Relaxed)))
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn call_method(self: &Arc<Self>, _: &mut State<'_, '_>, method: &str, _: &[Value]) -> Result<Value, Error> {
+        match method {
+            "next" => Ok(self.current(self.place.fetch_add(1, Ordering::Relaxed))),
+            "reset" => {
+                self.place.store(0, Ordering::Relaxed);
+                Ok(().into())
+            }
+            _ => Err(ErrorKind::UnknownMethod.into()),
+        }
+    }
+}
