@@ -25,6 +25,7 @@ mod run_output;
 mod sampling_args;
 mod sampling_options;
 mod statistics;
+mod template_file;
 mod tensor_types;
 mod terminal;
 mod text_input;

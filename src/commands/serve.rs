@@ -20,6 +20,7 @@ use crate::interrupt;
 use crate::model_args::NamedModelArgs;
 use crate::progress::Progress;
 use crate::replica_args::ReplicaArgs;
+use crate::template_file;
 use crate::units;
 
 const AFTER_HELP: &str = "\
@@ -89,6 +90,10 @@ pub struct Args {
     /// Time in seconds that running requests have to finish after that
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u64,
+
+    /// Use the chat template in this file instead of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
 
     #[command(flatten)]
     access: AccessArgs,
@@ -260,7 +265,8 @@ impl Args {
     /// What makes the model ready. The file is opened here, so that a wrong name is told at once.
     fn loader(&self) -> Result<impl FnOnce() -> Result<Loaded, CliError> + Send + 'static, CliError> {
         let model = self.model.open()?;
-        self.model.tokenizer(&model)?;
+        let tokenizer = self.model.tokenizer(&model)?;
+        let template = self.chat_template.as_deref().map(|path| template_file::read(path, &tokenizer)).transpose()?;
         let n_parallel = self.parallel;
         let mut engines = self.engine.options(&model)?;
         let options = SchedulerOptions { n_parallel, n_queue: self.queue, ..Default::default() };
@@ -283,6 +289,10 @@ impl Args {
                 LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
                 LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
             })?;
+            let loaded = match template {
+                Some(template) => loaded.with_chat_template(template),
+                None => loaded,
+            };
             let context = context_line(&loaded, kv_cache_bytes, options.n_parallel, engines.len());
             // So far it ended the process; requests that run may finish.
             interrupt::leave();

@@ -146,21 +146,23 @@ fn string(out: &mut String, text: &str, format: &Format) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use minijinja::value::Serde;
     use serde_json::json;
+
+    use super::*;
 
     #[test]
     fn the_same_text_as_python() {
         let value =
             json!({"b": [1, 2.0, -0.5, 1e16, 1e-5, 0.0001, 1.5e300], "a": {}, "é\"\n\u{1}": [], "t": [true, null]});
         assert_eq!(
-            dumps(&Value::from_serialize(&value), &Format::new(None)).unwrap(),
+            dumps(&Value::from(Serde(&value)), &Format::new(None)).unwrap(),
             r#"{"b": [1, 2.0, -0.5, 1e+16, 1e-05, 0.0001, 1.5e+300], "a": {}, "é\"\n\u0001": [], "t": [true, null]}"#
         );
         let sorted = Format { sort_keys: true, ensure_ascii: true, ..Format::new(Some("  ".into())) };
         let value = json!({"b": [1, {"c": "é😀"}], "a": {}});
         assert_eq!(
-            dumps(&Value::from_serialize(&value), &sorted).unwrap(),
+            dumps(&Value::from(Serde(&value)), &sorted).unwrap(),
             "{\n  \"a\": {},\n  \"b\": [\n    1,\n    {\n      \"c\": \"\\u00e9\\ud83d\\ude00\"\n    }\n  ]\n}"
         );
     }

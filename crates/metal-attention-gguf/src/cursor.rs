@@ -1,7 +1,9 @@
 //! Reading little-endian fields from a byte slice, with errors that say what and where.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use crate::strings::escaped;
 use crate::value::ValueType;
 use crate::{Array, GgufError, Result, StringArray, Value};
 
@@ -104,6 +106,12 @@ impl<'a> Cursor<'a> {
         Ok(count as usize)
     }
 
+    /// A string of any bytes; those that are no UTF-8 are escaped.
+    pub(crate) fn text(&mut self, item: Item) -> Result<Cow<'a, str>> {
+        let len = self.count(item, 1)?;
+        Ok(escaped(self.take(item, len)?))
+    }
+
     /// A string: 64-bit length, then UTF-8.
     pub(crate) fn string(&mut self, item: Item) -> Result<&'a str> {
         let len = self.count(item, 1)?;
@@ -124,7 +132,7 @@ impl<'a> Cursor<'a> {
             ValueType::I32 => Value::I32(i32::from_le_bytes(self.array(item)?)),
             ValueType::F32 => Value::F32(f32::from_le_bytes(self.array(item)?)),
             ValueType::Bool => Value::Bool(self.bools(item, 1)?[0]),
-            ValueType::String => Value::String(self.string(item)?.to_owned()),
+            ValueType::String => Value::String(self.text(item)?.into_owned()),
             ValueType::Array => Value::Array(self.values(item, 1)?),
             ValueType::U64 => Value::U64(self.u64(item)?),
             ValueType::I64 => Value::I64(i64::from_le_bytes(self.array(item)?)),
@@ -184,7 +192,6 @@ impl<'a> Cursor<'a> {
 
     /// One growing buffer for all strings instead of an allocation for each.
     fn strings(&mut self, item: Item, count: usize) -> Result<StringArray> {
-        let start = self.position;
         let mut text = Vec::new();
         let mut ends = Vec::with_capacity(count);
         for _ in 0..count {
@@ -192,9 +199,6 @@ impl<'a> Cursor<'a> {
             text.extend_from_slice(self.take(item, len)?);
             ends.push(text.len());
         }
-        StringArray::from_utf8(text, ends).map_err(|(index, before)| GgufError::InvalidUtf8 {
-            item: format!("string {index} of {item}"),
-            offset: (start + before + 8 * (index + 1)) as u64,
-        })
+        Ok(StringArray::from_bytes(text, ends))
     }
 }

@@ -165,7 +165,7 @@ pub enum GgufError {
         /// Bytes from `offset` to the end of the file.
         available: u64,
     },
-    /// A key, name or string that is not UTF-8.
+    /// A tensor's name that is not UTF-8.
     #[error("{item} at byte {offset} is not valid UTF-8")]
     InvalidUtf8 {
         /// What was being read.

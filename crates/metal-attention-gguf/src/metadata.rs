@@ -97,10 +97,10 @@ impl Metadata {
         })
     }
 
-    /// A string.
+    /// A string, up to its first zero byte, where other readers of these files end it, too.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.convert(key, "string", |value| match value {
-            Value::String(v) => Some(v.as_str()),
+            Value::String(v) => Some(v.split('\0').next().unwrap_or_default()),
             _ => None,
         })
     }

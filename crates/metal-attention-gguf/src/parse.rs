@@ -133,12 +133,12 @@ fn read_metadata(cursor: &mut Cursor, n_entries: usize) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     for i in 0..n_entries {
         let offset = cursor.position();
-        let key = cursor.string(Item::Key(i as u64))?;
-        if metadata.get(key).is_some() {
-            return Err(GgufError::DuplicateKey { key: key.to_owned(), offset });
+        let key = cursor.text(Item::Key(i as u64))?;
+        if metadata.get(&key).is_some() {
+            return Err(GgufError::DuplicateKey { key: key.into_owned(), offset });
         }
-        let value = cursor.value(key)?;
-        metadata.set(key, value);
+        let value = cursor.value(&key)?;
+        metadata.set(&key, value);
     }
     Ok(metadata)
 }

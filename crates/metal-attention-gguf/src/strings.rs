@@ -1,5 +1,8 @@
 //! Arrays of strings, which is what vocabularies and merge tables are.
 
+use std::borrow::Cow;
+use std::fmt::Write;
+
 /// Many strings in one allocation: a vocabulary has 150 000 of them.
 ///
 /// ```
@@ -44,28 +47,33 @@ impl StringArray {
         })
     }
 
-    /// Builds the array from the strings' bytes and their ends; the error is the index of the
-    /// first string that is not UTF-8, and where it starts in `bytes`.
-    pub(crate) fn from_utf8(bytes: Vec<u8>, ends: Vec<usize>) -> Result<Self, (usize, usize)> {
-        let valid = |text: &String| ends.iter().all(|&end| text.is_char_boundary(end));
-        match String::from_utf8(bytes) {
-            Ok(text) if valid(&text) => Ok(Self { text, ends }),
-            Ok(text) => Err(first_invalid(text.as_bytes(), &ends)),
-            Err(error) => Err(first_invalid(error.as_bytes(), &ends)),
-        }
+    /// Builds the array from the strings' bytes and their ends. Bytes that are no UTF-8 are escaped.
+    pub(crate) fn from_bytes(bytes: Vec<u8>, ends: Vec<usize>) -> Self {
+        let bytes = match String::from_utf8(bytes) {
+            Ok(text) if ends.iter().all(|&end| text.is_char_boundary(end)) => return Self { text, ends },
+            Ok(text) => text.into_bytes(),
+            Err(error) => error.into_bytes(),
+        };
+        let mut start = 0;
+        let strings = ends.iter().map(|&end| escaped(&bytes[std::mem::replace(&mut start, end)..end]));
+        strings.collect()
     }
 }
 
-/// Index and start of the first string that is not UTF-8 by itself.
-fn first_invalid(bytes: &[u8], ends: &[usize]) -> (usize, usize) {
-    let mut start = 0;
-    for (i, &end) in ends.iter().enumerate() {
-        if std::str::from_utf8(&bytes[start..end]).is_err() {
-            return (i, start);
-        }
-        start = end;
+/// `bytes` as text, with `\xNN` in place of each byte that is no UTF-8.
+pub(crate) fn escaped(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return text.into();
     }
-    (ends.len(), start)
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text += chunk.valid();
+        for byte in chunk.invalid() {
+            // Writing to a text cannot fail.
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text.into()
 }
 
 impl<S: AsRef<str>> FromIterator<S> for StringArray {

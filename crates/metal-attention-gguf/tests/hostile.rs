@@ -2,7 +2,7 @@
 
 mod support;
 
-use metal_attention_gguf::{ErrorKind, GgufError, GgufFile};
+use metal_attention_gguf::{ErrorKind, GgufError, GgufFile, Value};
 
 use support::Raw;
 
@@ -90,20 +90,30 @@ fn counts_beyond_the_file_are_refused_before_anything_is_allocated() {
 
 #[test]
 fn bad_values_are_located() {
-    assert_error!(Raw::new(0, 1).string(b"\xff").data(99), GgufError::InvalidUtf8 { offset: 32, .. }, "key", "byte 32");
-    assert_error!(entry("k", 8).string(b"a\x80"), GgufError::InvalidUtf8 { offset: 45, .. }, "`k`", "UTF-8");
     assert_error!(entry("k", 13).data(9), GgufError::UnknownValueType { id: 13, .. }, "`k`", "type 13", "byte 33");
     assert_error!(entry("k", 9).u32(99).data(9), GgufError::UnknownValueType { id: 99, .. }, "byte 37");
     assert_error!(entry("k", 7).bytes(&[2]), GgufError::InvalidBool { value: 2, .. }, "`k`", "value 2", "byte 37");
     let bools = entry("k", 9).u32(7).u64(3).bytes(&[1, 0, 255]);
     assert_error!(bools, GgufError::InvalidBool { value: 255, .. }, "byte 51");
-    // Each half of a character is invalid, though together they are valid.
-    let halves = entry("k", 9).u32(8).u64(3).string(b"ok").string(b"\xc3").string(b"\xbc");
-    assert_error!(halves, GgufError::InvalidUtf8 { offset: 67, .. }, "string 1 of the value of `k`");
-    let invalid = entry("k", 9).u32(8).u64(2).string(b"ok").string(b"\xff");
-    assert_error!(invalid, GgufError::InvalidUtf8 { offset: 67, .. }, "string 1 of");
     let twice = Raw::new(0, 2).string(b"k").u32(0).bytes(&[1]).string(b"k").u32(0).bytes(&[1]);
     assert_error!(twice, GgufError::DuplicateKey { offset: 38, .. }, "`k` occurs twice", "byte 38");
+}
+
+/// Bytes that are no UTF-8 are escaped, and a string that is looked up ends at its first zero byte.
+#[test]
+fn strings_of_any_bytes_are_read() {
+    let metadata = |raw: Raw| GgufFile::from_bytes(&raw.data(0).0).unwrap().metadata().clone();
+    let latin_1 = metadata(entry("k", 8).string(b"caf\xe9 \xc3\xa9"));
+    assert_eq!(latin_1.str("k").unwrap(), Some("caf\\xe9 é"));
+    let zero = metadata(entry("k", 8).string(b"llama\0\0x"));
+    assert_eq!(zero.str("k").unwrap(), Some("llama"));
+    assert_eq!(zero.get("k"), Some(&Value::String("llama\0\0x".into())));
+    let key = metadata(Raw::new(0, 1).string(b"k\xff").u32(0).bytes(&[7]));
+    assert_eq!(key.get("k\\xff"), Some(&Value::U8(7)));
+    // Each half of a character is escaped, though together they are valid.
+    let halves = metadata(entry("k", 9).u32(8).u64(4).string(b"ok").string(b"\xc3").string(b"\xbc").string(b""));
+    let strings: Vec<_> = halves.strings("k").unwrap().unwrap().iter().collect();
+    assert_eq!(strings, ["ok", "\\xc3", "\\xbc", ""]);
 }
 
 #[test]

@@ -28,6 +28,7 @@ use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::sampling_args::SamplingArgs;
 use crate::sampling_options;
+use crate::template_file;
 use crate::text_input::WordsArgs;
 use commands::{Command, HELP};
 use conversation::Conversation;
@@ -135,7 +136,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let sampling = args.sampling.options(&model)?;
     let template = match args.chat_template {
         None => ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
-        Some(path) => template_in(path, &tokenizer)?,
+        Some(path) => template_file::read(path, &tokenizer)?,
     };
     loading.weigh(model.gguf().tensor_bytes());
     let generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;

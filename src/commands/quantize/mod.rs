@@ -21,6 +21,8 @@ use crate::tensor_types::{self, TypeArgs};
 use crate::threads::map_on_threads;
 use crate::units;
 
+/// The largest number that an NVFP4 block holds: its largest scale times its largest element.
+const NVFP4_LARGEST: f32 = 448.0 * 6.0;
 /// About how many elements are converted at a time by one thread.
 const CHUNK: usize = 1 << 16;
 
@@ -91,6 +93,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
     let mut tensors: Vec<_> = file.tensors().iter().map(TensorDecl::from).collect();
     args.types.apply(args.recipe, imatrix.is_some(), &mut metadata, &mut tensors);
+    warn_of_larger_types(file.tensors(), &tensors);
     let importance: Vec<_> = tensors.iter().map(|t| importance(t, imatrix.as_ref())).collect::<Result<_, _>>()?;
     for ((from, to), importance) in file.tensors().iter().zip(&tensors).zip(&importance) {
         if importance.is_none() && from.ty() != to.ty && args.recipe.needs_importance(&to.name, to.ty) {
@@ -195,6 +198,28 @@ fn refuse_overwriting(args: &Args, file: &GgufFile) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Warns where quantised matrices go to types of as many bits or more: they take more room and lose more.
+fn warn_of_larger_types(from: &[Tensor], to: &[TensorDecl]) {
+    let is_float = |ty: TensorType| matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+    let mut larger: Vec<(TensorType, TensorType, usize)> = Vec::new();
+    for (from, to) in from.iter().zip(to) {
+        let (from, to, n) = (from.ty(), to.ty, from.n_elements());
+        if from == to || is_float(from) || is_float(to) || to.row_bytes(n) < from.row_bytes(n) {
+            continue;
+        }
+        match larger.iter_mut().find(|(a, b, _)| (*a, *b) == (from, to)) {
+            Some((_, _, count)) => *count += 1,
+            None => larger.push((from, to, 1)),
+        }
+    }
+    for (from, to, n) in larger {
+        tracing::warn!(
+            "{n} of the matrices go from {from} to {to}: the file gets larger and worse, since what {from} lost stays lost \
+             and {to} loses more; quantise from F32, F16 or BF16"
+        );
+    }
+}
+
 /// How far a tensor's numbers are from what they were.
 #[derive(Default)]
 struct Difference {
@@ -275,8 +300,26 @@ impl Conversion<'_> {
         let importance = self.importance.map(|columns| &columns[matrix * row_len..][..row_len]);
         self.to.quantize_rows(&values, importance, &mut blocks).map_err(Error::from)?;
         self.to.dequantize(&blocks, &mut back);
+        self.check_range(&values, &back)?;
         let squares = values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum();
         let of = values.iter().map(|&x| f64::from(x).powi(2)).sum();
         Ok((blocks, Difference { n, squares, of }))
+    }
+
+    /// Refuses numbers beyond the range of the type: `back` is what it holds of `values`.
+    fn check_range(&self, values: &[f32], back: &[f32]) -> Result<(), CliError> {
+        let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        // The scales of this type end at 448 and the numbers of a block at 6; larger ones would be cut.
+        let is_cut = self.to == TensorType::NVFP4 && largest > NVFP4_LARGEST;
+        if !is_cut && back.iter().all(|value| value.is_finite()) {
+            return Ok(());
+        }
+        Err(CliError::General(format!(
+            "cannot store {} in {}: its elements go up to {largest:e}, which is beyond what {} holds; choose another \
+             recipe, BF16 or F32 for one",
+            self.from.name(),
+            self.to,
+            self.to
+        )))
     }
 }

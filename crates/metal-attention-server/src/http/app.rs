@@ -227,6 +227,12 @@ impl Loaded {
         Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, reranker, model })
     }
 
+    /// The model with another chat template than its own.
+    #[must_use]
+    pub fn with_chat_template(self, template: ChatTemplate) -> Self {
+        Self { template, ..self }
+    }
+
     /// Refuses a text that is too long for the context by its length already: its tokens would take a long time to tell
     /// the same. `param` is the field's name.
     pub fn check_length(&self, text: &str, param: &str) -> Result<(), ApiError> {
