@@ -26,6 +26,8 @@ pub enum TemplateError {
     Refused {
         /// What the template says.
         message: String,
+        /// The line of the template that says it, from 1; 0 where it is not known.
+        line: usize,
     },
     /// The template goes beyond a limit, as one does that was written to take memory, stack or time.
     #[error("the {template} goes beyond a limit: {limit}")]
@@ -140,13 +142,23 @@ impl From<TemplateLimit> for minijinja::Error {
 pub(crate) struct Raised(pub String);
 
 impl TemplateError {
+    /// How far into the template the conversation got, where another form of it may get further.
+    pub(crate) fn line_of_conversation(&self) -> Option<usize> {
+        match self {
+            Self::Refused { line, .. } => Some(*line),
+            Self::Render { .. } => Some(0),
+            Self::Metadata(_) | Self::Syntax { .. } | Self::Limit { .. } | Self::Thread(_) => None,
+        }
+    }
+
     /// An error of a template's rendering.
     pub(crate) fn of_rendering(template: &'static str, error: &minijinja::Error) -> Self {
+        let line = error.line().unwrap_or(0);
         let mut source: Option<&dyn std::error::Error> = Some(error);
         let mut out_of_fuel = false;
         while let Some(error) = source {
             if let Some(Raised(message)) = error.downcast_ref() {
-                return Self::Refused { message: shortened(message.clone()) };
+                return Self::Refused { message: shortened(message.clone()), line };
             }
             if let Some(&limit) = error.downcast_ref() {
                 return Self::Limit { template, limit };

@@ -1,6 +1,6 @@
 //! Messages and tools, in the JSON shape of the `OpenAI` API.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Who says a message.
@@ -32,26 +32,27 @@ impl Role {
     }
 }
 
-/// A message of a conversation.
+/// A message of a conversation. JSON is read as clients write it: a list of parts as content,
+/// `reasoning` for `reasoning_content`, calls without an id, null for what is missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "crate::message_json::MessageJson")]
 pub struct Message {
     /// Who says it.
     pub role: Role,
     /// Its text. In JSON also a list of `{"type": "text", "text": ...}`, which are joined; `None`, JSON's `null`, where
     /// the message has tool calls and nothing else.
-    #[serde(default, deserialize_with = "text_or_parts")]
     pub content: Option<String>,
     /// What the model thought before it answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The tools that the model calls.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
     /// The call that a tool's message answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
     /// The name of the speaker or of the tool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
@@ -91,12 +92,12 @@ impl Message {
 
 /// A tool that the model calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "crate::message_json::ToolCallJson")]
 pub struct ToolCall {
     /// The call's own name, which the tool's answer gives back.
-    #[serde(default)]
     pub id: String,
     /// The kind of tool: `"function"`.
-    #[serde(rename = "type", default = "function")]
+    #[serde(rename = "type")]
     pub kind: String,
     /// What is called, and with what.
     pub function: FunctionCall,
@@ -107,7 +108,7 @@ impl ToolCall {
     pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: impl Into<String>) -> Self {
         Self {
             id: id.into(),
-            kind: function(),
+            kind: "function".into(),
             function: FunctionCall { name: name.into(), arguments: arguments.into() },
         }
     }
@@ -115,11 +116,11 @@ impl ToolCall {
 
 /// The function and the arguments of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "crate::message_json::FunctionCallJson")]
 pub struct FunctionCall {
     /// The function.
     pub name: String,
-    /// The arguments: a JSON object as text, as the model wrote it.
-    #[serde(default, deserialize_with = "text_or_object")]
+    /// The arguments: a JSON object as text, or any text that a model wrote in its place.
     pub arguments: String,
 }
 
@@ -140,14 +141,22 @@ impl Tool {
         self.0["function"].get("parameters").filter(|schema| !schema.is_null())
     }
 
-    /// The tool with an empty description and no parameters where it has none; `None` where there is nothing to add.
+    /// The tool with an empty description, parameters and properties where they are missing or null; `None` where
+    /// there is nothing to add.
     pub(crate) fn completed(&self) -> Option<Self> {
         let mut tool = self.0.clone();
         let function = tool["function"].as_object_mut()?;
-        let n_fields = function.len();
-        function.entry("description").or_insert_with(|| "".into());
-        function.entry("parameters").or_insert_with(|| json!({"type": "object", "properties": {}}));
-        (function.len() > n_fields).then_some(Self(tool))
+        for (name, value) in [("description", json!("")), ("parameters", json!({"type": "object"}))] {
+            let field = function.entry(name).or_insert(Value::Null);
+            if field.is_null() {
+                *field = value;
+            }
+        }
+        let parameters = function["parameters"].as_object_mut()?;
+        parameters.entry("type").or_insert_with(|| "object".into());
+        parameters.entry("properties").or_insert_with(|| json!({}));
+        parameters.entry("required").or_insert_with(|| json!([]));
+        (tool != self.0).then_some(Self(tool))
     }
 
     /// The whole object.
@@ -166,7 +175,19 @@ pub struct ToolError {
 impl TryFrom<Value> for Tool {
     type Error = ToolError;
 
-    fn try_from(tool: Value) -> Result<Self, ToolError> {
+    /// Reads a tool of the chat API, or of the responses API, whose function is not an object of its own.
+    fn try_from(mut tool: Value) -> Result<Self, ToolError> {
+        if let Some(fields) = tool.as_object_mut() {
+            if fields.get("type").is_none_or(Value::is_null) && fields.contains_key("function") {
+                fields.insert("type".into(), "function".into());
+            }
+            if fields.get("function").is_none_or(Value::is_null) && fields.contains_key("name") {
+                let kind = fields.remove("type").unwrap_or_default();
+                let mut function = std::mem::take(fields);
+                function.remove("function");
+                tool = json!({"type": kind, "function": function});
+            }
+        }
         let problem = if tool["type"] != "function" {
             "its type is not \"function\""
         } else if tool["function"]["name"].as_str().is_none_or(str::is_empty) {
@@ -188,47 +209,6 @@ impl From<Tool> for Value {
     }
 }
 
-fn function() -> String {
-    "function".into()
-}
-
-/// Text, a list of text parts, or `null`.
-fn text_or_parts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    #[derive(Deserialize)]
-    struct Part {
-        #[serde(rename = "type")]
-        _kind: Kind,
-        text: String,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "snake_case")]
-    enum Kind {
-        Text,
-    }
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "the content of a message must be a text, a list of text parts, or null")]
-    enum Content {
-        Text(String),
-        Parts(Vec<Part>),
-    }
-    Ok(Option::deserialize(deserializer)?.map(|content| match content {
-        Content::Text(text) => text,
-        Content::Parts(parts) => parts.into_iter().map(|part| part.text).collect(),
-    }))
-}
-
-fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ToolCall>, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// Arguments as text, or as the object itself, which other servers send.
-fn text_or_object<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(match Value::deserialize(deserializer)? {
-        Value::String(text) => text,
-        value => value.to_string(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,29 +222,40 @@ mod tests {
     }
 
     #[test]
-    fn text_parts_are_joined_and_others_refused() {
-        let message = |content: Value| serde_json::from_value::<Message>(json!({"role": "user", "content": content}));
-        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        assert_eq!(message(parts).unwrap(), Message::user("ab"));
-        for other in [json!([{"type": "image_url", "image_url": {}}]), json!([{"type": 0, "text": "a"}]), json!(0)] {
-            let error = message(other).unwrap_err();
-            assert_eq!(error.to_string(), "the content of a message must be a text, a list of text parts, or null");
-        }
-    }
-
-    #[test]
-    fn arguments_may_be_an_object() {
-        let call: FunctionCall = serde_json::from_value(json!({"name": "f", "arguments": {"z": 1, "a": []}})).unwrap();
-        assert_eq!(call.arguments, r#"{"z":1,"a":[]}"#);
-    }
-
-    #[test]
     fn tools_are_checked() {
         let tool = |tool: Value| Tool::try_from(tool).map_err(|e| e.problem);
         let good = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
         let good = tool(good).unwrap();
         assert_eq!((good.name(), good.parameters()), ("f", Some(&json!({"type": "object"}))));
-        assert_eq!(tool(json!({"function": {"name": "f"}})), Err("its type is not \"function\""));
+        assert_eq!(tool(json!({"type": "custom", "custom": {"name": "f"}})), Err("its type is not \"function\""));
         assert_eq!(tool(json!({"type": "function"})), Err("its function has no name"));
+    }
+
+    #[test]
+    fn tools_of_other_shapes_are_read() {
+        let full = json!({"type": "function", "function": {"name": "f", "strict": null}});
+        for shape in [
+            json!({"function": {"name": "f", "strict": null}}),
+            json!({"type": null, "function": {"name": "f", "strict": null}}),
+            json!({"type": "function", "name": "f", "strict": null}),
+        ] {
+            assert_eq!(Tool::try_from(shape).unwrap().as_value(), &full);
+        }
+    }
+
+    #[test]
+    fn tools_are_completed() {
+        let function = |fields: Value| Tool::try_from(json!({"type": "function", "function": fields})).unwrap();
+        let empty = json!({"type": "object", "properties": {}, "required": []});
+        let full = function(json!({"name": "f", "description": "", "parameters": empty}));
+        for fields in [
+            json!({"name": "f"}),
+            json!({"name": "f", "description": null, "parameters": null}),
+            json!({"name": "f", "parameters": {"type": "object"}}),
+            json!({"name": "f", "parameters": {}}),
+        ] {
+            assert_eq!(function(fields).completed().as_ref(), Some(&full));
+        }
+        assert_eq!(full.completed(), None);
     }
 }

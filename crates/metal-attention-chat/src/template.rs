@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::environment::NOW;
 use crate::exact_json;
+use crate::history::{completed, instructs, variants};
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
 use crate::tool_calls::{Telling, Tools, in_plain_words};
@@ -200,8 +201,82 @@ impl ChatTemplate {
         self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
 
-    /// The text of a conversation. Tools that the template does not know are described in plain words.
+    /// Whether the template's text has the variable `name`.
+    pub fn reads(&self, name: &str) -> bool {
+        let words = |source: &str| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == name);
+        words(&self.source) || words(self.source_for_tools())
+    }
+
+    /// The text of a conversation. Tools that the template does not know are described in plain words. A conversation
+    /// that the template refuses, or whose system messages it leaves out, is rendered in a form that it accepts, where
+    /// there is one.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
+        let messages = completed(request.messages);
+        let mut tried: Vec<Vec<Message>> = Vec::new();
+        let mut incomplete = None;
+        let mut furthest: Option<TemplateError> = None;
+        for variant in variants(&messages) {
+            if tried.contains(&variant) {
+                continue;
+            }
+            let request = RenderRequest { messages: &variant, ..*request };
+            match self.render_variant(&request) {
+                Ok(prompt) if self.has_instructions(&request, &prompt) => return Ok(prompt),
+                Ok(prompt) => drop(incomplete.get_or_insert(prompt)),
+                Err(error) => {
+                    let Some(line) = error.line_of_conversation() else { return Err(error) };
+                    if furthest.as_ref().is_none_or(|e| e.line_of_conversation().is_some_and(|before| line > before)) {
+                        furthest = Some(error);
+                    }
+                }
+            }
+            tried.push(variant);
+        }
+        match (incomplete, furthest) {
+            (Some(prompt), _) => Ok(prompt),
+            (None, Some(error)) => Err(error),
+            (None, None) => self.render_variant(request),
+        }
+    }
+
+    /// Whether `prompt`, the rendering of `request`, has the texts of all system messages. Where one is not found, the
+    /// template may have read it as a switch: then it is enough that a plain word in its place is written.
+    fn has_instructions(&self, request: &RenderRequest<'_>, prompt: &Prompt) -> bool {
+        let found = |texts: &[&str], mut rest: &str| {
+            texts.iter().all(|text| match rest.find(text.trim()) {
+                Some(at) => {
+                    rest = &rest[at + text.trim().len()..];
+                    true
+                }
+                None => false,
+            })
+        };
+        let system = || request.messages.iter().filter(|message| instructs(message));
+        if found(&system().map(Message::text).collect::<Vec<_>>(), &prompt.text) {
+            return true;
+        }
+        let words: Vec<_> = (0..system().count()).map(|i| format!("instruction{i}.")).collect();
+        let mut words_left = words.iter();
+        let probe = |message: &Message| match message.role {
+            Role::System | Role::Developer => {
+                Message { content: words_left.next().cloned(), ..message.clone() }
+            }
+            Role::User | Role::Assistant | Role::Tool => message.clone(),
+        };
+        let messages: Vec<_> = request.messages.iter().map(probe).collect();
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        self.render_variant(&RenderRequest { messages: &messages, ..*request })
+            .is_ok_and(|prompt| found(&words, &prompt.text))
+    }
+
+    /// Adds text of a message to `prompt`, where the spelling of a control token is text.
+    pub(crate) fn append_text(&self, prompt: &mut Prompt, text: &str) {
+        let starts = self.tokenizer.as_ref().map_or(Vec::new(), |tokenizer| tokenizer.control_starts(text));
+        prompt.literals.extend(starts.into_iter().map(|start| prompt.text.len() + start));
+        prompt.text += text;
+    }
+
+    fn render_variant(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
         let telling = Telling::of_template(self.source_for_tools());
         if telling.suffices(request.messages, request.tools) {
             return self.render_known(request, None);
@@ -376,13 +451,13 @@ impl ChatTemplate {
         let call = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
         let messages = [Message::user("text"), call, result];
         let request = RenderRequest { messages: &messages[..2], ..Default::default() };
-        match self.render(&request) {
+        match self.render_variant(&request) {
             Err(error @ TemplateError::Limit { .. }) => Err(error),
             Err(_) => Ok(false),
             Ok(prompt) if prompt.text.contains("None") => Ok(false),
             // Some look only at a message that is not the last one. What they refuse then has other reasons.
             Ok(_) => {
-                let result = self.render(&RenderRequest { messages: &messages, ..request });
+                let result = self.render_variant(&RenderRequest { messages: &messages, ..request });
                 Ok(!matches!(result, Err(TemplateError::Render { .. })))
             }
         }

@@ -81,7 +81,7 @@ fn templates_give_what_they_give_in_python() {
                     assert_eq!(prompt.literals, [0; 0], "{name}, {title}");
                     texts += 1;
                 }
-                (Err(TemplateError::Refused { message }), None, Some(expected)) => {
+                (Err(TemplateError::Refused { message, .. }), None, Some(expected)) => {
                     assert_eq!(message, expected, "{name}, {title}");
                     refused += 1;
                 }

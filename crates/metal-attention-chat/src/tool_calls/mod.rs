@@ -22,7 +22,7 @@ mod signatures;
 mod syntax;
 
 pub use parser::ToolCallParser;
-pub(crate) use plain::{Telling, Tools, in_plain_words};
+pub(crate) use plain::{Telling, Tools, answer_in_plain_words, in_plain_words};
 
 use crate::{Message, ToolCall};
 use syntax::PYTHONIC_START;

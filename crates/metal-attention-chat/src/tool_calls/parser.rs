@@ -119,6 +119,11 @@ impl ToolCallParser {
         self
     }
 
+    /// Whether the answer is within thoughts.
+    pub fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thinking { .. } | State::Message { thoughts: true, .. })
+    }
+
     /// The number of calls so far.
     pub fn n_calls(&self) -> usize {
         self.n_calls

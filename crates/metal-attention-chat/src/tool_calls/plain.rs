@@ -126,6 +126,8 @@ pub(super) fn calls_are_metadata(source: &str) -> bool {
 /// first message describes the tools, calls are text, and what they gave comes from the user.
 pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[Tool]) -> Vec<Message> {
     let mut plain: Vec<Message> = Vec::new();
+    // Whether the last message has answers in the user's name. More of the user's belongs to it: roles have to alternate.
+    let mut answers = false;
     for message in messages {
         let mut message = message.clone();
         let mut calls = match telling.calls {
@@ -149,13 +151,15 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
             let text = message.content.get_or_insert_default();
             *text = if text.is_empty() { call } else { format!("{text}\n{call}") };
         }
-        if message.role == Role::Tool && telling.results == Results::Nothing {
-            message = Message::user(format!("The function answers: {}", message.text()));
-            // Two answers in a row are one message: roles have to alternate.
-            if let Some(last) = plain.last_mut().filter(|last| last.role == Role::User) {
-                last.content = Some(format!("{}\n{}", last.text(), message.text()));
-                continue;
-            }
+        let is_answer = message.role == Role::Tool && telling.results == Results::Nothing;
+        if is_answer {
+            message = Message::user(answer_in_plain_words(message.text()));
+        }
+        let last = plain.last_mut().filter(|last| last.role == Role::User && (is_answer || answers));
+        answers = is_answer;
+        if let Some(last) = last.filter(|_| message.role == Role::User) {
+            last.content = Some(format!("{}\n{}", last.text(), message.text()));
+            continue;
         }
         plain.push(message);
     }
@@ -176,6 +180,11 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
         }
     }
     plain
+}
+
+/// What a call gave, as a text of the user.
+pub(crate) fn answer_in_plain_words(answer: &str) -> String {
+    format!("The function answers: {answer}")
 }
 
 /// A call as Python writes it.

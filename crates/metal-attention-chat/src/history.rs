@@ -1,0 +1,268 @@
+//! Conversations in the forms that chat templates accept.
+//!
+//! A template may refuse what a client sends: a system message after the first one, two messages of one role in a row,
+//! several calls in one message, arguments that are no object. [`variants`] lists the conversation as it is, and then
+//! forms of it that say the same in other messages.
+
+use serde_json::{Value, json};
+
+use crate::tool_calls::answer_in_plain_words;
+use crate::{Message, Role, ToolCall};
+
+/// Letters and digits in the ids of calls that Mistral's templates accept.
+const SHORT_ID: usize = 9;
+
+/// The messages with what the calls before them say: a tool's message without a name gets that of its call, one without
+/// an id answers the next call that has no answer.
+pub(crate) fn completed(messages: &[Message]) -> Vec<Message> {
+    let mut calls: Vec<(&ToolCall, bool)> = Vec::new();
+    let mut completed = messages.to_vec();
+    for (message, out) in messages.iter().zip(&mut completed) {
+        if message.role != Role::Tool {
+            calls.extend(message.tool_calls.iter().map(|call| (call, false)));
+            continue;
+        }
+        let found = match &message.tool_call_id {
+            Some(id) => calls.iter_mut().rev().find(|(call, _)| call.id == *id),
+            None => calls.iter_mut().find(|(call, answered)| {
+                !answered && message.name.as_ref().is_none_or(|name| *name == call.function.name)
+            }),
+        };
+        let Some((call, answered)) = found else { continue };
+        *answered = true;
+        if out.name.is_none() && !call.function.name.is_empty() {
+            out.name = Some(call.function.name.clone());
+        }
+        if out.tool_call_id.is_none() && !call.id.is_empty() {
+            out.tool_call_id = Some(call.id.clone());
+        }
+    }
+    completed
+}
+
+/// The forms of a conversation, as it is first. Each is made when it is asked for.
+pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message>> {
+    let roles: [fn(&[Message]) -> Vec<Message>; 7] = [
+        <[Message]>::to_vec,
+        alternating,
+        |messages| closed_calls(alternating(messages)),
+        one_system_message,
+        |messages| closed_calls(one_system_message(messages)),
+        no_system_message,
+        |messages| closed_calls(no_system_message(messages)),
+    ];
+    let calls: [fn(&[Message]) -> Vec<Message>; 3] = [<[Message]>::to_vec, plain_calls, |messages| {
+        single_calls(&plain_calls(messages))
+    }];
+    roles.into_iter().flat_map(move |roles| {
+        let messages = roles(messages);
+        calls.into_iter().map(move |calls| calls(&messages))
+    })
+}
+
+/// Whether a message instructs the model.
+pub(crate) fn instructs(message: &Message) -> bool {
+    matches!(message.role, Role::System | Role::Developer)
+}
+
+/// Calls whose arguments are objects, with ids of nine letters and digits.
+fn plain_calls(messages: &[Message]) -> Vec<Message> {
+    let mut messages = messages.to_vec();
+    let mut n = 0;
+    // The ids of the calls that have no answer yet, as they were and as they are.
+    let mut renamed: Vec<(String, String)> = Vec::new();
+    for message in &mut messages {
+        for call in &mut message.tool_calls {
+            if !matches!(serde_json::from_str(&call.function.arguments), Ok(Value::Object(_))) {
+                let arguments = &call.function.arguments;
+                let value: Value = serde_json::from_str(arguments).unwrap_or_else(|_| arguments.as_str().into());
+                call.function.arguments = json!({"arguments": value}).to_string();
+            }
+            n += 1;
+            let is_short = call.id.len() == SHORT_ID && call.id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            let id = if is_short { call.id.clone() } else { format!("call{n:05}") };
+            renamed.push((std::mem::replace(&mut call.id, id.clone()), id));
+        }
+        if message.role == Role::Tool {
+            let own = message.tool_call_id.as_deref().unwrap_or_default();
+            let at = renamed.iter().position(|(old, _)| old == own);
+            message.tool_call_id = Some(match at.or(renamed.first().map(|_| 0)) {
+                Some(at) => renamed.remove(at).1,
+                None => format!("call{n:05}"),
+            });
+        }
+    }
+    messages
+}
+
+/// Messages with one call each, which the tool's answer follows.
+fn single_calls(messages: &[Message]) -> Vec<Message> {
+    let mut single: Vec<Message> = Vec::new();
+    let mut rest = messages.iter().peekable();
+    while let Some(message) = rest.next() {
+        if message.tool_calls.len() < 2 {
+            single.push(message.clone());
+            continue;
+        }
+        let mut answers = Vec::new();
+        while let Some(answer) = rest.next_if(|next| next.role == Role::Tool) {
+            answers.push(answer.clone());
+        }
+        for (i, call) in message.tool_calls.iter().enumerate() {
+            let first = Message { tool_calls: Vec::new(), ..message.clone() };
+            let message = if i == 0 { first } else { Message { content: None, ..Message::assistant("") } };
+            single.push(Message { tool_calls: vec![call.clone()], ..message });
+            if let Some(at) = answers.iter().position(|answer| answer.tool_call_id.as_deref() == Some(&*call.id)) {
+                single.push(answers.remove(at));
+            }
+        }
+        single.extend(answers);
+    }
+    single
+}
+
+/// One system message at the beginning, of those that are there; later ones are the user's. Neighbours of one role are
+/// one message, and a tool's message that answers no call is the user's.
+fn alternating(messages: &[Message]) -> Vec<Message> {
+    let n_leading = messages.iter().take_while(|message| instructs(message)).count();
+    let role = |(i, message): (usize, &Message)| match message.role {
+        Role::System | Role::Developer if i >= n_leading => Message { role: Role::User, ..message.clone() },
+        Role::System | Role::Developer => Message { role: Role::System, ..message.clone() },
+        Role::User | Role::Assistant | Role::Tool => message.clone(),
+    };
+    joined(messages.iter().enumerate().map(role))
+}
+
+/// All system messages as one at the beginning, else as [`alternating`].
+fn one_system_message(messages: &[Message]) -> Vec<Message> {
+    let (system, others): (Vec<_>, Vec<_>) = messages.iter().cloned().partition(instructs);
+    let system = system.into_iter().map(|message| Message { role: Role::System, ..message });
+    joined(system.chain(others))
+}
+
+/// The instructions stand before the text of the first user's message, else as [`alternating`]. The user begins.
+fn no_system_message(messages: &[Message]) -> Vec<Message> {
+    let users = alternating(messages).into_iter().map(|message| match message.role {
+        Role::System => Message { role: Role::User, ..message },
+        Role::Developer | Role::User | Role::Assistant | Role::Tool => message,
+    });
+    let users: Vec<_> = users.collect();
+    let begins = users.first().is_some_and(|first| first.role != Role::User).then(|| Message::user(""));
+    joined(begins.into_iter().chain(users))
+}
+
+/// A word of the assistant's between a call or what it gave and the user's next message: Mistral's templates demand one.
+fn closed_calls(messages: Vec<Message>) -> Vec<Message> {
+    let mut closed: Vec<Message> = Vec::new();
+    for message in messages {
+        let open = closed.last().is_some_and(|last| last.role == Role::Tool || !last.tool_calls.is_empty());
+        if open && message.role == Role::User {
+            closed.push(Message::assistant("OK."));
+        }
+        closed.push(message);
+    }
+    closed
+}
+
+/// Neighbours of one role as one message. Tools' messages stay apart where they answer a call.
+fn joined(messages: impl Iterator<Item = Message>) -> Vec<Message> {
+    let mut joined: Vec<Message> = Vec::new();
+    for mut message in messages {
+        let answers = match joined.last() {
+            Some(last) => last.role == Role::Tool || !last.tool_calls.is_empty(),
+            None => false,
+        };
+        if message.role == Role::Tool && !answers {
+            message = Message::user(answer_in_plain_words(message.text()));
+        }
+        match joined.last_mut().filter(|last| last.role == message.role && message.role != Role::Tool) {
+            Some(last) => join(last, message),
+            None => joined.push(message),
+        }
+    }
+    joined
+}
+
+fn join(last: &mut Message, next: Message) {
+    let text = |one: Option<String>, other: Option<String>| match (one, other) {
+        (Some(one), Some(other)) if !one.is_empty() && !other.is_empty() => Some(format!("{one}\n\n{other}")),
+        (Some(one), Some(other)) => Some(one + &other),
+        (one, other) => one.or(other),
+    };
+    last.content = text(last.content.take(), next.content);
+    last.reasoning_content = text(last.reasoning_content.take(), next.reasoning_content);
+    last.tool_calls.extend(next.tool_calls);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls(calls: &[(&str, &str)]) -> Message {
+        let tool_calls = calls.iter().map(|(id, arguments)| ToolCall::new(*id, format!("f{id}"), *arguments)).collect();
+        Message { content: None, tool_calls, ..Message::assistant("") }
+    }
+
+    fn answer(id: Option<&str>, text: &str) -> Message {
+        Message { tool_call_id: id.map(str::to_owned), ..Message::new(Role::Tool, text) }
+    }
+
+    fn brief(messages: &[Message]) -> Vec<String> {
+        messages.iter().map(|m| format!("{} {}", m.role.name(), m.text())).collect()
+    }
+
+    #[test]
+    fn answers_get_the_names_of_their_calls() {
+        let messages = [calls(&[("a", "{}"), ("b", "{}")]), answer(Some("b"), "1"), answer(None, "2")];
+        let completed = completed(&messages);
+        let of = |message: &Message| (message.name.clone().unwrap(), message.tool_call_id.clone().unwrap());
+        assert_eq!(of(&completed[1]), ("fb".into(), "b".into()));
+        assert_eq!(of(&completed[2]), ("fa".into(), "a".into()));
+        let orphan = [answer(Some("x"), "1")];
+        assert_eq!(super::completed(&orphan), orphan);
+    }
+
+    #[test]
+    fn system_messages_are_merged() {
+        let messages = [
+            Message::system("a"),
+            Message::new(Role::Developer, "b"),
+            Message::user("c"),
+            Message::system("d"),
+            Message::assistant("e"),
+            Message::assistant("f"),
+            Message::system("g"),
+        ];
+        assert_eq!(brief(&alternating(&messages)), ["system a\n\nb", "user c\n\nd", "assistant e\n\nf", "user g"]);
+        assert_eq!(brief(&one_system_message(&messages)), ["system a\n\nb\n\nd\n\ng", "user c", "assistant e\n\nf"]);
+        let none = brief(&no_system_message(&messages));
+        assert_eq!(none, ["user a\n\nb\n\nc\n\nd", "assistant e\n\nf", "user g"]);
+        assert_eq!(brief(&no_system_message(&messages[4..6])), ["user ", "assistant e\n\nf"]);
+    }
+
+    #[test]
+    fn calls_are_made_plain() {
+        let messages =
+            [calls(&[("call_1", "{\"a\":"), ("", "[1]"), ("abcdefgh9", "{}")]), answer(None, "x"), answer(None, "y")];
+        let plain = plain_calls(&completed(&messages));
+        let expected = [("call00001", r#"{"arguments":"{\"a\":"}"#), ("call00002", r#"{"arguments":[1]}"#)];
+        for (call, (id, arguments)) in plain[0].tool_calls.iter().zip(expected) {
+            assert_eq!((&*call.id, &*call.function.arguments), (id, arguments));
+        }
+        assert_eq!(plain[0].tool_calls[2].id, "abcdefgh9");
+        assert_eq!(plain[1].tool_call_id.as_deref(), Some("call00001"));
+        assert_eq!(plain[2].tool_call_id.as_deref(), Some("call00002"));
+        let single = single_calls(&plain);
+        let ids = |m: &Message| m.tool_calls.first().map(|c| c.id.clone()).or(m.tool_call_id.clone()).unwrap();
+        assert_eq!(
+            single.iter().map(ids).collect::<Vec<_>>(),
+            ["call00001", "call00001", "call00002", "call00002", "abcdefgh9"]
+        );
+    }
+
+    #[test]
+    fn answers_without_a_call_are_the_users() {
+        let messages = [Message::user("a"), answer(None, "b"), Message::assistant("c")];
+        assert_eq!(brief(&alternating(&messages)), ["user a\n\nThe function answers: b", "assistant c"]);
+    }
+}

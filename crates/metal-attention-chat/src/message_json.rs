@@ -1,0 +1,275 @@
+//! Messages in the JSON that clients send: earlier turns may come from any model and any client, so what is missing, null
+//! or malformed in them gets the nearest meaning. Only content that is no text is refused.
+
+use serde::{Deserialize, Deserializer, de::Error};
+use serde_json::Value;
+
+use crate::{FunctionCall, Message, Role, ToolCall};
+
+/// A message as it is sent.
+#[derive(Deserialize)]
+pub(crate) struct MessageJson {
+    role: RoleJson,
+    #[serde(default)]
+    content: Content,
+    reasoning_content: Option<Value>,
+    /// The name that newer APIs have for `reasoning_content`.
+    reasoning: Option<Value>,
+    /// Text of a refusal, which some clients send in place of a content.
+    refusal: Option<Value>,
+    tool_calls: Option<Vec<Option<ToolCall>>>,
+    /// The one call of the API before tools.
+    function_call: Option<FunctionCall>,
+    tool_call_id: Option<Value>,
+    name: Option<Value>,
+}
+
+/// A role, or the role `function` of the API before tools.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RoleJson {
+    System,
+    Developer,
+    User,
+    Assistant,
+    #[serde(alias = "function")]
+    Tool,
+}
+
+impl From<MessageJson> for Message {
+    fn from(json: MessageJson) -> Self {
+        let role = match json.role {
+            RoleJson::System => Role::System,
+            RoleJson::Developer => Role::Developer,
+            RoleJson::User => Role::User,
+            RoleJson::Assistant => Role::Assistant,
+            RoleJson::Tool => Role::Tool,
+        };
+        let mut tool_calls: Vec<ToolCall> = json.tool_calls.into_iter().flatten().flatten().collect();
+        if tool_calls.is_empty() {
+            let call = |function| ToolCall { id: String::new(), kind: "function".into(), function };
+            tool_calls.extend(json.function_call.map(call));
+        }
+        let thoughts = json.reasoning_content.or(json.reasoning).and_then(nonempty_text);
+        Self {
+            role,
+            content: json.content.text.or_else(|| json.refusal.and_then(nonempty_text)),
+            reasoning_content: thoughts.or(json.content.thoughts),
+            tool_calls,
+            tool_call_id: json.tool_call_id.and_then(nonempty_text),
+            name: json.name.and_then(nonempty_text),
+        }
+    }
+}
+
+/// The text of a value that is expected to be one: a number as it is written, nothing of others.
+fn nonempty_text(value: Value) -> Option<String> {
+    let text = match value {
+        Value::String(text) => text,
+        Value::Number(number) => number.to_string(),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => return None,
+    };
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// The content of a message.
+#[derive(Default)]
+struct Content {
+    text: Option<String>,
+    /// The text of parts that are thoughts.
+    thoughts: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = match Value::deserialize(deserializer)? {
+            Value::Null => return Ok(Self::default()),
+            Value::String(text) => return Ok(Self { text: Some(text), thoughts: None }),
+            Value::Array(parts) => parts,
+            part @ Value::Object(_) => vec![part],
+            Value::Bool(_) | Value::Number(_) => {
+                return Err(D::Error::custom(
+                    "the content of a message must be a text, a list of text parts, or null",
+                ));
+            }
+        };
+        let mut content = Self { text: Some(String::new()), thoughts: None };
+        for part in parts {
+            let (kind, text) = match &part {
+                Value::String(_) => ("text", &part),
+                part => {
+                    let kind = part["type"].as_str().unwrap_or("text");
+                    (kind, &part[if matches!(kind, "refusal" | "thinking") { kind } else { "text" }])
+                }
+            };
+            let into = match kind {
+                "text" | "input_text" | "output_text" | "refusal" => &mut content.text,
+                "thinking" | "reasoning" => &mut content.thoughts,
+                other => {
+                    return Err(D::Error::custom(format!(
+                        "a part of type {other:?} cannot be read: the model reads text only, so leave the part out or \
+                         describe it in a part of type \"text\""
+                    )));
+                }
+            };
+            match text {
+                Value::String(text) => into.get_or_insert_default().push_str(text),
+                Value::Null if part.is_object() => {}
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                    return Err(D::Error::custom(format!("a part of type {kind:?} has no text")));
+                }
+            }
+        }
+        Ok(content)
+    }
+}
+
+/// A call as it is sent.
+#[derive(Deserialize)]
+pub(crate) struct ToolCallJson {
+    id: Option<Value>,
+    #[serde(rename = "type")]
+    kind: Option<Value>,
+    function: Option<FunctionCall>,
+    /// A call of a tool that takes a text.
+    custom: Option<CustomCall>,
+}
+
+/// The tool and the text that it is called with.
+#[derive(Deserialize)]
+struct CustomCall {
+    name: Option<String>,
+    input: Option<Value>,
+}
+
+impl From<ToolCallJson> for ToolCall {
+    fn from(json: ToolCallJson) -> Self {
+        let custom = json.custom.map(|CustomCall { name, input }| FunctionCall {
+            name: name.unwrap_or_default(),
+            arguments: serde_json::json!({"input": input}).to_string(),
+        });
+        let empty = || FunctionCall { name: String::new(), arguments: "{}".into() };
+        Self {
+            id: json.id.and_then(nonempty_text).unwrap_or_default(),
+            kind: json.kind.and_then(nonempty_text).filter(|kind| kind != "custom").unwrap_or("function".into()),
+            function: json.function.or(custom).unwrap_or_else(empty),
+        }
+    }
+}
+
+/// A function and its arguments as they are sent.
+#[derive(Deserialize)]
+pub(crate) struct FunctionCallJson {
+    name: Option<String>,
+    #[serde(default)]
+    arguments: Value,
+}
+
+impl From<FunctionCallJson> for FunctionCall {
+    fn from(json: FunctionCallJson) -> Self {
+        Self { name: json.name.unwrap_or_default(), arguments: arguments(json.arguments) }
+    }
+}
+
+/// The arguments as text: those of a function without parameters are `{}`, however that is sent, and a text that holds
+/// an object is that object. Any other text stays as it is.
+fn arguments(sent: Value) -> String {
+    let text = match sent {
+        Value::Null => return "{}".into(),
+        Value::String(text) => text,
+        value @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => return value.to_string(),
+    };
+    if text.trim().is_empty() {
+        return "{}".into();
+    }
+    match serde_json::from_str(&text) {
+        Ok(Value::Null) => "{}".into(),
+        Ok(Value::String(inner)) if inner.trim_start().starts_with('{') => match serde_json::from_str(&inner) {
+            Ok(Value::Object(_)) => inner,
+            Ok(_) | Err(_) => text,
+        },
+        Ok(_) | Err(_) => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn message(json: Value) -> Message {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn text_parts_are_joined() {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b", "cache_control": {}}, "c",
+            {"type": "refusal", "refusal": "d"}, {"type": "output_text", "text": null}, {"text": "e"}]);
+        assert_eq!(message(json!({"role": "user", "content": parts})), Message::user("abcde"));
+        assert_eq!(message(json!({"role": "user", "content": {"type": "text", "text": "a"}})), Message::user("a"));
+        assert_eq!(message(json!({"role": "user", "content": []})), Message::user(""));
+        let thoughts = json!([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "a"}]);
+        let expected = Message { reasoning_content: Some("Hm.".into()), ..Message::assistant("a") };
+        assert_eq!(message(json!({"role": "assistant", "content": thoughts})), expected);
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_by_name() {
+        let refused = |content: Value| {
+            let read = serde_json::from_value::<Message>(json!({"role": "user", "content": content}));
+            read.unwrap_err().to_string()
+        };
+        for kind in ["image_url", "input_image", "image", "input_audio", "file", "video_url"] {
+            let error = refused(json!([{"type": "text", "text": "x"}, {"type": kind}]));
+            assert!(error.starts_with(&format!("a part of type \"{kind}\" cannot be read")), "{error}");
+        }
+        assert_eq!(refused(json!(0)), "the content of a message must be a text, a list of text parts, or null");
+        assert_eq!(refused(json!([{"type": "text", "text": 1}])), "a part of type \"text\" has no text");
+        assert_eq!(refused(json!([7])), "a part of type \"text\" has no text");
+    }
+
+    #[test]
+    fn arguments_are_an_object_where_they_can_be() {
+        let read = |arguments: Value| {
+            let call: FunctionCall = serde_json::from_value(json!({"name": "f", "arguments": arguments})).unwrap();
+            call.arguments
+        };
+        for empty in [json!(""), json!(null), json!("null"), json!(" \n"), json!("{}"), json!({}), json!("\"{}\"")] {
+            assert_eq!(read(empty.clone()), "{}", "{empty}");
+        }
+        assert_eq!(read(json!({"z": 1, "a": []})), r#"{"z":1,"a":[]}"#);
+        assert_eq!(read(json!(r#"{ "b":1, "a":2}"#)), r#"{ "b":1, "a":2}"#);
+        assert_eq!(read(json!(r#""{\"a\":1}""#)), r#"{"a":1}"#);
+        for text in ["[1]", "{\"a\": ", "x", "\"x\"", "1"] {
+            assert_eq!(read(json!(text)), text);
+        }
+        assert_eq!(serde_json::from_str::<FunctionCall>(r#"{"name": "f"}"#).unwrap().arguments, "{}");
+    }
+
+    #[test]
+    fn what_is_null_is_missing() {
+        let sent = json!({"role": "assistant", "content": null, "name": null, "tool_call_id": null, "refusal": null,
+            "audio": null, "function_call": null, "annotations": [], "reasoning": "Hm.", "reasoning_content": null,
+            "tool_calls": [null, {"id": null, "type": null, "index": 0, "function": {"name": "f", "arguments": null}}]});
+        let expected = Message {
+            content: None,
+            reasoning_content: Some("Hm.".into()),
+            tool_calls: vec![ToolCall::new("", "f", "{}")],
+            ..Message::assistant("")
+        };
+        assert_eq!(message(sent), expected);
+        assert_eq!(message(json!({"role": "assistant", "tool_calls": null})).tool_calls, []);
+    }
+
+    #[test]
+    fn other_calls_are_calls_of_functions() {
+        let custom = json!({"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}});
+        let call: ToolCall = serde_json::from_value(custom).unwrap();
+        assert_eq!(call, ToolCall::new("c", "f", r#"{"input":"x"}"#));
+        let old = message(json!({"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": ""}}));
+        assert_eq!(old.tool_calls, [ToolCall::new("", "f", "{}")]);
+        let answer = message(json!({"role": "function", "name": "f", "content": "x"}));
+        assert_eq!((answer.role, answer.name.as_deref()), (Role::Tool, Some("f")));
+    }
+}

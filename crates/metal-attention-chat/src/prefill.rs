@@ -1,0 +1,160 @@
+//! Prompts that end within a message of the model, which the answer goes on with.
+
+use crate::{ChatTemplate, Message, Prompt, RenderRequest, Role, TemplateError, Tool, ToolCallParser};
+
+/// A prompt that ends within the model's own message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Continuation {
+    /// The prompt.
+    pub prompt: Prompt,
+    /// Byte offset in the prompt's text of the part that the model would have written itself: the beginning of its
+    /// message, thoughts included.
+    pub begin: usize,
+}
+
+impl ChatTemplate {
+    /// The prompt that has the model continue the last of `messages`, which is the assistant's: its text, or its thoughts
+    /// where it has no text. Nothing follows what is continued: no blank is cut off, and no end of the turn is written.
+    pub fn render_continued(&self, request: &RenderRequest<'_>) -> Result<Continuation, TemplateError> {
+        let Some((last, before)) = request.messages.split_last().filter(|(last, _)| last.role == Role::Assistant) else {
+            let prompt = self.render(&RenderRequest { add_generation_prompt: true, ..*request })?;
+            return Ok(Continuation { begin: prompt.text.len(), prompt });
+        };
+        // Templates may refuse a conversation without messages.
+        let opened = self.render(&RenderRequest { messages: before, add_generation_prompt: true, ..*request });
+        let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
+        if last.text().is_empty() && thoughts.is_empty() {
+            let prompt = opened?;
+            return Ok(Continuation { begin: prompt.text.len(), prompt });
+        }
+        let end = unused_character(request.messages);
+        let mut marked = last.clone();
+        let continued = if last.text().is_empty() { &mut marked.reasoning_content } else { &mut marked.content };
+        continued.get_or_insert_default().push(end);
+        let messages: Vec<_> = before.iter().chain([&marked]).cloned().collect();
+        let whole = self.render(&RenderRequest { messages: &messages, add_generation_prompt: false, ..*request });
+        match (whole, opened) {
+            (Ok(mut prompt), opened) if prompt.text.contains(end) => {
+                let at = prompt.text.rfind(end).unwrap_or(prompt.text.len());
+                prompt.text.truncate(at);
+                prompt.literals.retain(|&literal| literal < at);
+                let begin = opened.map_or(at, |opened| common_prefix(&opened.text, &prompt.text));
+                Ok(Continuation { prompt, begin })
+            }
+            (_, opened) => Ok(self.appended(opened?, last)),
+        }
+    }
+
+    /// The beginning of an answer and the text of `last`, for templates that do not write it.
+    fn appended(&self, mut prompt: Prompt, last: &Message) -> Continuation {
+        let begin = prompt.text.len();
+        let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
+        if let Some(markers) = self.reasoning() {
+            let begun = markers.begun_in(&prompt.text);
+            if !thoughts.is_empty() && !begun {
+                prompt.text += markers.start;
+                prompt.text.push('\n');
+            }
+            self.append_text(&mut prompt, thoughts);
+            if (begun || !thoughts.is_empty()) && !last.text().is_empty() {
+                prompt.text.push('\n');
+                prompt.text += markers.end;
+                prompt.text += "\n\n";
+            }
+        }
+        self.append_text(&mut prompt, last.text());
+        Continuation { prompt, begin }
+    }
+
+    /// A parser for what the model adds to a continuation of this template.
+    pub fn continued_parser(&self, continuation: &Continuation, tools: &[Tool]) -> ToolCallParser {
+        let (before, own) = continuation.prompt.text.split_at(continuation.begin);
+        let mut parser = self.answer_parser(before, tools);
+        // Blanks at the end are no reason to hold text back.
+        parser.push(own.trim_end());
+        parser
+    }
+}
+
+/// A character that occurs in none of the messages.
+fn unused_character(messages: &[Message]) -> char {
+    let texts = || messages.iter().flat_map(|message| [&message.content, &message.reasoning_content]).flatten();
+    let is_private = |c: &char| matches!(c, '\u{f0000}'..='\u{ffffd}');
+    let used: std::collections::BTreeSet<char> = texts().flat_map(|text| text.chars().filter(is_private)).collect();
+    ('\u{f0000}'..='\u{ffffd}').find(|c| !used.contains(c)).unwrap_or('\u{10fffd}')
+}
+
+fn common_prefix(one: &str, other: &str) -> usize {
+    let same = one.chars().zip(other.chars()).take_while(|(a, b)| a == b);
+    same.map(|(c, _)| c.len_utf8()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AnswerEvent;
+
+    fn template(name: &str) -> ChatTemplate {
+        let path = format!("{}/tests/data/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+        ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    fn continued(template: &ChatTemplate, last: Message) -> Continuation {
+        let messages = [Message::user("Hi"), last];
+        template.render_continued(&RenderRequest { messages: &messages, ..Default::default() }).unwrap()
+    }
+
+    #[test]
+    fn the_prompt_ends_in_the_message() {
+        for (name, end) in [
+            ("qwen2.5", "<|im_start|>assistant\n One, "),
+            ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n One, "),
+            ("qwen3.5", "<|im_start|>assistant\n<think>\n\n</think>\n\nOne, "),
+            ("llama-3.1", "<|start_header_id|>assistant<|end_header_id|>\n\nOne, "),
+            ("gemma-3", "<start_of_turn>model\nOne, "),
+            ("gpt-oss", "<|start|>assistant<|channel|>final<|message|> One, "),
+        ] {
+            let template = template(name);
+            let continuation = continued(&template, Message::assistant(" One, "));
+            assert!(continuation.prompt.text.ends_with(end), "{name}: {:?}", continuation.prompt.text);
+            let mut parser = template.continued_parser(&continuation, &[]);
+            let events: Vec<_> = parser.push("two.").into_iter().chain(parser.finish()).collect();
+            let content: String = events
+                .into_iter()
+                .map(|event| match event {
+                    AnswerEvent::Content(text) => text,
+                    other => panic!("{name}: {other:?}"),
+                })
+                .collect();
+            assert_eq!(content, "two.", "{name}");
+        }
+    }
+
+    #[test]
+    fn thoughts_are_continued() {
+        for name in ["qwen3", "qwen3.5", "deepseek-r1-distill", "gpt-oss"] {
+            let template = template(name);
+            let last = Message { reasoning_content: Some("Well, ".into()), ..Message::assistant("") };
+            let continuation = continued(&template, last);
+            assert!(continuation.prompt.text.ends_with("Well, "), "{name}: {:?}", continuation.prompt.text);
+            let mut parser = template.continued_parser(&continuation, &[]);
+            assert!(parser.is_thinking(), "{name}");
+            assert_eq!(parser.push("then"), [AnswerEvent::Reasoning("then".into())], "{name}");
+        }
+    }
+
+    /// No published template drops or cuts a text so that its end is not found.
+    #[test]
+    fn all_templates_continue() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
+        for path in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+            let name = path.display().to_string();
+            let template = ChatTemplate::new(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let continuation = continued(&template, Message::assistant("One,\n\n  two "));
+            assert!(continuation.prompt.text.ends_with("One,\n\n  two "), "{name}: {:?}", continuation.prompt.text);
+            assert!(continuation.begin <= continuation.prompt.text.len());
+        }
+        let none = ChatTemplate::new("{% for m in messages %}[{{ m.role }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}");
+        assert_eq!(continued(&none.unwrap(), Message::assistant("a")).prompt.text, "[user]>a");
+    }
+}

@@ -1,0 +1,366 @@
+//! What a request says about thoughts: whether the model thinks, how hard, and how long.
+
+use metal_attention_chat::{ChatTemplate, ToolFormat};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::http::ApiError;
+use crate::http::notes::Notes;
+
+/// How hard the model thinks: the values of OpenAI's API, the least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Effort {
+    /// Not at all.
+    None,
+    /// As little as it can.
+    Minimal,
+    /// A little.
+    Low,
+    /// The usual.
+    Medium,
+    /// Much.
+    High,
+    /// More.
+    Xhigh,
+    /// As much as it can.
+    Max,
+}
+
+impl Effort {
+    const ALL: [Self; 7] =
+        [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Minimal => "minimal",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+            Self::Xhigh => "xhigh",
+            Self::Max => "max",
+        }
+    }
+
+    /// The value of the variable `reasoning_effort` for a template that reads it; `None`: it has none for this.
+    fn for_template(self, template: &ChatTemplate) -> Option<&'static str> {
+        let source = template.source();
+        let quoted = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
+        if self == Self::None {
+            return ["none", "no_think"].into_iter().find(|word| quoted(word));
+        }
+        if template.tool_format() == ToolFormat::Harmony {
+            return Some(self.clamp(Self::Low, Self::High).name());
+        }
+        if quoted(Self::Low.name()) && quoted(Self::High.name()) {
+            // A template that lists its values may refuse others.
+            let distance = |other: &&Self| (**other as u8).abs_diff(self as u8);
+            let listed = Self::ALL[1..].iter().rev().filter(|effort| quoted(effort.name()));
+            return listed.min_by_key(distance).map(|effort| effort.name());
+        }
+        Some(self.name())
+    }
+}
+
+/// The fields of a request that are about thoughts, by the names that different clients have for them.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+pub struct ThinkingFields {
+    /// How hard the model thinks. `none`: not at all.
+    reasoning_effort: Option<Effort>,
+    /// The same as an object.
+    reasoning: Option<Reasoning>,
+    /// Whether the model thinks.
+    enable_thinking: Option<bool>,
+    /// Whether the model thinks, and how many tokens at most, as Anthropic's API has it.
+    thinking: Option<Thinking>,
+    /// Whether the model thinks, or how hard.
+    think: Option<Think>,
+    /// Most tokens of thoughts; -1: any number.
+    #[schema(minimum = -1)]
+    thinking_budget_tokens: Option<i64>,
+    /// The same.
+    #[schema(minimum = -1)]
+    thinking_budget: Option<i64>,
+    /// The same.
+    #[schema(minimum = -1)]
+    thinking_token_budget: Option<i64>,
+    /// The same.
+    #[schema(minimum = -1)]
+    reasoning_budget: Option<i64>,
+}
+
+/// How the model thinks.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+struct Reasoning {
+    /// How hard.
+    effort: Option<Effort>,
+    /// Most tokens.
+    #[schema(minimum = -1)]
+    max_tokens: Option<i64>,
+    /// Whether it does.
+    enabled: Option<bool>,
+}
+
+/// Whether the model thinks.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected true, false, or an object with a type")]
+enum Thinking {
+    /// Whether it does.
+    Enabled(bool),
+    /// The same, and how long.
+    Budget {
+        /// Whether it does.
+        #[serde(rename = "type")]
+        kind: Option<ThinkingKind>,
+        /// Most tokens.
+        #[schema(minimum = -1)]
+        budget_tokens: Option<i64>,
+    },
+}
+
+/// Whether the model thinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingKind {
+    /// It does.
+    Enabled,
+    /// As it likes.
+    Adaptive,
+    /// As it likes.
+    Auto,
+    /// It does not.
+    Disabled,
+}
+
+/// Whether the model thinks, or how hard.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected true, false, \"low\", \"medium\" or \"high\"")]
+enum Think {
+    /// Whether.
+    Enabled(bool),
+    /// How hard.
+    Effort(Effort),
+}
+
+/// What the fields add up to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ThinkingWish {
+    /// Variables for the template, those of the request's `chat_template_kwargs` among them.
+    pub variables: Map<String, Value>,
+    /// Most tokens of thoughts; `None`: any number.
+    pub budget: Option<usize>,
+}
+
+impl ThinkingFields {
+    /// What the fields mean for the model with this template. `kwargs` are the variables that the request sets itself: they
+    /// win. Fields without an effect are noted.
+    pub fn wish(
+        &self,
+        template: &ChatTemplate,
+        kwargs: Option<&Map<String, Value>>,
+        notes: &mut Notes,
+    ) -> Result<ThinkingWish, ApiError> {
+        let mut variables = kwargs.cloned().unwrap_or_default();
+        let own = |name: &str| variables.get(name).and_then(Value::as_bool);
+        let own_switch = own("enable_thinking").or(own("thinking"));
+        let thinks = template.reasoning().is_some() || template.tool_format() == ToolFormat::Harmony;
+        let (effort_field, effort) = self.effort();
+        let budget = self.budget()?.or_else(|| kwargs?.get("thinking_budget")?.as_u64().map(|n| n as usize));
+        let (switch_field, switch) = self.switch();
+        let off = own_switch.map_or(
+            switch == Some(false) || effort == Some(Effort::None) || budget == Some(0),
+            |on| !on,
+        );
+        let mut set = |name: &str, value: Value| {
+            let reads = template.reads(name);
+            if reads {
+                variables.entry(name).or_insert(value);
+            }
+            reads
+        };
+        if off {
+            if !set("enable_thinking", false.into()) {
+                set("thinking", false.into());
+            }
+            set("thinking_budget", 0.into());
+            match Effort::None.for_template(template) {
+                Some(value) => drop(set("reasoning_effort", value.into())),
+                // One without a value for it thinks the least that it can.
+                None if template.tool_format() == ToolFormat::Harmony => {
+                    drop(set("reasoning_effort", Effort::Low.name().into()));
+                }
+                None => {}
+            }
+            return Ok(ThinkingWish { variables, budget: thinks.then_some(0) });
+        }
+        if switch == Some(true) && !set("enable_thinking", true.into()) && !set("thinking", true.into()) {
+            notes.ignored(switch_field);
+        }
+        if let Some(effort) = effort.filter(|effort| *effort != Effort::None) {
+            let value = effort.for_template(template);
+            if !value.is_some_and(|value| set("reasoning_effort", value.into())) {
+                notes.ignored(effort_field);
+            }
+        }
+        if let Some(budget) = budget {
+            set("thinking_budget", budget.into());
+            if !thinks {
+                notes.ignored(self.budget_field());
+            }
+        }
+        Ok(ThinkingWish { variables, budget: budget.filter(|_| thinks) })
+    }
+
+    /// How hard the model is to think, and the field that says so.
+    fn effort(&self) -> (&'static str, Option<Effort>) {
+        if let Some(effort) = self.reasoning_effort {
+            return ("reasoning_effort", Some(effort));
+        }
+        if let Some(effort) = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort) {
+            return ("reasoning", Some(effort));
+        }
+        match self.think {
+            Some(Think::Effort(effort)) => ("think", Some(effort)),
+            Some(Think::Enabled(_)) | None => ("think", None),
+        }
+    }
+
+    /// Whether the model is to think, and the field that says so.
+    fn switch(&self) -> (&'static str, Option<bool>) {
+        let thinking = match &self.thinking {
+            Some(Thinking::Enabled(on)) => Some(*on),
+            Some(Thinking::Budget { kind: Some(ThinkingKind::Enabled), .. }) => Some(true),
+            Some(Thinking::Budget { kind: Some(ThinkingKind::Disabled), .. }) => Some(false),
+            Some(Thinking::Budget { kind: Some(ThinkingKind::Adaptive | ThinkingKind::Auto) | None, .. }) | None => None,
+        };
+        let think = match self.think {
+            Some(Think::Enabled(on)) => Some(on),
+            Some(Think::Effort(_)) | None => None,
+        };
+        let switches = [
+            ("enable_thinking", self.enable_thinking),
+            ("thinking", thinking),
+            ("reasoning", self.reasoning.as_ref().and_then(|reasoning| reasoning.enabled)),
+            ("think", think),
+        ];
+        switches.into_iter().find(|(_, on)| on.is_some()).unwrap_or(("enable_thinking", None))
+    }
+
+    fn budgets(&self) -> impl Iterator<Item = (&'static str, i64)> {
+        let nested = match &self.thinking {
+            Some(Thinking::Budget { budget_tokens, .. }) => *budget_tokens,
+            Some(Thinking::Enabled(_)) | None => None,
+        };
+        let budgets = [
+            ("thinking_budget_tokens", self.thinking_budget_tokens),
+            ("thinking_budget", self.thinking_budget),
+            ("thinking_token_budget", self.thinking_token_budget),
+            ("reasoning_budget", self.reasoning_budget),
+            ("thinking", nested),
+            ("reasoning", self.reasoning.as_ref().and_then(|reasoning| reasoning.max_tokens)),
+        ];
+        budgets.into_iter().filter_map(|(name, budget)| Some((name, budget?)))
+    }
+
+    fn budget_field(&self) -> &'static str {
+        self.budgets().next().map_or("thinking_budget", |(name, _)| name)
+    }
+
+    /// Most tokens of thoughts.
+    fn budget(&self) -> Result<Option<usize>, ApiError> {
+        match self.budgets().next() {
+            None | Some((_, -1)) => Ok(None),
+            Some((_, budget @ 0..)) => Ok(Some(usize::try_from(budget).unwrap_or(usize::MAX))),
+            Some((name, budget)) => {
+                let message = format!("{name} is {budget}, but it must be a number of tokens, or -1 for any number");
+                Err(ApiError::field(name, message))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn template(name: &str) -> ChatTemplate {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../metal-attention-chat/tests/data/templates");
+        ChatTemplate::new(&std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()).unwrap()
+    }
+
+    /// The variables, the budget, and the fields that are passed over.
+    fn wish(name: &str, fields: &Value) -> (Value, Option<usize>, Notes) {
+        let mut notes = Notes::default();
+        let kwargs = fields["chat_template_kwargs"].as_object();
+        let own: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
+        let wish = own.wish(&template(name), kwargs, &mut notes).unwrap();
+        (wish.variables.into(), wish.budget, notes)
+    }
+
+    fn ignored(names: &[&str]) -> Notes {
+        let mut notes = Notes::default();
+        names.iter().for_each(|name| notes.ignored(*name));
+        notes
+    }
+
+    #[test]
+    fn no_thoughts_have_many_names() {
+        for fields in [
+            json!({"reasoning_effort": "none"}),
+            json!({"reasoning": {"effort": "none"}}),
+            json!({"reasoning": {"enabled": false}}),
+            json!({"enable_thinking": false}),
+            json!({"thinking": {"type": "disabled"}}),
+            json!({"thinking": false}),
+            json!({"think": false}),
+            json!({"thinking_budget_tokens": 0}),
+            json!({"reasoning_budget": 0}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        ] {
+            assert_eq!(wish("qwen3", &fields), (json!({"enable_thinking": false}), Some(0), ignored(&[])), "{fields}");
+            let variables = fields.get("chat_template_kwargs").cloned().unwrap_or_else(|| json!({}));
+            assert_eq!(wish("llama-3.1", &fields), (variables, None, ignored(&[])), "{fields}");
+        }
+        let none = json!({"reasoning_effort": "none"});
+        assert_eq!(wish("gpt-oss", &none).0, json!({"reasoning_effort": "low"}));
+        assert_eq!(wish("seed-oss", &none).0, json!({"thinking_budget": 0}));
+        assert_eq!(wish("granite-3.3", &none).0, json!({"thinking": false}));
+        let kept = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
+        assert_eq!(wish("qwen3", &kept), (json!({"enable_thinking": true}), None, ignored(&[])));
+    }
+
+    #[test]
+    fn efforts_reach_templates_that_know_them() {
+        let effort = |name: &str, effort: &str| wish(name, &json!({"reasoning_effort": effort}));
+        for (asked, told) in [("minimal", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")] {
+            assert_eq!(effort("gpt-oss", asked), (json!({"reasoning_effort": told}), None, ignored(&[])));
+        }
+        assert_eq!(effort("qwen3", "high"), (json!({}), None, ignored(&["reasoning_effort"])));
+        let nested = wish("qwen3", &json!({"reasoning": {"effort": "low", "summary": "auto"}}));
+        assert_eq!(nested, (json!({}), None, ignored(&["reasoning"])));
+        let own = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+        assert_eq!(wish("gpt-oss", &own).0, json!({"reasoning_effort": "high"}));
+        for wrong in [json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 1}), json!({"reasoning": {"effort": "x"}})] {
+            assert!(serde_json::from_value::<ThinkingFields>(wrong).is_err());
+        }
+        let listed = ChatTemplate::new("{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{% endif %}").unwrap();
+        let told = |effort: Effort| effort.for_template(&listed);
+        assert_eq!(Effort::ALL.map(told), [Some("no_think"), Some("low"), Some("low"), Some("high"), Some("high"), Some("high"), Some("high")]);
+    }
+
+    #[test]
+    fn budgets_count_tokens() {
+        assert_eq!(wish("qwen3", &json!({"thinking": {"type": "enabled", "budget_tokens": 64}})),
+            (json!({"enable_thinking": true}), Some(64), ignored(&[])));
+        assert_eq!(wish("seed-oss", &json!({"thinking_budget": 512})), (json!({"thinking_budget": 512}), Some(512), ignored(&[])));
+        assert_eq!(wish("qwen3", &json!({"reasoning_budget": -1, "thinking": null})), (json!({}), None, ignored(&[])));
+        assert_eq!(wish("llama-3.1", &json!({"thinking_token_budget": 9, "enable_thinking": true})),
+            (json!({}), None, ignored(&["enable_thinking", "thinking_token_budget"])));
+        let negative: ThinkingFields = serde_json::from_value(json!({"thinking_budget": -2})).unwrap();
+        assert!(negative.wish(&template("qwen3"), None, &mut Notes::default()).is_err());
+    }
+}
