@@ -21,6 +21,7 @@ use crate::progress::Progress;
 use crate::run_output::RunOutput;
 use crate::sampling_args::SamplingArgs;
 use crate::statistics::Statistics;
+use crate::template_file;
 use crate::text_input::{EncodingArgs, WordsArgs, read_file, read_stdin};
 
 const AFTER_HELP: &str = "\
@@ -261,7 +262,7 @@ impl Args {
     fn template(&self, model: &Model, tokenizer: &Arc<Tokenizer>) -> Result<Option<ChatTemplate>, CliError> {
         let metadata = model.gguf().metadata();
         if let Some(path) = &self.chat_template {
-            return chat::template_in(path, tokenizer).map(Some);
+            return template_file::read(path, tokenizer).map(Some);
         }
         if self.chat || self.system.is_some() {
             return Ok(Some(ChatTemplate::for_model(metadata, Arc::clone(tokenizer))));

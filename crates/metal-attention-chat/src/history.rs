@@ -51,9 +51,8 @@ pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message
         no_system_message,
         |messages| closed_calls(no_system_message(messages)),
     ];
-    let calls: [fn(&[Message]) -> Vec<Message>; 3] = [<[Message]>::to_vec, plain_calls, |messages| {
-        single_calls(&plain_calls(messages))
-    }];
+    let calls: [fn(&[Message]) -> Vec<Message>; 3] =
+        [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
     roles.into_iter().flat_map(move |roles| {
         let messages = roles(messages);
         calls.into_iter().map(move |calls| calls(&messages))

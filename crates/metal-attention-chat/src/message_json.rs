@@ -88,9 +88,7 @@ impl<'de> Deserialize<'de> for Content {
             Value::Array(parts) => parts,
             part @ Value::Object(_) => vec![part],
             Value::Bool(_) | Value::Number(_) => {
-                return Err(D::Error::custom(
-                    "the content of a message must be a text, a list of text parts, or null",
-                ));
+                return Err(D::Error::custom("the content of a message must be a text, a list of text parts, or null"));
             }
         };
         let mut content = Self { text: Some(String::new()), thoughts: None };

@@ -16,7 +16,8 @@ impl ChatTemplate {
     /// The prompt that has the model continue the last of `messages`, which is the assistant's: its text, or its thoughts
     /// where it has no text. Nothing follows what is continued: no blank is cut off, and no end of the turn is written.
     pub fn render_continued(&self, request: &RenderRequest<'_>) -> Result<Continuation, TemplateError> {
-        let Some((last, before)) = request.messages.split_last().filter(|(last, _)| last.role == Role::Assistant) else {
+        let Some((last, before)) = request.messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
+        else {
             let prompt = self.render(&RenderRequest { add_generation_prompt: true, ..*request })?;
             return Ok(Continuation { begin: prompt.text.len(), prompt });
         };
@@ -154,7 +155,9 @@ mod tests {
             assert!(continuation.prompt.text.ends_with("One,\n\n  two "), "{name}: {:?}", continuation.prompt.text);
             assert!(continuation.begin <= continuation.prompt.text.len());
         }
-        let none = ChatTemplate::new("{% for m in messages %}[{{ m.role }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}");
+        let none = ChatTemplate::new(
+            "{% for m in messages %}[{{ m.role }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+        );
         assert_eq!(continued(&none.unwrap(), Message::assistant("a")).prompt.text, "[user]>a");
     }
 }

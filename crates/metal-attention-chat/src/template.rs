@@ -203,7 +203,8 @@ impl ChatTemplate {
 
     /// Whether the template's text has the variable `name`.
     pub fn reads(&self, name: &str) -> bool {
-        let words = |source: &str| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == name);
+        let words =
+            |source: &str| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == name);
         words(&self.source) || words(self.source_for_tools())
     }
 
@@ -258,9 +259,7 @@ impl ChatTemplate {
         let words: Vec<_> = (0..system().count()).map(|i| format!("instruction{i}.")).collect();
         let mut words_left = words.iter();
         let probe = |message: &Message| match message.role {
-            Role::System | Role::Developer => {
-                Message { content: words_left.next().cloned(), ..message.clone() }
-            }
+            Role::System | Role::Developer => Message { content: words_left.next().cloned(), ..message.clone() },
             Role::User | Role::Assistant | Role::Tool => message.clone(),
         };
         let messages: Vec<_> = request.messages.iter().map(probe).collect();

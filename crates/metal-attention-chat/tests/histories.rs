@@ -36,22 +36,51 @@ fn conversations() -> Vec<(&'static str, Value, Vec<&'static str>)> {
         {"id": "call_2", "type": "function", "function": {"name": "now", "arguments": "{\"a\": 1}"}}]});
     let mut all = vec![
         ("two systems", json!([system("First."), system("Second."), user]), vec!["First.", "Second."]),
-        ("system in the middle", json!([system("First."), user, answer, system("Second."), user]), vec!["First.", "Second."]),
+        (
+            "system in the middle",
+            json!([system("First."), user, answer, system("Second."), user]),
+            vec!["First.", "Second."],
+        ),
         ("system after the user", json!([user, system("Second.")]), vec!["Second."]),
         ("system at the end", json!([system("First."), user, answer, system("Second.")]), vec!["First.", "Second."]),
         ("developer", json!([{"role": "developer", "content": "First."}, user]), vec!["First."]),
-        ("developer later", json!([system("First."), {"role": "developer", "content": "Second."}, user]), vec!["First.", "Second."]),
-        ("two users", json!([user, {"role": "user", "content": [{"type": "text", "text": "Again?"}]}]), vec!["Question?", "Again?"]),
-        ("two assistants", json!([user, answer, {"role": "assistant", "content": "More."}, user]), vec!["Reply.", "More."]),
+        (
+            "developer later",
+            json!([system("First."), {"role": "developer", "content": "Second."}, user]),
+            vec!["First.", "Second."],
+        ),
+        (
+            "two users",
+            json!([user, {"role": "user", "content": [{"type": "text", "text": "Again?"}]}]),
+            vec!["Question?", "Again?"],
+        ),
+        (
+            "two assistants",
+            json!([user, answer, {"role": "assistant", "content": "More."}, user]),
+            vec!["Reply.", "More."],
+        ),
         ("assistant first", json!([answer, user]), vec!["Question?"]),
-        ("no id in the answer", json!([user, called(&id, &json!("{}")), {"role": "tool", "content": "12:00"}]), vec!["12:00"]),
-        ("two calls", json!([user, two, {"role": "tool", "tool_call_id": "call_2", "content": "A2"}, {"role": "tool", "tool_call_id": "call_1", "content": "A1"}]), vec![]),
+        (
+            "no id in the answer",
+            json!([user, called(&id, &json!("{}")), {"role": "tool", "content": "12:00"}]),
+            vec!["12:00"],
+        ),
+        (
+            "two calls",
+            json!([user, two, {"role": "tool", "tool_call_id": "call_2", "content": "A2"}, {"role": "tool", "tool_call_id": "call_1", "content": "A1"}]),
+            vec![],
+        ),
         ("an answer to no call", json!([user, result, user]), vec!["Question?"]),
         ("a call without an answer", json!([user, called(&id, &json!("{}")), user]), vec!["Question?"]),
-        ("unknown fields", json!([{"role": "user", "content": "Question?", "cache_control": {"type": "ephemeral"}, "id": 7}]), vec!["Question?"]),
+        (
+            "unknown fields",
+            json!([{"role": "user", "content": "Question?", "cache_control": {"type": "ephemeral"}, "id": 7}]),
+            vec!["Question?"],
+        ),
         ("empty", json!([{"role": "user", "content": null}]), vec![]),
     ];
-    let arguments = [json!(""), json!(null), json!({}), json!("{\"a\": "), json!("[1]"), json!("text"), json!("\"x\""), json!(5)];
+    let arguments =
+        [json!(""), json!(null), json!({}), json!("{\"a\": "), json!("[1]"), json!("text"), json!("\"x\""), json!(5)];
     for arguments in arguments {
         for id in [&id, &json!(null), &json!("")] {
             all.push(("arguments", json!([user, called(id, &arguments), result, user]), vec!["Question?"]));
@@ -130,6 +159,7 @@ fn the_last_obstacle_is_told() {
                   {% endfor %}\n{{ raise_exception('never') }}";
     let conversation = json!([{"role": "user", "content": "c"}, {"role": "system", "content": "e"}]);
     let template = ChatTemplate::new(source).unwrap();
-    let error = template.render(&RenderRequest { messages: &messages(conversation), ..Default::default() }).unwrap_err();
+    let error =
+        template.render(&RenderRequest { messages: &messages(conversation), ..Default::default() }).unwrap_err();
     assert_eq!(error.to_string(), "the model's chat template refuses this conversation: never");
 }

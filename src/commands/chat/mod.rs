@@ -177,12 +177,6 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The chat template in a file.
-pub fn template_in(path: &Path, tokenizer: &Arc<Tokenizer>) -> Result<ChatTemplate, CliError> {
-    ChatTemplate::with_tokenizer(&read(path)?, Some(Arc::clone(tokenizer)))
-        .map_err(|e| CliError::Usage(format!("{}: {e}", path.display())))
-}
-
 /// A conversation and where its lines come from.
 struct Chat {
     session: Session,

@@ -14,7 +14,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    ApiError, App, chat, completions, embeddings, guard, health, infill, metrics, models, notes, openapi, page, rerank, tokens,
+    ApiError, App, chat, completions, embeddings, guard, health, infill, metrics, models, notes, openapi, page, rerank,
+    tokens,
 };
 
 /// All routes. `checks_host`: only names of this machine may lead here.
