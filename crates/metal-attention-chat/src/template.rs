@@ -424,7 +424,7 @@ impl ChatTemplate {
                 // What a template refuses it may quote.
                 let rendered = |template: &Self| match template.render(&request) {
                     Ok(prompt) => Ok(prompt.text),
-                    Err(TemplateError::Refused { message }) => Ok(message),
+                    Err(TemplateError::Refused { message, .. }) => Ok(message),
                     Err(error @ TemplateError::Limit { .. }) => Err(error),
                     Err(_) => Ok(String::new()),
                 };

@@ -138,7 +138,7 @@ fn read_metadata(cursor: &mut Cursor, n_entries: usize) -> Result<Metadata> {
             return Err(GgufError::DuplicateKey { key: key.into_owned(), offset });
         }
         let value = cursor.value(&key)?;
-        metadata.set(&key, value);
+        metadata.set(key, value);
     }
     Ok(metadata)
 }

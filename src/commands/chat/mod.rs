@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::Generator;
-use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{ChatTemplate, Message};
 
 use crate::cli_error::CliError;

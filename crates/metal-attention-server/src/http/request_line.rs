@@ -79,6 +79,7 @@ impl RequestLine {
     pub fn event(&self, event: &Event) {
         let mut so_far = self.so_far();
         match event {
+            Event::Prompt(_) => {}
             Event::Token { .. } => so_far.sent += 1,
             Event::Done { usage, timings, .. } => {
                 let first = timings.queued + timings.prefill;
