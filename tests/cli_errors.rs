@@ -35,6 +35,50 @@ fn built_in() -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/stories260K.gguf")).unwrap()
 }
 
+/// A model that sees all tokens of a text at once is for embeddings.
+#[test]
+fn text_of_an_encoder_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("encoder.gguf");
+    let path = path.to_str().unwrap();
+    let sizes = ["--n-embd", "32", "--n-head", "4", "--n-ff", "48", "--n-layer", "2"];
+    let made = run(&[&["synth", "custom", "--arch", "llama-embed", "-o", path], &sizes[..]].concat());
+    assert!(made.status.success(), "{}", stderr(&made));
+    fails(&["run", "-m", path, "-p", "x"], 2, &["the model writes no text", "embed"]);
+    // More tokens than go through the layers of another model at once.
+    let tokens = vec!["5"; 600].join(",");
+    let output = run(&["logits", "-m", path, "--tokens", &tokens, "--last"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+/// NaN instead of numbers is the model file's fault.
+#[test]
+fn a_model_that_gives_no_numbers_is_3() {
+    let mut bytes = built_in();
+    let file = metal_attention::gguf::GgufFile::from_bytes(&bytes).unwrap();
+    let norm = file.tensor("output_norm.weight").unwrap().bytes().to_vec();
+    let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
+    for number in bytes[at..at + norm.len()].chunks_exact_mut(4) {
+        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let path = path.to_str().unwrap();
+    for args in [
+        &["run", "-p", "Once", "-n", "3", "--temp", "0"][..],
+        &["run", "-p", "Once", "-n", "3"],
+        &["logits", "-p", "Once", "--last"],
+        &["embed", "-p", "Once", "--json"],
+        &["perplexity", "-p", "Once upon a time there was a little girl and", "-c", "8", "--json"],
+    ] {
+        let output = run(&[args, &["-m", path, "--device", "cpu"]].concat());
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{args:?}: {errors}");
+        assert!(errors.contains("NaN or infinity instead of numbers"), "{args:?}: {errors}");
+    }
+}
+
 #[test]
 fn wrong_usage_is_2() {
     fails(&[], 2, &["Usage:"]);

@@ -1,7 +1,7 @@
 //! A model that computes NaN where a number belongs.
 
-use metal_attention::gguf::GgufFile;
-use metal_attention::{Model, ModelOptions};
+use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl};
+use metal_attention::{BUILT_IN_MODEL, Model, ModelOptions};
 use metal_attention_server::http::HttpOptions;
 use serde_json::{Value, json};
 
@@ -11,19 +11,26 @@ use crate::completion;
 /// A token whose embedding is NaN.
 const DAMAGED: u32 = 400;
 
-/// The built-in model, in which the embedding of [`DAMAGED`] is NaN.
+/// The built-in model, in which the embedding of [`DAMAGED`] is NaN. Its head has the numbers that were there, so that the
+/// token can be chosen.
 fn damaged() -> Model {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf");
-    let mut bytes = std::fs::read(path).unwrap();
-    let file = GgufFile::from_bytes(&bytes).unwrap();
-    let tensor = file.tensor("token_embd.weight").unwrap();
-    let row = tensor.ty().row_bytes(tensor.row_len());
-    let found = bytes.windows(64).position(|window| *window == tensor.bytes()[..64]).unwrap();
-    let at = found + DAMAGED as usize * row;
-    for number in bytes[at..at + row].chunks_exact_mut(4) {
-        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    let file = GgufFile::from_bytes(BUILT_IN_MODEL).unwrap();
+    let embedding = file.tensor("token_embd.weight").unwrap();
+    let head = TensorDecl { name: "output.weight".into(), ..embedding.into() };
+    let tensors: Vec<TensorDecl> = file.tensors().iter().map(TensorDecl::from).chain([head]).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, file.metadata(), &tensors).unwrap();
+    for tensor in file.tensors() {
+        let mut bytes = tensor.bytes().to_vec();
+        if tensor.name() == embedding.name() {
+            let row = tensor.ty().row_bytes(tensor.row_len());
+            let of_token = &mut bytes[DAMAGED as usize * row..][..row];
+            of_token.chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&f32::NAN.to_le_bytes()));
+        }
+        writer.write(&bytes).unwrap();
     }
-    Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap(), &ModelOptions::default()).unwrap()
+    writer.write(embedding.bytes()).unwrap();
+    let file = GgufFile::from_bytes(&writer.finish().unwrap()).unwrap();
+    Model::from_gguf(file, &ModelOptions::default()).unwrap()
 }
 
 #[test]
@@ -40,7 +47,7 @@ fn a_request_that_meets_nan_fails_alone() {
         assert_eq!(server.post("/v1/completions", &request).error(), error);
         assert_eq!(good()["choices"][0]["text"], before);
     }
-    // The second token is forced to be the damaged one: the first is told, then the error.
+    // The damaged token is chosen: it is told, then the error.
     let bias = completion(&json!({"prompt": [1, 50], "logit_bias": {"400": 100}, "stream": true}));
     let events: Vec<String> = server.stream("/v1/completions", &bias).collect();
     assert!(events.len() >= 2 && events.last().is_some_and(|event| event == "[DONE]"), "{events:?}");

@@ -54,6 +54,9 @@ fn documents_are_ranked_by_the_models_scores() {
         assert_eq!(answer.status, 200, "{answer:?}");
         let answer = answer.json();
         assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("default")));
+        let other = server.post(path, &rank(&json!({"model": "rerank-v3"})));
+        assert_eq!(other.json()["model"], "rerank-v3");
+        assert!(other.headers.contains("x-model: default"), "{other:?}");
         let n_tokens = texts.iter().map(Vec::len).sum::<usize>();
         assert_eq!(answer["usage"], json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens}));
         let results = answer["results"].as_array().unwrap();
@@ -93,7 +96,7 @@ fn wrong_requests_to_rank_are_told_what_is_wrong() {
     assert_eq!(wrong(json!({"top_n": -1})), field("top_n"));
     assert_eq!(wrong(json!({"return_documents": "yes"})), field("return_documents"));
     assert_eq!(wrong(json!({"max_tokens_per_doc": 5})).2, "unsupported_parameter");
-    assert_eq!(wrong(json!({"model": "x"})).0, 404);
+    assert_eq!(wrong(json!({"model": "x".repeat(257)})), field("model"));
     let too_long = |name: &str| (400, json!(name), json!("context_length_exceeded"));
     assert_eq!(wrong(json!({"documents": ["a", "far ".repeat(N_CTX)]})), too_long("documents[1]"));
     assert_eq!(wrong(json!({"query": "far ".repeat(N_CTX)})), too_long("documents[0]"));
