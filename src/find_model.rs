@@ -13,6 +13,9 @@ use crate::metadata_text::safe;
 /// Folders with models, separated as those of `PATH` are.
 const FOLDERS: &str = "METAL_ATTENTION_MODELS";
 
+/// LM Studio's folder of models in the user's home.
+const LM_STUDIO: &str = ".lmstudio/models";
+
 /// Folders in folders that are searched: LM Studio's are OWNER/REPO/FILE.gguf.
 const MAX_DEPTH: usize = 3;
 
@@ -84,10 +87,12 @@ fn place(given: &Path) -> Result<Option<Place>, CliError> {
     }
 }
 
-/// The folders that the environment names.
+/// The folders that the environment names, else LM Studio's.
 fn folders() -> Vec<PathBuf> {
-    let variable = std::env::var_os(FOLDERS).unwrap_or_default();
-    std::env::split_paths(&variable).filter(|folder| !folder.as_os_str().is_empty()).collect()
+    match std::env::var_os(FOLDERS) {
+        Some(variable) => std::env::split_paths(&variable).filter(|folder| !folder.as_os_str().is_empty()).collect(),
+        None => std::env::home_dir().map(|home| home.join(LM_STUDIO)).into_iter().collect(),
+    }
 }
 
 /// The model of this name in a folder of models.

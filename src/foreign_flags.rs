@@ -242,12 +242,6 @@ pub const ROWS: &[Row] = &[
         Takes::Nothing,
         Refused("`metal-attention run --raw` continues a text"),
     ),
-    on(
-        &["chat"],
-        &["-p", "--prompt"],
-        Value,
-        Refused("the first message comes after the model: metal-attention chat MODEL TEXT; --system has instructions"),
-    ),
     all(&["-sys"], Value, Flag("--system")),
     all(
         &["-sysf", "--system-prompt-file"],

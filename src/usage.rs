@@ -234,6 +234,9 @@ fn is_cluster(command: &Command, flag: &str) -> bool {
 fn misread(command: &Command, flag: &str) -> Option<String> {
     let name = name_of(flag);
     let word = name.strip_prefix('-').filter(|word| !word.starts_with('-') && word.chars().count() > 1)?;
+    if word.contains(char::is_whitespace) {
+        return Some("a text that begins with a dash comes after --".to_owned());
+    }
     let with_two = format!("-{name}");
     if own_flag(command, &with_two).is_some() || row(command.get_name(), &with_two).is_some() {
         return Some(format!("flags of several letters have two dashes: {with_two}"));
@@ -450,7 +453,7 @@ mod tests {
             ("run --format json x", "--format", "response_format"),
             ("run --think=false x", "--think", "reasoning_effort"),
             ("serve --temp 0.6", "--temp", "each request"),
-            ("chat -p x", "-p", "chat MODEL TEXT"),
+            ("run -\u{a0}x y", "-\u{a0}x", "comes after --"),
             ("bench -o sql", "-o", "--csv"),
             // One dash and several letters.
             ("run -temp 0", "-temp", "two dashes: --temp"),

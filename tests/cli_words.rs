@@ -57,6 +57,7 @@ fn a_text_without_a_flag_is_a_message_where_there_is_a_template() {
     }
     assert_eq!(stdout(of("chat", &[model, TEXT])), answer);
     assert_eq!(stdout(of("chat", &["-m", model, TEXT])), answer);
+    assert_eq!(stdout(of("chat", &[model, "-p", TEXT])), answer);
     let piped = |args: &[&str]| run_with_input(&[&["run"], args, &SHORT].concat(), TEXT.as_bytes());
     assert_eq!(stdout(piped(&[model])), answer);
     assert_eq!(stdout(piped(&["-m", model, "-", "--chat"])), answer);

@@ -61,6 +61,10 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
+    /// The first message, as TEXT
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+
     /// Instructions for the whole conversation
     #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
@@ -112,6 +116,9 @@ pub struct Setup<'a> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let (model, text) = args.words.model_and_text(&args.model)?;
+    if text.is_some() && args.prompt.is_some() {
+        return Err(CliError::Usage("the first message is given twice: by -p, and without a flag".into()));
+    }
     let setup = Setup {
         model: &model,
         system: args.system.as_deref(),
@@ -122,7 +129,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         engine: &args.engine,
         sampling: &args.sampling,
     };
-    talk(&setup, text)
+    talk(&setup, text.or_else(|| args.prompt.clone()))
 }
 
 /// Answers `first`, then what is typed or comes from stdin, to its end.
