@@ -11,6 +11,7 @@ use crate::client::{Answer, Server, load_model};
 use crate::support::{log_probabilities, with_metadata};
 use crate::{PROMPT, STORY, chat, completion, server};
 
+#[expect(clippy::needless_pass_by_value, reason = "as `json!` gives it")]
 fn complete(server: &Server, more: Value) -> Value {
     let answer = server.post("/v1/completions", &completion(&more));
     assert_eq!(answer.status, 200, "{more}: {answer:?}");

@@ -129,7 +129,11 @@ impl Engine<'_> {
         let mut results: Results = Vec::new();
         let mut again = Vec::new();
         choice::evaluate(&mut **pass, &batch.tokens, need, |row, scores| match (batch.rows[row], scores) {
-            (Row::Score(i), Scores::Logits(logits)) => running[i].text.score(logits),
+            // Nothing follows where a text has failed.
+            (Row::Score(i) | Row::Choose(i), _) if results.iter().any(|(failed, _)| *failed == i) => {}
+            (Row::Score(i), Scores::Logits(logits)) => {
+                results.extend(running[i].text.score(logits).err().map(|why| (i, Err(why))));
+            }
             (Row::Score(_), Scores::Id(_) | Scores::Short(..)) => {}
             (Row::Choose(i), scores) => match running[i].text.step(scores, n_ctx) {
                 Ok(Progress::TooLittle) => again.push(i),

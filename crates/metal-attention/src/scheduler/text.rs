@@ -144,14 +144,20 @@ impl<'t> Text<'t> {
         (scored + 1 < self.n_prompt).then_some(scored)
     }
 
-    /// Takes the logits at position [`next_scored`](Self::next_scored), and tells the client once the prompt is whole.
-    pub fn score(&mut self, logits: &[f32]) {
-        let Some(position) = self.next_scored() else { return };
-        let Some(prompt) = &mut self.prompt_logprobs else { return };
-        prompt.list.push(logprobs(logits, self.ids[position + 1], prompt.n_top));
+    /// Takes the logits at position [`next_scored`](Self::next_scored), and tells the client once the prompt is whole. An error
+    /// where they are no numbers.
+    pub fn score(&mut self, logits: &[f32]) -> Result<(), RequestError> {
+        let Some(position) = self.next_scored() else { return Ok(()) };
+        let Some(prompt) = &mut self.prompt_logprobs else { return Ok(()) };
+        let id = self.ids[position + 1];
+        if !is_number(Scores::Logits(logits), id) {
+            return Err(RequestError::NoNumbers);
+        }
+        prompt.list.push(logprobs(logits, id, prompt.n_top));
         if self.next_scored().is_none() {
             self.tell_prompt();
         }
+        Ok(())
     }
 
     /// Tells the client the prompt's log probabilities, once.
