@@ -31,6 +31,8 @@ pub(crate) struct Checker<'s> {
     depth: usize,
     /// How deep it has been.
     pub deepest: usize,
+    /// The names of variables that the template reads.
+    pub names: BTreeSet<&'s str>,
     /// The attributes that the template sets.
     pub attributes: BTreeSet<&'s str>,
     /// Whether nothing lies between here and the innermost loop that a `break` would leave open.
@@ -41,7 +43,7 @@ type Checked<T> = Result<T, Refusal>;
 
 impl<'s> Checker<'s> {
     pub fn new() -> Self {
-        Self { depth: 0, deepest: 0, attributes: BTreeSet::new(), breaks: true }
+        Self { depth: 0, deepest: 0, names: BTreeSet::new(), attributes: BTreeSet::new(), breaks: true }
     }
 
     /// `template` with checked operators.
@@ -85,6 +87,7 @@ impl<'s> Checker<'s> {
                     .collect::<Checked<_>>()?;
                 Stmt::WithBlock(Spanned::new(WithBlock { assignments, body: self.inside(&w.body, false)? }, span))
             }
+            Stmt::Set(s) if appended(&s.expr).is_some() => Stmt::Set(Spanned::new(self.append(&s.expr, span)?, span)),
             Stmt::Set(s) => {
                 let (target, expr) = (self.target(&s.target)?, self.expr(&s.expr)?);
                 // A namespace holds no lazy sequence, and no namespace.
@@ -136,6 +139,14 @@ impl<'s> Checker<'s> {
             Stmt::Break(_) => Stmt::Break(Spanned::new(minijinja::machinery::ast::Break, span)),
             Stmt::Do(d) => Stmt::Do(Spanned::new(Do { call: Spanned::new(self.call(&d.call)?, d.call.span()) }, span)),
         })
+    }
+
+    /// `namespace.list.append(item)` as `namespace.list = namespace.list + [item]`: values do not change here.
+    fn append(&mut self, expr: &Expr<'s>, span: Span) -> Checked<Set<'s>> {
+        let Some((list, item)) = appended(expr) else { return Err(Refusal::new("append() takes an item", span)) };
+        let (target, old, item) = (self.target(list)?, self.expr(list)?, self.expr(item)?);
+        let items = call(MADE, Expr::List(Spanned::new(List { items: vec![item] }, span)), [], span);
+        Ok(Set { target, expr: call(MADE, call(ADD, old, [items], span), [], span) })
     }
 
     fn stmts(&mut self, stmts: &[Stmt<'s>]) -> Checked<Vec<Stmt<'s>>> {
@@ -218,7 +229,10 @@ impl<'s> Checker<'s> {
 
     fn expr_here(&mut self, expr: &Expr<'s>, span: Span) -> Checked<Expr<'s>> {
         Ok(match expr {
-            Expr::Var(var) => Expr::Var(Spanned::new(Var { id: var.id }, span)),
+            Expr::Var(var) => {
+                self.names.insert(var.id);
+                Expr::Var(Spanned::new(Var { id: var.id }, span))
+            }
             Expr::Const(c) => Expr::Const(Spanned::new(Const { value: c.value.clone() }, span)),
             Expr::Slice(s) => {
                 let value = self.expr(&s.expr)?;
@@ -363,6 +377,14 @@ impl<'s> Checker<'s> {
         };
         args.iter().map(arg).collect()
     }
+}
+
+/// The list and the item of `namespace.list.append(item)`.
+fn appended<'e, 's>(expr: &'e Expr<'s>) -> Option<(&'e Expr<'s>, &'e Expr<'s>)> {
+    let Expr::Call(call) = expr else { return None };
+    let (Expr::GetAttr(method), [CallArg::Pos(item)]) = (&call.expr, &call.args[..]) else { return None };
+    let is_attribute = matches!(method.expr, Expr::GetAttr(_));
+    (method.name == "append" && is_attribute).then_some((&method.expr, item))
 }
 
 /// The call of a filter.

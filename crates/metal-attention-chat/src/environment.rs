@@ -7,7 +7,8 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use crate::arguments::{given, integer};
 use crate::builtins::{add_builtins, priced_method};
 use crate::error::Raised;
-use crate::measured::{made, printed};
+use crate::exact_json;
+use crate::measured::{Size, from_json as from_parsed, made, printed};
 use crate::meter::{MAX_STEPS, charge};
 use crate::operators::add_operators;
 use crate::prices;
@@ -33,6 +34,7 @@ pub(crate) fn environment() -> Environment<'static> {
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson);
+    env.add_filter("from_json", from_json);
     env
 }
 
@@ -81,6 +83,16 @@ fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let text = python_json::dumps(&value, &format)?;
     charge(text.len() as u64)?;
     Ok(text.into())
+}
+
+/// The value of a JSON text, which some templates read arguments with.
+fn from_json(text: &str) -> Result<Value, Error> {
+    charge(text.len() as u64)?;
+    let value = exact_json::from_str(text)
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("from_json: the text is no JSON: {e}")))?;
+    let value = from_parsed(&value)?;
+    charge(Size::of(&value)?.weight)?;
+    Ok(value)
 }
 
 fn pair(separators: &Value) -> Result<(String, String), Error> {

@@ -233,7 +233,8 @@ pub(crate) fn variables(map: &Map<String, Json>) -> Result<(Value, u64), Error> 
     Ok((Value::from_pairs(pairs), weight))
 }
 
-fn from_json(value: &Json) -> Result<Value, Error> {
+/// A value of JSON that was read by [`exact_json`].
+pub(crate) fn from_json(value: &Json) -> Result<Value, Error> {
     match value {
         Json::Array(items) => list(items.iter().map(from_json).collect::<Result<_, _>>()?),
         Json::Object(map) => {

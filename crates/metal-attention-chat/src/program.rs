@@ -1,6 +1,6 @@
 //! A template, compiled and run within limits, on a thread with a stack of known size.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 
 use minijinja::machinery::{CodeGenerator, Instructions, Span, ast::Stmt, eval, make_string_output, parse};
@@ -47,6 +47,8 @@ self_cell!(
 struct Code<'s> {
     instructions: Instructions<'s>,
     blocks: BTreeMap<&'s str, Instructions<'s>>,
+    /// The names of variables that the template reads.
+    names: BTreeSet<&'s str>,
 }
 
 /// Why a text is not taken as a template.
@@ -88,6 +90,11 @@ impl Program {
         Ok(Self { name, env: environment(), compiled })
     }
 
+    /// Whether the template reads a variable of this name.
+    pub fn reads(&self, name: &str) -> bool {
+        self.compiled.borrow_dependent().names.contains(name)
+    }
+
     /// What the template writes with these variables.
     pub fn run(&self, context: &Map<String, Json>) -> Result<String, TemplateError> {
         let run = || self.run_here(context).map_err(|error| TemplateError::of_rendering(self.name, &error));
@@ -96,7 +103,7 @@ impl Program {
 
     /// As `run`, on this thread and its meter.
     fn run_here(&self, context: &Map<String, Json>) -> Result<String, Error> {
-        let Code { instructions, blocks } = self.compiled.borrow_dependent();
+        let Code { instructions, blocks, .. } = self.compiled.borrow_dependent();
         let (root, bytes) = variables(context)?;
         meter::start(bytes);
         let mut text = String::new();
@@ -111,9 +118,10 @@ fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, Refusal>
     scan(source)?;
     let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| Refusal::Syntax(with_causes(&error)))?;
     let mut generator = CodeGenerator::new(name, source);
-    generator.compile_stmt(&Checker::new().template(&parsed)?);
+    let mut checker = Checker::new();
+    generator.compile_stmt(&checker.template(&parsed)?);
     let (instructions, blocks) = generator.finish();
-    Ok(Code { instructions, blocks })
+    Ok(Code { instructions, blocks, names: checker.names })
 }
 
 /// Runs `work` where parser, renderer and the dropping of values have the stack that the limits allow them to need.

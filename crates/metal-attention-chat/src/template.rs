@@ -277,6 +277,9 @@ impl ChatTemplate {
 
     fn render_variant(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
         let telling = Telling::of_template(self.source_for_tools());
+        if self.takes_functions_as_text() {
+            return self.render_known(request, None);
+        }
         if telling.suffices(request.messages, request.tools) {
             return self.render_known(request, None);
         }
@@ -335,9 +338,14 @@ impl ChatTemplate {
         let tools: Vec<_> = request.tools.iter().map(|tool| marker.mark_value(tool.as_value())).collect();
         let fields = Fields::of(self.source_for_tools());
         context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, fields, marker)).collect());
-        context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.into() });
+        context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.clone().into() });
         context.insert("documents".into(), Json::Null);
         context.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
+        if self.takes_functions_as_text() {
+            let text = |tools: &[Json]| serde_json::to_string_pretty(tools).unwrap_or_default();
+            context.insert("functions".into(), if tools.is_empty() { "".into() } else { text(&tools).into() });
+            context.insert("datetime".into(), date_and_time(request.now).into());
+        }
         for (name, value) in request.variables.into_iter().flatten() {
             context.insert(name.clone(), marker.mark_value(value));
         }
@@ -398,6 +406,11 @@ impl ChatTemplate {
             Ok(object @ Json::Object(_)) if !self.arguments_are_text => object,
             _ => text.into(),
         }
+    }
+
+    /// Whether tools are a JSON text in the variable `functions`, as for Firefunction.
+    fn takes_functions_as_text(&self) -> bool {
+        self.tool_use.is_none() && self.program.reads("functions") && !self.program.reads("tools")
     }
 
     /// Finds out in which form the template takes the parts of messages.
@@ -461,6 +474,12 @@ impl ChatTemplate {
             }
         }
     }
+}
+
+/// The time of a rendering in UTC, as templates that do not ask for a form expect it.
+fn date_and_time(now: Option<SystemTime>) -> String {
+    let now = jiff::Timestamp::try_from(now.unwrap_or_else(SystemTime::now)).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    now.strftime("%b %d %Y %H:%M:%S GMT").to_string()
 }
 
 /// What a template calls the fields of a message.

@@ -275,3 +275,81 @@ fn errors_say_what_and_where() {
     assert!(error.starts_with("the chat template fails on this conversation: undefined value"), "{error}");
     assert!(error.ends_with("(in chat template:3)"), "{error}");
 }
+
+/// A conversation in which the assistant calls a function.
+fn with_call(arguments: &str) -> [Message; 3] {
+    let call = Message { tool_calls: vec![ToolCall::new("call00001", "f", arguments)], ..Message::assistant("") };
+    let result = Message { tool_call_id: Some("call00001".into()), ..Message::new(Role::Tool, "r") };
+    [Message::user("x"), Message { content: None, ..call }, result]
+}
+
+/// The prompt of a conversation with a call, for a template that writes arguments as `written`.
+fn arguments_written(written: &str, arguments: &str) -> String {
+    let source = format!(
+        "{{% for m in messages %}}{{{{ '<' + m.role + '>' }}}}{{% if m.tool_calls %}}{{% for c in m.tool_calls %}}\
+         {{{{ {written} }}}}{{% endfor %}}{{% else %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}\
+         {{% for t in tools or [] %}}{{{{ t.function.name }}}}{{% endfor %}}"
+    );
+    let template = ChatTemplate::new(&source).unwrap();
+    let request = RenderRequest { messages: &with_call(arguments), ..Default::default() };
+    template.render(&request).unwrap().text
+}
+
+#[test]
+fn arguments_are_a_text_where_a_template_appends_them() {
+    for (written, arguments, expected) in [
+        ("c.function.name + '\n' + c.function.arguments", r#"{"a":1, "b":"é"}"#, "f\n{\"a\":1, \"b\":\"é\"}"),
+        ("c.function.name + c.function.arguments", "", "f{}"),
+        ("c.function.arguments", r#"{"a": 1}"#, r#"{"a": 1}"#),
+        ("c.function.arguments ~ ''", r#"{"a": true}"#, r#"{"a": true}"#),
+        // Those that write JSON, or go through the arguments, have an object.
+        ("c.function.arguments | tojson", r#"{"a":1}"#, r#"{"a": 1}"#),
+        ("c.function.arguments.items() | list", r#"{"a":1}"#, "[('a', 1)]"),
+        (
+            "c.function.arguments if c.function.arguments is string else c.function.arguments|tojson",
+            r#"{"a":1}"#,
+            r#"{"a": 1}"#,
+        ),
+    ] {
+        assert_eq!(arguments_written(written, arguments), format!("<user>x<assistant>{expected}<tool>r"), "{written}");
+    }
+}
+
+#[test]
+fn numbers_of_arguments_keep_their_digits() {
+    let digits = "123456789012345678901234567890123456789012345678901234567890";
+    for number in [digits, "-12345678901234567890123", "18446744073709551616", "1e400", "1.5", "0"] {
+        let arguments = format!("{{\"n\": {number}}}");
+        assert_eq!(
+            arguments_written("c.function.arguments|tojson", &arguments),
+            format!("<user>x<assistant>{arguments}<tool>r")
+        );
+    }
+    let source = "c.function.arguments.n is integer ~ c.function.arguments.n is string ~ c.function.arguments.n";
+    let rendered = arguments_written(&format!("({source})"), &format!("{{\"n\": {digits}}}"));
+    assert_eq!(rendered, format!("<user>x<assistant>TrueFalse{digits}<tool>r"));
+}
+
+#[test]
+fn functions_may_be_a_text() {
+    let source = "{{ 'Functions: ' + functions + ' at ' + datetime }}{% for m in messages %}{{ m.role }}{% endfor %}";
+    let template = ChatTemplate::new(source).unwrap();
+    let tool: Tool = serde_json::from_value(json!({"type": "function", "function": {"name": "f"}})).unwrap();
+    let now = Some(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_721_995_200));
+    let text = |tools: &[Tool]| {
+        template
+            .render(&RenderRequest { messages: &[Message::user("x")], tools, now, ..Default::default() })
+            .unwrap()
+            .text
+    };
+    assert_eq!(text(&[]), "Functions:  at Jul 26 2024 12:00:00 GMTuser");
+    assert!(text(&[tool]).starts_with("Functions: [\n  {\n    \"type\": \"function\",\n"), "{}", text(&[]));
+}
+
+#[test]
+fn lists_of_a_namespace_take_items() {
+    let source = "{% set ns = namespace(ids=[]) %}{% for i in [1, 2] %}{% set _ = ns.ids.append(i) %}\
+                  {% endfor %}{{ ns.ids }}{{ '{\"a\": [1]}'|from_json }}";
+    let prompt = ChatTemplate::new(source).unwrap().render(&RenderRequest::default()).unwrap();
+    assert_eq!(prompt.text, "[1, 2]{'a': [1]}");
+}
