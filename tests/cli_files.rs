@@ -308,3 +308,14 @@ fn every_command_that_takes_a_model_can_read_it_into_memory() {
     let mapped = stdout(run(&["info", "-m", TALES]));
     assert_eq!(stdout(run(&["info", "-m", TALES, "--no-mmap"])), mapped);
 }
+
+/// A variable that is empty is the same as one that is not set.
+#[test]
+fn an_empty_variable_names_no_model() {
+    let output = program().args(["info", "--json"]).env("METAL_ATTENTION_MODEL", "").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("using the built-in model"), "{}", stderr(&output));
+    let output = program().args(["info", "-m", ""]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("the name of a model is empty"), "{}", stderr(&output));
+}

@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 
 use common::{run, stderr, stdout};
-use metal_attention::gguf::{GgufFile, Imatrix};
+use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, TensorDecl, TensorType};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -56,6 +56,73 @@ fn recipes_mix_types() {
     let output = run_in(&dir, "quantize @/f32.gguf @/x.gguf q4_k_x");
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("Q4_K_M"), "{}", stderr(&output));
+}
+
+/// Writes `large.gguf`: a matrix of two rows, all 0.5 but for one element.
+fn write_large(dir: &TempDir, value: f32) {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "llama");
+    let name = "blk.0.attn_q.weight".into();
+    let decl = TensorDecl { name, shape: vec![256, 2], ty: TensorType::F32 };
+    let mut elements = [0.5f32; 512];
+    elements[5] = value;
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &[decl]).unwrap();
+    elements.iter().for_each(|element| writer.write(&element.to_le_bytes()).unwrap());
+    std::fs::write(dir.path().join("large.gguf"), writer.finish().unwrap()).unwrap();
+}
+
+/// A number beyond the range of a type is an error that names the tensor; one within it stays about what it is.
+#[test]
+fn numbers_beyond_a_type_are_refused() {
+    let dir = TempDir::new().unwrap();
+    for (value, recipe, fits) in [
+        (65000.0, "F16", true),
+        (65000.0, "Q8_0", true),
+        (65000.0, "Q4_K", true),
+        (70000.0, "F16", false),
+        (-70000.0, "F16", false),
+        (70000.0, "BF16", true),
+        (1e7, "Q8_0", false),
+        (1e7, "Q4_0", false),
+        (1e7, "Q4_1", false),
+        (1e7, "Q5_0", false),
+        (1e7, "Q5_1", false),
+        (1e7, "IQ4_NL", false),
+        (1e7, "TQ2_0", false),
+        (2600.0, "NVFP4", true),
+        (3000.0, "NVFP4", false),
+        (1e7, "MXFP4", true),
+        (1e12, "Q6_K", false),
+        (1e12, "Q4_K", false),
+        (1e12, "Q3_K", false),
+        (1e12, "Q2_K", false),
+        (1e12, "IQ4_XS", false),
+    ] {
+        write_large(&dir, value);
+        let output = run_in(&dir, &format!("quantize @/large.gguf @/q.gguf {recipe} --pure"));
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(if fits { 0 } else { 1 }), "{value} as {recipe}: {errors}");
+        if fits {
+            stdout(run_in(&dir, "quantize @/q.gguf @/f.gguf F32"));
+            let back = GgufFile::open(dir.path().join("f.gguf")).unwrap();
+            let largest = back.tensor("blk.0.attn_q.weight").unwrap().as_f32().unwrap()[5];
+            assert!((largest / value - 1.0).abs() < 0.25, "{value} as {recipe} is {largest}");
+        } else {
+            assert!(errors.contains(&format!("cannot store blk.0.attn_q.weight in {recipe}")), "{errors}");
+        }
+        let _ = std::fs::remove_file(dir.path().join("q.gguf"));
+    }
+}
+
+#[test]
+fn quantising_to_as_many_bits_again_is_warned_of() {
+    let dir = TempDir::new().unwrap();
+    stdout(run_in(&dir, &format!("{SIZES} --type Q4_1 -o @/q4_1.gguf")));
+    let output = run_in(&dir, "quantize @/q4_1.gguf @/q.gguf Q4_K_M");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).contains("go from Q4_1 to Q6_K: the file gets larger and worse"), "{}", stderr(&output));
+    let output = run_in(&dir, "quantize @/q4_1.gguf @/q.gguf Q4_0");
+    assert!(!stderr(&output).contains("worse"), "{}", stderr(&output));
 }
 
 #[test]

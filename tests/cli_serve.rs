@@ -213,3 +213,33 @@ fn no_number_is_too_large() {
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn a_chat_template_comes_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("template.jinja");
+    let path = path.to_str().unwrap();
+    std::fs::write(path, "{{ raise_exception('of the file') }}").unwrap();
+    let (mut child, address) = start(&["--chat-template", path]);
+    while status(&address, "/ready", "") != "200" {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut stream = TcpStream::connect(&address).unwrap();
+    let body = r#"{"messages": [{"role": "user", "content": "x"}]}"#;
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("refuses this conversation: of the file"), "{answer}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::write(path, "{% if %}").unwrap();
+    let output = run(&["serve", "--port", "0", "--chat-template", path]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("template.jinja: the chat template does not compile"), "{}", stderr(&output));
+}
