@@ -31,7 +31,7 @@ const CASES: &[Case] = &[
         "<think>\nI need two.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"s\": \"}é</tool_call>\"}}\n\
          </tool_call>\n<tool_call>\n{\"arguments\": {}, \"name\": \"other\"}\n</tool_call>\nDone.",
         Some("I need two."),
-        Some("Let me see.Done."),
+        Some("Let me see.\nDone."),
         &["add {\"s\": \"}é</tool_call>\"}", "other {}"],
     ),
     (ToolFormat::Hermes, "<tool_call>never mind", None, Some("<tool_call>never mind"), &[]),
@@ -41,7 +41,7 @@ const CASES: &[Case] = &[
         "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": [1, ",
         None,
         None,
-        &["add {\"a\": [1, "],
+        &["add {\"a\": [1]}"],
     ),
     (ToolFormat::Hermes, "<think>unfinished ", Some("unfinished"), None, &[]),
     (ToolFormat::Hermes, "<think></think>x", None, Some("x"), &[]),
@@ -79,6 +79,110 @@ const CASES: &[Case] = &[
     (ToolFormat::Glm4, "\nadd \n{\"a\": 1}", None, None, &["add {\"a\": 1}"]),
     (ToolFormat::Glm4, "add up\n{\"a\": 1}", None, Some("add up\n{\"a\": 1}"), &[]),
     (ToolFormat::Glm4, "ad", None, Some("ad"), &[]),
+    // Blanks beside marks that are text.
+    (ToolFormat::Hermes, "The tag <tool_call> is used.", None, Some("The tag <tool_call> is used."), &[]),
+    (ToolFormat::Hermes, "a\n\n<tool_call>\n\nb", None, Some("a\n\n<tool_call>\n\nb"), &[]),
+    (ToolFormat::Hermes, "x  <tool_call>", None, Some("x  <tool_call>"), &[]),
+    (
+        ToolFormat::Hermes,
+        "One. <tool_call>{\"name\": \"add\"}</tool_call> Two.",
+        None,
+        Some("One. Two."),
+        &["add {}"],
+    ),
+    (ToolFormat::MistralList, "[TOOL_CALLS]Sure, {\"a\": 1}", None, Some("[TOOL_CALLS]Sure, {\"a\": 1}"), &[]),
+    (ToolFormat::MistralArgs, "[TOOL_CALLS]Sure {x}", None, Some("[TOOL_CALLS]Sure {x}"), &[]),
+    // JSON that is not quite JSON.
+    (
+        ToolFormat::Hermes,
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"p\": \"C:\\dir\nx\", \"b\": True, \"n\": 01,}}\n</tool_call>",
+        None,
+        None,
+        &["add {\"p\": \"C:\\\\dir\\nx\", \"b\": true, \"n\": 1}"],
+    ),
+    (
+        ToolFormat::Hermes,
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}\n</tool_call>",
+        None,
+        None,
+        &["add {\"a\": 1}"],
+    ),
+    (
+        ToolFormat::Hermes,
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": [\"x\"]}\n</tool_call>",
+        None,
+        Some("<tool_call>\n{\"name\": \"add\", \"arguments\": [\"x\"]}\n</tool_call>"),
+        &[],
+    ),
+    (ToolFormat::Hermes, "<tool_call>{\"name\": \"add\", \"argum", None, Some("<tool_call>{\"name\": \"add\", \"argum"), &[]),
+    // Calls in blocks of code.
+    (
+        ToolFormat::Json,
+        "Sure:\n```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n",
+        None,
+        Some("Sure:"),
+        &["add {\"a\": 1}"],
+    ),
+    (
+        ToolFormat::Llama3,
+        "```\n[{\"name\": \"add\", \"parameters\": {}}, {\"name\": \"add\", \"parameters\": {}}]\n```",
+        None,
+        None,
+        &["add {}", "add {}"],
+    ),
+    (
+        ToolFormat::Json,
+        "```json\n{\"name\": \"Bob\", \"arguments\": {}}\n```\n",
+        None,
+        Some("```json\n{\"name\": \"Bob\", \"arguments\": {}}\n```\n"),
+        &[],
+    ),
+    // Calls in thoughts that are never closed.
+    (
+        ToolFormat::Hermes,
+        "<think>I add.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>\n",
+        Some("I add."),
+        None,
+        &["add {}"],
+    ),
+    (
+        ToolFormat::Hermes,
+        "<think>Not <tool_call>{\"name\": \"add\"}</tool_call> yet.</think>Done.",
+        Some("Not <tool_call>{\"name\": \"add\"}</tool_call> yet."),
+        Some("Done."),
+        &[],
+    ),
+    (
+        ToolFormat::Hermes,
+        "<think>A <tool_call> here, <tool_call>{\"name\": \"other\"}</tool_call>",
+        Some("A <tool_call> here, <tool_call>{\"name\": \"other\"}</tool_call>"),
+        None,
+        &[],
+    ),
+    // Tags with faults.
+    (
+        ToolFormat::FunctionTags,
+        "<tool_call>\n<function=add>\n<parameter=s>\na </b>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n</function>",
+        None,
+        None,
+        &["add {\"s\": \"a </b>\"}", "get_weather {}"],
+    ),
+    (
+        ToolFormat::FunctionTags,
+        "<tool_call>\n<function=add>\n<parameter=s>\n<a></function>\nb\n</parameter>\n</parameter>\n</tool_call>",
+        None,
+        None,
+        &["add {\"s\": \"<a></function>\\nb\"}"],
+    ),
+    (ToolFormat::FunctionTags, "Use <function=foo> for it.", None, Some("Use <function=foo> for it."), &[]),
+    (ToolFormat::FunctionTags, "Use <function=add> for it.", None, Some("Use <function=add> for it."), &[]),
+    (
+        ToolFormat::Glm,
+        "<tool_call>add\n<arg_key>s</arg_key>\na</arg_value>\n<arg_key>t<arg_value>b\n</tool_call>",
+        None,
+        None,
+        &["add {\"s\": \"a\", \"t\": \"b\"}"],
+    ),
     (ToolFormat::Json, "  Two\n spaces ", None, Some("  Two\n spaces "), &[]),
 ];
 
@@ -120,8 +224,8 @@ fn text_comes_at_once_and_arguments_as_they_are_written() {
     assert_eq!(parser.push("\n<tool_call>{\"name\": \"ad"), []);
     let events = parser.push("d\", \"arguments\": {\"a\"");
     assert!(matches!(&events[0], AnswerEvent::CallStart { index: 0, name, .. } if name == "add"), "{events:?}");
-    assert_eq!(events[1..], [AnswerEvent::CallArguments { index: 0, delta: "{\"a\"".into() }]);
-    assert_eq!(parser.push(": 1}"), [AnswerEvent::CallArguments { index: 0, delta: ": 1}".into() }]);
+    assert_eq!(events[1..], [AnswerEvent::CallArguments { index: 0, delta: "{".into() }]);
+    assert_eq!(parser.push(": 1}"), [AnswerEvent::CallArguments { index: 0, delta: "\"a\": 1}".into() }]);
     assert_eq!(parser.push("}"), [AnswerEvent::CallEnd { index: 0 }]);
     assert_eq!(parser.push("</tool_call>"), []);
     assert_eq!((parser.finish(), parser.n_calls()), (vec![], 1));

@@ -76,15 +76,23 @@ impl Call {
     pub fn unread(&self) -> &str {
         match self {
             Self::Tags(call) => call.unread(),
-            Self::Json(_) | Self::Gemma(_) | Self::Python(_) => "",
+            Self::Json(call) => call.unread(),
+            Self::Gemma(_) | Self::Python(_) => "",
         }
     }
 
-    /// The call ends in the middle: hands out what there is of an argument, as far as that has not been done.
+    /// The function, where it was read before it is certain that this is a call.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Json(call) => call.name(),
+            Self::Tags(_) | Self::Gemma(_) | Self::Python(_) => None,
+        }
+    }
+
+    /// The call ends in the middle: hands out what there is of an argument, and closes the arguments.
     pub fn cut_short(&mut self) {
         match self {
-            // Its arguments are handed out as they come.
-            Self::Json(_) => {}
+            Self::Json(call) => call.cut_short(),
             Self::Tags(call) => call.cut_short(),
             Self::Gemma(call) => call.cut_short(),
             Self::Python(call) => call.cut_short(),
@@ -101,11 +109,10 @@ pub(super) fn add_arguments(parts: &mut Vec<CallPart>, text: &str) {
     }
 }
 
-/// A text as JSON, without the quote that ends it.
-pub(super) fn open_text(text: &str) -> String {
-    let mut json = serde_json::Value::from(text).to_string();
-    json.pop();
-    json
+/// A text as JSON, without the quotes around it.
+pub(super) fn json_text(text: &str) -> String {
+    let json = serde_json::Value::from(text).to_string();
+    json[1..json.len() - 1].to_owned()
 }
 
 /// Nine letters and digits, which is what Mistral's templates want to see.

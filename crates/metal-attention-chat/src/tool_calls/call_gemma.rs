@@ -3,7 +3,9 @@
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, open_text};
+use super::call::{CallPart, Progress, add_arguments, json_text};
+use super::held_back::held_back;
+use super::lenient_json::scalar;
 use super::parser::MAX_HEADER;
 use super::syntax::GEMMA_QUOTE;
 
@@ -34,6 +36,8 @@ enum State {
     Key,
     /// A key or a scalar, bare or in quotes.
     Value,
+    /// In a text between Gemma's quotes, which is handed out as it comes.
+    Text,
     /// After a value.
     Next,
     Done,
@@ -68,13 +72,14 @@ impl CallGemma {
             State::Name => self.in_name(c),
             State::Key => self.in_key(c),
             State::Value => self.in_value(c),
+            State::Text => self.in_text(c),
             State::Next => self.next(c),
             state @ (State::Done | State::NoCall) => state,
         };
         match self.state {
             State::Done => Progress::Done,
             State::NoCall => Progress::NoCall,
-            State::Name | State::Key | State::Value | State::Next => Progress::Open,
+            State::Name | State::Key | State::Value | State::Text | State::Next => Progress::Open,
         }
     }
 
@@ -137,6 +142,11 @@ impl CallGemma {
 
     fn in_value(&mut self, c: char) -> State {
         self.text.push(c);
+        if self.text == GEMMA_QUOTE {
+            self.text.clear();
+            self.item("\"");
+            return State::Text;
+        }
         match self.quoted() {
             Quoted::No => {}
             Quoted::Open => return State::Value,
@@ -166,6 +176,20 @@ impl CallGemma {
             }
             _ => State::Value,
         }
+    }
+
+    fn in_text(&mut self, c: char) -> State {
+        self.text.push(c);
+        if self.text.ends_with(GEMMA_QUOTE) {
+            // The quote is all that is held back.
+            self.text.clear();
+            self.write("\"");
+            return State::Next;
+        }
+        let safe = self.text.len() - held_back(&self.text, &[GEMMA_QUOTE]);
+        let text: String = self.text.drain(..safe).collect();
+        self.write(&json_text(&text));
+        State::Text
     }
 
     /// The text in quotes, where what was read is one.
@@ -202,9 +226,10 @@ impl CallGemma {
     }
 
     fn leave(&mut self, open: Open) -> State {
-        if self.open.pop() != Some(open) {
+        if self.open.last() != Some(&open) {
             return State::NoCall;
         }
+        self.open.pop();
         self.text.clear();
         self.comma = false;
         self.write(match open {
@@ -214,17 +239,36 @@ impl CallGemma {
         if self.open.is_empty() { State::Done } else { State::Next }
     }
 
-    /// The call ends in the middle: writes what there is of a key or a value.
+    /// The call ends in the middle: closes what is open. A key or a word that is not complete is left out.
     pub fn cut_short(&mut self) {
-        let quoted = [GEMMA_QUOTE, "\""].into_iter().find_map(|quote| self.text.strip_prefix(quote));
-        let rest = match (self.state, quoted) {
-            (State::Key | State::Value, _) if self.text.is_empty() => return,
-            (State::Key, _) => open_text(quoted.unwrap_or(&self.text)),
-            (State::Value, Some(text)) => open_text(text),
-            (State::Value, None) => self.text.clone(),
-            (State::Name | State::Next | State::Done | State::NoCall, _) => return,
-        };
-        self.item(&rest);
+        match self.state {
+            State::Text => {
+                let quote = GEMMA_QUOTE.starts_with(&*self.text);
+                let text = if quote { String::new() } else { json_text(&self.text) };
+                self.write(&text);
+                self.write("\"");
+            }
+            State::Value => {
+                let text = std::mem::take(&mut self.text);
+                let text = text.trim();
+                match text.strip_prefix('"') {
+                    Some(quoted) => self.item(&json!(quoted).to_string()),
+                    None => match scalar(text) {
+                        Some(json) => self.item(&json),
+                        // The value of a key is missing.
+                        None if self.open.last() == Some(&Open::Object) => self.item("null"),
+                        None => {}
+                    },
+                }
+            }
+            State::Name | State::Key | State::Next | State::Done | State::NoCall => {}
+        }
+        while let Some(open) = self.open.pop() {
+            self.write(match open {
+                Open::Object => "}",
+                Open::List => "]",
+            });
+        }
     }
 
     /// A key, a scalar, or the beginning of an object or a list.
@@ -244,6 +288,6 @@ impl CallGemma {
 fn as_json(text: &str) -> String {
     match serde_json::from_str::<IgnoredAny>(text) {
         Ok(_) => text.to_owned(),
-        Err(_) => json!(text).to_string(),
+        Err(_) => scalar(text).unwrap_or_else(|| json!(text).to_string()),
     }
 }

@@ -3,68 +3,43 @@
 use serde_json::Value;
 
 use super::call::{CallPart, Progress, add_arguments};
+use super::lenient_json::{LenientJson, Step};
 
-/// Reads `{"name": ..., "arguments": {...}}`, whose keys may come in any order and have other names that models use.
+/// Reads `{"name": ..., "arguments": {...}}`, whose keys may come in any order and have other names that models use. What
+/// is not quite JSON is mended ([`LenientJson`]).
 #[derive(Debug)]
 pub(super) struct CallJson {
     state: State,
     key: String,
-    /// The text of the value that is being read, or that waits for the name.
-    value: JsonText,
-    has_name: bool,
+    /// The key or value that is being read.
+    reader: LenientJson,
+    name: Option<String>,
+    /// The name was told.
+    begun: bool,
     has_arguments: bool,
     /// Arguments that came before the name.
     early: String,
     parts: Vec<CallPart>,
     /// The object is the arguments of this function alone.
-    arguments_of: Option<String>,
+    is_arguments: bool,
+    unread: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Start,
-    Key,
+    /// Before a key; `first`: nothing was read in the object.
+    Key {
+        first: bool,
+    },
     InKey,
     Colon,
     Value,
     InValue,
+    /// In the object of arguments, which is handed out as it comes.
+    InArguments,
     Done,
     NoCall,
-}
-
-/// A JSON value whose end is being looked for.
-#[derive(Debug, Default)]
-struct JsonText {
-    so_far: String,
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-impl JsonText {
-    /// Takes the next character. True: the value ends with it.
-    fn push(&mut self, c: char) -> bool {
-        self.so_far.push(c);
-        if self.in_string {
-            match c {
-                _ if self.escaped => self.escaped = false,
-                '\\' => self.escaped = true,
-                '"' => self.in_string = false,
-                _ => {}
-            }
-            return !self.in_string && self.depth == 0;
-        }
-        match c {
-            '"' => self.in_string = true,
-            '{' | '[' => self.depth += 1,
-            '}' | ']' => {
-                self.depth = self.depth.saturating_sub(1);
-                return self.depth == 0;
-            }
-            _ => {}
-        }
-        false
-    }
 }
 
 const NAMES: [&str; 3] = ["name", "function", "tool_name"];
@@ -76,18 +51,31 @@ impl CallJson {
         Self {
             state: State::Start,
             key: String::new(),
-            value: JsonText::default(),
-            has_name: false,
+            reader: LenientJson::new(),
+            name: None,
+            begun: false,
             has_arguments: false,
             early: String::new(),
             parts: Vec::new(),
-            arguments_of: None,
+            is_arguments: false,
+            unread: String::new(),
         }
     }
 
     /// The arguments of the function `name`, which begin with the next `{`.
     pub fn arguments_of(name: String) -> Self {
-        Self { state: State::Value, key: ARGUMENTS[0].into(), arguments_of: Some(name), ..Self::new() }
+        Self {
+            state: State::Value,
+            key: ARGUMENTS[0].into(),
+            name: Some(name),
+            is_arguments: true,
+            ..Self::new()
+        }
+    }
+
+    /// The function, once it was read: the call may still turn out to be none.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
     /// What was found since [`take_parts`](Self::take_parts).
@@ -100,108 +88,179 @@ impl CallJson {
         std::mem::take(&mut self.parts)
     }
 
+    /// What ended a call without its brace.
+    pub fn unread(&self) -> &str {
+        &self.unread
+    }
+
     /// Takes the next character.
     pub fn push(&mut self, c: char) -> Progress {
         self.state = self.next(c);
         match self.state {
             State::Done => Progress::Done,
             State::NoCall => Progress::NoCall,
-            _ => Progress::Open,
+            State::Start
+            | State::Key { .. }
+            | State::InKey
+            | State::Colon
+            | State::Value
+            | State::InValue
+            | State::InArguments => Progress::Open,
         }
     }
 
     fn next(&mut self, c: char) -> State {
-        match (self.state, c) {
-            (State::InKey, _) => {
-                if self.value.push(c) {
-                    self.key = serde_json::from_str(&self.value.so_far).unwrap_or_default();
-                    return State::Colon;
+        let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
+        match self.state {
+            State::Start if is_blank => State::Start,
+            State::Start if c == '{' => State::Key { first: true },
+            State::Key { first } if is_blank || (c == ',' && !first) => State::Key { first },
+            State::Key { .. } if matches!(c, '"' | '\'') => self.read(c, State::InKey),
+            State::Key { first: false } if c != '}' => self.missing_brace(c),
+            State::Key { .. } if c == '}' => self.end(),
+            State::InKey => match self.reader.push(c) {
+                Step::More => State::InKey,
+                Step::Done => {
+                    self.key = serde_json::from_str(&self.reader.take()).unwrap_or_default();
+                    State::Colon
                 }
-                State::InKey
+                Step::Before => State::NoCall,
+            },
+            State::Colon if is_blank => State::Colon,
+            State::Colon if c == ':' => State::Value,
+            State::Value if is_blank => State::Value,
+            State::Value if self.is_arguments && c != '{' => State::NoCall,
+            State::Value if c == '{' && ARGUMENTS.contains(&&*self.key) && !self.has_arguments => {
+                self.has_arguments = true;
+                self.begin();
+                self.read(c, State::InArguments)
             }
-            (State::InValue, _) => self.in_value(c),
-            (state, ' ' | '\t' | '\n' | '\r') | (state @ State::Key, ',') => state,
-            (State::Start, '{') => State::Key,
-            (State::Key, '"') => {
-                self.value = JsonText::default();
-                self.value.push(c);
-                State::InKey
-            }
-            (State::Key, '}') => self.end(),
-            (State::Colon, ':') => State::Value,
-            (State::Value, _) => {
-                if let Some(name) = &self.arguments_of {
-                    if c != '{' {
-                        return State::NoCall;
-                    }
-                    self.name(name.clone());
+            State::Value if matches!(c, ',' | '}' | ']' | ':') => State::NoCall,
+            State::Value => self.read(c, State::InValue),
+            State::InArguments => self.in_arguments(c),
+            State::InValue => match self.reader.push(c) {
+                Step::More => State::InValue,
+                Step::Done => self.end_of_value(),
+                Step::Before => {
+                    self.state = self.end_of_value();
+                    if self.state == State::NoCall { State::NoCall } else { self.next(c) }
                 }
-                self.value = JsonText::default();
-                self.in_value(c)
-            }
-            _ => State::NoCall,
+            },
+            State::Start | State::Key { .. } | State::Colon | State::Done | State::NoCall => State::NoCall,
         }
     }
 
-    /// A character of a value.
-    fn in_value(&mut self, c: char) -> State {
-        let scalar = self.value.depth == 0 && !self.value.in_string && !matches!(c, '"' | '{' | '[');
-        if scalar && matches!(c, ',' | '}' | ' ' | '\t' | '\n' | '\r') {
-            let next = self.end_of_value();
-            return if c == '}' && next == State::Key { self.end() } else { next };
+    /// Begins a key or a value with `c`.
+    fn read(&mut self, c: char, state: State) -> State {
+        self.reader = LenientJson::new();
+        self.state = state;
+        match state {
+            State::InArguments => self.in_arguments(c),
+            _ => match self.reader.push(c) {
+                Step::More => state,
+                Step::Done | Step::Before => State::NoCall,
+            },
         }
-        let streamed = self.value.depth > 0 || (c == '{' && self.value.so_far.is_empty());
-        if streamed && ARGUMENTS.contains(&&*self.key) {
-            self.has_arguments = true;
-            self.arguments(c.encode_utf8(&mut [0; 4]));
+    }
+
+    fn in_arguments(&mut self, c: char) -> State {
+        let step = self.reader.push(c);
+        let json = self.reader.take();
+        self.arguments(&json);
+        match step {
+            Step::More => State::InArguments,
+            Step::Done if self.is_arguments => State::Done,
+            Step::Done => State::Key { first: false },
+            Step::Before => self.missing_brace(c),
         }
-        if self.value.push(c) { self.end_of_value() } else { State::InValue }
+    }
+
+    /// `c` follows an object without its brace: a call that has all it takes ends before that.
+    fn missing_brace(&mut self, c: char) -> State {
+        let state = self.end();
+        if state == State::Done {
+            self.unread.push(c);
+        }
+        state
     }
 
     fn end_of_value(&mut self) -> State {
-        let text = std::mem::take(&mut self.value.so_far);
-        if self.arguments_of.is_some() {
-            return State::Done;
-        }
-        let Ok(value) = serde_json::from_str::<Value>(&text) else { return State::NoCall };
-        match value {
-            Value::String(name) if NAMES.contains(&&*self.key) => self.name(name),
+        let text = self.reader.take();
+        let is_arguments = ARGUMENTS.contains(&&*self.key) && !self.has_arguments;
+        match serde_json::from_str::<Value>(&text) {
+            Ok(Value::String(name)) if NAMES.contains(&&*self.key) => self.set_name(name),
             // The arguments as a text that has the object.
-            Value::String(arguments) if ARGUMENTS.contains(&&*self.key) => {
-                self.has_arguments = true;
-                self.arguments(&arguments);
-            }
+            Ok(Value::String(arguments)) if is_arguments => return self.text_of_arguments(&arguments),
+            Ok(Value::Null) if is_arguments => {}
             // {"type": "function", "function": {"name": ..., "arguments": ...}}
-            Value::Object(call) if self.key == "function" => {
+            Ok(Value::Object(call)) if self.key == "function" => {
                 if let Some(name) = call.get("name").and_then(Value::as_str) {
-                    self.name(name.to_owned());
+                    self.set_name(name.to_owned());
                 }
-                if let Some(arguments) = ARGUMENTS.iter().find_map(|&key| call.get(key)) {
-                    self.has_arguments = true;
-                    self.arguments(&arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned));
+                match ARGUMENTS.iter().find_map(|&key| call.get(key)) {
+                    None | Some(Value::Null) => {}
+                    Some(Value::String(arguments)) => return self.text_of_arguments(arguments),
+                    Some(arguments @ Value::Object(_)) => {
+                        self.has_arguments = true;
+                        self.begin();
+                        self.arguments(&arguments.to_string());
+                    }
+                    Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => return State::NoCall,
                 }
             }
-            _ => {}
+            Ok(_) if is_arguments => return State::NoCall,
+            Ok(_) => {}
+            // A number that Rust cannot hold, or values too deep: other keys do not matter.
+            Err(_) if is_arguments || NAMES.contains(&&*self.key) => return State::NoCall,
+            Err(_) => {}
         }
-        State::Key
+        State::Key { first: false }
+    }
+
+    /// Arguments that are a text: an object, or nothing.
+    fn text_of_arguments(&mut self, text: &str) -> State {
+        let text = text.trim();
+        if matches!(text, "" | "null") {
+            return State::Key { first: false };
+        }
+        let mut reader = LenientJson::new();
+        let n = text.chars().take_while(|&c| reader.push(c) == Step::More).count();
+        if !text.starts_with('{') || n + 1 < text.chars().count() {
+            return State::NoCall;
+        }
+        reader.finish();
+        self.has_arguments = true;
+        self.begin();
+        self.arguments(&reader.take());
+        State::Key { first: false }
     }
 
     /// The end of the object.
     fn end(&mut self) -> State {
-        if !self.has_name {
+        if self.name.is_none() {
             return State::NoCall;
         }
+        self.begin();
         if !self.has_arguments {
+            self.has_arguments = true;
             self.arguments("{}");
         }
         State::Done
     }
 
-    fn name(&mut self, name: String) {
-        if self.has_name {
-            return;
+    fn set_name(&mut self, name: String) {
+        if self.name.is_none() {
+            self.name = Some(name);
+            if self.has_arguments {
+                self.begin();
+            }
         }
-        self.has_name = true;
+    }
+
+    /// Tells the name, where it is known.
+    fn begin(&mut self) {
+        let Some(name) = self.name.clone().filter(|_| !self.begun) else { return };
+        self.begun = true;
         self.parts.push(CallPart::Name(name));
         let early = std::mem::take(&mut self.early);
         if !early.is_empty() {
@@ -210,10 +269,34 @@ impl CallJson {
     }
 
     fn arguments(&mut self, text: &str) {
-        if self.has_name {
+        if text.is_empty() {
+            return;
+        }
+        if self.begun {
             add_arguments(&mut self.parts, text);
         } else {
             self.early += text;
+        }
+    }
+
+    /// The answer ends within the call: closes the arguments. A call whose name is known and whose object lacks no more
+    /// than its brace is complete.
+    pub fn cut_short(&mut self) {
+        match self.state {
+            State::InArguments => {
+                self.reader.finish();
+                let json = self.reader.take();
+                self.arguments(&json);
+            }
+            State::Key { first: false } => drop(self.end()),
+            State::Start
+            | State::Key { first: true }
+            | State::InKey
+            | State::Colon
+            | State::Value
+            | State::InValue
+            | State::Done
+            | State::NoCall => {}
         }
     }
 }
@@ -253,6 +336,11 @@ mod tests {
             (r#"{"tool_call_id": "0", "tool_name": "f", "parameters": {}}"#, "{}"),
             (r#"{"name": "f"}"#, "{}"),
             (r#"{"name": "f", "arguments": null}"#, "{}"),
+            (r#"{"name": "f", "arguments": ""}"#, "{}"),
+            (r#"{'name': 'f', 'arguments': {'a': True}}"#, r#"{"a": true}"#),
+            (r#"{"name": "f", "arguments": {"a": 1,},}"#, r#"{"a": 1}"#),
+            (r#"{"name": "f", "arguments": {"a": 1}</tool_call>"#, r#"{"a": 1}"#),
+            (r#"{"name": "f", "arguments": {"a": 1e400}, "id": 1e400}"#, r#"{"a": 1e400}"#),
         ] {
             assert_eq!(read(text), (Some("f".into()), arguments.into(), Progress::Done), "{text}");
         }
@@ -260,9 +348,18 @@ mod tests {
 
     #[test]
     fn other_objects_are_no_calls() {
-        for text in ["{}", r#"{"arguments": {}}"#, "x", r#"{"a" 1}"#, r#"{name: "f"}"#, r#"{"a": tru}"#] {
-            assert_eq!(read(text).2, Progress::NoCall, "{text}");
+        for text in [
+            "{}",
+            r#"{"arguments": {}}"#,
+            "x",
+            r#"{"a" 1}"#,
+            r#"{"a": tru}"#,
+            r#"{"name": "f", "arguments": ["x"]}"#,
+            r#"{"name": "f", "arguments": "x y"}"#,
+            r#"{"name": "f", "arguments": 1}"#,
+        ] {
+            assert_eq!((read(text).0, read(text).2), (None, Progress::NoCall), "{text}");
         }
-        assert_eq!(read(r#"{"name": "f", "argum"#), (Some("f".into()), String::new(), Progress::Open));
+        assert_eq!(read(r#"{"name": "f", "argum"#), (None, String::new(), Progress::Open));
     }
 }

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, open_text};
+use super::call::{CallPart, Progress, add_arguments, json_text};
 use super::parser::MAX_HEADER;
-use super::python_value::{AFTER_TEXT, as_json, is_prefix, unescaped};
+use super::lenient_json::{LenientJson, Step};
+use super::python_text::{PythonText, TextStep};
+use super::python_value::{AFTER_TEXT, as_json, is_prefix};
 use super::signatures::Signatures;
 
-/// Reads a call and writes its arguments as JSON, each when it is complete. What is no value of Python is a text.
+/// Reads a call and writes its arguments as JSON: texts as they come, other values when they are complete. What is no value
+/// of Python is a text.
 #[derive(Debug)]
 pub(super) struct CallPython {
     state: State,
@@ -21,6 +24,8 @@ pub(super) struct CallPython {
     /// The argument's name, once it was read.
     key: Option<String>,
     within: Within,
+    /// The text that is being read.
+    string: PythonText,
     /// Brackets that are open in the argument.
     depth: usize,
     /// Where the word begins that is being read.
@@ -34,6 +39,10 @@ pub(super) struct CallPython {
 enum State {
     Name,
     Argument,
+    /// In an argument that is a text.
+    Text,
+    /// After such an argument.
+    AfterText,
     Done,
     NoCall,
 }
@@ -64,6 +73,15 @@ enum Within {
     },
 }
 
+/// Whether a function of this name is called as in Python; others are called by a JSON object.
+pub(super) fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(belongs)
+}
+
+fn belongs(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':')
+}
+
 impl CallPython {
     /// A call that begins with the function's name.
     pub fn new(signatures: Arc<Signatures>) -> Self {
@@ -74,6 +92,7 @@ impl CallPython {
             begun: false,
             key: None,
             within: Within::Code,
+            string: PythonText::new('"', false),
             depth: 0,
             word: 0,
             n_arguments: 0,
@@ -95,12 +114,14 @@ impl CallPython {
         self.state = match self.state {
             State::Name => self.in_name(c),
             State::Argument => self.in_argument(c),
+            State::Text => self.in_text(c),
+            State::AfterText => self.after_text(c),
             state @ (State::Done | State::NoCall) => state,
         };
         match self.state {
             State::Done => Progress::Done,
             State::NoCall => Progress::NoCall,
-            State::Name | State::Argument => Progress::Open,
+            State::Name | State::Argument | State::Text | State::AfterText => Progress::Open,
         }
     }
 
@@ -109,10 +130,9 @@ impl CallPython {
             std::mem::take(&mut self.text).trim().clone_into(&mut self.name);
             return if self.name.is_empty() { State::NoCall } else { State::Argument };
         }
-        let belongs = c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':');
         // White space may stand around the name, not in it.
         let in_name = !self.text.ends_with(char::is_whitespace) || self.text.trim().is_empty();
-        let fits = c.is_whitespace() || belongs && in_name;
+        let fits = c.is_whitespace() || belongs(c) && in_name;
         self.text.push(c);
         if fits && self.text.len() <= MAX_HEADER { State::Name } else { State::NoCall }
     }
@@ -155,6 +175,36 @@ impl CallPython {
         State::Argument
     }
 
+    /// In a text, which is handed out as it comes.
+    fn in_text(&mut self, c: char) -> State {
+        let step = self.string.push(c);
+        let text = json_text(&self.string.take(step == TextStep::Before));
+        add_arguments(&mut self.parts, &text);
+        match step {
+            TextStep::More => State::Text,
+            TextStep::Before => {
+                add_arguments(&mut self.parts, "\"");
+                self.key = None;
+                self.next_text();
+                self.after_text(c)
+            }
+        }
+    }
+
+    /// After a text: what stands there up to the next comma means nothing.
+    fn after_text(&mut self, c: char) -> State {
+        match c {
+            ',' => State::Argument,
+            ')' => self.end(),
+            _ => State::AfterText,
+        }
+    }
+
+    fn end(&mut self) -> State {
+        add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
+        State::Done
+    }
+
     fn may_end_key(&self) -> bool {
         self.key.is_none() && self.depth == 0
     }
@@ -168,8 +218,7 @@ impl CallPython {
                 } else if self.end_argument() == State::NoCall {
                     return State::NoCall;
                 }
-                add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
-                return State::Done;
+                return self.end();
             }
             '=' if self.may_end_key() => {
                 let key = self.text.trim().trim_matches(['"', '\'']);
@@ -180,6 +229,14 @@ impl CallPython {
                 self.begin();
                 self.next_text();
                 return State::Argument;
+            }
+            '\'' | '"' if self.key.is_some() && self.depth == 0 && is_prefix(self.text.trim_start()) => {
+                let raw = self.text.contains(['r', 'R']);
+                self.string = PythonText::new(c, raw);
+                let key = self.key.take().unwrap_or_default();
+                self.write(&format!("{}: \"", json!(key)));
+                self.next_text();
+                return State::Text;
             }
             '\'' | '"' if is_prefix(&self.text[self.word..]) => self.within = Within::Opening { quote: c, n: 1 },
             '(' | '[' | '{' => self.depth += 1,
@@ -241,28 +298,28 @@ impl CallPython {
         self.n_arguments += 1;
     }
 
-    /// The call ends in the middle: writes what there is of an argument.
+    /// The call ends in the middle: writes what there is of an argument, and closes the arguments.
     pub fn cut_short(&mut self) {
-        let text = self.text.trim();
-        if !self.begun || self.key.is_none() && text.is_empty() {
+        if !self.begun {
             return;
         }
-        let in_text = !matches!(self.within, Within::Code) && self.depth == 0;
-        let argument = match &self.key {
-            None => open_text(text),
-            Some(key) => {
-                let value = match as_json(text) {
-                    Some(json) => json,
-                    None if in_text => {
-                        let quoted = text.trim_start_matches(|c: char| c.is_alphabetic());
-                        open_text(&unescaped(quoted.trim_start_matches(['"', '\''])))
-                    }
-                    None => text.to_owned(),
-                };
-                format!("{}: {value}", json!(key))
+        if self.state == State::Text {
+            let text = json_text(&self.string.take(true)) + "\"";
+            add_arguments(&mut self.parts, &text);
+        } else if let Some(key) = self.key.take() {
+            let text = std::mem::take(&mut self.text);
+            let text = text.trim();
+            let value = as_json(text).or_else(|| {
+                let mut reader = LenientJson::new();
+                text.chars().all(|c| reader.push(c) == Step::More);
+                reader.finish();
+                Some(reader.take()).filter(|json| !json.is_empty())
+            });
+            if let Some(value) = value {
+                self.write(&format!("{}: {value}", json!(key)));
             }
-        };
-        self.write(&argument);
+        }
+        self.end();
     }
 }
 
@@ -334,15 +391,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_kept() {
+    fn what_is_cut_short_is_closed() {
         for (text, arguments) in [
             ("f(a", ""),
-            ("f(a=", "{\"a\": "),
-            ("f(a=1", "{\"a\": 1"),
-            (r#"f(a=1, b="x\ny"#, r#"{"a": 1, "b": "x\ny"#),
-            ("f(a='x'", "{\"a\": \"x\""),
-            ("f(a='x', ke", "{\"a\": \"x\", \"ke"),
-            ("f(a=[1, 'x", "{\"a\": [1, 'x"),
+            ("f(a=", "{}"),
+            ("f(a=1", "{\"a\": 1}"),
+            (r#"f(a=1, b="x\ny"#, r#"{"a": 1, "b": "x\ny"}"#),
+            ("f(a='x'", "{\"a\": \"x\"}"),
+            ("f(a='x', ke", "{\"a\": \"x\"}"),
+            ("f(a=[1, 'x", "{\"a\": [1, \"x\"]}"),
         ] {
             assert_eq!((read(text).1, read(text).2), (arguments.into(), Progress::Open), "{text}");
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, open_text};
+use super::call::{CallPart, Progress, add_arguments, json_text};
+use super::held_back::MAX_BLANK;
 use super::parser::MAX_HEADER;
 use super::signatures::{Kinds, Signatures};
 
@@ -18,12 +19,24 @@ pub(super) enum Tags {
     Keys,
 }
 
+/// The tags around calls, which end a value whose own end is missing.
+const OPENINGS: [&str; 3] = ["<tool_call>", "<seed:tool_call>", "<function="];
+const CLOSINGS: [&str; 2] = ["</tool_call>", "</seed:tool_call>"];
+
 impl Tags {
-    /// The tag that begins a parameter, and those that end a call.
-    fn in_gap(self) -> (&'static str, &'static [&'static str]) {
+    /// Begins a parameter.
+    fn parameter(self) -> &'static str {
         match self {
-            Self::Function => ("<parameter=", &["</function>"]),
-            Self::Keys => ("<arg_key>", &["</tool_call>"]),
+            Self::Function => "<parameter=",
+            Self::Keys => "<arg_key>",
+        }
+    }
+
+    /// Ends a call.
+    fn end_of_call(self) -> &'static str {
+        match self {
+            Self::Function => "</function>",
+            Self::Keys => "</tool_call>",
         }
     }
 
@@ -40,18 +53,31 @@ impl Tags {
             Self::Keys => "</arg_value>",
         }
     }
+
+    /// Tags that mean nothing between parameters: the end of one, once more.
+    fn stray(self) -> &'static [&'static str] {
+        match self {
+            Self::Function => &["</parameter>"],
+            Self::Keys => &["</arg_value>", "</arg_key>"],
+        }
+    }
 }
 
-/// Reads a call whose arguments are in tags.
+/// Reads a call whose arguments are in tags. Texts are handed out as they come, other values once they are complete.
 #[derive(Debug)]
 pub(super) struct CallTags {
     tags: Tags,
     state: State,
-    /// What was read of the part that the state tells.
+    /// What was read of the part that the state names; in a value, what may be the tag that ends it.
     text: String,
+    /// A value that is no text, so far.
+    value: String,
     name: String,
+    /// The name was told.
+    begun: bool,
     key: String,
-    n_arguments: usize,
+    /// The keys that are complete.
+    keys: Vec<String>,
     signatures: Arc<Signatures>,
     parts: Vec<CallPart>,
 }
@@ -64,16 +90,43 @@ enum State {
     Key,
     /// Between a key and its value.
     BeforeValue,
-    Value,
+    /// In a value; `first`: at its beginning.
+    Value {
+        first: bool,
+    },
     Done,
     NoCall,
+}
+
+/// What the end of a value's text may be.
+enum Tail {
+    /// A part of the value.
+    No,
+    /// More has to come.
+    Open,
+    /// The value's own end.
+    EndOfValue,
+    /// The call ends, and what follows its tag (at this byte) is next.
+    EndOfCall(usize),
+    /// The next parameter, whose key begins at this byte.
+    NextParameter(usize),
 }
 
 impl CallTags {
     /// A call that goes on with the function's name.
     pub fn new(tags: Tags, signatures: Arc<Signatures>) -> Self {
-        let (text, name, key) = (String::new(), String::new(), String::new());
-        Self { tags, state: State::Name, text, name, key, n_arguments: 0, signatures, parts: Vec::new() }
+        Self {
+            tags,
+            state: State::Name,
+            text: String::new(),
+            value: String::new(),
+            name: String::new(),
+            begun: false,
+            key: String::new(),
+            keys: Vec::new(),
+            signatures,
+            parts: Vec::new(),
+        }
     }
 
     pub fn parts(&self) -> &[CallPart] {
@@ -92,145 +145,325 @@ impl CallTags {
             State::Gap => self.in_gap(),
             State::Key => self.in_key(),
             State::BeforeValue => self.before_value(),
-            State::Value => self.in_value(),
+            State::Value { first } => self.in_value(first),
             state @ (State::Done | State::NoCall) => state,
         };
         match self.state {
             State::Done => Progress::Done,
             State::NoCall => Progress::NoCall,
-            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value => Progress::Open,
+            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value { .. } => Progress::Open,
         }
     }
 
     fn in_name(&mut self) -> State {
         let text = self.text.trim_start();
-        let (name, next) = match self.tags {
-            Tags::Function => match text.strip_suffix('>') {
-                Some(name) => (name, State::Gap),
-                None if text.contains(['<', '\n']) => return State::NoCall,
-                None => ("", State::Name),
-            },
-            Tags::Keys => match (text.strip_suffix("<arg_key>"), text.strip_suffix("</tool_call>")) {
-                (Some(name), _) => (name, State::Key),
-                (None, Some(name)) => (name, State::Done),
-                // Nothing but a tag comes after the name.
-                (None, None) => {
-                    let end = text.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(text.len());
-                    let rest = text[end..].trim_start();
-                    if !"<arg_key>".starts_with(rest) && !"</tool_call>".starts_with(rest) {
-                        return State::NoCall;
-                    }
-                    ("", State::Name)
-                }
-            },
+        let end = match self.tags {
+            Tags::Function => text.strip_suffix('>').map(|name| (name, State::Gap)),
+            Tags::Keys => (text.strip_suffix("<arg_key>").map(|name| (name, State::Key)))
+                .or_else(|| text.strip_suffix("</tool_call>").map(|name| (name, State::Done))),
         };
-        if next == State::Name {
-            return if self.text.len() > MAX_HEADER { State::NoCall } else { State::Name };
+        if let Some((name, next)) = end {
+            let name = name.trim();
+            let is_name = !name.is_empty() && !name.contains(['<', '\n']);
+            if !is_name || name.contains(char::is_whitespace) && !self.signatures.has(name) {
+                return State::NoCall;
+            }
+            name.clone_into(&mut self.name);
+            self.text.clear();
+            return match next {
+                State::Key => {
+                    self.begin();
+                    State::Key
+                }
+                State::Done => self.end(),
+                State::Name | State::Gap | State::BeforeValue | State::Value { .. } | State::NoCall => next,
+            };
         }
-        let name = name.trim();
-        if name.is_empty() || name.contains(char::is_whitespace) {
-            return State::NoCall;
-        }
-        name.clone_into(&mut self.name);
-        self.parts.push(CallPart::Name(self.name.clone()));
-        self.text.clear();
-        if next == State::Done { self.end() } else { next }
+        let fits = match self.tags {
+            Tags::Function => !text.contains(['<', '\n']),
+            // Nothing but a tag comes after the name.
+            Tags::Keys => {
+                let known = self.signatures.longest_name_in(text);
+                let end = text.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(text.len()).max(known);
+                let rest = text[end..].trim_start();
+                let begins_known = self.signatures.begins_name(text);
+                "<arg_key>".starts_with(rest) || "</tool_call>".starts_with(rest) || begins_known
+            }
+        };
+        if fits && self.text.len() <= MAX_HEADER { State::Name } else { State::NoCall }
     }
 
     fn in_gap(&mut self) -> State {
-        let (parameter, ends) = self.tags.in_gap();
+        let (parameter, end) = (self.tags.parameter(), self.tags.end_of_call());
         let tag = self.text.trim_start();
         if tag.is_empty() {
             self.text.clear();
             State::Gap
         } else if tag == parameter {
             self.text.clear();
+            self.begin();
             State::Key
-        } else if ends.contains(&tag) {
+        } else if tag == end {
             self.text.clear();
             self.end()
-        } else if parameter.starts_with(tag) || ends.iter().any(|end| end.starts_with(tag)) {
+        } else if self.tags.stray().contains(&tag) {
+            self.text.clear();
+            State::Gap
+        } else if CLOSINGS.contains(&tag) {
+            // The function's own end is missing.
+            self.end()
+        } else if [parameter, end].iter().chain(self.tags.stray()).chain(&CLOSINGS).any(|mark| mark.starts_with(tag)) {
+            State::Gap
+        } else if self.begun || OPENINGS.contains(&tag) {
+            self.end()
+        } else if OPENINGS.iter().any(|opening| opening.starts_with(tag)) {
             State::Gap
         } else {
-            self.end()
+            State::NoCall
         }
     }
 
     fn in_key(&mut self) -> State {
-        let Some(key) = self.text.strip_suffix(self.tags.end_of_key()) else { return State::Key };
+        let missing = ["<arg_value>", "\n"];
+        let (key, next) = match (self.tags, self.text.strip_suffix(self.tags.end_of_key())) {
+            (Tags::Function, Some(key)) => (key, State::Value { first: true }),
+            (Tags::Keys, Some(key)) => (key, State::BeforeValue),
+            // The end of the key is missing.
+            (Tags::Keys, None) => match self.text.strip_suffix(missing[0]) {
+                Some(key) => (key, State::Value { first: true }),
+                None => return State::Key,
+            },
+            (Tags::Function, None) => match self.text.strip_suffix(missing[1]) {
+                Some(key) => (key, State::Value { first: false }),
+                None => return State::Key,
+            },
+        };
         self.key = key.trim().to_owned();
         self.text.clear();
-        match self.tags {
-            Tags::Function => State::Value,
-            Tags::Keys => State::BeforeValue,
+        if matches!(next, State::Value { .. }) {
+            self.begin_value();
         }
+        next
     }
 
     fn before_value(&mut self) -> State {
         let tag = self.text.trim_start();
         let open = "<arg_value>";
-        if tag.is_empty() || tag == open {
-            let next = if tag.is_empty() { State::BeforeValue } else { State::Value };
+        if tag.is_empty() {
             self.text.clear();
-            next
-        } else if open.starts_with(tag) {
-            State::BeforeValue
-        } else {
-            self.text.insert_str(0, &self.key);
-            self.end()
+            return State::BeforeValue;
         }
+        if tag == open {
+            self.text.clear();
+            self.begin_value();
+            return State::Value { first: false };
+        }
+        if open.starts_with(tag) {
+            return State::BeforeValue;
+        }
+        // The tag that begins the value is missing.
+        self.text.drain(..self.text.len() - tag.len());
+        self.begin_value();
+        let rest = std::mem::take(&mut self.text);
+        let mut state = State::Value { first: false };
+        for c in rest.chars() {
+            self.text.push(c);
+            state = self.in_value(false);
+        }
+        state
     }
 
-    fn in_value(&mut self) -> State {
-        let Some(value) = self.text.strip_suffix(self.tags.end_of_value()) else { return State::Value };
-        let value = match self.tags {
-            Tags::Function => {
-                let value = value.strip_prefix('\n').unwrap_or(value);
-                value.strip_suffix('\n').unwrap_or(value)
+    fn in_value(&mut self, first: bool) -> State {
+        if first && self.text.starts_with('\n') {
+            self.text.clear();
+            return State::Value { first: false };
+        }
+        while !self.text.is_empty() {
+            match self.tail() {
+                Tail::Open => return State::Value { first: false },
+                Tail::No => {
+                    // Up to what may begin the next tag.
+                    let skip = self.text.chars().next().map_or(0, char::len_utf8);
+                    let end = self.text[skip..].find(['<', '\n']).map_or(self.text.len(), |at| skip + at);
+                    let value: String = self.text.drain(..end).collect();
+                    self.write_value(&value);
+                }
+                Tail::EndOfValue => {
+                    if self.tags == Tags::Keys && self.text.starts_with('\n') {
+                        self.write_value("\n");
+                    }
+                    self.text.clear();
+                    self.end_value();
+                    return State::Gap;
+                }
+                Tail::EndOfCall(at) => {
+                    self.text.drain(..at);
+                    self.end_value();
+                    return self.end();
+                }
+                Tail::NextParameter(at) => {
+                    self.text.drain(..at);
+                    self.end_value();
+                    // Its key is complete.
+                    let key = std::mem::take(&mut self.text);
+                    let mut state = State::Key;
+                    for c in key.chars() {
+                        self.text.push(c);
+                        state = match state {
+                            State::Key => self.in_key(),
+                            State::BeforeValue => self.before_value(),
+                            State::Value { first } => self.in_value(first),
+                            State::Name | State::Gap | State::Done | State::NoCall => state,
+                        };
+                    }
+                    return state;
+                }
             }
-            Tags::Keys => value,
+        }
+        State::Value { first: false }
+    }
+
+    /// What the text is that may be the end of the value.
+    fn tail(&self) -> Tail {
+        let text = &*self.text;
+        let skip = usize::from(text.starts_with('\n'));
+        let tag = &text[skip..];
+        if tag.is_empty() {
+            return Tail::Open;
+        }
+        if !tag.starts_with('<') {
+            return Tail::No;
+        }
+        let (value, call, parameter) = (self.tags.end_of_value(), self.tags.end_of_call(), self.tags.parameter());
+        if tag == value {
+            return Tail::EndOfValue;
+        }
+        if let Some(key) = tag.strip_prefix(parameter) {
+            return self.next_parameter(key, skip + parameter.len());
+        }
+        for end in [call].iter().chain(&CLOSINGS) {
+            let Some(after) = tag.strip_prefix(end) else { continue };
+            let next = after.trim_start();
+            if after.len() - next.len() > MAX_BLANK {
+                return Tail::No;
+            }
+            // A value may have such a tag itself: another one of them has to follow, or the end.
+            let follows = OPENINGS.iter().chain(CLOSINGS.iter().filter(|_| *end == "</function>"));
+            if follows.clone().any(|mark| *mark == next) {
+                let at = if self.tags == Tags::Keys || *end == "</function>" { skip + end.len() } else { skip };
+                return Tail::EndOfCall(at);
+            }
+            if follows.clone().any(|mark| mark.starts_with(next)) {
+                return Tail::Open;
+            }
+            return Tail::No;
+        }
+        let marks = [value, call, parameter].into_iter().chain(CLOSINGS);
+        if marks.into_iter().any(|mark| mark.starts_with(tag)) { Tail::Open } else { Tail::No }
+    }
+
+    /// Whether `key`, and what may follow it, belongs to a parameter of the function that was not given yet.
+    fn next_parameter(&self, key: &str, at: usize) -> Tail {
+        let end = self.tags.end_of_key();
+        let is_next = |key: &str| {
+            let is_given = key == self.key || self.keys.iter().any(|given| given == key);
+            self.signatures.has_argument(&self.name, key) && !is_given
         };
-        let value = self.kinds().as_json(value);
-        self.write(&format!("{}: {value}", json!(self.key)));
-        self.text.clear();
-        State::Gap
+        match key.strip_suffix(end) {
+            Some(key) if is_next(key.trim()) => Tail::NextParameter(at),
+            Some(_) => Tail::No,
+            None if key.len() > MAX_HEADER || key.contains('\n') => Tail::No,
+            None => Tail::Open,
+        }
     }
 
     fn kinds(&self) -> Kinds {
         self.signatures.kinds(&self.name, &self.key)
     }
 
-    fn write(&mut self, argument: &str) {
-        let before = if self.n_arguments == 0 { "{" } else { ", " };
-        add_arguments(&mut self.parts, &format!("{before}{argument}"));
-        self.n_arguments += 1;
+    /// Tells the name, once it is certain that this is a call.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.parts.push(CallPart::Name(self.name.clone()));
+        }
+    }
+
+    fn begin_value(&mut self) {
+        if self.kinds().are_text() {
+            self.write_key();
+            self.write("\"");
+        }
+    }
+
+    fn write_key(&mut self) {
+        let before = if self.keys.is_empty() { "{" } else { ", " };
+        let key = json!(self.key);
+        self.write(&format!("{before}{key}: "));
+    }
+
+    fn write_value(&mut self, text: &str) {
+        if self.kinds().are_text() {
+            self.write(&json_text(text));
+        } else {
+            self.value += text;
+        }
+    }
+
+    fn end_value(&mut self) {
+        if self.kinds().are_text() {
+            self.write("\"");
+        } else {
+            let value = self.kinds().as_json(&std::mem::take(&mut self.value));
+            self.write_key();
+            self.write(&value);
+        }
+        self.keys.push(std::mem::take(&mut self.key));
+    }
+
+    fn write(&mut self, json: &str) {
+        add_arguments(&mut self.parts, json);
     }
 
     /// What was read after the end of the call, where something other than its tag ended it.
     pub fn unread(&self) -> &str {
         match self.state {
             State::Done => &self.text,
-            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value | State::NoCall => "",
+            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value { .. } | State::NoCall => "",
         }
     }
 
-    /// The call ends in the middle: writes what there is of an argument.
+    /// The answer ends within the call: closes the value and the arguments.
     pub fn cut_short(&mut self) {
-        let argument = match self.state {
-            State::Key => open_text(&self.text),
-            State::BeforeValue => format!("{}: ", json!(self.key)),
-            State::Value => {
-                let text = self.text.trim_start();
-                let value = if self.kinds().are_text() { open_text(text) } else { text.to_owned() };
-                format!("{}: {value}", json!(self.key))
+        match self.state {
+            // The name is complete.
+            State::Name if self.tags == Tags::Keys && self.text.trim_start().ends_with('\n') => {
+                self.text.trim().clone_into(&mut self.name);
+                if self.signatures.has(&self.name) {
+                    self.end();
+                }
             }
-            State::Name | State::Gap | State::Done | State::NoCall => return,
-        };
-        self.write(&argument);
+            State::Gap if self.signatures.has(&self.name) || self.begun => drop(self.end()),
+            State::Value { .. } => {
+                let text = std::mem::take(&mut self.text);
+                let tag = text.trim();
+                let tags = [self.tags.end_of_value(), self.tags.end_of_call(), self.tags.parameter()];
+                let is_tag = tag.is_empty() || tags.iter().chain(&CLOSINGS).any(|mark| {
+                    mark.starts_with(tag) || tag.strip_prefix(mark).is_some_and(|rest| rest.trim_start().is_empty() || rest.trim_start().starts_with("</"))
+                });
+                if !is_tag {
+                    self.write_value(&text);
+                }
+                self.end_value();
+                self.end();
+            }
+            State::Key | State::BeforeValue if self.begun => drop(self.end()),
+            State::Name | State::Gap | State::Key | State::BeforeValue | State::Done | State::NoCall => {}
+        }
     }
 
     fn end(&mut self) -> State {
-        add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
+        self.begin();
+        self.write(if self.keys.is_empty() { "{}" } else { "}" });
         State::Done
     }
 }

@@ -3,7 +3,7 @@
 use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use super::ToolFormat;
+use super::{ToolFormat, call_python};
 use super::grammar_values::{Arguments, MAX_EFFORT, Style};
 use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, Syntax};
 use crate::{ReasoningMarkers, Tool};
@@ -154,7 +154,7 @@ impl ToolFormat {
                 style: Style::Gemma { quote: GEMMA_QUOTE },
                 after: "}",
             }),
-            Self::Pythonic => Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" }),
+            Self::Pythonic if call_python::is_name(name) => Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" }),
             Self::Hermes
             | Self::Llama3
             | Self::MistralList
@@ -167,6 +167,7 @@ impl ToolFormat {
             | Self::CommandR
             | Self::Harmony
             | Self::Glm4
+            | Self::Pythonic
             | Self::Json => None,
         }
     }

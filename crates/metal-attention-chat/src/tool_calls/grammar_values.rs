@@ -79,7 +79,11 @@ impl<'a> Arguments<'a> {
             Style::Gemma { quote } => self.gemma_members(schema, quote, 0),
             Style::Python => self.members(schema, ", ", |arguments, name, schema| {
                 let value = arguments.python(schema);
-                format!("{} {value}", literal(&format!("{name}=")))
+                if is_identifier(name) {
+                    return format!("{} {value}", literal(&format!("{name}=")));
+                }
+                // Python has no other names for keyword arguments than identifiers.
+                format!("{} {value} \"}}\"", literal(&format!("**{{{}: ", json!(name))))
             }),
         }
     }
@@ -182,7 +186,11 @@ impl<'a> Arguments<'a> {
     fn gemma_members(&mut self, schema: &Value, quote: &str, depth: usize) -> String {
         self.members(schema, ",", |arguments, name, schema| {
             let value = arguments.gemma(schema, quote, depth);
-            format!("{} {value}", literal(&format!("{name}:")))
+            if is_identifier(name) {
+                return format!("{} {value}", literal(&format!("{name}:")));
+            }
+            let mark = arguments.marks.mark(quote);
+            format!("{mark} {} {mark} \":\" {value}", literal(name))
         })
     }
 
@@ -202,6 +210,9 @@ impl<'a> Arguments<'a> {
             }
             Texts::None => {}
         }
+        if let Some(alternatives) = self.gemma_union(schema, quote, depth) {
+            return alternatives;
+        }
         match schema.get("type").and_then(Value::as_str) {
             Some("integer" | "number" | "boolean" | "null") => {
                 let schema = self.with_definitions(schema);
@@ -216,6 +227,52 @@ impl<'a> Arguments<'a> {
                 format!("\"{{\" {members} \"}}\"")
             }
             Some(_) | None => self.any_value(quote),
+        }
+    }
+
+    /// The alternatives of a schema that has some: values, types or schemas.
+    fn gemma_union(&mut self, schema: &Value, quote: &str, depth: usize) -> Option<String> {
+        if depth >= MAX_DEPTH {
+            return None;
+        }
+        let list = |key: &str| schema.get(key).and_then(Value::as_array).filter(|list| !list.is_empty());
+        let values = list("enum").map(Vec::as_slice).or(schema.get("const").map(std::slice::from_ref));
+        let alternatives: Vec<String> = if let Some(values) = values {
+            if !self.affords(values.iter().map(|value| value.to_string().len() + 16).sum()) {
+                return None;
+            }
+            values.iter().map(|value| self.gemma_literal(value, quote)).collect()
+        } else if let Some(types) = list("type") {
+            let mut one = schema.clone();
+            let of_type = |name: &Value| {
+                one["type"] = name.clone();
+                self.gemma(&one, quote, depth + 1)
+            };
+            types.iter().map(of_type).collect()
+        } else {
+            let schemas = list("anyOf").or_else(|| list("oneOf"))?;
+            schemas.iter().map(|schema| self.gemma(schema, quote, depth + 1)).collect()
+        };
+        Some(self.rule(|name| format!("{name}: {}", alternatives.join(" | "))))
+    }
+
+    /// This very value, as Gemma writes it.
+    fn gemma_literal(&self, value: &Value, quote: &str) -> String {
+        let mark = self.marks.mark(quote);
+        let list = |items: Vec<String>| items.join(" \",\" ");
+        match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => literal(&value.to_string()),
+            Value::String(text) => format!("{mark} {} {mark}", literal(text)),
+            Value::Array(values) => {
+                let items = values.iter().map(|value| self.gemma_literal(value, quote)).collect();
+                format!("\"[\" {} \"]\"", list(items))
+            }
+            Value::Object(members) => {
+                let member = |(name, value): (&String, &Value)| {
+                    format!("{mark} {} {mark} \":\" {}", literal(name), self.gemma_literal(value, quote))
+                };
+                format!("\"{{\" {} \"}}\"", list(members.iter().map(member).collect()))
+            }
         }
     }
 
@@ -236,6 +293,12 @@ impl<'a> Arguments<'a> {
         }
         any
     }
+}
+
+/// Whether a key can stand without quotes.
+fn is_identifier(name: &str) -> bool {
+    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 /// The properties of an object's schema: name, schema, and whether there must be one; those first.

@@ -6,6 +6,7 @@
 
 mod call;
 mod call_gemma;
+mod call_in_thoughts;
 mod call_json;
 mod call_python;
 mod call_tags;
@@ -13,10 +14,12 @@ mod grammar;
 mod grammar_values;
 mod harmony;
 mod held_back;
+mod lenient_json;
 mod names;
 mod parser;
 mod plain;
 mod python_call;
+mod python_text;
 mod python_value;
 mod signatures;
 mod syntax;

@@ -13,6 +13,21 @@ pub(super) fn name_in(header: &str) -> &str {
     name.split(CALL_ID).next().unwrap_or_default().trim()
 }
 
+/// Whether `name`, found in `header`, is a function's: a known one, or a word that the format's own marks tell.
+pub(super) fn is_name(name: &str, header: &str, names: &[String]) -> bool {
+    let is_told = header.contains(ARGS) || header.contains(DEEPSEEK_SEPARATOR);
+    let is_word = || !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c));
+    names.iter().any(|known| known == name) || (is_told && is_word())
+}
+
+/// Whether `text` may be a function's name and marks after it, in front of an object that is still to come.
+pub(super) fn may_be_named(text: &str, names: &[String]) -> bool {
+    let known = names.iter().any(|name| name.starts_with(text) || text.starts_with(name.as_str()));
+    let (_, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let rest = rest.trim_start();
+    known || rest.is_empty() || rest.starts_with(['[', '{'])
+}
+
 /// What a text begins with that may be a function's name, a line break and an object.
 pub(super) enum Named {
     /// More has to come.

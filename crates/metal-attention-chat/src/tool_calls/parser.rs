@@ -6,15 +6,16 @@ use metal_attention_tokenizer::Tokenizer;
 
 use super::call::{Call, CallPart, Progress, call_id};
 use super::call_gemma::CallGemma;
+use super::call_in_thoughts::CallInThoughts;
 use super::call_json::CallJson;
 use super::call_python::CallPython;
 use super::call_tags::{CallTags, Tags};
 use super::harmony::{self, Channel, Header};
 use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
-use super::names::{Named, name_in, named_call};
+use super::names::{Named, is_name, may_be_named, name_in, named_call};
 use super::python_call::python_call;
 use super::signatures::Signatures;
-use super::syntax::{FUNCTION, PYTHON_TAG, Syntax};
+use super::syntax::{FENCE, FUNCTION, PYTHON_TAG, Syntax};
 use super::{AnswerEvent, ToolFormat};
 use crate::{ReasoningMarkers, Tool};
 
@@ -44,17 +45,23 @@ pub struct ToolCallParser {
     format: ToolFormat,
     syntax: &'static Syntax,
     /// The functions there are; none: nothing is a call.
-    names: Vec<String>,
+    pub(super) names: Vec<String>,
     signatures: Arc<Signatures>,
     /// The model may think before it answers.
     reasoning: Option<ReasoningMarkers>,
     state: State,
     /// Text that is not handed out yet.
-    pending: String,
+    pub(super) pending: String,
     /// What begins the answer was there, and what ends it is still to come.
     in_answer: bool,
     /// The calls stand in a JSON list.
     in_list: bool,
+    /// The calls stand in a block of code.
+    in_fence: bool,
+    /// White space after a call, which stays between texts.
+    blank: String,
+    /// There was text for the user.
+    wrote: bool,
     /// There were thoughts, and text, in messages before this one.
     had: Had,
     n_calls: usize,
@@ -70,14 +77,18 @@ struct Had {
 enum State {
     /// Between the marks of thoughts; whether there was text yet.
     Thinking { begun: bool },
+    /// In thoughts, after what announces a call.
+    CallInThoughts(CallInThoughts),
     /// Before the first character of text that is not blank; blanks may be dropped.
     Start { drop_space: bool },
     /// In the text for the user.
     Text,
     /// After what announces a call. `raw` is that.
     Opened { raw: String },
-    /// After `<|python_tag|>`.
-    Python,
+    /// After the beginning of a block of code, which may be a call. `raw` is the text so far.
+    Fence { raw: String },
+    /// After `<|python_tag|>`. `raw` is that.
+    Python { raw: String },
     /// In a call. `raw` is its text so far, with what announced it; where nothing did, the function must be known.
     Call { call: Call, raw: String, announced: bool, started: bool },
     /// After a call.
@@ -103,6 +114,9 @@ impl ToolCallParser {
             pending: String::new(),
             in_answer: false,
             in_list: false,
+            in_fence: false,
+            blank: String::new(),
+            wrote: false,
             had: Had::default(),
             n_calls: 0,
         }
@@ -133,10 +147,24 @@ impl ToolCallParser {
     /// count here.
     pub fn push_token(&mut self, tokenizer: &Tokenizer, id: u32, text: &str) -> Vec<AnswerEvent> {
         let marker = tokenizer.token_text(id).filter(|text| tokenizer.is_control(id) && self.is_marker(text));
-        match marker {
-            Some(marker) => self.push(&format!("{text}{marker}")),
-            None => self.push(text),
+        let Some(marker) = marker else { return self.push(text) };
+        let mut events = self.push(text);
+        let closes_nothing = match self.state {
+            State::Start { .. } | State::Text => !self.in_answer && self.syntax.closings.contains(&marker),
+            State::Thinking { .. }
+            | State::CallInThoughts(_)
+            | State::Opened { .. }
+            | State::Fence { .. }
+            | State::Python { .. }
+            | State::Call { .. }
+            | State::AfterCall
+            | State::Header
+            | State::Message { .. } => false,
+        };
+        if !closes_nothing {
+            events.extend(self.push(marker));
         }
+        events
     }
 
     /// Whether `token` is one of the marks, or a part of one.
@@ -150,6 +178,7 @@ impl ToolCallParser {
         self.pending += text;
         let mut events = Vec::new();
         while self.step(&mut events, false) {}
+        self.wrote |= events.iter().any(is_content);
         events
     }
 
@@ -160,25 +189,41 @@ impl ToolCallParser {
         let rest = std::mem::take(&mut self.pending);
         match std::mem::replace(&mut self.state, State::Text) {
             State::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
+            State::CallInThoughts(call) => match call.finish() {
+                Ok(calls) => {
+                    self.n_calls += calls.iter().filter(|event| matches!(event, AnswerEvent::CallEnd { .. })).count();
+                    events.extend(calls);
+                }
+                Err(text) => thoughts(&mut events, (text + &rest).trim_end()),
+            },
             // Where something is left of a header, the message has not begun.
             State::Start { drop_space: true } | State::AfterCall | State::Header => {}
             State::Start { drop_space: false } | State::Text => content(&mut events, &rest),
-            State::Opened { raw } => content(&mut events, &(raw + &rest)),
-            State::Python => {
+            State::Opened { raw } | State::Fence { raw } => content(&mut events, &(raw + &rest)),
+            State::Python { .. } => {
                 let (name, arguments) = python_call(&rest);
                 let index = self.start_call(&mut events, name);
                 events.push(AnswerEvent::CallArguments { index, delta: arguments });
                 events.push(AnswerEvent::CallEnd { index });
             }
-            State::Call { mut call, started: true, .. } => {
+            State::Call { mut call, raw, announced, started } => {
                 call.cut_short();
-                self.call_parts(&mut events, call.take_parts());
-                events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
+                let parts = call.take_parts();
+                if started || parts.first().is_some_and(|part| self.is_call(part, announced)) {
+                    self.call_parts(&mut events, parts);
+                    events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
+                } else {
+                    content(&mut events, &raw);
+                }
             }
-            State::Call { raw, .. } => content(&mut events, &raw),
             State::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
         }
         events
+    }
+
+    /// Whether `part` begins a call: where nothing announced it, the function must be known.
+    fn is_call(&self, part: &CallPart, announced: bool) -> bool {
+        matches!(part, CallPart::Name(name) if announced || self.names.contains(name))
     }
 
     /// Works on the pending text. False: it takes more of it to go on.
@@ -194,16 +239,20 @@ impl ToolCallParser {
             }
             State::Text => self.text(events, at_end),
             State::Opened { .. } => self.opened(events, at_end),
-            State::Python => {
-                self.pending.drain(..leading_blank(&self.pending));
+            State::CallInThoughts(_) => self.call_in_thoughts(events),
+            State::Fence { .. } => self.fence(events, at_end),
+            State::Python { raw } => {
+                let blank = leading_blank(&self.pending);
+                raw.extend(self.pending.drain(..blank));
                 if self.pending.starts_with('{') {
-                    self.enter_call(Call::Json(CallJson::new()), PYTHON_TAG, true);
+                    let raw = std::mem::take(raw);
+                    self.enter_call(Call::Json(CallJson::new()), &raw, true);
                     return true;
                 }
                 false
             }
             State::Call { .. } => self.call(events),
-            State::AfterCall => self.after_call(at_end),
+            State::AfterCall => self.after_call(events, at_end),
             State::Header => self.header(events),
             State::Message { thoughts, begun } => {
                 let (thoughts, begun) = (*thoughts, *begun);
@@ -220,15 +269,61 @@ impl ToolCallParser {
             begun = !self.pending.is_empty();
             self.state = State::Thinking { begun };
         }
-        if let Some(at) = self.pending.find(end) {
-            thoughts(events, &self.pending[..blank_end(&self.pending[..at])]);
-            self.pending.drain(..at + end.len());
-            self.state = State::Start { drop_space: true };
+        let openings = self.openings();
+        let calls = openings.iter().filter(|opening| **opening != PYTHON_TAG);
+        let stops: Vec<&'static str> = [end].into_iter().chain(calls.copied()).collect();
+        if let Some((at, stop)) = first_of(&self.pending, &stops) {
+            let blank = blank_end(&self.pending[..at]);
+            thoughts(events, &self.pending[..blank]);
+            if stop == end {
+                self.pending.drain(..at + end.len());
+                self.state = State::Start { drop_space: true };
+            } else {
+                let before = self.pending[blank..at].to_owned();
+                self.pending.drain(..at);
+                self.state = State::CallInThoughts(CallInThoughts::new(self.nested(), before));
+            }
             return true;
         }
-        let safe = self.pending.len() - held_back(&self.pending, &[end]);
+        let safe = self.pending.len() - held_back(&self.pending, &stops);
         thoughts(events, &take_text(&mut self.pending, safe));
         false
+    }
+
+    /// A parser for calls within thoughts.
+    fn nested(&self) -> Self {
+        Self {
+            names: self.names.clone(),
+            signatures: Arc::clone(&self.signatures),
+            state: State::Text,
+            ..Self::new(self.format, &[])
+        }
+    }
+
+    /// What announces a call within text.
+    fn openings(&self) -> &'static [&'static str] {
+        if self.names.is_empty() { &[] } else { self.syntax.openings }
+    }
+
+    /// Reads on after what announces a call in thoughts: they may end, or go on.
+    fn call_in_thoughts(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
+        let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
+        let State::CallInThoughts(call) = &mut self.state else { return false };
+        let found = self.pending.find(end);
+        let safe = found.unwrap_or_else(|| self.pending.len() - held_back(&self.pending, &[end]));
+        let text: String = self.pending.drain(..safe).collect();
+        if let Some(rest) = call.push(&text) {
+            // It was none.
+            thoughts(events, &std::mem::take(&mut call.raw));
+            self.pending.insert_str(0, &rest);
+        } else if found.is_some() {
+            let raw = std::mem::take(&mut call.raw);
+            thoughts(events, &raw[..blank_end(&raw)]);
+        } else {
+            return false;
+        }
+        self.state = State::Thinking { begun: true };
+        true
     }
 
     /// What the answer, or what follows thoughts and calls, begins with.
@@ -261,8 +356,8 @@ impl ToolCallParser {
             }
         }
         if !self.names.is_empty() && self.syntax.bare && rest.starts_with('{') {
-            self.pending.drain(..blank);
-            self.enter_call(Call::Json(CallJson::new()), "", false);
+            let raw: String = self.pending.drain(..blank).collect();
+            self.enter_call(Call::Json(CallJson::new()), &raw, false);
             return true;
         }
         if self.format == ToolFormat::Glm4 {
@@ -283,20 +378,25 @@ impl ToolCallParser {
     /// Text for the user, up to a call or to what ends it.
     fn text(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
         let end = self.reasoning.and_then(|markers| markers.answer).filter(|_| self.in_answer).map(|(_, end)| end);
-        let openings = if self.names.is_empty() { &[] } else { self.syntax.openings };
-        let stops: Vec<&'static str> = openings.iter().copied().chain(end).collect();
+        // Where a call may be all of the answer, it may be a block of code as well.
+        let fence = Some(FENCE).filter(|_| self.syntax.bare && !self.names.is_empty());
+        let stops: Vec<&'static str> = self.openings().iter().copied().chain(fence).chain(end).collect();
         if stops.is_empty() {
             content(events, &std::mem::take(&mut self.pending));
             return false;
         }
         if let Some((at, stop)) = first_of(&self.pending, &stops) {
-            content(events, &self.pending[..blank_end(&self.pending[..at])]);
+            let blank = blank_end(&self.pending[..at]);
+            content(events, &self.pending[..blank]);
+            let raw = self.pending[blank..at + stop.len()].to_owned();
             self.pending.drain(..at + stop.len());
             if Some(stop) == end {
                 self.in_answer = false;
                 self.state = State::Start { drop_space: true };
+            } else if Some(stop) == fence {
+                self.state = State::Fence { raw };
             } else {
-                self.open_call(stop);
+                self.open_call(stop, raw);
             }
             return true;
         }
@@ -307,12 +407,41 @@ impl ToolCallParser {
         false
     }
 
-    fn open_call(&mut self, opening: &'static str) {
+    /// After `opening`. `raw`: that, and the white space before it.
+    fn open_call(&mut self, opening: &'static str, raw: String) {
         match opening {
-            PYTHON_TAG => self.state = State::Python,
-            FUNCTION => self.enter_call(self.tags(Tags::Function), FUNCTION, true),
-            _ => self.state = State::Opened { raw: opening.to_owned() },
+            PYTHON_TAG => self.state = State::Python { raw },
+            // Nothing else announces the call, so its function must be known.
+            FUNCTION => self.enter_call(self.tags(Tags::Function), &raw, false),
+            _ => self.state = State::Opened { raw },
         }
+    }
+
+    /// After the beginning of a block of code: a call where an object follows, perhaps in a list, that is one.
+    fn fence(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
+        let State::Fence { raw } = &mut self.state else { return false };
+        let word = self.pending.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let word = word.unwrap_or(self.pending.len());
+        let blank = leading_blank(&self.pending[word..]);
+        let (at, body) = (word + blank, &self.pending[word + blank..]);
+        let in_list = body.strip_prefix('[').map(str::trim_start);
+        let object = in_list.unwrap_or(body);
+        let fits = word <= 16 && at + body.len() - object.len() <= MAX_BLANK;
+        if fits && object.is_empty() && !at_end {
+            return false;
+        }
+        if !fits || !object.starts_with('{') {
+            let raw = std::mem::take(raw);
+            content(events, &raw);
+            self.state = State::Text;
+            return true;
+        }
+        (self.in_list, self.in_fence) = (in_list.is_some(), true);
+        let begin = self.pending.len() - object.len();
+        let raw = std::mem::take(raw) + &self.pending[..begin];
+        self.pending.drain(..begin);
+        self.enter_call(Call::Json(CallJson::new()), &raw, false);
+        true
     }
 
     fn tags(&self, tags: Tags) -> Call {
@@ -373,11 +502,13 @@ impl ToolCallParser {
             ToolFormat::Gemma => (Call::Gemma(CallGemma::new()), std::mem::take(raw)),
             ToolFormat::MistralList | ToolFormat::MistralArgs | ToolFormat::DeepSeek | ToolFormat::DeepSeekR1 => {
                 let brace = self.pending.find('{');
-                if brace.is_none() && self.pending.len() <= MAX_HEADER {
+                let is_mistral = matches!(self.format, ToolFormat::MistralList | ToolFormat::MistralArgs);
+                let may_be = !is_mistral || may_be_named(&self.pending, &self.names);
+                if brace.is_none() && may_be && self.pending.len() <= MAX_HEADER {
                     return false;
                 }
                 match brace.filter(|at| *at <= MAX_HEADER).map(|at| (at, name_in(&self.pending[..at]))) {
-                    Some((at, name)) if !name.is_empty() => {
+                    Some((at, name)) if is_name(name, &self.pending[..at], &self.names) => {
                         let call = Call::Json(CallJson::arguments_of(name.to_owned()));
                         let raw = std::mem::take(raw) + &self.pending[..at];
                         self.pending.drain(..at);
@@ -407,7 +538,7 @@ impl ToolCallParser {
         if let State::Opened { raw } = std::mem::replace(&mut self.state, State::Text) {
             content(events, &raw);
         }
-        self.in_list = false;
+        (self.in_list, self.in_fence) = (false, false);
         true
     }
 
@@ -416,14 +547,16 @@ impl ToolCallParser {
         let pending = std::mem::take(&mut self.pending);
         let State::Call { call, raw, announced, started } = &mut self.state else { return false };
         let (announced, mut started) = (*announced, *started);
-        let mut ended = None;
+        let (mut ended, mut unknown) = (None, false);
         for (at, c) in pending.char_indices() {
-            raw.push(c);
-            let progress = call.push(c);
-            let unknown = |part: &CallPart| matches!(part, CallPart::Name(name) if !self.names.contains(name));
-            if !announced && !started && call.parts().first().is_some_and(unknown) {
-                ended = Some((at + c.len_utf8(), Progress::NoCall));
-                break;
+            if !started {
+                raw.push(c);
+            }
+            let mut progress = call.push(c);
+            let is_unknown = |name: &str| !self.names.iter().any(|known| known == name);
+            let found = call.parts().first().is_some_and(|part| matches!(part, CallPart::Name(name) if is_unknown(name)));
+            if !announced && !started && (found || call.name().is_some_and(is_unknown)) {
+                (progress, unknown) = (Progress::NoCall, true);
             }
             if progress != Progress::Open {
                 ended = Some((at + c.len_utf8(), progress));
@@ -431,11 +564,14 @@ impl ToolCallParser {
             }
         }
         let failed = matches!(ended, Some((_, Progress::NoCall)));
-        let (parts, raw) = (call.take_parts(), if failed { std::mem::take(raw) } else { String::new() });
-        let mut unread = if ended.is_some() { call.unread().to_owned() } else { String::new() };
-        let called = |part: &CallPart| matches!(part, CallPart::Name(name) if announced || self.names.contains(name));
-        if failed && !started && !parts.iter().any(called) {
-            self.in_list = false;
+        let last = ended.and_then(|(end, _)| pending[..end].chars().next_back());
+        let mut unread = String::new();
+        if failed && !started && (unknown || call.parts().is_empty()) {
+            // Its last character may begin something else.
+            let mut raw = std::mem::take(raw);
+            raw.pop();
+            unread.extend(last);
+            (self.in_list, self.in_fence) = (false, false);
             if self.format == ToolFormat::Harmony {
                 self.state = State::Message { thoughts: false, begun: false };
                 self.message_text(events, &raw, false, false);
@@ -444,18 +580,22 @@ impl ToolCallParser {
                 self.state = State::Text;
             }
         } else {
+            if failed {
+                // What does not belong there is text after the call.
+                call.cut_short();
+                unread.extend(last);
+            } else if ended.is_some() {
+                call.unread().clone_into(&mut unread);
+            }
+            let parts = call.take_parts();
             started |= self.call_parts(events, parts);
-            match ended {
-                Some(_) => {
-                    // What does not belong there is text after the call.
-                    unread.extend(raw.chars().next_back());
-                    events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
-                    self.state = State::AfterCall;
-                }
-                None => {
-                    if let State::Call { started: flag, .. } = &mut self.state {
-                        *flag = started;
-                    }
+            if ended.is_some() {
+                events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
+                self.state = State::AfterCall;
+            } else if let State::Call { started: flag, raw, .. } = &mut self.state {
+                *flag = started;
+                if started {
+                    raw.clear();
                 }
             }
         }
@@ -482,36 +622,57 @@ impl ToolCallParser {
     }
 
     /// What ends a call, and the next one.
-    fn after_call(&mut self, at_end: bool) -> bool {
+    fn after_call(&mut self, events: &[AnswerEvent], at_end: bool) -> bool {
         let Syntax { openings, closings, bare, .. } = *self.syntax;
         let (in_list, separated) = (self.in_list, self.in_list || bare);
         let skipped = |c: char| c.is_whitespace() || (separated && matches!(c, ',' | ';')) || (in_list && c == ']');
-        let blank = self.pending.len() - self.pending.trim_start_matches(skipped).len();
-        self.in_list &= !self.pending[..blank].contains(']');
-        self.pending.drain(..blank);
+        let length = self.pending.len() - self.pending.trim_start_matches(skipped).len();
+        let skipped: String = self.pending.drain(..length).collect();
+        self.in_list &= !skipped.contains(']');
+        let blank = skipped.trim_end().len();
+        if blank > 0 {
+            self.blank.clear();
+        }
+        self.blank += &skipped[blank..];
         if self.pending.is_empty() {
             return false;
         }
-        if let Some(closing) = closings.iter().find(|closing| self.pending.starts_with(**closing)) {
+        let fence = [FENCE];
+        let fence: &[&str] = if self.in_fence { &fence } else { &[] };
+        let closings = closings.iter().chain(fence);
+        if let Some(closing) = closings.clone().find(|closing| self.pending.starts_with(**closing)) {
             self.pending.drain(..closing.len());
-            self.in_list = false;
+            self.blank.clear();
+            (self.in_list, self.in_fence) = (false, self.in_fence && *closing != FENCE);
         } else if let Some(opening) = openings.iter().find(|opening| self.pending.starts_with(**opening)) {
             self.pending.drain(..opening.len());
             self.in_list = false;
-            self.open_call(opening);
-        } else if !at_end && closings.iter().chain(openings).any(|marker| marker.starts_with(&self.pending)) {
+            let raw = self.kept_blank(events) + opening;
+            self.open_call(opening, raw);
+        } else if !at_end && closings.chain(openings).any(|marker| marker.starts_with(&self.pending)) {
             return false;
         } else if self.format == ToolFormat::Harmony {
             self.state = State::Header;
         } else if (self.in_list || bare) && self.pending.starts_with('{') {
-            self.enter_call(Call::Json(CallJson::new()), "", !bare);
+            let raw = self.kept_blank(events);
+            self.enter_call(Call::Json(CallJson::new()), &raw, !bare);
         } else if self.in_list && self.format == ToolFormat::Pythonic {
-            self.enter_call(self.python(), "", true);
+            let raw = self.kept_blank(events);
+            self.enter_call(self.python(), &raw, true);
         } else {
-            self.in_list = false;
+            (self.in_list, self.in_fence) = (false, false);
+            let blank = self.kept_blank(events);
+            self.pending.insert_str(0, &blank);
             self.state = State::Text;
         }
         true
+    }
+
+    /// The white space after a call, where text came before that.
+    fn kept_blank(&mut self, events: &[AnswerEvent]) -> String {
+        let blank = std::mem::take(&mut self.blank);
+        let wrote = self.wrote || events.iter().any(is_content);
+        if wrote { blank } else { String::new() }
     }
 
     /// The header of a message, which says what it is.
@@ -584,6 +745,16 @@ impl ToolCallParser {
 fn take_text(pending: &mut String, n: usize) -> String {
     let n = blank_end(&pending[..n]);
     pending.drain(..n).collect()
+}
+
+fn is_content(event: &AnswerEvent) -> bool {
+    match event {
+        AnswerEvent::Content(_) => true,
+        AnswerEvent::Reasoning(_)
+        | AnswerEvent::CallStart { .. }
+        | AnswerEvent::CallArguments { .. }
+        | AnswerEvent::CallEnd { .. } => false,
+    }
 }
 
 fn content(events: &mut Vec<AnswerEvent>, text: &str) {

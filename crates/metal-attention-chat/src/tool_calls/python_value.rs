@@ -1,5 +1,6 @@
 //! Values as Python writes them, and as JSON.
 
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 /// How deep lists and dictionaries may lie in each other.
@@ -166,7 +167,7 @@ pub(super) fn is_prefix(text: &str) -> bool {
 }
 
 /// A number of Python as one of JSON.
-fn number(word: &str) -> Option<String> {
+pub(super) fn number(word: &str) -> Option<String> {
     let (sign, digits) = match word.strip_prefix('-') {
         Some(digits) => ("-", digits),
         None => ("", word.strip_prefix('+').unwrap_or(word)),
@@ -187,7 +188,8 @@ fn number(word: &str) -> Option<String> {
     let before = if mantissa.starts_with('.') { "0" } else { "" };
     let after = if mantissa.ends_with('.') { "0" } else { "" };
     let number = format!("{sign}{before}{mantissa}{after}{exponent}");
-    let is_number = serde_json::from_str(&number).is_ok_and(|value: Value| value.is_number());
+    // Numbers of any size are numbers.
+    let is_number = serde_json::from_str::<IgnoredAny>(&number).is_ok();
     is_number.then_some(number)
 }
 
@@ -197,49 +199,53 @@ pub(super) fn unescaped(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find('\\') {
         out += &rest[..at];
-        let escape = &rest[at + 1..];
-        let code = |digits: usize, at: usize| {
-            let digits = escape.get(at..at + digits).filter(|text| text.bytes().all(|b| b.is_ascii_hexdigit()))?;
-            u32::from_str_radix(digits, 16).ok()
-        };
-        let (c, length) = match escape.chars().next() {
-            Some('\n') => (None, 1),
-            Some('n') => (Some('\n'), 1),
-            Some('t') => (Some('\t'), 1),
-            Some('r') => (Some('\r'), 1),
-            Some('a') => (Some('\x07'), 1),
-            Some('b') => (Some('\x08'), 1),
-            Some('f') => (Some('\x0c'), 1),
-            Some('v') => (Some('\x0b'), 1),
-            Some(c @ ('\\' | '\'' | '"' | '/')) => (Some(c), 1),
-            Some('0'..='7') => {
-                let length = escape.bytes().take(3).take_while(|b| matches!(b, b'0'..=b'7')).count();
-                (u32::from_str_radix(&escape[..length], 8).ok().and_then(char::from_u32), length)
-            }
-            Some(kind @ ('x' | 'u' | 'U')) => {
-                let digits = match kind {
-                    'x' => 2,
-                    'u' => 4,
-                    _ => 8,
-                };
-                let first = code(digits, 1);
-                // Two halves of a pair, as JSON has them.
-                let second =
-                    Some(()).filter(|()| kind == 'u' && escape.get(5..7) == Some("\\u")).and_then(|()| code(4, 7));
-                match (first, second) {
-                    (Some(high @ 0xd800..=0xdbff), Some(low @ 0xdc00..=0xdfff)) => {
-                        (char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00)), 11)
-                    }
-                    (Some(code), _) => (Some(char::from_u32(code).unwrap_or('\u{fffd}')), 1 + digits),
-                    (None, _) => (Some('\\'), 0),
-                }
-            }
-            Some(_) | None => (Some('\\'), 0),
-        };
+        let (c, length) = escaped(&rest[at + 1..]);
         out.extend(c);
-        rest = &escape[length..];
+        rest = &rest[at + 1 + length..];
     }
     out + rest
+}
+
+/// The character that the escape `escape` stands for, which follows a backslash, and the bytes of that.
+pub(super) fn escaped(escape: &str) -> (Option<char>, usize) {
+    let code = |digits: usize, at: usize| {
+        let digits = escape.get(at..at + digits).filter(|text| text.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        u32::from_str_radix(digits, 16).ok()
+    };
+    match escape.chars().next() {
+        Some('\n') => (None, 1),
+        Some('n') => (Some('\n'), 1),
+        Some('t') => (Some('\t'), 1),
+        Some('r') => (Some('\r'), 1),
+        Some('a') => (Some('\x07'), 1),
+        Some('b') => (Some('\x08'), 1),
+        Some('f') => (Some('\x0c'), 1),
+        Some('v') => (Some('\x0b'), 1),
+        Some(c @ ('\\' | '\'' | '"' | '/')) => (Some(c), 1),
+        Some('0'..='7') => {
+            let length = escape.bytes().take(3).take_while(|b| matches!(b, b'0'..=b'7')).count();
+            (u32::from_str_radix(&escape[..length], 8).ok().and_then(char::from_u32), length)
+        }
+        Some(kind @ ('x' | 'u' | 'U')) => {
+            let digits = match kind {
+                'x' => 2,
+                'u' => 4,
+                _ => 8,
+            };
+            let first = code(digits, 1);
+            // Two halves of a pair, as JSON has them.
+            let second =
+                Some(()).filter(|()| kind == 'u' && escape.get(5..7) == Some("\\u")).and_then(|()| code(4, 7));
+            match (first, second) {
+                (Some(high @ 0xd800..=0xdbff), Some(low @ 0xdc00..=0xdfff)) => {
+                    (char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00)), 11)
+                }
+                (Some(code), _) => (Some(char::from_u32(code).unwrap_or('\u{fffd}')), 1 + digits),
+                (None, _) => (Some('\\'), 0),
+            }
+        }
+        Some(_) | None => (Some('\\'), 0),
+    }
 }
 
 /// A value as Python writes it, with texts in double quotes.

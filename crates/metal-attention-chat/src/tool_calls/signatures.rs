@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::lenient_json::{LenientJson, Step, scalar};
 use super::python_value;
 use crate::Tool;
 
@@ -37,6 +39,26 @@ impl Signatures {
             signature
         };
         Self(tools.iter().map(|tool| (tool.name().to_owned(), signature(tool))).collect())
+    }
+
+    /// Whether there is a function of this name.
+    pub fn has(&self, function: &str) -> bool {
+        self.0.contains_key(function)
+    }
+
+    /// Whether a function's name begins with `text`.
+    pub fn begins_name(&self, text: &str) -> bool {
+        self.0.keys().any(|name| name.starts_with(text))
+    }
+
+    /// Bytes of the longest function's name that `text` begins with.
+    pub fn longest_name_in(&self, text: &str) -> usize {
+        self.0.keys().filter(|name| text.starts_with(name.as_str())).map(String::len).max().unwrap_or(0)
+    }
+
+    /// Whether the schema of `function` names the argument `key`.
+    pub fn has_argument(&self, function: &str, key: &str) -> bool {
+        self.0.get(function).is_some_and(|signature| signature.kinds.contains_key(key))
     }
 
     /// What the argument `key` may be.
@@ -95,6 +117,36 @@ impl Kinds {
         }
     }
 
+    /// The kind of the JSON value `text`, numbers of any size included; `None`: it is no JSON.
+    fn of_json(text: &str) -> Option<Self> {
+        serde_json::from_str::<IgnoredAny>(text).ok()?;
+        Some(match text.trim_start().bytes().next()? {
+            b'"' => Self::TEXT,
+            b'{' => Self::OBJECT,
+            b'[' => Self::LIST,
+            b't' | b'f' => Self::BOOLEAN,
+            b'n' => Self::NULL,
+            _ => Self::NUMBER,
+        })
+    }
+
+    /// The JSON of `text` where that is meant to be a list or an object, a number or a name, and is not quite.
+    fn mended(self, text: &str) -> Option<String> {
+        if self == Self::ANY {
+            return None;
+        }
+        let json = if text.starts_with(['{', '[']) {
+            let mut reader = LenientJson::new();
+            // What follows the value is no part of it.
+            text.chars().all(|c| reader.push(c) == Step::More);
+            reader.finish();
+            Some(reader.take())
+        } else {
+            scalar(text)
+        };
+        json.filter(|json: &String| Self::of_json(json).is_some_and(|kind| self.has(kind)))
+    }
+
     /// Those that `schema` allows, which stands in `root`; `left` is how many more schemas are looked into.
     fn of(schema: &Value, root: &Value, depth: usize, left: &mut usize) -> Self {
         let Some(schema) = schema.as_object().filter(|_| depth > 0 && *left > 0) else { return Self::ANY };
@@ -134,17 +186,17 @@ impl Kinds {
         if self.are_text() {
             return json!(text).to_string();
         }
-        if let Ok(value) = serde_json::from_str::<Value>(trimmed)
-            && (self.has(Self::of_value(&value)) || !self.has(Self::TEXT))
+        if let Some(kind) = Self::of_json(trimmed)
+            && (self.has(kind) || !self.has(Self::TEXT))
         {
             return trimmed.to_owned();
         }
         // As Python writes it; where anything may stand there it may as well be a text.
         let python = Some(trimmed).filter(|_| self != Self::ANY).and_then(python_value::as_json);
         let python = python.filter(|json| {
-            !self.has(Self::TEXT) || serde_json::from_str(json).is_ok_and(|value| self.has(Self::of_value(&value)))
+            !self.has(Self::TEXT) || Self::of_json(json).is_some_and(|kind| self.has(kind))
         });
-        python.unwrap_or_else(|| json!(text).to_string())
+        python.or_else(|| self.mended(trimmed)).unwrap_or_else(|| json!(text).to_string())
     }
 }
 

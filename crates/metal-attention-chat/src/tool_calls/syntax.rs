@@ -4,6 +4,8 @@ use super::ToolFormat;
 
 /// Begins code in answers of Llama 3, and sometimes a JSON call.
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
+/// Begins and ends a block of code.
+pub(super) const FENCE: &str = "```";
 /// Begins a call of a function whose arguments are in tags.
 pub(super) const FUNCTION: &str = "<function=";
 /// Between the call's name and its arguments.

@@ -1,0 +1,51 @@
+//! Calls within thoughts that are never closed.
+
+use super::{AnswerEvent, ToolCallParser};
+
+/// Reads what may be calls at the end of thoughts: they are calls where the answer ends with them, and thoughts where
+/// anything else follows.
+#[derive(Debug)]
+pub(super) struct CallInThoughts {
+    parser: Box<ToolCallParser>,
+    /// The text so far, with the white space before it.
+    pub raw: String,
+    events: Vec<AnswerEvent>,
+}
+
+impl CallInThoughts {
+    /// `parser` reads the calls; `blank` stands before them.
+    pub fn new(parser: ToolCallParser, blank: String) -> Self {
+        Self { parser: Box::new(parser), raw: blank, events: Vec::new() }
+    }
+
+    /// Takes the next piece. `Some`: there is no call, and this was not read.
+    pub fn push(&mut self, text: &str) -> Option<String> {
+        for (at, c) in text.char_indices() {
+            self.raw.push(c);
+            let events = self.parser.push(c.encode_utf8(&mut [0; 4]));
+            if events.iter().any(|event| self.is_thought(event)) {
+                let unread = std::mem::take(&mut self.parser.pending);
+                self.raw.truncate(self.raw.len() - unread.len());
+                return Some(unread + &text[at + c.len_utf8()..]);
+            }
+            self.events.extend(events);
+        }
+        None
+    }
+
+    /// The answer ends: the calls, or the text that is thoughts.
+    pub fn finish(mut self) -> Result<Vec<AnswerEvent>, String> {
+        self.events.extend(self.parser.finish());
+        let is_call = self.parser.n_calls() > 0 && !self.events.iter().any(|event| self.is_thought(event));
+        if is_call { Ok(self.events) } else { Err(self.raw) }
+    }
+
+    /// Whether `event` shows that there is no call of a known function.
+    fn is_thought(&self, event: &AnswerEvent) -> bool {
+        match event {
+            AnswerEvent::Content(_) | AnswerEvent::Reasoning(_) => true,
+            AnswerEvent::CallStart { name, .. } => !self.parser.names.contains(name),
+            AnswerEvent::CallArguments { .. } | AnswerEvent::CallEnd { .. } => false,
+        }
+    }
+}

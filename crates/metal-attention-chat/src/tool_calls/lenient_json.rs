@@ -1,0 +1,517 @@
+//! JSON as models write it, made into valid JSON while it comes.
+//!
+//! Mended are: raw control characters and invalid escapes in strings, single quotes, bare keys, `True`, `False`, `None`,
+//! `NaN` (as `null`), numbers such as `01` and `.5`, missing and superfluous commas, and missing closing brackets. Valid
+//! JSON passes through unchanged, numbers of any size included.
+
+use super::python_value::number;
+
+/// Result of pushing a character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The value goes on.
+    More,
+    /// The value ends with the character.
+    Done,
+    /// The value ends before the character, which is not part of it.
+    Before,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Open {
+    Object,
+    List,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before a key or the end of an object.
+    Key,
+    /// Between a key and its colon.
+    Colon,
+    Value,
+    /// After a value within a list or an object.
+    Next,
+    /// In a string.
+    Text { quote: char, is_key: bool },
+    /// After a single quote that may end a string.
+    MaybeAfter { is_key: bool },
+    /// In a number or a name.
+    Word { is_key: bool },
+    Done,
+}
+
+/// Reads one value.
+#[derive(Debug)]
+pub(super) struct LenientJson {
+    /// The JSON that [`take`](Self::take) has not returned yet.
+    out: String,
+    state: State,
+    open: Vec<Open>,
+    /// A comma, a key, a colon and white space, written once a value follows.
+    gap: String,
+    /// The innermost list or object has an item.
+    has_item: bool,
+    /// The escape, word or end of a string that is being read.
+    held: String,
+}
+
+impl LenientJson {
+    /// Reads a value.
+    pub fn new() -> Self {
+        Self {
+            out: String::new(),
+            state: State::Value,
+            open: Vec::new(),
+            gap: String::new(),
+            has_item: false,
+            held: String::new(),
+        }
+    }
+
+    /// Removes and returns the JSON that was written so far.
+    pub fn take(&mut self) -> String {
+        std::mem::take(&mut self.out)
+    }
+
+    /// Takes the next character.
+    pub fn push(&mut self, c: char) -> Step {
+        match self.state {
+            State::Key => self.in_key(c),
+            State::Colon => self.in_colon(c),
+            State::Value => self.in_value(c),
+            State::Next => self.in_next(c),
+            State::Text { quote, is_key } => self.in_text(c, quote, is_key),
+            State::MaybeAfter { is_key } => self.maybe_after(c, is_key),
+            State::Word { is_key } => self.in_word(c, is_key),
+            State::Done => Step::Before,
+        }
+    }
+
+    /// Closes what is open: the answer was cut here. An incomplete key or word is left out.
+    pub fn finish(&mut self) {
+        match self.state {
+            State::Text { is_key: false, .. } | State::MaybeAfter { is_key: false } => self.out.push('"'),
+            State::Word { is_key: false } => {
+                if let Some(scalar) = scalar(&self.held) {
+                    self.item(&scalar);
+                }
+            }
+            State::Text { is_key: true, .. }
+            | State::MaybeAfter { is_key: true }
+            | State::Word { is_key: true }
+            | State::Key
+            | State::Colon
+            | State::Value
+            | State::Next
+            | State::Done => {}
+        }
+        self.close_all();
+    }
+
+    fn close_all(&mut self) {
+        self.gap.clear();
+        while let Some(open) = self.open.pop() {
+            self.out.push(closer(open));
+        }
+        self.state = State::Done;
+    }
+
+    /// Ends the value before a character that does not belong to it.
+    fn before(&mut self) -> Step {
+        self.close_all();
+        Step::Before
+    }
+
+    fn in_key(&mut self, c: char) -> Step {
+        match c {
+            '"' | '\'' => {
+                self.begin_item();
+                self.gap.push('"');
+                self.state = State::Text { quote: c, is_key: true };
+            }
+            '}' | ']' => return self.leave(c),
+            c if c.is_whitespace() => self.blank(c),
+            ',' => {}
+            c if begins_word(c) => {
+                self.begin_item();
+                self.held.push(c);
+                self.state = State::Word { is_key: true };
+            }
+            _ => return self.before(),
+        }
+        Step::More
+    }
+
+    fn in_colon(&mut self, c: char) -> Step {
+        match c {
+            ':' => {
+                self.gap.push(':');
+                self.state = State::Value;
+            }
+            ',' | '}' | ']' => {
+                self.gap.clear();
+                self.state = State::Next;
+                return self.in_next(c);
+            }
+            c if c.is_whitespace() => self.blank(c),
+            c => {
+                self.gap.push(':');
+                self.state = State::Value;
+                return self.in_value(c);
+            }
+        }
+        Step::More
+    }
+
+    fn in_value(&mut self, c: char) -> Step {
+        let in_list = self.open.last() == Some(&Open::List);
+        match c {
+            '{' | '[' => {
+                self.begin_value();
+                self.out.push(c);
+                let open = if c == '{' { Open::Object } else { Open::List };
+                self.open.push(open);
+                self.has_item = false;
+                self.state = if open == Open::Object { State::Key } else { State::Value };
+            }
+            '"' | '\'' => {
+                self.begin_value();
+                self.out.push('"');
+                self.state = State::Text { quote: c, is_key: false };
+            }
+            c if c.is_whitespace() => self.blank(c),
+            ',' | '}' | ']' if !self.open.is_empty() => {
+                if !in_list {
+                    // A key without a value.
+                    self.gap.clear();
+                }
+                self.state = State::Next;
+                return self.in_next(c);
+            }
+            c if begins_word(c) => {
+                self.held.push(c);
+                self.state = State::Word { is_key: false };
+            }
+            _ => return self.before(),
+        }
+        Step::More
+    }
+
+    fn in_next(&mut self, c: char) -> Step {
+        match c {
+            ',' => {
+                if self.has_item && !self.gap.contains(',') {
+                    self.gap.push(',');
+                }
+                self.state = if self.open.last() == Some(&Open::Object) { State::Key } else { State::Value };
+                Step::More
+            }
+            '}' | ']' => self.leave(c),
+            c if c.is_whitespace() => {
+                self.blank(c);
+                Step::More
+            }
+            // A comma is missing.
+            '"' => match self.open.last() {
+                Some(Open::Object) => self.in_key(c),
+                Some(Open::List) => self.in_value(c),
+                None => self.before(),
+            },
+            _ => self.before(),
+        }
+    }
+
+    fn in_text(&mut self, c: char, quote: char, is_key: bool) -> Step {
+        if !self.held.is_empty() {
+            self.held.push(c);
+            match escape(&self.held) {
+                Escape::Open => {}
+                Escape::Is(json) => {
+                    self.held.clear();
+                    self.text(&json, is_key);
+                }
+                Escape::Not(json, rest) => {
+                    self.held.clear();
+                    self.text(json, is_key);
+                    let mut step = Step::More;
+                    for c in rest.chars() {
+                        step = self.push(c);
+                    }
+                    return step;
+                }
+            }
+            return Step::More;
+        }
+        match c {
+            '\\' => self.held.push(c),
+            '\'' if quote == c => {
+                self.held.push(c);
+                self.state = State::MaybeAfter { is_key };
+            }
+            '"' if quote == c => return self.end_text(is_key),
+            '"' => self.text("\\\"", is_key),
+            c if c < ' ' => {
+                let json = serde_json::Value::from(c.to_string()).to_string();
+                self.text(&json[1..json.len() - 1], is_key);
+            }
+            c => self.text(c.encode_utf8(&mut [0; 4]), is_key),
+        }
+        Step::More
+    }
+
+    fn maybe_after(&mut self, c: char, is_key: bool) -> Step {
+        if c.is_whitespace() && self.held.len() < 256 {
+            self.held.push(c);
+            return Step::More;
+        }
+        let ends = if is_key { c == ':' } else { matches!(c, ',' | '}' | ']') };
+        let held = std::mem::take(&mut self.held);
+        if ends {
+            return match self.end_text(is_key) {
+                Step::More => self.push(c),
+                Step::Done | Step::Before => Step::Before,
+            };
+        }
+        // The quote is an apostrophe.
+        self.text("'", is_key);
+        self.state = State::Text { quote: '\'', is_key };
+        for c in held[1..].chars().chain([c]) {
+            self.push(c);
+        }
+        Step::More
+    }
+
+    fn end_text(&mut self, is_key: bool) -> Step {
+        self.text("\"", is_key);
+        self.after_item(is_key)
+    }
+
+    fn in_word(&mut self, c: char, is_key: bool) -> Step {
+        let ends = c.is_whitespace() || matches!(c, ',' | '}' | ']' | '{' | '[' | '"' | '\'' | '<' | '`');
+        if !ends && !(is_key && c == ':') {
+            self.held.push(c);
+            return Step::More;
+        }
+        let word = std::mem::take(&mut self.held);
+        let text = || serde_json::Value::from(&*word).to_string();
+        if is_key {
+            self.gap += &text();
+        } else {
+            let json = scalar(&word).unwrap_or_else(text);
+            self.item(&json);
+        }
+        match self.after_item(is_key) {
+            Step::More => self.push(c),
+            Step::Done | Step::Before => Step::Before,
+        }
+    }
+
+    /// After a key or a value.
+    fn after_item(&mut self, is_key: bool) -> Step {
+        self.state = match (is_key, self.open.is_empty()) {
+            (true, _) => State::Colon,
+            (false, false) => State::Next,
+            (false, true) => State::Done,
+        };
+        if self.state == State::Done { Step::Done } else { Step::More }
+    }
+
+    fn leave(&mut self, c: char) -> Step {
+        let wanted = if c == '}' { Open::Object } else { Open::List };
+        if !self.open.contains(&wanted) {
+            return self.before();
+        }
+        // White space before the bracket stays, a comma does not.
+        let gap = std::mem::take(&mut self.gap);
+        self.out.extend(gap.chars().filter(|c| *c != ','));
+        while let Some(open) = self.open.pop() {
+            self.out.push(closer(open));
+            if open == wanted {
+                break;
+            }
+        }
+        self.has_item = true;
+        self.after_item(false)
+    }
+
+    /// A comma before the next item, where one is missing.
+    fn begin_item(&mut self) {
+        if self.has_item && !self.gap.contains(',') {
+            self.gap.insert(0, ',');
+        }
+    }
+
+    fn begin_value(&mut self) {
+        if self.open.last() == Some(&Open::List) {
+            self.begin_item();
+        }
+        self.out += &self.gap;
+        self.gap.clear();
+        self.has_item = true;
+    }
+
+    /// A scalar that is complete.
+    fn item(&mut self, json: &str) {
+        self.begin_value();
+        self.out += json;
+    }
+
+    fn text(&mut self, json: &str, is_key: bool) {
+        if is_key { self.gap += json } else { self.out += json }
+    }
+
+    fn blank(&mut self, c: char) {
+        // JSON has no other white space; around the outermost value it means nothing.
+        if matches!(c, ' ' | '\t' | '\n' | '\r') && !self.open.is_empty() {
+            self.gap.push(c);
+        }
+    }
+}
+
+fn closer(open: Open) -> char {
+    match open {
+        Open::Object => '}',
+        Open::List => ']',
+    }
+}
+
+fn begins_word(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '-' | '+' | '.' | '_' | '$')
+}
+
+/// The JSON of a number or a name; `None` for other words.
+pub(super) fn scalar(word: &str) -> Option<String> {
+    let json = match word {
+        "true" | "True" | "TRUE" => "true",
+        "false" | "False" | "FALSE" => "false",
+        // JSON cannot write the numbers that are none.
+        "null" | "None" | "NULL" | "undefined" | "NaN" | "nan" | "Infinity" | "-Infinity" | "+Infinity" => "null",
+        _ => {
+            let (sign, digits) = word.strip_prefix('-').map_or(("", word), |digits| ("-", digits));
+            let significant = digits.trim_start_matches('0');
+            let is_padded = digits.len() > significant.len() && significant.starts_with(|c: char| c.is_ascii_digit());
+            let zeros = !digits.is_empty() && significant.is_empty();
+            return match (zeros, is_padded) {
+                (true, _) => Some(format!("{sign}0")),
+                (false, true) => number(&format!("{sign}{significant}")),
+                (false, false) => number(word),
+            };
+        }
+    };
+    Some(json.to_owned())
+}
+
+enum Escape {
+    /// More has to come.
+    Open,
+    /// It is an escape, as JSON has it.
+    Is(String),
+    /// It is none: the JSON of its beginning, and the text after that.
+    Not(&'static str, String),
+}
+
+/// The escape sequence `text`, which begins with a backslash.
+fn escape(text: &str) -> Escape {
+    const REPLACEMENT: &str = "\\ufffd";
+    let not = || Escape::Not("\\\\", text[1..].to_owned());
+    match text[1..].chars().next() {
+        None => Escape::Open,
+        Some('"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't') => Escape::Is(text.to_owned()),
+        Some('\'') => Escape::Is("'".into()),
+        Some('u') => match unicode(text) {
+            Unicode::Open => Escape::Open,
+            Unicode::None => not(),
+            // The second half of a pair follows.
+            Unicode::Is(0xd800..=0xdbff) if text.len() == 6 => Escape::Open,
+            Unicode::Is(0xd800..=0xdbff) => {
+                let second = &text[6..];
+                match unicode(second) {
+                    Unicode::Open => Escape::Open,
+                    Unicode::Is(0xdc00..=0xdfff) => Escape::Is(text.to_owned()),
+                    Unicode::Is(_) | Unicode::None => Escape::Not(REPLACEMENT, second.to_owned()),
+                }
+            }
+            Unicode::Is(0xdc00..=0xdfff) => Escape::Is(REPLACEMENT.into()),
+            Unicode::Is(_) => Escape::Is(text.to_owned()),
+        },
+        Some(_) => not(),
+    }
+}
+
+enum Unicode {
+    Open,
+    Is(u32),
+    None,
+}
+
+/// The UTF-16 unit of the `\uXXXX` that `text` begins with.
+fn unicode(text: &str) -> Unicode {
+    let digits = text.strip_prefix("\\u").unwrap_or_default();
+    let n = digits.bytes().take(4).take_while(u8::is_ascii_hexdigit).count();
+    if n == 4 {
+        return u32::from_str_radix(&digits[..4], 16).map_or(Unicode::None, Unicode::Is);
+    }
+    if "\\u".starts_with(text) || (text.starts_with("\\u") && n == digits.len()) { Unicode::Open } else { Unicode::None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The JSON of `text`, and what follows it.
+    fn read(text: &str) -> (String, String) {
+        let mut json = LenientJson::new();
+        for (at, c) in text.char_indices() {
+            match json.push(c) {
+                Step::More => {}
+                Step::Done => return (json.take(), text[at + c.len_utf8()..].to_owned()),
+                Step::Before => return (json.take(), text[at..].to_owned()),
+            }
+        }
+        json.finish();
+        (json.take(), String::new())
+    }
+
+    #[test]
+    fn valid_json_is_unchanged() {
+        for text in [
+            r#"{"a": "}\"\u00e9\ud83d\ude00\\", "b" : [1, {} , [ ],-0.5e3], "c":null }"#,
+            r#"{"n":123456789012345678901234567890,"x":1e400,"y":-1E-999}"#,
+            "{\n  \"a\": [\n    true,\n    false\n  ]\n}",
+            r#""text""#,
+        ] {
+            assert_eq!(read(text), (text.to_owned(), String::new()));
+        }
+    }
+
+    #[test]
+    fn faults_are_mended() {
+        for (text, json, rest) in [
+            ("{\"a\": \"x\ny\tz\u{1}\"}", r#"{"a": "x\ny\tz\u0001"}"#, ""),
+            (r#"{"a": "C:\dir\d+\"}"#, r#"{"a": "C:\\dir\\d+\"}"}"#, ""),
+            (r#"{"a": "\u12g\ud83d\ud83dx\ude00"}"#, r#"{"a": "\\u12g\ufffd\ufffdx\ufffd"}"#, ""),
+            (r#"{"a": "\u123é\uéx\ud83d\ué"}"#, r#"{"a": "\\u123é\\uéx\ufffd\\ué"}"#, ""),
+            (r#"{"a": 1,, "b": [1,],}"#, r#"{"a": 1, "b": [1]}"#, ""),
+            (r#"{"a": True, "b": None, "c": FALSE, "d": NaN, "e": -Infinity}"#, r#"{"a": true, "b": null, "c": false, "d": null, "e": null}"#, ""),
+            (r#"{"a": 01, "b": .5, "c": 1., "d": +2, "e": 00, "f": -007}"#, r#"{"a": 1, "b": 0.5, "c": 1.0, "d": 2, "e": 0, "f": -7}"#, ""),
+            (r#"{'a': 'it's "so"', 'b': ['x', 'y']}"#, r#"{"a": "it's \"so\"", "b": ["x", "y"]}"#, ""),
+            (r#"{a: "x", b_c: word}"#, r#"{"a": "x", "b_c": "word"}"#, ""),
+            (r#"{"a": 1 "b": ["x" "y"]}"#, r#"{"a": 1, "b": ["x", "y"]}"#, ""),
+            (r#"{"a": [1, {"b": 2</tool_call>"#, r#"{"a": [1, {"b": 2}]}"#, "</tool_call>"),
+            (r#"{"a": [1, 2}, x"#, r#"{"a": [1, 2]}"#, ", x"),
+            (r#"{"a", "b": 1, "c": }"#, r#"{ "b": 1}"#, ""),
+            (r#"{"a": "x", "ke"#, r#"{"a": "x"}"#, ""),
+            (r#"{"a": "x\"#, r#"{"a": "x"}"#, ""),
+            (r#"{"a": 12"#, r#"{"a": 12}"#, ""),
+            (r#"{"a": tr"#, "{}", ""),
+            ("12, 3", "12", ", 3"),
+            ("<x", "", "<x"),
+        ] {
+            assert_eq!(read(text), (json.to_owned(), rest.to_owned()), "{text}");
+            if !json.is_empty() {
+                serde_json::from_str::<serde::de::IgnoredAny>(json).unwrap();
+            }
+        }
+    }
+}

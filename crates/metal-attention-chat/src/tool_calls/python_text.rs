@@ -1,0 +1,123 @@
+//! A string of Python, read as it comes.
+
+use super::python_value::{AFTER_TEXT, escaped};
+
+/// Bytes of the longest escape: two halves of a pair, as JSON has them.
+const LONGEST_ESCAPE: usize = 12;
+
+/// Result of pushing a character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TextStep {
+    /// The string goes on.
+    More,
+    /// The string ended before the character.
+    Before,
+}
+
+/// Reads a string after its first quote. A quote that nothing follows that may follow a value is part of the string:
+/// models are shown strings whose quotes are not escaped.
+#[derive(Debug)]
+pub(super) struct PythonText {
+    quote: char,
+    /// Backslashes mean nothing.
+    raw: bool,
+    within: Within,
+    /// Text whose escapes were not replaced yet.
+    text: String,
+    /// Quotes, and white space after them, which may end the string.
+    held: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Within {
+    /// After the first quote.
+    Start,
+    Text { escaped: bool },
+    /// After a quote that may end the string.
+    MaybeAfter,
+    /// In a string in three quotes.
+    Long { escaped: bool },
+    /// After a string in three quotes.
+    AfterLong,
+}
+
+impl PythonText {
+    /// A string between `quote`s. `raw`: backslashes mean nothing in it.
+    pub fn new(quote: char, raw: bool) -> Self {
+        Self { quote, raw, within: Within::Start, text: String::new(), held: String::new() }
+    }
+
+    /// Takes the next character.
+    pub fn push(&mut self, c: char) -> TextStep {
+        match self.within {
+            Within::Start if c == self.quote => {
+                self.held.push(c);
+                if self.held.len() == 2 {
+                    self.held.clear();
+                    self.within = Within::Long { escaped: false };
+                }
+            }
+            Within::Start if self.held.is_empty() => {
+                self.within = Within::Text { escaped: false };
+                return self.push(c);
+            }
+            Within::Start => {
+                self.within = Within::MaybeAfter;
+                return self.push(c);
+            }
+            Within::Text { escaped: false } if c == self.quote => {
+                self.held.push(c);
+                self.within = Within::MaybeAfter;
+            }
+            Within::Text { escaped } => {
+                self.within = Within::Text { escaped: c == '\\' && !escaped };
+                self.text.push(c);
+            }
+            Within::MaybeAfter if AFTER_TEXT.contains(&c) => return TextStep::Before,
+            Within::MaybeAfter if c.is_whitespace() => self.held.push(c),
+            Within::MaybeAfter => {
+                self.text.push_str(&self.held);
+                self.held.clear();
+                self.within = Within::Text { escaped: false };
+                return self.push(c);
+            }
+            Within::Long { escaped: false } if c == self.quote => {
+                self.held.push(c);
+                if self.held.len() == 3 {
+                    self.within = Within::AfterLong;
+                }
+            }
+            Within::Long { escaped } => {
+                self.text.push_str(&self.held);
+                self.held.clear();
+                self.within = Within::Long { escaped: c == '\\' && !escaped };
+                self.text.push(c);
+            }
+            Within::AfterLong if c.is_whitespace() => {}
+            Within::AfterLong => return TextStep::Before,
+        }
+        TextStep::More
+    }
+
+    /// Removes and returns the text so far, escapes replaced; `all`: nothing more comes.
+    pub fn take(&mut self, all: bool) -> String {
+        let text = std::mem::take(&mut self.text);
+        if self.raw {
+            return text;
+        }
+        let mut out = String::new();
+        let mut rest = &*text;
+        while let Some(at) = rest.find('\\') {
+            if !all && rest.len() - at < LONGEST_ESCAPE {
+                out += &rest[..at];
+                rest[at..].clone_into(&mut self.text);
+                return out;
+            }
+            out += &rest[..at];
+            let (c, length) = escaped(&rest[at + 1..]);
+            out.extend(c);
+            rest = &rest[at + 1 + length..];
+        }
+        out + rest
+    }
+}
