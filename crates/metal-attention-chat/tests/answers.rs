@@ -83,13 +83,7 @@ const CASES: &[Case] = &[
     (ToolFormat::Hermes, "The tag <tool_call> is used.", None, Some("The tag <tool_call> is used."), &[]),
     (ToolFormat::Hermes, "a\n\n<tool_call>\n\nb", None, Some("a\n\n<tool_call>\n\nb"), &[]),
     (ToolFormat::Hermes, "x  <tool_call>", None, Some("x  <tool_call>"), &[]),
-    (
-        ToolFormat::Hermes,
-        "One. <tool_call>{\"name\": \"add\"}</tool_call> Two.",
-        None,
-        Some("One. Two."),
-        &["add {}"],
-    ),
+    (ToolFormat::Hermes, "One. <tool_call>{\"name\": \"add\"}</tool_call> Two.", None, Some("One. Two."), &["add {}"]),
     (ToolFormat::MistralList, "[TOOL_CALLS]Sure, {\"a\": 1}", None, Some("[TOOL_CALLS]Sure, {\"a\": 1}"), &[]),
     (ToolFormat::MistralArgs, "[TOOL_CALLS]Sure {x}", None, Some("[TOOL_CALLS]Sure {x}"), &[]),
     // JSON that is not quite JSON.
@@ -114,7 +108,13 @@ const CASES: &[Case] = &[
         Some("<tool_call>\n{\"name\": \"add\", \"arguments\": [\"x\"]}\n</tool_call>"),
         &[],
     ),
-    (ToolFormat::Hermes, "<tool_call>{\"name\": \"add\", \"argum", None, Some("<tool_call>{\"name\": \"add\", \"argum"), &[]),
+    (
+        ToolFormat::Hermes,
+        "<tool_call>{\"name\": \"add\", \"argum",
+        None,
+        Some("<tool_call>{\"name\": \"add\", \"argum"),
+        &[],
+    ),
     // Calls in blocks of code.
     (
         ToolFormat::Json,

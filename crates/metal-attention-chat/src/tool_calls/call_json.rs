@@ -64,13 +64,7 @@ impl CallJson {
 
     /// The arguments of the function `name`, which begin with the next `{`.
     pub fn arguments_of(name: String) -> Self {
-        Self {
-            state: State::Value,
-            key: ARGUMENTS[0].into(),
-            name: Some(name),
-            is_arguments: true,
-            ..Self::new()
-        }
+        Self { state: State::Value, key: ARGUMENTS[0].into(), name: Some(name), is_arguments: true, ..Self::new() }
     }
 
     /// The function, once it was read: the call may still turn out to be none.

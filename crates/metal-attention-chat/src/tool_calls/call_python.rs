@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::call::{CallPart, Progress, add_arguments, json_text};
-use super::parser::MAX_HEADER;
 use super::lenient_json::{LenientJson, Step};
+use super::parser::MAX_HEADER;
 use super::python_text::{PythonText, TextStep};
 use super::python_value::{AFTER_TEXT, as_json, is_prefix};
 use super::signatures::Signatures;

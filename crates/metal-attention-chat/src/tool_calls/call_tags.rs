@@ -447,9 +447,13 @@ impl CallTags {
                 let text = std::mem::take(&mut self.text);
                 let tag = text.trim();
                 let tags = [self.tags.end_of_value(), self.tags.end_of_call(), self.tags.parameter()];
-                let is_tag = tag.is_empty() || tags.iter().chain(&CLOSINGS).any(|mark| {
-                    mark.starts_with(tag) || tag.strip_prefix(mark).is_some_and(|rest| rest.trim_start().is_empty() || rest.trim_start().starts_with("</"))
-                });
+                let is_tag = tag.is_empty()
+                    || tags.iter().chain(&CLOSINGS).any(|mark| {
+                        mark.starts_with(tag)
+                            || tag
+                                .strip_prefix(mark)
+                                .is_some_and(|rest| rest.trim_start().is_empty() || rest.trim_start().starts_with("</"))
+                    });
                 if !is_tag {
                     self.write_value(&text);
                 }

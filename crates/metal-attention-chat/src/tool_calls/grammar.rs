@@ -3,9 +3,9 @@
 use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{ToolFormat, call_python};
 use super::grammar_values::{Arguments, MAX_EFFORT, Style};
 use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, Syntax};
+use super::{ToolFormat, call_python};
 use crate::{ReasoningMarkers, Tool};
 
 impl ToolFormat {
@@ -154,7 +154,9 @@ impl ToolFormat {
                 style: Style::Gemma { quote: GEMMA_QUOTE },
                 after: "}",
             }),
-            Self::Pythonic if call_python::is_name(name) => Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" }),
+            Self::Pythonic if call_python::is_name(name) => {
+                Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" })
+            }
             Self::Hermes
             | Self::Llama3
             | Self::MistralList

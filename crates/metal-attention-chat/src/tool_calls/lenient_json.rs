@@ -33,11 +33,18 @@ enum State {
     /// After a value within a list or an object.
     Next,
     /// In a string.
-    Text { quote: char, is_key: bool },
+    Text {
+        quote: char,
+        is_key: bool,
+    },
     /// After a single quote that may end a string.
-    MaybeAfter { is_key: bool },
+    MaybeAfter {
+        is_key: bool,
+    },
     /// In a number or a name.
-    Word { is_key: bool },
+    Word {
+        is_key: bool,
+    },
     Done,
 }
 
@@ -452,7 +459,11 @@ fn unicode(text: &str) -> Unicode {
     if n == 4 {
         return u32::from_str_radix(&digits[..4], 16).map_or(Unicode::None, Unicode::Is);
     }
-    if "\\u".starts_with(text) || (text.starts_with("\\u") && n == digits.len()) { Unicode::Open } else { Unicode::None }
+    if "\\u".starts_with(text) || (text.starts_with("\\u") && n == digits.len()) {
+        Unicode::Open
+    } else {
+        Unicode::None
+    }
 }
 
 #[cfg(test)]
@@ -493,8 +504,16 @@ mod tests {
             (r#"{"a": "\u12g\ud83d\ud83dx\ude00"}"#, r#"{"a": "\\u12g\ufffd\ufffdx\ufffd"}"#, ""),
             (r#"{"a": "\u123é\uéx\ud83d\ué"}"#, r#"{"a": "\\u123é\\uéx\ufffd\\ué"}"#, ""),
             (r#"{"a": 1,, "b": [1,],}"#, r#"{"a": 1, "b": [1]}"#, ""),
-            (r#"{"a": True, "b": None, "c": FALSE, "d": NaN, "e": -Infinity}"#, r#"{"a": true, "b": null, "c": false, "d": null, "e": null}"#, ""),
-            (r#"{"a": 01, "b": .5, "c": 1., "d": +2, "e": 00, "f": -007}"#, r#"{"a": 1, "b": 0.5, "c": 1.0, "d": 2, "e": 0, "f": -7}"#, ""),
+            (
+                r#"{"a": True, "b": None, "c": FALSE, "d": NaN, "e": -Infinity}"#,
+                r#"{"a": true, "b": null, "c": false, "d": null, "e": null}"#,
+                "",
+            ),
+            (
+                r#"{"a": 01, "b": .5, "c": 1., "d": +2, "e": 00, "f": -007}"#,
+                r#"{"a": 1, "b": 0.5, "c": 1.0, "d": 2, "e": 0, "f": -7}"#,
+                "",
+            ),
             (r#"{'a': 'it's "so"', 'b': ['x', 'y']}"#, r#"{"a": "it's \"so\"", "b": ["x", "y"]}"#, ""),
             (r#"{a: "x", b_c: word}"#, r#"{"a": "x", "b_c": "word"}"#, ""),
             (r#"{"a": 1 "b": ["x" "y"]}"#, r#"{"a": 1, "b": ["x", "y"]}"#, ""),

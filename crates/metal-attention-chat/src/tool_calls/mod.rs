@@ -10,6 +10,7 @@ mod call_in_thoughts;
 mod call_json;
 mod call_python;
 mod call_tags;
+mod checked_names;
 mod grammar;
 mod grammar_values;
 mod harmony;
@@ -24,6 +25,7 @@ mod python_value;
 mod signatures;
 mod syntax;
 
+pub use checked_names::ToolNameError;
 pub use parser::ToolCallParser;
 pub(crate) use plain::{Telling, Tools, answer_in_plain_words, in_plain_words};
 

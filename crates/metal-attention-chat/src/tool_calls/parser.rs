@@ -554,7 +554,8 @@ impl ToolCallParser {
             }
             let mut progress = call.push(c);
             let is_unknown = |name: &str| !self.names.iter().any(|known| known == name);
-            let found = call.parts().first().is_some_and(|part| matches!(part, CallPart::Name(name) if is_unknown(name)));
+            let found =
+                call.parts().first().is_some_and(|part| matches!(part, CallPart::Name(name) if is_unknown(name)));
             if !announced && !started && (found || call.name().is_some_and(is_unknown)) {
                 (progress, unknown) = (Progress::NoCall, true);
             }

@@ -32,11 +32,15 @@ pub(super) struct PythonText {
 enum Within {
     /// After the first quote.
     Start,
-    Text { escaped: bool },
+    Text {
+        escaped: bool,
+    },
     /// After a quote that may end the string.
     MaybeAfter,
     /// In a string in three quotes.
-    Long { escaped: bool },
+    Long {
+        escaped: bool,
+    },
     /// After a string in three quotes.
     AfterLong,
 }

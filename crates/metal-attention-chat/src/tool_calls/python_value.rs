@@ -234,8 +234,7 @@ pub(super) fn escaped(escape: &str) -> (Option<char>, usize) {
             };
             let first = code(digits, 1);
             // Two halves of a pair, as JSON has them.
-            let second =
-                Some(()).filter(|()| kind == 'u' && escape.get(5..7) == Some("\\u")).and_then(|()| code(4, 7));
+            let second = Some(()).filter(|()| kind == 'u' && escape.get(5..7) == Some("\\u")).and_then(|()| code(4, 7));
             match (first, second) {
                 (Some(high @ 0xd800..=0xdbff), Some(low @ 0xdc00..=0xdfff)) => {
                     (char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00)), 11)

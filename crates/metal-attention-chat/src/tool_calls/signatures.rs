@@ -193,9 +193,8 @@ impl Kinds {
         }
         // As Python writes it; where anything may stand there it may as well be a text.
         let python = Some(trimmed).filter(|_| self != Self::ANY).and_then(python_value::as_json);
-        let python = python.filter(|json| {
-            !self.has(Self::TEXT) || Self::of_json(json).is_some_and(|kind| self.has(kind))
-        });
+        let python =
+            python.filter(|json| !self.has(Self::TEXT) || Self::of_json(json).is_some_and(|kind| self.has(kind)));
         python.or_else(|| self.mended(trimmed)).unwrap_or_else(|| json!(text).to_string())
     }
 }

@@ -61,6 +61,10 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         let message = "tool_choice demands a call, which response_format rules out";
         return Err(ApiError::field("tool_choice", message));
     }
+    model.template.tool_format().check_tools(calls.tools()).map_err(|e| {
+        let place = if e.is_argument { "parameters" } else { "name" };
+        ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
+    })?;
     let rendered = model.template.render(&RenderRequest {
         messages: &own.messages,
         tools: calls.tools(),
