@@ -435,7 +435,7 @@ impl ChatTemplate {
                 let messages = [Message::user("text"), call(content), result.clone()];
                 let request = RenderRequest { messages: &messages[..n], ..Default::default() };
                 // What a template refuses it may quote.
-                let rendered = |template: &Self| match template.render(&request) {
+                let rendered = |template: &Self| match template.render_variant(&request) {
                     Ok(prompt) => Ok(prompt.text),
                     Err(TemplateError::Refused { message, .. }) => Ok(message),
                     Err(error @ TemplateError::Limit { .. }) => Err(error),

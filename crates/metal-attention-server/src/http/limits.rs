@@ -67,7 +67,7 @@ const LIMITS: [Limit; 8] = [
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("tokens", MAX_IDS + 1, usize::MAX),
     limit("tools", 8 << 10, 512 << 10),
-    limit("tool_choice", 64, 64 << 10),
+    limit("tool_choice", 8 << 10, 64 << 10),
     limit("response_format", 8 << 10, 256 << 10),
     limit("chat_template_kwargs", 1 << 10, 64 << 10),
     limit("stream_options", 64, 64 << 10),

@@ -66,7 +66,6 @@ const IN_CHATS: &str = "use /v1/chat/completions";
 const MAX_TOKENS: &str = "use max_tokens";
 const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
 const PENALTIES: &str = "use presence_penalty, frequency_penalty or repeat_penalty";
-const THINKING: &str = "use chat_template_kwargs, as in {\"enable_thinking\": false}";
 
 const fn field(
     name: &'static str,
@@ -148,8 +147,8 @@ const FIELDS: &[Field] = &[
     field("details", TEXTS, &[], LEAVE_OUT),
     field("echo", &[Chat, Infill], &[], LEAVE_OUT),
     // How the prompt is made.
-    field("continue_final_message", TEXTS, &[], "use /v1/completions to continue a text"),
-    field("add_generation_prompt", TEXTS, &[True], "use /v1/completions to continue a text"),
+    field("continue_final_message", &[Completions, Infill], &[], "use /v1/completions to continue a text"),
+    field("add_generation_prompt", &[Completions, Infill], &[True], "use /v1/completions to continue a text"),
     field("add_special_tokens", &[Completions, Infill, Embeddings], &[True], "give token ids as the prompt"),
     field("truncate_prompt_tokens", ALL, &[], "shorten the prompt"),
     field("truncate", ALL, &[Word("NONE")], "shorten the prompt"),
@@ -175,13 +174,13 @@ const FIELDS: &[Field] = &[
     field("function_call", TEXTS, &[Word("none"), Word("auto")], "use tool_choice"),
     field("web_search_options", TEXTS, &[], LEAVE_OUT),
     field("parse_tool_calls", TEXTS, &[True], LEAVE_OUT),
-    field("enable_thinking", TEXTS, &[True], THINKING),
-    field("thinking", TEXTS, &[True, Word("enabled")], THINKING),
-    field("think", TEXTS, &[True], THINKING),
-    field("thinking_budget", TEXTS, &[], THINKING),
-    field("thinking_token_budget", TEXTS, &[], THINKING),
-    field("reasoning_budget", TEXTS, &[Number(-1.0)], THINKING),
-    field("thinking_forced_open", TEXTS, &[], THINKING),
+    field("enable_thinking", &[Completions, Infill], &[True], IN_CHATS),
+    field("thinking", &[Completions, Infill], &[True, Word("enabled")], IN_CHATS),
+    field("think", &[Completions, Infill], &[True], IN_CHATS),
+    field("thinking_budget", &[Completions, Infill], &[], IN_CHATS),
+    field("thinking_token_budget", &[Completions, Infill], &[], IN_CHATS),
+    field("reasoning_budget", &[Completions, Infill], &[Number(-1.0)], IN_CHATS),
+    field("thinking_forced_open", TEXTS, &[], LEAVE_OUT),
     field("include_reasoning", TEXTS, &[True], LEAVE_OUT),
     field("separate_reasoning", TEXTS, &[True], LEAVE_OUT),
     field("reasoning_format", TEXTS, &[Word("auto"), Word("deepseek")], LEAVE_OUT),
@@ -384,21 +383,25 @@ mod tests {
             (json!({"grammar": "root ::= \"a\""}), "grammar"),
             (json!({"guided_choice": ["a", "b"]}), "guided_choice"),
             (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
-            (json!({"continue_final_message": true, "add_generation_prompt": false}), "continue_final_message"),
-            (json!({"add_generation_prompt": false}), "add_generation_prompt"),
             (json!({"use_beam_search": true}), "use_beam_search"),
             (json!({"options": {"temperature": 0}}), "options"),
             (json!({"mirostat": 2, "mirostat_tau": 5.0}), "mirostat"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
             (json!({"function_call": {"name": "f"}}), "function_call"),
-            (json!({"enable_thinking": false}), "enable_thinking"),
             (json!({"skip_special_tokens": false}), "skip_special_tokens"),
-            (json!({"thinking": {"type": "disabled"}}), "thinking"),
         ] {
             for endpoint in [Chat, Completions] {
                 assert_eq!(refused(endpoint, &request).as_deref(), Some(field), "{request}");
             }
             assert_eq!(refused(Embeddings, &request), None, "{request}");
+        }
+        for request in [
+            json!({"continue_final_message": true}),
+            json!({"add_generation_prompt": false}),
+            json!({"enable_thinking": false}),
+            json!({"thinking": {"type": "disabled"}}),
+        ] {
+            assert!(refused(Completions, &request).is_some() && refused(Chat, &request).is_none(), "{request}");
         }
         let format = |kind: &str| json!({"response_format": {"type": kind}});
         assert_eq!(refused(Completions, &format("json_object")).as_deref(), Some("response_format"));

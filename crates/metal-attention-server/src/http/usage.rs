@@ -14,6 +14,16 @@ pub struct Usage {
     pub total_tokens: usize,
     /// More about the prompts.
     pub prompt_tokens_details: PromptDetails,
+    /// More about the tokens that were generated, where some of them are thoughts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionDetails>,
+}
+
+/// More about the tokens that were generated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct CompletionDetails {
+    /// Tokens of thoughts, their marks included.
+    pub reasoning_tokens: usize,
 }
 
 /// More about the tokens of the prompts.
@@ -24,6 +34,11 @@ pub struct PromptDetails {
 }
 
 impl Usage {
+    /// Counts a token of thoughts.
+    pub fn add_reasoning_token(&mut self) {
+        self.completion_tokens_details.get_or_insert_default().reasoning_tokens += 1;
+    }
+
     /// Adds what one text took. `first` says whether it is the first one after its prompt.
     pub fn add(&mut self, usage: metal_attention::scheduler::Usage, first: bool) {
         if first {

@@ -462,3 +462,65 @@ fn the_description_is_that_of_the_routes() {
         assert_eq!(sampling[option.name]["description"], option.doc);
     }
 }
+
+#[test]
+fn chats_take_what_agents_send() {
+    let server = server();
+    let post = |more: Value| server.post("/v1/chat/completions", &chat(&more));
+    let user = json!({"role": "user", "content": "Hello"});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": null, "strict": null}});
+    for more in [
+        json!({"tools": null, "tool_choice": null, "stream_options": null, "functions": null, "reasoning": null,
+            "reasoning_effort": null, "thinking": null, "parallel_tool_calls": null, "continue_final_message": null}),
+        json!({"tools": [], "tool_choice": "auto"}),
+        json!({"tools": [tool], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto",
+            "tools": [{"type": "function", "function": {"name": "f"}}]}}}),
+        json!({"tools": [tool], "tool_choice": "any", "max_tokens": 1}),
+        json!({"messages": [user, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user]}),
+        json!({"messages": [user, {"role": "assistant", "content": null, "tool_calls": [{"id": null,
+            "function": {"name": "f", "arguments": "{\"a\""}}]}, {"role": "tool", "content": null}, user]}),
+        json!({"add_generation_prompt": false}),
+    ] {
+        assert_eq!(post(more.clone()).status, 200, "{more}");
+    }
+    for (more, field) in [
+        (json!({"reasoning_effort": "huge"}), "reasoning_effort"),
+        (json!({"thinking_budget": -2}), "thinking_budget"),
+        (json!({"continue_final_message": true}), "continue_final_message"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tools": [tool], "tool_choice": {"type": "function", "name": "g"}}), "tool_choice"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}), "messages[0].content"),
+        (json!({"messages": [user, {"role": "assistant", "content": "Hm"}], "response_format": {"type": "json_object"}}), "messages"),
+    ] {
+        let answer = post(more.clone());
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)), "{more}");
+    }
+    let effort = post(json!({"reasoning_effort": "high"}));
+    assert!(effort.headers.contains("x-ignored: reasoning_effort"), "{}", effort.headers);
+    assert!(!post(json!({"reasoning_effort": "none"})).headers.contains("x-ignored"));
+}
+
+#[test]
+fn a_last_message_of_the_assistant_is_continued() {
+    let server = server();
+    let post = |last: Value, more: Value| {
+        let messages = json!([{"role": "user", "content": "Hello"}, last]);
+        let mut request = chat(&json!({"messages": messages}));
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post("/v1/chat/completions", &request).json();
+        let tokens = answer["usage"]["prompt_tokens"].clone();
+        (answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned(), tokens)
+    };
+    let last = json!({"role": "assistant", "content": "Once upon a time"});
+    let continued = post(last.clone(), json!({}));
+    let prompt = json!({"prompt": "User: Hello\nAssistant: Once upon a time"});
+    let plain = server.post("/v1/completions", &completion(&prompt)).json();
+    assert_eq!(continued, (plain["choices"][0]["text"].as_str().unwrap().to_owned(), plain["usage"]["prompt_tokens"].clone()));
+    assert_eq!(post(last.clone(), json!({"continue_final_message": true, "add_generation_prompt": false})), continued);
+    let prefix = json!({"role": "assistant", "content": "Once upon a time", "prefix": true});
+    assert_eq!(post(prefix, json!({"continue_final_message": false})), continued);
+    assert_ne!(post(last, json!({"continue_final_message": false})).1, continued.1);
+    let json = json!({"role": "assistant", "content": "{\"a\": ["});
+    let (rest, _) = post(json, json!({"response_format": {"type": "json_object"}, "max_tokens": 200}));
+    assert!(serde_json::from_str::<Value>(&format!("{{\"a\": [{rest}")).is_ok(), "{rest}");
+}

@@ -10,6 +10,14 @@ use metal_attention_chat::{AnswerEvent, ChatTemplate, ToolCallParser, ToolFormat
 
 use crate::http::constraint::Grammar;
 
+/// Ends a message of thoughts where thoughts are messages, and begins another.
+const NEXT: &str = "<|end|><|start|>assistant";
+/// Begins the message that is the answer.
+const FINAL: &str = "<|channel|>final<|message|>";
+
+/// Most blank tokens between thoughts and text.
+const MAX_BLANKS: usize = 4;
+
 /// What is wanted of an answer.
 pub struct Wanted<'a> {
     /// The model's template.
@@ -41,6 +49,8 @@ pub struct Guide {
     /// The text that ends thoughts, the first time and later.
     ends: [String; 2],
     n_ended: usize,
+    /// Tokens of line breaks, which models write between thoughts and text.
+    blanks: Vec<u32>,
     /// Tokens that come next, whatever the model wants.
     forced: VecDeque<u32>,
     single_call: bool,
@@ -50,9 +60,20 @@ pub struct Guide {
 /// Thoughts before the text that the grammar describes.
 enum Opening {
     /// There may be some: their marker may come, of which `written` is there.
-    Possible { start: &'static str, end: &'static str, written: Vec<u8>, grammar_follows: bool, fresh: Grammar, mask: Vec<u32> },
+    Possible {
+        start: &'static str,
+        written: Vec<u8>,
+        /// What is written is also the beginning of the text itself.
+        is_text: bool,
+        /// The grammar of the text from its beginning.
+        fresh: Grammar,
+        /// What the grammar allows next.
+        mask: Vec<u32>,
+    },
     /// The model thinks.
     Thinking { fresh: Grammar },
+    /// The thoughts have ended: this many blank tokens may come before the text. `mask` is what the grammar allows next.
+    Blank { n_left: usize, mask: Vec<u32> },
     /// There are none, or no more.
     Closed,
 }
@@ -69,21 +90,21 @@ impl Guide {
         let opening = match (markers, &grammar) {
             (Some(markers), Some(grammar)) if may_think && budget != Some(0) && !parser.is_thinking() => Opening::Possible {
                 start: markers.start,
-                end: markers.end,
                 written: Vec::new(),
-                grammar_follows: true,
+                is_text: true,
                 fresh: grammar.clone(),
                 mask: Vec::new(),
             },
             (Some(_) | None, _) => Opening::Closed,
         };
-        const NEXT: &str = "<|end|><|start|>assistant";
-        const FINAL: &str = "<|channel|>final<|message|>";
         let ends = match (harmony, has_tools || grammar.is_some()) {
             (true, true) => [NEXT.to_owned(), NEXT.to_owned() + if grammar.is_some() { "" } else { FINAL }],
             (true, false) => [NEXT.to_owned() + FINAL, NEXT.to_owned() + FINAL],
             (false, _) => [markers, markers].map(|markers| markers.map_or("", |markers| markers.end).to_owned()),
         };
+        let options = EncodeOptions { add_special: false, parse_special: false };
+        let blanks = ["\n", "\n\n"].into_iter().flat_map(|text| tokenizer.encode(text, options));
+        let blanks = blanks.filter(|&id| spelling(tokenizer, id).iter().all(|byte| *byte == b'\n')).collect();
         let mut guide = Self {
             tokenizer: Arc::clone(tokenizer),
             parser,
@@ -93,6 +114,7 @@ impl Guide {
             budget,
             ends,
             n_ended: 0,
+            blanks,
             forced: VecDeque::new(),
             single_call,
             called: false,
@@ -144,13 +166,13 @@ impl Guide {
         let events = self.parser.push_token(&self.tokenizer, id, &text);
         self.called |= events.iter().any(|event| matches!(event, AnswerEvent::CallEnd { .. }));
     }
+}
 
-    /// The spelling of a token, that of a control token too.
-    fn spelling(&self, id: u32) -> &[u8] {
-        match self.tokenizer.token_bytes(id) {
-            [] => self.tokenizer.token_text(id).unwrap_or_default().as_bytes(),
-            bytes => bytes,
-        }
+/// The spelling of a token, that of a control token too.
+fn spelling(tokenizer: &Tokenizer, id: u32) -> &[u8] {
+    match tokenizer.token_bytes(id) {
+        [] => tokenizer.token_text(id).unwrap_or_default().as_bytes(),
+        bytes => bytes,
     }
 }
 
@@ -166,8 +188,10 @@ fn has(mask: &[u32], id: u32) -> bool {
 
 /// Allows all tokens of a vocabulary.
 fn set_all(mask: &mut [u32], n_vocab: usize) {
-    for id in 0..n_vocab as u32 {
-        set(mask, id);
+    let whole = (n_vocab / 32).min(mask.len());
+    mask[..whole].fill(u32::MAX);
+    for id in whole * 32..n_vocab {
+        set(mask, id as u32);
     }
 }
 
@@ -183,29 +207,38 @@ impl Constraint for Guide {
                 Some(grammar) => grammar.allowed(mask)?,
                 None => set_all(mask, n_vocab),
             },
+            Opening::Blank { n_left, mask: of_grammar } => {
+                if let Some(grammar) = &mut self.grammar {
+                    grammar.allowed(mask)?;
+                }
+                of_grammar.clear();
+                of_grammar.extend_from_slice(mask);
+                if *n_left > 0 {
+                    self.blanks.iter().for_each(|&id| set(mask, id));
+                }
+            }
             Opening::Thinking { .. } => {
                 set_all(mask, n_vocab);
                 for &id in self.tokenizer.end_of_generation() {
-                    mask[id as usize / 32] &= !(1 << (id % 32));
+                    if let Some(word) = mask.get_mut(id as usize / 32) {
+                        *word &= !(1 << (id % 32));
+                    }
                 }
             }
-            Opening::Possible { start, written, grammar_follows, mask: of_grammar, .. } => {
-                if let Some(grammar) = self.grammar.as_mut().filter(|_| *grammar_follows) {
+            Opening::Possible { start, written, is_text, mask: of_grammar, .. } => {
+                if let Some(grammar) = self.grammar.as_mut().filter(|_| *is_text) {
                     grammar.allowed(mask)?;
                 }
                 of_grammar.clear();
                 of_grammar.extend_from_slice(mask);
                 let options = EncodeOptions { add_special: false, parse_special: true };
                 let rest = start.get(written.len()..).unwrap_or_default();
-                let next = self.tokenizer.encode(rest, options).into_iter();
                 // Some vocabularies put a blank before a text.
-                next.take(2).find(|&id| {
-                    let spelling = match self.tokenizer.token_bytes(id) {
-                        [] => self.tokenizer.token_text(id).unwrap_or_default().as_bytes(),
-                        bytes => bytes,
-                    };
-                    rest.as_bytes().starts_with(spelling)
-                }).into_iter().for_each(|id| set(mask, id));
+                let next = self.tokenizer.encode(rest, options).into_iter().take(2);
+                let mut fits = next.filter(|&id| rest.as_bytes().starts_with(spelling(&self.tokenizer, id)));
+                if let Some(id) = fits.next() {
+                    set(mask, id);
+                }
             }
         }
         Ok(())
@@ -217,8 +250,7 @@ impl Constraint for Guide {
         if was_forced {
             self.forced.pop_front();
         }
-        let spelling = self.spelling(id).to_vec();
-        self.read(id);
+                self.read(id);
         let opening = std::mem::replace(&mut self.opening, Opening::Closed);
         match opening {
             Opening::Closed => {
@@ -231,11 +263,16 @@ impl Constraint for Guide {
                     self.opening = Opening::Thinking { fresh };
                 } else {
                     self.grammar = Some(fresh);
+                    self.opening = Opening::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
                 }
             }
-            Opening::Possible { start, end, mut written, grammar_follows, fresh, mask } => {
-                written.extend_from_slice(&spelling);
-                let follows = grammar_follows && has(&mask, id);
+            Opening::Blank { n_left, mask } => match &mut self.grammar {
+                Some(grammar) if has(&mask, id) => grammar.accept(id)?,
+                Some(_) | None => self.opening = Opening::Blank { n_left: n_left.saturating_sub(1), mask },
+            },
+            Opening::Possible { start, mut written, is_text, fresh, mask } => {
+                written.extend_from_slice(spelling(&self.tokenizer, id));
+                let follows = is_text && has(&mask, id);
                 if start.as_bytes() == written {
                     self.opening = Opening::Thinking { fresh };
                 } else {
@@ -243,7 +280,7 @@ impl Constraint for Guide {
                         grammar.accept(id)?;
                     }
                     if start.as_bytes().starts_with(&written) {
-                        self.opening = Opening::Possible { start, end, written, grammar_follows: follows, fresh, mask };
+                        self.opening = Opening::Possible { start, written, is_text: follows, fresh, mask };
                     }
                 }
             }
@@ -262,5 +299,99 @@ impl Constraint for Guide {
         matches!(self.opening, Opening::Closed)
             && self.forced.is_empty()
             && self.grammar.as_ref().is_some_and(Constraint::is_complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention::Model;
+    use metal_attention_chat::{Message, RenderRequest, Tool};
+    use serde_json::json;
+
+    use super::*;
+    use crate::http::constraint::Grammars;
+
+    /// The text of a model that says `says`, byte by byte, wherever it may, and the first that is allowed elsewhere.
+    fn answer(tokenizer: &Tokenizer, mut guide: Guide, says: &str) -> String {
+        let mut said = Vec::new();
+        while said.len() < says.len() && !guide.is_complete() {
+            let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
+            guide.allowed(&mut mask).unwrap();
+            let allowed = || (0..tokenizer.n_vocab() as u32).filter(|&id| has(&mask, id));
+            let wanted = allowed().find(|&id| tokenizer.token_bytes(id) == [says.as_bytes()[said.len()]]);
+            let id = wanted.or_else(|| allowed().next()).unwrap();
+            guide.accept(id).unwrap();
+            said.extend_from_slice(tokenizer.token_bytes(id));
+        }
+        String::from_utf8(said).unwrap()
+    }
+
+    fn template(name: &str) -> ChatTemplate {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../metal-attention-chat/tests/data/templates");
+        ChatTemplate::new(&std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()).unwrap()
+    }
+
+    /// What a model with this template says after the question.
+    fn said(name: &str, says: &str, change: impl FnOnce(&Grammars, &mut Wanted<'_>)) -> String {
+        let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
+        let grammars = Grammars::new(&tokenizer);
+        let template = template(name);
+        let messages = [Message::user("Question?")];
+        let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
+        let prompt = template.render(&request).unwrap().text;
+        let mut wanted = Wanted {
+            template: &template,
+            parser: template.answer_parser(&prompt, &[]),
+            grammar: None,
+            budget: None,
+            single_call: false,
+            has_tools: false,
+            may_think: true,
+        };
+        change(&grammars, &mut wanted);
+        answer(&tokenizer, Guide::new(&tokenizer, wanted).unwrap(), says)
+    }
+
+    #[test]
+    fn thoughts_end_with_their_budget() {
+        let budget = |name: &str, says: &str, n: usize| said(name, says, |_, wanted| wanted.budget = Some(n));
+        let says = "<think>abcdefghijklmnopqrstuvwxyz";
+        assert_eq!(budget("qwen3", says, 4), "<think>abcd</think>mnopqrstuvwxyz");
+        assert_eq!(budget("qwen3.5", "abcdefghijklmnop", 0), "</think>ijklmnop");
+        assert_eq!(budget("qwen3.5", "abcdefghijklmnop", 3), "abc</think>lmnop");
+        assert_eq!(budget("qwen3", "No thoughts.", 0), "No thoughts.");
+        let channel = "<|channel|>final<|message|>";
+        assert_eq!(budget("gpt-oss", &"x".repeat(30), 0), format!("{channel}xxx"));
+    }
+
+    #[test]
+    fn thoughts_may_come_before_json() {
+        let json = |name: &str, says: &str, budget: Option<usize>| {
+            said(name, says, |grammars, wanted| {
+                let prompt = if wanted.parser.is_thinking() { "<think>" } else { "" };
+                wanted.grammar = Some(grammars.json_object(wanted.template, prompt).unwrap());
+                wanted.budget = budget;
+            })
+        };
+        for says in ["{\"a\":1}", "<think>\nHm.\n</think>\n\n{\"a\":1}", "<think></think>{\"a\":1}"] {
+            assert_eq!(json("qwen3", says, None), says);
+        }
+        assert_eq!(json("qwen3.5", "Hm.\n</think>\n\n{\"a\":1}", None), "Hm.\n</think>\n\n{\"a\":1}");
+        assert_eq!(json("qwen3", "<think>abcdefghijk{\"a\":1}", Some(3)), "<think>abc</think>{\"a\":1}");
+        assert!(json("qwen3", "<think></think>{}", Some(0)).starts_with('{'));
+        assert!(json("llama-3.1", "<think></think>{}", None).starts_with('{'));
+    }
+
+    #[test]
+    fn an_answer_ends_with_its_first_call() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let tools = [Tool::try_from(tool).unwrap()];
+        let says = "Well.<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call><tool_call>{\"name\": \"f\"}";
+        let text = said("qwen2.5", says, |_, wanted| {
+            wanted.single_call = true;
+            wanted.parser = wanted.template.answer_parser("", &tools);
+        });
+        assert!(says.starts_with(&text) && !text.contains("</tool_call><"), "{text}");
+        assert!(text.starts_with("Well.<tool_call>{\"name\": \"f\", \"arguments\": {}}"), "{text}");
     }
 }

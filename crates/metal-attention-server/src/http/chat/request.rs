@@ -1,6 +1,6 @@
 //! What a chat completion may ask for.
 
-use metal_attention_chat::{Message, Tool};
+use metal_attention_chat::{Message, Role, Tool};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -14,6 +14,9 @@ use crate::http::logprobs::MAX_TOP_LOGPROBS;
 use crate::http::openapi::all_of;
 use crate::http::sampling::SamplingFields;
 use crate::http::unsupported::Endpoint;
+
+use super::thinking::ThinkingFields;
+use super::tool_choice::{Calls, ToolChoice};
 
 /// What a chat completion may ask for besides what it shares with completions.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -32,12 +35,28 @@ pub struct ChatFields {
     #[schema(value_type = Option<Vec<super::schema::ToolDefinition>>)]
     pub tools: Option<Vec<Tool>>,
     /// Whether the model calls a function, and which.
+    #[schema(value_type = Option<super::schema::ToolChoice>)]
     tool_choice: Option<ToolChoice>,
     /// Whether one answer may call several functions; without a word about it, yes.
     parallel_tool_calls: Option<bool>,
     /// More variables for the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether the answer goes on with the last message where that is the assistant's; without a word about it, yes.
+    continue_final_message: Option<bool>,
+    /// Whether the prompt ends with what begins an answer; without a word about it, yes.
+    add_generation_prompt: Option<bool>,
+}
+
+/// How the prompt ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// With what begins an answer.
+    Answer,
+    /// With the last message.
+    Message,
+    /// In the last message, which the answer goes on with.
+    WithinMessage,
 }
 
 /// What an answer must look like.
@@ -78,68 +97,6 @@ pub struct JsonSchema {
     pub strict: Option<bool>,
 }
 
-/// Whether the model calls a function, and which.
-#[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\", or an object that names a function")]
-enum ToolChoice {
-    /// A word.
-    Mode(ToolMode),
-    /// This function.
-    Named(NamedTool),
-}
-
-/// Whether the model calls a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum ToolMode {
-    /// It does not.
-    None,
-    /// As it likes.
-    Auto,
-    /// It does.
-    Required,
-}
-
-/// A function by its name.
-#[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
-struct NamedTool {
-    /// The function.
-    function: FunctionName,
-}
-
-/// The name of a function.
-#[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
-struct FunctionName {
-    /// The name.
-    name: String,
-}
-
-/// What a request says about calls of functions.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Calls<'a> {
-    /// None.
-    No,
-    /// The model calls what it likes, or nothing.
-    Any(&'a [Tool]),
-    /// The model calls one of these.
-    OneOf {
-        /// The functions.
-        tools: &'a [Tool],
-        /// Or several.
-        parallel: bool,
-    },
-}
-
-impl<'a> Calls<'a> {
-    /// The functions that the model is told of.
-    pub fn tools(self) -> &'a [Tool] {
-        match self {
-            Self::No => &[],
-            Self::Any(tools) | Self::OneOf { tools, .. } => tools,
-        }
-    }
-}
-
 impl ChatFields {
     /// How many of the likeliest tokens are wanted with the log probability of each token.
     pub fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
@@ -155,40 +112,56 @@ impl ChatFields {
     }
 
     /// What the model may call.
-    pub fn calls(&self) -> Result<Calls<'_>, ApiError> {
+    pub fn calls(&self) -> Result<Calls, ApiError> {
         let tools = self.tools.as_deref().unwrap_or_default();
-        let none = |param| ApiError::field(param, "tool_choice wants a call, but there are no tools");
-        match &self.tool_choice {
-            Some(ToolChoice::Mode(ToolMode::None)) => Ok(Calls::No),
-            None | Some(ToolChoice::Mode(ToolMode::Auto)) if tools.is_empty() => Ok(Calls::No),
-            None | Some(ToolChoice::Mode(ToolMode::Auto)) => Ok(Calls::Any(tools)),
-            Some(ToolChoice::Mode(ToolMode::Required)) if tools.is_empty() => Err(none("tool_choice")),
-            Some(ToolChoice::Mode(ToolMode::Required)) => {
-                Ok(Calls::OneOf { tools, parallel: self.parallel_tool_calls.unwrap_or(true) })
+        Calls::new(tools, self.tool_choice.as_ref(), self.parallel_tool_calls.unwrap_or(true))
+    }
+
+    /// How the prompt ends. `prefix`: the last message says that it is continued.
+    pub fn prompt_end(&self, prefix: bool) -> Result<PromptEnd, ApiError> {
+        let can = self.messages.last().is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
+        match self.continue_final_message {
+            Some(true) if !can => {
+                let message = "continue_final_message needs a text of the assistant as the last message";
+                Err(ApiError::field("continue_final_message", message))
             }
-            Some(ToolChoice::Named(named)) => {
-                let name = &named.function.name;
-                let at = tools.iter().position(|tool| tool.name() == name).ok_or_else(|| {
-                    ApiError::field("tool_choice", format!("tool_choice names {name:?}, which is none of the tools"))
-                })?;
-                Ok(Calls::OneOf { tools: &tools[at..=at], parallel: false })
-            }
+            Some(true) | None if can => Ok(PromptEnd::WithinMessage),
+            Some(false) if can && prefix => Ok(PromptEnd::WithinMessage),
+            Some(_) | None if self.add_generation_prompt == Some(false) => Ok(PromptEnd::Message),
+            Some(_) | None => Ok(PromptEnd::Answer),
         }
     }
+}
+
+/// A field of the last message that `DeepSeek` and Mistral have for messages that are continued.
+#[derive(Deserialize)]
+struct Prefixes {
+    messages: Vec<Prefix>,
+}
+
+#[derive(Deserialize)]
+struct Prefix {
+    prefix: Option<Value>,
 }
 
 /// A request for a chat completion.
 pub struct ChatRequest {
     /// What only chats have.
     pub own: ChatFields,
+    /// What is said about thoughts.
+    pub thinking: ThinkingFields,
     /// What completions have, too.
     pub shared: GenerationFields,
+    /// The last message says that it is continued.
+    pub prefix: bool,
 }
 
 impl FromJson for ChatRequest {
     fn from_json(json: &[u8]) -> Result<Self, ApiError> {
         let shared = GenerationFields::read(Endpoint::Chat, json)?;
-        let request = Self { own: parse(json)?, shared };
+        let prefixes: Prefixes = parse(json)?;
+        let prefix = prefixes.messages.last().is_some_and(|last| last.prefix == Some(Value::Bool(true)));
+        let request = Self { own: parse(json)?, thinking: parse(json)?, shared, prefix };
         match request.own.messages.len() {
             0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
             1..=MAX_MESSAGES => Ok(request),
@@ -200,4 +173,4 @@ impl FromJson for ChatRequest {
     }
 }
 
-all_of!(ChatRequest, ChatFields, GenerationFields, SamplingFields);
+all_of!(ChatRequest, ChatFields, ThinkingFields, GenerationFields, SamplingFields);

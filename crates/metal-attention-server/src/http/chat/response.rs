@@ -127,6 +127,34 @@ pub enum ChatPart {
     End(&'static str),
 }
 
+/// A text as it is read.
+pub struct Reply {
+    parser: ToolCallParser,
+    /// Nothing after the first call is handed out.
+    single_call: bool,
+    called: bool,
+}
+
+impl Reply {
+    /// A text that `parser` reads; `single_call`: it ends with its first call.
+    pub fn new(parser: ToolCallParser, single_call: bool) -> Self {
+        Self { parser, single_call, called: false }
+    }
+
+    /// What is handed out of `events`.
+    fn parts(&mut self, events: Vec<AnswerEvent>) -> Vec<ChatPart> {
+        let mut parts = Vec::new();
+        for event in events {
+            if self.single_call && self.called {
+                break;
+            }
+            self.called |= matches!(event, AnswerEvent::CallEnd { .. });
+            parts.push(ChatPart::Reply(event));
+        }
+        parts
+    }
+}
+
 /// Makes OpenAI's objects of events.
 pub struct ChatWriter {
     /// The answer's name.
@@ -138,7 +166,7 @@ pub struct ChatWriter {
     /// Spells tokens.
     pub tokenizer: Arc<Tokenizer>,
     /// What each text is so far.
-    pub replies: Vec<ToolCallParser>,
+    pub replies: Vec<Reply>,
     /// Whether log probabilities are wanted.
     pub with_logprobs: bool,
     /// Tokens of the texts that have ended.
@@ -173,8 +201,12 @@ impl ChatWriter {
                 Ok(Vec::new())
             }
             Event::Token { id, text, logprobs } => {
-                let mut parts: Vec<_> =
-                    reply.push_token(&self.tokenizer, id, &text).into_iter().map(ChatPart::Reply).collect();
+                let was_thinking = reply.parser.is_thinking();
+                let events = reply.parser.push_token(&self.tokenizer, id, &text);
+                if was_thinking || reply.parser.is_thinking() {
+                    self.usage.add_reasoning_token();
+                }
+                let mut parts = reply.parts(events);
                 if let Some(logprobs) = logprobs {
                     let logprob = ChatTokenLogprob::new(&self.tokenizer, id, &logprobs);
                     parts.push(ChatPart::Logprob(Box::new(logprob)));
@@ -184,9 +216,10 @@ impl ChatWriter {
             Event::Done { reason, text, usage, .. } => {
                 self.usage.add(usage, i == 0);
                 let reason = finish_reason(reason)?;
-                let mut parts: Vec<_> = reply.push(&text).into_iter().map(ChatPart::Reply).collect();
-                parts.extend(reply.finish().into_iter().map(ChatPart::Reply));
-                let reason = if reply.n_calls() > 0 && reason == "stop" { "tool_calls" } else { reason };
+                let mut events = reply.parser.push(&text);
+                events.extend(reply.parser.finish());
+                let mut parts = reply.parts(events);
+                let reason = if reply.parser.n_calls() > 0 && reason == "stop" { "tool_calls" } else { reason };
                 parts.push(ChatPart::End(reason));
                 Ok(parts)
             }

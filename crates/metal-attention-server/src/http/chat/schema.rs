@@ -21,6 +21,8 @@ pub struct ChatMessage {
     tool_call_id: Option<String>,
     /// The name of the speaker or of the tool.
     name: Option<String>,
+    /// The answer goes on with this message, which is the last one and the assistant's.
+    prefix: Option<bool>,
 }
 
 /// Who says a message.
@@ -49,9 +51,20 @@ enum ChatContent {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ChatPart {
     /// Text.
+    #[serde(alias = "input_text", alias = "output_text")]
     Text {
         /// The text.
         text: String,
+    },
+    /// What the model refused with.
+    Refusal {
+        /// The text.
+        refusal: String,
+    },
+    /// What the model thought.
+    Thinking {
+        /// The text.
+        thinking: String,
     },
 }
 
@@ -107,4 +120,70 @@ struct FunctionDefinition {
     parameters: Option<BTreeMap<String, Value>>,
     /// Whether objects in the arguments hold what they name and nothing else, as in a JSON schema for an answer.
     strict: Option<bool>,
+}
+
+/// Whether the model calls a function, and which.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum ToolChoice {
+    /// A word.
+    Mode(ToolMode),
+    /// This function.
+    Named(NamedTool),
+    /// Only these functions.
+    Allowed(AllowedTools),
+}
+
+/// Whether the model calls a function.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolMode {
+    /// It does not.
+    None,
+    /// As it likes.
+    Auto,
+    /// It does.
+    Required,
+    /// It does.
+    Any,
+}
+
+/// A function by its name.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct NamedTool {
+    /// The function.
+    function: FunctionName,
+}
+
+/// The name of a function.
+#[derive(Serialize, Deserialize, ToSchema)]
+struct FunctionName {
+    /// The name.
+    name: String,
+}
+
+/// A choice of functions.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct AllowedTools {
+    /// `allowed_tools`.
+    #[serde(rename = "type")]
+    kind: AllowedToolsKind,
+    /// The functions.
+    allowed_tools: AllowedToolsChoice,
+}
+
+/// The kind of a choice.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum AllowedToolsKind {
+    AllowedTools,
+}
+
+/// The functions, and whether one is called.
+#[derive(Serialize, Deserialize, ToSchema)]
+struct AllowedToolsChoice {
+    /// `auto`: as the model likes; `required`: one is called.
+    mode: ToolMode,
+    /// The functions.
+    tools: Vec<NamedTool>,
 }

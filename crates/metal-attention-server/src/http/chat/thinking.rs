@@ -185,13 +185,10 @@ impl ThinkingFields {
                 set("thinking", false.into());
             }
             set("thinking_budget", 0.into());
-            match Effort::None.for_template(template) {
-                Some(value) => drop(set("reasoning_effort", value.into())),
-                // One without a value for it thinks the least that it can.
-                None if template.tool_format() == ToolFormat::Harmony => {
-                    drop(set("reasoning_effort", Effort::Low.name().into()));
-                }
-                None => {}
+            // A harmony template without a value for it gets the least.
+            let least = (template.tool_format() == ToolFormat::Harmony).then_some(Effort::Low.name());
+            if let Some(value) = Effort::None.for_template(template).or(least) {
+                set("reasoning_effort", value.into());
             }
             return Ok(ThinkingWish { variables, budget: thinks.then_some(0) });
         }
