@@ -489,8 +489,14 @@ fn chats_take_what_agents_send() {
         (json!({"continue_final_message": true}), "continue_final_message"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"tools": [tool], "tool_choice": {"type": "function", "name": "g"}}), "tool_choice"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}), "messages[0].content"),
-        (json!({"messages": [user, {"role": "assistant", "content": "Hm"}], "response_format": {"type": "json_object"}}), "messages"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+            "messages[0].content",
+        ),
+        (
+            json!({"messages": [user, {"role": "assistant", "content": "Hm"}], "response_format": {"type": "json_object"}}),
+            "messages",
+        ),
     ] {
         let answer = post(more.clone());
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)), "{more}");
@@ -515,7 +521,10 @@ fn a_last_message_of_the_assistant_is_continued() {
     let continued = post(last.clone(), json!({}));
     let prompt = json!({"prompt": "User: Hello\nAssistant: Once upon a time"});
     let plain = server.post("/v1/completions", &completion(&prompt)).json();
-    assert_eq!(continued, (plain["choices"][0]["text"].as_str().unwrap().to_owned(), plain["usage"]["prompt_tokens"].clone()));
+    assert_eq!(
+        continued,
+        (plain["choices"][0]["text"].as_str().unwrap().to_owned(), plain["usage"]["prompt_tokens"].clone())
+    );
     assert_eq!(post(last.clone(), json!({"continue_final_message": true, "add_generation_prompt": false})), continued);
     let prefix = json!({"role": "assistant", "content": "Once upon a time", "prefix": true});
     assert_eq!(post(prefix, json!({"continue_final_message": false})), continued);

@@ -88,13 +88,15 @@ impl Guide {
         let harmony = template.tool_format() == ToolFormat::Harmony;
         let markers = template.reasoning();
         let opening = match (markers, &grammar) {
-            (Some(markers), Some(grammar)) if may_think && budget != Some(0) && !parser.is_thinking() => Opening::Possible {
-                start: markers.start,
-                written: Vec::new(),
-                is_text: true,
-                fresh: grammar.clone(),
-                mask: Vec::new(),
-            },
+            (Some(markers), Some(grammar)) if may_think && budget != Some(0) && !parser.is_thinking() => {
+                Opening::Possible {
+                    start: markers.start,
+                    written: Vec::new(),
+                    is_text: true,
+                    fresh: grammar.clone(),
+                    mask: Vec::new(),
+                }
+            }
             (Some(_) | None, _) => Opening::Closed,
         };
         let ends = match (harmony, has_tools || grammar.is_some()) {
@@ -250,7 +252,7 @@ impl Constraint for Guide {
         if was_forced {
             self.forced.pop_front();
         }
-                self.read(id);
+        self.read(id);
         let opening = std::mem::replace(&mut self.opening, Opening::Closed);
         match opening {
             Opening::Closed => {

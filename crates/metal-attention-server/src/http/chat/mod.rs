@@ -153,7 +153,8 @@ fn continuation(
 fn follow(grammar: &mut Grammar, tokenizer: &Tokenizer, text: &str) -> Result<(), ApiError> {
     let ids = tokenizer.encode(text.trim_start(), EncodeOptions { add_special: false, parse_special: false });
     ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
-        let message = "the last message, which the answer goes on with, is no beginning of what response_format demands";
+        let message =
+            "the last message, which the answer goes on with, is no beginning of what response_format demands";
         ApiError::field("messages", message)
     })
 }

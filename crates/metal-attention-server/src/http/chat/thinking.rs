@@ -29,8 +29,7 @@ pub enum Effort {
 }
 
 impl Effort {
-    const ALL: [Self; 7] =
-        [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max];
+    const ALL: [Self; 7] = [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max];
 
     fn name(self) -> &'static str {
         match self {
@@ -169,10 +168,8 @@ impl ThinkingFields {
         let (effort_field, effort) = self.effort();
         let budget = self.budget()?.or_else(|| kwargs?.get("thinking_budget")?.as_u64().map(|n| n as usize));
         let (switch_field, switch) = self.switch();
-        let off = own_switch.map_or(
-            switch == Some(false) || effort == Some(Effort::None) || budget == Some(0),
-            |on| !on,
-        );
+        let off =
+            own_switch.map_or(switch == Some(false) || effort == Some(Effort::None) || budget == Some(0), |on| !on);
         let mut set = |name: &str, value: Value| {
             let reads = template.reads(name);
             if reads {
@@ -230,7 +227,9 @@ impl ThinkingFields {
             Some(Thinking::Enabled(on)) => Some(*on),
             Some(Thinking::Budget { kind: Some(ThinkingKind::Enabled), .. }) => Some(true),
             Some(Thinking::Budget { kind: Some(ThinkingKind::Disabled), .. }) => Some(false),
-            Some(Thinking::Budget { kind: Some(ThinkingKind::Adaptive | ThinkingKind::Auto) | None, .. }) | None => None,
+            Some(Thinking::Budget { kind: Some(ThinkingKind::Adaptive | ThinkingKind::Auto) | None, .. }) | None => {
+                None
+            }
         };
         let think = match self.think {
             Some(Think::Enabled(on)) => Some(on),
@@ -333,7 +332,9 @@ mod tests {
     #[test]
     fn efforts_reach_templates_that_know_them() {
         let effort = |name: &str, effort: &str| wish(name, &json!({"reasoning_effort": effort}));
-        for (asked, told) in [("minimal", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")] {
+        for (asked, told) in
+            [("minimal", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")]
+        {
             assert_eq!(effort("gpt-oss", asked), (json!({"reasoning_effort": told}), None, ignored(&[])));
         }
         assert_eq!(effort("qwen3", "high"), (json!({}), None, ignored(&["reasoning_effort"])));
@@ -341,22 +342,35 @@ mod tests {
         assert_eq!(nested, (json!({}), None, ignored(&["reasoning"])));
         let own = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
         assert_eq!(wish("gpt-oss", &own).0, json!({"reasoning_effort": "high"}));
-        for wrong in [json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 1}), json!({"reasoning": {"effort": "x"}})] {
+        for wrong in
+            [json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 1}), json!({"reasoning": {"effort": "x"}})]
+        {
             assert!(serde_json::from_value::<ThinkingFields>(wrong).is_err());
         }
-        let listed = ChatTemplate::new("{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{% endif %}").unwrap();
+        let listed =
+            ChatTemplate::new("{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{% endif %}").unwrap();
         let told = |effort: Effort| effort.for_template(&listed);
-        assert_eq!(Effort::ALL.map(told), [Some("no_think"), Some("low"), Some("low"), Some("high"), Some("high"), Some("high"), Some("high")]);
+        assert_eq!(
+            Effort::ALL.map(told),
+            [Some("no_think"), Some("low"), Some("low"), Some("high"), Some("high"), Some("high"), Some("high")]
+        );
     }
 
     #[test]
     fn budgets_count_tokens() {
-        assert_eq!(wish("qwen3", &json!({"thinking": {"type": "enabled", "budget_tokens": 64}})),
-            (json!({"enable_thinking": true}), Some(64), ignored(&[])));
-        assert_eq!(wish("seed-oss", &json!({"thinking_budget": 512})), (json!({"thinking_budget": 512}), Some(512), ignored(&[])));
+        assert_eq!(
+            wish("qwen3", &json!({"thinking": {"type": "enabled", "budget_tokens": 64}})),
+            (json!({"enable_thinking": true}), Some(64), ignored(&[]))
+        );
+        assert_eq!(
+            wish("seed-oss", &json!({"thinking_budget": 512})),
+            (json!({"thinking_budget": 512}), Some(512), ignored(&[]))
+        );
         assert_eq!(wish("qwen3", &json!({"reasoning_budget": -1, "thinking": null})), (json!({}), None, ignored(&[])));
-        assert_eq!(wish("llama-3.1", &json!({"thinking_token_budget": 9, "enable_thinking": true})),
-            (json!({}), None, ignored(&["enable_thinking", "thinking_token_budget"])));
+        assert_eq!(
+            wish("llama-3.1", &json!({"thinking_token_budget": 9, "enable_thinking": true})),
+            (json!({}), None, ignored(&["enable_thinking", "thinking_token_budget"]))
+        );
         let negative: ThinkingFields = serde_json::from_value(json!({"thinking_budget": -2})).unwrap();
         assert!(negative.wish(&template("qwen3"), None, &mut Notes::default()).is_err());
     }

@@ -135,9 +135,15 @@ mod tests {
         ] {
             assert_eq!(serde_json::from_value::<ToolChoice>(json.clone()).ok(), Some(expected), "{json}");
         }
-        for wrong in [json!("f"), json!(1), json!({}), json!({"type": "function"}), json!([]),
-            json!({"type": "allowed_tools"}), json!({"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": []}})]
-        {
+        for wrong in [
+            json!("f"),
+            json!(1),
+            json!({}),
+            json!({"type": "function"}),
+            json!([]),
+            json!({"type": "allowed_tools"}),
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": []}}),
+        ] {
             assert!(serde_json::from_value::<ToolChoice>(wrong.clone()).is_err(), "{wrong}");
         }
     }
@@ -148,7 +154,11 @@ mod tests {
         let tools = [tool("f"), tool("g")];
         let calls = |choice: ToolChoice| {
             let calls = Calls::new(&tools, Some(&choice), true).ok()?;
-            Some((calls.tools.iter().map(|t| t.name().to_owned()).collect::<Vec<_>>().join(" "), calls.required, calls.parallel))
+            Some((
+                calls.tools.iter().map(|t| t.name().to_owned()).collect::<Vec<_>>().join(" "),
+                calls.required,
+                calls.parallel,
+            ))
         };
         let some = |names: &str, required, parallel| Some((names.to_owned(), required, parallel));
         assert_eq!(calls(ToolChoice::Auto), some("f g", false, true));
