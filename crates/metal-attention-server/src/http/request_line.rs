@@ -96,6 +96,7 @@ impl RequestLine {
                     generated + usage.generated_tokens,
                 ));
             }
+            Event::Prompt(_) => {}
             Event::Failed(_) => so_far.failed = true,
         }
     }
