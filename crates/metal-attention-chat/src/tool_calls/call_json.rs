@@ -114,11 +114,11 @@ impl CallJson {
             State::Key { .. } if c == '}' => self.end(),
             State::InKey => match self.reader.push(c) {
                 Step::More => State::InKey,
-                Step::Done => {
+                step @ (Step::Done | Step::Before) => {
                     self.key = serde_json::from_str(&self.reader.take()).unwrap_or_default();
-                    State::Colon
+                    self.state = State::Colon;
+                    if step == Step::Before { self.next(c) } else { State::Colon }
                 }
-                Step::Before => State::NoCall,
             },
             State::Colon if is_blank => State::Colon,
             State::Colon if c == ':' => State::Value,
@@ -148,12 +148,12 @@ impl CallJson {
     fn read(&mut self, c: char, state: State) -> State {
         self.reader = LenientJson::new();
         self.state = state;
-        match state {
-            State::InArguments => self.in_arguments(c),
-            _ => match self.reader.push(c) {
-                Step::More => state,
-                Step::Done | Step::Before => State::NoCall,
-            },
+        if state == State::InArguments {
+            return self.in_arguments(c);
+        }
+        match self.reader.push(c) {
+            Step::More => state,
+            Step::Done | Step::Before => State::NoCall,
         }
     }
 

@@ -272,7 +272,8 @@ impl LenientJson {
             self.held.push(c);
             return Step::More;
         }
-        let ends = if is_key { c == ':' } else { matches!(c, ',' | '}' | ']') };
+        let is_alone = self.open.is_empty();
+        let ends = if is_key { c == ':' } else { matches!(c, ',' | '}' | ']') || (is_alone && c == ':') };
         let held = std::mem::take(&mut self.held);
         if ends {
             return match self.end_text(is_key) {

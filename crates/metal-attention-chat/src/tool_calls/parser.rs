@@ -60,9 +60,7 @@ pub struct ToolCallParser {
     in_fence: bool,
     /// White space after a call, which stays between texts.
     blank: String,
-    /// There was text for the user.
-    wrote: bool,
-    /// There were thoughts, and text, in messages before this one.
+    /// What there was before.
     had: Had,
     n_calls: usize,
 }
@@ -71,6 +69,8 @@ pub struct ToolCallParser {
 struct Had {
     thoughts: bool,
     text: bool,
+    /// Text for the user, in this message or one before it.
+    content: bool,
 }
 
 #[derive(Debug)]
@@ -116,7 +116,6 @@ impl ToolCallParser {
             in_list: false,
             in_fence: false,
             blank: String::new(),
-            wrote: false,
             had: Had::default(),
             n_calls: 0,
         }
@@ -178,7 +177,7 @@ impl ToolCallParser {
         self.pending += text;
         let mut events = Vec::new();
         while self.step(&mut events, false) {}
-        self.wrote |= events.iter().any(is_content);
+        self.had.content |= events.iter().any(is_content);
         events
     }
 
@@ -672,7 +671,7 @@ impl ToolCallParser {
     /// The white space after a call, where text came before that.
     fn kept_blank(&mut self, events: &[AnswerEvent]) -> String {
         let blank = std::mem::take(&mut self.blank);
-        let wrote = self.wrote || events.iter().any(is_content);
+        let wrote = self.had.content || events.iter().any(is_content);
         if wrote { blank } else { String::new() }
     }
 
