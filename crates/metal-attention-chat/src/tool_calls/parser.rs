@@ -134,7 +134,7 @@ impl ToolCallParser {
 
     /// Whether the answer is within thoughts.
     pub fn is_thinking(&self) -> bool {
-        matches!(self.state, State::Thinking { .. } | State::Message { thoughts: true, .. })
+        matches!(self.state, State::Thinking { .. } | State::CallInThoughts(_) | State::Message { thoughts: true, .. })
     }
 
     /// The number of calls so far.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::closed_schema::close;
+use super::followed_schema::follow;
 use super::limits::{MAX_ALL_OF, MAX_NAME_PATTERNS, MAX_ONE_OF};
 
 /// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
@@ -31,7 +32,7 @@ impl Grammars {
 
     /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
     pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, String> {
-        self.json_schema(template, prompt, &json!({"type": "object"}), Some(false))
+        self.json_schema(template, prompt, &json!({"type": "object"}), Some(false), &mut Vec::new())
     }
 
     /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
@@ -42,8 +43,9 @@ impl Grammars {
         prompt: &str,
         schema: &Value,
         strict: Option<bool>,
+        left_out: &mut Vec<String>,
     ) -> Result<Grammar, String> {
-        let schema = prepared(schema, strict)?;
+        let schema = prepared(schema, strict, left_out)?;
         let thinking = template.reasoning_begun(prompt);
         self.constraint(match template.tool_format().json_grammar(&schema, thinking, Some(&self.tokenizer)) {
             Some(grammar) => TopLevelGrammar::from_lark(grammar),
@@ -59,11 +61,15 @@ impl Grammars {
         prompt: &str,
         tools: &[Tool],
         parallel: bool,
+        left_out: &mut Vec<String>,
     ) -> Result<Grammar, String> {
         let bounded = |tool: &Tool| {
             let mut json = tool.as_value().clone();
             let strict = json["function"]["strict"].as_bool();
-            json["function"]["parameters"] = prepared(tool.parameters().unwrap_or(&json!({"type": "object"})), strict)?;
+            let mut places = Vec::new();
+            json["function"]["parameters"] =
+                prepared(tool.parameters().unwrap_or(&json!({"type": "object"})), strict, &mut places)?;
+            left_out.extend(places.into_iter().map(|place| format!("{}{place}", tool.name())));
             Tool::try_from(json).map_err(|e| e.to_string())
         };
         let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
@@ -75,23 +81,51 @@ impl Grammars {
     fn constraint(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref().map_err(Clone::clone)?;
         let compile = || factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
-        let matcher = on_a_large_stack(compile)?.map_err(|e| e.to_string())?;
+        let matcher = on_a_large_stack(compile)?.map_err(|e| explained(&e.to_string()))?;
         Ok(Grammar { matcher })
     }
 }
 
 /// `schema` for texts that do not go on with white space or with properties for ever. What a request itself says about
 /// how its schema is compiled is not followed.
-fn prepared(schema: &Value, strict: Option<bool>) -> Result<Value, String> {
+/// `left_out`: places of assertions that are not enforced; with `strict` there must be none.
+fn prepared(schema: &Value, strict: Option<bool>, left_out: &mut Vec<String>) -> Result<Value, String> {
     check_effort(schema)?;
+    let followed = follow(schema)?;
+    if let (Some(true), Some(place)) = (strict, followed.left_out.first()) {
+        return Err(format!("it is strict, but {place} cannot be enforced: leave the keyword out, or strict"));
+    }
+    left_out.extend(followed.left_out);
     let mut schema = match strict {
-        Some(false) => schema.clone(),
-        Some(true) | None => close(schema, strict.is_some())?,
+        Some(false) => followed.schema,
+        Some(true) | None => close(&followed.schema, strict.is_some())?,
     };
     if let Some(object) = schema.as_object_mut() {
         object.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_SPACE}));
     }
     Ok(schema)
+}
+
+/// Why a grammar was not made, without the words of the library that makes it.
+fn explained(error: &str) -> String {
+    tracing::debug!("a grammar was not made: {error}");
+    let has = |words: &[&str]| words.iter().any(|word| error.contains(word));
+    if has(&["Unsatisfiable", "unsatisfiable", "Regex is empty", "empty regex"]) {
+        "no text can follow all of it".into()
+    } else if has(&[
+        "fuel",
+        "too large",
+        "too big",
+        "limit",
+        "stack level",
+        "items; max",
+        "states",
+        "Unable to determine",
+    ]) {
+        "its grammar would be too large: make it simpler, or its bounds smaller".into()
+    } else {
+        "no grammar can be made of it: make it simpler".into()
+    }
 }
 
 /// Refuses a schema whose size is in no proportion to the work that it makes.
@@ -161,7 +195,7 @@ pub struct Grammar {
 
 impl Constraint for Grammar {
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| explained(&e.to_string()))?;
         for (word, &allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = allowed;
         }
@@ -169,7 +203,7 @@ impl Constraint for Grammar {
     }
 
     fn accept(&mut self, id: u32) -> Result<(), String> {
-        self.matcher.consume_token(id).map_err(|e| e.to_string())
+        self.matcher.consume_token(id).map_err(|e| explained(&e.to_string()))
     }
 
     fn is_complete(&self) -> bool {
@@ -186,8 +220,9 @@ mod tests {
     /// Whether a text follows a schema to its end.
     fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
         let template = ChatTemplate::fallback(Arc::clone(&grammars.tokenizer));
-        let mut constraint =
-            grammars.json_schema(&template, "", schema, strict).unwrap_or_else(|why| panic!("{schema}: {why}"));
+        let mut constraint = grammars
+            .json_schema(&template, "", schema, strict, &mut Vec::new())
+            .unwrap_or_else(|why| panic!("{schema}: {why}"));
         let tokenizer = &grammars.tokenizer;
         let allowed = |constraint: &mut Grammar| {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
@@ -315,7 +350,8 @@ mod tests {
             let tokenizer = vocabulary(control);
             let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
             let prompt = if answer.starts_with("So.") { template.reasoning().unwrap().start } else { "" };
-            let mut constraint = Grammars::new(&tokenizer).calls(&template, prompt, &tools, false).unwrap();
+            let mut constraint =
+                Grammars::new(&tokenizer).calls(&template, prompt, &tools, false, &mut Vec::new()).unwrap();
             let ids = tokenizer.encode(answer, EncodeOptions { add_special: false, parse_special: true });
             let mut parser = template.answer_parser(prompt, &tools);
             let mut events = Vec::new();

@@ -96,7 +96,6 @@ impl RequestLine {
                     generated + usage.generated_tokens,
                 ));
             }
-            Event::Prompt(_) => {}
             Event::Failed(_) => so_far.failed = true,
         }
     }

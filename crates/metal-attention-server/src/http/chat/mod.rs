@@ -20,6 +20,7 @@ use super::answer::{Out, Texts, stream};
 use super::app::Loaded;
 use super::body::Json;
 use super::constraint::Grammar;
+use super::notes::Notes;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
 use guide::{Guide, Wanted};
@@ -69,7 +70,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
         let message = "tool_choice demands a call, which response_format rules out";
         return Err(ApiError::field("tool_choice", message));
     }
-    model.template.tool_format().check_tools(calls.tools()).map_err(|e| {
+    model.template.tool_format().check_tools(&calls.tools).map_err(|e| {
         let place = if e.is_argument { "parameters" } else { "name" };
         ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
     })?;
@@ -84,7 +85,7 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     // An answer in a form of its own has no calls.
     let tools = if is_text { calls.tools.as_slice() } else { &[] };
     let parser = || model.template.continued_parser(&continuation, tools);
-    let mut grammar = grammar(model, own, &calls, &continuation, parser().is_thinking())?;
+    let mut grammar = grammar(model, own, &calls, &continuation, parser().is_thinking(), &mut notes)?;
     if let (Some(grammar), PromptEnd::WithinMessage, false) = (&mut grammar, end, is_text || parser().is_thinking()) {
         follow(grammar, &model.tokenizer, own.messages.last().map_or("", Message::text))?;
     }
@@ -166,7 +167,9 @@ fn grammar(
     calls: &Calls,
     continuation: &Continuation,
     thinking: bool,
+    notes: &mut Notes,
 ) -> Result<Option<Grammar>, ApiError> {
+    let mut left_out = Vec::new();
     // A prompt that ends in thoughts which have begun before is to the grammar as one that begins them.
     let prompt = match model.template.reasoning() {
         Some(markers) if thinking => markers.start,
@@ -174,7 +177,7 @@ fn grammar(
     };
     let (param, grammar) = match request.response_format.as_ref() {
         None | Some(ResponseFormat::Text) if calls.required => {
-            ("tools", model.grammars.calls(&model.template, prompt, &calls.tools, calls.parallel))
+            ("tools", model.grammars.calls(&model.template, prompt, &calls.tools, calls.parallel, &mut left_out))
         }
         None | Some(ResponseFormat::Text) => return Ok(None),
         Some(ResponseFormat::JsonObject { schema: None }) => {
@@ -182,7 +185,7 @@ fn grammar(
         }
         Some(ResponseFormat::JsonObject { schema: Some(schema) }) => (
             "response_format.schema",
-            model.grammars.json_schema(&model.template, prompt, &Value::Object(schema.clone()), None),
+            model.grammars.json_schema(&model.template, prompt, &Value::Object(schema.clone()), None, &mut left_out),
         ),
         Some(ResponseFormat::JsonSchema { json_schema }) => (
             "response_format.json_schema.schema",
@@ -192,10 +195,12 @@ fn grammar(
                     prompt,
                     &Value::Object(schema.clone()),
                     json_schema.strict,
+                    &mut left_out,
                 ),
                 None => model.grammars.json_object(&model.template, prompt),
             },
         ),
     };
+    left_out.into_iter().for_each(|place| notes.schema_unsupported(place));
     grammar.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
 }

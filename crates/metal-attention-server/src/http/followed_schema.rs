@@ -1,0 +1,626 @@
+//! What of a JSON schema a grammar can follow.
+//!
+//! A client's schema (JSON Schema 2020-12 and its drafts before, OpenAPI's `nullable`) becomes one that holds only keywords
+//! which the grammar enforces exactly. Annotations are dropped. An assertion that cannot be enforced is left out and listed
+//! with its place, so that every text of the grammar is valid but for what is listed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use percent_encoding::percent_decode_str;
+use serde_json::{Map, Value, json};
+
+use super::multiples::Multiples;
+
+/// Formats that the grammar enforces; every other format is an annotation (JSON Schema 2020-12, Validation, 7.2.1).
+const FORMATS: [&str; 9] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
+/// The types of JSON Schema.
+const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+/// Bounds of numbers beyond this are left out: integers are not exact there (IEEE 754, binary64).
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+/// Most properties of one object that are not required; the grammar of an object grows with their square.
+const MAX_OPTIONAL: usize = 400;
+/// Most bytes of a pattern.
+const MAX_PATTERN: usize = 4 << 10;
+/// Most elements of a pattern with its repetitions written out, in all patterns of a schema together.
+const MAX_PATTERN_SIZE: u64 = 1 << 20;
+/// Schemas inside each other, references followed.
+const MAX_DEPTH: usize = 200;
+
+/// A schema that a grammar follows, and what of the client's schema it leaves out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FollowedSchema {
+    /// The schema. References lead to `#/$defs`.
+    pub schema: Value,
+    /// Places of assertions that it lacks, as JSON pointers to their keywords, such as `#/properties/d/not`.
+    pub left_out: Vec<String>,
+}
+
+/// What of `schema` a grammar can follow. An error where it is no schema.
+pub fn follow(schema: &Value) -> Result<FollowedSchema, String> {
+    let mut pass = Pass {
+        root: schema,
+        anchors: BTreeMap::new(),
+        targets: BTreeMap::new(),
+        pending: VecDeque::new(),
+        left_out: BTreeSet::new(),
+        multiples: Multiples::default(),
+        pattern_size: 0,
+    };
+    pass.find_anchors(schema, 0);
+    let mut followed = pass.schema(schema, "#", 0)?;
+    let mut definitions = Map::new();
+    while let Some((name, target, place)) = pass.pending.pop_front() {
+        definitions.insert(name, pass.schema(target, &place, 0)?);
+    }
+    if let (false, Some(root)) = (definitions.is_empty(), followed.as_object_mut()) {
+        root.insert("$defs".into(), definitions.into());
+    }
+    Ok(FollowedSchema { schema: followed, left_out: pass.left_out.into_iter().collect() })
+}
+
+struct Pass<'a> {
+    root: &'a Value,
+    /// `$anchor` and `$id` with what has them.
+    anchors: BTreeMap<&'a str, &'a Value>,
+    /// Names in `$defs` of the schemas that references lead to, by these references.
+    targets: BTreeMap<String, String>,
+    /// Targets that are to be followed: name, schema, place.
+    pending: VecDeque<(String, &'a Value, String)>,
+    left_out: BTreeSet<String>,
+    multiples: Multiples,
+    pattern_size: u64,
+}
+
+impl<'a> Pass<'a> {
+    fn find_anchors(&mut self, value: &'a Value, depth: usize) {
+        if depth > MAX_DEPTH {
+            return;
+        }
+        match value {
+            Value::Object(object) => {
+                for keyword in ["$anchor", "$dynamicAnchor", "$id", "id"] {
+                    if let Some(name) = object.get(keyword).and_then(Value::as_str) {
+                        self.anchors.entry(name).or_insert(value);
+                    }
+                }
+                object.values().for_each(|value| self.find_anchors(value, depth + 1));
+            }
+            Value::Array(list) => list.iter().for_each(|value| self.find_anchors(value, depth + 1)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    fn leave_out(&mut self, place: &str, keyword: &str) {
+        self.left_out.insert(format!("{place}/{}", escaped(keyword)));
+    }
+
+    /// What is followed of `value`, the schema at `place`.
+    fn schema(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
+        if depth > MAX_DEPTH {
+            return Err(format!("its schemas are more than {MAX_DEPTH} deep in each other"));
+        }
+        match value {
+            Value::Bool(_) => Ok(value.clone()),
+            Value::Object(object) => self.object(object, place, depth),
+            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                Err(format!("{place} is no schema: it must be an object or a boolean"))
+            }
+        }
+    }
+
+    fn object(&mut self, object: &'a Map<String, Value>, place: &str, depth: usize) -> Result<Value, String> {
+        let mut out = Map::new();
+        // What further assertions come to, each as a schema of its own.
+        let mut all = Vec::new();
+        for (keyword, value) in object {
+            let at = || format!("{place}/{}", escaped(keyword));
+            match keyword.as_str() {
+                "properties" => drop(out.insert(keyword.clone(), self.schemas_by_name(value, &at(), depth)?)),
+                "patternProperties" => self.pattern_properties(value, &mut out, place, depth)?,
+                "additionalProperties" | "additionalItems" => {
+                    out.insert(keyword.clone(), self.schema(value, &at(), depth + 1)?);
+                }
+                "items" if value.is_array() => {
+                    out.insert("prefixItems".into(), self.schemas(value, &at(), depth)?);
+                }
+                "items" => drop(out.insert(keyword.clone(), self.schema(value, &at(), depth + 1)?)),
+                "prefixItems" | "anyOf" => {
+                    out.insert(keyword.clone(), self.schemas(value, &at(), depth)?);
+                }
+                "allOf" => match self.schemas(value, &at(), depth)? {
+                    Value::Array(parts) => all.extend(parts),
+                    Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {}
+                },
+                "oneOf" => {
+                    let parts = self.schemas(value, &at(), depth)?;
+                    if !value.as_array().is_some_and(|parts| self.exclude_each_other(parts)) {
+                        self.leave_out(place, keyword);
+                    }
+                    // Of parts that may hold together, one or several hold.
+                    if out.contains_key("anyOf") || object.contains_key("anyOf") {
+                        all.push(json!({"anyOf": parts}));
+                    } else {
+                        out.insert("anyOf".into(), parts);
+                    }
+                }
+                "$ref" => match value.as_str().and_then(|reference| self.reference(reference)) {
+                    Some(reference) => drop(out.insert(keyword.clone(), reference.into())),
+                    None if value.is_string() => self.leave_out(place, keyword),
+                    None => return Err(format!("{} must be a string", at())),
+                },
+                "type" => self.types(value, &mut out, place)?,
+                "enum" => match value {
+                    Value::Array(values) => drop(out.insert(keyword.clone(), values.clone().into())),
+                    _ => return Err(format!("{} must be a list", at())),
+                },
+                "const" => drop(out.insert(keyword.clone(), value.clone())),
+                "required" => match value.as_array() {
+                    Some(names) if names.iter().all(Value::is_string) => {
+                        drop(out.insert(keyword.clone(), value.clone()))
+                    }
+                    // As in OpenAPI 2, where it is a flag of a parameter.
+                    None if value.is_boolean() => {}
+                    Some(_) | None => return Err(format!("{} must be a list of strings", at())),
+                },
+                "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
+                    out.insert(
+                        keyword.clone(),
+                        count(value).ok_or_else(|| format!("{} must be a whole number", at()))?,
+                    );
+                }
+                "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
+                    self.bound(keyword, value, object, &mut out, place)?;
+                }
+                "multipleOf" => match value {
+                    Value::Number(number) if self.multiples.take(number) => {
+                        out.insert(keyword.clone(), value.clone());
+                    }
+                    Value::Number(_) => self.leave_out(place, keyword),
+                    _ => return Err(format!("{} must be a number", at())),
+                },
+                "pattern" => match value.as_str() {
+                    Some(pattern) if self.is_followed(pattern) => drop(out.insert(keyword.clone(), value.clone())),
+                    Some(_) => self.leave_out(place, keyword),
+                    None => return Err(format!("{} must be a string", at())),
+                },
+                "format" => {
+                    if value.as_str().is_some_and(|format| FORMATS.contains(&format)) {
+                        out.insert(keyword.clone(), value.clone());
+                    }
+                }
+                "uniqueItems"
+                | "contains"
+                | "dependentSchemas"
+                | "dependencies"
+                | "unevaluatedItems"
+                | "unevaluatedProperties" => {
+                    if !asks_for_nothing(value) {
+                        self.leave_out(place, keyword);
+                    }
+                }
+                "if" if object.contains_key("then") || object.contains_key("else") => self.leave_out(place, keyword),
+                "$dynamicRef" | "$recursiveRef" => self.leave_out(place, keyword),
+                "not" => match negated(value) {
+                    Some(part) => all.push(part),
+                    None => self.leave_out(place, keyword),
+                },
+                "dependentRequired" => match dependencies(value) {
+                    Some(parts) => all.extend(parts),
+                    None => self.leave_out(place, keyword),
+                },
+                // `propertyNames` and `nullable` are added below. All others are annotations, or keywords that nobody defined.
+                _ => {}
+            }
+        }
+        if let Some(names) = object.get("propertyNames") {
+            self.property_names(names, object, &mut out, place)?;
+        }
+        if !all.is_empty() {
+            out.insert("allOf".into(), all.into());
+        }
+        self.limit_optional(&mut out, place);
+        Ok(if object.get("nullable") == Some(&Value::Bool(true)) { nullable(out) } else { out.into() })
+    }
+
+    fn schemas(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
+        let list = value.as_array().ok_or_else(|| format!("{place} must be a list of schemas"))?;
+        let followed: Result<Vec<_>, _> =
+            list.iter().enumerate().map(|(i, part)| self.schema(part, &format!("{place}/{i}"), depth + 1)).collect();
+        Ok(followed?.into())
+    }
+
+    fn schemas_by_name(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
+        let object = value.as_object().ok_or_else(|| format!("{place} must be an object with schemas"))?;
+        let mut out = Map::new();
+        for (name, schema) in object {
+            out.insert(name.clone(), self.schema(schema, &format!("{place}/{}", escaped(name)), depth + 1)?);
+        }
+        Ok(out.into())
+    }
+
+    /// Schemas by patterns of names. A pattern that cannot be followed, or that may match a name of a later pattern, is left
+    /// out.
+    fn pattern_properties(
+        &mut self,
+        value: &'a Value,
+        out: &mut Map<String, Value>,
+        place: &str,
+        depth: usize,
+    ) -> Result<(), String> {
+        let at = format!("{place}/patternProperties");
+        let patterns = value.as_object().ok_or_else(|| format!("{at} must be an object with schemas"))?;
+        let mut followed = Map::new();
+        for (pattern, schema) in patterns {
+            if self.is_followed(pattern) {
+                let schema = self.schema(schema, &format!("{at}/{}", escaped(pattern)), depth + 1)?;
+                followed.insert(pattern.clone(), schema);
+            } else {
+                self.leave_out(&at, pattern);
+            }
+        }
+        // The grammar takes a name by one of its patterns, and would not hold it to a second one.
+        let patterns: Vec<_> = followed.keys().cloned().collect();
+        for (i, pattern) in patterns.iter().enumerate() {
+            if patterns[i + 1..].iter().any(|other| !begin_differently(pattern, other)) {
+                followed.remove(pattern);
+                self.leave_out(&at, pattern);
+            }
+        }
+        if !followed.is_empty() {
+            out.insert("patternProperties".into(), followed.into());
+        }
+        Ok(())
+    }
+
+    /// The name in `$defs` of what a reference leads to; none where it leads nowhere.
+    fn reference(&mut self, reference: &str) -> Option<String> {
+        let target = self.resolve(reference)?;
+        let n = self.targets.len();
+        let name = match self.targets.get(reference) {
+            Some(name) => name.clone(),
+            None => {
+                let name = format!("d{n}");
+                self.targets.insert(reference.to_owned(), name.clone());
+                self.pending.push_back((name.clone(), target, reference.to_owned()));
+                name
+            }
+        };
+        Some(format!("#/$defs/{name}"))
+    }
+
+    /// What a reference leads to: a JSON pointer (RFC 6901) in a fragment (percent-encoded), an anchor, or an identifier.
+    fn resolve(&self, reference: &str) -> Option<&'a Value> {
+        if let Some(found) = self.anchors.get(reference) {
+            return Some(found);
+        }
+        let (base, fragment) = reference.split_once('#')?;
+        let start = if base.is_empty() { self.root } else { self.anchors.get(base)? };
+        let fragment = percent_decode_str(fragment).decode_utf8().ok()?;
+        match &*fragment {
+            "" => Some(start),
+            pointer if pointer.starts_with('/') => start.pointer(pointer),
+            anchor => self.anchors.get(anchor).copied(),
+        }
+    }
+
+    fn types(&mut self, value: &Value, out: &mut Map<String, Value>, place: &str) -> Result<(), String> {
+        let known = |name: &Value| name.as_str().is_some_and(|name| TYPES.contains(&name));
+        match value {
+            Value::String(_) if known(value) => drop(out.insert("type".into(), value.clone())),
+            Value::Array(names) if names.iter().all(known) => drop(out.insert("type".into(), value.clone())),
+            Value::String(_) | Value::Array(_) => self.leave_out(place, "type"),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
+                return Err(format!("{place}/type must be a string or a list of strings"));
+            }
+        }
+        Ok(())
+    }
+
+    fn bound(
+        &mut self,
+        keyword: &str,
+        value: &Value,
+        object: &Map<String, Value>,
+        out: &mut Map<String, Value>,
+        place: &str,
+    ) -> Result<(), String> {
+        let number = match (keyword, value) {
+            // In draft 4 these are flags of minimum and maximum.
+            ("exclusiveMinimum", Value::Bool(is_exclusive)) => {
+                object.get("minimum").filter(|_| *is_exclusive).and_then(Value::as_f64)
+            }
+            ("exclusiveMaximum", Value::Bool(is_exclusive)) => {
+                object.get("maximum").filter(|_| *is_exclusive).and_then(Value::as_f64)
+            }
+            (_, value) => Some(value.as_f64().ok_or_else(|| format!("{place}/{keyword} must be a number"))?),
+        };
+        match number {
+            Some(number) if number.abs() <= MAX_EXACT => drop(out.insert(keyword.into(), json!(number))),
+            Some(_) => self.leave_out(place, keyword),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether the grammar follows a pattern: one without look-around and back-references, of bounded size.
+    fn is_followed(&mut self, pattern: &str) -> bool {
+        if pattern.len() > MAX_PATTERN {
+            return false;
+        }
+        let Ok(parsed) = regex_syntax::ast::parse::Parser::new().parse(pattern) else { return false };
+        self.pattern_size = self.pattern_size.saturating_add(written_out(&parsed));
+        self.pattern_size <= MAX_PATTERN_SIZE && regex_syntax::parse(pattern).is_ok_and(|hir| !has_boundary(&hir))
+    }
+
+    /// `propertyNames`, where an object's further names follow it: as names by a pattern, or as names.
+    fn property_names(
+        &mut self,
+        value: &Value,
+        object: &Map<String, Value>,
+        out: &mut Map<String, Value>,
+        place: &str,
+    ) -> Result<(), String> {
+        let Some(names) = value.as_object() else {
+            if !value.is_boolean() {
+                return Err(format!("{place}/propertyNames must be a schema"));
+            }
+            if value == &Value::Bool(false) {
+                out.insert("maxProperties".into(), json!(0));
+            }
+            return Ok(());
+        };
+        let assertions: Vec<_> = names.iter().filter(|(keyword, _)| is_assertion(keyword)).collect();
+        let of_names = |keyword: &str| {
+            names.get(keyword).filter(|_| assertions.iter().all(|(k, _)| [keyword, "type"].contains(&k.as_str())))
+        };
+        if assertions.iter().all(|(keyword, value)| *keyword == "type" && *value == "string") {
+            return Ok(());
+        }
+        let has_names = ["properties", "patternProperties"].iter().any(|keyword| object.contains_key(*keyword));
+        let further = out.get("additionalProperties").cloned().unwrap_or(Value::Bool(true));
+        match (of_names("pattern").and_then(Value::as_str), of_names("enum").and_then(Value::as_array)) {
+            _ if has_names => self.leave_out(place, "propertyNames"),
+            (Some(pattern), _) if self.is_followed(pattern) => {
+                out.insert("patternProperties".into(), json!({pattern: further}));
+                out.insert("additionalProperties".into(), Value::Bool(false));
+            }
+            (_, Some(known)) if known.iter().all(Value::is_string) && known.len() <= MAX_OPTIONAL => {
+                let properties: Map<_, _> =
+                    known.iter().filter_map(Value::as_str).map(|name| (name.to_owned(), further.clone())).collect();
+                out.insert("properties".into(), properties.into());
+                out.insert("additionalProperties".into(), Value::Bool(false));
+            }
+            (Some(_) | None, _) => self.leave_out(place, "propertyNames"),
+        }
+        Ok(())
+    }
+
+    /// Takes properties beyond [`MAX_OPTIONAL`] that are not required out of an object: texts without them are valid, too.
+    fn limit_optional(&mut self, out: &mut Map<String, Value>, place: &str) {
+        let required: BTreeSet<String> = out
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect();
+        let Some(properties) = out.get_mut("properties").and_then(Value::as_object_mut) else { return };
+        let mut n_optional = 0;
+        let before = properties.len();
+        properties.retain(|name, _| {
+            n_optional += usize::from(!required.contains(name));
+            required.contains(name) || n_optional <= MAX_OPTIONAL
+        });
+        if properties.len() < before {
+            out.insert("additionalProperties".into(), Value::Bool(false));
+            self.leave_out(place, "properties");
+        }
+    }
+
+    /// Whether it is seen that no value follows two of `parts`.
+    fn exclude_each_other(&self, parts: &[Value]) -> bool {
+        parts.iter().enumerate().all(|(i, part)| parts[i + 1..].iter().all(|other| self.disjoint(part, other, 0)))
+    }
+
+    /// Whether it is seen that no value follows both `a` and `b`.
+    fn disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
+        if depth > 4 {
+            return false;
+        }
+        let (Some(a), Some(b)) = (self.target(a), self.target(b)) else {
+            return a == &Value::Bool(false) || b == &Value::Bool(false);
+        };
+        if let (Some(types), Some(others)) = (types_of(a), types_of(b)) {
+            if !types.iter().any(|name| others.iter().any(|other| same_type(name, other))) {
+                return true;
+            }
+            let is_object = |types: &BTreeSet<String>| types.iter().eq(["object"]);
+            if is_object(&types) && is_object(&others) {
+                let property =
+                    |of: &Map<String, Value>, name: &str| of.get("properties").and_then(|all| all.get(name)).cloned();
+                let names = [a, b].into_iter().filter_map(|of| of.get("required")?.as_array()).flatten();
+                return names.filter_map(Value::as_str).any(|name| match (property(a, name), property(b, name)) {
+                    (Some(one), Some(other)) => self.disjoint(&one, &other, depth + 1),
+                    (Some(_) | None, _) => false,
+                });
+            }
+        }
+        match (values_of(a), values_of(b)) {
+            (Some(values), Some(others)) => !values.iter().any(|value| others.contains(value)),
+            (Some(_) | None, _) => false,
+        }
+    }
+
+    /// The keywords of a schema, or of what it refers to.
+    fn target<'b>(&'b self, schema: &'b Value) -> Option<&'b Map<String, Value>> {
+        let object = schema.as_object()?;
+        match object.get("$ref").and_then(Value::as_str) {
+            Some(reference) => self.resolve(reference)?.as_object(),
+            None => Some(object),
+        }
+    }
+}
+
+/// A name as a step of a JSON pointer (RFC 6901).
+fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
+/// A count, also where it is written as `3.0`.
+fn count(value: &Value) -> Option<Value> {
+    let number = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(n))?;
+    Some(json!(number as u64))
+}
+
+fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) => value != &Value::Bool(true) || value.is_null(),
+        Value::Object(object) => object.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+/// Whether a keyword of a schema for names restricts them.
+fn is_assertion(keyword: &str) -> bool {
+    !["title", "description", "$comment", "default", "examples", "format"].contains(&keyword)
+}
+
+/// What a value that does not follow `schema` follows, for negations that a grammar can say: of types, and of the presence of
+/// a property.
+fn negated(schema: &Value) -> Option<Value> {
+    let object = match schema {
+        Value::Bool(holds) => return Some(Value::Bool(!holds)),
+        Value::Object(object) => object,
+        Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => return None,
+    };
+    let mut assertions = object.iter().filter(|(keyword, _)| is_assertion(keyword));
+    match (assertions.next(), assertions.next()) {
+        (None, _) => Some(Value::Bool(false)),
+        (Some((keyword, value)), None) if keyword == "type" => {
+            let not = types_of(&Map::from_iter([("type".to_owned(), value.clone())]))?;
+            // What is no integer may be another number, which no type says.
+            if not.contains("integer") && !not.contains("number") {
+                return None;
+            }
+            let is_number = |name: &str| name == "integer" && not.contains("number");
+            let left: Vec<_> =
+                TYPES.iter().filter(|name| !not.contains(**name) && !is_number(name) && **name != "integer").collect();
+            Some(json!({"type": left}))
+        }
+        (Some((keyword, value)), None) if keyword == "required" => match value.as_array()?.as_slice() {
+            [Value::String(name)] => Some(json!({"properties": {name: false}})),
+            _ => None,
+        },
+        (Some(_), _) => None,
+    }
+}
+
+/// `dependentRequired`, for each name: it is absent, or the others are there.
+fn dependencies(value: &Value) -> Option<Vec<Value>> {
+    /// Most names: each doubles the ways in which an object can be written.
+    const MOST: usize = 4;
+    let names = value.as_object().filter(|names| names.len() <= MOST)?;
+    names
+        .iter()
+        .map(|(name, others)| {
+            let others = others.as_array().filter(|others| others.iter().all(Value::is_string))?;
+            let all: Vec<_> = std::iter::once(Value::from(name.clone())).chain(others.iter().cloned()).collect();
+            Some(json!({"anyOf": [{"properties": {name: false}}, {"required": all}]}))
+        })
+        .collect()
+}
+
+/// `schema`, or null (OpenAPI 3.0, `nullable`).
+fn nullable(schema: Map<String, Value>) -> Value {
+    json!({"anyOf": [schema, {"type": "null"}]})
+}
+
+/// The types that a value may have; none where all may.
+fn types_of(object: &Map<String, Value>) -> Option<BTreeSet<String>> {
+    match object.get("type") {
+        Some(Value::String(name)) => Some([name.clone()].into()),
+        Some(Value::Array(names)) => names.iter().map(|name| name.as_str().map(str::to_owned)).collect(),
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => None,
+        None => values_of(object).map(|values| values.iter().map(|value| type_of(value).to_owned()).collect()),
+    }
+}
+
+/// Whether a value may be of both types.
+fn same_type(a: &str, b: &str) -> bool {
+    a == b || matches!((a, b), ("integer", "number") | ("number", "integer"))
+}
+
+/// The values that are listed.
+fn values_of(object: &Map<String, Value>) -> Option<Vec<Value>> {
+    let listed = object.get("enum").and_then(Value::as_array).cloned();
+    object.get("const").map(|value| vec![value.clone()]).or(listed)
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Elements of a pattern with its repetitions written out.
+fn written_out(ast: &regex_syntax::ast::Ast) -> u64 {
+    use regex_syntax::ast::{Ast, RepetitionKind, RepetitionRange};
+    match ast {
+        Ast::Empty(_)
+        | Ast::Flags(_)
+        | Ast::Literal(_)
+        | Ast::Dot(_)
+        | Ast::Assertion(_)
+        | Ast::ClassUnicode(_)
+        | Ast::ClassPerl(_)
+        | Ast::ClassBracketed(_) => 1,
+        Ast::Repetition(repetition) => {
+            let times = match &repetition.op.kind {
+                RepetitionKind::ZeroOrOne | RepetitionKind::ZeroOrMore | RepetitionKind::OneOrMore => 1,
+                RepetitionKind::Range(RepetitionRange::Exactly(n) | RepetitionRange::AtLeast(n)) => u64::from(*n),
+                RepetitionKind::Range(RepetitionRange::Bounded(_, n)) => u64::from(*n),
+            };
+            times.max(1).saturating_mul(written_out(&repetition.ast))
+        }
+        Ast::Group(group) => written_out(&group.ast),
+        Ast::Alternation(alternation) => alternation.asts.iter().map(written_out).fold(0, u64::saturating_add),
+        Ast::Concat(concat) => concat.asts.iter().map(written_out).fold(0, u64::saturating_add),
+    }
+}
+
+/// Whether no text matches both patterns, because they require different beginnings.
+fn begin_differently(a: &str, b: &str) -> bool {
+    let (Some(a), Some(b)) = (beginning(a), beginning(b)) else { return false };
+    a.iter().zip(&b).any(|(a, b)| a != b)
+}
+
+/// The bytes that every text begins with that matches `pattern`.
+fn beginning(pattern: &str) -> Option<Vec<u8>> {
+    use regex_syntax::hir::{HirKind, Look};
+    let hir = regex_syntax::parse(pattern).ok()?;
+    let HirKind::Concat(parts) = hir.kind() else { return None };
+    match [parts.first()?.kind(), parts.get(1)?.kind()] {
+        [HirKind::Look(Look::Start), HirKind::Literal(literal)] => Some(literal.0.to_vec()),
+        _ => None,
+    }
+}
+
+/// Whether a pattern asks for the boundaries of words, which a grammar does not see.
+fn has_boundary(hir: &regex_syntax::hir::Hir) -> bool {
+    use regex_syntax::hir::{HirKind, Look};
+    match hir.kind() {
+        HirKind::Empty | HirKind::Literal(_) | HirKind::Class(_) => false,
+        HirKind::Look(Look::Start | Look::End | Look::StartLF | Look::EndLF | Look::StartCRLF | Look::EndCRLF) => false,
+        HirKind::Look(_) => true,
+        HirKind::Repetition(repetition) => has_boundary(&repetition.sub),
+        HirKind::Capture(capture) => has_boundary(&capture.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().any(has_boundary),
+    }
+}
