@@ -46,7 +46,7 @@ pub enum CliError {
         /// The repository and file that were tried.
         name: String,
         /// The hub's error.
-        error: HubError,
+        error: Box<HubError>,
     },
     /// A model's name, its download, or the cache: exit code 2, 3, 130 or 1 by its kind.
     #[error(transparent)]
@@ -76,7 +76,7 @@ impl CliError {
         if known_model(given).is_none() {
             return Self::Hub(error);
         }
-        Self::KnownModel { given: safe(given), name: name.to_string(), error }
+        Self::KnownModel { given: safe(given), name: name.to_string(), error: Box::new(error) }
     }
 
     /// An error of writing to stdout.
@@ -101,7 +101,8 @@ impl CliError {
             Self::Engine(error) | Self::InFile { error, .. } => engine_exit_code(error),
             Self::InEnvironment(error) => error.exit_code(),
             Self::NoModel(_) => 3,
-            Self::Hub(error) | Self::KnownModel { error, .. } => hub_exit_code(error),
+            Self::Hub(error) => hub_exit_code(error),
+            Self::KnownModel { error, .. } => hub_exit_code(error),
             Self::Interrupted => 130,
         }
     }

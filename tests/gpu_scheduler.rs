@@ -48,6 +48,7 @@ fn texts_side_by_side_are_those_of_the_cpu() {
             let (mut ids, mut cached) = (Vec::new(), 0);
             while let Some(event) = events.blocking_recv() {
                 match event {
+                    Event::Prompt(_) => {}
                     Event::Token { id, .. } => ids.push(id),
                     Event::Done { usage, .. } => cached = usage.cached_tokens,
                     Event::Failed(why) => panic!("{why}"),

@@ -45,12 +45,12 @@ struct Cycler {
     place: AtomicUsize,
 }
 
-pub(crate) fn cycler(values: Rest<Value>) -> Result<Value, Error> {
+pub(crate) fn cycler(Rest(values): Rest<Value>) -> Result<Value, Error> {
     if values.is_empty() {
         return Err(Error::new(ErrorKind::MissingArgument, "cycler needs values"));
     }
     values.iter().try_for_each(without_parts)?;
-    Ok(Value::from_object(Cycler { values: values.to_vec(), place: AtomicUsize::new(0) }))
+    Ok(Value::from_object(Cycler { values, place: AtomicUsize::new(0) }))
 }
 
 impl Cycler {

@@ -106,7 +106,6 @@ fn pair(separators: &Value) -> Result<(String, String), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::{ChatTemplate, RenderRequest};
 
     fn render(source: &str) -> String {

@@ -41,7 +41,7 @@ fn with_exact_numbers(text: &str) -> Option<String> {
                 let number = &text[start..at];
                 if !is_held(number) {
                     out += &text[done..start];
-                    out += &format!("{{\"{KEY}\":\"{number}\"}}");
+                    out.extend(["{\"", KEY, "\":\"", number, "\"}"]);
                     done = at;
                 }
             }

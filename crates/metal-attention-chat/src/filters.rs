@@ -452,7 +452,10 @@ fn quoted(text: &str, in_query: bool) -> String {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => out.push(byte.into()),
             b'/' if !in_query => out.push('/'),
             b' ' if in_query => out.push('+'),
-            _ => out += &format!("%{byte:02X}"),
+            _ => {
+                out.push('%');
+                out.extend([byte >> 4, byte & 15].map(|digit| char::from(b"0123456789ABCDEF"[usize::from(digit)])));
+            }
         }
     }
     out

@@ -40,9 +40,12 @@ pub(crate) fn completed(messages: &[Message]) -> Vec<Message> {
     completed
 }
 
+/// Makes another form of a conversation.
+type Form = fn(&[Message]) -> Vec<Message>;
+
 /// The forms of a conversation, as it is first. Each is made when it is asked for.
 pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message>> {
-    let roles: [fn(&[Message]) -> Vec<Message>; 7] = [
+    let roles: [Form; 7] = [
         <[Message]>::to_vec,
         alternating,
         |messages| closed_calls(alternating(messages)),
@@ -51,8 +54,7 @@ pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message
         no_system_message,
         |messages| closed_calls(no_system_message(messages)),
     ];
-    let calls: [fn(&[Message]) -> Vec<Message>; 3] =
-        [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
+    let calls: [Form; 3] = [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
     roles.into_iter().flat_map(move |roles| {
         let messages = roles(messages);
         calls.into_iter().map(move |calls| calls(&messages))

@@ -121,9 +121,9 @@ fn rem(a: &Value, b: &Value) -> Result<Value, Error> {
     };
     let mut values = vec![a.clone()];
     if is_tuple(b) {
-        values.extend(b.try_iter()?)
+        values.extend(b.try_iter()?);
     } else {
-        values.push(b.clone())
+        values.push(b.clone());
     }
     charge(prices::formatted(&Args(&values))?)?;
     printf(form, b).map(Value::from)
@@ -143,7 +143,7 @@ fn equal(a: &Value, b: &Value) -> bool {
             a_items.all(|item| b_items.next().is_some_and(|other| equal(&item, &other)))
         }
         (ValueKind::Map, ValueKind::Map) if is_measured(a) && is_measured(b) => {
-            let pairs = |map: &Value| map.as_object().and_then(|object| object.try_iter_pairs());
+            let pairs = |map: &Value| map.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
             let (Some(mut pairs), Some(other)) = (pairs(a), b.as_object()) else { return false };
             a.len() == b.len()
                 && pairs.all(|(key, value)| other.get_value(&key).is_some_and(|other| equal(&value, &other)))

@@ -48,7 +48,7 @@ fn write_value(out: &mut String, value: &Value, format: &Format, depth: usize) -
             list(out, '[', ']', &values, format, depth, |out, value| write_value(out, value, format, depth + 1))
         }
         ValueKind::Map => {
-            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
             let pairs = pairs.into_iter().flatten().map(|(key, value)| Ok((key_text(&key)?, value)));
             let mut pairs = pairs.collect::<Result<Vec<_>, Error>>()?;
             if format.sort_keys {

@@ -447,7 +447,7 @@ fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
 }
 
 fn of_dictionary(dictionary: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let pairs = || dictionary.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten();
+    let pairs = || dictionary.as_object().and_then(minijinja::value::DynObject::try_iter_pairs).into_iter().flatten();
     match method {
         "get" => {
             let [key, default] = given(method, args, ["", ""])?;

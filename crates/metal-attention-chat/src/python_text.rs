@@ -69,7 +69,7 @@ fn write_repr(out: &mut String, value: &Value) {
         }
         ValueKind::Map if is_measured(value) => {
             out.push('{');
-            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
             for (i, (key, value)) in pairs.into_iter().flatten().enumerate() {
                 *out += if i > 0 { ", " } else { "" };
                 write_repr(out, &key);

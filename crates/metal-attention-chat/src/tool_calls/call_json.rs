@@ -203,10 +203,10 @@ impl CallJson {
                 }
             }
             Ok(_) if is_arguments => return State::NoCall,
-            Ok(_) => {}
-            // A number that Rust cannot hold, or values too deep: other keys do not matter.
+            // A number that Rust cannot hold, or values too deep.
             Err(_) if is_arguments || NAMES.contains(&&*self.key) => return State::NoCall,
-            Err(_) => {}
+            // Other keys do not matter.
+            Ok(_) | Err(_) => {}
         }
         State::Key { first: false }
     }
@@ -331,7 +331,7 @@ mod tests {
             (r#"{"name": "f"}"#, "{}"),
             (r#"{"name": "f", "arguments": null}"#, "{}"),
             (r#"{"name": "f", "arguments": ""}"#, "{}"),
-            (r#"{'name': 'f', 'arguments': {'a': True}}"#, r#"{"a": true}"#),
+            (r"{'name': 'f', 'arguments': {'a': True}}", r#"{"a": true}"#),
             (r#"{"name": "f", "arguments": {"a": 1,},}"#, r#"{"a": 1}"#),
             (r#"{"name": "f", "arguments": {"a": 1}</tool_call>"#, r#"{"a": 1}"#),
             (r#"{"name": "f", "arguments": {"a": 1e400}, "id": 1e400}"#, r#"{"a": 1e400}"#),

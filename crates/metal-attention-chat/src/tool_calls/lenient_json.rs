@@ -297,7 +297,7 @@ impl LenientJson {
 
     fn in_word(&mut self, c: char, is_key: bool) -> Step {
         let ends = c.is_whitespace() || matches!(c, ',' | '}' | ']' | '{' | '[' | '"' | '\'' | '<' | '`');
-        if !ends && !(is_key && c == ':') {
+        if !(ends || is_key && c == ':') {
             self.held.push(c);
             return Step::More;
         }

@@ -90,7 +90,7 @@ enum State {
     /// After `<|python_tag|>`. `raw` is that.
     Python { raw: String },
     /// In a call. `raw` is its text so far, with what announced it; where nothing did, the function must be known.
-    Call { call: Call, raw: String, announced: bool, started: bool },
+    Call { call: Box<Call>, raw: String, announced: bool, started: bool },
     /// After a call.
     AfterCall,
     /// Before the header of a message.
@@ -452,7 +452,7 @@ impl ToolCallParser {
     }
 
     fn enter_call(&mut self, call: Call, raw: &str, announced: bool) {
-        self.state = State::Call { call, raw: raw.to_owned(), announced, started: false };
+        self.state = State::Call { call: Box::new(call), raw: raw.to_owned(), announced, started: false };
     }
 
     /// After what announces a call: a list, an object, a name with arguments, or what else the format has.

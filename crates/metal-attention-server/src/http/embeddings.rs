@@ -156,7 +156,9 @@ fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
         vector.truncate(n);
         let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if length > 0.0 {
-            vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+            for x in &mut *vector {
+                *x = (f64::from(*x) / length) as f32;
+            }
         }
     }
     vector

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 
+use super::followed_patterns::{begin_differently, kept_apart, size_of_followed};
 use super::multiples::Multiples;
 
 /// Formats that the grammar enforces; every other format is an annotation (JSON Schema 2020-12, Validation, 7.2.1).
@@ -19,8 +20,6 @@ const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "obje
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 /// Most properties of one object that are not required; the grammar of an object grows with their square.
 const MAX_OPTIONAL: usize = 400;
-/// Most bytes of a pattern.
-const MAX_PATTERN: usize = 4 << 10;
 /// Most elements of a pattern with its repetitions written out, in all patterns of a schema together.
 const MAX_PATTERN_SIZE: u64 = 1 << 20;
 /// Schemas inside each other, references followed.
@@ -156,7 +155,7 @@ impl<'a> Pass<'a> {
                 "const" => drop(out.insert(keyword.clone(), value.clone())),
                 "required" => match value.as_array() {
                     Some(names) if names.iter().all(Value::is_string) => {
-                        drop(out.insert(keyword.clone(), value.clone()))
+                        drop(out.insert(keyword.clone(), value.clone()));
                     }
                     // As in OpenAPI 2, where it is a flag of a parameter.
                     None if value.is_boolean() => {}
@@ -183,20 +182,18 @@ impl<'a> Pass<'a> {
                     Some(_) => self.leave_out(place, keyword),
                     None => return Err(format!("{} must be a string", at())),
                 },
-                "format" => {
-                    if value.as_str().is_some_and(|format| FORMATS.contains(&format)) {
-                        out.insert(keyword.clone(), value.clone());
-                    }
+                "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => {
+                    out.insert(keyword.clone(), value.clone());
                 }
                 "uniqueItems"
                 | "contains"
                 | "dependentSchemas"
                 | "dependencies"
                 | "unevaluatedItems"
-                | "unevaluatedProperties" => {
-                    if !asks_for_nothing(value) {
-                        self.leave_out(place, keyword);
-                    }
+                | "unevaluatedProperties"
+                    if !asks_for_nothing(value) =>
+                {
+                    self.leave_out(place, keyword);
                 }
                 "if" if object.contains_key("then") || object.contains_key("else") => self.leave_out(place, keyword),
                 "$dynamicRef" | "$recursiveRef" => self.leave_out(place, keyword),
@@ -219,7 +216,10 @@ impl<'a> Pass<'a> {
             out.insert("allOf".into(), all.into());
         }
         self.limit_optional(&mut out, place);
-        Ok(if object.get("nullable") == Some(&Value::Bool(true)) { nullable(out) } else { out.into() })
+        self.limit_counts(&mut out, place);
+        let is_nullable = object.get("nullable") == Some(&Value::Bool(true));
+        // OpenAPI 3.0.
+        Ok(if is_nullable { json!({"anyOf": [out, {"type": "null"}]}) } else { out.into() })
     }
 
     fn schemas(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
@@ -261,9 +261,21 @@ impl<'a> Pass<'a> {
         // The grammar takes a name by one of its patterns, and would not hold it to a second one.
         let patterns: Vec<_> = followed.keys().cloned().collect();
         for (i, pattern) in patterns.iter().enumerate() {
-            if patterns[i + 1..].iter().any(|other| !begin_differently(pattern, other)) {
-                followed.remove(pattern);
-                self.leave_out(&at, pattern);
+            for other in &patterns[i + 1..] {
+                let [Some(schema), Some(other_schema)] = [pattern, other].map(|pattern| followed.get(pattern).cloned())
+                else {
+                    continue;
+                };
+                if !begin_differently(pattern, other) {
+                    followed.remove(pattern);
+                    match kept_apart(pattern, other) {
+                        Some((pattern, other_apart)) => {
+                            followed.remove(other);
+                            followed.extend([(pattern, schema), (other_apart, other_schema)]);
+                        }
+                        None => self.leave_out(&at, pattern),
+                    }
+                }
             }
         }
         if !followed.is_empty() {
@@ -275,16 +287,12 @@ impl<'a> Pass<'a> {
     /// The name in `$defs` of what a reference leads to; none where it leads nowhere.
     fn reference(&mut self, reference: &str) -> Option<String> {
         let target = self.resolve(reference)?;
-        let n = self.targets.len();
-        let name = match self.targets.get(reference) {
-            Some(name) => name.clone(),
-            None => {
-                let name = format!("d{n}");
-                self.targets.insert(reference.to_owned(), name.clone());
-                self.pending.push_back((name.clone(), target, reference.to_owned()));
-                name
-            }
-        };
+        let name = self.targets.get(reference).cloned().unwrap_or_else(|| {
+            let name = format!("d{}", self.targets.len());
+            self.pending.push_back((name.clone(), target, reference.to_owned()));
+            name
+        });
+        self.targets.insert(reference.to_owned(), name.clone());
         Some(format!("#/$defs/{name}"))
     }
 
@@ -344,12 +352,9 @@ impl<'a> Pass<'a> {
 
     /// Whether the grammar follows a pattern: one without look-around and back-references, of bounded size.
     fn is_followed(&mut self, pattern: &str) -> bool {
-        if pattern.len() > MAX_PATTERN {
-            return false;
-        }
-        let Ok(parsed) = regex_syntax::ast::parse::Parser::new().parse(pattern) else { return false };
-        self.pattern_size = self.pattern_size.saturating_add(written_out(&parsed));
-        self.pattern_size <= MAX_PATTERN_SIZE && regex_syntax::parse(pattern).is_ok_and(|hir| !has_boundary(&hir))
+        let Some(size) = size_of_followed(pattern) else { return false };
+        self.pattern_size = self.pattern_size.saturating_add(size);
+        self.pattern_size <= MAX_PATTERN_SIZE
     }
 
     /// `propertyNames`, where an object's further names follow it: as names by a pattern, or as names.
@@ -397,14 +402,7 @@ impl<'a> Pass<'a> {
 
     /// Takes properties beyond [`MAX_OPTIONAL`] that are not required out of an object: texts without them are valid, too.
     fn limit_optional(&mut self, out: &mut Map<String, Value>, place: &str) {
-        let required: BTreeSet<String> = out
-            .get("required")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .map(str::to_owned)
-            .collect();
+        let required = required_names(out);
         let Some(properties) = out.get_mut("properties").and_then(Value::as_object_mut) else { return };
         let mut n_optional = 0;
         let before = properties.len();
@@ -415,6 +413,19 @@ impl<'a> Pass<'a> {
         if properties.len() < before {
             out.insert("additionalProperties".into(), Value::Bool(false));
             self.leave_out(place, "properties");
+        }
+    }
+
+    /// The grammar counts the properties of an object whose named ones are all required.
+    fn limit_counts(&mut self, out: &mut Map<String, Value>, place: &str) {
+        let required = required_names(out);
+        let named = out.get("properties").and_then(Value::as_object);
+        if named.is_some_and(|named| named.keys().any(|name| !required.contains(name))) {
+            for keyword in ["minProperties", "maxProperties"] {
+                if out.remove(keyword).is_some_and(|n| n != 0) {
+                    self.leave_out(place, keyword);
+                }
+            }
         }
     }
 
@@ -460,6 +471,12 @@ impl<'a> Pass<'a> {
             None => Some(object),
         }
     }
+}
+
+/// The names of properties that an object requires.
+fn required_names(object: &Map<String, Value>) -> BTreeSet<String> {
+    let names = object.get("required").and_then(Value::as_array);
+    names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// A name as a step of a JSON pointer (RFC 6901).
@@ -532,11 +549,6 @@ fn dependencies(value: &Value) -> Option<Vec<Value>> {
         .collect()
 }
 
-/// `schema`, or null (OpenAPI 3.0, `nullable`).
-fn nullable(schema: Map<String, Value>) -> Value {
-    json!({"anyOf": [schema, {"type": "null"}]})
-}
-
 /// The types that a value may have; none where all may.
 fn types_of(object: &Map<String, Value>) -> Option<BTreeSet<String>> {
     match object.get("type") {
@@ -566,61 +578,5 @@ fn type_of(value: &Value) -> &'static str {
         Value::String(_) => "string",
         Value::Array(_) => "array",
         Value::Object(_) => "object",
-    }
-}
-
-/// Elements of a pattern with its repetitions written out.
-fn written_out(ast: &regex_syntax::ast::Ast) -> u64 {
-    use regex_syntax::ast::{Ast, RepetitionKind, RepetitionRange};
-    match ast {
-        Ast::Empty(_)
-        | Ast::Flags(_)
-        | Ast::Literal(_)
-        | Ast::Dot(_)
-        | Ast::Assertion(_)
-        | Ast::ClassUnicode(_)
-        | Ast::ClassPerl(_)
-        | Ast::ClassBracketed(_) => 1,
-        Ast::Repetition(repetition) => {
-            let times = match &repetition.op.kind {
-                RepetitionKind::ZeroOrOne | RepetitionKind::ZeroOrMore | RepetitionKind::OneOrMore => 1,
-                RepetitionKind::Range(RepetitionRange::Exactly(n) | RepetitionRange::AtLeast(n)) => u64::from(*n),
-                RepetitionKind::Range(RepetitionRange::Bounded(_, n)) => u64::from(*n),
-            };
-            times.max(1).saturating_mul(written_out(&repetition.ast))
-        }
-        Ast::Group(group) => written_out(&group.ast),
-        Ast::Alternation(alternation) => alternation.asts.iter().map(written_out).fold(0, u64::saturating_add),
-        Ast::Concat(concat) => concat.asts.iter().map(written_out).fold(0, u64::saturating_add),
-    }
-}
-
-/// Whether no text matches both patterns, because they require different beginnings.
-fn begin_differently(a: &str, b: &str) -> bool {
-    let (Some(a), Some(b)) = (beginning(a), beginning(b)) else { return false };
-    a.iter().zip(&b).any(|(a, b)| a != b)
-}
-
-/// The bytes that every text begins with that matches `pattern`.
-fn beginning(pattern: &str) -> Option<Vec<u8>> {
-    use regex_syntax::hir::{HirKind, Look};
-    let hir = regex_syntax::parse(pattern).ok()?;
-    let HirKind::Concat(parts) = hir.kind() else { return None };
-    match [parts.first()?.kind(), parts.get(1)?.kind()] {
-        [HirKind::Look(Look::Start), HirKind::Literal(literal)] => Some(literal.0.to_vec()),
-        _ => None,
-    }
-}
-
-/// Whether a pattern asks for the boundaries of words, which a grammar does not see.
-fn has_boundary(hir: &regex_syntax::hir::Hir) -> bool {
-    use regex_syntax::hir::{HirKind, Look};
-    match hir.kind() {
-        HirKind::Empty | HirKind::Literal(_) | HirKind::Class(_) => false,
-        HirKind::Look(Look::Start | Look::End | Look::StartLF | Look::EndLF | Look::StartCRLF | Look::EndCRLF) => false,
-        HirKind::Look(_) => true,
-        HirKind::Repetition(repetition) => has_boundary(&repetition.sub),
-        HirKind::Capture(capture) => has_boundary(&capture.sub),
-        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().any(has_boundary),
     }
 }

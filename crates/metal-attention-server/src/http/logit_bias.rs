@@ -173,7 +173,7 @@ mod tests {
         ] {
             assert_eq!(read(json), Err(param.into()), "{json}");
         }
-        for json in ["1", "[1]", "[[1]]", r#"[[1, "x"]]"#, r#"{"1": true}"#, r#"[[-1, 1]]"#] {
+        for json in ["1", "[1]", "[[1]]", r#"[[1, "x"]]"#, r#"{"1": true}"#, "[[-1, 1]]"] {
             assert!(read(json).is_err(), "{json}");
         }
     }

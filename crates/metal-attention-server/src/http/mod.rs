@@ -18,6 +18,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod fill_in;
+mod followed_patterns;
 mod followed_schema;
 mod guard;
 mod health;
@@ -35,11 +36,15 @@ mod options;
 mod page;
 mod peer;
 mod prompt;
+#[cfg(test)]
+mod random_schemas;
 mod request_line;
 mod rerank;
 mod routes;
 mod sampling;
 mod server;
+#[cfg(test)]
+mod test_vocabulary;
 mod tokens;
 mod unsupported;
 mod usage;

@@ -170,6 +170,7 @@ mod tests {
             reason: FinishReason::Length,
             text: "secret".into(),
             end_token: None,
+            end_logprobs: None,
             usage: Usage { prompt_tokens: 12, cached_tokens: 8, generated_tokens: 1 },
             timings: RequestTimings {
                 queued: Duration::from_millis(50),

@@ -201,6 +201,8 @@ fn grammar(
             },
         ),
     };
-    left_out.into_iter().for_each(|place| notes.schema_unsupported(place));
+    for place in left_out {
+        notes.schema_unsupported(place);
+    }
     grammar.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
 }
