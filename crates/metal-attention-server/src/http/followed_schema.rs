@@ -287,12 +287,13 @@ impl<'a> Pass<'a> {
     /// The name in `$defs` of what a reference leads to; none where it leads nowhere.
     fn reference(&mut self, reference: &str) -> Option<String> {
         let target = self.resolve(reference)?;
-        let name = self.targets.get(reference).cloned().unwrap_or_else(|| {
+        let place = percent_decode_str(reference).decode_utf8().ok()?.into_owned();
+        let name = self.targets.get(&place).cloned().unwrap_or_else(|| {
             let name = format!("d{}", self.targets.len());
-            self.pending.push_back((name.clone(), target, reference.to_owned()));
+            self.pending.push_back((name.clone(), target, place.clone()));
             name
         });
-        self.targets.insert(reference.to_owned(), name.clone());
+        self.targets.insert(place, name.clone());
         Some(format!("#/$defs/{name}"))
     }
 
