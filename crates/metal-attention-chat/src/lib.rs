@@ -51,4 +51,4 @@ pub use prefill::Continuation;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;
 pub use template::{ChatTemplate, RenderRequest};
-pub use tool_calls::{AnswerEvent, ToolCallParser, ToolFormat, ToolNameError};
+pub use tool_calls::{AnswerEvent, DerivedFormat, ToolCallParser, ToolFormat, ToolNameError};

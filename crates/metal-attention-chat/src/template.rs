@@ -12,7 +12,7 @@ use crate::exact_json;
 use crate::history::{completed, instructs, variants};
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
-use crate::tool_calls::{Telling, Tools, in_plain_words};
+use crate::tool_calls::{Telling, Tools, derived, in_plain_words};
 use crate::{Message, Prompt, ReasoningMarkers, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
 /// What errors call the templates.
@@ -57,6 +57,7 @@ pub struct ChatTemplate {
     null_content_is_empty: bool,
     /// The template takes the arguments of calls as a JSON text, not as an object.
     arguments_are_text: bool,
+    tool_format: ToolFormat,
 }
 
 /// A conversation to render.
@@ -144,6 +145,7 @@ impl ChatTemplate {
             is_fallback: false,
             null_content_is_empty: false,
             arguments_are_text: false,
+            tool_format: ToolFormat::Json,
         })
     }
 
@@ -171,7 +173,7 @@ impl ChatTemplate {
 
     /// How the model writes tool calls.
     pub fn tool_format(&self) -> ToolFormat {
-        ToolFormat::of_template(self.source_for_tools())
+        self.tool_format
     }
 
     /// The texts between which the model thinks; `None`: it is not known to, or does so in messages of their own
@@ -197,7 +199,7 @@ impl ChatTemplate {
     }
 
     /// The text of the template that conversations with tools go through.
-    fn source_for_tools(&self) -> &str {
+    pub(crate) fn source_for_tools(&self) -> &str {
         self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
 
@@ -275,7 +277,7 @@ impl ChatTemplate {
         prompt.text += text;
     }
 
-    fn render_variant(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
+    pub(crate) fn render_variant(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
         let telling = Telling::of_template(self.source_for_tools());
         if self.takes_functions_as_text() {
             return self.render_known(request, None);
@@ -417,7 +419,24 @@ impl ChatTemplate {
     fn probe(&mut self) -> Result<(), TemplateError> {
         self.arguments_are_text = self.takes_arguments_as_text()?;
         self.null_content_is_empty = !self.takes_null_content()?;
+        let source = self.source_for_tools();
+        self.tool_format = match ToolFormat::known(source) {
+            Some(format) => format,
+            None if source.contains("tool_calls") || source.contains("<function=") => {
+                derived(self).map_or(ToolFormat::Json, ToolFormat::Derived)
+            }
+            None => ToolFormat::Json,
+        };
         Ok(())
+    }
+
+    /// The template with empty texts for the tokens that there are no texts of.
+    pub(crate) fn with_missing_tokens(&self) -> Self {
+        let mut template = self.clone();
+        for name in ["bos_token", "eos_token"] {
+            template.tokens.entry(name).or_insert_with(|| "".into());
+        }
+        template
     }
 
     /// Whether the arguments of a call come out as JSON only where they are a text: some templates append them to one.
@@ -498,7 +517,7 @@ impl Fields {
         Self {
             telling: Telling::of_template(source),
             has_thinking: source.contains("message.thinking"),
-            either_thinking_or_text: ToolFormat::of_template(source) == ToolFormat::Harmony,
+            either_thinking_or_text: ToolFormat::known(source) == Some(ToolFormat::Harmony),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
+use super::call_derived::CallDerived;
 use super::call_gemma::CallGemma;
 use super::call_json::CallJson;
 use super::call_python::CallPython;
@@ -39,6 +40,8 @@ pub(super) enum Call {
     Gemma(CallGemma),
     /// As Python writes it.
     Python(CallPython),
+    /// In a derived format.
+    Derived(CallDerived),
 }
 
 impl Call {
@@ -49,6 +52,7 @@ impl Call {
             Self::Tags(call) => call.push(c),
             Self::Gemma(call) => call.push(c),
             Self::Python(call) => call.push(c),
+            Self::Derived(call) => call.push(c),
         }
     }
 
@@ -59,6 +63,7 @@ impl Call {
             Self::Tags(call) => call.parts(),
             Self::Gemma(call) => call.parts(),
             Self::Python(call) => call.parts(),
+            Self::Derived(call) => call.parts(),
         }
     }
 
@@ -69,6 +74,7 @@ impl Call {
             Self::Tags(call) => call.take_parts(),
             Self::Gemma(call) => call.take_parts(),
             Self::Python(call) => call.take_parts(),
+            Self::Derived(call) => call.take_parts(),
         }
     }
 
@@ -77,6 +83,7 @@ impl Call {
         match self {
             Self::Tags(call) => call.unread(),
             Self::Json(call) => call.unread(),
+            Self::Derived(call) => call.unread(),
             Self::Gemma(_) | Self::Python(_) => "",
         }
     }
@@ -85,7 +92,7 @@ impl Call {
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Json(call) => call.name(),
-            Self::Tags(_) | Self::Gemma(_) | Self::Python(_) => None,
+            Self::Tags(_) | Self::Gemma(_) | Self::Python(_) | Self::Derived(_) => None,
         }
     }
 
@@ -96,6 +103,7 @@ impl Call {
             Self::Tags(call) => call.cut_short(),
             Self::Gemma(call) => call.cut_short(),
             Self::Python(call) => call.cut_short(),
+            Self::Derived(call) => call.cut_short(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Names that a format cannot carry.
 
 use super::ToolFormat;
+use super::derived::DerivedArguments;
 use crate::Tool;
 
 /// A tool whose name, or an argument's, the model's format of tool calls cannot carry.
@@ -62,6 +63,7 @@ impl ToolFormat {
             Self::FunctionTags | Self::Seed => &['<', '>'],
             Self::Glm => &['<'],
             Self::Harmony => &['<', ' '],
+            Self::Derived(_) => &['<', '>', '{', '"', ':'],
             Self::Gemma | Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::DeepSeekR1 => &['{'],
             Self::Hermes
             | Self::Glm4
@@ -83,6 +85,10 @@ impl ToolFormat {
             Self::FunctionTags | Self::Seed => &[">", "\n"],
             Self::Glm => &["</arg_key>", "<arg_value>"],
             Self::Gemma => &["<|\"|>"],
+            Self::Derived(format) => match &format.marks.arguments {
+                DerivedArguments::Tags(_) => &["<", ">", "\""],
+                DerivedArguments::Json | DerivedArguments::Object(_) => return None,
+            },
             Self::Hermes
             | Self::Glm4
             | Self::Llama3

@@ -3,9 +3,10 @@
 use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use super::derived::{DerivedArguments, DerivedMarks};
 use super::grammar_values::{Arguments, MAX_EFFORT, Style};
 use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, Syntax};
-use super::{ToolFormat, call_python};
+use super::{DerivedFormat, ToolFormat, call_python};
 use crate::{ReasoningMarkers, Tool};
 
 impl ToolFormat {
@@ -29,6 +30,14 @@ impl ToolFormat {
             format!("call{more}")
         };
         let calls = match self {
+            Self::Derived(format) => {
+                let DerivedMarks { section, list: in_list, separator, .. } = &format.marks;
+                let (open, close) = if *in_list { ("\"[\"", "\"]\"") } else { ("", "") };
+                let separator = marks.text(separator) + " ";
+                let (start, end) = (marks.text(section.0.trim_start()), marks.text(section.1.trim_end()));
+                // A call that nothing ends may be the only one.
+                format!("{start} {open} {} {close} {end}", list(&separator))
+            }
             Self::Hermes | Self::FunctionTags | Self::Seed | Self::Glm | Self::Json => list("\"\\n\" "),
             Self::Llama3 => list("\"; \" "),
             Self::MistralArgs | Self::Gemma => list(""),
@@ -52,6 +61,11 @@ impl ToolFormat {
         let names = (0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
         let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
         rules.push(match self {
+            Self::Derived(format) => {
+                let DerivedMarks { section, call, .. } = &format.marks;
+                let start = if section.0.trim().is_empty() { call.0.trim_start() } else { &call.0 };
+                format!("call: {} ({names}) {}", marks.text(start), marks.text(&call.1))
+            }
             Self::Hermes | Self::FunctionTags => format!("call: {open} \"\\n\" ({names}) \"\\n\" {close}"),
             Self::Glm => format!("call: {open} ({names}) {close}"),
             Self::Seed => {
@@ -82,7 +96,7 @@ impl ToolFormat {
                 let expression = arguments.expression();
                 effort = arguments.effort;
                 rules.append(&mut arguments.rules);
-                [literal(&notation.before), expression, literal(notation.after)].join(" ")
+                [marks.text(&notation.before), expression, literal(notation.after)].join(" ")
             } else {
                 rules.push(format!("arguments_{i}: %json {schema}"));
                 self.json_call(tool.name(), &format!("arguments_{i}"), &marks)
@@ -157,6 +171,12 @@ impl ToolFormat {
             Self::Pythonic if call_python::is_name(name) => {
                 Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" })
             }
+            Self::Derived(DerivedFormat { marks: derived, .. }) => match &derived.arguments {
+                DerivedArguments::Tags(tags) => {
+                    Some(Notation { before: derived.header(name), style: Style::Derived(tags), after: "" })
+                }
+                DerivedArguments::Json | DerivedArguments::Object(_) => None,
+            },
             Self::Hermes
             | Self::Llama3
             | Self::MistralList
@@ -185,6 +205,12 @@ impl ToolFormat {
             Self::MistralArgs => {
                 format!("{} {} {} {arguments}", mark("[TOOL_CALLS]"), literal(name), mark(ARGS))
             }
+            Self::Derived(DerivedFormat { marks: derived, .. }) => match &derived.arguments {
+                DerivedArguments::Object(key) => object("{\"name\"", key),
+                DerivedArguments::Json | DerivedArguments::Tags(_) => {
+                    format!("{} {arguments}", marks.text(&derived.header(name)))
+                }
+            },
             Self::Glm4 => format!("{} {arguments}", literal(&format!("{name}\n"))),
             Self::DeepSeek => format!("{} {} {arguments}", literal(name), mark(DEEPSEEK_SEPARATOR)),
             Self::DeepSeekR1 => {
@@ -237,6 +263,34 @@ impl Marks<'_> {
     /// A token by its number where `text` is a control token, else the text.
     pub fn mark(&self, text: &str) -> String {
         self.token(text).unwrap_or_else(|| literal(text))
+    }
+
+    /// A text with control tokens in it.
+    pub fn text(&self, text: &str) -> String {
+        let (mut parts, mut plain, mut at) = (Vec::new(), String::new(), 0);
+        while let Some(c) = text[at..].chars().next() {
+            let rest = &text[at..];
+            let ends = rest.char_indices().take(128).map(|(end, c)| end + c.len_utf8());
+            let token = if self.tokenizer.is_some() && matches!(c, '<' | '[' | ']') {
+                ends.filter_map(|end| Some((end, self.token(&rest[..end])?))).last()
+            } else {
+                None
+            };
+            match token {
+                Some((end, token)) => {
+                    parts.push(literal(&std::mem::take(&mut plain)));
+                    parts.push(token);
+                    at += end;
+                }
+                None => {
+                    plain.push(c);
+                    at += c.len_utf8();
+                }
+            }
+        }
+        parts.push(literal(&plain));
+        parts.retain(|part| !part.is_empty());
+        parts.join(" ")
     }
 
     fn token(&self, text: &str) -> Option<String> {

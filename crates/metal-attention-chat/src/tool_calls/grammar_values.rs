@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::derived::DerivedTags;
 use super::grammar::{Marks, literal};
 
 /// How arguments are written.
@@ -21,6 +22,8 @@ pub(super) enum Style {
         /// Around a text.
         quote: &'static str,
     },
+    /// As a template writes tags.
+    Derived(&'static DerivedTags),
     /// As Python's keyword arguments, with JSON for what is no scalar.
     Python,
 }
@@ -72,6 +75,23 @@ impl<'a> Arguments<'a> {
                     let line = if end.ends_with('\n') { "" } else { " \"\\n\"" };
                     let text = self.tagged(schema, end);
                     let argument = format!("{} {} {} {value} {text}{line}", key.0, literal(name), key.1);
+                    all.push(if required { argument } else { format!("({argument})?") });
+                }
+                all.join(" ")
+            }
+            Style::Derived(tags) => {
+                let marks = self.marks;
+                let before = marks.text(&tags.before_key);
+                let mut all = Vec::new();
+                for (name, schema, required) in properties(schema) {
+                    let is_text = !matches!(texts(self.referred(schema)), Texts::None);
+                    let word = match &tags.flag {
+                        Some(flag) => format!("{}{}", if is_text { &flag.text } else { &flag.other }, flag.after),
+                        None => String::new(),
+                    };
+                    let after = marks.text(&format!("{}{word}", tags.after_key));
+                    let text = self.tagged(schema, tags.after_value.trim());
+                    let argument = format!("{before} {} {after} {text}", literal(name));
                     all.push(if required { argument } else { format!("({argument})?") });
                 }
                 all.join(" ")

@@ -5,12 +5,14 @@
 //! must call a tool.
 
 mod call;
+mod call_derived;
 mod call_gemma;
 mod call_in_thoughts;
 mod call_json;
 mod call_python;
 mod call_tags;
 mod checked_names;
+mod derived;
 mod grammar;
 mod grammar_values;
 mod harmony;
@@ -19,6 +21,7 @@ mod lenient_json;
 mod names;
 mod parser;
 mod plain;
+mod probe;
 mod python_call;
 mod python_text;
 mod python_value;
@@ -26,10 +29,12 @@ mod signatures;
 mod syntax;
 
 pub use checked_names::ToolNameError;
+pub use derived::DerivedFormat;
 pub use parser::ToolCallParser;
 pub(crate) use plain::{Telling, Tools, answer_in_plain_words, in_plain_words};
+pub(crate) use probe::derived;
 
-use crate::{Message, ToolCall};
+use crate::{ChatTemplate, Message, ToolCall};
 use syntax::PYTHONIC_START;
 
 /// How a model writes tool calls.
@@ -73,13 +78,25 @@ pub enum ToolFormat {
     Harmony,
     /// `{"name": ..., "arguments": {...}}` and nothing else: models that were told so in plain words.
     Json,
+    /// As the model's chat template writes calls, where that is none of the others: Kimi K2, `MiniMax` M2, `DeepSeek` V3.2,
+    /// Hy 3, Solar Open, `GigaChat` 3.1, Apertus, Functionary 3.1.
+    Derived(&'static DerivedFormat),
 }
 
 impl ToolFormat {
-    /// The format that a chat template writes.
+    /// The format that a chat template writes. Where no parser is written for it, the template is rendered with calls, and
+    /// the format is read off that.
     pub fn of_template(source: &str) -> Self {
+        match Self::known(source) {
+            Some(format) => format,
+            None => ChatTemplate::new(source).map_or(Self::Json, |template| template.tool_format()),
+        }
+    }
+
+    /// The format that a template's marks tell.
+    pub(crate) fn known(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
-        if has("[TOOL_CALLS]") {
+        Some(if has("[TOOL_CALLS]") {
             if has("[ARGS]") { Self::MistralArgs } else { Self::MistralList }
         } else if has("<|channel|>") && has("<|message|>") {
             Self::Harmony
@@ -108,11 +125,13 @@ impl ToolFormat {
             Self::FunctionTags
         } else if has("<tool_call>") {
             Self::Hermes
+        } else if has("<function=") && has("</function>") {
+            return None;
         } else if has("<|python_tag|>") || (has("ipython") && has("\"parameters\"")) {
             Self::Llama3
         } else {
-            Self::Json
-        }
+            return None;
+        })
     }
 }
 

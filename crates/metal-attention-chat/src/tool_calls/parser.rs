@@ -5,6 +5,7 @@ use std::sync::Arc;
 use metal_attention_tokenizer::Tokenizer;
 
 use super::call::{Call, CallPart, Progress, call_id};
+use super::call_derived::CallDerived;
 use super::call_gemma::CallGemma;
 use super::call_in_thoughts::CallInThoughts;
 use super::call_json::CallJson;
@@ -16,7 +17,7 @@ use super::names::{Named, is_name, may_be_named, name_in, named_call};
 use super::python_call::python_call;
 use super::signatures::Signatures;
 use super::syntax::{FENCE, FUNCTION, PYTHON_TAG, Syntax};
-use super::{AnswerEvent, ToolFormat};
+use super::{AnswerEvent, DerivedFormat, ToolFormat};
 use crate::{ReasoningMarkers, Tool};
 
 /// Bytes of what announces a call or a message, such as its name: what is longer is text.
@@ -411,7 +412,9 @@ impl ToolCallParser {
         match opening {
             PYTHON_TAG => self.state = State::Python { raw },
             // Nothing else announces the call, so its function must be known.
-            FUNCTION => self.enter_call(self.tags(Tags::Function), &raw, false),
+            FUNCTION if !matches!(self.format, ToolFormat::Derived(_)) => {
+                self.enter_call(self.tags(Tags::Function), &raw, false)
+            }
             _ => self.state = State::Opened { raw },
         }
     }
@@ -451,6 +454,16 @@ impl ToolCallParser {
         Call::Python(CallPython::new(Arc::clone(&self.signatures)))
     }
 
+    /// A call that begins with a brace.
+    fn object(&self) -> Call {
+        match self.format {
+            ToolFormat::Derived(DerivedFormat { marks, .. }) if marks.is_in_braces() => {
+                Call::Derived(CallDerived::new(marks, false, Arc::clone(&self.signatures)))
+            }
+            _ => Call::Json(CallJson::new()),
+        }
+    }
+
     fn enter_call(&mut self, call: Call, raw: &str, announced: bool) {
         self.state = State::Call { call: Box::new(call), raw: raw.to_owned(), announced, started: false };
     }
@@ -464,7 +477,7 @@ impl ToolCallParser {
         let openings = self.syntax.openings;
         if let Some(opening) = openings.iter().find(|opening| self.pending.starts_with(**opening)) {
             self.pending.drain(..opening.len());
-            if *opening == FUNCTION {
+            if *opening == FUNCTION && !matches!(self.format, ToolFormat::Derived(_)) {
                 let raw = std::mem::take(raw) + FUNCTION;
                 self.enter_call(self.tags(Tags::Function), &raw, true);
             } else {
@@ -478,7 +491,8 @@ impl ToolCallParser {
         match first {
             '{' => {
                 let raw = std::mem::take(raw);
-                self.enter_call(Call::Json(CallJson::new()), &raw, true);
+                let call = self.object();
+                self.enter_call(call, &raw, true);
                 true
             }
             '[' => {
@@ -495,7 +509,18 @@ impl ToolCallParser {
     fn named(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
         let (tags, python) = (self.tags(Tags::Keys), self.python());
         let State::Opened { raw } = &mut self.state else { return false };
+        let signatures = Arc::clone(&self.signatures);
         let (call, raw) = match self.format {
+            ToolFormat::Derived(DerivedFormat { marks, .. }) => {
+                let begun = raw.trim_end().ends_with(marks.call.0.trim()) && marks.call_is_announced();
+                if !begun {
+                    return self.no_call(events);
+                }
+                let raw = std::mem::take(raw);
+                let announced = marks.is_announced();
+                self.enter_call(Call::Derived(CallDerived::new(marks, true, signatures)), &raw, announced);
+                return true;
+            }
             ToolFormat::Glm => (tags, std::mem::take(raw)),
             ToolFormat::Pythonic => (python, std::mem::take(raw)),
             ToolFormat::Gemma => (Call::Gemma(CallGemma::new()), std::mem::take(raw)),
@@ -653,9 +678,11 @@ impl ToolCallParser {
             return false;
         } else if self.format == ToolFormat::Harmony {
             self.state = State::Header;
-        } else if (self.in_list || bare) && self.pending.starts_with('{') {
+        } else if (self.in_list || bare || self.format == ToolFormat::Jamba) && self.pending.starts_with('{') {
             let raw = self.kept_blank(events);
-            self.enter_call(Call::Json(CallJson::new()), &raw, !bare);
+            let call = self.object();
+            let announced = !bare && self.in_list;
+            self.enter_call(call, &raw, announced);
         } else if self.in_list && self.format == ToolFormat::Pythonic {
             let raw = self.kept_blank(events);
             self.enter_call(self.python(), &raw, true);

@@ -65,7 +65,7 @@ impl Telling {
         let calls = match tools {
             _ if metadata => Calls::Metadata,
             Tools::Variable if has("tool_calls") => Calls::Field,
-            Tools::Variable if ToolFormat::of_template(source) == ToolFormat::Pythonic => Calls::Text,
+            Tools::Variable if ToolFormat::known(source) == Some(ToolFormat::Pythonic) => Calls::Text,
             Tools::Variable | Tools::SystemText | Tools::SystemList | Tools::Nowhere => Calls::Nowhere,
         };
         let results = match tools {

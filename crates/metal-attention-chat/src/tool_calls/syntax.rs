@@ -20,7 +20,7 @@ pub(super) const GEMMA_QUOTE: &str = "<|\"|>";
 
 /// The texts around the calls of a format. Where they are control tokens they write nothing as text, and are put in by
 /// their spelling.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Syntax {
     /// Begin calls within other text, alone or one after another.
     pub openings: &'static [&'static str],
@@ -94,6 +94,7 @@ impl ToolFormat {
                     }
                 }
             }
+            Self::Derived(format) => &format.syntax,
             Self::Json | Self::Glm4 => const { &Syntax { bare: true, ..NONE } },
         }
     }
