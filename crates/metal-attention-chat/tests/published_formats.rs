@@ -11,6 +11,8 @@ const TEXT: &str = "Some words first.";
 
 /// Templates whose calls are not read back, and why.
 const EXCEPTIONS: &[(&str, &str)] = &[
+    ("CohereForAI-c4ai-command-r-plus-tool_use", "it fails without parameters of its own kind"),
+    ("meetkai-functionary-medium-v3.2", "the prompt ends with what announces a call or a text"),
     ("Kimi-K3", "its marks share the text between them"),
     ("MiniMax-M3", "each parameter has a tag of its own name"),
     ("NVIDIA-Nemotron-Nano-v2", "a text and calls are two messages, of which a model writes one"),
@@ -105,6 +107,7 @@ fn turn(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> Option<St
     let text = text.strip_suffix(&*end).unwrap_or(text);
     // What begins the next turn.
     let text = text.split("<|END_OF_TURN_TOKEN|>").next()?.trim_end_matches("<|eom_id|>");
+    let text = text.trim_end_matches("<｜hy_eos:opensource｜>");
     Some(text.to_owned())
 }
 
@@ -127,13 +130,14 @@ fn pairs(calls: &[ToolCall]) -> Vec<(String, Value)> {
 #[test]
 fn templates_write_calls_that_are_read() {
     let mut failed = Vec::new();
-    let mut n_read = 0;
+    let (mut n_read, mut skipped) = (0, Vec::new());
     for (name, source) in templates() {
         if !source.contains("tool_calls") || EXCEPTIONS.iter().any(|(other, _)| *other == name) {
             continue;
         }
         let template = template(&source);
         let format = template.tool_format();
+        let before = n_read + failed.len();
         for n in [1, 2, 3] {
             let calls = &calls()[..n];
             let Some(text) = turn(&template, TEXT, calls) else { continue };
@@ -159,7 +163,11 @@ fn templates_write_calls_that_are_read() {
                 }
             }
         }
+        if n_read + failed.len() == before {
+            skipped.push(name);
+        }
     }
+    assert!(skipped.is_empty(), "{skipped:?}");
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
     assert!(n_read > 300, "{n_read}");
 }

@@ -41,7 +41,7 @@ pub(super) enum Call {
     /// As Python writes it.
     Python(CallPython),
     /// In a derived format.
-    Derived(CallDerived),
+    Derived(Box<CallDerived>),
 }
 
 impl Call {

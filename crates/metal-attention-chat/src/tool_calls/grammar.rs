@@ -276,16 +276,13 @@ impl Marks<'_> {
             } else {
                 None
             };
-            match token {
-                Some((end, token)) => {
-                    parts.push(literal(&std::mem::take(&mut plain)));
-                    parts.push(token);
-                    at += end;
-                }
-                None => {
-                    plain.push(c);
-                    at += c.len_utf8();
-                }
+            if let Some((end, token)) = token {
+                parts.push(literal(&std::mem::take(&mut plain)));
+                parts.push(token);
+                at += end;
+            } else {
+                plain.push(c);
+                at += c.len_utf8();
             }
         }
         parts.push(literal(&plain));

@@ -456,12 +456,12 @@ impl ToolCallParser {
 
     /// A call that begins with a brace.
     fn object(&self) -> Call {
-        match self.format {
-            ToolFormat::Derived(DerivedFormat { marks, .. }) if marks.is_in_braces() => {
-                Call::Derived(CallDerived::new(marks, false, Arc::clone(&self.signatures)))
-            }
-            _ => Call::Json(CallJson::new()),
+        if let ToolFormat::Derived(DerivedFormat { marks, .. }) = self.format
+            && marks.is_in_braces()
+        {
+            return Call::Derived(Box::new(CallDerived::new(marks, false, Arc::clone(&self.signatures))));
         }
+        Call::Json(CallJson::new())
     }
 
     fn enter_call(&mut self, call: Call, raw: &str, announced: bool) {
@@ -518,7 +518,7 @@ impl ToolCallParser {
                 }
                 let raw = std::mem::take(raw);
                 let announced = marks.is_announced();
-                self.enter_call(Call::Derived(CallDerived::new(marks, true, signatures)), &raw, announced);
+                self.enter_call(Call::Derived(Box::new(CallDerived::new(marks, true, signatures))), &raw, announced);
                 return true;
             }
             ToolFormat::Glm => (tags, std::mem::take(raw)),

@@ -55,7 +55,7 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// The answer with `n` calls as the template writes it, after what begins an answer; and whether it has the text.
+    /// The answer with `n` calls as the template writes it, after the text of the message.
     fn answer(&self, ids: [&str; 2], n: usize) -> Option<String> {
         let call = |i: usize| ToolCall::new(ids[i], NAMES[i], arguments().to_string());
         let message = Message { tool_calls: (0..n).map(call).collect(), ..Message::assistant(CONTENT) };
@@ -155,7 +155,6 @@ impl<'t> Marked<'t> {
         let key = text.find(KEYS[0])?;
         let name = text[..key].rfind(NAMES[0])?;
         let after_name = name + NAMES[0].len();
-        // The name stands there more than once: what is between belongs to the call.
         let mut before = &text[..name];
         let mut between = &text[after_name..key];
         let mut id = CallId::None;
@@ -182,18 +181,15 @@ impl<'t> Marked<'t> {
                 object = Some(brace + values.byte_offset());
             }
         }
-        let (tags, end) = match object {
-            Some(end) => {
-                between = &between[..between.rfind('{')?];
-                (None, end)
-            }
-            None => {
-                let (tags, start) = self.tags(key, between)?;
-                between = start;
-                let end = text.find(TEXTS[1])? + TEXTS[1].len();
-                let end = end + text[end..].find(tags.after_value.trim())? + tags.after_value.trim().len();
-                (Some(tags), end)
-            }
+        let (tags, end) = if let Some(end) = object {
+            between = &between[..between.rfind('{')?];
+            (None, end)
+        } else {
+            let (tags, start) = self.tags(key, between)?;
+            between = start;
+            let end = text.find(TEXTS[1])? + TEXTS[1].len();
+            let end = end + text[end..].find(tags.after_value.trim())? + tags.after_value.trim().len();
+            (Some(tags), end)
         };
         let rest = &text[end..];
         let (mut call_start, mut call_end, mut separator, section_end) = self.around(rest, before, ids);
@@ -213,7 +209,7 @@ impl<'t> Marked<'t> {
             {
                 arguments = DerivedArguments::Object(key.to_owned());
                 call_start.truncate(brace);
-                call_end = call_end.trim_start()[1..].to_owned();
+                call_end.drain(..=call_end.len() - call_end.trim_start().len());
             }
         }
         if section_start.trim().is_empty()
@@ -227,12 +223,18 @@ impl<'t> Marked<'t> {
             // It ends the turn.
             section_end.clear();
         }
+        if section_start.matches('<').count() == 1
+            && let Some((mark, _)) = two_marks(&section_end)
+        {
+            // The other one ends the turn.
+            section_end = mark;
+        }
         let list = section_start.trim_end().ends_with('[') && section_end.trim_start().starts_with(']');
         if list {
             section_start.truncate(section_start.trim_end().len() - 1);
-            section_end = section_end.trim_start()[1..].to_owned();
+            section_end.drain(..=section_end.len() - section_end.trim_start().len());
         }
-        if separator.trim().is_empty() && call_start.trim().is_empty() && separator.is_empty() {
+        if separator.is_empty() && call_start.trim().is_empty() {
             separator = "\n".into();
         }
         let marks = DerivedMarks {
