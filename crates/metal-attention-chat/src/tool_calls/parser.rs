@@ -413,7 +413,7 @@ impl ToolCallParser {
             PYTHON_TAG => self.state = State::Python { raw },
             // Nothing else announces the call, so its function must be known.
             FUNCTION if !matches!(self.format, ToolFormat::Derived(_)) => {
-                self.enter_call(self.tags(Tags::Function), &raw, false)
+                self.enter_call(self.tags(Tags::Function), &raw, false);
             }
             _ => self.state = State::Opened { raw },
         }
