@@ -112,16 +112,9 @@ fn explained(error: &str) -> String {
     let has = |words: &[&str]| words.iter().any(|word| error.contains(word));
     if has(&["Unsatisfiable", "unsatisfiable", "Regex is empty", "empty regex"]) {
         "no text can follow all of it".into()
-    } else if has(&[
-        "fuel",
-        "too large",
-        "too big",
-        "limit",
-        "stack level",
-        "items; max",
-        "states",
-        "Unable to determine",
-    ]) {
+    } else if has(&["circular", "stack level"]) {
+        "a reference in it leads back to itself without a value between".into()
+    } else if has(&["fuel", "too large", "too big", "limit", "items; max", "states", "Unable to determine"]) {
         "its grammar would be too large: make it simpler, or its bounds smaller".into()
     } else {
         "no grammar can be made of it: make it simpler".into()
@@ -160,7 +153,7 @@ fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Strin
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("schema".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, work).map_err(|e| format!("there is no thread for it: {e}"))?;
-        thread.join().map_err(|panic| std::panic::resume_unwind(panic))
+        thread.join().map_err(|_| "no grammar can be made of it: make it simpler".to_owned())
     })
 }
 

@@ -191,7 +191,7 @@ impl<'a> Pass<'a> {
                 | "dependencies"
                 | "unevaluatedItems"
                 | "unevaluatedProperties"
-                    if !asks_for_nothing(value) =>
+                    if !asserts_nothing(keyword, value) =>
                 {
                     self.leave_out(place, keyword);
                 }
@@ -421,7 +421,11 @@ impl<'a> Pass<'a> {
     fn limit_counts(&mut self, out: &mut Map<String, Value>, place: &str) {
         let required = required_names(out);
         let named = out.get("properties").and_then(Value::as_object);
-        if named.is_some_and(|named| named.keys().any(|name| !required.contains(name))) {
+        let has_optional = named.is_some_and(|named| named.keys().any(|name| !required.contains(name)));
+        // What is merged with it may name properties, too.
+        let is_merged = ["allOf", "anyOf", "$ref"].iter().any(|keyword| out.contains_key(*keyword))
+            || ["/allOf/", "/anyOf/", "/oneOf/", "/$defs/"].iter().any(|part| place.contains(part));
+        if has_optional || is_merged {
             for keyword in ["minProperties", "maxProperties"] {
                 if out.remove(keyword).is_some_and(|n| n != 0) {
                     self.leave_out(place, keyword);
@@ -491,12 +495,12 @@ fn count(value: &Value) -> Option<Value> {
     Some(json!(number as u64))
 }
 
-fn asks_for_nothing(value: &Value) -> bool {
+fn asserts_nothing(keyword: &str, value: &Value) -> bool {
     match value {
-        Value::Null | Value::Bool(_) => value != &Value::Bool(true) || value.is_null(),
-        Value::Object(object) => object.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Number(_) | Value::String(_) => false,
+        Value::Bool(holds) if keyword == "uniqueItems" => !holds,
+        Value::Bool(holds) => *holds && keyword != "contains",
+        Value::Object(object) => object.is_empty() && keyword != "contains",
+        Value::Null | Value::Array(_) | Value::Number(_) | Value::String(_) => false,
     }
 }
 
@@ -528,7 +532,8 @@ fn negated(schema: &Value) -> Option<Value> {
             Some(json!({"type": left}))
         }
         (Some((keyword, value)), None) if keyword == "required" => match value.as_array()?.as_slice() {
-            [Value::String(name)] => Some(json!({"properties": {name: false}})),
+            // What is no object has all that an object requires.
+            [Value::String(name)] => Some(json!({"type": "object", "properties": {name: false}})),
             _ => None,
         },
         (Some(_), _) => None,

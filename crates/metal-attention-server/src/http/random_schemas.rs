@@ -256,6 +256,10 @@ fn texts_of_random_schemas_are_valid() {
         for _ in 0..TEXTS_OF_A_SCHEMA {
             let Some(text) = text(&mut grammar.clone(), &tokenizer, &mut random) else { continue };
             n_texts += 1;
+            // The validator's numbers are not exact beyond 2^53.
+            if text.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 15) {
+                continue;
+            }
             match serde_json::from_str::<Value>(&text) {
                 Ok(value) => {
                     let errors: Vec<_> =
@@ -268,6 +272,7 @@ fn texts_of_random_schemas_are_valid() {
     }
     println!("{n_texts} texts of {number} schemas; refused: {refused:?}");
     assert!(n_texts > number as usize);
-    // Schemas that nothing can follow are refused, and no others.
-    assert!(refused.keys().all(|why| why.contains("no text can follow")), "{refused:?}");
+    // Schemas that nothing can follow are refused, and references that lead to themselves; no others.
+    let is_known = |why: &&String| why.contains("no text can follow") || why.contains("leads back to itself");
+    assert_eq!(refused.keys().find(|why| !is_known(why)), None, "{refused:?}");
 }
