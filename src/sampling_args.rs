@@ -100,9 +100,13 @@ pub struct SamplingArgs {
     #[arg(short = 'l', long, value_name = "ID+V", value_parser = parse_logit_bias)]
     logit_bias: Vec<(u32, f32)>,
 
-    /// The samplers to apply, first to last, separated by ; [default: the file's, else
-    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
-    #[arg(long, value_name = "NAMES")]
+    // The names are no code in the help's text.
+    #[arg(
+        long,
+        value_name = "NAMES",
+        help = "The samplers to apply, first to last, separated by ; [default: the file's, else \
+                penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]"
+    )]
     samplers: Option<String>,
 }
 

@@ -108,7 +108,7 @@ impl Markdown {
             }
             (None, Some('`')) => {
                 self.put(Style::Plain, &start[..start.len() - marks.len()]);
-                self.run = marks.to_owned();
+                marks.clone_into(&mut self.run);
             }
             (None, _) => self.put(Style::Plain, &start),
         }

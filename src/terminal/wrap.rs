@@ -79,9 +79,10 @@ impl Wrap {
         if self.column + columns > self.columns {
             if wraps && !self.is_long && self.word_columns + columns <= self.columns {
                 if self.word_columns > 0 {
-                    *out += &format!("\u{1b}[{}D\u{1b}[K", self.word_columns.min(self.column));
+                    let back = self.word_columns.min(self.column).to_string();
+                    out.extend(["\u{1b}[", &back, "D\u{1b}[K"]);
                 }
-                *out += &format!("\n{}", self.word);
+                out.extend(["\n", &self.word]);
                 self.column = self.word_columns;
             } else {
                 // The terminal goes on in the next line by itself, so that a copy has no line break.

@@ -93,16 +93,13 @@ fn turn(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> Option<St
     let plain = render(&[], TEXT, false)?;
     let end = plain[plain.find(TEXT)? + TEXT.len()..].to_owned();
     let prompt = render(&[], "", true)?;
-    let begin = match with.find(TEXT) {
-        Some(at) => at,
-        // The text is left out: from the mark on that is not in the prompt.
-        None => {
-            let same = with.chars().zip(prompt.chars()).take_while(|(a, b)| a == b);
-            let same: usize = same.map(|(a, _)| a.len_utf8()).sum();
-            let inside = with[..same].rfind(['<', '[']).filter(|at| !with[*at..same].contains(['>', ']']));
-            inside.unwrap_or(same)
-        }
-    };
+    // Where the text is left out: from the mark on that is not in the prompt.
+    let begin = with.find(TEXT).unwrap_or_else(|| {
+        let same = with.chars().zip(prompt.chars()).take_while(|(a, b)| a == b);
+        let same: usize = same.map(|(a, _)| a.len_utf8()).sum();
+        let inside = with[..same].rfind(['<', '[']).filter(|at| !with[*at..same].contains(['>', ']']));
+        inside.unwrap_or(same)
+    });
     let text = &with[begin..];
     let text = text.strip_suffix(&*end).unwrap_or(text);
     // What begins the next turn.

@@ -112,6 +112,8 @@ fn explained(error: &str) -> String {
     let has = |words: &[&str]| words.iter().any(|word| error.contains(word));
     if has(&["Unsatisfiable", "unsatisfiable", "Regex is empty", "empty regex"]) {
         "no text can follow all of it".into()
+    } else if has(&["not disjoint"]) {
+        "names by two patterns of merged schemas (allOf, anyOf, $ref) may meet".into()
     } else if has(&["circular", "stack level"]) {
         "a reference in it leads back to itself without a value between".into()
     } else if has(&["fuel", "too large", "too big", "limit", "items; max", "states", "Unable to determine"]) {

@@ -299,7 +299,9 @@ mod tests {
 
     fn ignored(names: &[&str]) -> Notes {
         let mut notes = Notes::default();
-        names.iter().for_each(|name| notes.ignored(*name));
+        for name in names {
+            notes.ignored(*name);
+        }
         notes
     }
 
