@@ -261,12 +261,19 @@ pub const ROWS: &[Row] = &[
         Value,
         Nothing("the chat template tells how thoughts are marked"),
     ),
+    on(&["run", "chat"], &["--reasoning-budget"], Value, ByValue(reasoning_budget)),
     all(
         &["--reasoning-budget"],
         Value,
         Refused("a request to `metal-attention serve` can have reasoning_effort or thinking_budget_tokens"),
     ),
-    all(&["--think"], Maybe(&["true", "false", "low", "medium", "high"]), ByValue(think)),
+    on(
+        &["run", "chat"],
+        &["--think"],
+        Maybe(&["true", "false", "none", "minimal", "low", "medium", "high", "xhigh", "max"]),
+        ByValue(think),
+    ),
+    on(&["run", "chat"], &["-rea", "--reasoning"], SWITCH, ByValue(think)),
     all(&["--hidethinking"], Takes::Nothing, Nothing("thoughts are shown at a terminal only, in grey")),
     all(&["-bf", "--binary-file"], Value, Flag("--file")),
     all(
@@ -499,9 +506,20 @@ fn sequences(value: &str) -> Outcome {
 
 fn think(value: &str) -> Outcome {
     match value {
-        "" | "true" => Outcome::Nothing("a model thinks where its chat template has it think".into()),
+        "auto" => Outcome::Nothing("a model thinks where its chat template has it think".into()),
+        "" | "1" | "enabled" => args(&["--thinking", "true"]),
+        "0" | "disabled" => args(&["--thinking", "false"]),
+        how => args(&["--thinking", how]),
+    }
+}
+
+fn reasoning_budget(value: &str) -> Outcome {
+    match value {
+        "0" => args(&["--thinking", "false"]),
+        "-1" => Outcome::Nothing("thoughts may have any length".into()),
         _ => Outcome::Refused(
-            "a request to `metal-attention serve` can have reasoning_effort: none, low, medium or high".into(),
+            "--thinking false leaves thoughts out; a request to `metal-attention serve` can have thinking_budget_tokens"
+                .into(),
         ),
     }
 }

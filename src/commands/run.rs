@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, StopReason};
-use metal_attention_chat::{ChatTemplate, Message, Prompt, RenderRequest};
+use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Thinking};
 
 use crate::cli_error::CliError;
 use crate::commands::chat;
@@ -80,6 +80,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
+    /// Whether the model thinks before it answers, or how hard: true, false, low, medium or high
+    #[arg(long, value_name = "HOW")]
+    thinking: Option<Thinking>,
+
     /// Most tokens to generate; -1: until the model ends the text or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     #[arg(aliases = ["predict", "max-tokens", "num-predict", "max-new-tokens"])]
@@ -149,11 +153,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     };
     let (text, ids) = match (given, template) {
         (Given::Message(text), Some(template)) => {
-            let prompt = args.message(text, &template)?;
+            let begun = args.message(text, &template)?;
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
-            output.answer(Arc::clone(&tokenizer), template.answer_parser(&prompt.text, &[]));
-            let ids = prompt.encode(&tokenizer);
-            (prompt.text, ids)
+            output.answer(Arc::clone(&tokenizer), template.continued_parser(&begun, &[]));
+            let ids = begun.prompt.encode(&tokenizer);
+            (begun.prompt.text, ids)
         }
         (Given::Plain(text) | Given::Message(text), _) => {
             if !args.raw && has_template(&model) {
@@ -251,6 +255,7 @@ impl Args {
             system: self.system.as_deref(),
             load: None,
             chat_template: self.chat_template.as_deref(),
+            thinking: self.thinking,
             n_predict: self.n_predict,
             stop: &self.stop,
             engine: &self.engine,
@@ -274,11 +279,11 @@ impl Args {
     }
 
     /// The prompt of a message.
-    fn message(&self, text: String, template: &ChatTemplate) -> Result<Prompt, CliError> {
+    fn message(&self, text: String, template: &ChatTemplate) -> Result<Continuation, CliError> {
         let conversation = Conversation { system: self.system.clone(), messages: vec![Message::user(text)] };
         let messages = conversation.with_system();
-        let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
-        template.render(&request).map_err(|e| CliError::Usage(e.to_string()))
+        let request = RenderRequest { messages: &messages, ..Default::default() };
+        template.render_thinking(&request, self.thinking).map_err(|e| CliError::Usage(e.to_string()))
     }
 
     /// Evaluates the prompt and writes its continuation. Returns why it ended; `None`: Ctrl-C.

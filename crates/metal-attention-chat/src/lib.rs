@@ -43,6 +43,7 @@ mod reasoning;
 mod rewritten;
 mod scan;
 mod template;
+mod thinking;
 mod tool_calls;
 
 pub use error::{TemplateError, TemplateLimit};
@@ -51,4 +52,5 @@ pub use prefill::Continuation;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;
 pub use template::{ChatTemplate, RenderRequest};
+pub use thinking::{Effort, Thinking};
 pub use tool_calls::{AnswerEvent, DerivedFormat, ToolCallParser, ToolFormat, ToolNameError};

@@ -52,6 +52,11 @@ impl ReasoningMarkers {
         prompt.trim_end().ends_with(self.start)
     }
 
+    /// Whether `prompt` ends with the end of thoughts.
+    pub(crate) fn ended_in(self, prompt: &str) -> bool {
+        prompt.trim_end().ends_with(self.end)
+    }
+
     /// All the texts.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &'static str> {
         let answer = self.answer.into_iter().flat_map(|(start, end)| [start, end]);

@@ -136,7 +136,8 @@ mod tests {
         for options in [EngineOptions { n_ctx: Some(100), ..four() }, EngineOptions { long_context: None, ..four() }] {
             assert_eq!(options.sized(&spec, Some(1 << 50), 0), options);
         }
-        assert_eq!(four().sized(&spec, None, 0), four());
+        let options = four();
+        assert_eq!(options.sized(&spec, None, 0), options);
         // A model that was trained with few tokens has no more than these.
         let short = ModelSpec { n_ctx_train: 512, ..spec };
         let sized = EngineOptions { n_cache: Some(4 * 512), ..four() }.sized(&short, Some(1 << 50), 0);

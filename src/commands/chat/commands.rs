@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use metal_attention_chat::Thinking;
+
 /// What `/help` says.
 pub const HELP: &str = "\
 /system [TEXT]     shows the system message, or sets it; /system none removes it
@@ -11,6 +13,7 @@ pub const HELP: &str = "\
 /save FILE         writes the messages as JSON
 /load FILE         goes on with the messages in a file
 /set [NAME VALUE]  shows the sampling options, or changes one: /set temp 0.7
+/set think [HOW]   has the model think: true, false, low, medium or high; /set nothink: not at all
 /show              shows the model, its device and its context
 /stats             shows speed, memory and how full the context is
 /help, /?          shows this
@@ -49,6 +52,7 @@ pub enum Command {
     Save(PathBuf),
     Load(PathBuf),
     Set(Option<(String, String)>),
+    Think(Thinking),
     Show,
     Stats,
     Help,
@@ -74,6 +78,12 @@ pub fn parse(text: &str) -> Result<Command, String> {
         "save" => Command::Save(file()?),
         "load" => Command::Load(file()?),
         "set" => match rest.split_once(char::is_whitespace) {
+            Some(("think", how)) => {
+                let how = how.trim();
+                Command::Think(how.parse().map_err(|error| format!("/set think {how}: {error}"))?)
+            }
+            None if rest == "think" => Command::Think(Thinking::On),
+            None if rest == "nothink" => Command::Think(Thinking::OFF),
             Some((option, value)) => Command::Set(Some((option.to_owned(), value.trim().to_owned()))),
             None if rest.is_empty() => Command::Set(None),
             None => return Err(format!("/set {rest} needs a value, as in /set temp 0.7")),
@@ -93,6 +103,8 @@ pub fn parse(text: &str) -> Result<Command, String> {
 
 #[cfg(test)]
 mod tests {
+    use metal_attention_chat::Effort;
+
     use super::*;
 
     #[test]
@@ -108,6 +120,9 @@ mod tests {
             ("/load x", Command::Load("x".into())),
             ("/set", Command::Set(None)),
             ("/set temp  0.5", Command::Set(Some(("temp".into(), "0.5".into())))),
+            ("/set think", Command::Think(Thinking::On)),
+            ("/set think  high", Command::Think(Thinking::Effort(Effort::High))),
+            ("/set nothink", Command::Think(Thinking::OFF)),
             ("/exit", Command::Exit),
             ("/bye", Command::Exit),
             ("/?", Command::Help),
@@ -124,6 +139,7 @@ mod tests {
             ("/rest", "there is no command /rest; /help lists them, and // begins a message with /"),
             ("/save", "/save needs the name of a file"),
             ("/set temp", "/set temp needs a value, as in /set temp 0.7"),
+            ("/set think hard", "/set think hard: it is true, false, none, minimal, low, medium, high, xhigh or max"),
         ] {
             assert_eq!(parse(text), Err(message.into()), "{text:?}");
         }

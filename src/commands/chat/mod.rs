@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::Generator;
-use metal_attention_chat::{ChatTemplate, Message};
+use metal_attention_chat::{ChatTemplate, Message, Thinking};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
@@ -77,6 +77,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
+    /// Whether the model thinks before it answers, or how hard: true, false, low, medium or high
+    #[arg(long, value_name = "HOW")]
+    thinking: Option<Thinking>,
+
     /// Most tokens of an answer; -1: until the model ends it or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     #[arg(aliases = ["predict", "max-tokens", "num-predict", "max-new-tokens"])]
@@ -103,6 +107,8 @@ pub struct Setup<'a> {
     pub load: Option<&'a Path>,
     /// The file with the chat template, in the place of the model's.
     pub chat_template: Option<&'a Path>,
+    /// Whether the model thinks; `None`: as its template has it.
+    pub thinking: Option<Thinking>,
     /// Most tokens of an answer; below 0: no limit.
     pub n_predict: i64,
     /// Strings that end an answer.
@@ -124,6 +130,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         system: args.system.as_deref(),
         load: args.load.as_deref(),
         chat_template: args.chat_template.as_deref(),
+        thinking: args.thinking,
         n_predict: args.n_predict,
         stop: &args.stop,
         engine: &args.engine,
@@ -159,6 +166,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let options = session::Options {
         n_predict: usize::try_from(args.n_predict).ok(),
         stop: args.stop.to_vec(),
+        thinking: args.thinking,
         interactive,
         load: start.elapsed(),
     };
@@ -258,6 +266,11 @@ impl Chat {
                 sampling_options::set(&mut sampling, &name, &value, self.n_vocab).map_err(CliError::Usage)?;
                 self.session.set_sampling(sampling)?;
             }
+            Command::Think(thinking) => {
+                if !self.session.set_thinking(thinking) {
+                    note("note: the model's chat template knows no such setting");
+                }
+            }
             Command::Show => note(&self.show()),
             Command::Stats => self.session.print_statistics(),
             Command::Help => note(HELP),
@@ -278,6 +291,10 @@ impl Chat {
             ("device", format!("{}, {}", device.kind, device.name)),
             ("context", format!("{} tokens; the model was trained with {}", pass.n_ctx(), spec.n_ctx_train)),
             ("system", system.to_owned()),
+            (
+                "thoughts",
+                self.session.thinking().map_or_else(|| "as its chat template has it".into(), |t| t.to_string()),
+            ),
         ];
         let lines: Vec<_> = lines.iter().map(|(name, value)| format!("{name:<13} {}", safe(value.trim()))).collect();
         lines.join("\n") + "\n" + &sampling_options::text(self.session.sampling())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, StopReason};
-use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest};
+use metal_attention_chat::{AnswerEvent, ChatTemplate, Continuation, Message, RenderRequest, Thinking};
 
 use super::conversation::Conversation;
 use super::note;
@@ -25,6 +25,8 @@ pub struct Options {
     pub n_predict: Option<usize>,
     /// Strings that end an answer.
     pub stop: Vec<String>,
+    /// Whether the model thinks; `None`: as its template has it.
+    pub thinking: Option<Thinking>,
     /// A person watches: thoughts are shown, too.
     pub interactive: bool,
     /// How long the model took to load.
@@ -91,6 +93,18 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the model thinks; `None`: as its template has it.
+    pub fn thinking(&self) -> Option<Thinking> {
+        self.options.thinking
+    }
+
+    /// Has the model think so from the next answer on. False: it is not known how this model is told.
+    pub fn set_thinking(&mut self, thinking: Thinking) -> bool {
+        self.options.thinking = Some(thinking);
+        let is_off = thinking == Thinking::OFF;
+        self.template.set_thinking(thinking, &mut Default::default()) || (is_off && self.template.thinks())
+    }
+
     /// Takes the next seed, or any other one: the same seed would give the same answer again.
     pub fn next_seed(&mut self) -> Result<(), CliError> {
         let seed = self.sampling.seed.map(|seed| seed.wrapping_add(1));
@@ -100,16 +114,19 @@ impl Session {
     /// Answers the last message: writes the answer to stdout as it comes, and adds it to the conversation.
     pub fn answer(&mut self) -> Result<Outcome, CliError> {
         let messages = self.conversation.with_system();
-        let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
-        let prompt = self.template.render(&request).map_err(|e| CliError::Usage(e.to_string()))?;
-        let ids = prompt.encode(&self.tokenizer);
+        let request = RenderRequest { messages: &messages, ..Default::default() };
+        let begun = self
+            .template
+            .render_thinking(&request, self.options.thinking)
+            .map_err(|e| CliError::Usage(e.to_string()))?;
+        let ids = begun.prompt.encode(&self.tokenizer);
         let n_ctx = self.generator.forward_pass().n_ctx();
         // An eighth of the context is room enough to answer.
         if ids.len() + n_ctx / 8 > n_ctx {
             return Ok(Outcome::NoRoom { needed: ids.len(), n_ctx });
         }
         let progress = self.read(&ids)?;
-        let (message, stop_reason) = self.write_answer(&prompt.text, progress)?;
+        let (message, stop_reason) = self.write_answer(&begun, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
         }
@@ -142,8 +159,12 @@ impl Session {
     }
 
     /// Generates the answer. Returns it, and why it ended; `None`: Ctrl-C.
-    fn write_answer(&mut self, prompt: &str, progress: Progress) -> Result<(Message, Option<StopReason>), CliError> {
-        let mut parser = self.template.answer_parser(prompt, &[]);
+    fn write_answer(
+        &mut self,
+        begun: &Continuation,
+        progress: Progress,
+    ) -> Result<(Message, Option<StopReason>), CliError> {
+        let mut parser = self.template.continued_parser(begun, &[]);
         let mut output = AnswerOutput::new(self.options.interactive);
         let mut generation = self.generator.generate(GenerateOptions {
             n_predict: self.options.n_predict,

@@ -1,72 +1,19 @@
 //! What a request says about thoughts: whether the model thinks, how hard, and how long.
 
-use metal_attention_chat::{ChatTemplate, ToolFormat};
+use metal_attention_chat::{ChatTemplate, Effort, Thinking as Wanted};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::http::ApiError;
 use crate::http::notes::Notes;
-
-/// How hard the model thinks: the values of OpenAI's API, the least first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Effort {
-    /// Not at all.
-    None,
-    /// As little as it can.
-    Minimal,
-    /// A little.
-    Low,
-    /// The usual.
-    Medium,
-    /// Much.
-    High,
-    /// More.
-    Xhigh,
-    /// As much as it can.
-    Max,
-}
-
-impl Effort {
-    const ALL: [Self; 7] = [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Minimal => "minimal",
-            Self::Low => "low",
-            Self::Medium => "medium",
-            Self::High => "high",
-            Self::Xhigh => "xhigh",
-            Self::Max => "max",
-        }
-    }
-
-    /// The value of the variable `reasoning_effort` for a template that reads it; `None`: it has none for this.
-    fn for_template(self, template: &ChatTemplate) -> Option<&'static str> {
-        let source = template.source();
-        let quoted = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
-        if self == Self::None {
-            return ["none", "no_think"].into_iter().find(|word| quoted(word));
-        }
-        if template.tool_format() == ToolFormat::Harmony {
-            return Some(self.clamp(Self::Low, Self::High).name());
-        }
-        if quoted(Self::Low.name()) && quoted(Self::High.name()) {
-            // A template that lists its values may refuse others.
-            let distance = |other: &&Self| (**other as u8).abs_diff(self as u8);
-            let listed = Self::ALL[1..].iter().rev().filter(|effort| quoted(effort.name()));
-            return listed.min_by_key(distance).map(|effort| effort.name());
-        }
-        Some(self.name())
-    }
-}
 
 /// The fields of a request that are about thoughts, by the names that different clients have for them.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 pub struct ThinkingFields {
     /// How hard the model thinks. `none`: not at all.
+    #[schema(schema_with = effort)]
     reasoning_effort: Option<Effort>,
     /// The same as an object.
     reasoning: Option<Reasoning>,
@@ -94,6 +41,7 @@ pub struct ThinkingFields {
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 struct Reasoning {
     /// How hard.
+    #[schema(schema_with = effort)]
     effort: Option<Effort>,
     /// Most tokens.
     #[schema(minimum = -1)]
@@ -140,7 +88,15 @@ enum Think {
     /// Whether.
     Enabled(bool),
     /// How hard.
+    #[schema(value_type = String)]
     Effort(Effort),
+}
+
+/// The names of [`Effort`], or null.
+fn effort() -> Object {
+    let names = Effort::ALL.map(|effort| Some(effort.name()));
+    let types = SchemaType::from_iter([Type::String, Type::Null]);
+    ObjectBuilder::new().schema_type(types).enum_values(Some(names.into_iter().chain([None]))).build()
 }
 
 /// What the fields add up to.
@@ -164,42 +120,28 @@ impl ThinkingFields {
         let mut variables = kwargs.cloned().unwrap_or_default();
         let own = |name: &str| variables.get(name).and_then(Value::as_bool);
         let own_switch = own("enable_thinking").or(own("thinking"));
-        let thinks = template.reasoning().is_some() || template.tool_format() == ToolFormat::Harmony;
+        let thinks = template.thinks();
         let (effort_field, effort) = self.effort();
         let budget = self.budget()?.or_else(|| kwargs?.get("thinking_budget")?.as_u64().map(|n| n as usize));
         let (switch_field, switch) = self.switch();
         let off =
             own_switch.map_or(switch == Some(false) || effort == Some(Effort::None) || budget == Some(0), |on| !on);
-        let mut set = |name: &str, value: Value| {
-            let reads = template.reads(name);
-            if reads {
-                variables.entry(name).or_insert(value);
-            }
-            reads
-        };
         if off {
-            if !set("enable_thinking", false.into()) {
-                set("thinking", false.into());
-            }
-            set("thinking_budget", 0.into());
-            // A harmony template without a value for it gets the least.
-            let least = (template.tool_format() == ToolFormat::Harmony).then_some(Effort::Low.name());
-            if let Some(value) = Effort::None.for_template(template).or(least) {
-                set("reasoning_effort", value.into());
-            }
+            template.set_thinking(Wanted::OFF, &mut variables);
             return Ok(ThinkingWish { variables, budget: thinks.then_some(0) });
         }
-        if switch == Some(true) && !set("enable_thinking", true.into()) && !set("thinking", true.into()) {
+        if switch == Some(true) && !template.set_thinking(Wanted::On, &mut variables) {
             notes.ignored(switch_field);
         }
-        if let Some(effort) = effort.filter(|effort| *effort != Effort::None) {
-            let value = effort.for_template(template);
-            if !value.is_some_and(|value| set("reasoning_effort", value.into())) {
-                notes.ignored(effort_field);
-            }
+        if let Some(effort) = effort.filter(|effort| *effort != Effort::None)
+            && !template.set_thinking(Wanted::Effort(effort), &mut variables)
+        {
+            notes.ignored(effort_field);
         }
         if let Some(budget) = budget {
-            set("thinking_budget", budget.into());
+            if template.reads("thinking_budget") {
+                variables.entry("thinking_budget").or_insert(budget.into());
+            }
             if !thinks {
                 notes.ignored(self.budget_field());
             }
@@ -349,13 +291,6 @@ mod tests {
         {
             assert!(serde_json::from_value::<ThinkingFields>(wrong).is_err());
         }
-        let listed =
-            ChatTemplate::new("{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{% endif %}").unwrap();
-        let told = |effort: Effort| effort.for_template(&listed);
-        assert_eq!(
-            Effort::ALL.map(told),
-            [Some("no_think"), Some("low"), Some("low"), Some("high"), Some("high"), Some("high"), Some("high")]
-        );
     }
 
     #[test]
