@@ -173,9 +173,15 @@ impl CudaCards {
         };
         let passes: Result<Vec<_>, CudaError> = std::thread::scope(|scope| {
             let set_up = &set_up;
-            let threads: Vec<_> = (0..gpus.len()).map(|rank| scope.spawn(move || set_up(rank))).collect();
+            let begin = |rank| std::thread::Builder::new().spawn_scoped(scope, move || set_up(rank));
+            let threads: Vec<_> = (0..gpus.len()).map(begin).collect();
+            let no_thread =
+                |error: std::io::Error| CudaError::Driver { what: "start a thread for a card", why: error.to_string() };
             let lost = || CudaError::Driver { what: "set a card up", why: "its thread met a defect".into() };
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
+            let end = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
+                thread.map_err(no_thread)?.join().unwrap_or_else(|_| Err(lost()))
+            };
+            threads.into_iter().map(end).collect()
         });
         let mut passes = passes?;
         // All take the same launches, whatever each by itself would: shares, and cards, may be unlike.

@@ -1,6 +1,8 @@
 //! Tensors whose types have no format of their own, as codes of 8 bits with a scale, and perhaps a minimum, for 16 columns. Every
 //! quantised type is that: nothing is lost. The host packs them, in the order that `kernels/formats.cuh` describes.
 
+use std::sync::{Mutex, PoisonError};
+
 use metal_attention_gguf::TensorType;
 use metal_attention_gguf::blocks::{
     Block, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
@@ -166,21 +168,27 @@ pub(crate) fn pack_tiles(
     let n_tiles = out.len() / tile_bytes;
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(n_tiles).max(1);
     let tiles_each = n_tiles.div_ceil(n_threads);
-    std::thread::scope(|scope| {
-        let parts = rows.chunks(tiles_each * TILE * row_bytes).zip(out.chunks_mut(tiles_each * tile_bytes));
-        for (rows, out) in parts {
-            scope.spawn(move || {
-                let (mut elements, mut groups) = (vec![0.0; n_in], Vec::new());
-                for (rows, tile) in rows.chunks(TILE * row_bytes).zip(out.chunks_exact_mut(tile_bytes)) {
-                    for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
-                        ty.dequantize(row, &mut elements);
-                        groups.clear();
-                        groups_of(row, &mut groups);
-                        pack_row(&elements, &groups, r, with_mins, panel_bytes, tile);
-                    }
+    let parts = rows.chunks(tiles_each * TILE * row_bytes).zip(out.chunks_mut(tiles_each * tile_bytes));
+    let parts = Mutex::new(parts);
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let pack = || {
+        let (mut elements, mut groups) = (vec![0.0; n_in], Vec::new());
+        while let Some((rows, out)) = next() {
+            for (rows, tile) in rows.chunks(TILE * row_bytes).zip(out.chunks_exact_mut(tile_bytes)) {
+                for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
+                    ty.dequantize(row, &mut elements);
+                    groups.clear();
+                    groups_of(row, &mut groups);
+                    pack_row(&elements, &groups, r, with_mins, panel_bytes, tile);
                 }
-            });
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        // Where the system gives no thread, those that there are do all.
+        let threads = (1..n_threads).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, pack).ok());
+        threads.for_each(drop);
+        pack();
     });
 }
 

@@ -92,12 +92,15 @@ impl PsoCache {
     /// [`Dispatch::ready`](crate::Dispatch::ready) tells whether its pipeline could be built.
     pub(crate) fn build_beside(gpu: &Arc<GpuDevice>) -> Builders {
         let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS);
+        // The threads end where nobody may ask.
         gpu.pso().asked().open += 1;
-        for _ in 0..n_threads {
-            let gpu = Arc::clone(gpu);
-            thread::spawn(move || gpu.pso().build_asked(&gpu));
+        let begin = |gpu: Arc<GpuDevice>| thread::Builder::new().spawn(move || gpu.pso().build_asked(&gpu));
+        let threads = (0..n_threads).map_while(|_| begin(Arc::clone(gpu)).ok());
+        let has_threads = threads.count() > 0;
+        if !has_threads {
+            gpu.pso().asked().open -= 1;
         }
-        Builders { gpu: Arc::clone(gpu), finish: false }
+        Builders { gpu: Arc::clone(gpu), has_threads, finish: false }
     }
 
     /// Has the pipeline of `key` built beside the work that is under way; false where nobody would do it.
@@ -166,6 +169,8 @@ impl PsoCache {
 #[derive(Debug)]
 pub(crate) struct Builders {
     gpu: Arc<GpuDevice>,
+    /// The system gave threads for it.
+    has_threads: bool,
     finish: bool,
 }
 
@@ -178,6 +183,9 @@ impl Builders {
 
 impl Drop for Builders {
     fn drop(&mut self) {
+        if !self.has_threads {
+            return;
+        }
         let cache = self.gpu.pso();
         cache.asked().open -= 1;
         cache.changed.notify_all();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use metal_attention::sampling::{NumberOption, SamplerOptions};
 use metal_attention::scheduler::{Client, Scheduler, SubmitError};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Device, EngineOptions, Watch};
@@ -123,6 +124,32 @@ impl Engine {
     #[getter]
     fn chat_stop(&self) -> Vec<&'static str> {
         self.loaded.template.stop_strings().to_vec()
+    }
+
+    /// What the model's file recommends for sampling, as a JSON object with the names of `SamplingParams`.
+    fn recommended_sampling(&self) -> String {
+        let metadata = self.loaded.model.gguf().metadata();
+        let options = self.loaded.model.sampling();
+        let has = |key: Option<&str>| key.is_some_and(|key| metadata.get(key).is_some());
+        let mut recommended = serde_json::Map::new();
+        for option in NumberOption::ALL.iter().filter(|option| has(option.metadata_key)) {
+            let name = if option.name == "repeat_penalty" { "repetition_penalty" } else { option.name };
+            let value = option.get(&options);
+            let json = if !option.is_count() {
+                // As short as the file has it, in f32.
+                (value as f32).to_string().parse::<f64>().unwrap_or(value).into()
+            } else if value >= u32::MAX.into() {
+                (-1).into()
+            } else {
+                (value as u32).into()
+            };
+            recommended.insert(name.to_owned(), json);
+        }
+        if has(Some(SamplerOptions::SEQUENCE_KEY)) {
+            let names: Vec<_> = options.order.iter().map(ToString::to_string).collect();
+            recommended.insert("samplers".into(), names.into());
+        }
+        serde_json::Value::Object(recommended).to_string()
     }
 
     fn tokenize(&self, py: Python<'_>, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {

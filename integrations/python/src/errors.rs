@@ -48,9 +48,10 @@ pub fn of_submit(error: &SubmitError) -> PyErr {
             EngineError::new_err(message)
         }
         SubmitError::NoText | SubmitError::NoLogits => ModelError::new_err(message),
-        SubmitError::TooManyTexts { .. } | SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::TokenOutOfRange { .. } => {
-            PromptError::new_err(message)
-        }
+        SubmitError::TooManyTexts { .. }
+        | SubmitError::EmptyPrompt
+        | SubmitError::PromptTooLong { .. }
+        | SubmitError::TokenOutOfRange { .. } => PromptError::new_err(message),
         SubmitError::Sampling(_) => OptionError::new_err(message),
     }
 }

@@ -31,7 +31,8 @@ pub struct Completion {
 
 impl From<scheduler::Completion> for Completion {
     fn from(completion: scheduler::Completion) -> Self {
-        let scheduler::Completion { ids, text, logprobs: told, prompt_logprobs: _, reason, usage, timings } = completion;
+        let scheduler::Completion { ids, text, logprobs: told, prompt_logprobs: _, reason, usage, timings } =
+            completion;
         Self {
             text,
             token_ids: ids,
@@ -56,7 +57,9 @@ impl Event {
     fn new(event: scheduler::Event, raised: &Raised) -> PyResult<Self> {
         match event {
             // No text asks for the prompt's log probabilities.
-            scheduler::Event::Prompt(_) => Ok(Self { text: String::new(), token_id: None, logprobs: None, reason: None }),
+            scheduler::Event::Prompt(_) => {
+                Ok(Self { text: String::new(), token_id: None, logprobs: None, reason: None })
+            }
             scheduler::Event::Token { id, text, logprobs: told } => {
                 Ok(Self { text, token_id: Some(id), logprobs: told.map(logprobs), reason: None })
             }

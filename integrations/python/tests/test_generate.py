@@ -27,6 +27,10 @@ def test_greedy_texts_are_the_references_side_by_side(exact: LLM) -> None:
         assert output.outputs[0].token_ids == case["greedy"]
 
 
+def test_without_a_recommendation_the_defaults_hold(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams()
+
+
 @pytest.mark.parametrize("options", [["--temp", "0"], ["--temp", "0.9", "--seed", "7"], ["--temp", "1.5", "--seed", "8"]])
 def test_texts_are_those_of_the_program(llm: LLM, program: Callable[..., str], options: list[str]) -> None:
     prompts = ["Once upon a time", "Lily and Ben", "The cat sat on the mat and"]

@@ -78,8 +78,8 @@ pub enum ToolFormat {
     Harmony,
     /// `{"name": ..., "arguments": {...}}` and nothing else: models that were told so in plain words.
     Json,
-    /// As the model's chat template writes calls, where that is none of the others: Kimi K2, `MiniMax` M2, `DeepSeek` V3.2,
-    /// Hy 3, Solar Open, `GigaChat` 3.1, Apertus, Functionary 3.1.
+    /// As the model's chat template writes calls, where that is none of the others: Kimi K2, `MiniMax` M2, `DeepSeek` V3.2
+    /// and V4, Hy 3, Solar Open, `GigaChat` 3.1, Apertus, Functionary 3.1, `MiniCPM` 5.
     Derived(&'static DerivedFormat),
 }
 

@@ -1,5 +1,5 @@
 //! The architectures: one file a family, which puts a model together from the parts of [`ModelSpec`], and one table of their
-//! names. `general.architecture` is looked at nowhere else.
+//! names. No backend looks at `general.architecture`.
 
 mod bailing;
 mod bert;

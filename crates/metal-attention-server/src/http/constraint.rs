@@ -1,5 +1,6 @@
 //! Texts that must follow a JSON schema or a grammar, by llguidance.
 
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
@@ -10,12 +11,46 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use super::closed_schema::close;
-use super::followed_schema::follow;
-use super::limits::{MAX_ALL_OF, MAX_NAME_PATTERNS, MAX_ONE_OF};
+use super::schema::{Detail, prepared};
 
-/// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
-const JSON_SPACE: &str = r"( |\n[ \t]{0,32})?";
+/// Why there is no grammar.
+#[derive(Debug, thiserror::Error)]
+pub enum GrammarError {
+    /// What is wrong with the schema, or too much in it.
+    #[error("{0}")]
+    Schema(String),
+    /// Its parts contradict each other.
+    #[error("no text can follow all of it")]
+    NoText,
+    /// The grammar says one thing twice.
+    #[error("names by two patterns of merged schemas (allOf, anyOf, $ref) may meet")]
+    PatternsMeet,
+    /// The grammar goes on without writing anything.
+    #[error("a reference in it leads back to itself without a value between")]
+    Circular,
+    /// A limit of the grammar library.
+    #[error("its grammar would be too large: make it simpler, or its bounds smaller")]
+    TooLarge,
+    /// Another error of the grammar library, which is in the log.
+    #[error("no grammar can be made of it: make it simpler")]
+    Other,
+    /// No grammar is made for this vocabulary.
+    #[error("{0}")]
+    Vocabulary(String),
+    /// The system gives no thread.
+    #[error("there is no thread for it: {0}")]
+    Thread(#[source] io::Error),
+}
+
+impl GrammarError {
+    /// Whether a schema of less detail may do.
+    fn is_of_detail(&self) -> bool {
+        match self {
+            Self::PatternsMeet | Self::TooLarge | Self::Other => true,
+            Self::Schema(_) | Self::NoText | Self::Circular | Self::Vocabulary(_) | Self::Thread(_) => false,
+        }
+    }
+}
 
 /// Makes constraints for one vocabulary.
 pub struct Grammars {
@@ -31,12 +66,12 @@ impl Grammars {
     }
 
     /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
-    pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, String> {
+    pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, GrammarError> {
         self.json_schema(template, prompt, &json!({"type": "object"}), Some(false), &mut Vec::new())
     }
 
     /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
-    /// only where `strict` is false. An error says what about the schema cannot be followed.
+    /// only where `strict` is false. `left_out` gets the places of what is not enforced.
     pub fn json_schema(
         &self,
         template: &ChatTemplate,
@@ -44,17 +79,19 @@ impl Grammars {
         schema: &Value,
         strict: Option<bool>,
         left_out: &mut Vec<String>,
-    ) -> Result<Grammar, String> {
-        let schema = prepared(schema, strict, left_out)?;
+    ) -> Result<Grammar, GrammarError> {
         let thinking = template.reasoning_begun(prompt);
-        self.constraint(match template.tool_format().json_grammar(&schema, thinking, Some(&self.tokenizer)) {
-            Some(grammar) => TopLevelGrammar::from_lark(grammar),
-            None => TopLevelGrammar::from_json_schema(schema),
+        self.constraint(left_out, |detail, left_out| {
+            let schema = prepared(schema, strict, detail, left_out)?;
+            Ok(match template.tool_format().json_grammar(&schema, thinking, Some(&self.tokenizer)) {
+                Some(grammar) => TopLevelGrammar::from_lark(grammar),
+                None => TopLevelGrammar::from_json_schema(schema),
+            })
         })
     }
 
     /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
-    /// `parallel`: one or several.
+    /// `parallel`: one or several. `left_out` gets the places of what is not enforced.
     pub fn calls(
         &self,
         template: &ChatTemplate,
@@ -62,100 +99,77 @@ impl Grammars {
         tools: &[Tool],
         parallel: bool,
         left_out: &mut Vec<String>,
-    ) -> Result<Grammar, String> {
-        let bounded = |tool: &Tool| {
-            let mut json = tool.as_value().clone();
-            let strict = json["function"]["strict"].as_bool();
-            let mut places = Vec::new();
-            json["function"]["parameters"] =
-                prepared(tool.parameters().unwrap_or(&json!({"type": "object"})), strict, &mut places)?;
-            left_out.extend(places.into_iter().map(|place| format!("{}{place}", tool.name())));
-            Tool::try_from(json).map_err(|e| e.to_string())
-        };
-        let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
+    ) -> Result<Grammar, GrammarError> {
         let thinking = template.reasoning_begun(prompt);
-        let grammar = template.tool_format().grammar(&tools, parallel, thinking, Some(&self.tokenizer));
-        self.constraint(TopLevelGrammar::from_lark(grammar))
+        self.constraint(left_out, |detail, left_out| {
+            let bounded = |tool: &Tool| {
+                let mut json = tool.as_value().clone();
+                let strict = json["function"]["strict"].as_bool();
+                let mut places = Vec::new();
+                json["function"]["parameters"] =
+                    prepared(tool.parameters().unwrap_or(&json!({"type": "object"})), strict, detail, &mut places)?;
+                left_out.extend(places.into_iter().map(|place| format!("{}{place}", tool.name())));
+                Tool::try_from(json).map_err(|e| e.to_string())
+            };
+            let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
+            let grammar = template.tool_format().grammar(&tools, parallel, thinking, Some(&self.tokenizer));
+            Ok(TopLevelGrammar::from_lark(grammar))
+        })
     }
 
-    fn constraint(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
-        let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref().map_err(Clone::clone)?;
+    /// A constraint by the grammar of `make`, in full detail, or roughly where the grammar library has no way with that.
+    fn constraint(
+        &self,
+        left_out: &mut Vec<String>,
+        make: impl Fn(Detail, &mut Vec<String>) -> Result<TopLevelGrammar, String>,
+    ) -> Result<Grammar, GrammarError> {
+        let mut places = Vec::new();
+        let full = make(Detail::Full, &mut places).map_err(GrammarError::Schema)?;
+        let grammar = match self.compile(full) {
+            Err(error) if error.is_of_detail() => {
+                places.clear();
+                let rough = make(Detail::Rough, &mut places).map_err(|_| error)?;
+                self.compile(rough)?
+            }
+            done => done?,
+        };
+        left_out.extend(places);
+        Ok(grammar)
+    }
+
+    fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+        let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref();
+        let factory = factory.map_err(|why| GrammarError::Vocabulary(why.clone()))?;
         let compile = || factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
         let matcher = on_a_large_stack(compile)?.map_err(|e| explained(&e.to_string()))?;
         Ok(Grammar { matcher })
     }
 }
 
-/// `schema` for texts that do not go on with white space or with properties for ever. What a request itself says about
-/// how its schema is compiled is not followed.
-/// `left_out`: places of assertions that are not enforced; with `strict` there must be none.
-fn prepared(schema: &Value, strict: Option<bool>, left_out: &mut Vec<String>) -> Result<Value, String> {
-    check_effort(schema)?;
-    let followed = follow(schema)?;
-    if let (Some(true), Some(place)) = (strict, followed.left_out.first()) {
-        return Err(format!("it is strict, but {place} cannot be enforced: leave the keyword out, or strict"));
-    }
-    left_out.extend(followed.left_out);
-    let mut schema = match strict {
-        Some(false) => followed.schema,
-        Some(true) | None => close(&followed.schema, strict.is_some())?,
-    };
-    if let Some(object) = schema.as_object_mut() {
-        object.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_SPACE}));
-    }
-    Ok(schema)
-}
-
 /// Why a grammar was not made, without the words of the library that makes it.
-fn explained(error: &str) -> String {
+fn explained(error: &str) -> GrammarError {
     tracing::debug!("a grammar was not made: {error}");
     let has = |words: &[&str]| words.iter().any(|word| error.contains(word));
     if has(&["Unsatisfiable", "unsatisfiable", "Regex is empty", "empty regex"]) {
-        "no text can follow all of it".into()
+        GrammarError::NoText
     } else if has(&["not disjoint"]) {
-        "names by two patterns of merged schemas (allOf, anyOf, $ref) may meet".into()
+        GrammarError::PatternsMeet
     } else if has(&["circular", "stack level"]) {
-        "a reference in it leads back to itself without a value between".into()
+        GrammarError::Circular
     } else if has(&["fuel", "too large", "too big", "limit", "items; max", "states", "Unable to determine"]) {
-        "its grammar would be too large: make it simpler, or its bounds smaller".into()
+        GrammarError::TooLarge
     } else {
-        "no grammar can be made of it: make it simpler".into()
-    }
-}
-
-/// Refuses a schema whose size is in no proportion to the work that it makes.
-fn check_effort(schema: &Value) -> Result<(), String> {
-    let mut counts = [("patternProperties", MAX_NAME_PATTERNS, 0), ("allOf", MAX_ALL_OF, 0), ("oneOf", MAX_ONE_OF, 0)];
-    let mut left = vec![schema];
-    while let Some(value) = left.pop() {
-        match value {
-            Value::Object(object) => {
-                for (keyword, _, n) in &mut counts {
-                    *n += match object.get(*keyword) {
-                        Some(Value::Object(parts)) => parts.len(),
-                        Some(Value::Array(parts)) => parts.len(),
-                        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | None => 0,
-                    };
-                }
-                left.extend(object.values());
-            }
-            Value::Array(list) => left.extend(list),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-        }
-    }
-    match counts.into_iter().find(|(_, most, n)| n > most) {
-        Some((keyword, most, n)) => Err(format!("it has {n} parts in {keyword}; at most {most} are allowed")),
-        None => Ok(()),
+        GrammarError::Other
     }
 }
 
 /// Runs `work` with a stack for schemas that are long chains: compiling them calls itself for each link.
-fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, GrammarError> {
     const STACK: usize = 64 << 20;
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("schema".into()).stack_size(STACK);
-        let thread = thread.spawn_scoped(scope, work).map_err(|e| format!("there is no thread for it: {e}"))?;
-        thread.join().map_err(|_| "no grammar can be made of it: make it simpler".to_owned())
+        let thread = thread.spawn_scoped(scope, work).map_err(GrammarError::Thread)?;
+        thread.join().map_err(|_| GrammarError::Other)
     })
 }
 
@@ -190,7 +204,7 @@ pub struct Grammar {
 
 impl Constraint for Grammar {
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| explained(&e.to_string()))?;
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| explained(&e.to_string()).to_string())?;
         for (word, &allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = allowed;
         }
@@ -198,7 +212,7 @@ impl Constraint for Grammar {
     }
 
     fn accept(&mut self, id: u32) -> Result<(), String> {
-        self.matcher.consume_token(id).map_err(|e| explained(&e.to_string()))
+        self.matcher.consume_token(id).map_err(|e| explained(&e.to_string()).to_string())
     }
 
     fn is_complete(&self) -> bool {

@@ -28,6 +28,9 @@ pub struct EmbeddingsRequest {
     /// (Matryoshka embeddings). At most the model's own number.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
+    /// How the request was read.
+    #[serde(skip)]
+    notes: Notes,
 }
 
 /// How a vector is written.
@@ -43,8 +46,7 @@ enum EncodingFormat {
 
 impl FromJson for EmbeddingsRequest {
     fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        unsupported::check(Endpoint::Embeddings, json)?;
-        parse(json)
+        Ok(Self { notes: unsupported::check(Endpoint::Embeddings, json)?, ..parse(json)? })
     }
 }
 
@@ -108,7 +110,7 @@ pub async fn embeddings(
     request: Json<EmbeddingsRequest>,
 ) -> Result<Response, ApiError> {
     let format = request.encoding_format.unwrap_or_default();
-    let mut notes = Notes::default();
+    let mut notes = request.notes.clone();
     let name = app.answer_name(request.model.as_deref(), &mut notes);
     let prepared = prepare(&app, request, move |app, request| {
         let model = app.model_named(request.model.as_deref())?;

@@ -22,7 +22,7 @@ use super::{ApiError, App};
 /// Fields that completions and chat completions share.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
 pub struct GenerationFields {
-    /// The model's name, as `/v1/models` lists it. Without it, the one that is served.
+    /// The model's name. With another one, or without it, the model that is served answers.
     pub model: Option<String>,
     /// The same seed gives the same text. Without it, or below 0, another one each time.
     seed: Option<i64>,
@@ -76,6 +76,9 @@ pub struct GenerationFields {
     /// How the request was read.
     #[serde(skip)]
     pub notes: Notes,
+    /// When it was read.
+    #[serde(skip)]
+    received: Option<Instant>,
 }
 
 /// One string or several.
@@ -146,7 +149,7 @@ impl GenerationFields {
         let mut notes = unsupported::check(endpoint, json)?;
         let sampling: SamplingFields = parse(json)?;
         sampling.note(&mut notes);
-        Ok(Self { sampling, notes, ..parse(json)? })
+        Ok(Self { sampling, notes, received: Some(Instant::now()), ..parse(json)? })
     }
 
     /// Most tokens to generate; `default` where the request does not say.
@@ -241,7 +244,7 @@ impl GenerationFields {
             prompt_logprobs: self.prompt_logprobs()?,
             constraint: None::<Box<dyn Constraint>>,
             logits_processor: None,
-            deadline: app.options.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+            deadline: app.options.timeout.and_then(|timeout| self.received?.checked_add(timeout)),
             whole: !self.stream(),
             client: Client::default(),
         })

@@ -10,7 +10,6 @@ mod body;
 mod chat;
 mod client;
 mod client_stream;
-mod closed_schema;
 mod completions;
 mod connections;
 mod constraint;
@@ -18,8 +17,6 @@ mod embeddings;
 mod error;
 mod fields;
 mod fill_in;
-mod followed_patterns;
-mod followed_schema;
 mod guard;
 mod health;
 mod ids;
@@ -29,19 +26,17 @@ mod logit_bias;
 mod logprobs;
 mod metrics;
 mod models;
-mod multiples;
 mod notes;
 mod openapi;
 mod options;
 mod page;
 mod peer;
 mod prompt;
-#[cfg(test)]
-mod random_schemas;
 mod request_line;
 mod rerank;
 mod routes;
 mod sampling;
+mod schema;
 mod server;
 #[cfg(test)]
 mod test_vocabulary;
@@ -69,7 +64,7 @@ async fn prepare<R: Send + 'static, T: Send + 'static>(
     work: impl FnOnce(&App, &R) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let owned = app.clone();
-    app.work.run(request.peer, request.weight, move || work(&owned, &request)).await
+    in_time(app, app.work.run(request.peer, request.weight, move || work(&owned, &request))).await
 }
 
 /// What `work` comes to, within the longest time of a request. Where that is over, `work` is dropped, and with it what it submitted.

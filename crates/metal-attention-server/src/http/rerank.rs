@@ -34,12 +34,14 @@ pub struct RerankRequest {
     top_n: Option<u32>,
     /// Whether results repeat their documents; without a word about it, no.
     return_documents: Option<bool>,
+    /// How the request was read.
+    #[serde(skip)]
+    notes: Notes,
 }
 
 impl FromJson for RerankRequest {
     fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        unsupported::check(Endpoint::Rerank, json)?;
-        parse(json)
+        Ok(Self { notes: unsupported::check(Endpoint::Rerank, json)?, ..parse(json)? })
     }
 }
 
@@ -95,7 +97,7 @@ pub async fn rerank(
     client: Client,
     request: Json<RerankRequest>,
 ) -> Result<Response, ApiError> {
-    let mut notes = Notes::default();
+    let mut notes = request.notes.clone();
     let name = app.answer_name(request.model.as_deref(), &mut notes);
     let prepared = prepare(&app, request, move |app, request| request.submit(app, client));
     let all = async {

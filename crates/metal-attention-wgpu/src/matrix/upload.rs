@@ -194,7 +194,10 @@ fn upload_by(gpu: &GpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn 
                 }
             };
             for i in 1..round.len() {
-                scope.spawn(move || send(i));
+                // Where there is no thread for it, this one does it.
+                if thread::Builder::new().spawn_scoped(scope, move || send(i)).is_err() {
+                    send(i);
+                }
             }
             send(0);
         });

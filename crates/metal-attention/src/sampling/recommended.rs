@@ -4,10 +4,10 @@ use metal_attention_gguf::{Metadata, Value};
 
 use super::{NumberOption, SamplerKind, SamplerOptions};
 
-/// The key of the samplers' order: names separated by `;`.
-const SEQUENCE: &str = "general.sampling.sequence";
-
 impl SamplerOptions {
+    /// The metadata key with which a file recommends the samplers' order: names separated by `;`.
+    pub const SEQUENCE_KEY: &str = "general.sampling.sequence";
+
     /// The defaults, with what `metadata` recommends in their place. A value that is no number, or outside its option's
     /// range, is logged and passed over, and so is the name of an unknown sampler. Mirostat has no place here.
     pub fn recommended(metadata: &Metadata) -> Self {
@@ -22,10 +22,10 @@ impl SamplerOptions {
                 None => tracing::warn!(key, "ignored: the value is no number"),
             }
         }
-        if let Ok(Some(names)) = metadata.str(SEQUENCE) {
+        if let Ok(Some(names)) = metadata.str(Self::SEQUENCE_KEY) {
             let order: Vec<SamplerKind> = names.split(';').filter_map(|name| name.trim().parse().ok()).collect();
             if order.is_empty() {
-                tracing::warn!(key = SEQUENCE, "ignored: no name of a sampler in {names:?}");
+                tracing::warn!(key = Self::SEQUENCE_KEY, "ignored: no name of a sampler in {names:?}");
             } else {
                 options.order = order;
             }

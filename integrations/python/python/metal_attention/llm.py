@@ -151,6 +151,10 @@ class LLM:
         """The token that ends a text, where the model has one."""
         return self._engine.eos_token_id
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The options of texts without `sampling_params`: those that the model's file recommends, and else the defaults."""
+        return SamplingParams(**json.loads(self._engine.recommended_sampling()))
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The token ids of `text`: `add_special`: with those that begin and end a text, as the model wants them;
         `parse_special`: the spelling of a control token in the text is that token."""
@@ -169,8 +173,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues prompts, `n_parallel` texts at a time.
 
-        The outputs are in the order of the prompts. `sampling_params` is for all of them, or a list with one for each. Ctrl-C
-        cancels what is not finished.
+        The outputs are in the order of the prompts. `sampling_params` is for all of them, or a list with one for each; without it
+        what the model's file recommends holds. Ctrl-C cancels what is not finished.
         """
         return self._generate([self._prompt(prompt) for prompt in _prompts(prompts)], sampling_params, use_tqdm)
 
@@ -303,7 +307,7 @@ class LLM:
         stop: Sequence[str] = (),
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.get_default_sampling_params()] * len(prompts)
         if len(params) != len(prompts):
             raise OptionError(f"there are {len(prompts)} prompts, but {len(params)} sampling_params")
         each = [_with_stop(own, stop) for own in params]
@@ -328,7 +332,7 @@ class LLM:
         return outputs
 
     def _stream(self, ids: list[int], params: SamplingParams | None, stop: Sequence[str]) -> Stream:
-        return Stream(self, self._engine.stream(ids, _with_stop(params or SamplingParams(), stop)))
+        return Stream(self, self._engine.stream(ids, _with_stop(params or self.get_default_sampling_params(), stop)))
 
     def _completion(self, index: int, completion: Completion) -> CompletionOutput:
         ids, told = completion.token_ids, completion.logprobs

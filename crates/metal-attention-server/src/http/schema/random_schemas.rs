@@ -8,8 +8,8 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 
-use super::constraint::{Grammar, Grammars};
-use super::test_vocabulary::vocabulary;
+use crate::http::constraint::{Grammar, Grammars};
+use crate::http::test_vocabulary::vocabulary;
 
 /// Names the number of schemas; by default as many as take a few seconds.
 const NUMBER: &str = "METAL_ATTENTION_RANDOM_SCHEMAS";
@@ -238,7 +238,8 @@ fn texts_of_random_schemas_are_valid() {
         let mut left_out = Vec::new();
         let grammar = match grammars.json_schema(&template, "", &schema, strict, &mut left_out) {
             Ok(grammar) => grammar,
-            Err(why) => {
+            Err(error) => {
+                let why = error.to_string();
                 if !why.contains("no text can follow") {
                     println!("{seed}: {why}: {schema}");
                 }
@@ -272,8 +273,6 @@ fn texts_of_random_schemas_are_valid() {
     }
     println!("{n_texts} texts of {number} schemas; refused: {refused:?}");
     assert!(n_texts > number as usize);
-    // Schemas that nothing can follow are refused, references that lead to themselves, and patterns that meet; no others.
-    let known = ["no text can follow", "leads back to itself", "merged schemas"];
-    let is_known = |why: &&String| known.iter().any(|known| why.contains(known));
-    assert_eq!(refused.keys().find(|why| !is_known(why)), None, "{refused:?}");
+    // Schemas that nothing can follow are refused; no others.
+    assert_eq!(refused.keys().find(|why| !why.contains("no text can follow")), None, "{refused:?}");
 }

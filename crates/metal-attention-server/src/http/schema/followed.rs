@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 
-use super::followed_patterns::{begin_differently, kept_apart, size_of_followed};
+use super::TYPES;
 use super::multiples::Multiples;
+use super::negated::{dependencies, negated};
+use super::patterns::{begin_differently, kept_apart, size_of_followed};
+use super::references::References;
 
 /// Formats that the grammar enforces; every other format is an annotation (JSON Schema 2020-12, Validation, 7.2.1).
 const FORMATS: [&str; 9] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
-/// The types of JSON Schema.
-const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
 /// Bounds of numbers beyond this are left out: integers are not exact there (IEEE 754, binary64).
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 /// Most properties of one object that are not required; the grammar of an object grows with their square.
@@ -23,7 +24,7 @@ const MAX_OPTIONAL: usize = 400;
 /// Most elements of a pattern with its repetitions written out, in all patterns of a schema together.
 const MAX_PATTERN_SIZE: u64 = 1 << 20;
 /// Schemas inside each other, references followed.
-const MAX_DEPTH: usize = 200;
+pub const MAX_DEPTH: usize = 200;
 
 /// A schema that a grammar follows, and what of the client's schema it leaves out.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,18 +35,29 @@ pub struct FollowedSchema {
     pub left_out: Vec<String>,
 }
 
+/// How much of a schema is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// All that a grammar can follow.
+    Full,
+    /// All but what makes grammars large, or may contradict itself in schemas that are merged: patterns and multiples.
+    Rough,
+}
+
+/// Keywords that [`Detail::Rough`] leaves out.
+const DETAILS: [&str; 4] = ["pattern", "patternProperties", "propertyNames", "multipleOf"];
+
 /// What of `schema` a grammar can follow. An error where it is no schema.
-pub fn follow(schema: &Value) -> Result<FollowedSchema, String> {
+pub fn follow(schema: &Value, detail: Detail) -> Result<FollowedSchema, String> {
     let mut pass = Pass {
-        root: schema,
-        anchors: BTreeMap::new(),
+        references: References::new(schema),
+        detail,
         targets: BTreeMap::new(),
         pending: VecDeque::new(),
         left_out: BTreeSet::new(),
         multiples: Multiples::default(),
         pattern_size: 0,
     };
-    pass.find_anchors(schema, 0);
     let mut followed = pass.schema(schema, "#", 0)?;
     let mut definitions = Map::new();
     while let Some((name, target, place)) = pass.pending.pop_front() {
@@ -58,9 +70,8 @@ pub fn follow(schema: &Value) -> Result<FollowedSchema, String> {
 }
 
 struct Pass<'a> {
-    root: &'a Value,
-    /// `$anchor` and `$id` with what has them.
-    anchors: BTreeMap<&'a str, &'a Value>,
+    references: References<'a>,
+    detail: Detail,
     /// Names in `$defs` of the schemas that references lead to, by these references.
     targets: BTreeMap<String, String>,
     /// Targets that are to be followed: name, schema, place.
@@ -71,24 +82,6 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn find_anchors(&mut self, value: &'a Value, depth: usize) {
-        if depth > MAX_DEPTH {
-            return;
-        }
-        match value {
-            Value::Object(object) => {
-                for keyword in ["$anchor", "$dynamicAnchor", "$id", "id"] {
-                    if let Some(name) = object.get(keyword).and_then(Value::as_str) {
-                        self.anchors.entry(name).or_insert(value);
-                    }
-                }
-                object.values().for_each(|value| self.find_anchors(value, depth + 1));
-            }
-            Value::Array(list) => list.iter().for_each(|value| self.find_anchors(value, depth + 1)),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-        }
-    }
-
     fn leave_out(&mut self, place: &str, keyword: &str) {
         self.left_out.insert(format!("{place}/{}", escaped(keyword)));
     }
@@ -114,6 +107,11 @@ impl<'a> Pass<'a> {
         for (keyword, value) in object {
             let at = || format!("{place}/{}", escaped(keyword));
             match keyword.as_str() {
+                keyword if self.detail == Detail::Rough && DETAILS.contains(&keyword) => self.leave_out(place, keyword),
+                // By itself it would forbid the names that the patterns allow.
+                "additionalProperties" if self.detail == Detail::Rough && object.contains_key("patternProperties") => {
+                    self.leave_out(place, keyword);
+                }
                 "properties" => drop(out.insert(keyword.clone(), self.schemas_by_name(value, &at(), depth)?)),
                 "patternProperties" => self.pattern_properties(value, &mut out, place, depth)?,
                 "additionalProperties" | "additionalItems" => {
@@ -132,7 +130,7 @@ impl<'a> Pass<'a> {
                 },
                 "oneOf" => {
                     let parts = self.schemas(value, &at(), depth)?;
-                    if !value.as_array().is_some_and(|parts| self.exclude_each_other(parts)) {
+                    if !value.as_array().is_some_and(|parts| self.references.exclude_each_other(parts)) {
                         self.leave_out(place, keyword);
                     }
                     // Of parts that may hold together, one or several hold.
@@ -142,7 +140,7 @@ impl<'a> Pass<'a> {
                         out.insert("anyOf".into(), parts);
                     }
                 }
-                "$ref" => match value.as_str().and_then(|reference| self.reference(reference)) {
+                "$ref" => match value.as_str().and_then(|reference| self.reference(reference, object)) {
                     Some(reference) => drop(out.insert(keyword.clone(), reference.into())),
                     None if value.is_string() => self.leave_out(place, keyword),
                     None => return Err(format!("{} must be a string", at())),
@@ -209,7 +207,7 @@ impl<'a> Pass<'a> {
                 _ => {}
             }
         }
-        if let Some(names) = object.get("propertyNames") {
+        if let Some(names) = object.get("propertyNames").filter(|_| self.detail == Detail::Full) {
             self.property_names(names, object, &mut out, place)?;
         }
         if !all.is_empty() {
@@ -284,9 +282,12 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The name in `$defs` of what a reference leads to; none where it leads nowhere.
-    fn reference(&mut self, reference: &str) -> Option<String> {
-        let target = self.resolve(reference)?;
+    /// The name in `$defs` of what a reference of `object` leads to; none where it leads nowhere, or back to `object`.
+    fn reference(&mut self, reference: &str, object: &Map<String, Value>) -> Option<String> {
+        let target = self.references.resolve(reference)?;
+        if self.references.leads_back(reference, object) {
+            return None;
+        }
         let place = percent_decode_str(reference).decode_utf8().ok()?.into_owned();
         let name = self.targets.get(&place).cloned().unwrap_or_else(|| {
             let name = format!("d{}", self.targets.len());
@@ -295,21 +296,6 @@ impl<'a> Pass<'a> {
         });
         self.targets.insert(place, name.clone());
         Some(format!("#/$defs/{name}"))
-    }
-
-    /// What a reference leads to: a JSON pointer (RFC 6901) in a fragment (percent-encoded), an anchor, or an identifier.
-    fn resolve(&self, reference: &str) -> Option<&'a Value> {
-        if let Some(found) = self.anchors.get(reference) {
-            return Some(found);
-        }
-        let (base, fragment) = reference.split_once('#')?;
-        let start = if base.is_empty() { self.root } else { self.anchors.get(base)? };
-        let fragment = percent_decode_str(fragment).decode_utf8().ok()?;
-        match &*fragment {
-            "" => Some(start),
-            pointer if pointer.starts_with('/') => start.pointer(pointer),
-            anchor => self.anchors.get(anchor).copied(),
-        }
     }
 
     fn types(&mut self, value: &Value, out: &mut Map<String, Value>, place: &str) -> Result<(), String> {
@@ -433,49 +419,6 @@ impl<'a> Pass<'a> {
             }
         }
     }
-
-    /// Whether it is seen that no value follows two of `parts`.
-    fn exclude_each_other(&self, parts: &[Value]) -> bool {
-        parts.iter().enumerate().all(|(i, part)| parts[i + 1..].iter().all(|other| self.disjoint(part, other, 0)))
-    }
-
-    /// Whether it is seen that no value follows both `a` and `b`.
-    fn disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
-        if depth > 4 {
-            return false;
-        }
-        let (Some(a), Some(b)) = (self.target(a), self.target(b)) else {
-            return a == &Value::Bool(false) || b == &Value::Bool(false);
-        };
-        if let (Some(types), Some(others)) = (types_of(a), types_of(b)) {
-            if !types.iter().any(|name| others.iter().any(|other| same_type(name, other))) {
-                return true;
-            }
-            let is_object = |types: &BTreeSet<String>| types.iter().eq(["object"]);
-            if is_object(&types) && is_object(&others) {
-                let property =
-                    |of: &Map<String, Value>, name: &str| of.get("properties").and_then(|all| all.get(name)).cloned();
-                let names = [a, b].into_iter().filter_map(|of| of.get("required")?.as_array()).flatten();
-                return names.filter_map(Value::as_str).any(|name| match (property(a, name), property(b, name)) {
-                    (Some(one), Some(other)) => self.disjoint(&one, &other, depth + 1),
-                    (Some(_) | None, _) => false,
-                });
-            }
-        }
-        match (values_of(a), values_of(b)) {
-            (Some(values), Some(others)) => !values.iter().any(|value| others.contains(value)),
-            (Some(_) | None, _) => false,
-        }
-    }
-
-    /// The keywords of a schema, or of what it refers to.
-    fn target<'b>(&'b self, schema: &'b Value) -> Option<&'b Map<String, Value>> {
-        let object = schema.as_object()?;
-        match object.get("$ref").and_then(Value::as_str) {
-            Some(reference) => self.resolve(reference)?.as_object(),
-            None => Some(object),
-        }
-    }
 }
 
 /// The names of properties that an object requires.
@@ -505,84 +448,6 @@ fn asserts_nothing(keyword: &str, value: &Value) -> bool {
 }
 
 /// Whether a keyword of a schema for names restricts them.
-fn is_assertion(keyword: &str) -> bool {
+pub fn is_assertion(keyword: &str) -> bool {
     !["title", "description", "$comment", "default", "examples", "format"].contains(&keyword)
-}
-
-/// What a value that does not follow `schema` follows, for negations that a grammar can say: of types, and of the presence of
-/// a property.
-fn negated(schema: &Value) -> Option<Value> {
-    let object = match schema {
-        Value::Bool(holds) => return Some(Value::Bool(!holds)),
-        Value::Object(object) => object,
-        Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => return None,
-    };
-    let mut assertions = object.iter().filter(|(keyword, _)| is_assertion(keyword));
-    match (assertions.next(), assertions.next()) {
-        (None, _) => Some(Value::Bool(false)),
-        (Some((keyword, value)), None) if keyword == "type" => {
-            let not = types_of(&Map::from_iter([("type".to_owned(), value.clone())]))?;
-            // What is no integer may be another number, which no type says.
-            if not.contains("integer") && !not.contains("number") {
-                return None;
-            }
-            let is_number = |name: &str| name == "integer" && not.contains("number");
-            let left: Vec<_> =
-                TYPES.iter().filter(|name| !not.contains(**name) && !is_number(name) && **name != "integer").collect();
-            Some(json!({"type": left}))
-        }
-        (Some((keyword, value)), None) if keyword == "required" => match value.as_array()?.as_slice() {
-            // What is no object has all that an object requires.
-            [Value::String(name)] => Some(json!({"type": "object", "properties": {name: false}})),
-            _ => None,
-        },
-        (Some(_), _) => None,
-    }
-}
-
-/// `dependentRequired`, for each name: it is absent, or the others are there.
-fn dependencies(value: &Value) -> Option<Vec<Value>> {
-    /// Most names: each doubles the ways in which an object can be written.
-    const MOST: usize = 4;
-    let names = value.as_object().filter(|names| names.len() <= MOST)?;
-    names
-        .iter()
-        .map(|(name, others)| {
-            let others = others.as_array().filter(|others| others.iter().all(Value::is_string))?;
-            let all: Vec<_> = std::iter::once(Value::from(name.clone())).chain(others.iter().cloned()).collect();
-            Some(json!({"anyOf": [{"properties": {name: false}}, {"required": all}]}))
-        })
-        .collect()
-}
-
-/// The types that a value may have; none where all may.
-fn types_of(object: &Map<String, Value>) -> Option<BTreeSet<String>> {
-    match object.get("type") {
-        Some(Value::String(name)) => Some([name.clone()].into()),
-        Some(Value::Array(names)) => names.iter().map(|name| name.as_str().map(str::to_owned)).collect(),
-        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => None,
-        None => values_of(object).map(|values| values.iter().map(|value| type_of(value).to_owned()).collect()),
-    }
-}
-
-/// Whether a value may be of both types.
-fn same_type(a: &str, b: &str) -> bool {
-    a == b || matches!((a, b), ("integer", "number") | ("number", "integer"))
-}
-
-/// The values that are listed.
-fn values_of(object: &Map<String, Value>) -> Option<Vec<Value>> {
-    let listed = object.get("enum").and_then(Value::as_array).cloned();
-    object.get("const").map(|value| vec![value.clone()]).or(listed)
-}
-
-fn type_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
 }

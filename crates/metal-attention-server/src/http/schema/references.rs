@@ -1,0 +1,83 @@
+//! What references of a schema lead to.
+
+use std::collections::BTreeMap;
+use std::ptr;
+
+use percent_encoding::percent_decode_str;
+use serde_json::{Map, Value};
+
+use super::followed::MAX_DEPTH;
+
+/// Most schemas that are looked at to see whether references lead back, for one reference.
+const MAX_STEPS: usize = 2000;
+
+/// A schema with the names of its parts.
+pub struct References<'a> {
+    root: &'a Value,
+    /// `$anchor` and `$id` with what has them.
+    anchors: BTreeMap<&'a str, &'a Value>,
+}
+
+impl<'a> References<'a> {
+    /// Those of `root`.
+    pub fn new(root: &'a Value) -> Self {
+        let mut references = Self { root, anchors: BTreeMap::new() };
+        references.find_anchors(root, 0);
+        references
+    }
+
+    fn find_anchors(&mut self, value: &'a Value, depth: usize) {
+        if depth > MAX_DEPTH {
+            return;
+        }
+        match value {
+            Value::Object(object) => {
+                for keyword in ["$anchor", "$dynamicAnchor", "$id", "id"] {
+                    if let Some(name) = object.get(keyword).and_then(Value::as_str) {
+                        self.anchors.entry(name).or_insert(value);
+                    }
+                }
+                object.values().for_each(|value| self.find_anchors(value, depth + 1));
+            }
+            Value::Array(list) => list.iter().for_each(|value| self.find_anchors(value, depth + 1)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    /// What a reference leads to: a JSON pointer (RFC 6901) in a fragment (percent-encoded), an anchor, or an identifier.
+    pub fn resolve(&self, reference: &str) -> Option<&'a Value> {
+        if let Some(found) = self.anchors.get(reference) {
+            return Some(found);
+        }
+        let (base, fragment) = reference.split_once('#')?;
+        let start = if base.is_empty() { self.root } else { self.anchors.get(base)? };
+        let fragment = percent_decode_str(fragment).decode_utf8().ok()?;
+        match &*fragment {
+            "" => Some(start),
+            pointer if pointer.starts_with('/') => start.pointer(pointer),
+            anchor => self.anchors.get(anchor).copied(),
+        }
+    }
+
+    /// Whether `reference`, which `object` has, leads back to `object` with no value between: through references and parts
+    /// (`allOf`, `anyOf`, `oneOf`) that hold for the same value.
+    pub fn leads_back(&self, reference: &str, object: &Map<String, Value>) -> bool {
+        let mut left: Vec<_> = self.resolve(reference).into_iter().collect();
+        let mut seen: Vec<&Map<String, Value>> = Vec::new();
+        while let Some(schema) = left.pop() {
+            let Some(keywords) = schema.as_object() else { continue };
+            if ptr::eq(keywords, object) {
+                return true;
+            }
+            if seen.len() == MAX_STEPS || seen.iter().any(|other| ptr::eq(*other, keywords)) {
+                continue;
+            }
+            seen.push(keywords);
+            let reference = keywords.get("$ref").and_then(Value::as_str);
+            left.extend(reference.and_then(|reference| self.resolve(reference)));
+            let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|keyword| keywords.get(keyword)?.as_array());
+            left.extend(parts.flatten());
+        }
+        false
+    }
+}
