@@ -239,7 +239,7 @@ mod tests {
             let mut events = parser.push("Hello!");
             events.extend(parser.finish());
             let message = Message::from_events(events);
-            assert_eq!((message.text(), message.reasoning_content), ("Hello!", None), "{name}");
+            assert_eq!((message.text(), &message.reasoning_content), ("Hello!", &None), "{name}");
         }
     }
 }
