@@ -23,7 +23,9 @@ const schema = z.object({
 const { object } = await generateObject({ model, schema, prompt: "A child" });
 schema.parse(object);
 
-const open = z.object({ sizes: z.record(z.string().max(4), z.boolean()).optional(), n: z.number().int().min(0).max(9) });
+// A record of any number of names may never end, whatever its names.
+const sizes = z.record(z.string().max(4), z.boolean()).meta({ maxProperties: 3 });
+const open = z.object({ sizes: sizes.optional(), n: z.number().int().min(0).max(9) });
 open.parse((await generateObject({ model, schema: open, prompt: "Sizes", maxOutputTokens: 400 })).object);
 
 let calls = 0;
@@ -39,8 +41,10 @@ const result = await generateText({
   model,
   tools: { weather },
   toolChoice: "required",
+  // The SDK runs no tool of an answer that is cut off, and the small model calls until there is no room.
+  providerOptions: { local: { parallel_tool_calls: false } },
   prompt: "What is the weather in Rome?",
   stopWhen: stepCountIs(1),
 });
 assert.equal(result.toolCalls[0].toolName, "weather");
-assert.ok(calls >= 1);
+assert.equal(calls, 1);

@@ -186,7 +186,7 @@ mod tests {
     fn signs_and_escapes_are_rewritten() {
         for (source, expected) in [
             ("+{{ +1 }}{{ 1 + +x }}{{ [+1, x+1] }}", "+{{  1 }}{{ 1 +  x }}{{ [ 1, x+1] }}"),
-            (r"{{ 'a\n\/b' }}\/", r"{{ 'a\n\/b' }}\/"),
+            (r"{{ 'a\n\/b' }}\/", "{{ \"a\n\\\\/b\" }}\\/"),
             (r"{{ 'a\/\v\'' }}", "{{ \"a\\\\/\u{b}'\" }}"),
             (r"{{ '\U0001F600' }}{{ '\N{BULLET}' }}", "{{ \"😀\" }}{{ '\\N{BULLET}' }}"),
             ("a\r\nb\rc", "a\nb\nc"),

@@ -203,11 +203,10 @@ impl ChatTemplate {
         self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
 
-    /// Whether the template's text has the variable `name`.
+    /// Whether the template reads a variable of this name.
     pub fn reads(&self, name: &str) -> bool {
-        let words =
-            |source: &str| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == name);
-        words(&self.source) || words(self.source_for_tools())
+        let tool_use = self.tool_use.as_ref().map(|(program, _)| program);
+        [Some(&self.program), tool_use].into_iter().flatten().any(|program| program.reads(name))
     }
 
     /// The text of a conversation. Tools that the template does not know are described in plain words. A conversation
@@ -224,7 +223,7 @@ impl ChatTemplate {
             }
             let request = RenderRequest { messages: &variant, ..*request };
             match self.render_variant(&request) {
-                Ok(prompt) if self.has_instructions(&request, &prompt) => return Ok(prompt),
+                Ok(prompt) if self.has_instructions(&messages, &request, &prompt) => return Ok(prompt),
                 Ok(prompt) => drop(incomplete.get_or_insert(prompt)),
                 Err(error) => {
                     let Some(line) = error.line_of_conversation() else { return Err(error) };
@@ -242,9 +241,10 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether `prompt`, the rendering of `request`, has the texts of all system messages. Where one is not found, the
-    /// template may have read it as a switch: then it is enough that a plain word in its place is written.
-    fn has_instructions(&self, request: &RenderRequest<'_>, prompt: &Prompt) -> bool {
+    /// Whether `prompt`, the rendering of `request`, which is a form of the conversation `messages`, has the texts of all
+    /// its system messages. Where one is not found, the template may have read it as a switch: then it is enough that a
+    /// plain word in its place is written.
+    fn has_instructions(&self, messages: &[Message], request: &RenderRequest<'_>, prompt: &Prompt) -> bool {
         let found = |texts: &[&str], mut rest: &str| {
             texts.iter().all(|text| match rest.find(text.trim()) {
                 Some(at) => {
@@ -254,11 +254,15 @@ impl ChatTemplate {
                 None => false,
             })
         };
-        let system = || request.messages.iter().filter(|message| instructs(message));
-        if found(&system().map(Message::text).collect::<Vec<_>>(), &prompt.text) {
+        let texts: Vec<_> = messages.iter().filter(|message| instructs(message)).map(Message::text).collect();
+        if found(&texts, &prompt.text) {
             return true;
         }
-        let words: Vec<_> = (0..system().count()).map(|i| format!("instruction{i}.")).collect();
+        let n_system = request.messages.iter().filter(|message| instructs(message)).count();
+        if n_system == 0 {
+            return false;
+        }
+        let words: Vec<_> = (0..n_system).map(|i| format!("instruction{i}.")).collect();
         let mut words_left = words.iter();
         let probe = |message: &Message| match message.role {
             Role::System | Role::Developer => Message { content: words_left.next().cloned(), ..message.clone() },

@@ -222,15 +222,18 @@ mod tests {
 
     #[test]
     fn an_answer_without_thoughts_begins_after_empty_ones() {
+        // It begins thoughts, whatever is wanted.
+        const BEGUN: &str = "{{ messages[0].content }}{% if '</think>' %}<think>\n{% endif %}";
         let messages = [Message::user("Hi")];
         for (name, end, own) in [
             ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
             ("gpt-oss", "<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
-            ("deepseek-r1-distill", "<think>\n\n</think>\n\n", "\n</think>\n\n"),
+            ("deepseek-r1-distill", "<think>\n</think>", ""),
             ("ministral-3-reasoning", "[THINK]\n\n[/THINK]\n\n", "[THINK]\n\n[/THINK]\n\n"),
+            (BEGUN, "<think>\n\n</think>\n\n", "\n</think>\n\n"),
             ("llama-3.1", "assistant<|end_header_id|>\n\n", ""),
         ] {
-            let template = template(name);
+            let template = if name == BEGUN { ChatTemplate::new(BEGUN).unwrap() } else { template(name) };
             let request = RenderRequest { messages: &messages, ..Default::default() };
             let continuation = template.render_thinking(&request, Some(Thinking::OFF)).unwrap();
             assert!(continuation.prompt.text.ends_with(end), "{name}: {:?}", continuation.prompt.text);

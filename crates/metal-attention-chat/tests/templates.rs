@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use metal_attention_chat::{ChatTemplate, Message, Prompt, RenderRequest, TemplateError, Tool};
+use metal_attention_chat::{ChatTemplate, Message, Prompt, RenderRequest, Tool};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -38,12 +38,14 @@ fn template(name: &str) -> ChatTemplate {
 }
 
 /// Every template on every conversation: the same text and the same refusals. Where Python fails, say because a loop
-/// goes over `None`, nothing is expected. A template that knows no tools is given a conversation without any.
+/// goes over `None`, nothing is expected. A template that knows no tools is given a conversation without any. Of a
+/// conversation that the template refuses, or of which it leaves texts out, a form is rendered that has all texts, where
+/// there is one.
 #[test]
 fn templates_give_what_they_give_in_python() {
     let conversations: Map<String, Value> = data("conversations");
     let expected = expected();
-    let (mut texts, mut refused, mut failed, mut in_plain_words) = (0, 0, 0, 0);
+    let (mut texts, mut adapted, mut failed, mut in_plain_words) = (0, 0, 0, 0);
     for (name, expected) in &expected {
         let template = template(name);
         for (title, conversation) in conversations.iter().filter(|(title, _)| expected.get(title).is_some()) {
@@ -75,20 +77,23 @@ fn templates_give_what_they_give_in_python() {
                 continue;
             }
             let expected = &expected[title];
+            // Some templates leave out what is said beside calls.
+            let said = || conversation.messages.iter().filter(|message| message.tool_calls.is_empty());
+            let leaves_out = |text: &str| said().find(|message| !text.contains(message.text().trim()));
             match (&result, expected["text"].as_str(), expected["refused"].as_str()) {
-                (Ok(prompt), Some(text), _) => {
+                (Ok(prompt), Some(text), _) if leaves_out(text).is_none() || leaves_out(&prompt.text).is_some() => {
                     assert_eq!(prompt.text, text, "{name}, {title}");
                     assert_eq!(prompt.literals, [0; 0], "{name}, {title}");
                     texts += 1;
                 }
-                (Err(TemplateError::Refused { message, .. }), None, Some(expected)) => {
-                    assert_eq!(message, expected, "{name}, {title}");
-                    refused += 1;
+                (Ok(prompt), _, _) if expected.get("text").or(expected.get("refused")).is_some() => {
+                    assert_eq!(leaves_out(&prompt.text), None, "{name}, {title}: {prompt:?}");
+                    adapted += 1;
                 }
                 (_, None, None) => failed += 1,
                 _ => panic!("{name}, {title}: {result:?} in place of {expected}"),
             }
         }
     }
-    assert_eq!((texts, refused, failed, in_plain_words), (344, 21, 12, 55));
+    assert_eq!((texts, adapted, failed, in_plain_words), (341, 24, 12, 55));
 }

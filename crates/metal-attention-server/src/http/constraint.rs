@@ -43,11 +43,13 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
-    /// Whether a schema of less detail may do.
-    fn is_of_detail(&self) -> bool {
-        match self {
-            Self::PatternsMeet | Self::TooLarge | Self::Other => true,
-            Self::Schema(_) | Self::NoText | Self::Circular | Self::Vocabulary(_) | Self::Thread(_) => false,
+    /// The detail with which a grammar may be made where this is what came of `detail`.
+    fn less_than(&self, detail: Detail) -> Option<Detail> {
+        match (self, detail) {
+            (Self::PatternsMeet | Self::TooLarge | Self::Other, Detail::Full) => Some(Detail::Rough),
+            (Self::Circular, Detail::Full | Detail::Rough) => Some(Detail::Flat),
+            (Self::PatternsMeet | Self::Circular | Self::TooLarge | Self::Other, _) => None,
+            (Self::Schema(_) | Self::NoText | Self::Vocabulary(_) | Self::Thread(_), _) => None,
         }
     }
 }
@@ -117,24 +119,24 @@ impl Grammars {
         })
     }
 
-    /// A constraint by the grammar of `make`, in full detail, or roughly where the grammar library has no way with that.
+    /// A constraint by the grammar of `make`, in as much detail as the grammar library can follow.
     fn constraint(
         &self,
         left_out: &mut Vec<String>,
         make: impl Fn(Detail, &mut Vec<String>) -> Result<TopLevelGrammar, String>,
     ) -> Result<Grammar, GrammarError> {
-        let mut places = Vec::new();
-        let full = make(Detail::Full, &mut places).map_err(GrammarError::Schema)?;
-        let grammar = match self.compile(full) {
-            Err(error) if error.is_of_detail() => {
-                places.clear();
-                let rough = make(Detail::Rough, &mut places).map_err(|_| error)?;
-                self.compile(rough)?
+        let mut detail = Detail::Full;
+        loop {
+            let mut places = Vec::new();
+            let grammar = make(detail, &mut places).map_err(GrammarError::Schema)?;
+            match self.compile(grammar) {
+                Ok(grammar) => {
+                    left_out.extend(places);
+                    return Ok(grammar);
+                }
+                Err(error) => detail = error.less_than(detail).ok_or(error)?,
             }
-            done => done?,
-        };
-        left_out.extend(places);
-        Ok(grammar)
+        }
     }
 
     fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {

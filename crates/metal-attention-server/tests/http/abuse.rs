@@ -258,18 +258,25 @@ fn schemas_that_are_chains_or_products_end() {
 }
 
 #[test]
-fn an_error_in_a_pattern_is_told_whole() {
+fn patterns_that_cannot_be_followed_are_left_out_by_name() {
     let server = with(HttpOptions::default());
-    let ask = |pattern: &str| {
+    let ask = |pattern: &str, strict: Option<bool>| {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}});
-        let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
-        let answer = server.post("/v1/chat/completions", &chat(&json!({"response_format": format})));
-        assert_eq!(answer.error().1, "response_format.json_schema.schema");
-        answer.json()["error"]["message"].as_str().unwrap().to_owned()
+        let format = json!({"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}});
+        server.post("/v1/chat/completions", &chat(&json!({"response_format": format})))
     };
-    let message = ask("a(b");
-    assert!(message.contains("a(b") && message.contains("unclosed group"), "{message}");
-    assert!(ask(&"(".repeat(100_000)).len() < 2100);
+    for pattern in
+        ["a(b".to_owned(), "(".repeat(100_000), "^(?=.*[A-Z]).{8,}$".to_owned(), "(a{1000}){2000}".to_owned()]
+    {
+        let answer = ask(&pattern, None);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert!(answer.headers.contains("\nx-schema-unsupported: #/properties/a/pattern\r\n"), "{}", answer.headers);
+        let refused = ask(&pattern, Some(true));
+        assert_eq!(refused.error().1, "response_format.json_schema.schema");
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("#/properties/a/pattern cannot be enforced") && message.len() < 300, "{message}");
+    }
+    assert!(!ask("^[a-z]+$", Some(true)).headers.contains("x-schema-unsupported"));
 }
 
 /// Each option as large as it can be.

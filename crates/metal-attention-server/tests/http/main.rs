@@ -340,7 +340,7 @@ fn json_follows_its_schema() {
         assert!(["Lily", "Tom"].contains(&child["name"].as_str().unwrap()), "{child}");
         assert!((1..=99).contains(&child["age"].as_i64().unwrap()) && child.as_object().unwrap().len() == 2);
     }
-    let broken = json!({"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}});
+    let broken = json!({"type": "json_schema", "json_schema": {"schema": {"type": 5}}});
     let answer = server.post("/v1/chat/completions", &chat(&json!({"response_format": broken})));
     assert_eq!(answer.error().1, "response_format.json_schema.schema");
 }
@@ -530,6 +530,8 @@ fn a_last_message_of_the_assistant_is_continued() {
     assert_eq!(post(prefix, json!({"continue_final_message": false})), continued);
     assert_ne!(post(last, json!({"continue_final_message": false})).1, continued.1);
     let json = json!({"role": "assistant", "content": "{\"a\": ["});
-    let (rest, _) = post(json, json!({"response_format": {"type": "json_object"}, "max_tokens": 200}));
+    let schema = json!({"properties": {"a": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}}});
+    let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+    let (rest, _) = post(json, json!({"response_format": format, "max_tokens": 200}));
     assert!(serde_json::from_str::<Value>(&format!("{{\"a\": [{rest}")).is_ok(), "{rest}");
 }

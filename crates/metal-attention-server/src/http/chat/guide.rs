@@ -129,8 +129,7 @@ impl Guide {
     }
 
     fn force(&mut self, text: &str) {
-        let options = EncodeOptions { add_special: false, parse_special: true };
-        self.forced.extend(self.tokenizer.encode(text, options));
+        self.forced.extend(tokens_within(&self.tokenizer, text, true));
     }
 
     /// Ends thoughts that have had their tokens.
@@ -168,6 +167,26 @@ impl Guide {
         let events = self.parser.push_token(&self.tokenizer, id, &text);
         self.called |= events.iter().any(|event| matches!(event, AnswerEvent::CallEnd { .. }));
     }
+}
+
+/// The tokens of `text` where it stands within another: some vocabularies put a blank before a text.
+pub fn tokens_within(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> Vec<u32> {
+    let whole = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special });
+    let spelled: Vec<u8> = whole.iter().flat_map(|&id| spelling(tokenizer, id)).copied().collect();
+    if spelled == text.as_bytes() {
+        return whole;
+    }
+    let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
+    while !rest.is_empty() {
+        let fits = (0..tokenizer.n_vocab() as u32).filter(|&id| {
+            let spelling = tokenizer.token_bytes(id);
+            !spelling.is_empty() && rest.starts_with(spelling)
+        });
+        let Some(longest) = fits.max_by_key(|&id| tokenizer.token_bytes(id).len()) else { return whole };
+        rest = &rest[tokenizer.token_bytes(longest).len()..];
+        ids.push(longest);
+    }
+    ids
 }
 
 /// The spelling of a token, that of a control token too.
@@ -233,12 +252,8 @@ impl Constraint for Guide {
                 }
                 of_grammar.clear();
                 of_grammar.extend_from_slice(mask);
-                let options = EncodeOptions { add_special: false, parse_special: true };
                 let rest = start.get(written.len()..).unwrap_or_default();
-                // Some vocabularies put a blank before a text.
-                let next = self.tokenizer.encode(rest, options).into_iter().take(2);
-                let mut fits = next.filter(|&id| rest.as_bytes().starts_with(spelling(&self.tokenizer, id)));
-                if let Some(id) = fits.next() {
+                if let Some(&id) = tokens_within(&self.tokenizer, rest, true).first() {
                     set(mask, id);
                 }
             }
@@ -321,7 +336,8 @@ mod tests {
             guide.allowed(&mut mask).unwrap();
             let allowed = || (0..tokenizer.n_vocab() as u32).filter(|&id| has(&mask, id));
             let wanted = allowed().find(|&id| tokenizer.token_bytes(id) == [says.as_bytes()[said.len()]]);
-            let id = wanted.or_else(|| allowed().next()).unwrap();
+            let id =
+                wanted.or_else(|| allowed().next()).unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&said)));
             guide.accept(id).unwrap();
             said.extend_from_slice(tokenizer.token_bytes(id));
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::{Client, Constraint, Events};
-use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
+use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{Continuation, Message, ReasoningMarkers, RenderRequest};
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ use super::constraint::Grammar;
 use super::notes::Notes;
 use super::usage::Usage;
 use super::{ApiError, App, ids, now, prepare};
-use guide::{Guide, Wanted};
+use guide::{Guide, Wanted, tokens_within};
 use request::{ChatFields, ChatRequest, PromptEnd, ResponseFormat};
 use response::{ChatChunks, ChatCompletion, ChatWriter, Reply};
 use thinking::ThinkingWish;
@@ -152,7 +152,7 @@ fn continuation(
 
 /// Has the grammar read the beginning of the answer that the prompt has already.
 fn follow(grammar: &mut Grammar, tokenizer: &Tokenizer, text: &str) -> Result<(), ApiError> {
-    let ids = tokenizer.encode(text.trim_start(), EncodeOptions { add_special: false, parse_special: false });
+    let ids = tokens_within(tokenizer, text.trim_start(), false);
     ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
         let message =
             "the last message, which the answer goes on with, is no beginning of what response_format demands";

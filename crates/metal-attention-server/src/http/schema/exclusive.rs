@@ -70,7 +70,7 @@ fn same_type(a: &str, b: &str) -> bool {
 }
 
 /// The values that are listed.
-fn values_of(object: &Map<String, Value>) -> Option<Vec<Value>> {
+pub fn values_of(object: &Map<String, Value>) -> Option<Vec<Value>> {
     let listed = object.get("enum").and_then(Value::as_array).cloned();
     object.get("const").map(|value| vec![value.clone()]).or(listed)
 }

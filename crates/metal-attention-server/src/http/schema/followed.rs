@@ -10,6 +10,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 
 use super::TYPES;
+use super::exclusive::{types_of, values_of};
 use super::multiples::Multiples;
 use super::negated::{dependencies, negated};
 use super::patterns::{begin_differently, kept_apart, size_of_followed};
@@ -40,11 +41,13 @@ pub struct FollowedSchema {
 pub enum Detail {
     /// All that a grammar can follow.
     Full,
-    /// All but what makes grammars large, or may contradict itself in schemas that are merged: patterns and multiples.
+    /// All but what makes grammars large, or contradicts itself where schemas are merged: patterns and multiples.
     Rough,
+    /// The same without references that recur: a schema that is merged with what is inside of it has no end.
+    Flat,
 }
 
-/// Keywords that [`Detail::Rough`] leaves out.
+/// Keywords that only [`Detail::Full`] follows.
 const DETAILS: [&str; 4] = ["pattern", "patternProperties", "propertyNames", "multipleOf"];
 
 /// What of `schema` a grammar can follow. An error where it is no schema.
@@ -107,9 +110,9 @@ impl<'a> Pass<'a> {
         for (keyword, value) in object {
             let at = || format!("{place}/{}", escaped(keyword));
             match keyword.as_str() {
-                keyword if self.detail == Detail::Rough && DETAILS.contains(&keyword) => self.leave_out(place, keyword),
+                keyword if self.detail != Detail::Full && DETAILS.contains(&keyword) => self.leave_out(place, keyword),
                 // By itself it would forbid the names that the patterns allow.
-                "additionalProperties" if self.detail == Detail::Rough && object.contains_key("patternProperties") => {
+                "additionalProperties" if self.detail != Detail::Full && object.contains_key("patternProperties") => {
                     self.leave_out(place, keyword);
                 }
                 "properties" => drop(out.insert(keyword.clone(), self.schemas_by_name(value, &at(), depth)?)),
@@ -124,10 +127,15 @@ impl<'a> Pass<'a> {
                 "prefixItems" | "anyOf" => {
                     out.insert(keyword.clone(), self.schemas(value, &at(), depth)?);
                 }
-                "allOf" => match self.schemas(value, &at(), depth)? {
-                    Value::Array(parts) => all.extend(parts),
-                    Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {}
-                },
+                "allOf" => {
+                    if let Value::Array(parts) = self.schemas(value, &at(), depth)? {
+                        // Properties are written in the order of the schema's keywords.
+                        if !parts.is_empty() {
+                            out.insert(keyword.clone(), Value::Null);
+                        }
+                        all.extend(parts);
+                    }
+                }
                 "oneOf" => {
                     let parts = self.schemas(value, &at(), depth)?;
                     if !value.as_array().is_some_and(|parts| self.references.exclude_each_other(parts)) {
@@ -288,6 +296,9 @@ impl<'a> Pass<'a> {
         if self.references.leads_back(reference, object) {
             return None;
         }
+        if self.detail == Detail::Flat && self.references.recurs(reference, object) {
+            return None;
+        }
         let place = percent_decode_str(reference).decode_utf8().ok()?.into_owned();
         let name = self.targets.get(&place).cloned().unwrap_or_else(|| {
             let name = format!("d{}", self.targets.len());
@@ -362,23 +373,34 @@ impl<'a> Pass<'a> {
             return Ok(());
         };
         let assertions: Vec<_> = names.iter().filter(|(keyword, _)| is_assertion(keyword)).collect();
-        let of_names = |keyword: &str| {
-            names.get(keyword).filter(|_| assertions.iter().all(|(k, _)| [keyword, "type"].contains(&k.as_str())))
-        };
-        if assertions.iter().all(|(keyword, value)| *keyword == "type" && *value == "string") {
+        // A name is a text.
+        let has_texts = types_of(names).is_none_or(|types| types.contains("string"));
+        if !has_texts {
+            out.insert("maxProperties".into(), json!(0));
             return Ok(());
         }
+        let has_only =
+            |keywords: &[&str]| assertions.iter().all(|(k, _)| *k == "type" || keywords.contains(&k.as_str()));
+        if has_only(&[]) {
+            return Ok(());
+        }
+        let pattern = match names.get("pattern").and_then(Value::as_str) {
+            Some(pattern) if has_only(&["pattern"]) => Some(pattern.to_owned()),
+            None if has_only(&["minLength", "maxLength"]) => pattern_of_lengths(names),
+            Some(_) | None => None,
+        };
+        let known = values_of(names).filter(|_| has_only(&["enum"]) || has_only(&["const"]));
         let has_names = ["properties", "patternProperties"].iter().any(|keyword| object.contains_key(*keyword));
         let further = out.get("additionalProperties").cloned().unwrap_or(Value::Bool(true));
-        match (of_names("pattern").and_then(Value::as_str), of_names("enum").and_then(Value::as_array)) {
+        match (pattern, known) {
             _ if has_names => self.leave_out(place, "propertyNames"),
-            (Some(pattern), _) if self.is_followed(pattern) => {
+            (Some(pattern), _) if self.is_followed(&pattern) => {
                 out.insert("patternProperties".into(), json!({pattern: further}));
                 out.insert("additionalProperties".into(), Value::Bool(false));
             }
-            (_, Some(known)) if known.iter().all(Value::is_string) && known.len() <= MAX_OPTIONAL => {
-                let properties: Map<_, _> =
-                    known.iter().filter_map(Value::as_str).map(|name| (name.to_owned(), further.clone())).collect();
+            (_, Some(known)) if known.len() <= MAX_OPTIONAL => {
+                let texts = known.iter().filter_map(Value::as_str);
+                let properties: Map<_, _> = texts.map(|name| (name.to_owned(), further.clone())).collect();
                 out.insert("properties".into(), properties.into());
                 out.insert("additionalProperties".into(), Value::Bool(false));
             }
@@ -405,6 +427,12 @@ impl<'a> Pass<'a> {
 
     /// The grammar counts the properties of an object whose named ones are all required.
     fn limit_counts(&mut self, out: &mut Map<String, Value>, place: &str) {
+        if out.get("maxProperties") == Some(&json!(0)) {
+            for keyword in ["maxProperties", "properties", "patternProperties"] {
+                out.remove(keyword);
+            }
+            out.insert("additionalProperties".into(), Value::Bool(false));
+        }
         let required = required_names(out);
         let named = out.get("properties").and_then(Value::as_object);
         let has_optional = named.is_some_and(|named| named.keys().any(|name| !required.contains(name)));
@@ -419,6 +447,14 @@ impl<'a> Pass<'a> {
             }
         }
     }
+}
+
+/// The pattern of the texts whose length, in characters, is within the bounds of a schema.
+fn pattern_of_lengths(bounds: &Map<String, Value>) -> Option<String> {
+    let length = |keyword: &str| bounds.get(keyword).map(|length| count(length)?.as_u64());
+    let least = length("minLength").unwrap_or(Some(0))?;
+    let most = length("maxLength").map_or(Some(String::new()), |most| most.map(|n| n.to_string()))?;
+    Some(format!("^[\\s\\S]{{{least},{most}}}$"))
 }
 
 /// The names of properties that an object requires.

@@ -96,13 +96,30 @@ fn names_of_properties_are_held_to_their_schema() {
         &json!({"properties": {"a": true, "b": true}, "additionalProperties": false}),
     );
     whole(&json!({"propertyNames": {"type": "string"}}), &json!({}));
-    whole(&json!({"propertyNames": false}), &json!({"maxProperties": 0}));
-    part(&json!({"propertyNames": {"minLength": 2}}), &json!({}), &["#/propertyNames"]);
+    whole(&json!({"propertyNames": false}), &json!({"additionalProperties": false}));
+    for (bounds, pattern) in [
+        (json!({"minLength": 2}), "^[\\s\\S]{2,}$"),
+        (json!({"type": "string", "minLength": 1, "maxLength": 4}), "^[\\s\\S]{1,4}$"),
+    ] {
+        let expected = json!({"patternProperties": {pattern: true}, "additionalProperties": false});
+        whole(&json!({"propertyNames": bounds}), &expected);
+    }
+    let one = json!({"properties": {"a": true}, "additionalProperties": false});
+    whole(&json!({"propertyNames": {"const": "a"}}), &one);
+    whole(&json!({"propertyNames": {"type": "integer", "enum": ["a"]}}), &json!({"additionalProperties": false}));
+    let both = json!({"propertyNames": {"minLength": 2, "pattern": "^x"}});
+    part(&both, &json!({}), &["#/propertyNames"]);
     part(
         &json!({"propertyNames": {"pattern": "^x"}, "properties": {"x": true}}),
         &json!({"properties": {"x": true}}),
         &["#/propertyNames"],
     );
+}
+
+#[test]
+fn an_object_of_no_properties_names_none() {
+    let none = json!({"type": "object", "properties": {"a": true}, "maxProperties": 0});
+    whole(&none, &json!({"type": "object", "additionalProperties": false}));
 }
 
 #[test]
@@ -137,7 +154,12 @@ fn references_that_lead_back_without_a_value_between_are_left_out() {
     let ring = json!({"$ref": "#/$defs/A", "$defs": {"A": {"allOf": [{"$ref": "#/$defs/B"}]},
         "B": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}}});
     let (_, left_out) = followed(&ring);
-    assert_eq!(left_out, ["#/$defs/A/allOf/0/$ref", "#/$defs/B/anyOf/0/$ref"]);
+    // What B was for is gone with it.
+    assert_eq!(left_out, ["#/$defs/A/allOf/0/$ref"]);
+    // Merged with what is inside of it, a schema has no end.
+    let merged = json!({"$ref": "#/$defs/A", "$defs": {"A": {"items": {"allOf": [{"$ref": "#/$defs/A"}]}}}});
+    assert_eq!(followed(&merged).1, [""; 0]);
+    assert_eq!(follow(&merged, Detail::Flat).unwrap().left_out, ["#/$defs/A/items/allOf/0/$ref"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What references of a schema lead to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ptr;
 
 use percent_encoding::percent_decode_str;
@@ -62,21 +62,44 @@ impl<'a> References<'a> {
     /// Whether `reference`, which `object` has, leads back to `object` with no value between: through references and parts
     /// (`allOf`, `anyOf`, `oneOf`) that hold for the same value.
     pub fn leads_back(&self, reference: &str, object: &Map<String, Value>) -> bool {
+        self.reaches(reference, object, |keywords| {
+            let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|keyword| keywords.get(keyword)?.as_array());
+            parts.flatten().collect()
+        })
+    }
+
+    /// Whether `reference`, which `object` has, leads back to `object`, be it for a value inside the value.
+    pub fn recurs(&self, reference: &str, object: &Map<String, Value>) -> bool {
+        self.reaches(reference, object, |keywords| {
+            let inner = |value: &'a Value| match value {
+                Value::Array(list) => list.iter().collect::<Vec<_>>(),
+                Value::Object(_) => vec![value],
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
+            };
+            keywords.values().flat_map(inner).collect()
+        })
+    }
+
+    /// Whether `object` is reached from what `reference` leads to, through further references and `parts`.
+    fn reaches(
+        &self,
+        reference: &str,
+        object: &Map<String, Value>,
+        parts: impl Fn(&'a Map<String, Value>) -> Vec<&'a Value>,
+    ) -> bool {
         let mut left: Vec<_> = self.resolve(reference).into_iter().collect();
-        let mut seen: Vec<&Map<String, Value>> = Vec::new();
+        let mut seen: HashSet<*const Map<String, Value>> = HashSet::new();
         while let Some(schema) = left.pop() {
             let Some(keywords) = schema.as_object() else { continue };
             if ptr::eq(keywords, object) {
                 return true;
             }
-            if seen.len() == MAX_STEPS || seen.iter().any(|other| ptr::eq(*other, keywords)) {
+            if seen.len() == MAX_STEPS || !seen.insert(keywords) {
                 continue;
             }
-            seen.push(keywords);
             let reference = keywords.get("$ref").and_then(Value::as_str);
             left.extend(reference.and_then(|reference| self.resolve(reference)));
-            let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|keyword| keywords.get(keyword)?.as_array());
-            left.extend(parts.flatten());
+            left.extend(parts(keywords));
         }
         false
     }
