@@ -68,10 +68,37 @@ fn commands_change_the_conversation() {
     assert_eq!(saved(&["--system", "a"], &["One", "/reset"]), [json!({"role": "system", "content": "a"})]);
     assert_eq!(saved(&["--system", "a"], &["One", "/system none", "/undo"]), [json!(null); 0]);
     let errors = stderr(&chat(&["--system", "a"], &["/system", "/undo", "/regenerate", "/help"]));
-    for part in ["\na\n", "there is nothing to take back", "there is nothing to answer", "/exit "] {
+    for part in ["\na\n", "there is nothing to take back", "there is nothing to answer", "/exit, "] {
         assert!(errors.contains(part), "{part:?}: {errors}");
     }
     assert_eq!(stdout(chat(&[], &["/exit", "Not read"])), "");
+}
+
+/// A template that fails where it is to leave thoughts out tells that it was given the variable.
+#[test]
+fn thoughts_are_switched() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("template.jinja");
+    let path = path.to_str().unwrap();
+    let source = "{% if enable_thinking is defined %}{{ raise_exception('thinking is ' ~ enable_thinking) }}{% endif %}\
+                  {% for m in messages %}{{ m.content }}{% endfor %}";
+    std::fs::write(path, source).unwrap();
+    let template = ["--chat-template", path];
+    for (flags, lines, expected) in [
+        (&["--thinking", "false"][..], &["Hello"][..], Some("thinking is False")),
+        (&["--think"], &["Hello"], Some("thinking is True")),
+        (&[], &["/set nothink", "Hello"], Some("thinking is False")),
+        (&[], &["/set think true", "Hello"], Some("thinking is True")),
+        (&[], &["Hello"], None),
+    ] {
+        let output = chat(&[&template, flags].concat(), lines);
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(if expected.is_some() { 2 } else { 0 }), "{errors}");
+        assert!(expected.is_none_or(|text| errors.contains(text)), "{errors}");
+    }
+    let unknown = stderr(&chat(&[], &["/set nothink", "/show"]));
+    assert!(unknown.contains("note: the model's chat template knows no such setting"), "{unknown}");
+    assert!(unknown.contains("thoughts      none"), "{unknown}");
 }
 
 #[test]
@@ -168,15 +195,15 @@ fn templates_come_from_files_and_may_refuse() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("template.jinja");
     let path = path.to_str().unwrap();
-    let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('No system, please') }}{% endif %}\
+    let source = "{% for m in messages %}{% if 'rude' in m.content %}{{ raise_exception('Be kind, please') }}{% endif %}\
                   {{ m.content }} {% endfor %}";
     std::fs::write(path, source).unwrap();
     let output = chat(&["--chat-template", path], &["Once upon a time"]);
     assert!(!stderr(&output).contains("no chat template"));
     assert!(!stdout(output).is_empty());
-    let output = chat(&["--chat-template", path, "--system", "x"], &["Once upon a time"]);
+    let output = chat(&["--chat-template", path, "--system", "Be rude."], &["Once upon a time"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("refuses this conversation: No system, please"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("refuses this conversation: Be kind, please"), "{}", stderr(&output));
     std::fs::write(path, "{% if %}").unwrap();
     let output = chat(&["--chat-template", path], &["x"]);
     assert_eq!(output.status.code(), Some(2));

@@ -70,7 +70,14 @@ fn a_model_that_gives_no_numbers_is_3() {
         &["run", "-p", "Once", "-n", "3"],
         &["logits", "-p", "Once", "--last"],
         &["embed", "-p", "Once", "--json"],
-        &["perplexity", "-p", "Once upon a time there was a little girl and", "-c", "8", "--json"],
+        &[
+            "perplexity",
+            "-p",
+            "Once upon a time there was a little girl and a dog and a cat and a bird",
+            "-c",
+            "8",
+            "--json",
+        ],
     ] {
         let output = run(&[args, &["-m", path, "--device", "cpu"]].concat());
         let errors = stderr(&output);

@@ -317,5 +317,5 @@ fn an_empty_variable_names_no_model() {
     assert!(stderr(&output).contains("using the built-in model"), "{}", stderr(&output));
     let output = program().args(["info", "-m", ""]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("the name of a model is empty"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("a value is required for '--model <MODEL>'"), "{}", stderr(&output));
 }

@@ -51,7 +51,7 @@ Examples:
 
 /// Measure the speed of models, prefill and decode apart
 #[derive(clap::Args)]
-#[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+#[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true, subcommand_precedence_over_arg = true)]
 #[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct Args {
     #[command(subcommand)]
