@@ -102,7 +102,7 @@ impl Session {
     pub fn set_thinking(&mut self, thinking: Thinking) -> bool {
         self.options.thinking = Some(thinking);
         let is_off = thinking == Thinking::OFF;
-        self.template.set_thinking(thinking, &mut Default::default()) || (is_off && self.template.thinks())
+        self.template.set_thinking(thinking, &mut serde_json::Map::new()) || (is_off && self.template.thinks())
     }
 
     /// Takes the next seed, or any other one: the same seed would give the same answer again.

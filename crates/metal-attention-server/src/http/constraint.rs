@@ -48,8 +48,17 @@ impl GrammarError {
         match (self, detail) {
             (Self::PatternsMeet | Self::TooLarge | Self::Other, Detail::Full) => Some(Detail::Rough),
             (Self::Circular, Detail::Full | Detail::Rough) => Some(Detail::Flat),
-            (Self::PatternsMeet | Self::Circular | Self::TooLarge | Self::Other, _) => None,
-            (Self::Schema(_) | Self::NoText | Self::Vocabulary(_) | Self::Thread(_), _) => None,
+            (
+                Self::PatternsMeet
+                | Self::Circular
+                | Self::TooLarge
+                | Self::Other
+                | Self::Schema(_)
+                | Self::NoText
+                | Self::Vocabulary(_)
+                | Self::Thread(_),
+                _,
+            ) => None,
         }
     }
 }
