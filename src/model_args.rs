@@ -35,6 +35,11 @@ pub struct ModelsArgs {
 }
 
 impl ModelsArgs {
+    /// Whether `name` is given without a flag, and is no file.
+    pub fn has(&self, name: &str) -> bool {
+        self.named_models.iter().any(|model| model.as_os_str() == name && !model.exists())
+    }
+
     /// Each of the models, or the one of the environment, or the built-in one.
     pub fn each(&self) -> Vec<ModelArgs> {
         let one = |model| ModelArgs { model, pre: None, no_mmap: self.no_mmap };

@@ -24,6 +24,9 @@ use measure::Measurement;
 use plan::{Plan, Setup, Test};
 use report::{BenchResult, Report, TokensPerSecond};
 
+/// The name of the subcommand, which is no model.
+const ROOFLINE: &str = "roofline";
+
 const AFTER_HELP: &str = "\
 Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, to the choice of the next \
 token. Decode makes --gen-length tokens greedily, one step after the other, after --depth tokens that are evaluated \
@@ -51,7 +54,7 @@ Examples:
 
 /// Measure the speed of models, prefill and decode apart
 #[derive(clap::Args)]
-#[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true, subcommand_precedence_over_arg = true)]
+#[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
 #[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct Args {
     #[command(subcommand)]
@@ -156,6 +159,11 @@ impl Args {
         let earlier = self.compare.as_deref().map(Earlier::read).transpose()?;
         let plan = self.plan()?;
         let models = self.models.each();
+        if self.models.has(ROOFLINE) {
+            return Err(CliError::Usage(format!(
+                "{ROOFLINE} comes before its flags: metal-attention bench {ROOFLINE} --json"
+            )));
+        }
         let opened = models.iter().map(|model| Ok((model, model.open()?))).collect::<Result<Vec<_>, CliError>>()?;
         let mut measured = Measured { report: Report::new(self.settings()), profiles: Vec::new(), asked: None };
         let outcome = self.measure(&plan, &opened, &mut measured);
