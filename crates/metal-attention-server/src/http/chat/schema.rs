@@ -1,4 +1,5 @@
-//! Messages and tools as the OpenAPI description has them; `metal-attention-chat` reads them.
+//! Messages and tools as the OpenAPI description has them; `metal-attention-chat` reads them. What an earlier turn holds may
+//! be of any type where no type is demanded of it.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +15,16 @@ pub struct ChatMessage {
     /// Its text; null where it only calls functions.
     content: Option<ChatContent>,
     /// What the model thought before it answered.
-    reasoning_content: Option<String>,
-    /// The functions that the model calls.
-    tool_calls: Option<Vec<ToolCallMessage>>,
+    reasoning_content: Option<Value>,
+    /// The functions that the model calls: objects `{"id": ..., "type": "function", "function": {"name": ..., "arguments":
+    /// ...}}`, whose arguments are a JSON text or the object itself.
+    tool_calls: Option<Vec<Value>>,
     /// The call that this message answers.
-    tool_call_id: Option<String>,
+    tool_call_id: Option<Value>,
     /// The name of the speaker or of the tool.
-    name: Option<String>,
-    /// The answer goes on with this message, which is the last one and the assistant's.
-    prefix: Option<bool>,
+    name: Option<Value>,
+    /// True: the answer goes on with this message, which is the last one and the assistant's.
+    prefix: Option<Value>,
 }
 
 /// Who says a message.
@@ -34,6 +36,8 @@ enum ChatRole {
     User,
     Assistant,
     Tool,
+    /// The same as `tool`.
+    Function,
 }
 
 /// The text of a message.
@@ -43,60 +47,41 @@ enum ChatContent {
     /// All of it.
     Text(String),
     /// In parts.
-    Parts(Vec<ChatPart>),
+    Parts(Vec<TextOrPart>),
+    /// In one part.
+    Part(ContentPart),
 }
 
 /// A part of a text.
 #[derive(Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum ChatPart {
-    /// Text.
-    #[serde(alias = "input_text", alias = "output_text")]
-    Text {
-        /// The text.
-        text: String,
-    },
-    /// What the model refused with.
-    Refusal {
-        /// The text.
-        refusal: String,
-    },
-    /// What the model thought.
-    Thinking {
-        /// The text.
-        thinking: String,
-    },
+#[serde(untagged)]
+enum TextOrPart {
+    /// The text.
+    Text(String),
+    /// An object that has it.
+    Part(ContentPart),
 }
 
-/// A call of a function.
+/// A part of a text.
 #[derive(Serialize, Deserialize, ToSchema)]
-struct ToolCallMessage {
-    /// The call's name.
-    #[schema(nullable = false)]
-    id: Option<String>,
-    /// `function`.
+struct ContentPart {
+    /// `text`, `input_text`, `output_text`, `refusal`, `thinking` or `reasoning`; without it, `text`.
     #[serde(rename = "type")]
-    #[schema(nullable = false)]
-    kind: Option<String>,
-    /// What is called, and with what.
-    function: FunctionCallMessage,
-}
-
-/// What is called, and with what.
-#[derive(Serialize, Deserialize, ToSchema)]
-struct FunctionCallMessage {
-    /// The function.
-    name: String,
-    /// The arguments as JSON text, or the object itself.
-    arguments: Option<Value>,
+    kind: Option<Value>,
+    /// The text of most kinds.
+    text: Option<Value>,
+    /// The text of a refusal.
+    refusal: Option<Value>,
+    /// The text of thoughts.
+    thinking: Option<Value>,
 }
 
 /// A function that the model may call.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct ToolDefinition {
-    /// `function`.
+    /// `function`, also where it is missing.
     #[serde(rename = "type")]
-    kind: ToolKind,
+    kind: Option<ToolKind>,
     /// The function.
     function: FunctionDefinition,
 }
@@ -182,8 +167,8 @@ enum AllowedToolsKind {
 /// The functions, and whether one is called.
 #[derive(Serialize, Deserialize, ToSchema)]
 struct AllowedToolsChoice {
-    /// `auto`: as the model likes; `required`: one is called.
-    mode: ToolMode,
+    /// `auto`: as the model likes, also where it is missing; `required`: one is called.
+    mode: Option<ToolMode>,
     /// The functions.
     tools: Vec<NamedTool>,
 }

@@ -58,7 +58,7 @@ impl ToolChoice {
         }
         // The chat API has an object of its own for the two fields, the responses API does not.
         let allowed = fields.get("allowed_tools").unwrap_or(value);
-        let required = match word(allowed.get("mode").unwrap_or(&"auto".into()))? {
+        let required = match word(allowed.get("mode").filter(|mode| !mode.is_null()).unwrap_or(&"auto".into()))? {
             Self::Auto => false,
             Self::Required => true,
             Self::None | Self::Named(_) | Self::Allowed { .. } => return None,
