@@ -233,7 +233,8 @@ def check_cut(tab, url):
     # Where a page has no clipboard of its own, as over plain HTTP, the text is copied all the same.
     t.run("Object.defineProperty(navigator, 'clipboard', { value: undefined }); window.copies = [];"
           "document.addEventListener('copy', () => copies.push(document.activeElement.value))")
-    # Only what a person does may copy.
+    # Only what a person does may copy, in a window that has the focus.
+    t.page.call("Emulation.setFocusEmulationEnabled", enabled=True)
     last = "[...document.querySelectorAll('[aria-label=\"Copy this message\"]')].at(-1)"
     t.page.call("Runtime.evaluate", expression=f"{last}.click()", userGesture=True)
     t.until("copies.length == 1 && document.getElementById('status').textContent == 'Copied.'", "the copy")

@@ -18,6 +18,7 @@ function copiedFromField(text) {
   field.readOnly = true;
   field.className = "unseen";
   document.body.append(field);
+  field.focus({ preventScroll: true });
   field.select();
   const isCopied = document.execCommand("copy");
   field.remove();
