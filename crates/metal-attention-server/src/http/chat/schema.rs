@@ -49,7 +49,7 @@ enum ChatContent {
     /// In parts.
     Parts(Vec<TextOrPart>),
     /// In one part.
-    Part(ContentPart),
+    Part(Box<ContentPart>),
 }
 
 /// A part of a text.
@@ -59,7 +59,7 @@ enum TextOrPart {
     /// The text.
     Text(String),
     /// An object that has it.
-    Part(ContentPart),
+    Part(Box<ContentPart>),
 }
 
 /// A part of a text.
