@@ -135,13 +135,11 @@ impl Engine {
         for option in NumberOption::ALL.iter().filter(|option| has(option.metadata_key)) {
             let name = if option.name == "repeat_penalty" { "repetition_penalty" } else { option.name };
             let value = option.get(&options);
-            let json = if !option.is_count() {
-                // As short as the file has it, in f32.
-                (value as f32).to_string().parse::<f64>().unwrap_or(value).into()
-            } else if value >= u32::MAX.into() {
-                (-1).into()
+            let json = if option.is_count() {
+                // What is too large for a number of tokens is all of them.
+                value.to_string().parse::<i64>().unwrap_or(-1).into()
             } else {
-                (value as u32).into()
+                value.into()
             };
             recommended.insert(name.to_owned(), json);
         }
