@@ -70,7 +70,7 @@ def test_bad_conversations_are_refused(chat: LLM) -> None:
     for messages, why in (
         ([{"role": "pirate", "content": "Arr"}], "messages: unknown variant `pirate`"),
         ([{"content": "Hello"}], "missing field `role`"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "content of a message must be a text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part of type \"image_url\" cannot be read"),
     ):
         with pytest.raises(TemplateError, match=why):
             chat.chat(messages, use_tqdm=False)

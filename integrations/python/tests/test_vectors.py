@@ -122,7 +122,7 @@ def test_scores_are_those_of_the_program(tmp_path: pathlib.Path, program: Callab
         llm.score([query] * 2, documents)
     with pytest.raises(ModelError, match="writes no text"):
         llm.generate("the moon", use_tqdm=False)
-    with pytest.raises(ModelError, match="writes no text"):
+    with pytest.raises(ModelError, match="has no logits"):
         llm.logits("the moon")
 
 
