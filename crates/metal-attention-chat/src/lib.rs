@@ -52,5 +52,5 @@ pub use prefill::Continuation;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;
 pub use template::{ChatTemplate, RenderRequest};
-pub use thinking::{Effort, Thinking};
+pub use thinking::{Effort, HARMONY_ANSWER, Thinking};
 pub use tool_calls::{AnswerEvent, DerivedFormat, ToolCallParser, ToolFormat, ToolNameError};

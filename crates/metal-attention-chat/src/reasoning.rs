@@ -53,7 +53,7 @@ impl ReasoningMarkers {
     }
 
     /// Whether `prompt` ends with the end of thoughts.
-    pub(crate) fn ended_in(self, prompt: &str) -> bool {
+    pub fn ended_in(self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.end)
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{ChatTemplate, Continuation, RenderRequest, TemplateError, ToolFormat};
 
 /// Begins the message that is the answer, where thoughts are messages of their own (gpt-oss).
-const HARMONY_ANSWER: &str = "<|channel|>final<|message|>";
+pub const HARMONY_ANSWER: &str = "<|channel|>final<|message|>";
 
 /// How hard a model thinks: the values of OpenAI's `reasoning_effort`, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

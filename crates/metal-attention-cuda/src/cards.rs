@@ -94,6 +94,11 @@ impl Drop for Follower {
     }
 }
 
+/// The system gives no thread for a card.
+fn no_thread(error: &std::io::Error) -> CudaError {
+    CudaError::Driver { what: "start a thread for a card", why: error.to_string() }
+}
+
 fn lost() -> ForwardError {
     ForwardError::Device { why: "the thread of a card met a defect".into() }
 }
@@ -131,9 +136,7 @@ impl Follower {
             }
         };
         let thread = std::thread::Builder::new().name("cuda card".into()).spawn(run);
-        let thread =
-            thread.map_err(|error| CudaError::Driver { what: "start a thread for a card", why: error.to_string() })?;
-        Ok(Self { pass, steps: Some(steps), outcomes, thread: Some(thread) })
+        Ok(Self { pass, steps: Some(steps), outcomes, thread: Some(thread.map_err(|error| no_thread(&error))?) })
     }
 
     fn begin(&self, work: Work, batch: &Arc<[BatchToken]>) {
@@ -175,11 +178,9 @@ impl CudaCards {
             let set_up = &set_up;
             let begin = |rank| std::thread::Builder::new().spawn_scoped(scope, move || set_up(rank));
             let threads: Vec<_> = (0..gpus.len()).map(begin).collect();
-            let no_thread =
-                |error: std::io::Error| CudaError::Driver { what: "start a thread for a card", why: error.to_string() };
             let lost = || CudaError::Driver { what: "set a card up", why: "its thread met a defect".into() };
             let end = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
-                thread.map_err(no_thread)?.join().unwrap_or_else(|_| Err(lost()))
+                thread.map_err(|error| no_thread(&error))?.join().unwrap_or_else(|_| Err(lost()))
             };
             threads.into_iter().map(end).collect()
         });

@@ -92,7 +92,7 @@ impl PsoCache {
     /// [`Dispatch::ready`](crate::Dispatch::ready) tells whether its pipeline could be built.
     pub(crate) fn build_beside(gpu: &Arc<GpuDevice>) -> Builders {
         let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS);
-        // The threads end where nobody may ask.
+        // A builder thread ends when `open` is 0 and the queue is empty.
         gpu.pso().asked().open += 1;
         let begin = |gpu: Arc<GpuDevice>| thread::Builder::new().spawn(move || gpu.pso().build_asked(&gpu));
         let threads = (0..n_threads).map_while(|_| begin(Arc::clone(gpu)).ok());

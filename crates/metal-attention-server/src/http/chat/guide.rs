@@ -6,14 +6,12 @@ use std::sync::Arc;
 
 use metal_attention::scheduler::Constraint;
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
-use metal_attention_chat::{AnswerEvent, ChatTemplate, ToolCallParser, ToolFormat};
+use metal_attention_chat::{AnswerEvent, ChatTemplate, HARMONY_ANSWER, ToolCallParser, ToolFormat};
 
 use crate::http::constraint::Grammar;
 
 /// Ends a message of thoughts where thoughts are messages, and begins another.
 const NEXT: &str = "<|end|><|start|>assistant";
-/// Begins the message that is the answer.
-const FINAL: &str = "<|channel|>final<|message|>";
 
 /// Most blank tokens between thoughts and text.
 const MAX_BLANKS: usize = 4;
@@ -100,8 +98,8 @@ impl Guide {
             (Some(_) | None, _) => Opening::Closed,
         };
         let ends = match (harmony, has_tools || grammar.is_some()) {
-            (true, true) => [NEXT.to_owned(), NEXT.to_owned() + if grammar.is_some() { "" } else { FINAL }],
-            (true, false) => [NEXT.to_owned() + FINAL, NEXT.to_owned() + FINAL],
+            (true, true) => [NEXT.to_owned(), NEXT.to_owned() + if grammar.is_some() { "" } else { HARMONY_ANSWER }],
+            (true, false) => [NEXT.to_owned() + HARMONY_ANSWER, NEXT.to_owned() + HARMONY_ANSWER],
             (false, _) => [markers, markers].map(|markers| markers.map_or("", |markers| markers.end).to_owned()),
         };
         let options = EncodeOptions { add_special: false, parse_special: false };
@@ -122,7 +120,7 @@ impl Guide {
             called: false,
         };
         if harmony && budget == Some(0) && !has_tools && guide.grammar.is_none() && may_think {
-            guide.force(FINAL);
+            guide.force(HARMONY_ANSWER);
         }
         guide.end_thoughts();
         Some(guide)

@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::{Client, Constraint, Events};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{Continuation, Message, ReasoningMarkers, RenderRequest};
+use metal_attention_chat::{Continuation, Message, RenderRequest};
 use serde_json::Value;
 
 use super::answer::{Out, Texts, stream};
@@ -89,8 +89,8 @@ fn submit(app: &App, client: Client, request: &ChatRequest) -> Result<(Vec<Event
     if let (Some(grammar), PromptEnd::WithinMessage, false) = (&mut grammar, end, is_text || parser().is_thinking()) {
         follow(grammar, &model.tokenizer, own.messages.last().map_or("", Message::text))?;
     }
-    let ends_thoughts = |markers: ReasoningMarkers| prompt.text.trim_end().ends_with(markers.end);
-    let may_think = end == PromptEnd::Answer && !model.template.reasoning().is_some_and(ends_thoughts);
+    let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&prompt.text));
+    let may_think = end == PromptEnd::Answer && !has_thought;
     let mut events = Vec::new();
     let mut replies = Vec::new();
     for choice in 0..n {

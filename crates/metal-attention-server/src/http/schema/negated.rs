@@ -1,6 +1,6 @@
 //! Negations and dependencies that other keywords can say.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::TYPES;
 use super::exclusive::types_of;
@@ -17,8 +17,8 @@ pub fn negated(schema: &Value) -> Option<Value> {
     let mut assertions = object.iter().filter(|(keyword, _)| is_assertion(keyword));
     match (assertions.next(), assertions.next()) {
         (None, _) => Some(Value::Bool(false)),
-        (Some((keyword, value)), None) if keyword == "type" => {
-            let not = types_of(&Map::from_iter([("type".to_owned(), value.clone())]))?;
+        (Some((keyword, _)), None) if keyword == "type" => {
+            let not = types_of(object)?;
             // What is no integer may be another number, which no type says.
             if not.contains("integer") && !not.contains("number") {
                 return None;
