@@ -48,6 +48,7 @@ mod tool_calls;
 
 pub use error::{TemplateError, TemplateLimit};
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
+pub use message_json::SentMessage;
 pub use prefill::Continuation;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;

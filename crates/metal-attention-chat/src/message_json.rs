@@ -22,6 +22,24 @@ pub(crate) struct MessageJson {
     function_call: Option<FunctionCall>,
     tool_call_id: Option<Value>,
     name: Option<Value>,
+    /// `DeepSeek` and Mistral mark a message so that is continued.
+    prefix: Option<Value>,
+}
+
+/// A message as a client sends it, with what is said about it and not in it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "MessageJson")]
+pub struct SentMessage {
+    /// The message.
+    pub message: Message,
+    /// The message says that the answer goes on with it (`"prefix": true`).
+    pub is_prefix: bool,
+}
+
+impl From<MessageJson> for SentMessage {
+    fn from(json: MessageJson) -> Self {
+        Self { is_prefix: json.prefix == Some(Value::Bool(true)), message: json.into() }
+    }
 }
 
 /// A role, or the role `function` of the API before tools.

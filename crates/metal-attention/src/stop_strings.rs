@@ -10,21 +10,24 @@ pub struct StopStrings {
     held: String,
     /// Bytes of `held` that were shown. The others may be the start of a stop string.
     shown: usize,
+    /// The index in `needles` of the stop string that ended the text.
+    found: Option<usize>,
 }
 
 impl StopStrings {
     /// Watches for any of `strings`; empty ones are left out.
     pub fn new(strings: Vec<String>) -> Self {
         let needles = strings.into_iter().filter(|s| !s.is_empty()).map(Needle::new).collect();
-        Self { needles, held: String::new(), shown: 0 }
+        Self { needles, held: String::new(), shown: 0, found: None }
     }
 
     /// Takes the next piece of the text. Returns what is safe to show now, and whether a stop string was found: then
     /// the text ended right before it. Of several the one that is complete first is found: reading on cannot change it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         for (i, byte) in piece.bytes().enumerate() {
-            let found = self.needles.iter_mut().filter_map(|needle| needle.take(byte)).max();
-            if let Some(length) = found {
+            let complete = self.needles.iter_mut().enumerate().filter_map(|(i, needle)| Some((needle.take(byte)?, i)));
+            if let Some((length, index)) = complete.max_by_key(|(length, _)| *length) {
+                self.found = Some(index);
                 self.held.push_str(&piece[..=i]);
                 self.held.truncate(self.held.len() - length);
                 return (self.rest(), true);
@@ -33,6 +36,11 @@ impl StopStrings {
         self.held.push_str(piece);
         let begun = self.needles.iter().map(|needle| needle.begun).max().unwrap_or(0);
         (self.show(self.held.len() - begun), false)
+    }
+
+    /// The stop string that ended the text.
+    pub fn found(&self) -> Option<&str> {
+        self.found.map(|index| self.needles[index].string.as_str())
     }
 
     /// Hands out what was held back. What follows is a new text.
@@ -135,6 +143,18 @@ mod tests {
     fn the_string_that_is_complete_first_ends_the_text() {
         assert_eq!(watch(&["two", "one"]).push("zero one two"), ("zero ".into(), true));
         assert_eq!(watch(&["abc", "b"]).push("abc"), ("a".into(), true));
+    }
+
+    #[test]
+    fn the_string_that_ended_the_text_is_known() {
+        let found = |strings: &[&str], text: &str| {
+            let mut stop = watch(strings);
+            stop.push(text);
+            stop.found().map(str::to_owned)
+        };
+        assert_eq!(found(&["", "two", "one"], "zero one two").as_deref(), Some("one"));
+        assert_eq!(found(&["b", "ab"], "ab").as_deref(), Some("ab"));
+        assert_eq!(found(&["x"], "ab"), None);
     }
 
     #[test]

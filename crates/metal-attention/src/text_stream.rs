@@ -33,6 +33,11 @@ impl<'t> TextStream<'t> {
         (text, stopped)
     }
 
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stop_strings.found()
+    }
+
     /// What was held back: the start of a stop string that never came, then half a character as U+FFFD. Nothing where a
     /// stop string ended the text.
     pub fn finish(mut self) -> String {

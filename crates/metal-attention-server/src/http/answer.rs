@@ -1,18 +1,22 @@
-//! From the scheduler's events to an answer: whole, or as a stream of server-sent events.
+//! From the scheduler's events to an answer: whole, or as a stream.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::fmt::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::http::header::{CACHE_CONTROL, HeaderName};
-use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::body::Body;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
-use metal_attention::scheduler::{Event, Events, FinishReason};
+use metal_attention::scheduler::{Event, Events};
 use serde::Serialize;
 
+use super::job::answer::Answer;
+use super::job::reply::Replies;
+use super::models::ModelLease;
 use super::request_line::RequestLine;
 use super::{ApiError, App};
 
@@ -25,6 +29,8 @@ type Merged = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 /// The texts of one request, as they are generated. Dropping it cancels them.
 pub struct Texts {
     app: App,
+    /// Keeps the model loaded.
+    _model: ModelLease,
     submitted: Instant,
     begun: Vec<bool>,
     merged: Merged,
@@ -33,8 +39,8 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// The texts that `events` tell of.
-    pub fn new(app: App, events: Vec<Events>) -> Self {
+    /// The texts of `model` that `events` belong to.
+    pub fn new(app: App, model: ModelLease, events: Vec<Events>) -> Self {
         let begun = vec![false; events.len()];
         let one = |(i, events): (usize, Events)| {
             stream::unfold(events, move |mut events| async move { Some(((i, events.recv().await?), events)) }).boxed()
@@ -44,7 +50,7 @@ impl Texts {
         if let Some(line) = &line {
             line.texts(begun.len());
         }
-        Self { app, submitted: Instant::now(), begun, merged, line }
+        Self { app, _model: model, submitted: Instant::now(), begun, merged, line }
     }
 
     /// The next event and the number of its text; `None` once all have ended.
@@ -58,92 +64,143 @@ impl Texts {
         }
         Some((i, event))
     }
+
+    /// The whole answers, as `replies` read the texts.
+    pub async fn answers(&mut self, replies: &mut Replies) -> Result<Vec<Answer>, ApiError> {
+        let mut answers: Vec<Answer> = (0..replies.len()).map(|_| Answer::default()).collect();
+        while let Some((i, event)) = self.next().await {
+            replies.take(i, event)?.into_iter().for_each(|part| answers[i].add(part));
+        }
+        Ok(answers)
+    }
 }
 
-/// Makes the JSON objects of a stream.
+/// Makes the frames of a stream.
 pub trait Chunks: Send + 'static {
-    /// Whether `[DONE]` follows the last object, as OpenAI has it.
-    const SAYS_DONE: bool = true;
+    /// How the frames are written.
+    const FRAMING: Framing = Framing::ServerSentEvents;
 
     /// Those that an event of text `i` adds. An error ends the stream.
-    fn event(&mut self, i: usize, event: Event, out: &mut Out) -> Result<(), ApiError>;
+    fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError>;
 
     /// Those at the end, after all texts.
-    fn end(&mut self, out: &mut Out);
+    fn end(&mut self, out: &mut Frames);
+
+    /// Those of an error, which is the end.
+    fn error(&mut self, error: &ApiError, out: &mut Frames);
+
+    /// Those that say that the stream is alive, where nothing has come for a while.
+    fn keep_alive(&mut self, out: &mut Frames) {
+        match Self::FRAMING {
+            Framing::ServerSentEvents => out.comment(),
+            Framing::JsonLines => {}
+        }
+    }
 }
 
-/// JSON objects that wait to be sent.
-#[derive(Default)]
-pub struct Out(VecDeque<String>);
+/// How the frames of a stream are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// `text/event-stream`.
+    ServerSentEvents,
+    /// `application/x-ndjson`: a JSON object on each line.
+    JsonLines,
+}
 
-impl Out {
-    /// Adds an object.
-    pub fn push(&mut self, chunk: &impl Serialize) {
-        // Types of this crate always serialise.
-        self.0.extend(serde_json::to_string(chunk));
+impl Framing {
+    fn content_type(self) -> &'static str {
+        match self {
+            Self::ServerSentEvents => "text/event-stream",
+            Self::JsonLines => "application/x-ndjson",
+        }
     }
+}
+
+/// Frames that wait to be sent.
+#[derive(Default)]
+pub struct Frames(VecDeque<String>);
+
+impl Frames {
+    /// Adds a server-sent event without a name.
+    pub fn data(&mut self, object: &impl Serialize) {
+        self.0.push_back(format!("data: {}\n\n", json(object)));
+    }
+
+    /// Adds a server-sent event.
+    pub fn event(&mut self, name: &str, object: &impl Serialize) {
+        self.0.push_back(format!("event: {name}\ndata: {}\n\n", json(object)));
+    }
+
+    /// Adds `[DONE]`, as OpenAI ends a stream.
+    pub fn done(&mut self) {
+        self.0.push_back("data: [DONE]\n\n".into());
+    }
+
+    /// Adds an object on a line of its own.
+    pub fn line(&mut self, object: &impl Serialize) {
+        let mut line = json(object);
+        // Writing to a string cannot fail.
+        let _ = writeln!(line);
+        self.0.push_back(line);
+    }
+
+    /// Adds a server-sent event that clients pass over.
+    fn comment(&mut self) {
+        self.0.push_back(":\n\n".into());
+    }
+}
+
+/// `object` on one line. Types of this crate always serialise.
+fn json(object: &impl Serialize) -> String {
+    serde_json::to_string(object).unwrap_or_default()
 }
 
 /// Where a stream is.
 struct Progress<C> {
     texts: Option<Texts>,
     chunks: C,
-    out: Out,
+    out: Frames,
 }
 
 impl<C: Chunks> Progress<C> {
     async fn next(&mut self) -> Option<String> {
         loop {
-            if let Some(chunk) = self.out.0.pop_front() {
-                return Some(chunk);
+            if let Some(frame) = self.out.0.pop_front() {
+                return Some(frame);
             }
             let texts = self.texts.as_mut()?;
-            let ended = match texts.next().await {
-                Some((i, event)) => self.chunks.event(i, event, &mut self.out).map(|()| false),
-                None => Ok(true),
+            let Ok(next) = tokio::time::timeout(KEEP_ALIVE, texts.next()).await else {
+                self.chunks.keep_alive(&mut self.out);
+                continue;
             };
-            match ended {
-                Ok(false) => {}
-                Ok(true) => {
+            match next {
+                Some((i, event)) => {
+                    if let Err(error) = self.chunks.event(i, event, &mut self.out) {
+                        self.texts = None;
+                        self.chunks.error(&error, &mut self.out);
+                    }
+                }
+                None => {
                     self.texts = None;
                     self.chunks.end(&mut self.out);
-                    self.say_done();
-                }
-                Err(error) => {
-                    self.texts = None;
-                    self.out.push(&error.body());
-                    self.say_done();
                 }
             }
         }
     }
-
-    fn say_done(&mut self) {
-        if C::SAYS_DONE {
-            self.out.0.push_back("[DONE]".into());
-        }
-    }
 }
 
-/// A stream of server-sent events: `before`, what `chunks` makes of `texts`, and `[DONE]` where it says so.
-pub fn stream(texts: Texts, before: Out, chunks: impl Chunks) -> Response {
+/// A stream: `before`, and what `chunks` makes of `texts`.
+pub fn stream<C: Chunks>(texts: Texts, before: Frames, chunks: C) -> Response {
     let progress = Progress { texts: Some(texts), chunks, out: before };
-    let events = stream::unfold(progress, |mut progress| async move {
-        let chunk = progress.next().await?;
-        Some((Ok::<_, Infallible>(SseEvent::default().data(chunk)), progress))
+    let frames = stream::unfold(progress, |mut progress| async move {
+        let frame = progress.next().await?;
+        Some((Ok::<_, Infallible>(frame), progress))
     });
-    let sse = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
-    // Proxies that gather an answer before they pass it on would stop the stream.
-    let headers = [(CACHE_CONTROL, "no-cache"), (HeaderName::from_static("x-accel-buffering"), "no")];
-    (headers, sse).into_response()
-}
-
-/// OpenAI's name for why a text ended. An error where it did not end by itself.
-pub fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
-    match reason {
-        FinishReason::EndOfText | FinishReason::StopString => Ok("stop"),
-        FinishReason::Length | FinishReason::ContextFull => Ok("length"),
-        FinishReason::Deadline => Err(ApiError::deadline()),
-        FinishReason::Cancelled => Err(ApiError::unavailable("shutting_down", "the server is shutting down")),
-    }
+    let headers = [
+        (CONTENT_TYPE, C::FRAMING.content_type()),
+        (CACHE_CONTROL, "no-cache"),
+        // Proxies that gather an answer before they pass it on would stop the stream.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(frames)).into_response()
 }

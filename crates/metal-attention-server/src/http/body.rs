@@ -1,6 +1,10 @@
 //! Reads a request's JSON body, with errors that name the field.
+//!
+//! The body is split into its fields once ([`Object`]); each field is then read by the one type that has it.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,20 +13,121 @@ use axum::extract::{FromRequest, Request};
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapDeserializer;
+use serde::de::{DeserializeOwned, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
+use serde::forward_to_deserialize_any;
+use serde_json::value::RawValue;
 
 use super::connections::Connection;
+use super::limits::{self, MAX_FIELDS};
 use super::peer::Peer;
 use super::work::Weight;
-use super::{ApiError, App, HttpOptions, limits};
+use super::{ApiError, App, HttpOptions};
 
 /// Bytes of a body that count for nothing: connections are few enough for so many each.
 const FREE: usize = 64 << 10;
 
 /// A type that a JSON object describes.
 pub trait FromJson: Sized {
-    /// Reads the parts it knows; unknown fields are passed over.
-    fn from_json(json: &[u8]) -> Result<Self, ApiError>;
+    /// Reads the fields it knows; unknown ones are passed over.
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError>;
+}
+
+/// A JSON object, split into its fields. A field's value is read when a type takes it.
+pub struct Object<'a> {
+    fields: Vec<(Cow<'a, str>, &'a RawValue)>,
+}
+
+impl<'a> Object<'a> {
+    /// Splits `json`, which has to be one object.
+    pub fn split(json: &'a [u8]) -> Result<Self, ApiError> {
+        let (mut reader, mut fields) = (serde_json::Deserializer::from_slice(json), Vec::new());
+        match reader.deserialize_map(FieldsVisitor(&mut fields)).and_then(|()| reader.end()) {
+            Ok(()) => Ok(Self { fields }),
+            Err(_) if fields.len() > MAX_FIELDS => Err(ApiError::invalid(format!(
+                "the body has more than {MAX_FIELDS} fields, which is the most it may have"
+            ))),
+            Err(error) if error.is_data() => Err(ApiError::invalid("the body must be a JSON object")),
+            Err(error) => Err(ApiError::invalid(format!("the body is no JSON: {error}"))),
+        }
+    }
+
+    /// The fields, as the body has them.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.fields.iter().map(|(name, value)| (&**name, *value))
+    }
+
+    /// The value of a field; where the body has several of the name, the last one.
+    pub fn get(&self, name: &str) -> Option<&'a RawValue> {
+        self.fields().filter(|(known, _)| *known == name).last().map(|(_, value)| value)
+    }
+
+    /// Reads the fields that `T` has. An error names the field.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        serde_path_to_error::deserialize(self)
+            .map_err(|error| field_error(error.path().to_string(), error.into_inner()))
+    }
+}
+
+/// Collects the fields of an object, and one more than it may have at most.
+struct FieldsVisitor<'f, 'a>(&'f mut Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de> Visitor<'de> for FieldsVisitor<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some((BorrowedName(name), value)) = map.next_entry()? {
+            self.0.push((name, value));
+            if self.0.len() > MAX_FIELDS {
+                return Err(A::Error::custom("too many fields"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A field's name, borrowed where it has no escapes.
+#[derive(serde::Deserialize)]
+struct BorrowedName<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// A value of a field. Where a type passes the field over nothing is read.
+struct FieldValue<'a>(&'a RawValue);
+
+impl<'de> IntoDeserializer<'de, serde_json::Error> for FieldValue<'de> {
+    type Deserializer = &'de RawValue;
+
+    fn into_deserializer(self) -> Self::Deserializer {
+        self.0
+    }
+}
+
+impl<'de> Deserializer<'de> for &Object<'de> {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        let fields = self.fields.iter().map(|(name, value)| (&**name, FieldValue(value)));
+        MapDeserializer::new(fields).deserialize_any(visitor)
+    }
+
+    /// Hands out the fields that the struct has, and no others.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        let fields = self.fields.iter().filter(|(name, _)| known.contains(&&**name));
+        MapDeserializer::new(fields.map(|(name, value)| (&**name, FieldValue(value)))).deserialize_any(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 /// A request's body, read as JSON. It counts as held by the server as long as this lives.
@@ -60,27 +165,23 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         }
         let n = body.len();
         let parse = move || {
-            let schema_values = limits::check(&body)?;
+            let object = Object::split(&body)?;
+            let schema_values = limits::check(&object)?;
             let weight = Weight::new(n, schema_values);
-            Ok(Self { request: T::from_json(&body)?, peer, weight, _held: held })
+            Ok(Self { request: T::from_json(&object)?, peer, weight, _held: held })
         };
         app.work.run(peer, Weight::new(n, 0), parse).await
     }
 }
 
-/// Reads a `T` out of `json`. An error names the field.
-pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, ApiError> {
-    let mut reader = serde_json::Deserializer::from_slice(json);
-    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string();
-        let inner = error.into_inner();
-        let mut message = inner.to_string();
-        // The place in the body helps nobody who did not write it by hand.
-        if let Some(at) = message.rfind(&format!(" at line {} column {}", inner.line(), inner.column())) {
-            message.truncate(at);
-        }
-        if path == "." { ApiError::invalid(message) } else { ApiError::field(&path, format!("{path}: {message}")) }
-    })
+/// The error of the field at `path`.
+fn field_error(path: String, error: serde_json::Error) -> ApiError {
+    let mut message = error.to_string();
+    // The place in the body is of use only to those who wrote it by hand.
+    if let Some(at) = message.rfind(&format!(" at line {} column {}", error.line(), error.column())) {
+        message.truncate(at);
+    }
+    if path == "." { ApiError::invalid(message) } else { ApiError::field(&path, format!("{path}: {message}")) }
 }
 
 /// A page elsewhere can make a browser send other types without asking this server first.
@@ -211,12 +312,13 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        let error = parse::<Outer>(br#"{"list": [{"n": 1}, {"n": 256}]}"#).unwrap_err();
+        let parse = |json: &str| Object::split(json.as_bytes()).unwrap().parse::<Outer>();
+        let error = parse(r#"{"list": [{"n": 1}, {"n": 256}]}"#).unwrap_err();
         let body = serde_json::to_value(error.body()).unwrap();
         assert_eq!(body["error"]["param"], "list[1].n");
         assert_eq!(body["error"]["message"], "list[1].n: invalid value: integer `256`, expected u8");
         assert_eq!(body["error"]["type"], "invalid_request_error");
-        let missing = serde_json::to_value(parse::<Outer>(b"{}").unwrap_err().body()).unwrap();
+        let missing = serde_json::to_value(parse("{}").unwrap_err().body()).unwrap();
         assert_eq!(
             missing,
             json!({"error": {"message": "missing field `list`", "type": "invalid_request_error",

@@ -1,4 +1,4 @@
-//! Errors as clients see them: an HTTP status and OpenAI's JSON.
+//! Errors as clients see them: an HTTP status, and what the dialects' JSON is made of. OpenAI's is here.
 
 use std::time::Duration;
 
@@ -131,6 +131,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some(code), message)
     }
 
+    /// 503: the server ends.
+    pub fn shutting_down() -> Self {
+        Self::unavailable("shutting_down", "the server is shutting down")
+    }
+
     /// 503: the engine met a defect; the server is about to end.
     pub fn engine_failed() -> Self {
         let message = "the engine met a defect and has ended: the server must be started again";
@@ -157,9 +162,31 @@ impl ApiError {
         self
     }
 
-    /// The error as JSON, for streams that have begun.
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What was tried, what went wrong, what to do.
+    pub fn message(&self) -> &str {
+        &self.detail.message
+    }
+
+    /// A name for programs, such as `model_not_found`.
+    pub fn code(&self) -> Option<&str> {
+        self.detail.code.as_deref()
+    }
+
+    /// The error as OpenAI's JSON, for streams that have begun.
     pub fn body(&self) -> ErrorBody {
-        ErrorBody { error: self.detail.clone() }
+        ErrorBody::of(self)
+    }
+}
+
+impl ErrorBody {
+    /// That of `error`.
+    pub fn of(error: &ApiError) -> Self {
+        Self { error: error.detail.clone() }
     }
 }
 
@@ -208,9 +235,10 @@ impl From<RequestError> for ApiError {
 }
 
 impl IntoResponse for ApiError {
+    /// The head of an answer. [`write_errors`](super::dialect::write_errors) writes the body in the form of the path's
+    /// interface.
     fn into_response(self) -> Response<Body> {
-        let json = serde_json::to_vec(&self.body()).unwrap_or_default();
-        let mut response = Response::new(Body::from(json));
+        let mut response = Response::new(Body::empty());
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -223,6 +251,7 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -7,15 +7,19 @@ use std::time::Instant;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, CONNECTION, HOST};
 use axum::http::uri::Authority;
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 use tracing::Instrument;
 
 use super::connections::Connection;
+use super::options::Keys;
 use super::request_line::RequestLine;
 use super::{ApiError, App, ids};
+
+/// The header in which Anthropic's clients send the key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The header with a request's name.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -95,16 +99,26 @@ pub async fn check_key(State(app): State<App>, mut request: Request, next: Next)
     if app.options.keys.is_empty() {
         return next.run(request).await;
     }
-    let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    match given.and_then(|value| bearer(value)).map(|key| app.options.keys.number(key)) {
+    match key_number(request.headers(), &app.options.keys) {
         Some(Some(number)) => {
             request.extensions_mut().insert(Client::Key(number));
             next.run(request).await
         }
         Some(None) => ApiError::unauthorized("the API key is wrong").into_response(),
-        None => ApiError::unauthorized("this server wants an API key: send the header Authorization: Bearer KEY")
-            .into_response(),
+        None => ApiError::unauthorized(
+            "this server wants an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
+        )
+        .into_response(),
     }
+}
+
+/// The number of the key that a request shows; `None`: it shows none, `Some(None)`: a wrong one. Clients of Anthropic's
+/// interface may send two headers, of which one is a placeholder.
+fn key_number(headers: &HeaderMap, keys: &Keys) -> Option<Option<usize>> {
+    let header = |name: HeaderName| headers.get(name).map(HeaderValue::as_bytes);
+    let bearer = header(AUTHORIZATION).and_then(bearer);
+    let given = bearer.into_iter().chain(header(API_KEY).map(<[u8]>::trim_ascii));
+    given.map(|key| keys.number(key)).reduce(Option::or)
 }
 
 /// The key in `Bearer KEY`.
@@ -134,5 +148,21 @@ mod tests {
         assert_eq!(bearer(b"bearer  abc "), Some(&b"abc"[..]));
         assert_eq!(bearer(b"Basic abc"), None);
         assert_eq!(bearer(b"Bearer"), None);
+    }
+
+    #[test]
+    fn keys_come_in_two_headers() {
+        let keys = Keys::new(["one".to_owned(), "two".to_owned()]).unwrap();
+        let number = |headers: &[(HeaderName, &'static str)]| {
+            let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
+            key_number(&headers.collect(), &keys)
+        };
+        assert_eq!(number(&[]), None);
+        assert_eq!(number(&[(AUTHORIZATION, "Basic two")]), None);
+        assert_eq!(number(&[(AUTHORIZATION, "Bearer two")]), Some(Some(1)));
+        assert_eq!(number(&[(API_KEY, "one")]), Some(Some(0)));
+        assert_eq!(number(&[(API_KEY, "three")]), Some(None));
+        assert_eq!(number(&[(AUTHORIZATION, "Bearer none"), (API_KEY, "two")]), Some(Some(1)));
+        assert_eq!(number(&[(AUTHORIZATION, "Bearer two"), (API_KEY, "none")]), Some(Some(1)));
     }
 }

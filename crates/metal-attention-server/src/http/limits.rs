@@ -1,12 +1,13 @@
 //! How much a request may hold. It is counted on a first reading that keeps nothing, before anything is made of the
 //! body: a few bytes of JSON can become a hundred in memory.
 
-use std::borrow::Cow;
-
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::ApiError;
+use super::body::Object;
 
+/// Most fields of a request.
+pub const MAX_FIELDS: usize = 1 << 10;
 /// Most texts of a prompt.
 pub const MAX_PROMPTS: usize = 256;
 /// Most documents of a request.
@@ -79,47 +80,22 @@ const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
 /// Fields whose values are schemas, which take far longer to follow than to read.
 const SCHEMAS: [&str; 2] = ["tools", "response_format"];
 
-/// Checks that `json` is an object whose fields hold no more than they may. Returns how many values its schemas have.
-pub fn check(json: &[u8]) -> Result<usize, ApiError> {
-    let mut reader = serde_json::Deserializer::from_slice(json);
-    let mut fields = Fields::default();
-    let read = reader.deserialize_map(&mut fields).and_then(|()| reader.end());
-    match (fields.refused, read) {
-        (Some(error), _) => Err(error),
-        (None, Ok(())) => Ok(fields.schema_values),
-        (None, Err(error)) if error.is_data() => Err(ApiError::invalid("the body must be a JSON object")),
-        (None, Err(error)) => Err(ApiError::invalid(format!("the body is no JSON: {error}"))),
-    }
-}
-
-/// What was found in a body.
-#[derive(Default)]
-struct Fields {
-    schema_values: usize,
-    /// Set once a field holds too much.
-    refused: Option<ApiError>,
-}
-
-impl<'de> Visitor<'de> for &mut Fields {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(field) = map.next_key::<Cow<'de, str>>()? {
-            let limit = LIMITS.iter().find(|limit| limit.field == field).unwrap_or(&OTHERS);
-            let mut count = Count { limit, values: 0, bytes: 0, exceeded: None };
-            let read = map.next_value_seed(Counted { count: &mut count, depth: 1 });
-            if SCHEMAS.contains(&&*field) {
-                self.schema_values += count.values;
-            }
-            self.refused = count.exceeded.map(|what| ApiError::field(&*field, format!("{field} {what}")));
-            read?;
+/// Checks that the fields of `object` hold no more than they may. Returns how many values its schemas have.
+pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
+    let mut schema_values = 0;
+    for (field, value) in object.fields() {
+        let limit = LIMITS.iter().find(|limit| limit.field == field).unwrap_or(&OTHERS);
+        let mut count = Count { limit, values: 0, bytes: 0, exceeded: None };
+        let read = Counted { count: &mut count, depth: 1 }.deserialize(value);
+        if let Some(what) = count.exceeded {
+            return Err(ApiError::field(field, format!("{field} {what}")));
         }
-        Ok(())
+        read.map_err(|error| ApiError::invalid(format!("the body is no JSON: in {field}, {error}")))?;
+        if SCHEMAS.contains(&field) {
+            schema_values += count.values;
+        }
     }
+    Ok(schema_values)
 }
 
 /// What a field holds so far.
@@ -253,6 +229,10 @@ impl Visitor<'_> for Name<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn check(json: &[u8]) -> Result<usize, ApiError> {
+        super::check(&Object::split(json)?)
+    }
 
     fn refused(json: &str) -> (Option<String>, String) {
         let body = serde_json::to_value(check(json.as_bytes()).unwrap_err().body()).unwrap();

@@ -5,53 +5,46 @@
 //! answer or a stream.
 
 mod answer;
+mod anthropic;
 mod app;
 mod body;
-mod chat;
 mod client;
 mod client_stream;
-mod completions;
 mod connections;
 mod constraint;
-mod embeddings;
+mod dialect;
 mod error;
-mod fields;
-mod fill_in;
 mod guard;
 mod health;
 mod ids;
-mod infill;
+mod job;
 mod limits;
-mod logit_bias;
-mod logprobs;
+mod llama_cpp;
 mod metrics;
 mod models;
 mod notes;
+mod ollama;
+mod openai;
 mod openapi;
 mod options;
 mod page;
 mod peer;
-mod prompt;
 mod request_line;
-mod rerank;
 mod routes;
-mod sampling;
 mod schema;
 mod server;
 #[cfg(test)]
 mod test_vocabulary;
-mod tokens;
 mod unsupported;
-mod usage;
 mod vllm_metrics;
 mod work;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use app::App;
-pub use app::{LoadError, Loaded};
 use body::Json;
 use error::ApiError;
+pub use models::{LoadError, Loaded};
 pub use options::{EmptyKey, HttpOptions, Keys};
 pub use request_line::LOG_TARGET;
 pub use server::{Listeners, ServeError, serve};

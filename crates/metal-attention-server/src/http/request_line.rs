@@ -169,6 +169,7 @@ mod tests {
         line.event(&Event::Done {
             reason: FinishReason::Length,
             text: "secret".into(),
+            stop_string: None,
             end_token: None,
             end_logprobs: None,
             usage: Usage { prompt_tokens: 12, cached_tokens: 8, generated_tokens: 1 },

@@ -13,10 +13,9 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{
-    ApiError, App, chat, completions, embeddings, guard, health, infill, metrics, models, notes, openapi, page, rerank,
-    tokens,
-};
+use super::llama_cpp::{infill, tokens};
+use super::openai::{chat, completions, embeddings, models, rerank};
+use super::{ApiError, App, dialect, guard, health, metrics, notes, openapi, page};
 
 /// All routes. `checks_host`: only names of this machine may lead here.
 pub fn router(app: &App, checks_host: bool) -> Router {
@@ -80,7 +79,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
             .expose_headers([notes::IGNORED, notes::SCHEMA_UNSUPPORTED, notes::MODEL, guard::REQUEST_ID]);
         router = router.layer(cors);
     }
-    router.layer(from_fn_with_state(app.clone(), guard::observe))
+    router.layer(from_fn(dialect::write_errors)).layer(from_fn_with_state(app.clone(), guard::observe))
 }
 
 async fn not_found(request: Request) -> ApiError {

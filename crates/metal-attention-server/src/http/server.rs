@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 use super::app::App;
 use super::client_stream::{AnswerBody, ClientStream};
 use super::connections::{Connections, ON_ITS_WAY, Place};
+use super::models::Loaded;
 use super::peer::Peer;
-use super::{HttpOptions, Loaded, routes};
+use super::{HttpOptions, routes};
 
 /// Room for a request's head; a connection has no more until a body is read.
 const MAX_HEAD: usize = 64 << 10;

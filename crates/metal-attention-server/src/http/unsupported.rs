@@ -2,48 +2,40 @@
 //! refused rather than answered as if it had not asked.
 //!
 //! A field is refused only with a value that asks for something: null, false, and what is empty never do, nor do the
-//! values listed with it. What changes nothing that the client could miss (`user`,
-//! `metadata`, `store`, `service_tier`, `prompt_cache_key`, `cache_prompt`, ...) is passed over and named in the header
-//! `x-ignored`. Other fields are not known.
+//! values listed with it. What changes nothing that the client could miss (`user`, `metadata`, ...) is passed over and
+//! named in the header `x-ignored`. Each dialect has a table of both.
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::ApiError;
+use super::body::Object;
 use super::notes::Notes;
 
-/// The kinds of requests that generate, embed or rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Endpoint {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Completions,
-    /// `/infill`
-    Infill,
-    /// `/v1/embeddings`
-    Embeddings,
-    /// `/v1/rerank`
-    Rerank,
+/// What a dialect does with a field that it does not use.
+#[derive(Clone, Copy)]
+pub enum Unused {
+    /// The request is refused where the field asks for something.
+    Refused(&'static RefusedField),
+    /// The field is passed over, and named in `x-ignored` where it asks for something.
+    Ignored,
 }
 
-use Endpoint::{Chat, Completions, Embeddings, Infill, Rerank};
-
 /// A field that is refused.
-struct Field {
-    name: &'static str,
-    /// Where.
-    at: &'static [Endpoint],
+#[derive(Debug, PartialEq)]
+pub struct RefusedField {
+    /// The field.
+    pub name: &'static str,
     /// Values that ask for nothing, besides null, false and what is empty.
-    neutral: &'static [Neutral],
+    pub neutral: &'static [Neutral],
     /// What to do instead.
-    instead: &'static str,
+    pub instead: &'static str,
 }
 
 /// A value that asks for nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Neutral {
+pub enum Neutral {
     /// True; false asks for something then.
     True,
     /// A number.
@@ -54,218 +46,23 @@ enum Neutral {
 
 use Neutral::{Number, True, Word};
 
-const TEXTS: &[Endpoint] = &[Chat, Completions, Infill];
-const OF_OPENAI: &[Endpoint] = &[Chat, Completions];
-const ALL: &[Endpoint] = &[Chat, Completions, Infill, Embeddings, Rerank];
-/// Those that continue a text.
-const TO_CONTINUE: &[Endpoint] = &[Completions, Infill];
-const INFILL: &str = "use /infill, or suffix in /v1/completions";
-const LEAVE_OUT: &str = "leave it out";
-const SCHEMA: &str = "use response_format with a JSON schema";
-const IN_CHATS: &str = "use /v1/chat/completions";
-const MAX_TOKENS: &str = "use max_tokens";
-const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
-const PENALTIES: &str = "use presence_penalty, frequency_penalty or repeat_penalty";
-
-const fn field(
-    name: &'static str,
-    at: &'static [Endpoint],
-    neutral: &'static [Neutral],
-    instead: &'static str,
-) -> Field {
-    Field { name, at, neutral, instead }
-}
-
-/// All fields that are refused.
-#[rustfmt::skip]
-const FIELDS: &[Field] = &[
-    // What the text must look like.
-    field("grammar", TEXTS, &[], SCHEMA),
-    field("grammar_lazy", TEXTS, &[], SCHEMA),
-    field("grammar_triggers", TEXTS, &[], SCHEMA),
-    field("json_schema", TEXTS, &[], SCHEMA),
-    field("guided_json", TEXTS, &[], SCHEMA),
-    field("guided_regex", TEXTS, &[], SCHEMA),
-    field("guided_choice", TEXTS, &[], "use response_format with a JSON schema that has an enum"),
-    field("guided_grammar", TEXTS, &[], SCHEMA),
-    field("guided_json_object", TEXTS, &[], "use response_format {\"type\": \"json_object\"}"),
-    field("guided_whitespace_pattern", TEXTS, &[], SCHEMA),
-    field("structured_outputs", TEXTS, &[], SCHEMA),
-    field("structural_tag", TEXTS, &[], SCHEMA),
-    field("regex", TEXTS, &[], SCHEMA),
-    field("ebnf", TEXTS, &[], SCHEMA),
-    field("format", TEXTS, &[], SCHEMA),
-    field("response_format", TO_CONTINUE, &[Word("text")], IN_CHATS),
-    // How many texts, and which of them.
-    field("n_cmpl", TEXTS, &[Number(1.0)], "use n"),
-    field("best_of", TEXTS, &[Number(1.0)], LEAVE_OUT),
-    field("use_beam_search", TEXTS, &[], LEAVE_OUT),
-    field("beam_width", TEXTS, &[Number(1.0)], LEAVE_OUT),
-    field("length_penalty", TEXTS, &[Number(1.0)], LEAVE_OUT),
-    field("early_stopping", TEXTS, &[], LEAVE_OUT),
-    // When it ends.
-    field("min_length", TEXTS, &[Number(0.0)], "use min_tokens"),
-    field("max_length", TEXTS, &[], MAX_TOKENS),
-    field("t_max_predict_ms", OF_OPENAI, &[Number(0.0), Number(-1.0)], MAX_TOKENS),
-    field("n_indent", OF_OPENAI, &[Number(0.0)], LEAVE_OUT),
-    field("stop_regex", TEXTS, &[], "use stop"),
-    field("include_stop_str_in_output", TEXTS, &[], LEAVE_OUT),
-    field("no_stop_trim", TEXTS, &[], LEAVE_OUT),
-    // How tokens are chosen.
-    field("mirostat", TEXTS, &[Number(0.0)], SAMPLING),
-    field("mirostat_mode", TEXTS, &[Number(0.0)], SAMPLING),
-    field("adaptive_target", TEXTS, &[Number(-1.0)], SAMPLING),
-    field("smoothing_factor", TEXTS, &[Number(0.0)], SAMPLING),
-    field("ban_eos_token", TEXTS, &[], "use ignore_eos"),
-    field("options", TEXTS, &[], "put what it holds beside the other fields"),
-    field("tfs_z", TEXTS, &[Number(1.0)], SAMPLING),
-    field("tfs", TEXTS, &[Number(1.0)], SAMPLING),
-    field("top_a", TEXTS, &[Number(0.0)], SAMPLING),
-    field("epsilon_cutoff", TEXTS, &[Number(0.0)], SAMPLING),
-    field("eta_cutoff", TEXTS, &[Number(0.0)], SAMPLING),
-    field("penalty_alpha", TEXTS, &[Number(0.0)], SAMPLING),
-    field("no_repeat_ngram_size", TEXTS, &[Number(0.0)], PENALTIES),
-    field("encoder_repetition_penalty", TEXTS, &[Number(1.0)], PENALTIES),
-    field("do_sample", TEXTS, &[True], "use temperature 0"),
-    field("allowed_token_ids", TEXTS, &[], "use logit_bias"),
-    field("bad_words", TEXTS, &[], "use logit_bias"),
-    field("logits_processors", TEXTS, &[], "use logit_bias"),
-    field("custom_logit_processor", TEXTS, &[], "use logit_bias"),
-    field("guidance_scale", TEXTS, &[Number(1.0)], LEAVE_OUT),
-    field("negative_prompt", TEXTS, &[], LEAVE_OUT),
-    // What is told besides the text.
-    field("post_sampling_probs", TEXTS, &[], "use logprobs"),
-    field("top_logprobs", TO_CONTINUE, &[Number(0.0)], "use logprobs, a number"),
-    field("top_logprobs_num", TEXTS, &[Number(0.0)], "use logprobs"),
-    field("return_logprob", TEXTS, &[], "use logprobs"),
-    field("return_tokens", TEXTS, &[], "use /tokenize"),
-    field("return_token_ids", TEXTS, &[], "use /tokenize"),
-    field("return_tokens_as_token_ids", TEXTS, &[], LEAVE_OUT),
-    field("return_hidden_states", TEXTS, &[], LEAVE_OUT),
-    field("skip_special_tokens", TEXTS, &[True], LEAVE_OUT),
-    field("spaces_between_special_tokens", TEXTS, &[True], LEAVE_OUT),
-    field("details", TEXTS, &[], LEAVE_OUT),
-    field("echo", &[Chat, Infill], &[], LEAVE_OUT),
-    // How the prompt is made.
-    field("continue_final_message", &[Completions, Infill], &[], "use /v1/completions to continue a text"),
-    field("add_generation_prompt", &[Completions, Infill], &[True], "use /v1/completions to continue a text"),
-    field("add_special_tokens", &[Completions, Infill, Embeddings], &[True], "give token ids as the prompt"),
-    field("truncate_prompt_tokens", ALL, &[], "shorten the prompt"),
-    field("truncate", ALL, &[Word("NONE")], "shorten the prompt"),
-    field("chat_template", TEXTS, &[], "the model's own template is used"),
-    field("documents", TEXTS, &[], "put them into messages"),
-    field("messages", TO_CONTINUE, &[], IN_CHATS),
-    field("chat_template_kwargs", TO_CONTINUE, &[], IN_CHATS),
-    field("prompt", &[Chat], &[], "use /v1/completions"),
-    field("suffix", &[Chat], &[], "use /v1/completions"),
-    field("suffix", &[Infill], &[], "use input_suffix"),
-    field("input_prefix", OF_OPENAI, &[], INFILL),
-    field("input_suffix", OF_OPENAI, &[], INFILL),
-    field("input_extra", OF_OPENAI, &[], INFILL),
-    field("image_data", TEXTS, &[], "text is all that is read"),
-    field("multimodal_data", ALL, &[], "text is all that is read"),
-    field("mm_processor_kwargs", ALL, &[], "text is all that is read"),
-    field("audio", TEXTS, &[], "text is all that is written"),
-    field("modalities", TEXTS, &[Word("text")], "text is all that is written"),
-    // Tools and thoughts.
-    field("tools", TO_CONTINUE, &[], IN_CHATS),
-    field("tool_choice", TO_CONTINUE, &[Word("none"), Word("auto")], IN_CHATS),
-    field("functions", TEXTS, &[], "use tools"),
-    field("function_call", TEXTS, &[Word("none"), Word("auto")], "use tool_choice"),
-    field("web_search_options", TEXTS, &[], LEAVE_OUT),
-    field("parse_tool_calls", TEXTS, &[True], LEAVE_OUT),
-    field("enable_thinking", &[Completions, Infill], &[True], IN_CHATS),
-    field("thinking", &[Completions, Infill], &[True, Word("enabled")], IN_CHATS),
-    field("think", &[Completions, Infill], &[True], IN_CHATS),
-    field("thinking_budget", &[Completions, Infill], &[], IN_CHATS),
-    field("thinking_token_budget", &[Completions, Infill], &[], IN_CHATS),
-    field("reasoning_budget", &[Completions, Infill], &[Number(-1.0)], IN_CHATS),
-    field("thinking_forced_open", TEXTS, &[], LEAVE_OUT),
-    field("include_reasoning", TEXTS, &[True], LEAVE_OUT),
-    field("separate_reasoning", TEXTS, &[True], LEAVE_OUT),
-    field("reasoning_format", TEXTS, &[Word("auto"), Word("deepseek")], LEAVE_OUT),
-    // Which model, and how embeddings are made.
-    field("lora", ALL, &[], LEAVE_OUT),
-    field("lora_path", ALL, &[], LEAVE_OUT),
-    field("lora_request", ALL, &[], LEAVE_OUT),
-    field("cache_salt", ALL, &[], "beginnings of prompts are shared between all clients"),
-    field("pooling", &[Embeddings], &[Word("mean")], LEAVE_OUT),
-    field("embd_normalize", &[Embeddings], &[Number(2.0)], LEAVE_OUT),
-    field("normalize", &[Embeddings], &[True], LEAVE_OUT),
-    field("input_type", &[Embeddings], &[], "put what the model expects before a text into the text"),
-    field("prompt_name", &[Embeddings], &[], "put what the model expects before a text into the text"),
-    // How documents are ranked.
-    field("max_tokens_per_doc", &[Rerank], &[], "shorten the documents"),
-    field("max_chunks_per_doc", &[Rerank], &[], "shorten the documents"),
-    field("overlap_tokens", &[Rerank], &[Number(0.0)], "shorten the documents"),
-    field("rank_fields", &[Rerank], &[Word("text")], "put all that counts into the text of a document"),
-    field("instruction", &[Rerank], &[], "put it into the query"),
-];
-
-/// Fields that change no text, or nothing that a server of one model can offer. They are passed over, and named in the answer's
-/// header `x-ignored` where they ask for something.
-#[rustfmt::skip]
-const IGNORED: &[&str] = &[
-    // Whose request it is, and what becomes of it elsewhere.
-    "user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority", "prediction", "verbosity",
-    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-    // How the server works: slots, caches, speculation.
-    "cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "keep_alive", "backend_sampling",
-    "speculative.n_max", "speculative.n_min", "speculative.p_min",
-    // Parts of samplers that are refused, or off.
-    "mirostat_tau", "mirostat_eta", "adaptive_decay", "smoothing_curve",
-    // What an answer of llama.cpp holds besides the text, and when it ends.
-    "verbose", "timings_per_token", "return_progress", "response_fields", "sse_ping_interval",
-    "t_max_prompt_ms", "t_max_predict_ms", "n_indent",
-];
-
-/// Refuses a request that asks for something this server cannot do. `json` is the request; where it is no JSON object,
-/// that is for others to say. Notes the fields that are passed over.
-pub fn check(endpoint: Endpoint, json: &[u8]) -> Result<Notes, ApiError> {
-    let (mut refused, mut notes) = (None, Notes::default());
-    let request = Request { endpoint, refused: &mut refused, notes: &mut notes };
-    let _ = serde_json::Deserializer::from_slice(json).deserialize_map(request);
-    match refused {
-        None => Ok(notes),
-        Some(field) => {
-            let message = format!("{} is not supported: {}", field.name, field.instead);
-            Err(ApiError::field(field.name, message).with_code("unsupported_parameter"))
-        }
-    }
-}
-
-/// Looks at the fields of a request, and ends at the first that is refused.
-struct Request<'a> {
-    endpoint: Endpoint,
-    refused: &'a mut Option<&'static Field>,
-    notes: &'a mut Notes,
-}
-
-impl<'de> Visitor<'de> for Request<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key::<String>()? {
-            match FIELDS.iter().find(|field| field.name == name && field.at.contains(&self.endpoint)) {
-                None if IGNORED.contains(&name.as_str()) => {
-                    if map.next_value_seed(Asks(&[]))? {
-                        self.notes.ignored(name);
-                    }
-                }
-                None => drop(map.next_value::<IgnoredAny>()?),
-                Some(field) if map.next_value_seed(Asks(field.neutral))? => {
-                    *self.refused = Some(field);
-                    return Err(A::Error::custom("a field that is not supported"));
-                }
-                Some(_) => {}
+/// Refuses a request that asks for something by a field that `unused` refuses. Notes the fields that are passed over.
+/// `unused` knows a dialect's fields by their names; it says nothing of those that are used, or unknown.
+pub fn check(object: &Object<'_>, unused: impl Fn(&str) -> Option<Unused>) -> Result<Notes, ApiError> {
+    let mut notes = Notes::default();
+    // What is no value is for those to say who read it.
+    let asks = |value, neutral| Asks(neutral).deserialize(value).unwrap_or(false);
+    for (name, value) in object.fields() {
+        match unused(name) {
+            Some(Unused::Refused(field)) if asks(value, field.neutral) => {
+                let message = format!("{name} is not supported: {}", field.instead);
+                return Err(ApiError::field(name, message).with_code("unsupported_parameter"));
             }
+            Some(Unused::Ignored) if asks(value, &[]) => notes.ignored(name),
+            Some(Unused::Refused(_) | Unused::Ignored) | None => {}
         }
-        Ok(())
     }
+    Ok(notes)
 }
 
 /// Tells whether a value asks for something, given values that do not.
@@ -336,121 +133,5 @@ impl<'de> Visitor<'de> for Asks {
             asks |= map.next_value_seed(self)? || name != "type" || !self.has_words();
         }
         Ok(asks)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    /// The field that is refused.
-    fn refused(endpoint: Endpoint, request: &Value) -> Option<String> {
-        let error = check(endpoint, request.to_string().as_bytes()).err()?;
-        let error = serde_json::to_value(error.body()).unwrap();
-        assert_eq!(error["error"]["code"], "unsupported_parameter");
-        Some(error["error"]["param"].as_str().unwrap().to_owned())
-    }
-
-    #[test]
-    fn what_asks_for_nothing_is_passed_over() {
-        for field in FIELDS {
-            for &endpoint in field.at {
-                let empty = [json!(null), json!(""), json!([]), json!({})];
-                let neutral = field.neutral.iter().map(|neutral| match neutral {
-                    True => json!(true),
-                    Number(number) => json!(number),
-                    Word(word) => json!(word),
-                });
-                for value in empty.into_iter().chain(neutral) {
-                    assert_eq!(refused(endpoint, &json!({field.name: value})), None, "{} {value}", field.name);
-                }
-                // Whatever it is, it cannot both be asked for and not.
-                let asks = |value: Value| refused(endpoint, &json!({field.name: value})).is_some();
-                assert!(asks(json!(true)) != asks(json!(false)), "{}", field.name);
-                assert!(asks(json!("x")) && asks(json!(["x"])) && asks(json!({"x": 1})) && asks(json!(7)));
-            }
-        }
-    }
-
-    #[test]
-    fn fields_are_refused_where_they_mean_something() {
-        for (request, field) in [
-            (json!({"best_of": 2}), "best_of"),
-            (json!({"best_of": 1.5, "user": "x"}), "best_of"),
-            (json!({"n": 2, "min_length": 5}), "min_length"),
-            (json!({"grammar": "root ::= \"a\""}), "grammar"),
-            (json!({"guided_choice": ["a", "b"]}), "guided_choice"),
-            (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
-            (json!({"use_beam_search": true}), "use_beam_search"),
-            (json!({"options": {"temperature": 0}}), "options"),
-            (json!({"mirostat": 2, "mirostat_tau": 5.0}), "mirostat"),
-            (json!({"modalities": ["text", "audio"]}), "modalities"),
-            (json!({"function_call": {"name": "f"}}), "function_call"),
-            (json!({"skip_special_tokens": false}), "skip_special_tokens"),
-        ] {
-            for endpoint in [Chat, Completions] {
-                assert_eq!(refused(endpoint, &request).as_deref(), Some(field), "{request}");
-            }
-            assert_eq!(refused(Embeddings, &request), None, "{request}");
-        }
-        for request in [
-            json!({"continue_final_message": true}),
-            json!({"add_generation_prompt": false}),
-            json!({"enable_thinking": false}),
-            json!({"thinking": {"type": "disabled"}}),
-        ] {
-            assert!(refused(Completions, &request).is_some() && refused(Chat, &request).is_none(), "{request}");
-        }
-        let format = |kind: &str| json!({"response_format": {"type": kind}});
-        assert_eq!(refused(Completions, &format("json_object")).as_deref(), Some("response_format"));
-        assert_eq!(refused(Completions, &format("text")), None);
-        assert_eq!(refused(Chat, &format("json_object")), None);
-        assert_eq!(refused(Chat, &json!({"echo": true})).as_deref(), Some("echo"));
-        assert_eq!(refused(Completions, &json!({"echo": true})), None);
-    }
-
-    #[test]
-    fn what_changes_nothing_is_passed_over() {
-        let request = json!({"user": "me", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
-            "safety_identifier": "x", "prompt_cache_key": "x", "cache_prompt": true, "id_slot": 3, "verbosity": "low",
-            "reasoning_effort": "low", "prediction": {"type": "content"}, "request_id": "x", "mirostat_tau": 5.0,
-            "modalities": ["text"], "tool_choice": "auto", "function_call": "none", "tfs_z": 1, "nobody": "knows"});
-        for &endpoint in ALL {
-            assert_eq!(refused(endpoint, &request), None);
-            let mut notes = Notes::default();
-            for name in [
-                "user",
-                "metadata",
-                "store",
-                "service_tier",
-                "safety_identifier",
-                "prompt_cache_key",
-                "cache_prompt",
-                "id_slot",
-                "verbosity",
-                "prediction",
-                "request_id",
-                "mirostat_tau",
-            ] {
-                notes.ignored(name);
-            }
-            assert_eq!(check(endpoint, request.to_string().as_bytes()), Ok(notes));
-        }
-        let nothing = json!({"user": "", "metadata": null, "store": false, "cache_prompt": false});
-        assert_eq!(check(Chat, nothing.to_string().as_bytes()), Ok(Notes::default()));
-        assert_eq!(refused(Chat, &json!([{"best_of": 2}])), None);
-        assert_eq!(refused(Chat, &json!("best_of")), None);
-    }
-
-    #[test]
-    fn each_field_is_listed_once_for_an_endpoint() {
-        for (i, field) in FIELDS.iter().enumerate() {
-            let again = FIELDS[..i]
-                .iter()
-                .any(|other| other.name == field.name && other.at.iter().any(|at| field.at.contains(at)));
-            assert!(!again, "{}", field.name);
-        }
     }
 }

@@ -78,7 +78,7 @@ impl Work {
             // The panic is this request's; the layer that catches panics makes an answer of it.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => Err(ApiError::unavailable("shutting_down", "the server is shutting down")),
+                Err(_) => Err(ApiError::shutting_down()),
             },
         }
     }

@@ -112,11 +112,16 @@ fn long_bodies_of_small_things_are_refused() {
     assert_eq!(post("/v1/embeddings", r#"{"input": ["#, r#""""#, "]}"), field("input"));
     assert_eq!(post("/v1/chat/completions", r#"{"messages": ["#, "{}", "]}"), field("messages"));
     assert_eq!(post("/v1/chat/completions", r#"{"tools": [{"x": ["#, "1", "]}]}"), field("tools"));
-    let nested = |open: &str| {
-        let body = format!(r#"{{"messages": {}"#, open.repeat((8 << 20) / open.len() - 20));
+    let nested = |open: &str, close: &str| {
+        let n = (8 << 20) / (open.len() + close.len()) - 20;
+        let body = format!(r#"{{"messages": {}1{}}}"#, open.repeat(n), close.repeat(n));
         Answer::read(server.begin("POST", "/v1/chat/completions", &[JSON], body.as_bytes())).error()
     };
-    assert_eq!((nested("["), nested(r#"{"a":"#)), (field("messages"), field("messages")));
+    assert_eq!((nested("[", "]"), nested(r#"{"a":"#, "}")), (field("messages"), field("messages")));
+    // Without its end the body is no JSON at all.
+    let unended = format!(r#"{{"messages": {}"#, "[".repeat((8 << 20) - 20));
+    let answer = Answer::read(server.begin("POST", "/v1/chat/completions", &[JSON], unended.as_bytes()));
+    assert_eq!(answer.error(), (400, Value::Null, Value::Null));
     answers(&server);
 }
 

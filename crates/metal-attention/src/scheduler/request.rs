@@ -95,6 +95,8 @@ pub enum Event {
         reason: FinishReason,
         /// Text that was held back and turned out to belong to it; mostly empty.
         text: String,
+        /// The stop string that ended it; it is not part of the text.
+        stop_string: Option<String>,
         /// The token that ended it, where the model chose one; it is not part of the text.
         end_token: Option<u32>,
         /// That token's log probabilities, where the request asked for them.
@@ -218,7 +220,7 @@ impl CompletionSoFar {
                 self.logprobs.extend(logprobs);
                 Ok(None)
             }
-            Event::Done { reason, text, usage, timings, end_token: _, end_logprobs: _ } => {
+            Event::Done { reason, text, usage, timings, stop_string: _, end_token: _, end_logprobs: _ } => {
                 let Self { ids, text: so_far, logprobs, prompt_logprobs } = std::mem::take(self);
                 Ok(Some(Completion { ids, text: so_far + &text, logprobs, prompt_logprobs, reason, usage, timings }))
             }

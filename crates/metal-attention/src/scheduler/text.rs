@@ -283,9 +283,10 @@ impl<'t> Text<'t> {
             prefill: first_token - admitted,
             decode: now - first_token,
         };
+        let stop_string = self.stream.stop_string().map(str::to_owned);
         let text = self.stream.finish();
         let (end_token, end_logprobs) = self.end.map_or((None, None), |(id, logprobs)| (Some(id), logprobs));
-        let done = Event::Done { reason, text, end_token, end_logprobs, usage, timings };
+        let done = Event::Done { reason, text, stop_string, end_token, end_logprobs, usage, timings };
         tell_last(&self.events, self.held, done);
     }
 

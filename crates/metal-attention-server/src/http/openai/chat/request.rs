@@ -1,36 +1,36 @@
 //! What a chat completion may ask for.
 
-use metal_attention_chat::{Message, Role, Tool};
+use metal_attention_chat::{Message, Role, SentMessage, Tool};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::http::ApiError;
-use crate::http::body::{FromJson, parse};
-use crate::http::fields::{GenerationFields, check};
+use crate::http::body::{FromJson, Object};
+use crate::http::job::chat::{ChatJob, Form, PromptEnd};
+use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::sampling::SamplingFields;
+use crate::http::job::tool_choice::{Calls, ToolChoice};
 use crate::http::limits::MAX_MESSAGES;
-use crate::http::logprobs::MAX_TOP_LOGPROBS;
+use crate::http::openai::fields::GenerationFields;
+use crate::http::openai::thinking::ThinkingFields;
+use crate::http::openai::unsupported::Endpoint;
 use crate::http::openapi::all_of;
-use crate::http::sampling::SamplingFields;
-use crate::http::unsupported::Endpoint;
-
-use super::thinking::ThinkingFields;
-use super::tool_choice::{Calls, ToolChoice};
 
 /// What a chat completion may ask for besides what it shares with completions.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ChatFields {
     /// The conversation so far, the first message first.
     #[schema(value_type = Vec<super::schema::ChatMessage>, min_items = 1)]
-    pub messages: Vec<Message>,
+    messages: Vec<SentMessage>,
     /// Tell the log probability of each token.
     logprobs: Option<bool>,
     /// And of so many of the likeliest; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     /// What the answer must look like.
-    pub response_format: Option<ResponseFormat>,
+    response_format: Option<ResponseFormat>,
     /// The functions that the model may call.
     #[schema(value_type = Option<Vec<super::schema::ToolDefinition>>)]
     pub tools: Option<Vec<Tool>>,
@@ -41,22 +41,11 @@ pub struct ChatFields {
     parallel_tool_calls: Option<bool>,
     /// More variables for the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
-    pub chat_template_kwargs: Option<Map<String, Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// Whether the answer goes on with the last message where that is the assistant's; without a word about it, yes.
     continue_final_message: Option<bool>,
     /// Whether the prompt ends with what begins an answer; without a word about it, yes.
     add_generation_prompt: Option<bool>,
-}
-
-/// How the prompt ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PromptEnd {
-    /// With what begins an answer.
-    Answer,
-    /// With the last message.
-    Message,
-    /// In the last message, which the answer goes on with.
-    WithinMessage,
 }
 
 /// What an answer must look like.
@@ -97,9 +86,26 @@ pub struct JsonSchema {
     pub strict: Option<bool>,
 }
 
+impl ResponseFormat {
+    /// The form of the answer, and the field that describes it; `None`: any text.
+    fn form(self) -> Option<(&'static str, Form)> {
+        match self {
+            Self::Text => None,
+            Self::JsonObject { schema: None } => Some(("response_format", Form::JsonObject)),
+            Self::JsonObject { schema: Some(schema) } => {
+                Some(("response_format.schema", Form::JsonSchema { schema, strict: None }))
+            }
+            Self::JsonSchema { json_schema: JsonSchema { schema, strict } } => {
+                let form = schema.map_or(Form::JsonObject, |schema| Form::JsonSchema { schema, strict });
+                Some(("response_format.json_schema.schema", form))
+            }
+        }
+    }
+}
+
 impl ChatFields {
     /// How many of the likeliest tokens are wanted with the log probability of each token.
-    pub fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
+    fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
         if self.logprobs.unwrap_or(false) {
@@ -111,15 +117,31 @@ impl ChatFields {
         Ok(None)
     }
 
+    /// The conversation.
+    fn messages(&self) -> Result<Vec<Message>, ApiError> {
+        match self.messages.len() {
+            0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
+            1..=MAX_MESSAGES => Ok(self.messages.iter().map(|sent| sent.message.clone()).collect()),
+            n => {
+                let message = format!("messages has {n} messages; at most {MAX_MESSAGES} are allowed");
+                Err(ApiError::field("messages", message))
+            }
+        }
+    }
+
     /// What the model may call.
-    pub fn calls(&self) -> Result<Calls, ApiError> {
+    fn calls(&self) -> Result<Calls, ApiError> {
         let tools = self.tools.as_deref().unwrap_or_default();
         Calls::new(tools, self.tool_choice.as_ref(), self.parallel_tool_calls.unwrap_or(true))
     }
 
-    /// How the prompt ends. `prefix`: the last message says that it is continued.
-    pub fn prompt_end(&self, prefix: bool) -> Result<PromptEnd, ApiError> {
-        let can = self.messages.last().is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
+    /// How the prompt ends.
+    fn prompt_end(&self) -> Result<PromptEnd, ApiError> {
+        let last = self.messages.last();
+        let prefix = last.is_some_and(|last| last.is_prefix);
+        let can = last.is_some_and(|SentMessage { message, .. }| {
+            message.role == Role::Assistant && message.tool_calls.is_empty()
+        });
         match self.continue_final_message {
             Some(true) if !can => {
                 let message = "continue_final_message needs a text of the assistant as the last message";
@@ -133,43 +155,38 @@ impl ChatFields {
     }
 }
 
-/// A field of the last message that `DeepSeek` and Mistral have for messages that are continued.
-#[derive(Deserialize)]
-struct Prefixes {
-    messages: Vec<Prefix>,
-}
-
-#[derive(Deserialize)]
-struct Prefix {
-    prefix: Option<Value>,
-}
-
 /// A request for a chat completion.
 pub struct ChatRequest {
-    /// What only chats have.
-    pub own: ChatFields,
-    /// What is said about thoughts.
-    pub thinking: ThinkingFields,
-    /// What completions have, too.
-    pub shared: GenerationFields,
-    /// The last message says that it is continued.
-    pub prefix: bool,
+    /// The model's name.
+    pub model: Option<String>,
+    /// What is asked for.
+    pub job: ChatJob,
+    /// Whether a stream ends with the number of tokens.
+    pub include_usage: bool,
 }
 
 impl FromJson for ChatRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        let shared = GenerationFields::read(Endpoint::Chat, json)?;
-        let prefixes: Prefixes = parse(json)?;
-        let prefix = prefixes.messages.last().is_some_and(|last| last.prefix == Some(Value::Bool(true)));
-        let request = Self { own: parse(json)?, thinking: parse(json)?, shared, prefix };
-        match request.own.messages.len() {
-            0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
-            1..=MAX_MESSAGES => Ok(request),
-            n => {
-                let message = format!("messages has {n} messages; at most {MAX_MESSAGES} are allowed");
-                Err(ApiError::field("messages", message))
-            }
-        }
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let (shared, mut notes) = GenerationFields::read(Endpoint::Chat, object)?;
+        let sampling: SamplingFields = object.parse()?;
+        sampling.note(&mut notes);
+        let thinking: ThinkingFields = object.parse()?;
+        let own: ChatFields = object.parse()?;
+        let generation = shared.generation(sampling, None)?;
+        let generation = Generation { logprobs: own.top_logprobs()?.or(generation.logprobs), ..generation };
+        let end = own.prompt_end()?;
+        let messages = own.messages();
+        let job = ChatJob {
+            calls: own.calls()?,
+            form: own.response_format.and_then(ResponseFormat::form),
+            thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
+            end,
+            generation,
+            messages_field: "messages",
+            notes,
+            messages: messages?,
+        };
+        Ok(Self { include_usage: shared.include_usage(), model: shared.model, job })
     }
 }
 

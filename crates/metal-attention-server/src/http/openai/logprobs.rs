@@ -8,9 +8,6 @@ use utoipa::ToSchema;
 
 use metal_attention::scheduler::TokenLogprobs;
 
-/// Most alternatives that a request may ask for.
-pub const MAX_TOP_LOGPROBS: u32 = 20;
-
 /// The log probabilities of a message's tokens.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct ChatLogprobs {

@@ -34,9 +34,11 @@ pub struct PromptDetails {
 }
 
 impl Usage {
-    /// Counts a token of thoughts.
-    pub fn add_reasoning_token(&mut self) {
-        self.completion_tokens_details.get_or_insert_default().reasoning_tokens += 1;
+    /// Counts tokens of thoughts; `None`: there were no thoughts.
+    pub fn add_reasoning_tokens(&mut self, n: Option<usize>) {
+        if let Some(n) = n {
+            self.completion_tokens_details.get_or_insert_default().reasoning_tokens += n;
+        }
     }
 
     /// Adds what one text took. `first` says whether it is the first one after its prompt.

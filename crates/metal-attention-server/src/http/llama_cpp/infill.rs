@@ -2,18 +2,21 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{Client, Event, Events, FinishReason, RequestTimings};
+use metal_attention::scheduler::{Client, Event, Events, RequestTimings};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::answer::{Chunks, Out, Texts, finish_reason, stream};
-use super::app::Loaded;
-use super::body::{FromJson, Json, parse};
-use super::fields::GenerationFields;
-use super::notes::Notes;
-use super::sampling::SamplingFields;
-use super::unsupported::Endpoint;
-use super::{ApiError, App, fill_in, prepare};
+use crate::http::answer::{Chunks, Frames, Texts, stream};
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::fill_in;
+use crate::http::job::generation::Generation;
+use crate::http::job::reply::EndReason;
+use crate::http::job::sampling::SamplingFields;
+use crate::http::models::{Loaded, ModelLease};
+use crate::http::notes::Notes;
+use crate::http::openai::fields::GenerationFields;
+use crate::http::openai::unsupported::Endpoint;
+use crate::http::{ApiError, App, openapi, prepare};
 
 /// What `/infill` reads besides what it shares with completions.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -39,18 +42,27 @@ struct Extra {
 
 /// A request for what is between two texts.
 pub struct InfillRequest {
+    model: Option<String>,
     own: InfillFields,
-    shared: GenerationFields,
+    generation: Generation,
+    /// How the request was read.
+    notes: Notes,
 }
 
 impl FromJson for InfillRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        let shared = GenerationFields::read(Endpoint::Infill, json)?;
-        Ok(Self { own: parse(json)?, shared })
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let (shared, mut notes) = GenerationFields::read(Endpoint::Infill, object)?;
+        let sampling: SamplingFields = object.parse()?;
+        sampling.note(&mut notes);
+        let generation = shared.generation(sampling, None)?;
+        if generation.n > 1 {
+            return Err(ApiError::field("n", "n is more than 1, but /infill gives one text: use /v1/completions"));
+        }
+        Ok(Self { model: shared.model, own: object.parse()?, generation, notes })
     }
 }
 
-super::openapi::all_of!(InfillRequest, InfillFields, GenerationFields, SamplingFields);
+openapi::all_of!(InfillRequest, InfillFields, GenerationFields, SamplingFields);
 
 /// The answer, or a part of it where it is streamed.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
@@ -107,12 +119,16 @@ pub async fn infill(
     client: Client,
     request: Json<InfillRequest>,
 ) -> Result<Response, ApiError> {
-    let stream_wanted = request.shared.stream();
-    let (events, writer) = prepare(&app, request, move |app, request| request.submit(app, client)).await?;
-    let mut texts = Texts::new(app, vec![events]);
-    let notes = writer.notes.clone();
+    let model = app.lease(request.model.as_deref()).await?;
+    let stream_wanted = request.generation.stream;
+    let mut notes = request.notes.clone();
+    let name = model.answer_name(&mut notes);
+    let lease = model.clone();
+    let (events, truncated) = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    let writer = InfillWriter { model: name, truncated };
+    let mut texts = Texts::new(app, model, vec![events]);
     if stream_wanted {
-        return Ok(notes.attach(stream(texts, Out::default(), writer)));
+        return Ok(notes.attach(stream(texts, Frames::default(), writer)));
     }
     let mut answer = Infill::default();
     while let Some((_, event)) = texts.next().await {
@@ -123,20 +139,13 @@ pub async fn infill(
 }
 
 impl InfillRequest {
-    /// Submits the request's text. Tokenising takes time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, client: Client) -> Result<(Events, InfillWriter), ApiError> {
-        let shared = &self.shared;
-        let model = app.model_named(shared.model.as_deref())?;
-        if shared.n()? > 1 {
-            return Err(ApiError::field("n", "n is more than 1, but /infill gives one text: use /v1/completions"));
-        }
-        let (prompt, truncated) = self.own.prompt(model, shared.max_tokens(None))?;
-        let mut request = shared.request(app, model.n_vocab(), &prompt.into(), &shared.stop(&[]), 0)?;
-        request.client = client;
-        let mut notes = shared.notes.clone();
-        let name = app.answer_name(shared.model.as_deref(), &mut notes);
-        let writer = InfillWriter { model: name, truncated, notes };
-        Ok((model.scheduler.submit(request)?, writer))
+    /// Submits the request's text. Returns whether the prompt was cut, too. Tokenising takes time: not to be called on a
+    /// thread that serves others.
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<(Events, bool), ApiError> {
+        let generation = &self.generation;
+        let (prompt, truncated) = self.own.prompt(model, generation.max_tokens)?;
+        let request = generation.request(app, model, client, &prompt.into(), &generation.stop(&[]), 0)?;
+        Ok((model.scheduler.submit(request)?, truncated))
     }
 }
 
@@ -180,8 +189,6 @@ impl InfillFields {
 struct InfillWriter {
     model: String,
     truncated: bool,
-    /// How the request was read.
-    notes: Notes,
 }
 
 impl InfillWriter {
@@ -190,10 +197,10 @@ impl InfillWriter {
         match event {
             Event::Prompt(_) => Ok(Infill::default()),
             Event::Token { text, .. } => Ok(Infill { content: text, ..Default::default() }),
-            Event::Done { reason, text, usage, timings, .. } => {
+            Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                 let end = InfillEnd {
                     model: self.model.clone(),
-                    stop_type: stop_type(reason)?,
+                    stop_type: stop_type(&EndReason::of_text(reason, stop_string)?),
                     truncated: self.truncated,
                     tokens_predicted: usage.generated_tokens,
                     tokens_evaluated: usage.prompt_tokens,
@@ -208,17 +215,19 @@ impl InfillWriter {
 }
 
 impl Chunks for InfillWriter {
-    const SAYS_DONE: bool = false;
-
-    fn event(&mut self, _: usize, event: Event, out: &mut Out) -> Result<(), ApiError> {
+    fn event(&mut self, _: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         let part = self.take(event)?;
         if part.stop || !part.content.is_empty() {
-            out.push(&part);
+            out.data(&part);
         }
         Ok(())
     }
 
-    fn end(&mut self, _: &mut Out) {}
+    fn end(&mut self, _: &mut Frames) {}
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&error.body());
+    }
 }
 
 fn timings(usage: metal_attention::scheduler::Usage, timings: RequestTimings) -> Timings {
@@ -230,13 +239,11 @@ fn timings(usage: metal_attention::scheduler::Usage, timings: RequestTimings) ->
     }
 }
 
-/// llama.cpp's name for why a text ended. An error where it did not end by itself.
-fn stop_type(reason: FinishReason) -> Result<&'static str, ApiError> {
-    finish_reason(reason)?;
-    Ok(match reason {
-        FinishReason::EndOfText => "eos",
-        FinishReason::StopString => "word",
-        FinishReason::Length | FinishReason::ContextFull => "limit",
-        FinishReason::Deadline | FinishReason::Cancelled => "none",
-    })
+/// llama.cpp's name for why a text ended.
+fn stop_type(reason: &EndReason) -> &'static str {
+    match reason {
+        EndReason::End | EndReason::Calls => "eos",
+        EndReason::StopString(_) => "word",
+        EndReason::Length => "limit",
+    }
 }

@@ -10,14 +10,14 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::app::Loaded;
-use super::body::{FromJson, Json, parse};
 use super::embeddings::EmbeddingsUsage;
-use super::limits::{MAX_DOCUMENTS, MAX_IDS};
-use super::notes::Notes;
-use super::request_line::RequestLine;
 use super::unsupported::{self, Endpoint};
-use super::{ApiError, App, in_time, prepare};
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::limits::{MAX_DOCUMENTS, MAX_IDS};
+use crate::http::models::Loaded;
+use crate::http::notes::Notes;
+use crate::http::request_line::RequestLine;
+use crate::http::{ApiError, App, in_time, prepare};
 
 /// A request to rank documents.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -40,8 +40,8 @@ pub struct RerankRequest {
 }
 
 impl FromJson for RerankRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(Self { notes: unsupported::check(Endpoint::Rerank, json)?, ..parse(json)? })
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        Ok(Self { notes: unsupported::check(Endpoint::Rerank, object)?, ..object.parse()? })
     }
 }
 
@@ -98,8 +98,10 @@ pub async fn rerank(
     request: Json<RerankRequest>,
 ) -> Result<Response, ApiError> {
     let mut notes = request.notes.clone();
-    let name = app.answer_name(request.model.as_deref(), &mut notes);
-    let prepared = prepare(&app, request, move |app, request| request.submit(app, client));
+    let model = app.lease(request.model.as_deref()).await?;
+    let name = model.answer_name(&mut notes);
+    let lease = model.clone();
+    let prepared = prepare(&app, request, move |_, request| request.submit(&lease, client));
     let all = async {
         let mut pending = prepared.await?;
         let mut scores = Vec::with_capacity(pending.outputs.len());
@@ -143,8 +145,7 @@ struct Pending {
 
 impl RerankRequest {
     /// Submits a text for each document. Tokenising takes time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, client: Client) -> Result<Pending, ApiError> {
-        let model = app.model_named(self.model.as_deref())?;
+    fn submit(&self, model: &Loaded, client: Client) -> Result<Pending, ApiError> {
         let reranker = model.reranker()?;
         let Documents(documents) = &self.documents;
         if documents.is_empty() {

@@ -1,13 +1,13 @@
 //! What a request says about thoughts: whether the model thinks, how hard, and how long.
 
-use metal_attention_chat::{ChatTemplate, Effort, Thinking as Wanted};
+use metal_attention_chat::Effort;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::http::ApiError;
-use crate::http::notes::Notes;
+use crate::http::job::thinking::ThinkingRequest;
 
 /// The fields of a request that are about thoughts, by the names that different clients have for them.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
@@ -99,72 +99,28 @@ fn effort() -> Object {
     ObjectBuilder::new().schema_type(types).enum_values(Some(names.into_iter().chain([None]))).build()
 }
 
-/// What the fields add up to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ThinkingWish {
-    /// Variables for the template, those of the request's `chat_template_kwargs` among them.
-    pub variables: Map<String, Value>,
-    /// Most tokens of thoughts; `None`: any number.
-    pub budget: Option<usize>,
-}
-
 impl ThinkingFields {
-    /// What the fields mean for the model with this template. `kwargs` are the variables that the request sets itself: they
-    /// win. Fields without an effect are noted.
-    pub fn wish(
-        &self,
-        template: &ChatTemplate,
-        kwargs: Option<&Map<String, Value>>,
-        notes: &mut Notes,
-    ) -> Result<ThinkingWish, ApiError> {
-        let mut variables = kwargs.cloned().unwrap_or_default();
-        let own = |name: &str| variables.get(name).and_then(Value::as_bool);
-        let own_switch = own("enable_thinking").or(own("thinking"));
-        let thinks = template.thinks();
-        let (effort_field, effort) = self.effort();
-        let budget = self.budget()?.or_else(|| kwargs?.get("thinking_budget")?.as_u64().map(|n| n as usize));
-        let (switch_field, switch) = self.switch();
-        let off =
-            own_switch.map_or(switch == Some(false) || effort == Some(Effort::None) || budget == Some(0), |on| !on);
-        if off {
-            template.set_thinking(Wanted::OFF, &mut variables);
-            return Ok(ThinkingWish { variables, budget: thinks.then_some(0) });
-        }
-        if switch == Some(true) && !template.set_thinking(Wanted::On, &mut variables) {
-            notes.ignored(switch_field);
-        }
-        if let Some(effort) = effort.filter(|effort| *effort != Effort::None)
-            && !template.set_thinking(Wanted::Effort(effort), &mut variables)
-        {
-            notes.ignored(effort_field);
-        }
-        if let Some(budget) = budget {
-            if template.reads("thinking_budget") {
-                variables.entry("thinking_budget").or_insert(budget.into());
-            }
-            if !thinks {
-                notes.ignored(self.budget_field());
-            }
-        }
-        Ok(ThinkingWish { variables, budget: budget.filter(|_| thinks) })
+    /// What the fields say. `variables` are those for the template that the request sets itself.
+    pub fn request(&self, variables: Map<String, Value>) -> Result<ThinkingRequest, ApiError> {
+        Ok(ThinkingRequest { switch: self.switch(), effort: self.effort(), budget: self.budget()?, variables })
     }
 
     /// How hard the model is to think, and the field that says so.
-    fn effort(&self) -> (&'static str, Option<Effort>) {
-        if let Some(effort) = self.reasoning_effort {
-            return ("reasoning_effort", Some(effort));
-        }
-        if let Some(effort) = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort) {
-            return ("reasoning", Some(effort));
-        }
-        match self.think {
-            Some(Think::Effort(effort)) => ("think", Some(effort)),
-            Some(Think::Enabled(_)) | None => ("think", None),
-        }
+    fn effort(&self) -> Option<(&'static str, Effort)> {
+        let think = match self.think {
+            Some(Think::Effort(effort)) => Some(effort),
+            Some(Think::Enabled(_)) | None => None,
+        };
+        let efforts = [
+            ("reasoning_effort", self.reasoning_effort),
+            ("reasoning", self.reasoning.as_ref().and_then(|reasoning| reasoning.effort)),
+            ("think", think),
+        ];
+        efforts.into_iter().find_map(|(field, effort)| Some((field, effort?)))
     }
 
     /// Whether the model is to think, and the field that says so.
-    fn switch(&self) -> (&'static str, Option<bool>) {
+    fn switch(&self) -> Option<(&'static str, bool)> {
         let thinking = match &self.thinking {
             Some(Thinking::Enabled(on)) => Some(*on),
             Some(Thinking::Budget { kind: Some(ThinkingKind::Enabled), .. }) => Some(true),
@@ -183,7 +139,7 @@ impl ThinkingFields {
             ("reasoning", self.reasoning.as_ref().and_then(|reasoning| reasoning.enabled)),
             ("think", think),
         ];
-        switches.into_iter().find(|(_, on)| on.is_some()).unwrap_or(("enable_thinking", None))
+        switches.into_iter().find_map(|(field, on)| Some((field, on?)))
     }
 
     fn budgets(&self) -> impl Iterator<Item = (&'static str, i64)> {
@@ -202,15 +158,11 @@ impl ThinkingFields {
         budgets.into_iter().filter_map(|(name, budget)| Some((name, budget?)))
     }
 
-    fn budget_field(&self) -> &'static str {
-        self.budgets().next().map_or("thinking_budget", |(name, _)| name)
-    }
-
     /// Most tokens of thoughts.
-    fn budget(&self) -> Result<Option<usize>, ApiError> {
+    fn budget(&self) -> Result<Option<(&'static str, usize)>, ApiError> {
         match self.budgets().next() {
             None | Some((_, -1)) => Ok(None),
-            Some((_, budget @ 0..)) => Ok(Some(usize::try_from(budget).unwrap_or(usize::MAX))),
+            Some((name, budget @ 0..)) => Ok(Some((name, usize::try_from(budget).unwrap_or(usize::MAX)))),
             Some((name, budget)) => {
                 let message = format!("{name} is {budget}, but it must be a number of tokens, or -1 for any number");
                 Err(ApiError::field(name, message))
@@ -221,9 +173,11 @@ impl ThinkingFields {
 
 #[cfg(test)]
 mod tests {
+    use metal_attention_chat::ChatTemplate;
     use serde_json::json;
 
     use super::*;
+    use crate::http::notes::Notes;
 
     fn template(name: &str) -> ChatTemplate {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../metal-attention-chat/tests/data/templates");
@@ -233,9 +187,9 @@ mod tests {
     /// The variables, the budget, and the fields that are passed over.
     fn wish(name: &str, fields: &Value) -> (Value, Option<usize>, Notes) {
         let mut notes = Notes::default();
-        let kwargs = fields["chat_template_kwargs"].as_object();
+        let variables = fields["chat_template_kwargs"].as_object().cloned().unwrap_or_default();
         let own: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
-        let wish = own.wish(&template(name), kwargs, &mut notes).unwrap();
+        let wish = own.request(variables).unwrap().wish(&template(name), &mut notes);
         (wish.variables.into(), wish.budget, notes)
     }
 
@@ -309,6 +263,6 @@ mod tests {
             (json!({}), None, ignored(&["enable_thinking", "thinking_token_budget"]))
         );
         let negative: ThinkingFields = serde_json::from_value(json!({"thinking_budget": -2})).unwrap();
-        assert!(negative.wish(&template("qwen3"), None, &mut Notes::default()).is_err());
+        assert!(negative.request(Map::new()).is_err());
     }
 }

@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use utoipa::ToSchema;
 
-use super::ApiError;
-use super::app::Loaded;
-use super::limits::MAX_PROMPTS;
+use crate::http::ApiError;
+use crate::http::limits::MAX_PROMPTS;
+use crate::http::models::Loaded;
 
 /// One text or several, each as a string or as token ids.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]

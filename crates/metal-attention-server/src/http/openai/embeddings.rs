@@ -8,12 +8,12 @@ use metal_attention::scheduler::Client;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::body::{FromJson, Json, parse};
-use super::notes::Notes;
-use super::prompt::Prompt;
-use super::request_line::RequestLine;
 use super::unsupported::{self, Endpoint};
-use super::{ApiError, App, in_time, prepare};
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::prompt::Prompt;
+use crate::http::notes::Notes;
+use crate::http::request_line::RequestLine;
+use crate::http::{ApiError, App, in_time, prepare};
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -45,8 +45,8 @@ enum EncodingFormat {
 }
 
 impl FromJson for EmbeddingsRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(Self { notes: unsupported::check(Endpoint::Embeddings, json)?, ..parse(json)? })
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        Ok(Self { notes: unsupported::check(Endpoint::Embeddings, object)?, ..object.parse()? })
     }
 }
 
@@ -111,9 +111,11 @@ pub async fn embeddings(
 ) -> Result<Response, ApiError> {
     let format = request.encoding_format.unwrap_or_default();
     let mut notes = request.notes.clone();
-    let name = app.answer_name(request.model.as_deref(), &mut notes);
-    let prepared = prepare(&app, request, move |app, request| {
-        let model = app.model_named(request.model.as_deref())?;
+    let model = app.lease(request.model.as_deref()).await?;
+    let name = model.answer_name(&mut notes);
+    let lease = model.clone();
+    let prepared = prepare(&app, request, move |_, request| {
+        let model = lease;
         model.check_embeds()?;
         let n_embd = model.n_embd();
         let dimensions = request.dimensions.map_or(n_embd, |n| n as usize);
@@ -121,7 +123,7 @@ pub async fn embeddings(
             let message = format!("dimensions is {dimensions}, but this model's embeddings have from 1 to {n_embd}");
             return Err(ApiError::field("dimensions", message));
         }
-        let texts = request.input.encode(model, "input")?;
+        let texts = request.input.encode(&model, "input")?;
         model.scheduler.check_texts(texts.len())?;
         let n_tokens = texts.iter().map(|ids| ids.len()).sum();
         let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));

@@ -5,9 +5,9 @@ use std::fmt;
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::ApiError;
-use super::fields::no_such_token;
-use super::limits::{MAX_LOGIT_BIAS, MAX_STOP_BYTES};
+use super::generation::no_such_token;
+use crate::http::ApiError;
+use crate::http::limits::{MAX_LOGIT_BIAS, MAX_STOP_BYTES};
 
 /// What is added to the logits of tokens.
 #[derive(Debug, Clone, Default, PartialEq)]

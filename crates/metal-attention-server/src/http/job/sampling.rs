@@ -11,9 +11,9 @@ use utoipa::openapi::schema::{ArrayBuilder, Object, ObjectBuilder, Schema, Schem
 use utoipa::openapi::{OneOfBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::ApiError;
-use super::limits::{MAX_BREAKER_BYTES, MAX_BREAKERS, MAX_SAMPLERS};
-use super::notes::Notes;
+use crate::http::ApiError;
+use crate::http::limits::{MAX_BREAKER_BYTES, MAX_BREAKERS, MAX_SAMPLERS};
+use crate::http::notes::Notes;
 
 /// Samplers of other servers that do nothing here: none of their options is accepted with a value that asks for something.
 /// `infill` only ends texts early.

@@ -5,13 +5,15 @@ use metal_attention::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::body::{FromJson, Json, parse};
-use super::limits::{MAX_TEXT_BYTES, MAX_UNCLEAR_BYTES};
-use super::{ApiError, App, prepare};
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::limits::{MAX_TEXT_BYTES, MAX_UNCLEAR_BYTES};
+use crate::http::{ApiError, App, prepare};
 
 /// A text to be turned into token ids.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct TokenizeRequest {
+    /// The model's name.
+    model: Option<String>,
     /// The text.
     content: String,
     /// Add the tokens that the model wants around a text.
@@ -21,8 +23,8 @@ pub struct TokenizeRequest {
 }
 
 impl FromJson for TokenizeRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        parse(json)
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        object.parse()
     }
 }
 
@@ -41,13 +43,14 @@ pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) ->
         add_special: request.add_special.unwrap_or(false),
         parse_special: request.parse_special.unwrap_or(true),
     };
-    let encode = move |app: &App, request: &TokenizeRequest| {
+    let model = app.lease(request.model.as_deref()).await?;
+    let encode = move |_: &App, request: &TokenizeRequest| {
         let n = request.content.len();
         if n > MAX_UNCLEAR_BYTES {
             let message = format!("content has {n} bytes; at most {MAX_UNCLEAR_BYTES} are allowed");
             return Err(ApiError::field("content", message));
         }
-        Ok(app.model()?.tokenizer.encode(&request.content, options))
+        Ok(model.tokenizer.encode(&request.content, options))
     };
     let tokens = prepare(&app, request, encode).await?;
     Ok(axum::Json(Tokens { tokens }))
@@ -56,6 +59,8 @@ pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) ->
 /// Token ids to be turned into text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
+    /// The model's name.
+    model: Option<String>,
     /// The ids.
     tokens: Vec<u32>,
     /// Write special tokens, too, by their spelling.
@@ -63,8 +68,8 @@ pub struct DetokenizeRequest {
 }
 
 impl FromJson for DetokenizeRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        parse(json)
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        object.parse()
     }
 }
 
@@ -82,8 +87,8 @@ pub async fn detokenize(
     State(app): State<App>,
     request: Json<DetokenizeRequest>,
 ) -> Result<axum::Json<Text>, ApiError> {
-    let content = prepare(&app, request, |app, request| {
-        let model = app.model()?;
+    let model = app.lease(request.model.as_deref()).await?;
+    let content = prepare(&app, request, move |_, request| {
         let n_vocab = model.n_vocab();
         if let Some(id) = request.tokens.iter().find(|&&id| id as usize >= n_vocab) {
             let message = format!("tokens: the model has no token {id}, only 0 to {}", n_vocab - 1);

@@ -2,8 +2,8 @@
 
 use metal_attention::tokenizer::{EncodeOptions, FillInTheMiddle};
 
-use super::ApiError;
-use super::app::Loaded;
+use crate::http::ApiError;
+use crate::http::models::Loaded;
 
 /// The tokens that the model has for such prompts; an error where it has none.
 pub fn tokens(model: &Loaded) -> Result<FillInTheMiddle, ApiError> {

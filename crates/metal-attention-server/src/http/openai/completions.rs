@@ -8,17 +8,21 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-use super::answer::{Chunks, Out, Texts, finish_reason, stream};
-use super::app::Loaded;
-use super::body::{FromJson, Json, parse};
-use super::fields::{GenerationFields, check};
-use super::logprobs::{self, CompletionLogprobs, MAX_TOP_LOGPROBS, PromptLogprobs};
-use super::notes::Notes;
-use super::prompt::Prompt;
-use super::sampling::SamplingFields;
+use super::chat::finish_reason;
+use super::fields::GenerationFields;
+use super::logprobs::{self, CompletionLogprobs, PromptLogprobs};
 use super::unsupported::Endpoint;
 use super::usage::Usage;
-use super::{ApiError, App, fill_in, ids, prepare};
+use crate::http::answer::{Chunks, Frames, Texts, stream};
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::fill_in;
+use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::prompt::Prompt;
+use crate::http::job::reply::EndReason;
+use crate::http::job::sampling::SamplingFields;
+use crate::http::models::{Loaded, ModelLease};
+use crate::http::notes::Notes;
+use crate::http::{ApiError, App, ids, now, openapi, prepare};
 
 /// Tokens where a request does not say how many, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -39,18 +43,30 @@ pub struct CompletionFields {
 
 /// A request to continue a prompt.
 pub struct CompletionRequest {
+    model: Option<String>,
     own: CompletionFields,
-    shared: GenerationFields,
+    generation: Generation,
+    include_usage: bool,
+    /// How the request was read.
+    notes: Notes,
 }
 
 impl FromJson for CompletionRequest {
-    fn from_json(json: &[u8]) -> Result<Self, ApiError> {
-        let shared = GenerationFields::read(Endpoint::Completions, json)?;
-        Ok(Self { own: parse(json)?, shared })
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let (shared, mut notes) = GenerationFields::read(Endpoint::Completions, object)?;
+        let sampling: SamplingFields = object.parse()?;
+        sampling.note(&mut notes);
+        let own: CompletionFields = object.parse()?;
+        let mut generation = shared.generation(sampling, Some(DEFAULT_MAX_TOKENS))?;
+        if let Some(n) = own.logprobs {
+            check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
+            generation.logprobs = Some(n as usize);
+        }
+        Ok(Self { include_usage: shared.include_usage(), model: shared.model, own, generation, notes })
     }
 }
 
-super::openapi::all_of!(CompletionRequest, CompletionFields, GenerationFields, SamplingFields);
+openapi::all_of!(CompletionRequest, CompletionFields, GenerationFields, SamplingFields);
 
 /// The answer, or a part of it where it is streamed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -98,20 +114,21 @@ pub async fn completions(
     client: Client,
     request: Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let stream_wanted = request.shared.stream();
-    let include_usage = request.shared.include_usage();
-    let (events, writer) = prepare(&app, request, move |app, request| request.submit(app, client)).await?;
-    let mut texts = Texts::new(app, events);
-    let notes = writer.notes.clone();
+    let model = app.lease(request.model.as_deref()).await?;
+    let (stream_wanted, include_usage) = (request.generation.stream, request.include_usage);
+    let mut notes = request.notes.clone();
+    let lease = model.clone();
+    let (events, mut writer) = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    writer.model = model.answer_name(&mut notes);
+    let mut texts = Texts::new(app, model, events);
     if stream_wanted {
-        let mut before = Out::default();
+        let mut before = Frames::default();
         for (index, text) in writer.echo.iter().cloned().enumerate().filter(|(_, text)| !text.is_empty()) {
             let choice = CompletionChoice { index, text, ..Default::default() };
-            before.push(&Completion { choices: vec![choice], ..writer.head() });
+            before.data(&Completion { choices: vec![choice], ..writer.head() });
         }
         return Ok(notes.attach(stream(texts, before, CompletionChunks { writer, include_usage })));
     }
-    let mut writer = writer;
     let mut choices: Vec<CompletionChoice> = writer
         .echo
         .iter()
@@ -136,51 +153,41 @@ pub async fn completions(
 
 impl CompletionRequest {
     /// Submits the request's texts. Tokenising takes time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, client: Client) -> Result<(Vec<Events>, CompletionWriter), ApiError> {
-        let Self { own, shared } = self;
-        let model = app.model_named(shared.model.as_deref())?;
+    fn submit(
+        &self,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+    ) -> Result<(Vec<Events>, CompletionWriter), ApiError> {
+        let Self { own, generation, .. } = self;
         let echo = own.echo.unwrap_or(false);
-        let logprobs = match own.logprobs {
-            Some(n) => {
-                check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
-                Some(n as usize)
-            }
-            None => shared.n_probs()?,
-        };
-        let prompt_logprobs = shared.prompt_logprobs()?;
         // What stands in the answer before the text has its log probabilities, too.
-        let echoed_logprobs = logprobs.filter(|_| echo);
-        let n = shared.n()?;
+        let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = own.prompts(model)?;
-        model.scheduler.check_texts(prompts.len().saturating_mul(n as usize))?;
-        let stop = shared.stop(&[]);
+        model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
+        let stop = generation.stop(&[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();
         for prompt in &prompts {
-            for choice in 0..n {
-                let mut request = shared.request(app, model.n_vocab(), prompt, &stop, choice)?;
-                request.client = client;
-                request.max_tokens = shared.max_tokens(Some(DEFAULT_MAX_TOKENS));
-                request.logprobs = logprobs;
-                request.prompt_logprobs = prompt_logprobs.max(echoed_logprobs);
+            for choice in 0..generation.n {
+                let mut request = generation.request(app, model, client, prompt, &stop, choice)?;
+                request.prompt_logprobs = generation.prompt_logprobs.max(echoed_logprobs);
                 events.push(model.scheduler.submit(request)?);
                 echoes.push(if echo { model.tokenizer.decode(prompt, false) } else { String::new() });
             }
         }
-        let mut notes = shared.notes.clone();
         let writer = CompletionWriter {
             id: ids::unique("cmpl-"),
-            created: super::now(),
-            model: app.answer_name(shared.model.as_deref(), &mut notes),
-            n: n as usize,
+            created: now(),
+            model: String::new(),
+            n: generation.n as usize,
             offsets: echoes.iter().map(|echo| echo.chars().count()).collect(),
             echo: echoes,
             prompts,
-            prompt_logprobs,
+            prompt_logprobs: generation.prompt_logprobs,
             echoed_logprobs,
             tokenizer: Arc::clone(&model.tokenizer),
             usage: Usage::default(),
-            notes,
         };
         Ok((events, writer))
     }
@@ -219,8 +226,6 @@ struct CompletionWriter {
     echoed_logprobs: Option<usize>,
     tokenizer: Arc<Tokenizer>,
     usage: Usage,
-    /// How the request was read.
-    notes: Notes,
 }
 
 impl CompletionWriter {
@@ -262,9 +267,9 @@ impl CompletionWriter {
                 let some = !text.is_empty() || logprobs.is_some();
                 Ok(some.then_some(CompletionChoice { index: i, text, logprobs, ..Default::default() }))
             }
-            Event::Done { reason, text, usage, end_token, end_logprobs, .. } => {
+            Event::Done { reason, text, stop_string, usage, end_token, end_logprobs, timings: _ } => {
                 self.usage.add(usage, i.is_multiple_of(self.n));
-                let finish_reason = Some(finish_reason(reason)?);
+                let finish_reason = Some(finish_reason(&EndReason::of_text(reason, stop_string)?));
                 // Who reads the prompt's log probabilities counts on those of each token that was asked for.
                 let end = end_token.zip(end_logprobs).filter(|_| self.echoed_logprobs.is_some());
                 let logprobs = end.map(|(id, logprobs)| self.logprobs_of(i, id, &logprobs));
@@ -282,16 +287,22 @@ struct CompletionChunks {
 }
 
 impl Chunks for CompletionChunks {
-    fn event(&mut self, i: usize, event: Event, out: &mut Out) -> Result<(), ApiError> {
+    fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         if let Some(part) = self.writer.take(i, event)? {
-            out.push(&Completion { choices: vec![part], ..self.writer.head() });
+            out.data(&Completion { choices: vec![part], ..self.writer.head() });
         }
         Ok(())
     }
 
-    fn end(&mut self, out: &mut Out) {
+    fn end(&mut self, out: &mut Frames) {
         if self.include_usage {
-            out.push(&Completion { usage: Some(self.writer.usage), ..self.writer.head() });
+            out.data(&Completion { usage: Some(self.writer.usage), ..self.writer.head() });
         }
+        out.done();
+    }
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&error.body());
+        out.done();
     }
 }

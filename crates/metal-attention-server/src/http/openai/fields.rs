@@ -1,23 +1,20 @@
 //! What completions and chat completions share: how a text is chosen and when it ends.
 
 use std::fmt;
-use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::time::Instant;
 
-use metal_attention::scheduler::{Client, Constraint, Request};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::body::parse;
-use super::limits::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_BYTES_IN_ALL, MAX_STOP_IDS, MAX_STOP_STRINGS};
-use super::logit_bias::LogitBias;
-use super::logprobs::MAX_TOP_LOGPROBS;
-use super::notes::Notes;
-use super::sampling::SamplingFields;
 use super::unsupported::{self, Endpoint};
-use super::{ApiError, App};
+use crate::http::ApiError;
+use crate::http::body::Object;
+use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::logit_bias::LogitBias;
+use crate::http::job::sampling::SamplingFields;
+use crate::http::limits::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_BYTES_IN_ALL, MAX_STOP_STRINGS};
+use crate::http::notes::Notes;
 
 /// Fields that completions and chat completions share.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
@@ -70,15 +67,6 @@ pub struct GenerationFields {
     stream: Option<bool>,
     /// What a stream holds besides the text.
     stream_options: Option<StreamOptions>,
-    /// How tokens are chosen.
-    #[serde(skip)]
-    sampling: SamplingFields,
-    /// How the request was read.
-    #[serde(skip)]
-    pub notes: Notes,
-    /// When it was read.
-    #[serde(skip)]
-    received: Option<Instant>,
 }
 
 /// One string or several.
@@ -144,16 +132,43 @@ fn check_stop<E: Error>(string: &str) -> Result<(), E> {
 }
 
 impl GenerationFields {
-    /// Reads the fields out of a request to `endpoint`.
-    pub fn read(endpoint: Endpoint, json: &[u8]) -> Result<Self, ApiError> {
-        let mut notes = unsupported::check(endpoint, json)?;
-        let sampling: SamplingFields = parse(json)?;
-        sampling.note(&mut notes);
-        Ok(Self { sampling, notes, received: Some(Instant::now()), ..parse(json)? })
+    /// Reads the fields out of a request to `endpoint`, and notes those that have no effect.
+    pub fn read(endpoint: Endpoint, object: &Object<'_>) -> Result<(Self, Notes), ApiError> {
+        Ok((object.parse()?, unsupported::check(endpoint, object)?))
     }
 
-    /// Most tokens to generate; `default` where the request does not say.
-    pub fn max_tokens(&self, default: Option<usize>) -> Option<usize> {
+    /// How the texts are generated. `sampling`: how the request has tokens chosen; `default_max_tokens`: most tokens where
+    /// it does not say.
+    pub fn generation(
+        &self,
+        sampling: SamplingFields,
+        default_max_tokens: Option<usize>,
+    ) -> Result<Generation, ApiError> {
+        let n = self.n.unwrap_or(1);
+        check("n", n, 1..=MAX_CHOICES)?;
+        Ok(Generation {
+            sampling,
+            // Of a seed below 0 the texts are as of none.
+            seed: self.seed.or(self.random_seed).or(self.sampler_seed).and_then(|seed| u64::try_from(seed).ok()),
+            logit_bias: self.logit_bias.clone(),
+            stop: match &self.stop {
+                None => Vec::new(),
+                Some(Stop::One(string)) => vec![string.clone()],
+                Some(Stop::Several(strings)) => strings.clone(),
+            },
+            stop_ids: self.stop_token_ids.clone().unwrap_or_default(),
+            max_tokens: self.max_tokens(default_max_tokens),
+            min_tokens: self.min_tokens.or(self.min_new_tokens).unwrap_or(0) as usize,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            n,
+            logprobs: self.n_probs()?,
+            prompt_logprobs: self.prompt_logprobs()?,
+            stream: self.stream(),
+            received: Instant::now(),
+        })
+    }
+
+    fn max_tokens(&self, default: Option<usize>) -> Option<usize> {
         let given = [
             self.max_completion_tokens,
             self.max_tokens,
@@ -169,14 +184,14 @@ impl GenerationFields {
     }
 
     /// How many of the likeliest tokens llama.cpp's `n_probs` asks for.
-    pub fn n_probs(&self) -> Result<Option<usize>, ApiError> {
+    fn n_probs(&self) -> Result<Option<usize>, ApiError> {
         let n = self.n_probs.unwrap_or(0);
         check("n_probs", n, 0..=MAX_TOP_LOGPROBS)?;
         Ok((n > 0).then_some(n as usize))
     }
 
     /// How many of the likeliest tokens are wanted at each place of the prompt.
-    pub fn prompt_logprobs(&self) -> Result<Option<usize>, ApiError> {
+    fn prompt_logprobs(&self) -> Result<Option<usize>, ApiError> {
         let Some(n) = self.prompt_logprobs else { return Ok(None) };
         check("prompt_logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
         if self.stream() {
@@ -186,15 +201,7 @@ impl GenerationFields {
         Ok(Some(n as usize))
     }
 
-    /// How many texts are wanted.
-    pub fn n(&self) -> Result<u32, ApiError> {
-        let n = self.n.unwrap_or(1);
-        check("n", n, 1..=MAX_CHOICES)?;
-        Ok(n)
-    }
-
-    /// Whether the text is wanted as it comes.
-    pub fn stream(&self) -> bool {
+    fn stream(&self) -> bool {
         self.stream.unwrap_or(false)
     }
 
@@ -202,81 +209,4 @@ impl GenerationFields {
     pub fn include_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
-
-    /// The strings that end a text, and `more` of them.
-    pub fn stop(&self, more: &[&str]) -> Arc<[String]> {
-        let own = match &self.stop {
-            None => &[],
-            Some(Stop::One(string)) => std::slice::from_ref(string),
-            Some(Stop::Several(strings)) => strings.as_slice(),
-        };
-        own.iter().cloned().chain(more.iter().map(|&stop| stop.to_owned())).collect()
-    }
-
-    /// The request that these fields describe, for each of the `n` texts after `prompt`, which end before `stop`.
-    pub fn request(
-        &self,
-        app: &App,
-        n_vocab: usize,
-        prompt: &Arc<[u32]>,
-        stop: &Arc<[String]>,
-        choice: u32,
-    ) -> Result<Request, ApiError> {
-        let model = app.model()?;
-        let mut sampling = model.sampling();
-        self.sampling.apply(&mut sampling)?;
-        // Of a seed below 0 the texts are as of none.
-        let seed = self.seed.or(self.random_seed).or(self.sampler_seed).and_then(|seed| u64::try_from(seed).ok());
-        sampling.seed = seed.map(|seed| seed.wrapping_add(u64::from(choice)));
-        Ok(Request {
-            prompt: Arc::clone(prompt),
-            sampling,
-            max_tokens: self.max_tokens(None),
-            stop: Arc::clone(stop),
-            ignore_eos: self.ignore_eos.unwrap_or(false),
-            stop_ids: self.stop_ids(n_vocab)?,
-            min_tokens: self.min_tokens.or(self.min_new_tokens).unwrap_or(0) as usize,
-            logit_bias: match &self.logit_bias {
-                Some(bias) => bias.of_tokens(&model.tokenizer, n_vocab)?,
-                None => Vec::new(),
-            },
-            logprobs: None,
-            prompt_logprobs: self.prompt_logprobs()?,
-            constraint: None::<Box<dyn Constraint>>,
-            logits_processor: None,
-            deadline: app.options.timeout.and_then(|timeout| self.received?.checked_add(timeout)),
-            whole: !self.stream(),
-            client: Client::default(),
-        })
-    }
-
-    fn stop_ids(&self, n_vocab: usize) -> Result<Arc<[u32]>, ApiError> {
-        let ids = self.stop_token_ids.as_deref().unwrap_or_default();
-        if ids.len() > MAX_STOP_IDS {
-            let message = format!("stop_token_ids has {} tokens; at most {MAX_STOP_IDS} are allowed", ids.len());
-            return Err(ApiError::field("stop_token_ids", message));
-        }
-        match ids.iter().find(|&&id| id as usize >= n_vocab) {
-            Some(id) => Err(no_such_token("stop_token_ids", *id, n_vocab)),
-            None => Ok(ids.into()),
-        }
-    }
-}
-
-/// An error: the field `param` has a token that is none.
-pub fn no_such_token(param: &str, id: impl fmt::Display, n_vocab: usize) -> ApiError {
-    ApiError::field(param, format!("{param}: the model has no token {id}, only 0 to {}", n_vocab - 1))
-}
-
-/// Refuses a value outside `range`.
-pub fn check<T: Copy + PartialOrd + fmt::Display>(
-    param: &str,
-    value: T,
-    range: RangeInclusive<T>,
-) -> Result<(), ApiError> {
-    if range.contains(&value) {
-        return Ok(());
-    }
-    let (low, high) = (range.start(), range.end());
-    Err(ApiError::field(param, format!("{param} is {value}, but it must be from {low} to {high}")))
 }

@@ -4,7 +4,7 @@ use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{ApiError, App};
+use crate::http::{ApiError, App};
 
 /// A list of models.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -46,7 +46,7 @@ struct ModelMeta {
 }
 
 fn entry(app: &App, id: &str) -> ModelEntry {
-    let meta = app.model().ok().map(|model| ModelMeta {
+    let meta = app.loaded().map(|model| ModelMeta {
         n_ctx: model.n_ctx,
         n_ctx_train: model.n_ctx_train(),
         n_vocab: model.n_vocab(),

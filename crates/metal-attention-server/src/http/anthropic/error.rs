@@ -1,0 +1,52 @@
+//! Errors as Anthropic's clients read them.
+
+use axum::http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::http::ApiError;
+
+/// The body of an answer that is no success: `{"type": "error", "error": {"type": ..., "message": ...}}`.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = AnthropicErrorBody)]
+pub struct ErrorBody {
+    /// `error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// What went wrong.
+    error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = AnthropicErrorDetail)]
+struct ErrorDetail {
+    /// The kind of error, such as `invalid_request_error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// What was tried, what went wrong, what to do.
+    message: String,
+}
+
+impl ErrorBody {
+    /// That of `error`.
+    pub fn of(error: &ApiError) -> Self {
+        let detail = ErrorDetail { kind: kind(error.status()), message: error.message().to_owned() };
+        Self { kind: "error", error: detail }
+    }
+}
+
+/// Anthropic's name for errors with this status.
+fn kind(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    }
+}

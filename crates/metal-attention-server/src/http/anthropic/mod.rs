@@ -1,0 +1,5 @@
+//! Anthropic's interface: `/v1/messages`.
+
+mod error;
+
+pub use error::ErrorBody;

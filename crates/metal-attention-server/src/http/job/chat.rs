@@ -1,0 +1,221 @@
+//! The next message of a conversation, without a dialect.
+
+use std::sync::Arc;
+
+use metal_attention::scheduler::{Client, Constraint, Events};
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention_chat::{Continuation, Message, RenderRequest};
+use serde_json::{Map, Value};
+
+use super::generation::Generation;
+use super::guide::{Guide, Wanted, tokens_within};
+use super::reply::{Replies, Reply};
+use super::thinking::{ThinkingRequest, ThinkingWish};
+use super::tool_choice::Calls;
+use crate::http::constraint::Grammar;
+use crate::http::models::Loaded;
+use crate::http::notes::Notes;
+use crate::http::{ApiError, App};
+
+/// A request for the next message of a conversation.
+#[derive(Debug, Clone)]
+pub struct ChatJob {
+    /// The conversation so far, the first message first.
+    pub messages: Vec<Message>,
+    /// The functions that the answer may call.
+    pub calls: Calls,
+    /// What the answer must look like, and the field that says so.
+    pub form: Option<(&'static str, Form)>,
+    /// What is said about thoughts, and the template's variables.
+    pub thinking: ThinkingRequest,
+    /// How the prompt ends.
+    pub end: PromptEnd,
+    /// How the text is generated.
+    pub generation: Generation,
+    /// How the dialect calls the conversation, for errors.
+    pub messages_field: &'static str,
+    /// What the response headers say of how the request was read.
+    pub notes: Notes,
+}
+
+/// How the prompt ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// With what begins an answer.
+    Answer,
+    /// With the last message.
+    Message,
+    /// In the last message, which the answer goes on with.
+    WithinMessage,
+}
+
+/// What an answer must look like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Form {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that follows a schema.
+    JsonSchema {
+        /// The schema.
+        schema: Map<String, Value>,
+        /// Whether objects hold what they name and nothing else where they do not say `additionalProperties`: true, all;
+        /// false, none; `None`, those that name any properties.
+        strict: Option<bool>,
+    },
+}
+
+/// The answers to a [`ChatJob`] as they are generated.
+pub struct Chat {
+    /// The scheduler's events of each text.
+    pub events: Vec<Events>,
+    /// Reads them.
+    pub replies: Replies,
+    /// The token ids of the prompt.
+    pub prompt: Arc<[u32]>,
+    /// What the response headers say.
+    pub notes: Notes,
+}
+
+/// A prompt, and what of it the answers begin with.
+struct Prepared {
+    continuation: Continuation,
+    ids: Arc<[u32]>,
+    wish: ThinkingWish,
+}
+
+impl ChatJob {
+    /// The token ids of the prompt. Templates and tokens take time: not to be called on a thread that serves others.
+    pub fn prompt(&self, model: &Loaded) -> Result<Arc<[u32]>, ApiError> {
+        Ok(self.prepare(model, &mut Notes::default())?.ids)
+    }
+
+    /// The text of the prompt. Templates take time: not to be called on a thread that serves others.
+    pub fn prompt_text(&self, model: &Loaded) -> Result<String, ApiError> {
+        Ok(self.prepare(model, &mut Notes::default())?.continuation.prompt.text)
+    }
+
+    fn prepare(&self, model: &Loaded, notes: &mut Notes) -> Result<Prepared, ApiError> {
+        model.template.tool_format().check_tools(&self.calls.tools).map_err(|e| {
+            let place = if e.is_argument { "parameters" } else { "name" };
+            ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
+        })?;
+        let wish = self.thinking.wish(&model.template, notes);
+        let continuation = self.continuation(model, &wish)?;
+        model.check_length(&continuation.prompt.text, self.messages_field)?;
+        let ids = continuation.prompt.encode(&model.tokenizer).into();
+        Ok(Prepared { continuation, ids, wish })
+    }
+
+    /// Submits the job's texts. Templates and tokens take time: not to be called on a thread that serves others.
+    pub fn submit(&self, app: &App, model: &Loaded, client: Client) -> Result<Chat, ApiError> {
+        let n = self.generation.n;
+        model.scheduler.check_texts(n as usize)?;
+        if let (true, Some((field, _))) = (self.calls.required, &self.form) {
+            let message = format!("tool_choice demands a call, which {} rules out", first_name(field));
+            return Err(ApiError::field("tool_choice", message));
+        }
+        let mut notes = self.notes.clone();
+        let Prepared { continuation, ids, wish } = self.prepare(model, &mut notes)?;
+        let stop = self.generation.stop(model.template.stop_strings());
+        // An answer in a form of its own has no calls.
+        let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
+        let parser = || model.template.continued_parser(&continuation, tools);
+        let thinks = parser().is_thinking();
+        let mut grammar = self.grammar(model, &continuation, thinks, &mut notes)?;
+        if let (Some(grammar), Some((field, _)), PromptEnd::WithinMessage, false) =
+            (&mut grammar, &self.form, self.end, thinks)
+        {
+            self.follow(grammar, &model.tokenizer, field)?;
+        }
+        let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
+        let may_think = self.end == PromptEnd::Answer && !has_thought;
+        let (mut events, mut replies) = (Vec::new(), Vec::new());
+        for choice in 0..n {
+            let mut request = self.generation.request(app, model, client, &ids, &stop, choice)?;
+            let wanted = Wanted {
+                template: &model.template,
+                parser: parser(),
+                grammar: grammar.clone(),
+                budget: wish.budget,
+                single_call: !self.calls.parallel && !tools.is_empty(),
+                has_tools: !tools.is_empty(),
+                may_think,
+            };
+            let guide = Guide::new(&model.tokenizer, wanted);
+            request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
+            events.push(model.scheduler.submit(request)?);
+            replies.push(Reply::new(parser(), !self.calls.parallel));
+        }
+        let replies = Replies::new(Arc::clone(&model.tokenizer), replies);
+        Ok(Chat { events, replies, prompt: ids, notes })
+    }
+
+    /// The prompt, and where the answer begins in it.
+    fn continuation(&self, model: &Loaded, wish: &ThinkingWish) -> Result<Continuation, ApiError> {
+        let request = RenderRequest {
+            messages: &self.messages,
+            tools: &self.calls.tools,
+            add_generation_prompt: self.end != PromptEnd::Message,
+            variables: Some(&wish.variables),
+            now: None,
+        };
+        let rendered = match self.end {
+            PromptEnd::WithinMessage => model.template.render_continued(&request),
+            PromptEnd::Answer | PromptEnd::Message => {
+                model.template.render(&request).map(|prompt| Continuation { begin: prompt.text.len(), prompt })
+            }
+        };
+        rendered.map_err(|e| ApiError::field(self.messages_field, e.to_string()))
+    }
+
+    /// Has the grammar read the beginning of the answer that the prompt has already.
+    fn follow(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
+        let text = self.messages.last().map_or("", Message::text);
+        let ids = tokens_within(tokenizer, text.trim_start(), false);
+        ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
+            let message = format!(
+                "the last message, which the answer goes on with, is no beginning of what {} demands",
+                first_name(field)
+            );
+            ApiError::field(self.messages_field, message)
+        })
+    }
+
+    /// The grammar that the answer follows. `thinking`: the prompt ends in thoughts.
+    fn grammar(
+        &self,
+        model: &Loaded,
+        continuation: &Continuation,
+        thinking: bool,
+        notes: &mut Notes,
+    ) -> Result<Option<Grammar>, ApiError> {
+        let mut left_out = Vec::new();
+        // A prompt that ends in thoughts which have begun before is to the grammar as one that begins them.
+        let prompt = match model.template.reasoning() {
+            Some(markers) if thinking => markers.start,
+            Some(_) | None => &continuation.prompt.text,
+        };
+        let Calls { tools, parallel, .. } = &self.calls;
+        let (param, grammar) = match &self.form {
+            None if self.calls.required => {
+                ("tools", model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out))
+            }
+            None => return Ok(None),
+            Some((field, Form::JsonObject)) => (*field, model.grammars.json_object(&model.template, prompt)),
+            Some((field, Form::JsonSchema { schema, strict })) => {
+                let schema = Value::Object(schema.clone());
+                let grammar = model.grammars.json_schema(&model.template, prompt, &schema, *strict, &mut left_out);
+                (*field, grammar)
+            }
+        };
+        for place in left_out {
+            notes.schema_unsupported(place);
+        }
+        grammar.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
+    }
+}
+
+/// The name of the field that `path` leads into.
+fn first_name(path: &str) -> &str {
+    path.split('.').next().unwrap_or(path)
+}

@@ -1,0 +1,142 @@
+//! How a text is generated: how its tokens are chosen, when it ends, and what is reported of it.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Instant;
+
+use metal_attention::scheduler::{Client, Request};
+
+use super::logit_bias::LogitBias;
+use super::sampling::SamplingFields;
+use crate::http::limits::{MAX_CHOICES, MAX_STOP_IDS};
+use crate::http::models::Loaded;
+use crate::http::{ApiError, App};
+
+/// Most alternatives of a token that a request may ask for.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+
+/// How texts are generated. The default generates one text to its end, as the model's file recommends.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// How tokens are chosen.
+    pub sampling: SamplingFields,
+    /// The same seed gives the same text; without one each text is another.
+    pub seed: Option<u64>,
+    /// Added to the logits of tokens.
+    pub logit_bias: Option<LogitBias>,
+    /// Strings that end a text.
+    pub stop: Vec<String>,
+    /// Tokens that end a text.
+    pub stop_ids: Vec<u32>,
+    /// Most tokens to generate; `None`: up to the text's end, or the context's.
+    pub max_tokens: Option<usize>,
+    /// A text does not end before it has this many tokens.
+    pub min_tokens: usize,
+    /// No token that ends the text is chosen.
+    pub ignore_eos: bool,
+    /// Texts to generate after each prompt.
+    pub n: u32,
+    /// Report the log probability of each token and of this many of the likeliest.
+    pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
+    /// The text is sent as it comes.
+    pub stream: bool,
+    /// When the request was read. The server's timeout counts from here.
+    pub received: Instant,
+}
+
+impl Default for Generation {
+    fn default() -> Self {
+        Self {
+            sampling: SamplingFields::default(),
+            seed: None,
+            logit_bias: None,
+            stop: Vec::new(),
+            stop_ids: Vec::new(),
+            max_tokens: None,
+            min_tokens: 0,
+            ignore_eos: false,
+            n: 1,
+            logprobs: None,
+            prompt_logprobs: None,
+            stream: false,
+            received: Instant::now(),
+        }
+    }
+}
+
+impl Generation {
+    /// The scheduler's request for text number `choice` after `prompt`. `stop` are all strings that end it.
+    pub fn request(
+        &self,
+        app: &App,
+        model: &Loaded,
+        client: Client,
+        prompt: &Arc<[u32]>,
+        stop: &Arc<[String]>,
+        choice: u32,
+    ) -> Result<Request, ApiError> {
+        check("n", self.n, 1..=MAX_CHOICES)?;
+        let mut sampling = model.sampling();
+        self.sampling.apply(&mut sampling)?;
+        sampling.seed = self.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
+        let n_vocab = model.n_vocab();
+        Ok(Request {
+            client,
+            prompt: Arc::clone(prompt),
+            sampling,
+            max_tokens: self.max_tokens,
+            stop: Arc::clone(stop),
+            stop_ids: self.stop_ids(n_vocab)?,
+            ignore_eos: self.ignore_eos,
+            min_tokens: self.min_tokens,
+            logit_bias: match &self.logit_bias {
+                Some(bias) => bias.of_tokens(&model.tokenizer, n_vocab)?,
+                None => Vec::new(),
+            },
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            constraint: None,
+            logits_processor: None,
+            deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
+            whole: !self.stream,
+        })
+    }
+
+    /// The strings that end a text, and `more` of them.
+    pub fn stop(&self, more: &[&str]) -> Arc<[String]> {
+        self.stop.iter().cloned().chain(more.iter().map(|&stop| stop.to_owned())).collect()
+    }
+
+    fn stop_ids(&self, n_vocab: usize) -> Result<Arc<[u32]>, ApiError> {
+        if self.stop_ids.len() > MAX_STOP_IDS {
+            let n = self.stop_ids.len();
+            let message = format!("stop_token_ids has {n} tokens; at most {MAX_STOP_IDS} are allowed");
+            return Err(ApiError::field("stop_token_ids", message));
+        }
+        match self.stop_ids.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => Err(no_such_token("stop_token_ids", *id, n_vocab)),
+            None => Ok(self.stop_ids.as_slice().into()),
+        }
+    }
+}
+
+/// An error: the field `param` has a token that is none.
+pub fn no_such_token(param: &str, id: impl fmt::Display, n_vocab: usize) -> ApiError {
+    ApiError::field(param, format!("{param}: the model has no token {id}, only 0 to {}", n_vocab - 1))
+}
+
+/// Refuses a value outside `range`.
+pub fn check<T: Copy + PartialOrd + fmt::Display>(
+    param: &str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<(), ApiError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (low, high) = (range.start(), range.end());
+    Err(ApiError::field(param, format!("{param} is {value}, but it must be from {low} to {high}")))
+}

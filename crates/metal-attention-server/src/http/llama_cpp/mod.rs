@@ -1,0 +1,4 @@
+//! llama.cpp's own interface.
+
+pub mod infill;
+pub mod tokens;

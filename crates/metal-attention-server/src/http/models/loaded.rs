@@ -1,0 +1,146 @@
+//! A model that is loaded.
+
+use std::sync::Arc;
+
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
+use metal_attention_chat::ChatTemplate;
+
+use crate::http::ApiError;
+use crate::http::constraint::Grammars;
+use crate::http::limits::MAX_UNCLEAR_BYTES;
+
+/// A model that is ready to answer.
+pub struct Loaded {
+    /// Runs the requests.
+    pub scheduler: Replicas,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Conversations to text.
+    pub template: ChatTemplate,
+    /// Makes constraints on what may be generated.
+    pub grammars: Grammars,
+    /// Tokens each text has room for, its prompt included.
+    pub n_ctx: usize,
+    /// Bytes of the longest token.
+    longest_token: usize,
+    /// Makes texts of queries and documents; else why the model ranks none.
+    reranker: Result<Reranker, String>,
+    model: Model,
+}
+
+/// Why a model that was opened cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file has no tokenizer that can work.
+    #[error(transparent)]
+    Model(#[from] Error),
+    /// The device failed at the first token.
+    #[error("the model is loaded, but cannot evaluate a first token: {0}")]
+    FirstToken(ForwardError),
+    /// The device computes something, but no numbers.
+    #[error(
+        "the model is loaded, but a first token gives no number: the file or the device is damaged; metal-attention compare \
+         tells which layer it comes from"
+    )]
+    NoNumbers,
+    /// The scheduler did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Evaluates a first token and forgets it: a device that cannot is known before requests come.
+fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
+    let batch = [BatchToken { id: 0, seq: 0, pos: 0, logits: true }];
+    let is_number = if pass.spec().output.head.is_some() {
+        pass.forward(&batch).map_err(LoadError::FirstToken)?.row(0).iter().any(|logit| logit.is_finite())
+    } else {
+        pass.forward_hidden(&batch).map_err(LoadError::FirstToken)?.iter().all(|value| value.is_finite())
+    };
+    pass.rewind(0, 0);
+    if is_number { Ok(()) } else { Err(LoadError::NoNumbers) }
+}
+
+impl Loaded {
+    /// Has `pass`, a forward pass of `model`, evaluate a first token, and then starts a scheduler over it.
+    pub fn start(model: Model, pass: Box<dyn ForwardPass>, options: &SchedulerOptions) -> Result<Self, LoadError> {
+        Self::start_replicas(model, vec![pass], options)
+    }
+
+    /// The same over several forward passes, set up alike, each with a scheduler of its own.
+    pub fn start_replicas(
+        model: Model,
+        mut passes: Vec<Box<dyn ForwardPass>>,
+        options: &SchedulerOptions,
+    ) -> Result<Self, LoadError> {
+        passes.iter_mut().try_for_each(|pass| evaluate_first(&mut **pass))?;
+        let n_ctx = passes.iter().map(|pass| pass.n_ctx()).min().unwrap_or(0);
+        let scheduler = Replicas::start(passes, &Arc::new(model.clone()), options)?;
+        let tokenizer = model.tokenizer()?;
+        let grammars = Grammars::new(&tokenizer);
+        let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));
+        let ids = 0..tokenizer.n_vocab() as u32;
+        let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0);
+        let reranker = Reranker::new(&model).map_err(|error| error.to_string());
+        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, reranker, model })
+    }
+
+    /// The model with another chat template than its own.
+    #[must_use]
+    pub fn with_chat_template(self, template: ChatTemplate) -> Self {
+        Self { template, ..self }
+    }
+
+    /// Refuses a text that is too long for the context by its length already: its tokens would take a long time to tell
+    /// the same. `param` is the field's name.
+    pub fn check_length(&self, text: &str, param: &str) -> Result<(), ApiError> {
+        let n = text.len();
+        let most = self.n_ctx.saturating_mul(self.longest_token).max(MAX_UNCLEAR_BYTES);
+        if n <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "{param}: a text of {n} bytes has no room in the context of {} tokens: shorten it, or start the server with a \
+             larger context (-c)",
+            self.n_ctx
+        );
+        Err(ApiError::field(param, message).with_code("context_length_exceeded"))
+    }
+
+    /// Size of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.model.spec().n_vocab
+    }
+
+    /// Width of the embeddings.
+    pub fn n_embd(&self) -> usize {
+        let spec = self.model.spec();
+        spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
+    }
+
+    /// Refuses to make embeddings with a reranker, whose outputs are scores.
+    pub fn check_embeds(&self) -> Result<(), ApiError> {
+        if self.model.spec().output.pooling == Some(Pooling::Rank) {
+            let message = "the model is a reranker, which makes no embeddings: use /v1/rerank";
+            return Err(ApiError::unsupported_by_model(message));
+        }
+        Ok(())
+    }
+
+    /// How tokens are chosen where a request does not say.
+    pub fn sampling(&self) -> SamplerOptions {
+        self.model.sampling()
+    }
+
+    /// What ranks documents; an error where the model is no reranker.
+    pub fn reranker(&self) -> Result<&Reranker, ApiError> {
+        self.reranker.as_ref().map_err(ApiError::unsupported_by_model)
+    }
+
+    /// Context length of the training.
+    pub fn n_ctx_train(&self) -> usize {
+        self.model.spec().n_ctx_train
+    }
+}

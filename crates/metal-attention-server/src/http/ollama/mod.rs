@@ -1,0 +1,5 @@
+//! ollama's interface: `/api/...`.
+
+mod error;
+
+pub use error::ErrorBody;

@@ -1,0 +1,46 @@
+//! `/v1/chat/completions`: the next message of a conversation.
+
+mod request;
+mod response;
+mod schema;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::Client;
+
+use crate::http::answer::{Frames, Texts, stream};
+use crate::http::body::Json;
+use crate::http::{ApiError, App, prepare};
+use request::ChatRequest;
+pub use response::finish_reason;
+use response::{ChatChunks, ChatCompletion, ChatWriter};
+
+/// Answers with the next message of a conversation.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest, responses(
+    (status = 200, description = "The messages, whole or as server-sent events",
+        content((ChatCompletion = "application/json"), (String = "text/event-stream")))))]
+pub async fn chat_completions(
+    State(app): State<App>,
+    client: Client,
+    request: Json<ChatRequest>,
+) -> Result<Response, ApiError> {
+    let model = app.lease(request.model.as_deref()).await?;
+    let stream_wanted = request.job.generation.stream;
+    let (with_logprobs, prompt_logprobs) =
+        (request.job.generation.logprobs.is_some(), request.job.generation.prompt_logprobs);
+    let include_usage = request.include_usage;
+    let lease = model.clone();
+    let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
+    let mut notes = chat.notes;
+    let writer = ChatWriter::new(&model, &chat.prompt, &mut notes, with_logprobs, prompt_logprobs);
+    let mut texts = Texts::new(app, model, chat.events);
+    let mut replies = chat.replies;
+    if stream_wanted {
+        let mut before = Frames::default();
+        writer.begin(replies.len(), &mut before);
+        let chunks = ChatChunks::new(replies, writer, include_usage);
+        return Ok(notes.attach(stream(texts, before, chunks)));
+    }
+    let answers = texts.answers(&mut replies).await?;
+    Ok(notes.attach(axum::Json(writer.completion(answers)).into_response()))
+}

@@ -1,0 +1,13 @@
+//! OpenAI's interface: chat completions, completions, embeddings and models, with the fields that vLLM, llama.cpp and others
+//! add to it; and rerankers, as Jina and Cohere have them.
+
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
+pub mod fields;
+mod logprobs;
+pub mod models;
+pub mod rerank;
+mod thinking;
+pub mod unsupported;
+mod usage;
