@@ -33,7 +33,7 @@ impl EngineArgs {
 }
 
 /// Context, threads and precision, for whatever device.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct SetupArgs {
     /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096; serve: as many as half
@@ -61,6 +61,11 @@ pub struct SetupArgs {
 }
 
 impl SetupArgs {
+    /// These flags with another context, where one is given.
+    pub fn with_n_ctx(self, n_ctx: Option<usize>) -> Self {
+        Self { ctx_size: n_ctx.or(self.ctx_size), ..self }
+    }
+
     /// These flags for `model`, on the default device.
     pub fn options(&self, model: &Model) -> EngineOptions {
         EngineOptions {
@@ -77,7 +82,7 @@ impl SetupArgs {
 }
 
 /// Precision and batching.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct ComputeArgs {
     /// Number format of the KV cache: f16 or f32

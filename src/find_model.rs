@@ -155,8 +155,7 @@ fn name_and_type(text: &str) -> (&str, Which) {
 /// folder, or those of both folders, with or without `-GGUF`; in upper or lower case.
 fn is_called(file: &str, name: &str) -> bool {
     let (folders, file_name) = file.rsplit_once('/').unwrap_or(("", file));
-    let stem = without_ending(file_name);
-    let stem = stem.split_once("-00001-of-").map_or(stem, |(stem, _)| stem);
+    let stem = without_part(file_name);
     let quant = models([(file_name, 0)]).pop().and_then(|model| model.quant).unwrap_or_default();
     // The character before the type is - or a dot.
     let at = stem.len().checked_sub(quant.len() + 1).filter(|_| !quant.is_empty());
@@ -176,7 +175,7 @@ fn is_called(file: &str, name: &str) -> bool {
 }
 
 /// GGUF files in a folder and those below it, `/` between folders.
-fn files_below(folder: &Path) -> Vec<String> {
+pub fn files_below(folder: &Path) -> Vec<String> {
     fn add(folder: &Path, name: &str, depth: usize, files: &mut Vec<String>) {
         let Ok(entries) = fs::read_dir(folder) else { return };
         for entry in entries.flatten() {
@@ -212,6 +211,12 @@ pub fn without_ending(name: &str) -> &str {
         Some(ending) if ending.eq_ignore_ascii_case(".gguf") => &name[..at],
         _ => name,
     }
+}
+
+/// A file's name without `.gguf` and, of the first part of a split model, without the part's number.
+pub fn without_part(name: &str) -> &str {
+    let stem = without_ending(name);
+    stem.split_once("-00001-of-").map_or(stem, |(stem, _)| stem)
 }
 
 /// The error of a folder where more than one model fits.

@@ -24,6 +24,7 @@ mod replica_args;
 mod run_output;
 mod sampling_args;
 mod sampling_options;
+mod served;
 mod statistics;
 mod template_file;
 mod tensor_types;

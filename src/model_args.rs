@@ -111,6 +111,16 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// These flags for a model that is yet to be named, else that of the environment.
+    pub fn unnamed(no_mmap: bool, pre: Option<String>) -> Self {
+        Self { model: None, no_mmap, pre }
+    }
+
+    /// The same flags for the model in `file`.
+    pub fn of_file(&self, file: PathBuf) -> Self {
+        Self { model: Some(file), ..self.clone() }
+    }
+
     /// Opens the whole model.
     pub fn open(&self) -> Result<Model, CliError> {
         let gguf = self.open_gguf()?;

@@ -12,7 +12,7 @@ use crate::units;
 const MOST_OF_A_DEVICE: usize = 64;
 
 /// Devices and replicas of the model, and how each is set up.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct ReplicaArgs {
     /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME;
@@ -61,6 +61,17 @@ impl FromStr for DeviceList {
 }
 
 impl ReplicaArgs {
+    /// These flags with another context and device, where they are given.
+    pub fn with(&self, n_ctx: Option<usize>, device: Option<&str>) -> Result<Self, String> {
+        let device = device.map(str::parse).transpose()?;
+        Ok(Self {
+            gpu: self.gpu && device.is_none(),
+            device: device.unwrap_or_else(|| self.device.clone()),
+            setup: self.setup.clone().with_n_ctx(n_ctx),
+            ..*self
+        })
+    }
+
     /// These flags for `model`, for each of the replicas.
     pub fn options(&self, model: &Model) -> Result<Vec<EngineOptions>, CliError> {
         let setup = self.setup.options(model);

@@ -1,14 +1,14 @@
 //! `serve`: answers requests over HTTP.
 
-use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use metal_attention::ForwardPass;
-use metal_attention::scheduler::{SchedulerOptions, StartError};
-use metal_attention_server::http::{HttpOptions, Keys, Listeners, LoadError, Loaded, ServeError, THREADS, serve};
+use metal_attention_server::http::{
+    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, ServeError,
+    THREADS, serve,
+};
 use tokio::net::TcpListener;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,16 +17,18 @@ use tokio::signal::windows::{CtrlC, ctrl_c};
 
 use crate::cli_error::CliError;
 use crate::interrupt;
-use crate::model_args::NamedModelArgs;
-use crate::progress::Progress;
+use crate::model_args::ModelArgs;
 use crate::replica_args::ReplicaArgs;
-use crate::template_file;
-use crate::units;
+use crate::served::config::{Config, parse_keep_alive};
+use crate::served::{ModelFolders, ServedModel, Setup, say};
 
 const AFTER_HELP: &str = "\
-The interface is OpenAI's: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; \
-rerankers answer at /v1/rerank. A page to chat with the model is at /, the whole interface at /openapi.json, and /metrics is \
-for Prometheus.
+The interfaces are those of OpenAI (/v1/chat/completions, /v1/responses, ...), Anthropic (/v1/messages), ollama (/api/...) \
+and llama.cpp (/completion, ...); rerankers answer at /v1/rerank. A page to chat with the model is at /, the whole interface \
+at /openapi.json, and /metrics is for Prometheus.
+
+Models that -m names stay loaded. Those of --models-dir and of the configuration are loaded when a request names them, and go \
+after --keep-alive, or sooner where another model needs their memory.
 
 The server listens on this machine alone. Before --host lets others in, give it a key: whoever \
 reaches it can use it. --metrics-port answers probes and scrapers, which have none. Ctrl-C or \
@@ -36,16 +38,17 @@ Examples:
   metal-attention serve llama3.2
   metal-attention serve model.gguf --gpu --parallel 8
   metal-attention serve -m model.gguf --device cuda:0,cuda:1
+  metal-attention serve --models-dir ~/models --keep-alive 30m
   METAL_ATTENTION_API_KEY=secret metal-attention serve -m model.gguf --host 0.0.0.0 --port 80
   curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
 
-/// Answer requests over HTTP, as OpenAI's interface has it
+/// Answer requests over HTTP, with the interfaces of OpenAI, Anthropic, ollama and llama.cpp
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     #[command(flatten)]
-    model: NamedModelArgs,
+    models: ServedModelArgs,
 
     /// Address to listen on; 0.0.0.0 or ::: every address of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -63,7 +66,11 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", requires = "metrics_port")]
     metrics_host: Option<String>,
 
-    /// Name of the model in requests (repeatable) [default: the file's name]
+    /// Another port to listen on, that of ollama if none is named
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "11434")]
+    ollama_port: Option<u16>,
+
+    /// Name of the model in requests (repeatable), where there is one [default: the file's name without .gguf]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     alias: Vec<String>,
 
@@ -91,7 +98,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u64,
 
-    /// Use the chat template in this file instead of the model's
+    /// Use the chat template in this file instead of the models'
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
@@ -100,6 +107,59 @@ pub struct Args {
 
     #[command(flatten)]
     engine: ReplicaArgs,
+}
+
+/// The models that are served.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Models")]
+struct ServedModelArgs {
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "model", value_hint = clap::ValueHint::AnyPath)]
+    named: Vec<PathBuf>,
+
+    /// Model to serve (repeatable): a GGUF file (any part, where it is split), a well-known name as llama3.2, or a name on the
+    /// Hugging Face hub, OWNER/REPO[:TYPE|:FILE]. It stays loaded. Without one, and without --models-dir and a configuration,
+    /// that in METAL_ATTENTION_MODEL, else the built-in model stories260K
+    #[arg(short, long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    model: Vec<PathBuf>,
+
+    /// Folder whose models are loaded when a request names them, by their files' names without .gguf (repeatable)
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    models_dir: Vec<PathBuf>,
+
+    /// File that names models and says how they are set up [default: metal-attention/config.toml in ~/.config]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+
+    /// How long a model that was loaded for a request stays: seconds, or as in 10m; -1: until memory is needed
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_keep_alive, allow_hyphen_values = true)]
+    keep_alive: KeepAlive,
+
+    /// MiB that all models may take of a device; where one more needs room, those go that were used least recently
+    /// [default: what the device has]
+    #[arg(long, value_name = "MIB", value_parser = at_least_one)]
+    models_memory: Option<usize>,
+
+    /// Read the models' files into memory instead of mapping them: it takes more memory, and the files may change meanwhile
+    #[arg(long)]
+    no_mmap: bool,
+
+    /// Pre-tokenizer to use instead of the one that a file names
+    #[arg(long, value_name = "NAME")]
+    pre: Option<String>,
+}
+
+impl ServedModelArgs {
+    /// The models that are named on the command line.
+    fn named(&self) -> impl Iterator<Item = ModelArgs> {
+        let flags = self.flags();
+        self.model.iter().chain(&self.named).map(move |file| flags.of_file(file.clone()))
+    }
+
+    /// How files are read.
+    fn flags(&self) -> ModelArgs {
+        ModelArgs::unnamed(self.no_mmap, self.pre.clone())
+    }
 }
 
 /// Who may ask, and how much.
@@ -192,8 +252,12 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 
 async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
-    let load = args.loader()?;
+    let models = args.models()?;
     let (requests, address) = listen(&args.host, args.port, "--host and --port").await?;
+    let ollama = match args.ollama_port {
+        None => None,
+        Some(port) => Some(listen(&args.host, port, "--host and --ollama-port").await?),
+    };
     let watchers = match args.metrics_port {
         None => None,
         Some(port) => {
@@ -211,10 +275,17 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     if let Some((_, address)) = &watchers {
         say(&format!("metrics on {}/metrics", url(*address)));
     }
+    if let Some((_, address)) = &ollama {
+        say(&format!("listening on {}", url(*address)));
+    }
     say(&format!("listening on {}", url(address)));
+    let requests = [requests].into_iter().chain(ollama.map(|(listener, _)| listener)).collect();
     let listeners = Listeners { requests, watchers: watchers.map(|(listener, _)| listener) };
-    serve(listeners, options, load, shutdown(signals)).await.map_err(|error| match error {
-        ServeError::Load(error) => error,
+    serve(listeners, options, models, shutdown(signals)).await.map_err(|error| match error {
+        ServeError::Load(error) => match error.downcast::<CliError>() {
+            Ok(error) => *error,
+            Err(error) => CliError::General(error.to_string()),
+        },
         // Exit code 1: whoever watches over the process starts it again.
         ServeError::Thread(_) | ServeError::LoadPanicked | ServeError::Engine(_) => {
             CliError::General(error.to_string())
@@ -244,9 +315,7 @@ impl Args {
                 CliError::Usage(format!("--cors {origin:?}: this is no origin, as https://example.org is"))
             })?),
         };
-        let names = if self.alias.is_empty() { vec![self.model.stem()] } else { self.alias.clone() };
         Ok(HttpOptions {
-            names,
             keys,
             open_metrics: access.open_metrics,
             cors_origin,
@@ -262,83 +331,62 @@ impl Args {
         })
     }
 
-    /// What makes the model ready. The file is opened here, so that a wrong name is told at once.
-    fn loader(&self) -> Result<impl FnOnce() -> Result<Loaded, CliError> + Send + 'static, CliError> {
-        let model = self.model.open()?;
-        let tokenizer = self.model.tokenizer(&model)?;
-        let template = self.chat_template.as_deref().map(|path| template_file::read(path, &tokenizer)).transpose()?;
-        let n_parallel = self.parallel;
-        let mut engines = self.engine.options(&model)?;
-        let options = SchedulerOptions { n_parallel, n_queue: self.queue, ..Default::default() };
-        for engine in &mut engines {
-            *engine = options.engine(&model, engine);
+    /// The models. Those that are named are opened here, so that a wrong name is told at once.
+    fn models(&self) -> Result<ModelsOptions, CliError> {
+        let args = &self.models;
+        let setup = Setup {
+            engine: self.engine.clone(),
+            n_parallel: self.parallel,
+            n_queue: self.queue,
+            chat_template: self.chat_template.clone(),
+        };
+        let configured = Config::read(args.config.as_deref())?.models(&args.flags(), &setup)?;
+        let mut named: Vec<_> = args.named().collect();
+        if named.is_empty() && configured.is_empty() && args.models_dir.is_empty() {
+            named.push(args.flags());
         }
-        let name = self.model.name();
-        Ok(move || {
-            if !std::io::stderr().is_terminal() {
-                say(&format!("loading {name}"));
-            }
-            let loading = Progress::spinner("loading the model");
-            loading.weigh(model.gguf().tensor_bytes());
-            let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
-            drop(loading);
-            let devices = device_names(&passes);
-            let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
-            let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {
-                LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
-                LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
-                LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
-            })?;
-            let loaded = match template {
-                Some(template) => loaded.with_chat_template(template),
-                None => loaded,
-            };
-            let context = context_line(&loaded, kv_cache_bytes, options.n_parallel, engines.len());
-            // So far it ended the process; requests that run may finish.
-            interrupt::leave();
-            let each = if engines.len() > 1 { " on each" } else { "" };
-            say(&format!("ready: {devices}, {n_parallel} requests at once{each}, {context}"));
-            Ok(loaded)
+        if !self.alias.is_empty() && named.len() != 1 {
+            let message =
+                "--alias names one model, which -m has to name: the configuration file gives names to several";
+            return Err(CliError::Usage(message.into()));
+        }
+        let mut models = Vec::new();
+        for model in named {
+            let names = if self.alias.is_empty() { vec![model.stem()] } else { self.alias.clone() };
+            let source = Box::new(ServedModel::resident(model, setup.clone())?);
+            let defaults = ModelDefaults::default();
+            models.push(ModelConfig { names, source, resident: true, keep_alive: None, defaults });
+        }
+        models.extend(configured);
+        let mut names: Vec<_> = models.iter().flat_map(|model| &model.names).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(CliError::Usage(format!("two models have the name {:?}", twice[0])));
+        }
+        if let Some(missing) = args.models_dir.iter().find(|folder| !folder.is_dir()) {
+            return Err(CliError::Usage(format!("--models-dir {}: this is no folder", missing.display())));
+        }
+        let has_store = !args.models_dir.is_empty() || models.iter().any(|model| !model.resident);
+        let store = || Box::new(ModelFolders::new(args.models_dir.clone(), args.flags(), setup)) as Box<dyn ModelStore>;
+        Ok(ModelsOptions {
+            models,
+            store: has_store.then(store),
+            keep_alive: Some(args.keep_alive),
+            memory: args.models_memory.map(|mib| (mib as u64).saturating_mul(1 << 20)),
         })
     }
-}
-
-/// What the start says of the context and the KV cache of a replica, which has so many bytes.
-fn context_line(loaded: &Loaded, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
-    let each = if n_replicas > 1 { " each" } else { "" };
-    format!(
-        "context {} tokens a request, KV cache {}{each} shared by {}; -c changes it",
-        loaded.n_ctx,
-        units::bytes(kv_cache_bytes as u64),
-        units::count(n_parallel, "request")
-    )
-}
-
-/// The devices of the replicas, each once with how many run on it.
-fn device_names(passes: &[Box<dyn ForwardPass>]) -> String {
-    let mut counts: Vec<(String, usize)> = Vec::new();
-    for pass in passes {
-        let device = pass.device();
-        let name = format!("{} {}", device.kind, device.name);
-        match counts.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, n)) => *n += 1,
-            None => counts.push((name, 1)),
-        }
-    }
-    let one = |(name, n): (String, usize)| if n > 1 { format!("{n} replicas on {name}") } else { name };
-    counts.into_iter().map(one).collect::<Vec<_>>().join(" and ")
-}
-
-/// A line on stderr; where that is closed there is nobody to tell.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// A listener and its address; `flags` choose another one.
 async fn listen(host: &str, port: u16, flags: &str) -> Result<(TcpListener, SocketAddr), CliError> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let listener = TcpListener::bind((name, port)).await.map_err(|e| {
-        CliError::General(format!("cannot listen on {host}, port {port}: {e}; {flags} choose another address"))
+        let usual = match (e.kind(), port) {
+            (std::io::ErrorKind::AddrInUse, 11434) => " (it is usually ollama that has it)",
+            (std::io::ErrorKind::AddrInUse, 8080) => " (another metal-attention or llama.cpp's server usually has it)",
+            _ => "",
+        };
+        CliError::General(format!("cannot listen on {host}, port {port}: {e}{usual}; {flags} choose another address"))
     })?;
     let address = listener.local_addr().map_err(|e| CliError::General(format!("cannot tell the address: {e}")))?;
     Ok((listener, address))

@@ -2,8 +2,8 @@
 
 use metal_attention_model::{CacheGroups, Capacity, DEFAULT_UBATCH, ModelSpec, PAGE};
 
-use crate::EngineOptions;
 use crate::engine::DEFAULT_N_CTX;
+use crate::{EngineOptions, Model};
 
 /// Bytes of main memory that programs can still have: what the system calls available, and no more than the control group
 /// that this process is in may still take. `None` where the system does not tell, as on others than Linux.
@@ -40,6 +40,14 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
 }
 
 impl EngineOptions {
+    /// Bytes that `model` takes with these options: its weights, its KV cache and its recurrent states. Where the context
+    /// is not given it is the shortest that the model gets.
+    pub fn memory_bytes(&self, model: &Model) -> u64 {
+        let n_ctx = self.n_ctx_of(model);
+        let n_cache = self.n_cache.unwrap_or(n_ctx.saturating_mul(self.n_seq));
+        model.gguf().tensor_bytes().saturating_add(self.cache_bytes(model.spec(), n_ctx, n_cache))
+    }
+
     /// These options for a device with `free` bytes, of which the weights will take `weights`: where
     /// [`long_context`](Self::long_context) asks for it, a sequence may be as long as the context of the training, and the
     /// KV cache has as many tokens for that as half of the rest has room for.

@@ -1,19 +1,16 @@
 //! What all requests share.
 
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-use metal_attention::scheduler::Replicas;
 
 use super::body::Bodies;
 use super::connections::Connections;
-use super::limits::MAX_MODEL_NAME;
 use super::metrics::HttpMetrics;
-use super::models::{Loaded, ModelLease};
+use super::models::{ModelLease, Models, ModelsOptions};
 use super::work::Work;
-use super::{ApiError, HttpOptions};
+use super::{ApiError, HttpOptions, in_time};
 
 /// What all requests share; clones are the same.
 #[derive(Clone)]
@@ -33,8 +30,8 @@ pub struct Parts {
     pub work: Work,
     /// When the server started, in seconds since 1970.
     pub started: u64,
-    /// Set once the model is loaded.
-    model: OnceLock<Arc<Loaded>>,
+    /// The models that requests can name.
+    pub models: Arc<Models>,
     leaving: AtomicBool,
     shutting_down: AtomicBool,
 }
@@ -48,8 +45,8 @@ impl Deref for App {
 }
 
 impl App {
-    /// A server whose model is yet to be loaded.
-    pub fn new(options: HttpOptions) -> Self {
+    /// A server whose models are yet to be loaded. Called within a runtime, which loads them.
+    pub fn new(options: HttpOptions, models: ModelsOptions) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self(Arc::new(Parts {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
@@ -58,7 +55,7 @@ impl App {
             options,
             metrics: HttpMetrics::default(),
             started,
-            model: OnceLock::new(),
+            models: Arc::new(Models::new(models)),
             leaving: AtomicBool::new(false),
             shutting_down: AtomicBool::new(false),
         }))
@@ -66,12 +63,6 @@ impl App {
 }
 
 impl Parts {
-    /// The model is loaded: requests can be answered from now on.
-    pub fn set_model(&self, model: Loaded) {
-        // A second model would be a defect of the caller; the first one stays.
-        let _ = self.model.set(Arc::new(model));
-    }
-
     /// From now on `/ready` says that the server ends.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
@@ -86,48 +77,31 @@ impl Parts {
 
     /// An error where requests had better go elsewhere.
     pub fn check_ready(&self) -> Result<(), ApiError> {
-        self.model()?;
+        self.check_open()?;
+        if !self.models.has_started() {
+            return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
+        }
         if self.leaving.load(Ordering::Acquire) { Err(ApiError::shutting_down()) } else { Ok(()) }
     }
 
-    /// The model, once it is loaded and until the server shuts down.
-    fn model(&self) -> Result<&Arc<Loaded>, ApiError> {
+    /// An error where the server takes no requests any more.
+    fn check_open(&self) -> Result<(), ApiError> {
         self.check_engine()?;
-        if self.shutting_down.load(Ordering::Relaxed) {
-            return Err(ApiError::shutting_down());
-        }
-        self.model.get().ok_or_else(|| ApiError::unavailable("loading", "the model is still loading: try again soon"))
+        if self.shutting_down.load(Ordering::Relaxed) { Err(ApiError::shutting_down()) } else { Ok(()) }
     }
 
-    /// An error where the engine, or each replica of it, met a defect: nothing can be answered any more.
+    /// An error where the engine of the only model, or each replica of it, met a defect: nothing can be answered any more.
+    /// Where there are several models, one that met a defect is loaded again.
     pub fn check_engine(&self) -> Result<(), ApiError> {
-        match self.scheduler().and_then(Replicas::defect) {
+        match self.models.only_scheduler().and_then(|scheduler| scheduler.defect()) {
             Some(_) => Err(ApiError::engine_failed()),
             None => Ok(()),
         }
     }
 
-    /// The model for a request that calls it `name`, loaded.
+    /// The model for a request that calls it `name`: waits until it is loaded.
     pub async fn lease(&self, name: Option<&str>) -> Result<ModelLease, ApiError> {
-        if name.is_some_and(|name| name.len() > MAX_MODEL_NAME) {
-            let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
-            return Err(ApiError::field("model", message));
-        }
-        Ok(ModelLease::new(Arc::clone(self.model()?), self.options.names.as_slice().into(), name))
-    }
-
-    /// The model, where it is loaded.
-    pub fn loaded(&self) -> Option<&Loaded> {
-        self.model().ok().map(|model| &**model)
-    }
-
-    /// What runs requests, as soon as there is something.
-    pub fn scheduler(&self) -> Option<&Replicas> {
-        self.model.get().map(|model| &model.scheduler)
-    }
-
-    /// The model's main name.
-    pub fn model_name(&self) -> String {
-        self.options.names.first().cloned().unwrap_or_default()
+        self.check_open()?;
+        in_time(self, self.models.lease(name)).await
     }
 }

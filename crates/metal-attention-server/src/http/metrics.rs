@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics, Replicas};
+use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics};
 
 use super::App;
 use super::connections::Connections;
@@ -68,13 +68,48 @@ impl HttpMetrics {
     (status = 401, description = "No key, or a wrong one", body = ErrorBody),
 ))]
 pub async fn metrics(State(app): State<App>) -> Response {
-    let scheduler = app.scheduler().map(Replicas::metrics);
-    let replicas = app.scheduler().map_or((0, 0), |replicas| (replicas.n_replicas(), replicas.n_failed()));
-    let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), replicas, scheduler.as_ref());
-    if let Some(scheduler) = &scheduler {
-        text += &vllm_metrics::render(&app.model_name(), app.started, scheduler);
-    }
+    let several = app.models.are_several();
+    let models: Vec<ModelMetrics> = app
+        .models
+        .schedulers()
+        .into_iter()
+        .map(|(name, scheduler)| ModelMetrics {
+            label: if several { format!("model=\"{}\"", escaped(&name)) } else { String::new() },
+            name,
+            n_replicas: scheduler.n_replicas(),
+            n_failed: scheduler.n_failed(),
+            scheduler: scheduler.metrics(),
+        })
+        .collect();
+    let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), &models);
+    text += &vllm_metrics::render(app.started, &models);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// What was counted of a model that is loaded.
+pub(super) struct ModelMetrics {
+    /// The model's main name.
+    pub name: String,
+    /// The label that its values have; empty where there is one model.
+    pub label: String,
+    /// Its replicas, and how many of them met a defect.
+    pub n_replicas: usize,
+    pub n_failed: usize,
+    /// What was counted about its requests.
+    pub scheduler: Metrics,
+}
+
+impl ModelMetrics {
+    /// The labels of a value, `own` among them.
+    fn labels(&self, own: &str) -> String {
+        let both: Vec<_> = [self.label.as_str(), own].into_iter().filter(|label| !label.is_empty()).collect();
+        if both.is_empty() { String::new() } else { format!("{{{}}}", both.join(",")) }
+    }
+}
+
+/// `text` as the value of a label.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Lines of Prometheus' format.
@@ -105,34 +140,41 @@ impl Lines {
         self.value(name, "", value);
     }
 
-    /// A histogram of buckets that are not cumulated yet.
-    fn histogram(&mut self, name: &str, help: &str, bounds: &[f64], buckets: &[u64], sum: f64) {
-        self.head(name, "histogram", help);
+    /// A value of each model.
+    fn each<T: std::fmt::Display>(
+        &mut self,
+        models: &[ModelMetrics],
+        (name, kind, help): (&str, &str, &str),
+        value: impl Fn(&ModelMetrics) -> T,
+    ) {
+        self.head(name, kind, help);
+        for model in models {
+            self.value(name, &model.labels(""), value(model));
+        }
+    }
+
+    /// The values of a histogram whose buckets are not cumulated yet; `labels` gives those of a value.
+    fn buckets(&mut self, name: &str, labels: impl Fn(&str) -> String, bounds: &[f64], buckets: &[u64], sum: f64) {
         let mut total = 0;
         let bounds = bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
         for (bound, n) in bounds.zip(buckets) {
             total += n;
-            self.value(&format!("{name}_bucket"), &format!("{{le=\"{bound}\"}}"), total);
+            self.value(&format!("{name}_bucket"), &labels(&format!("le=\"{bound}\"")), total);
         }
-        self.value(&format!("{name}_sum"), "", sum);
-        self.value(&format!("{name}_count"), "", total);
+        self.value(&format!("{name}_sum"), &labels(""), sum);
+        self.value(&format!("{name}_count"), &labels(""), total);
     }
 
     fn times(&mut self, name: &str, help: &str, times: &Times) {
         let buckets: Vec<u64> = times.buckets.iter().map(|n| n.load(Ordering::Relaxed)).collect();
         let seconds = times.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
-        self.histogram(name, help, &SECONDS, &buckets, seconds);
+        self.head(name, "histogram", help);
+        let braces = |label: &str| if label.is_empty() { String::new() } else { format!("{{{label}}}") };
+        self.buckets(name, braces, &SECONDS, &buckets, seconds);
     }
 }
 
-/// `replicas`: how many there are, and how many of them have failed.
-fn render(
-    http: &HttpMetrics,
-    connections: &Connections,
-    body_bytes: usize,
-    replicas: (usize, usize),
-    scheduler: Option<&Metrics>,
-) -> String {
+fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, models: &[ModelMetrics]) -> String {
     let mut lines = Lines::new("metal_attention_");
     lines.one("connections", "gauge", "Connections that are open now.", connections.len());
     let (given_up, refused) = connections.turned_away();
@@ -152,59 +194,74 @@ fn render(
     }
     lines.times("http_response_seconds", "From a request's head to the head of its response.", &http.answer_time);
     lines.times("time_to_first_token_seconds", "From a request's submission to its first token.", &http.first_token);
-    lines.one("model_loaded", "gauge", "1 once the model is loaded.", u8::from(scheduler.is_some()));
-    lines.one("replicas", "gauge", "Replicas of the model that answer requests.", replicas.0 - replicas.1);
-    lines.one("replicas_failed", "gauge", "Replicas that met a defect and have ended.", replicas.1);
-    if let Some(scheduler) = scheduler {
-        render_scheduler(&mut lines, scheduler);
+    lines.one("model_loaded", "gauge", "1 once a model is loaded.", u8::from(!models.is_empty()));
+    lines.one("models_loaded", "gauge", "Models that are loaded.", models.len());
+    let replicas = ("replicas", "gauge", "Replicas of the model that answer requests.");
+    lines.each(models, replicas, |model| model.n_replicas - model.n_failed);
+    let failed = ("replicas_failed", "gauge", "Replicas that met a defect and have ended.");
+    lines.each(models, failed, |model| model.n_failed);
+    if !models.is_empty() {
+        render_schedulers(&mut lines, models);
     }
     lines.text
 }
 
-fn render_scheduler(lines: &mut Lines, m: &Metrics) {
-    for (name, help, value) in [
-        ("prompt_tokens_total", "Prompt tokens that were evaluated.", m.prompt_tokens),
-        ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", m.cached_tokens),
-        ("generated_tokens_total", "Tokens that were generated.", m.generated_tokens),
-        ("embedding_tokens_total", "Tokens that were evaluated for embeddings.", m.embedding_tokens),
-        ("steps_total", "Steps of the forward pass.", m.steps),
-        ("preemptions_total", "Times that a running request had to give up its place.", m.preemptions),
-    ] {
-        lines.one(name, "counter", help, value);
+/// A number of a scheduler, with its name and what it is.
+type Number = (&'static str, &'static str, fn(&Metrics) -> u64);
+
+const COUNTERS: [Number; 6] = [
+    ("prompt_tokens_total", "Prompt tokens that were evaluated.", |m| m.prompt_tokens),
+    ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", |m| m.cached_tokens),
+    ("generated_tokens_total", "Tokens that were generated.", |m| m.generated_tokens),
+    ("embedding_tokens_total", "Tokens that were evaluated for embeddings.", |m| m.embedding_tokens),
+    ("steps_total", "Steps of the forward pass.", |m| m.steps),
+    ("preemptions_total", "Times that a running request had to give up its place.", |m| m.preemptions),
+];
+
+const GAUGES: [Number; 8] = [
+    ("requests_running", "Requests that are running now.", |m| m.running as u64),
+    ("requests_waiting", "Requests that wait now.", |m| m.waiting as u64),
+    ("kv_cache_pages_used", "Pages of the KV cache that hold something.", |m| m.pages_used as u64),
+    ("kv_cache_pages_free", "Pages of the KV cache that are free.", |m| m.pages_free as u64),
+    ("kv_cache_pages_running", "Pages of the KV cache that running requests hold.", |m| m.pages_running as u64),
+    ("recurrent_states_used", "Recurrent states that are kept of texts.", |m| (m.states.total - m.states.free) as u64),
+    ("recurrent_states_checkpoints", "Those among them that texts can be cut back to, and none goes on from.", |m| {
+        m.states.checkpoints as u64
+    }),
+    ("recurrent_states_free", "Recurrent states that there is room for yet.", |m| m.states.free as u64),
+];
+
+fn render_schedulers(lines: &mut Lines, models: &[ModelMetrics]) {
+    for (name, help, value) in COUNTERS {
+        lines.each(models, (name, "counter", help), |model| value(&model.scheduler));
     }
     lines.head("requests_total", "counter", "Requests by how they ended.");
-    let r = &m.requests;
-    for (outcome, n) in [
-        ("end_of_text", r.end_of_text),
-        ("length", r.length),
-        ("stop_string", r.stop_string),
-        ("context_full", r.context_full),
-        ("deadline", r.deadline),
-        ("cancelled", r.cancelled),
-        ("failed", r.failed),
-        ("refused", r.refused),
-        ("embeddings", r.embeddings),
-    ] {
-        lines.value("requests_total", &format!("{{outcome=\"{outcome}\"}}"), n);
+    for model in models {
+        let r = &model.scheduler.requests;
+        for (outcome, n) in [
+            ("end_of_text", r.end_of_text),
+            ("length", r.length),
+            ("stop_string", r.stop_string),
+            ("context_full", r.context_full),
+            ("deadline", r.deadline),
+            ("cancelled", r.cancelled),
+            ("failed", r.failed),
+            ("refused", r.refused),
+            ("embeddings", r.embeddings),
+        ] {
+            lines.value("requests_total", &model.labels(&format!("outcome=\"{outcome}\"")), n);
+        }
     }
-    for (name, help, value) in [
-        ("requests_running", "Requests that are running now.", m.running),
-        ("requests_waiting", "Requests that wait now.", m.waiting),
-        ("kv_cache_pages_used", "Pages of the KV cache that hold something.", m.pages_used),
-        ("kv_cache_pages_free", "Pages of the KV cache that are free.", m.pages_free),
-        ("kv_cache_pages_running", "Pages of the KV cache that running requests hold.", m.pages_running),
-        ("recurrent_states_used", "Recurrent states that are kept of texts.", m.states.total - m.states.free),
-        (
-            "recurrent_states_checkpoints",
-            "Those among them that texts can be cut back to, and none goes on from.",
-            m.states.checkpoints,
-        ),
-        ("recurrent_states_free", "Recurrent states that there is room for yet.", m.states.free),
-    ] {
-        lines.one(name, "gauge", help, value);
+    for (name, help, value) in GAUGES {
+        lines.each(models, (name, "gauge", help), |model| value(&model.scheduler));
     }
     let bounds = BATCH_SIZE_BUCKETS.map(|bound| bound as f64);
-    lines.histogram("batch_tokens", "Tokens of a step.", &bounds, &m.batch_sizes, m.batch_tokens as f64);
+    lines.head("batch_tokens", "histogram", "Tokens of a step.");
+    for model in models {
+        let m = &model.scheduler;
+        let labels = |own: &str| model.labels(own);
+        lines.buckets("batch_tokens", labels, &bounds, &m.batch_sizes, m.batch_tokens as f64);
+    }
 }
 
 #[cfg(test)]
@@ -217,7 +274,7 @@ mod tests {
         http.answered("/x", 200, Duration::from_millis(7));
         http.answered("/x", 200, Duration::from_millis(700));
         http.answered("/x", 404, Duration::from_secs(100));
-        let text = render(&http, &Connections::new(1, 1), 0, (3, 1), None);
+        let text = render(&http, &Connections::new(1, 1), 0, &[]);
         for line in [
             "metal_attention_http_responses_total{route=\"/x\",status=\"200\"} 2",
             "metal_attention_http_response_seconds_bucket{le=\"0.005\"} 0",
@@ -227,10 +284,36 @@ mod tests {
             "metal_attention_http_response_seconds_sum 100.707",
             "metal_attention_http_response_seconds_count 3",
             "metal_attention_model_loaded 0",
-            "metal_attention_replicas 2",
-            "metal_attention_replicas_failed 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn models_are_labelled_where_there_are_several() {
+        let model = |label: &str, name: &str| ModelMetrics {
+            name: name.into(),
+            label: label.into(),
+            n_replicas: 3,
+            n_failed: 1,
+            scheduler: Metrics { steps: 7, ..Metrics::default() },
+        };
+        let http = HttpMetrics::default();
+        let text = |models: &[ModelMetrics]| render(&http, &Connections::new(1, 1), 0, models);
+        let one = text(&[model("", "a")]);
+        let two = text(&[model("model=\"a\"", "a"), model("model=\"b\"", "b")]);
+        for (text, line) in [
+            (&one, "metal_attention_replicas 2"),
+            (&one, "metal_attention_replicas_failed 1"),
+            (&one, "metal_attention_steps_total 7"),
+            (&one, "metal_attention_requests_total{outcome=\"length\"} 0"),
+            (&two, "metal_attention_models_loaded 2"),
+            (&two, "metal_attention_steps_total{model=\"b\"} 7"),
+            (&two, "metal_attention_requests_total{model=\"a\",outcome=\"length\"} 0"),
+            (&two, "metal_attention_batch_tokens_bucket{model=\"b\",le=\"+Inf\"} 0"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert_eq!(two.matches("# TYPE metal_attention_steps_total").count(), 1);
     }
 }

@@ -44,7 +44,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use app::App;
 use body::Json;
 use error::ApiError;
-pub use models::{LoadError, Loaded};
+pub use job::sampling::SamplingFields;
+pub use models::{
+    Capabilities, KeepAlive, LoadError, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults,
+    ModelSource, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel,
+};
 pub use options::{EmptyKey, HttpOptions, Keys};
 pub use request_line::LOG_TARGET;
 pub use server::{Listeners, ServeError, serve};
@@ -60,8 +64,20 @@ async fn prepare<R: Send + 'static, T: Send + 'static>(
     in_time(app, app.work.run(request.peer, request.weight, move || work(&owned, &request))).await
 }
 
+/// Does what takes a moment and belongs to no body, where it holds up nobody.
+async fn apart<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let owned = app.clone();
+    tokio::task::spawn_blocking(move || work(&owned)).await.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => Err(ApiError::shutting_down()),
+    })
+}
+
 /// What `work` comes to, within the longest time of a request. Where that is over, `work` is dropped, and with it what it submitted.
-async fn in_time<T>(app: &App, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+async fn in_time<T>(app: &app::Parts, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
     match app.options.timeout {
         Some(timeout) => tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(ApiError::deadline())),
         None => work.await,

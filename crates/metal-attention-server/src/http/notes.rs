@@ -2,6 +2,7 @@
 //! which model answered.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use axum::http::HeaderValue;
 use axum::http::header::HeaderName;
@@ -15,6 +16,9 @@ pub const SCHEMA_UNSUPPORTED: HeaderName = HeaderName::from_static("x-schema-uns
 /// The name of the model that answered, where the request named another.
 pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 
+/// Seconds that the request waited for its model to be loaded.
+pub const MODEL_LOAD_SECONDS: HeaderName = HeaderName::from_static("x-model-load-seconds");
+
 /// Most bytes of a header's value; a longer list ends in `...`.
 const MAX_VALUE: usize = 2048;
 
@@ -27,6 +31,7 @@ pub struct Notes {
     ignored: BTreeSet<String>,
     schema_unsupported: BTreeSet<String>,
     model: Option<String>,
+    load_seconds: Option<String>,
 }
 
 impl Notes {
@@ -45,6 +50,11 @@ impl Notes {
         self.model = Some(model.into());
     }
 
+    /// The request waited this long for its model to be loaded.
+    pub fn waited_for_model(&mut self, time: Duration) {
+        self.load_seconds = Some(format!("{:.2}", time.as_secs_f64()));
+    }
+
     /// `response` with a header for each kind of note that there is.
     pub fn attach(&self, mut response: Response) -> Response {
         let headers = response.headers_mut();
@@ -52,6 +62,7 @@ impl Notes {
             (IGNORED, list(&self.ignored)),
             (SCHEMA_UNSUPPORTED, list(&self.schema_unsupported)),
             (MODEL, list(&self.model)),
+            (MODEL_LOAD_SECONDS, list(&self.load_seconds)),
         ] {
             headers.extend(value.map(|value| (name, value)));
         }

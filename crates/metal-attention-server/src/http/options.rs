@@ -8,8 +8,6 @@ use subtle::ConstantTimeEq;
 /// How the server is set up.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// The names under which `/v1/models` lists the model; the first is the main one. At least one.
-    pub names: Vec<String>,
     /// Keys that clients must show one of; empty: everybody may ask.
     pub keys: Keys,
     /// `/metrics` needs no key, as a scraper that cannot send one wants it.
@@ -44,7 +42,6 @@ pub struct HttpOptions {
 impl Default for HttpOptions {
     fn default() -> Self {
         Self {
-            names: vec!["default".into()],
             keys: Keys::default(),
             open_metrics: false,
             cors_origin: None,

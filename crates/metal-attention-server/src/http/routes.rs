@@ -76,7 +76,13 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
             // Libraries send headers of their own, such as x-stainless-os: those that the browser asks for are allowed.
             .allow_headers(AllowHeaders::mirror_request())
             .allow_private_network(true)
-            .expose_headers([notes::IGNORED, notes::SCHEMA_UNSUPPORTED, notes::MODEL, guard::REQUEST_ID]);
+            .expose_headers([
+                notes::IGNORED,
+                notes::SCHEMA_UNSUPPORTED,
+                notes::MODEL,
+                notes::MODEL_LOAD_SECONDS,
+                guard::REQUEST_ID,
+            ]);
         router = router.layer(cors);
     }
     router.layer(from_fn(dialect::write_errors)).layer(from_fn_with_state(app.clone(), guard::observe))
@@ -111,13 +117,14 @@ mod tests {
     use super::*;
     use crate::http::peer::Peer;
     use crate::http::work::Weight;
-    use crate::http::{HttpOptions, metrics};
+    use crate::http::{HttpOptions, ModelsOptions, metrics};
 
     /// A handler that panics, itself or on a thread that may block, is answered with 500, and tells nothing of the
     /// request.
     #[test]
     fn a_panic_of_a_handler_is_an_error_of_its_request() {
-        let app = App::new(HttpOptions::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let app = runtime.block_on(async { App::new(HttpOptions::default(), ModelsOptions::default()) });
         let panics = async || -> ApiError { panic!("the secret prompt") };
         let work = app.clone();
         let blocks = async move || {
@@ -127,7 +134,6 @@ mod tests {
         let router = Router::new().route("/panics", get(panics)).route("/blocks", get(blocks));
         let router = router.route("/metrics", get(metrics::metrics));
         let service = TowerToHyperService::new(layers(router, &app, false).with_state(app.clone()));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let ask = |path: &str| {
             let request = Request::builder().uri(path).body(Body::empty()).unwrap();
             runtime.block_on(async {

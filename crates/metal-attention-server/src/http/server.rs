@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use futures_util::future::select_all;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,7 +18,7 @@ use tokio::task::JoinSet;
 use super::app::App;
 use super::client_stream::{AnswerBody, ClientStream};
 use super::connections::{Connections, ON_ITS_WAY, Place};
-use super::models::Loaded;
+use super::models::{ModelsOptions, SourceError, StartFailure};
 use super::peer::Peer;
 use super::{HttpOptions, routes};
 
@@ -35,10 +36,10 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 /// Why a server ended by itself.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError<E> {
-    /// The model could not be loaded.
+pub enum ServeError {
+    /// A model that the server starts with could not be loaded.
     #[error("{0}")]
-    Load(E),
+    Load(SourceError),
     /// The system gave no thread to load the model on.
     #[error(
         "cannot start a thread to load the model on: {0}; the limit of processes (ulimit -u) or of memory is too low"
@@ -52,10 +53,21 @@ pub enum ServeError<E> {
     Engine(Arc<str>),
 }
 
+impl From<StartFailure> for ServeError {
+    fn from(failure: StartFailure) -> Self {
+        match failure {
+            StartFailure::Load(error) => Self::Load(error),
+            StartFailure::Thread(error) => Self::Thread(error),
+            // The thread has said why.
+            StartFailure::Panicked => Self::LoadPanicked,
+        }
+    }
+}
+
 /// Where a server listens.
 pub struct Listeners {
-    /// For requests.
-    pub requests: TcpListener,
+    /// For requests. At least one.
+    pub requests: Vec<TcpListener>,
     /// For those that watch over the server: `/health`, `/ready` and `/metrics` alone, without a key. It has connections of
     /// its own, however many requests there are.
     pub watchers: Option<TcpListener>,
@@ -63,58 +75,57 @@ pub struct Listeners {
 
 impl From<TcpListener> for Listeners {
     fn from(requests: TcpListener) -> Self {
-        Self { requests, watchers: None }
+        Self { requests: vec![requests], watchers: None }
     }
 }
 
-/// Serves on `listeners` until `shutdown` is ready, and for the drain's delay from there on; then until the running requests are
-/// finished or the grace is over; meanwhile new requests are told to go elsewhere. `load` makes the model, on a thread of its own; where it fails
-/// the server ends with its error. Where the engine meets a defect the server ends too, once all have been told: whoever
-/// watches over it starts it again, with a forward pass that nothing is wrong with.
-pub async fn serve<E: Send + 'static>(
+/// Serves `models` on `listeners` until `shutdown` is ready, and for the drain's delay from there on; then until the
+/// running requests are finished or the grace is over; meanwhile new requests are told to go elsewhere. Where a model that
+/// the server starts with cannot be loaded the server ends with the error. Where the engine of the only model meets a
+/// defect the server ends too, once all have been told: what watches over it starts it again, with a forward pass that
+/// nothing is wrong with.
+pub async fn serve(
     listeners: impl Into<Listeners>,
     options: HttpOptions,
-    load: impl FnOnce() -> Result<Loaded, E> + Send + 'static,
+    models: ModelsOptions,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), ServeError<E>> {
-    let Listeners { requests: listener, watchers } = listeners.into();
+) -> Result<(), ServeError> {
+    let Listeners { requests: listeners, watchers } = listeners.into();
     // Everybody on this machine is let in where no key is asked for, and nobody else.
-    let checks_host = is_loopback(&listener) && options.keys.is_empty();
-    let app = App::new(options);
+    let checks_host = listeners.iter().all(is_loopback) && options.keys.is_empty();
+    let app = App::new(options, models);
     // Ends with this function.
-    let mut watching = JoinSet::new();
+    let mut beside = JoinSet::new();
     if let Some(listener) = watchers {
-        watching.spawn(watch(listener, app.clone()));
+        beside.spawn(watch(listener, app.clone()));
     }
+    beside.spawn(Arc::clone(&app.models).expire());
     let mut door = Door::new(&app, routes::router(&app, checks_host));
-    let (loaded_sender, mut loaded) = tokio::sync::oneshot::channel();
-    let load = move || loaded_sender.send(load()).map_err(|_| "the server has ended");
-    std::thread::Builder::new().name("load".into()).spawn(load).map_err(ServeError::Thread)?;
+    let mut start = pin!(app.models.start());
     let mut is_loading = true;
     let mut failure = None;
     let mut shutdown = pin!(shutdown);
     loop {
         tokio::select! {
             () = &mut shutdown => break,
-            result = &mut loaded, if is_loading => {
+            result = &mut start, if is_loading => {
                 is_loading = false;
                 match result {
-                    Ok(Ok(model)) => app.set_model(model),
-                    Ok(Err(error)) => return Err(ServeError::Load(error)),
-                    // The thread panicked and has said why.
-                    Err(_) => {
+                    Ok(()) => {}
+                    Err(StartFailure::Panicked) => {
                         failure = Some(ServeError::LoadPanicked);
                         break;
                     }
+                    Err(error) => return Err(error.into()),
                 }
             }
             why = engine_defect(&app), if !is_loading => {
                 failure = Some(ServeError::Engine(why));
                 break;
             }
-            (stream, peer) = accept(&listener, &app.connections) => {
+            (stream, peer) = accept(&listeners, &app.connections) => {
                 // Who connects is about to ask.
-                if let Some(scheduler) = app.scheduler() {
+                if let Some(scheduler) = app.models.only_scheduler() {
                     scheduler.announce();
                 }
                 door.let_in(stream, peer).await;
@@ -132,27 +143,23 @@ pub async fn serve<E: Send + 'static>(
                     failure = Some(ServeError::Engine(why));
                     break;
                 }
-                (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
+                (stream, peer) = accept(&listeners, &app.connections) => door.let_in(stream, peer).await,
             }
         }
     }
     app.shut_down();
     let grace = app.options.grace;
-    let requests = async {
-        if let Some(scheduler) = app.scheduler() {
-            scheduler.shut_down(grace).await;
-        }
-    };
+    let requests = app.models.shut_down(grace);
     // Who comes now is told so, instead of finding nobody: routers take a moment to hear that the server is not ready any more.
     let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), end(door.close()));
     let mut ended = pin!(async { tokio::join!(requests, flushed).1 });
     let flushed = loop {
         tokio::select! {
             flushed = &mut ended => break flushed,
-            (stream, peer) = accept(&listener, &app.connections) => door.let_in(stream, peer).await,
+            (stream, peer) = accept(&listeners, &app.connections) => door.let_in(stream, peer).await,
         }
     };
-    drop(listener);
+    drop(listeners);
     let refused = tokio::time::timeout(FLUSH, end(door.close())).await;
     if flushed.is_err() || refused.is_err() {
         tracing::warn!("some clients did not take their answers in time");
@@ -171,7 +178,7 @@ async fn watch(listener: TcpListener, app: App) {
     let router = routes::watchers_router(&app, is_loopback(&listener));
     let door = Door { connections: Arc::new(Connections::new(WATCHERS, WATCHERS)), ..Door::new(&app, router) };
     loop {
-        let (stream, peer) = accept(&listener, &door.connections).await;
+        let (stream, peer) = accept(std::slice::from_ref(&listener), &door.connections).await;
         door.let_in(stream, peer).await;
     }
 }
@@ -210,18 +217,19 @@ impl Door {
     }
 }
 
-/// Waits for the engine to meet a defect.
+/// Waits for the engine of the only model to meet a defect.
 async fn engine_defect(app: &App) -> Arc<str> {
-    match app.scheduler() {
+    match app.models.only_scheduler() {
         Some(scheduler) => scheduler.wait_for_defect().await,
         None => std::future::pending().await,
     }
 }
 
 /// The next connection.
-async fn accept(listener: &TcpListener, connections: &Connections) -> (TcpStream, Peer) {
+async fn accept(listeners: &[TcpListener], connections: &Connections) -> (TcpStream, Peer) {
     loop {
-        match listener.accept().await {
+        let (accepted, ..) = select_all(listeners.iter().map(|listener| Box::pin(listener.accept()))).await;
+        match accepted {
             Ok((stream, address)) => return (stream, Peer::at(address.ip())),
             // The client went away, or there are too many open files: both pass, the latter with a connection that waits
             // for its client.

@@ -5,37 +5,48 @@
 
 use metal_attention::scheduler::Metrics;
 
-use super::metrics::Lines;
+use super::metrics::{Lines, ModelMetrics, escaped};
 
-/// The metrics of `model`, served since `started`, in seconds since 1970.
-pub fn render(model: &str, started: u64, m: &Metrics) -> String {
+/// The metrics of `models`, of a server that was started at `started`, in seconds since 1970.
+pub fn render(started: u64, models: &[ModelMetrics]) -> String {
+    if models.is_empty() {
+        return String::new();
+    }
     let mut lines = Lines::new("vllm:");
-    let labels = format!("{{model_name=\"{}\",engine=\"0\"}}", escaped(model));
-    let mut gauge = |name: &str, help: &str, labels: &str, value: f64| {
-        lines.head(name, "gauge", help);
-        lines.value(name, labels, value);
+    let name = |model: &ModelMetrics| format!("model_name=\"{}\"", escaped(&model.name));
+    let of_model = |model: &ModelMetrics| format!("{{{},engine=\"0\"}}", name(model));
+    // vLLM serves one model, and does not name it here.
+    let or_several = |model: &ModelMetrics, labels: String| match models {
+        [_] => format!("{{{labels}}}"),
+        _ => format!("{{{},{labels}}}", name(model)),
     };
-    gauge("num_requests_running", "Requests that are running now.", &labels, m.running as f64);
-    gauge("num_requests_waiting", "Requests that wait now.", &labels, m.waiting as f64);
-    let n_pages = m.pages_used + m.pages_free;
-    let usage = m.pages_running as f64 / n_pages.max(1) as f64;
+    let mut gauge =
+        |metric: &str, help: &str, labels: &dyn Fn(&ModelMetrics) -> String, value: &dyn Fn(&Metrics) -> f64| {
+            lines.head(metric, "gauge", help);
+            for model in models {
+                lines.value(metric, &labels(model), value(&model.scheduler));
+            }
+        };
+    gauge("num_requests_running", "Requests that are running now.", &of_model, &|m| m.running as f64);
+    gauge("num_requests_waiting", "Requests that wait now.", &of_model, &|m| m.waiting as f64);
+    let n_pages = |m: &Metrics| m.pages_used + m.pages_free;
     let help =
         "Share of the KV cache that running requests hold, from 0 to 1. What is kept of finished ones gives way.";
-    gauge("kv_cache_usage_perc", help, &labels, usage);
-    let cache = format!(
-        "{{block_size=\"{}\",num_gpu_blocks=\"{n_pages}\",enable_prefix_caching=\"True\",engine=\"0\"}}",
-        m.page_len
-    );
-    gauge("cache_config_info", "The KV cache: positions of a page, and pages.", &cache, 1.0);
+    gauge("kv_cache_usage_perc", help, &of_model, &|m| m.pages_running as f64 / n_pages(m).max(1) as f64);
+    let cache = |model: &ModelMetrics| {
+        let (page_len, n_pages) = (model.scheduler.page_len, n_pages(&model.scheduler));
+        let labels = format!(
+            "block_size=\"{page_len}\",num_gpu_blocks=\"{n_pages}\",enable_prefix_caching=\"True\",engine=\"0\""
+        );
+        or_several(model, labels)
+    };
+    gauge("cache_config_info", "The KV cache: positions of a page, and pages.", &cache, &|_| 1.0);
     // Without adapters nothing changes after the start. Readers take the value for the time of the last change.
-    let adapters = "{max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"}";
-    gauge("lora_requests_info", "LoRA adapters, of which there are none.", adapters, started as f64);
+    let adapters = |model: &ModelMetrics| {
+        or_several(model, "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"".to_owned())
+    };
+    gauge("lora_requests_info", "LoRA adapters, of which there are none.", &adapters, &|_| started as f64);
     lines.text
-}
-
-/// `text` as the value of a label.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -53,7 +64,14 @@ mod tests {
             page_len: 64,
             ..Default::default()
         };
-        let text = render("a \"b\\\n", 1_795_293_423, &metrics);
+        let model = |name: &str, scheduler| ModelMetrics {
+            name: name.into(),
+            label: String::new(),
+            n_replicas: 1,
+            n_failed: 0,
+            scheduler,
+        };
+        let text = render(1_795_293_423, &[model("a \"b\\\n", metrics)]);
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# HELP")).collect();
         let labels = r#"{model_name="a \"b\\\n",engine="0"}"#;
         assert_eq!(
@@ -72,8 +90,8 @@ mod tests {
             ]
         );
         // A model without a cache that is counted uses nothing of it.
-        assert!(
-            render("m", 0, &Metrics::default()).contains("vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0\n")
-        );
+        let two = render(0, &[model("m", Metrics::default()), model("n", Metrics::default())]);
+        assert!(two.contains("vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0\n"));
+        assert!(two.contains("vllm:lora_requests_info{model_name=\"n\",max_lora=\"0\","));
     }
 }

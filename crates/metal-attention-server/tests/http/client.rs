@@ -2,12 +2,16 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Error, Model};
-use metal_attention_server::http::{HttpOptions, Listeners, Loaded, ServeError, serve};
+use metal_attention_server::http::{
+    HttpOptions, Listeners, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, ModelsOptions, ServeError,
+    SourceError, serve,
+};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -18,7 +22,7 @@ pub struct Server {
     /// Where those that watch over it ask.
     pub watchers: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<Result<(), ServeError<Error>>>>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
 
 /// The built-in model, ready to answer.
@@ -39,6 +43,28 @@ pub fn load_with(model: Model, engine: &EngineOptions, n_parallel: usize, n_queu
     Ok(Loaded::start(model, pass, &options).unwrap())
 }
 
+/// A model that this loads once.
+pub struct Once<F>(Mutex<Option<F>>);
+
+impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
+    fn card(&self) -> Result<ModelCard, SourceError> {
+        Ok(ModelCard::of(Model::built_in()?.gguf()))
+    }
+
+    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+        Ok(Vec::new())
+    }
+
+    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+        let load = self.0.lock().unwrap().take().ok_or("the model was loaded before")?;
+        Ok(load()?)
+    }
+
+    fn delete(&self) -> Result<(), SourceError> {
+        Err("a test's model has no file".into())
+    }
+}
+
 impl Server {
     /// With four requests at once, ready.
     pub fn new(options: HttpOptions) -> Self {
@@ -47,8 +73,13 @@ impl Server {
         server
     }
 
-    /// With a model that may take its time.
+    /// With a model that may take its time. Its name is `stories`.
     pub fn with_model(options: HttpOptions, load: impl FnOnce() -> Result<Loaded, Error> + Send + 'static) -> Self {
+        Self::with_models(options, ModelsOptions::one(vec!["stories".into()], Once(Mutex::new(Some(load)))))
+    }
+
+    /// With these models.
+    pub fn with_models(options: HttpOptions, models: ModelsOptions) -> Self {
         let (stop, stopped) = oneshot::channel();
         let (bound, address) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -60,7 +91,7 @@ impl Server {
                 let stopped = async {
                     let _ = stopped.await;
                 };
-                serve(Listeners { requests, watchers: Some(watchers) }, options, load, stopped).await
+                serve(Listeners { requests: vec![requests], watchers: Some(watchers) }, options, models, stopped).await
             })
         });
         let (address, watchers) = address.recv().unwrap();
@@ -86,7 +117,7 @@ impl Server {
     }
 
     /// How the server ended.
-    pub fn end(&mut self) -> Result<(), ServeError<Error>> {
+    pub fn end(&mut self) -> Result<(), ServeError> {
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
     }
 

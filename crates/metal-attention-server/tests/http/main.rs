@@ -26,7 +26,7 @@ const PROMPT: &str = "Once upon a time";
 const STORY: &str = ", there was a little girl";
 
 fn server() -> Server {
-    Server::new(HttpOptions { names: vec!["stories".into()], ..Default::default() })
+    Server::new(HttpOptions::default())
 }
 
 /// A greedy completion of eight tokens with `more` fields.

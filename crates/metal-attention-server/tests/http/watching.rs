@@ -14,7 +14,7 @@ use crate::completion;
 use crate::support::Wrapped;
 
 fn with_key() -> HttpOptions {
-    HttpOptions { names: vec!["stories".into()], keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
+    HttpOptions { keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
 }
 
 /// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.
@@ -83,7 +83,7 @@ impl Sample {
 /// three gauges, of which each has one sample, and two that tell by their labels, which they read as whole numbers.
 #[test]
 fn pickers_of_endpoints_find_what_they_look_for() {
-    let (server, levers) = held_up(HttpOptions { names: vec!["stories".into()], ..Default::default() });
+    let (server, levers) = held_up(HttpOptions::default());
     server.wait_until_ready();
     let gauges = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"];
     let read = || {

@@ -1,10 +1,11 @@
 //! The next message of a conversation, without a dialect.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use metal_attention::scheduler::{Client, Constraint, Events};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{Continuation, Message, RenderRequest};
+use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
 use serde_json::{Map, Value};
 
 use super::generation::Generation;
@@ -13,7 +14,7 @@ use super::reply::{Replies, Reply};
 use super::thinking::{ThinkingRequest, ThinkingWish};
 use super::tool_choice::Calls;
 use crate::http::constraint::Grammar;
-use crate::http::models::Loaded;
+use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App};
 
@@ -85,16 +86,16 @@ struct Prepared {
 
 impl ChatJob {
     /// The token ids of the prompt. Templates and tokens take time: not to be called on a thread that serves others.
-    pub fn prompt(&self, model: &Loaded) -> Result<Arc<[u32]>, ApiError> {
+    pub fn prompt(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
         Ok(self.prepare(model, &mut Notes::default())?.ids)
     }
 
     /// The text of the prompt. Templates take time: not to be called on a thread that serves others.
-    pub fn prompt_text(&self, model: &Loaded) -> Result<String, ApiError> {
+    pub fn prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
         Ok(self.prepare(model, &mut Notes::default())?.continuation.prompt.text)
     }
 
-    fn prepare(&self, model: &Loaded, notes: &mut Notes) -> Result<Prepared, ApiError> {
+    fn prepare(&self, model: &ModelLease, notes: &mut Notes) -> Result<Prepared, ApiError> {
         model.template.tool_format().check_tools(&self.calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
@@ -107,7 +108,7 @@ impl ChatJob {
     }
 
     /// Submits the job's texts. Templates and tokens take time: not to be called on a thread that serves others.
-    pub fn submit(&self, app: &App, model: &Loaded, client: Client) -> Result<Chat, ApiError> {
+    pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
         let n = self.generation.n;
         model.scheduler.check_texts(n as usize)?;
         if let (true, Some((field, _))) = (self.calls.required, &self.form) {
@@ -116,7 +117,7 @@ impl ChatJob {
         }
         let mut notes = self.notes.clone();
         let Prepared { continuation, ids, wish } = self.prepare(model, &mut notes)?;
-        let stop = self.generation.stop(model.template.stop_strings());
+        let stop = self.generation.stop(model, model.template.stop_strings());
         // An answer in a form of its own has no calls.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
         let parser = || model.template.continued_parser(&continuation, tools);
@@ -151,9 +152,10 @@ impl ChatJob {
     }
 
     /// The prompt, and where the answer begins in it.
-    fn continuation(&self, model: &Loaded, wish: &ThinkingWish) -> Result<Continuation, ApiError> {
+    fn continuation(&self, model: &ModelLease, wish: &ThinkingWish) -> Result<Continuation, ApiError> {
+        let messages = self.messages_with_system(model);
         let request = RenderRequest {
-            messages: &self.messages,
+            messages: &messages,
             tools: &self.calls.tools,
             add_generation_prompt: self.end != PromptEnd::Message,
             variables: Some(&wish.variables),
@@ -166,6 +168,18 @@ impl ChatJob {
             }
         };
         rendered.map_err(|e| ApiError::field(self.messages_field, e.to_string()))
+    }
+
+    /// The conversation, with the model's system prompt where it has none of its own.
+    fn messages_with_system(&self, model: &ModelLease) -> Cow<'_, [Message]> {
+        let has_system = || self.messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
+        match &model.defaults().system {
+            Some(system) if !has_system() => {
+                let system = [Message::system(system.clone())];
+                Cow::Owned(system.into_iter().chain(self.messages.iter().cloned()).collect())
+            }
+            Some(_) | None => Cow::Borrowed(&self.messages),
+        }
     }
 
     /// Has the grammar read the beginning of the answer that the prompt has already.
@@ -184,7 +198,7 @@ impl ChatJob {
     /// The grammar that the answer follows. `thinking`: the prompt ends in thoughts.
     fn grammar(
         &self,
-        model: &Loaded,
+        model: &ModelLease,
         continuation: &Continuation,
         thinking: bool,
         notes: &mut Notes,

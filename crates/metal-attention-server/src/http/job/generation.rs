@@ -10,7 +10,7 @@ use metal_attention::scheduler::{Client, Request};
 use super::logit_bias::LogitBias;
 use super::sampling::SamplingFields;
 use crate::http::limits::{MAX_CHOICES, MAX_STOP_IDS};
-use crate::http::models::Loaded;
+use crate::http::models::ModelLease;
 use crate::http::{ApiError, App};
 
 /// Most alternatives of a token that a request may ask for.
@@ -72,14 +72,14 @@ impl Generation {
     pub fn request(
         &self,
         app: &App,
-        model: &Loaded,
+        model: &ModelLease,
         client: Client,
         prompt: &Arc<[u32]>,
         stop: &Arc<[String]>,
         choice: u32,
     ) -> Result<Request, ApiError> {
         check("n", self.n, 1..=MAX_CHOICES)?;
-        let mut sampling = model.sampling();
+        let mut sampling = model.default_sampling()?;
         self.sampling.apply(&mut sampling)?;
         sampling.seed = self.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
         let n_vocab = model.n_vocab();
@@ -87,7 +87,7 @@ impl Generation {
             client,
             prompt: Arc::clone(prompt),
             sampling,
-            max_tokens: self.max_tokens,
+            max_tokens: self.max_tokens.or(model.defaults().max_tokens),
             stop: Arc::clone(stop),
             stop_ids: self.stop_ids(n_vocab)?,
             ignore_eos: self.ignore_eos,
@@ -105,9 +105,10 @@ impl Generation {
         })
     }
 
-    /// The strings that end a text, and `more` of them.
-    pub fn stop(&self, more: &[&str]) -> Arc<[String]> {
-        self.stop.iter().cloned().chain(more.iter().map(|&stop| stop.to_owned())).collect()
+    /// The strings that end a text of `model`: the request's, the model's, and `more` of them.
+    pub fn stop(&self, model: &ModelLease, more: &[&str]) -> Arc<[String]> {
+        let more = more.iter().map(|&stop| stop.to_owned());
+        self.stop.iter().chain(&model.defaults().stop).cloned().chain(more).collect()
     }
 
     fn stop_ids(&self, n_vocab: usize) -> Result<Arc<[u32]>, ApiError> {

@@ -144,7 +144,7 @@ impl InfillRequest {
     fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<(Events, bool), ApiError> {
         let generation = &self.generation;
         let (prompt, truncated) = self.own.prompt(model, generation.max_tokens)?;
-        let request = generation.request(app, model, client, &prompt.into(), &generation.stop(&[]), 0)?;
+        let request = generation.request(app, model, client, &prompt.into(), &generation.stop(model, &[]), 0)?;
         Ok((model.scheduler.submit(request)?, truncated))
     }
 }

@@ -165,7 +165,7 @@ impl CompletionRequest {
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = own.prompts(model)?;
         model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
-        let stop = generation.stop(&[]);
+        let stop = generation.stop(model, &[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();
         for prompt in &prompts {

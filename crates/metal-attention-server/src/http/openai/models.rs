@@ -4,7 +4,8 @@ use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::{ApiError, App};
+use crate::http::models::Entry;
+use crate::http::{ApiError, App, apart};
 
 /// A list of models.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -45,22 +46,32 @@ struct ModelMeta {
     n_embd: usize,
 }
 
-fn entry(app: &App, id: &str) -> ModelEntry {
-    let meta = app.loaded().map(|model| ModelMeta {
+fn entry(app: &App, model: &Entry) -> ModelEntry {
+    let meta = app.models.loaded(model).map(|model| ModelMeta {
         n_ctx: model.n_ctx,
         n_ctx_train: model.n_ctx_train(),
         n_vocab: model.n_vocab(),
         n_embd: model.n_embd(),
     });
-    ModelEntry { id: id.to_owned(), object: "model", created: app.started, owned_by: "metal-attention", meta }
+    let id = model.main_name().to_owned();
+    ModelEntry { id, object: "model", created: app.started, owned_by: "metal-attention", meta }
 }
 
-/// Lists the names of the model that is served.
+/// Lists the models that requests can name.
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
     responses((status = 200, description = "The models", body = ModelList)))]
-pub async fn models(State(app): State<App>) -> axum::Json<ModelList> {
-    let data = app.options.names.iter().map(|name| entry(&app, name)).collect();
-    axum::Json(ModelList { object: "list", data })
+pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, ApiError> {
+    let data = apart(&app, |app| {
+        let all = app.models.list().into_iter();
+        // An alias is a name of its own; a pattern is none.
+        let named = |name: &str, model: &Entry| ModelEntry { id: name.to_owned(), ..entry(app, model) };
+        let names = all.flat_map(|model| {
+            let names = model.names().iter().filter(|name| !name.contains('*'));
+            names.map(|name| named(name, &model)).collect::<Vec<_>>()
+        });
+        Ok(names.collect())
+    });
+    Ok(axum::Json(ModelList { object: "list", data: data.await? }))
 }
 
 /// Tells of one model.
@@ -68,9 +79,9 @@ pub async fn models(State(app): State<App>) -> axum::Json<ModelList> {
     params(("id" = String, Path, description = "The model's name", min_length = 1)),
     responses((status = 200, description = "The model", body = ModelEntry)))]
 pub async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<axum::Json<ModelEntry>, ApiError> {
-    if app.options.names.contains(&id) {
-        return Ok(axum::Json(entry(&app, &id)));
-    }
-    let message = format!("there is no model {id:?} here, only {:?}", app.options.names);
-    Err(ApiError::not_found("model_not_found", message).with_param("model"))
+    let found = apart(&app, move |app| {
+        let model = app.models.find(&id)?;
+        Ok(ModelEntry { id, ..entry(app, &model) })
+    });
+    Ok(axum::Json(found.await?))
 }

@@ -1,0 +1,146 @@
+//! What is known of a model without loading it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use metal_attention::gguf::{GgufFile, Value as GgufValue};
+use metal_attention_chat::ChatTemplate;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+/// What is known of a model without loading it.
+#[derive(Debug, Clone)]
+pub struct ModelCard {
+    /// The file, or the first one of a split model; `None`: it is built in.
+    pub path: Option<PathBuf>,
+    /// When it was changed last.
+    pub modified: Option<SystemTime>,
+    /// Bytes of all its files.
+    pub size: u64,
+    /// The architecture, such as `llama`.
+    pub architecture: String,
+    /// Its weights.
+    pub n_params: u64,
+    /// The type of most of them, such as `Q4_K`.
+    pub quantization: String,
+    /// The context of the training, in tokens.
+    pub n_ctx_train: Option<usize>,
+    /// The length of its embeddings.
+    pub n_embd: Option<usize>,
+    /// The size of its vocabulary.
+    pub n_vocab: Option<usize>,
+    /// The file's metadata, without lists.
+    pub metadata: Map<String, Value>,
+    /// The source of its chat template.
+    pub template: Option<String>,
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Identifies the file by its metadata and its tensor table: 64 hexadecimal digits.
+    pub digest: String,
+}
+
+/// What a model can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capabilities {
+    /// It writes text.
+    pub completion: bool,
+    /// It is told of functions, and calls them.
+    pub tools: bool,
+    /// It thinks before it answers.
+    pub thinking: bool,
+    /// It fills in what is between two texts.
+    pub insert: bool,
+    /// It makes embeddings of texts, or ranks them, and writes none.
+    pub embedding: bool,
+}
+
+impl ModelCard {
+    /// Of the model in `gguf`. It reads metadata, the tensor table and the vocabulary, and no weights.
+    pub fn of(gguf: &GgufFile) -> Self {
+        let metadata = gguf.metadata();
+        let text = |key: &str| metadata.str(key).ok().flatten();
+        let architecture = text("general.architecture").unwrap_or_default().to_owned();
+        let number = |key: &str| metadata.usize(&format!("{architecture}.{key}")).ok().flatten();
+        let path = gguf.paths().first().cloned();
+        let modified = path.as_ref().and_then(|path| path.metadata().ok()?.modified().ok());
+        let mut bytes_of_types = BTreeMap::<&str, u64>::new();
+        for tensor in gguf.tensors() {
+            *bytes_of_types.entry(tensor.ty().name()).or_default() += tensor.n_elements() as u64;
+        }
+        let most = bytes_of_types.into_iter().max_by_key(|(_, n)| *n);
+        Self {
+            modified,
+            size: gguf.file_size(),
+            n_params: gguf.tensors().iter().map(|tensor| tensor.n_elements() as u64).sum(),
+            quantization: most.map_or_else(|| "unknown".to_owned(), |(name, _)| name.to_owned()),
+            n_ctx_train: number("context_length"),
+            n_embd: number("embedding_length"),
+            n_vocab: gguf.tensor("token_embd.weight").and_then(|tensor| tensor.shape().last().copied()),
+            metadata: scalars(gguf),
+            template: text("tokenizer.chat_template").map(str::to_owned),
+            capabilities: Capabilities::of(gguf, &architecture),
+            digest: digest(gguf),
+            architecture,
+            path,
+        }
+    }
+}
+
+/// The metadata without lists, whose length stands in for them.
+fn scalars(gguf: &GgufFile) -> Map<String, Value> {
+    let value = |value: &GgufValue| match value {
+        GgufValue::U8(v) => json!(v),
+        GgufValue::I8(v) => json!(v),
+        GgufValue::U16(v) => json!(v),
+        GgufValue::I16(v) => json!(v),
+        GgufValue::U32(v) => json!(v),
+        GgufValue::I32(v) => json!(v),
+        GgufValue::U64(v) => json!(v),
+        GgufValue::I64(v) => json!(v),
+        GgufValue::F32(v) => json!(v),
+        GgufValue::F64(v) => json!(v),
+        GgufValue::Bool(v) => json!(v),
+        GgufValue::String(v) => json!(v),
+        GgufValue::Array(_) => Value::Null,
+    };
+    let is_template = |key: &str| key.starts_with("tokenizer.chat_template");
+    gguf.metadata().iter().filter(|(key, _)| !is_template(key)).map(|(key, v)| (key.to_owned(), value(v))).collect()
+}
+
+/// SHA-256 of the metadata and the tensor table.
+fn digest(gguf: &GgufFile) -> String {
+    let mut hash = Sha256::new();
+    for (key, value) in gguf.metadata().iter() {
+        hash.update(key);
+        hash.update(format!("{value:?}"));
+    }
+    for tensor in gguf.tensors() {
+        hash.update(tensor.name());
+        hash.update(format!("{:?} {} {}", tensor.shape(), tensor.ty().name(), tensor.bytes().len()));
+    }
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+impl Capabilities {
+    fn of(gguf: &GgufFile, architecture: &str) -> Self {
+        let metadata = gguf.metadata();
+        let pools = metadata.get(&format!("{architecture}.pooling_type")).and_then(GgufValue::as_integer);
+        let embedding = pools.is_some_and(|kind| kind != 0);
+        let source = metadata.str("tokenizer.chat_template").ok().flatten();
+        let template = source.and_then(|source| ChatTemplate::new(source).ok());
+        let has = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}")).is_some();
+        Self {
+            completion: !embedding,
+            tools: !embedding && template.as_ref().is_some_and(|template| template.reads("tools")),
+            thinking: template.as_ref().is_some_and(ChatTemplate::thinks),
+            insert: has("fim_pre_token_id") || has("prefix_token_id"),
+            embedding,
+        }
+    }
+}

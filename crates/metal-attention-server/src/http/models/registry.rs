@@ -1,0 +1,330 @@
+//! The models that requests can name.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use metal_attention::scheduler::Replicas;
+
+use super::card::ModelCard;
+use super::lease::ModelLease;
+use super::loaded::Loaded;
+use super::names::{matches, without_latest};
+use super::residency::{Residency, StartFailure, Status, Unit};
+use super::source::{
+    KeepAlive, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel,
+};
+use crate::http::ApiError;
+use crate::http::limits::MAX_MODEL_NAME;
+
+/// How long models stay loaded where nothing is said about it.
+const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
+
+/// How often the store is looked through at most.
+const STORE_AGE: Duration = Duration::from_secs(1);
+
+/// Most models that clients make.
+const MAX_MADE: usize = 256;
+
+/// A model as requests name it.
+pub struct Entry {
+    /// The main one first. In the others `*` stands for any text.
+    names: Vec<String>,
+    /// What requests have where they do not say otherwise.
+    pub defaults: ModelDefaults,
+    /// What is loaded for it. Several entries may share it.
+    unit: Arc<Unit>,
+    origin: Origin,
+}
+
+/// Where an entry comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The server was started with it.
+    Configured,
+    /// The store has it, in this version.
+    Stored(u64),
+    /// A client made it.
+    Made,
+}
+
+impl Entry {
+    /// The main name.
+    pub fn main_name(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
+    /// Its names, the main one first. In the others `*` stands for any text.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether the model is called `name`.
+    pub fn has_name(&self, name: &str) -> bool {
+        self.main_name() == name || self.names.iter().skip(1).any(|pattern| matches(pattern, name))
+    }
+
+    /// What is known of the model without loading it. It may read the file: not to be called on a thread that serves
+    /// others.
+    pub fn card(&self) -> Result<ModelCard, SourceError> {
+        self.unit.source.card()
+    }
+}
+
+/// The models of a server.
+pub struct Models {
+    entries: RwLock<Vec<Arc<Entry>>>,
+    store: Option<Box<dyn ModelStore>>,
+    /// When the store was looked through last.
+    looked: Mutex<Option<Instant>>,
+    keep_alive: KeepAlive,
+    /// There is one model and never another: it answers by any name.
+    is_one: bool,
+    residency: Arc<Residency>,
+}
+
+impl Models {
+    /// The models of `options`. Called within a runtime, which loads and unloads them.
+    pub fn new(options: ModelsOptions) -> Self {
+        let ModelsOptions { models, store, keep_alive, memory } = options;
+        let is_one = models.len() == 1 && models[0].resident && store.is_none();
+        let residency = Residency::new(memory);
+        let default = keep_alive.unwrap_or(DEFAULT_KEEP_ALIVE);
+        let entry = |config: ModelConfig| {
+            let ModelConfig { names, source, resident, keep_alive, defaults } = config;
+            let keep_alive = keep_alive.unwrap_or(if resident { KeepAlive::Forever } else { default });
+            let name = names.first().map_or("", String::as_str);
+            let unit = residency.add(name, source, resident, keep_alive);
+            Arc::new(Entry { names, defaults, unit, origin: Origin::Configured })
+        };
+        let entries = RwLock::new(models.into_iter().map(entry).collect());
+        Self { entries, store, looked: Mutex::default(), keep_alive: default, is_one, residency }
+    }
+
+    fn entries(&self) -> Vec<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// All models, loaded or not. It may look through folders: not to be called on a thread that serves others.
+    pub fn list(&self) -> Vec<Arc<Entry>> {
+        self.look_through_store();
+        self.entries()
+    }
+
+    /// Whether there may be more than one model.
+    pub fn are_several(&self) -> bool {
+        !self.is_one || self.entries().len() > 1
+    }
+
+    /// Whether the models that the server starts with are loaded.
+    pub fn has_started(&self) -> bool {
+        self.residency.has_started()
+    }
+
+    /// What runs the requests to the only model, where there is no other and it is loaded.
+    pub fn only_scheduler(&self) -> Option<Replicas> {
+        if self.are_several() {
+            return None;
+        }
+        self.residency.all_loaded().first().map(|(_, loaded)| loaded.scheduler.clone())
+    }
+
+    /// The models that are loaded, by their main names, with what runs their requests.
+    pub fn schedulers(&self) -> Vec<(String, Replicas)> {
+        let all = self.residency.all_loaded();
+        all.into_iter().map(|(unit, loaded)| (unit.name.clone(), loaded.scheduler.clone())).collect()
+    }
+
+    /// Loads the models that the server starts with.
+    pub async fn start(&self) -> Result<(), StartFailure> {
+        self.residency.start().await
+    }
+
+    /// Unloads models whose time is over, as long as the server runs.
+    pub async fn expire(self: Arc<Self>) {
+        Arc::clone(&self.residency).expire().await;
+    }
+
+    /// Takes no more requests, and returns when those of all models are finished; those that are not after `grace` are
+    /// cancelled.
+    pub async fn shut_down(&self, grace: Duration) {
+        self.residency.shut_down(grace).await;
+    }
+
+    /// What is the case with a model.
+    pub fn status(&self, entry: &Entry) -> Status {
+        self.residency.status(&entry.unit)
+    }
+
+    /// The model, where it is loaded now.
+    pub fn loaded(&self, entry: &Entry) -> Option<Arc<Loaded>> {
+        self.residency.loaded(&entry.unit)
+    }
+
+    /// The model that is called `name`, with or without the tag `latest`. It may look through folders.
+    pub fn find(&self, name: &str) -> Result<Arc<Entry>, ApiError> {
+        if name.len() > MAX_MODEL_NAME {
+            let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
+            return Err(ApiError::field("model", message));
+        }
+        let known = |entries: &[Arc<Entry>]| {
+            let exact = entries.iter().find(|entry| entry.main_name() == name);
+            let plain = || entries.iter().find(|entry| entry.main_name() == without_latest(name));
+            let alias = || entries.iter().find(|entry| entry.has_name(name) || entry.has_name(without_latest(name)));
+            exact.or_else(plain).or_else(alias).cloned()
+        };
+        // Files may have come, changed or gone.
+        if self.store.is_some() {
+            self.look_through_store();
+        }
+        known(&self.entries()).ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> ApiError {
+        const MOST: usize = 20;
+        let entries = self.entries();
+        let mut known: Vec<_> = entries.iter().take(MOST).map(|entry| format!("{:?}", entry.main_name())).collect();
+        if entries.len() > MOST {
+            known.push(format!("and {} more", entries.len() - MOST));
+        }
+        let known = if known.is_empty() { "none at all".to_owned() } else { format!("only {}", known.join(", ")) };
+        let message = format!("there is no model {name:?} here, {known}");
+        ApiError::not_found("model_not_found", message).with_param("model")
+    }
+
+    /// The model that a request means. The only one answers by any name; without a name it is the first one that the
+    /// server was started with.
+    fn meant(&self, name: Option<&str>) -> Result<Arc<Entry>, ApiError> {
+        let name = name.filter(|name| !name.is_empty());
+        let entries = self.entries();
+        let first = || entries.iter().find(|entry| entry.origin == Origin::Configured).or(entries.first()).cloned();
+        match name {
+            Some(name) => match self.find(name) {
+                Err(error) if self.is_one && error.code() == Some("model_not_found") => first().ok_or(error),
+                found => found,
+            },
+            None => first().or_else(|| self.list().first().cloned()).ok_or_else(|| self.unknown("")),
+        }
+    }
+
+    /// The model for a request that calls it `name`: waits until it is loaded. The only model answers by any name.
+    pub async fn lease(self: &Arc<Self>, name: Option<&str>) -> Result<ModelLease, ApiError> {
+        let entry = self.meant(name)?;
+        self.lease_entry(&entry, name).await
+    }
+
+    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded.
+    pub async fn lease_entry(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        asked: Option<&str>,
+    ) -> Result<ModelLease, ApiError> {
+        let held = self.residency.hold(&entry.unit).await?;
+        Ok(ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked))
+    }
+
+    /// The model stays loaded for this long after each request from now on. Of a model that is loaded and not in use, no time
+    /// at all unloads it now.
+    pub fn set_keep_alive(&self, entry: &Entry, keep_alive: KeepAlive) {
+        self.residency.set_keep_alive(&entry.unit, keep_alive);
+    }
+
+    /// The model goes when the requests that use it are answered.
+    pub fn unload(&self, entry: &Entry) {
+        self.residency.retire(&entry.unit);
+    }
+
+    /// Makes the model `name`, which is that of `from` with other `defaults`. It is there until the server ends.
+    pub fn make(&self, name: &str, from: &Entry, defaults: ModelDefaults) -> Result<(), ApiError> {
+        let name = without_latest(name);
+        if name.is_empty() || name.len() > MAX_MODEL_NAME || name.contains(['*', '\0']) {
+            let message = format!("model: {name:?} is no name for a model: 1 to {MAX_MODEL_NAME} bytes without *");
+            return Err(ApiError::field("model", message));
+        }
+        let (unit, origin) = (Arc::clone(&from.unit), Origin::Made);
+        let entry = Arc::new(Entry { names: vec![name.to_owned()], defaults, unit, origin });
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        match entries.iter().position(|known| known.main_name() == name) {
+            Some(at) if entries[at].origin == Origin::Made => entries[at] = entry,
+            Some(_) => {
+                let message = format!("model: there is a model {name:?} already, which is a file: choose another name");
+                return Err(ApiError::field("model", message));
+            }
+            None if entries.iter().filter(|entry| entry.origin == Origin::Made).count() >= MAX_MADE => {
+                let message = format!("there are {MAX_MADE} models that clients made, which is the most: delete one");
+                return Err(ApiError::invalid(message));
+            }
+            None => entries.push(entry),
+        }
+        Ok(())
+    }
+
+    /// Removes a model: one that a client made, or one of the store with its files. It removes files: not to be called on
+    /// a thread that serves others.
+    pub fn delete(&self, entry: &Arc<Entry>) -> Result<(), ApiError> {
+        match entry.origin {
+            Origin::Configured => {
+                let message =
+                    format!("the server was started with the model {:?}, which cannot be deleted", entry.main_name());
+                return Err(ApiError::invalid(message).with_code("model_is_configured"));
+            }
+            Origin::Made => {}
+            Origin::Stored(_) => {
+                self.residency.retire(&entry.unit);
+                entry.unit.source.delete().map_err(|error| {
+                    ApiError::internal(format!("the model {:?} cannot be deleted: {error}", entry.main_name()))
+                })?;
+            }
+        }
+        self.forget(|known| Arc::ptr_eq(known, entry));
+        Ok(())
+    }
+
+    fn forget(&self, is_gone: impl Fn(&Arc<Entry>) -> bool) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<_> = entries.extract_if(.., |entry| is_gone(entry)).collect();
+        for entry in gone {
+            if !entries.iter().any(|other| Arc::ptr_eq(&other.unit, &entry.unit)) {
+                self.residency.remove(&entry.unit);
+            }
+        }
+    }
+
+    /// Downloads a model to the store; it stops where `report` gives false. It takes a while: not to be called on a thread that serves others.
+    pub fn pull(&self, name: &str, report: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), ApiError> {
+        let Some(store) = &self.store else {
+            let message = "this server keeps no models that can be pulled: start it with --models-dir";
+            return Err(ApiError::invalid(message).with_code("no_model_store"));
+        };
+        store.pull(name, report).map_err(|error| ApiError::invalid(format!("{name:?} cannot be pulled: {error}")))?;
+        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.look_through_store();
+        Ok(())
+    }
+
+    /// Takes notice of models that came, changed or went.
+    fn look_through_store(&self) {
+        let Some(store) = &self.store else { return };
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if looked.is_some_and(|when| when.elapsed() < STORE_AGE) {
+            return;
+        }
+        let found = store.models();
+        let is_there = |entry: &Entry, version: u64| {
+            found.iter().any(|model| model.version == version && model.names.first() == entry.names.first())
+        };
+        self.forget(|entry| match entry.origin {
+            Origin::Stored(version) => !is_there(entry, version),
+            Origin::Configured | Origin::Made => false,
+        });
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        for StoredModel { names, version, open } in found {
+            let name = names.first().map_or("", String::as_str);
+            if !entries.iter().any(|entry| entry.main_name() == name) {
+                let unit = self.residency.add(name, open(), false, self.keep_alive);
+                let (defaults, origin) = (ModelDefaults::default(), Origin::Stored(version));
+                entries.push(Arc::new(Entry { names, defaults, unit, origin }));
+            }
+        }
+        *looked = Some(Instant::now());
+    }
+}

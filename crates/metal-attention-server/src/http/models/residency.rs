@@ -1,0 +1,537 @@
+//! Which models are loaded, and which give way for others.
+//!
+//! A model that is not loaded is loaded for all requests that wait for it. First the memory is freed that it needs: of
+//! the models on its devices those go that were used least recently, idle ones first. A model that is to go takes no
+//! more requests, and goes when its answers are complete; requests that come meanwhile wait until it is loaded again.
+//! All requests that waited for a model get it when it is loaded, before it can be made to go: none waits for ever.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+
+use super::loaded::Loaded;
+use super::source::{KeepAlive, LoadProgress, MemoryNeed, ModelSource, SourceError};
+use crate::http::ApiError;
+
+/// How often a load that waits for memory looks again, besides when a model goes.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// A model that is loaded as a whole.
+pub struct Unit {
+    id: u64,
+    /// The main name of its first entry, for messages.
+    pub name: String,
+    /// Where it comes from.
+    pub source: Box<dyn ModelSource>,
+    /// It is loaded when the server starts, and never unloaded for another model.
+    resident: bool,
+    keep_alive: KeepAlive,
+}
+
+/// What is the case with a model.
+#[derive(Debug, Clone, Default)]
+pub struct Status {
+    /// It is loaded and can answer.
+    pub is_loaded: bool,
+    /// How far it is loaded, from 0 to 1, where it is being loaded.
+    pub loading: Option<f64>,
+    /// Requests that use it.
+    pub in_use: usize,
+    /// When it goes if no other request comes; `None`: it stays, or is not loaded.
+    pub goes_in: Option<Duration>,
+    /// The memory that is set aside for it.
+    pub memory: Vec<MemoryNeed>,
+}
+
+/// A model in use.
+pub struct Held {
+    residency: Arc<Residency>,
+    unit: Arc<Unit>,
+    /// The model.
+    pub loaded: Arc<Loaded>,
+    /// How long the request waited for it to load.
+    pub waited: Option<Duration>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.residency.release(&self.unit);
+    }
+}
+
+/// A model that is loaded.
+struct Running {
+    loaded: Arc<Loaded>,
+    /// Requests that use it.
+    n_held: usize,
+    last_used: Instant,
+    keep_alive: KeepAlive,
+    /// It takes no more requests, and goes when those that it has are answered.
+    retiring: bool,
+}
+
+impl Running {
+    /// When it goes if no request comes; `None`: never, or requests use it.
+    fn goes_at(&self) -> Option<Instant> {
+        match self.keep_alive {
+            KeepAlive::For(time) if self.n_held == 0 => self.last_used.checked_add(time),
+            KeepAlive::For(_) | KeepAlive::Forever => None,
+        }
+    }
+}
+
+/// The phases of a model.
+enum Phase {
+    /// It is not loaded.
+    Unloaded,
+    /// The server starts with it: requests are refused until it is loaded.
+    Starting(Arc<LoadProgress>),
+    /// It waits for memory, or is being loaded.
+    Loading(Arc<LoadProgress>),
+    /// It is loaded.
+    Loaded(Running),
+    /// It is being unloaded.
+    Unloading,
+}
+
+/// A request that waits for a model.
+type Waiter = oneshot::Sender<Result<Held, ApiError>>;
+
+/// What is known of a unit.
+struct Slot {
+    unit: Arc<Unit>,
+    phase: Phase,
+    waiters: Vec<Waiter>,
+    /// The memory that is set aside for it.
+    memory: Vec<MemoryNeed>,
+}
+
+impl Slot {
+    fn bytes_on(&self, device: &str) -> u64 {
+        self.memory.iter().filter(|need| need.device == device).map(|need| need.bytes).sum()
+    }
+
+    fn is_going(&self) -> bool {
+        match &self.phase {
+            Phase::Unloading => true,
+            Phase::Loaded(running) => running.retiring,
+            Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) => false,
+        }
+    }
+
+    fn is_on_its_way(&self) -> bool {
+        match &self.phase {
+            Phase::Loading(_) | Phase::Starting(_) => true,
+            Phase::Unloaded | Phase::Loaded(_) | Phase::Unloading => false,
+        }
+    }
+}
+
+/// Why a model that the server starts with was not loaded.
+pub enum StartFailure {
+    /// Its source failed.
+    Load(SourceError),
+    /// The system gave no thread.
+    Thread(std::io::Error),
+    /// Loading it panicked.
+    Panicked,
+}
+
+/// Loads and unloads models.
+pub struct Residency {
+    slots: Mutex<BTreeMap<u64, Slot>>,
+    /// Something changed: a model was loaded, went, or is not used any more.
+    changed: Notify,
+    /// One load at a time makes room.
+    turn: tokio::sync::Mutex<()>,
+    /// Most bytes of a device that all models take.
+    memory: Option<u64>,
+    runtime: Handle,
+}
+
+impl Residency {
+    /// Models that take at most `memory` bytes of each device. Called within a runtime, which loads and unloads them.
+    pub fn new(memory: Option<u64>) -> Arc<Self> {
+        let (slots, changed, turn) = (Mutex::default(), Notify::new(), tokio::sync::Mutex::new(()));
+        Arc::new(Self { slots, changed, turn, memory, runtime: Handle::current() })
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<u64, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A model that can be loaded from now on.
+    pub fn add(&self, name: &str, source: Box<dyn ModelSource>, resident: bool, keep_alive: KeepAlive) -> Arc<Unit> {
+        let mut slots = self.slots();
+        let id = slots.last_key_value().map_or(0, |(id, _)| id + 1);
+        let unit = Arc::new(Unit { id, name: name.to_owned(), source, resident, keep_alive });
+        let phase = if resident { Phase::Starting(Arc::default()) } else { Phase::Unloaded };
+        slots.insert(id, Slot { unit: Arc::clone(&unit), phase, waiters: Vec::new(), memory: Vec::new() });
+        unit
+    }
+
+    /// The model in use; waits until it is loaded.
+    pub async fn hold(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Held, ApiError> {
+        let receiver = match self.hold_loaded(unit)? {
+            Ok(held) => return Ok(held),
+            Err(receiver) => receiver,
+        };
+        receiver.await.unwrap_or_else(|_| Err(ApiError::shutting_down()))
+    }
+
+    /// The model in use where it is loaded, else a wait for it.
+    #[expect(clippy::type_complexity, reason = "two ways to go on, or an error")]
+    fn hold_loaded(
+        self: &Arc<Self>,
+        unit: &Arc<Unit>,
+    ) -> Result<Result<Held, oneshot::Receiver<Result<Held, ApiError>>>, ApiError> {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&unit.id) else { return Err(ApiError::shutting_down()) };
+        if let Phase::Loaded(running) = &mut slot.phase {
+            running.retiring |= running.loaded.scheduler.defect().is_some();
+            if !running.retiring {
+                running.n_held += 1;
+                running.last_used = Instant::now();
+                let loaded = Arc::clone(&running.loaded);
+                return Ok(Ok(Held { residency: Arc::clone(self), unit: Arc::clone(unit), loaded, waited: None }));
+            }
+        }
+        let (sender, receiver) = oneshot::channel();
+        match &slot.phase {
+            Phase::Starting(_) => {
+                return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
+            }
+            Phase::Unloaded => self.begin_load(slot),
+            Phase::Loaded(running) if running.n_held == 0 => self.begin_unload(slot),
+            Phase::Loaded(_) | Phase::Loading(_) | Phase::Unloading => {}
+        }
+        slot.waiters.push(sender);
+        Ok(Err(receiver))
+    }
+
+    /// A request does not use the model any more.
+    fn release(self: &Arc<Self>, unit: &Unit) {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&unit.id) else { return };
+        if let Phase::Loaded(running) = &mut slot.phase {
+            running.n_held -= 1;
+            running.last_used = Instant::now();
+            let is_over = running.retiring || running.keep_alive == KeepAlive::For(Duration::ZERO);
+            if running.n_held == 0 && is_over {
+                self.begin_unload(slot);
+            }
+        }
+        drop(slots);
+        self.changed.notify_waiters();
+    }
+
+    /// The model stays loaded for this long after a request from now on.
+    pub fn set_keep_alive(&self, unit: &Unit, keep_alive: KeepAlive) {
+        if let Some(Slot { phase: Phase::Loaded(running), .. }) = self.slots().get_mut(&unit.id) {
+            running.keep_alive = keep_alive;
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// The model goes when the requests that use it are answered.
+    pub fn retire(self: &Arc<Self>, unit: &Unit) {
+        if let Some(slot) = self.slots().get_mut(&unit.id) {
+            self.retire_slot(slot);
+        }
+    }
+
+    fn retire_slot(self: &Arc<Self>, slot: &mut Slot) {
+        if let Phase::Loaded(running) = &mut slot.phase {
+            running.retiring = true;
+            if running.n_held == 0 {
+                self.begin_unload(slot);
+            }
+        }
+    }
+
+    /// What is the case with the model.
+    pub fn status(&self, unit: &Unit) -> Status {
+        let slots = self.slots();
+        let Some(slot) = slots.get(&unit.id) else { return Status::default() };
+        let memory = slot.memory.clone();
+        match &slot.phase {
+            Phase::Unloaded | Phase::Unloading => Status::default(),
+            Phase::Starting(progress) | Phase::Loading(progress) => {
+                Status { loading: Some(progress.fraction().unwrap_or(0.0)), memory, ..Status::default() }
+            }
+            Phase::Loaded(running) => {
+                let left = match running.keep_alive {
+                    KeepAlive::Forever => None,
+                    KeepAlive::For(time) if running.n_held > 0 => Some(time),
+                    KeepAlive::For(time) => Some(time.saturating_sub(running.last_used.elapsed())),
+                };
+                Status { is_loaded: !running.retiring, loading: None, in_use: running.n_held, goes_in: left, memory }
+            }
+        }
+    }
+
+    /// The model, where it is loaded now. It may go while this is held; its memory is then freed later.
+    pub fn loaded(&self, unit: &Unit) -> Option<Arc<Loaded>> {
+        match &self.slots().get(&unit.id)?.phase {
+            Phase::Loaded(running) => Some(Arc::clone(&running.loaded)),
+            Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) | Phase::Unloading => None,
+        }
+    }
+
+    /// All models that are loaded now.
+    pub fn all_loaded(&self) -> Vec<(Arc<Unit>, Arc<Loaded>)> {
+        let slots = self.slots();
+        let loaded = slots.values().filter_map(|slot| match &slot.phase {
+            Phase::Loaded(running) => Some((Arc::clone(&slot.unit), Arc::clone(&running.loaded))),
+            Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) | Phase::Unloading => None,
+        });
+        loaded.collect()
+    }
+
+    /// Whether the models that the server starts with are loaded.
+    pub fn has_started(&self) -> bool {
+        !self.slots().values().any(|slot| matches!(slot.phase, Phase::Starting(_)))
+    }
+
+    /// Loads the models that the server starts with, one after the other.
+    pub async fn start(self: &Arc<Self>) -> Result<(), StartFailure> {
+        loop {
+            let next = self.slots().values().find_map(|slot| match &slot.phase {
+                Phase::Starting(progress) => Some((Arc::clone(&slot.unit), Arc::clone(progress))),
+                Phase::Unloaded | Phase::Loading(_) | Phase::Loaded(_) | Phase::Unloading => None,
+            });
+            let Some((unit, progress)) = next else { return Ok(()) };
+            // What it takes is known before others look for room; a source that cannot say fails when it loads.
+            let memory = need_of(&unit).await.unwrap_or_default();
+            if let Some(slot) = self.slots().get_mut(&unit.id) {
+                slot.memory = memory;
+            }
+            let loaded = load_on_thread(&unit, &progress).await?;
+            self.is_loaded(&unit, loaded, Duration::ZERO);
+        }
+    }
+
+    fn begin_load(self: &Arc<Self>, slot: &mut Slot) {
+        let progress = Arc::<LoadProgress>::default();
+        slot.phase = Phase::Loading(Arc::clone(&progress));
+        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&slot.unit), progress));
+    }
+
+    async fn load(self: Arc<Self>, unit: Arc<Unit>, progress: Arc<LoadProgress>) {
+        let begun = Instant::now();
+        match self.try_load(&unit, &progress).await {
+            Ok(loaded) => {
+                tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());
+                self.is_loaded(&unit, loaded, begun.elapsed());
+            }
+            Err(error) => {
+                tracing::warn!("{} was not loaded: {}", unit.name, error.message());
+                let mut slots = self.slots();
+                let Some(slot) = slots.get_mut(&unit.id) else { return };
+                slot.phase = Phase::Unloaded;
+                slot.memory.clear();
+                let waiters = std::mem::take(&mut slot.waiters);
+                drop(slots);
+                for waiter in waiters {
+                    let _ = waiter.send(Err(error.clone()));
+                }
+                self.changed.notify_waiters();
+            }
+        }
+    }
+
+    async fn try_load(self: &Arc<Self>, unit: &Arc<Unit>, progress: &Arc<LoadProgress>) -> Result<Loaded, ApiError> {
+        let need = need_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
+        self.make_room(unit, &need).await?;
+        load_on_thread(unit, progress).await.map_err(|failure| match failure {
+            StartFailure::Load(error) => not_loaded(unit, &*error),
+            StartFailure::Thread(error) => not_loaded(unit, &error),
+            StartFailure::Panicked => ApiError::internal(format!("loading the model {:?} met a defect", unit.name)),
+        })
+    }
+
+    /// The model is there: hands it to the requests that waited for it.
+    fn is_loaded(self: &Arc<Self>, unit: &Arc<Unit>, loaded: Loaded, took: Duration) {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&unit.id) else { return };
+        let loaded = Arc::new(loaded);
+        let waiters = std::mem::take(&mut slot.waiters);
+        slot.phase = Phase::Loaded(Running {
+            loaded: Arc::clone(&loaded),
+            n_held: waiters.len(),
+            last_used: Instant::now(),
+            keep_alive: unit.keep_alive,
+            retiring: false,
+        });
+        drop(slots);
+        for waiter in waiters {
+            let (residency, unit, loaded) = (Arc::clone(self), Arc::clone(unit), Arc::clone(&loaded));
+            // Where the request is gone the model is released at once.
+            drop(waiter.send(Ok(Held { residency, unit, loaded, waited: Some(took) })));
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Frees memory for the model and sets it aside.
+    async fn make_room(self: &Arc<Self>, unit: &Unit, need: &[MemoryNeed]) -> Result<(), ApiError> {
+        let _turn = self.turn.lock().await;
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.set_aside(unit, need)? {
+                return Ok(());
+            }
+            // Either way it looks again.
+            let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
+        }
+    }
+
+    /// Sets the memory aside where there is room; else makes models go, and returns false.
+    fn set_aside(self: &Arc<Self>, unit: &Unit, need: &[MemoryNeed]) -> Result<bool, ApiError> {
+        let mut slots = self.slots();
+        let mut is_free = true;
+        for MemoryNeed { device, bytes, capacity } in need {
+            let Some(capacity) = self.memory.into_iter().chain(*capacity).min() else { continue };
+            if *bytes > capacity {
+                return Err(too_large(unit, *bytes, device, capacity));
+            }
+            let taken: u64 = slots.values().map(|slot| slot.bytes_on(device)).sum();
+            let lacking = (taken + bytes).saturating_sub(capacity);
+            if lacking == 0 {
+                continue;
+            }
+            is_free = false;
+            let going: u64 = slots.values().filter(|slot| slot.is_going()).map(|slot| slot.bytes_on(device)).sum();
+            let mut lacking = lacking.saturating_sub(going);
+            let mut may_go: Vec<_> = slots.values_mut().filter_map(|slot| can_go(slot, device)).collect();
+            may_go.sort_by_key(|(in_use, last_used, _)| (*in_use, *last_used));
+            for (_, _, slot) in may_go {
+                if lacking == 0 {
+                    break;
+                }
+                lacking = lacking.saturating_sub(slot.bytes_on(device));
+                self.retire_slot(slot);
+            }
+            // What is being loaded may go when it is loaded.
+            if lacking > 0 && going == 0 && !slots.values().any(|slot| slot.unit.id != unit.id && slot.is_on_its_way())
+            {
+                return Err(no_room(unit, *bytes, device, capacity));
+            }
+        }
+        if is_free && let Some(slot) = slots.get_mut(&unit.id) {
+            slot.memory = need.to_vec();
+        }
+        Ok(is_free)
+    }
+
+    fn begin_unload(self: &Arc<Self>, slot: &mut Slot) {
+        let Phase::Loaded(running) = std::mem::replace(&mut slot.phase, Phase::Unloading) else { return };
+        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&slot.unit), running.loaded));
+    }
+
+    async fn unload(self: Arc<Self>, unit: Arc<Unit>, loaded: Arc<Loaded>) {
+        loaded.scheduler.shut_down(Duration::ZERO).await;
+        // Giving back memory takes a moment.
+        let _ = tokio::task::spawn_blocking(move || drop(loaded)).await;
+        tracing::info!("unloaded {}", unit.name);
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&unit.id) else { return };
+        slot.phase = Phase::Unloaded;
+        slot.memory.clear();
+        if !slot.waiters.is_empty() {
+            self.begin_load(slot);
+        }
+        drop(slots);
+        self.changed.notify_waiters();
+    }
+
+    /// Unloads models whose time is over, as long as the server runs.
+    pub async fn expire(self: Arc<Self>) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let mut next = None;
+            for slot in self.slots().values_mut() {
+                let Phase::Loaded(running) = &slot.phase else { continue };
+                match running.goes_at() {
+                    Some(at) if at <= Instant::now() => self.retire_slot(slot),
+                    Some(at) => next = next.into_iter().chain([at]).min(),
+                    None => {}
+                }
+            }
+            match next {
+                Some(at) => drop(tokio::time::timeout_at(at.into(), changed).await),
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Takes no more requests, and returns when those of all models are finished; those that are not after `grace` are
+    /// cancelled.
+    pub async fn shut_down(&self, grace: Duration) {
+        let loaded = self.all_loaded();
+        join_all(loaded.iter().map(|(_, loaded)| loaded.scheduler.shut_down(grace))).await;
+    }
+
+    /// Forgets a model that no entry has any more.
+    pub fn remove(self: &Arc<Self>, unit: &Unit) {
+        self.retire(unit);
+        let mut slots = self.slots();
+        if slots.get(&unit.id).is_some_and(|slot| matches!(slot.phase, Phase::Unloaded)) {
+            slots.remove(&unit.id);
+        }
+    }
+}
+
+/// A model that may go for another on `device`: whether requests use it, and when one did last.
+fn can_go<'s>(slot: &'s mut Slot, device: &str) -> Option<(bool, Instant, &'s mut Slot)> {
+    if slot.unit.resident || slot.bytes_on(device) == 0 {
+        return None;
+    }
+    let Phase::Loaded(running) = &slot.phase else { return None };
+    let (in_use, last_used) = (running.n_held > 0, running.last_used);
+    (!running.retiring).then_some((in_use, last_used, slot))
+}
+
+/// What loading the model takes. It may read the file.
+async fn need_of(unit: &Arc<Unit>) -> Result<Vec<MemoryNeed>, SourceError> {
+    let unit = Arc::clone(unit);
+    tokio::task::spawn_blocking(move || unit.source.need()).await.unwrap_or_else(|error| Err(error.into()))
+}
+
+/// Loads the model on a thread of its own.
+async fn load_on_thread(unit: &Arc<Unit>, progress: &Arc<LoadProgress>) -> Result<Loaded, StartFailure> {
+    let (sender, receiver) = oneshot::channel();
+    let (unit, progress) = (Arc::clone(unit), Arc::clone(progress));
+    let load = move || drop(sender.send(unit.source.load(&progress)));
+    std::thread::Builder::new().name("load".into()).spawn(load).map_err(StartFailure::Thread)?;
+    // Where the thread panicked it has said why.
+    receiver.await.map_err(|_| StartFailure::Panicked)?.map_err(StartFailure::Load)
+}
+
+fn not_loaded(unit: &Unit, why: &dyn std::error::Error) -> ApiError {
+    ApiError::internal(format!("the model {:?} cannot be loaded: {why}", unit.name)).with_code("model_not_loaded")
+}
+
+fn too_large(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
+    let message = format!(
+        "the model {:?} needs {bytes} bytes of {device}, which has {capacity} for models: choose a smaller one, or a shorter \
+         context",
+        unit.name
+    );
+    ApiError::invalid(message).with_code("model_too_large")
+}
+
+fn no_room(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
+    let message = format!(
+        "the model {:?} needs {bytes} bytes of {device}, which has {capacity} for models, and those that stay loaded leave \
+         too few: start the server without one of them",
+        unit.name
+    );
+    ApiError::unavailable("no_room_for_model", message)
+}

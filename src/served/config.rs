@@ -1,0 +1,227 @@
+//! The configuration file: models by name, and what holds for all of them.
+//!
+//! ```toml
+//! [defaults]
+//! context = 16384
+//! keep-alive = "10m"
+//!
+//! [models.coder]
+//! model = "qwen3-coder:30b"
+//! aliases = ["claude-*", "gpt-5-codex"]
+//! system = "You are a careful programmer."
+//! sampling = { temperature = 0.7, top_p = 0.8 }
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use metal_attention_server::http::{KeepAlive, ModelConfig, ModelDefaults, SamplingFields};
+use serde::Deserialize;
+
+use super::{ServedModel, Setup};
+use crate::cli_error::CliError;
+use crate::model_args::ModelArgs;
+
+/// What the configuration file has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Config {
+    /// What holds for every model that does not say otherwise.
+    defaults: Defaults,
+    /// The models, by their main names.
+    models: BTreeMap<String, ModelSection>,
+}
+
+/// What holds for every model that does not say otherwise.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct Defaults {
+    /// Tokens of the context.
+    context: Option<usize>,
+    /// What runs the models, as `--device` takes it.
+    device: Option<String>,
+    /// How long a model stays loaded after a request.
+    keep_alive: Option<KeepAliveText>,
+    /// The system prompt of conversations without one.
+    system: Option<String>,
+    /// How tokens are chosen.
+    sampling: SamplingFields,
+    /// Strings that end a text.
+    stop: Vec<String>,
+    /// Most tokens of an answer.
+    max_tokens: Option<usize>,
+}
+
+/// A model.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ModelSection {
+    /// A file, a well-known name, or a name on the hub, as `-m` takes it.
+    model: PathBuf,
+    /// More names; `*` stands for any text.
+    #[serde(default)]
+    aliases: Vec<String>,
+    /// Load it when the server starts, and keep it.
+    #[serde(default)]
+    resident: bool,
+    /// A file with a chat template to use instead of the model's.
+    chat_template: Option<PathBuf>,
+    context: Option<usize>,
+    device: Option<String>,
+    keep_alive: Option<KeepAliveText>,
+    system: Option<String>,
+    #[serde(default)]
+    sampling: Option<SamplingFields>,
+    stop: Option<Vec<String>>,
+    max_tokens: Option<usize>,
+}
+
+/// How long a model stays loaded: seconds, a text such as `5m`, or -1 for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "NumberOrText")]
+struct KeepAliveText(KeepAlive);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NumberOrText {
+    Number(i64),
+    Text(String),
+}
+
+impl TryFrom<NumberOrText> for KeepAliveText {
+    type Error = String;
+
+    fn try_from(value: NumberOrText) -> Result<Self, String> {
+        match value {
+            NumberOrText::Number(seconds) => Ok(Self(seconds_alive(seconds))),
+            NumberOrText::Text(text) => parse_keep_alive(&text).map(Self),
+        }
+    }
+}
+
+fn seconds_alive(seconds: i64) -> KeepAlive {
+    u64::try_from(seconds).map_or(KeepAlive::Forever, |seconds| KeepAlive::For(Duration::from_secs(seconds)))
+}
+
+/// Reads how long a model stays loaded: `300`, `5m`, `1h30m`; below 0, for ever.
+pub fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
+    let wrong =
+        || format!("{text:?} is no time: expected seconds, or numbers with s, m or h as in 1h30m; -1: for ever");
+    if let Ok(seconds) = text.trim().parse::<i64>() {
+        return Ok(seconds_alive(seconds));
+    }
+    if text.trim().starts_with('-') {
+        return Ok(KeepAlive::Forever);
+    }
+    let (mut seconds, mut rest) = (0u64, text.trim());
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|at| *at > 0).ok_or_else(wrong)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
+        let mut after = rest[digits..].chars();
+        let unit = match after.next() {
+            Some('s') => 1,
+            Some('m') => 60,
+            Some('h') => 3600,
+            Some(_) | None => return Err(wrong()),
+        };
+        seconds = number.checked_mul(unit).and_then(|more| seconds.checked_add(more)).ok_or_else(wrong)?;
+        rest = after.as_str();
+    }
+    if text.trim().is_empty() { Err(wrong()) } else { Ok(KeepAlive::For(Duration::from_secs(seconds))) }
+}
+
+impl Config {
+    /// Reads the file at `path`; without one, the user's own where it is there.
+    pub fn read(path: Option<&Path>) -> Result<Self, CliError> {
+        let given = path.map(Path::to_owned);
+        let Some(path) = given.clone().or_else(|| user_file().filter(|path| path.is_file())) else {
+            return Ok(Self::default());
+        };
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| CliError::General(format!("cannot read the configuration {}: {e}", path.display())))?;
+        let config = toml::from_str(&text);
+        config
+            .map_err(|e| CliError::Usage(format!("the configuration {}: {}", path.display(), e.to_string().trim_end())))
+    }
+
+    /// The models, read as `args` say and set up as `setup` says where the file does not say otherwise.
+    pub fn models(self, args: &ModelArgs, setup: &Setup) -> Result<Vec<ModelConfig>, CliError> {
+        let defaults = &self.defaults;
+        let model = |(name, section): (String, ModelSection)| {
+            let wrong = |why: String| CliError::Usage(format!("the model {name:?} of the configuration: {why}"));
+            let n_ctx = section.context.or(defaults.context);
+            let device = section.device.as_deref().or(defaults.device.as_deref());
+            let engine = setup.engine.with(n_ctx, device).map_err(wrong)?;
+            let chat_template = section.chat_template.or_else(|| setup.chat_template.clone());
+            let setup = Setup { engine, chat_template, ..setup.clone() };
+            let args = args.of_file(section.model);
+            let source = if section.resident {
+                ServedModel::resident(args, setup)?
+            } else {
+                ServedModel::on_demand(args, setup)
+            };
+            let keep_alive = section.keep_alive.or(defaults.keep_alive).map(|KeepAliveText(time)| time);
+            Ok(ModelConfig {
+                names: [name].into_iter().chain(section.aliases).collect(),
+                source: Box::new(source),
+                resident: section.resident,
+                keep_alive,
+                defaults: ModelDefaults {
+                    system: section.system.or_else(|| defaults.system.clone()),
+                    sampling: section.sampling.unwrap_or_else(|| defaults.sampling.clone()),
+                    stop: section.stop.unwrap_or_else(|| defaults.stop.clone()),
+                    max_tokens: section.max_tokens.or(defaults.max_tokens),
+                },
+            })
+        };
+        self.models.into_iter().map(model).collect()
+    }
+}
+
+/// `metal-attention/config.toml` in the user's folder of configurations.
+fn user_file() -> Option<PathBuf> {
+    let folder = std::env::var_os("XDG_CONFIG_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".config")))?;
+    Some(folder.join("metal-attention/config.toml"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let time = |seconds| Ok(KeepAlive::For(Duration::from_secs(seconds)));
+        assert_eq!(parse_keep_alive("300"), time(300));
+        assert_eq!(parse_keep_alive("5m"), time(300));
+        assert_eq!(parse_keep_alive("1h30m5s"), time(5405));
+        assert_eq!(parse_keep_alive("0"), time(0));
+        for forever in ["-1", "-1m"] {
+            assert_eq!(parse_keep_alive(forever), Ok(KeepAlive::Forever));
+        }
+        for wrong in ["", "soon", "5", "m", "5x", "1h30", "99999999999999999999h"] {
+            assert_eq!(parse_keep_alive(wrong).is_err(), wrong != "5", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_file_says_what_is_wrong() {
+        let read = |text: &str| toml::from_str::<Config>(text).map_err(|error| error.to_string());
+        let good = "[defaults]\ncontext = 8192\nkeep-alive = \"1h\"\n[models.a]\nmodel = \"a.gguf\"\naliases = [\"b-*\"]\n\
+                    sampling = { temperature = 0.5, top_k = 20 }\nkeep-alive = -1\n";
+        let config = read(good).unwrap();
+        assert_eq!(config.models["a"].keep_alive, Some(KeepAliveText(KeepAlive::Forever)));
+        assert!(config.models["a"].sampling.is_some() && config.defaults.context == Some(8192));
+        for (text, why) in [
+            ("[models.a]\n", "missing field `model`"),
+            ("[models.a]\nmodel = \"a\"\ncontxt = 1\n", "unknown field `contxt`"),
+            ("[defaults]\nkeep-alive = \"soon\"\n", "\"soon\" is no time"),
+            ("[models.a]\nmodel = 1\n", "expected"),
+            ("[default]\n", "unknown field `default`"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

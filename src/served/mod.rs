@@ -1,0 +1,236 @@
+//! The models of `serve`: named on the command line, in the configuration file, or files of a folder.
+
+pub mod config;
+mod folder;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::scheduler::{SchedulerOptions, StartError};
+use metal_attention::{Device, EngineOptions, ForwardPass, Model, available_memory};
+use metal_attention_server::http::{LoadError, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, SourceError};
+
+pub use folder::ModelFolders;
+
+use crate::cli_error::CliError;
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::progress::Progress;
+use crate::replica_args::ReplicaArgs;
+use crate::{template_file, units};
+
+/// The context of a model that is loaded on demand, where nothing says otherwise: several have to fit beside each other.
+const DEFAULT_N_CTX: usize = 8192;
+
+/// How the models of a server are set up.
+#[derive(Clone)]
+pub struct Setup {
+    /// Where and how they run.
+    pub engine: ReplicaArgs,
+    /// Requests that run at once, of each replica.
+    pub n_parallel: usize,
+    /// Requests that may wait, of each replica.
+    pub n_queue: usize,
+    /// The chat template in this file instead of the model's.
+    pub chat_template: Option<PathBuf>,
+}
+
+/// A model that `serve` loads.
+pub struct ServedModel {
+    args: ModelArgs,
+    setup: Setup,
+    /// It stays loaded: its context may take what memory there is, and its load is shown on stderr.
+    is_resident: bool,
+    /// The model where it was opened before it is loaded, so that a wrong name is told at once.
+    opened: Mutex<Option<Model>>,
+    card: OnceLock<ModelCard>,
+}
+
+impl ServedModel {
+    /// A model that is loaded when a request wants it.
+    pub fn on_demand(args: ModelArgs, setup: Setup) -> Self {
+        Self { args, setup, is_resident: false, opened: Mutex::default(), card: OnceLock::new() }
+    }
+
+    /// A model that is loaded when the server starts. Its file is opened here.
+    pub fn resident(args: ModelArgs, setup: Setup) -> Result<Self, CliError> {
+        let model = args.open()?;
+        args.tokenizer(&model)?;
+        setup.engine.options(&model)?;
+        let opened = Mutex::new(Some(model));
+        Ok(Self { args, setup, is_resident: true, opened, card: OnceLock::new() })
+    }
+
+    /// The model, opened and not loaded.
+    fn open(&self) -> Result<Model, CliError> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+        opened.map_or_else(|| self.args.open(), Ok)
+    }
+
+    /// How each replica is set up, and the scheduler over them.
+    fn options(&self, model: &Model) -> Result<(Vec<EngineOptions>, SchedulerOptions), CliError> {
+        let Setup { engine, n_parallel, n_queue, .. } = &self.setup;
+        let options = SchedulerOptions { n_parallel: *n_parallel, n_queue: *n_queue, ..Default::default() };
+        let mut engines = engine.options(model)?;
+        for engine in &mut engines {
+            if !self.is_resident && engine.n_ctx.is_none() {
+                engine.n_ctx = Some(model.spec().n_ctx_train.min(DEFAULT_N_CTX));
+            }
+            *engine = options.engine(model, engine);
+        }
+        Ok((engines, options))
+    }
+
+    fn load_with(&self, progress: &LoadProgress) -> Result<Loaded, CliError> {
+        let name = self.args.name();
+        let model = self.open()?;
+        let tokenizer = self.args.tokenizer(&model)?;
+        let path = self.setup.chat_template.as_deref();
+        let template = path.map(|path| template_file::read(path, &tokenizer)).transpose()?;
+        let (mut engines, options) = self.options(&model)?;
+        let shown = self.is_resident.then(|| {
+            if !std::io::stderr().is_terminal() {
+                say(&format!("loading {name}"));
+            }
+            let shown = Progress::spinner("loading the model");
+            shown.weigh(model.gguf().tensor_bytes());
+            shown
+        });
+        progress.set_total(model.gguf().tensor_bytes() * engines.len() as u64);
+        if !self.is_resident {
+            engines.iter_mut().for_each(|engine| engine.watch = progress.watch.clone());
+        }
+        let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
+        drop(shown);
+        let devices = device_names(&passes);
+        let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
+        let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {
+            LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
+            LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
+            LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
+        })?;
+        let loaded = match template {
+            Some(template) => loaded.with_chat_template(template),
+            None => loaded,
+        };
+        if self.is_resident {
+            let context = context_line(&loaded, kv_cache_bytes, options.n_parallel, engines.len());
+            // So far it ended the process; requests that run may finish.
+            interrupt::leave();
+            let each = if engines.len() > 1 { " on each" } else { "" };
+            say(&format!("ready: {devices}, {} requests at once{each}, {context}", options.n_parallel));
+        }
+        Ok(loaded)
+    }
+
+    fn with_gguf<T>(&self, read: impl FnOnce(&GgufFile) -> T) -> Result<T, CliError> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*opened {
+            Some(model) => Ok(read(model.gguf())),
+            None => Ok(read(&self.args.open_gguf()?)),
+        }
+    }
+}
+
+impl ModelSource for ServedModel {
+    fn card(&self) -> Result<ModelCard, SourceError> {
+        if let Some(card) = self.card.get() {
+            return Ok(card.clone());
+        }
+        let card = self.with_gguf(ModelCard::of)?;
+        Ok(self.card.get_or_init(|| card).clone())
+    }
+
+    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+        let model = self.open()?;
+        let (engines, _) = self.options(&model)?;
+        let need = |engine: &EngineOptions| {
+            let (device, capacity) = capacity(&engine.device);
+            MemoryNeed { device, bytes: engine.memory_bytes(&model), capacity }
+        };
+        let needs = engines.iter().map(need).collect();
+        // It is loaded next.
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(model);
+        Ok(needs)
+    }
+
+    fn load(&self, progress: &LoadProgress) -> Result<Loaded, SourceError> {
+        Ok(self.load_with(progress)?)
+    }
+
+    fn delete(&self) -> Result<(), SourceError> {
+        for path in self.with_gguf(|gguf| gguf.paths().to_vec())? {
+            std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// A device's name, and the bytes that it has for models; `None` where it does not tell.
+fn capacity(device: &Device) -> (String, Option<u64>) {
+    // What there was before any model was loaded.
+    static MAIN: OnceLock<Option<u64>> = OnceLock::new();
+    let main = || *MAIN.get_or_init(available_memory);
+    match device {
+        Device::Cpu => ("cpu".to_owned(), main()),
+        Device::Cuda(ordinal) => (format!("cuda:{ordinal}"), card_memory(*ordinal)),
+        // It takes the first card with room, else the CPU.
+        Device::Auto => match card_memory(0) {
+            Some(memory) => ("cuda:0".to_owned(), Some(memory)),
+            None => ("auto".to_owned(), main()),
+        },
+        // A GPU through wgpu does not tell.
+        _ => (device.to_string(), None),
+    }
+}
+
+/// The bytes that an NVIDIA GPU has for models.
+#[cfg(feature = "cuda")]
+fn card_memory(ordinal: usize) -> Option<u64> {
+    // The driver and kernels take some.
+    const SHARE: u64 = 95;
+    static MEMORY: OnceLock<Vec<(usize, u64)>> = OnceLock::new();
+    let all = MEMORY.get_or_init(|| {
+        let cards = metal_attention::cuda_summaries().unwrap_or_default();
+        cards.iter().map(|card| (card.ordinal, card.memory / 100 * SHARE)).collect()
+    });
+    all.iter().find(|(own, _)| *own == ordinal).map(|(_, memory)| *memory)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn card_memory(_: usize) -> Option<u64> {
+    None
+}
+
+/// What the start says of the context and the KV cache of a replica, which has so many bytes.
+fn context_line(loaded: &Loaded, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
+    let each = if n_replicas > 1 { " each" } else { "" };
+    format!(
+        "context {} tokens a request, KV cache {}{each} shared by {}; -c changes it",
+        loaded.n_ctx,
+        units::bytes(kv_cache_bytes as u64),
+        units::count(n_parallel, "request")
+    )
+}
+
+/// The devices of the replicas, each once with how many run on it.
+fn device_names(passes: &[Box<dyn ForwardPass>]) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for pass in passes {
+        let device = pass.device();
+        let name = format!("{} {}", device.kind, device.name);
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, n)) => *n += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let one = |(name, n): (String, usize)| if n > 1 { format!("{n} replicas on {name}") } else { name };
+    counts.into_iter().map(one).collect::<Vec<_>>().join(" and ")
+}
+
+/// A line on stderr; where that is closed nothing is shown.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
