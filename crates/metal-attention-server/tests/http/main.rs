@@ -8,6 +8,7 @@ mod encoder;
 mod no_numbers;
 mod ranking;
 mod replicas;
+mod several;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
 mod turns;
@@ -278,7 +279,8 @@ fn pages_of_other_origins_need_leave() {
     assert!(answer.contains("access-control-allow-headers: authorization,x-stainless-os"), "{answer}");
     assert!(answer.contains("access-control-allow-private-network: true"), "{answer}");
     let answer = server.send("GET", "/v1/models", &[preflight[0]], b"").headers;
-    let exposed = "access-control-expose-headers: x-ignored,x-schema-unsupported,x-model,x-request-id";
+    let exposed =
+        "access-control-expose-headers: x-ignored,x-schema-unsupported,x-model,x-model-load-seconds,x-request-id";
     assert!(answer.contains(exposed), "{answer}");
 }
 

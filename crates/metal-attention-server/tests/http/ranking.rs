@@ -53,10 +53,10 @@ fn documents_are_ranked_by_the_models_scores() {
         let answer = server.post(path, &rank(&json!({})));
         assert_eq!(answer.status, 200, "{answer:?}");
         let answer = answer.json();
-        assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("default")));
+        assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("stories")));
         let other = server.post(path, &rank(&json!({"model": "rerank-v3"})));
         assert_eq!(other.json()["model"], "rerank-v3");
-        assert!(other.headers.contains("x-model: default"), "{other:?}");
+        assert!(other.headers.contains("x-model: stories"), "{other:?}");
         let n_tokens = texts.iter().map(Vec::len).sum::<usize>();
         assert_eq!(answer["usage"], json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens}));
         let results = answer["results"].as_array().unwrap();
@@ -69,7 +69,7 @@ fn documents_are_ranked_by_the_models_scores() {
         assert!(results.is_sorted_by(|a, b| a["relevance_score"].as_f64() > b["relevance_score"].as_f64()));
     }
     let objects = DOCUMENTS.map(|text| json!({"text": text}));
-    let some = rank(&json!({"documents": objects, "top_n": 2, "return_documents": true, "model": "default"}));
+    let some = rank(&json!({"documents": objects, "top_n": 2, "return_documents": true, "model": "stories"}));
     let answer = server.post("/v1/rerank", &some).json();
     let results = answer["results"].as_array().unwrap();
     assert_eq!(results.len(), 2);

@@ -83,7 +83,7 @@ fn sixteen_clients_get_from_two_replicas_what_one_gives_each() {
     let pages = |server: &Server| server.metric("kv_cache_pages_used") + server.metric("kv_cache_pages_free");
     assert_eq!(pages(&two), 2.0 * pages(&one));
     let text = two.get("/metrics").body;
-    assert_eq!(number(&text, "vllm:num_requests_running{model_name=\"default\",engine=\"0\"} "), 0.0);
+    assert_eq!(number(&text, "vllm:num_requests_running{model_name=\"stories\",engine=\"0\"} "), 0.0);
 }
 
 #[test]

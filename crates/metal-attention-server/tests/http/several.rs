@@ -1,0 +1,258 @@
+//! Several models in one server, each the built-in one under another name.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use metal_attention_server::http::{
+    HttpOptions, KeepAlive, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
+    ModelsOptions, SamplingFields, SourceError,
+};
+use serde_json::{Value, json};
+
+use super::STORY;
+use super::client::{Server, load};
+
+/// What happened to models: `+a` for a load that begins, `-a` for the end of a failed one.
+type Log = Arc<Mutex<Vec<String>>>;
+
+struct Source {
+    name: &'static str,
+    bytes: u64,
+    fails: bool,
+    log: Log,
+    /// How many of all sources are being loaded now, and how many were at most.
+    loading: Arc<(AtomicUsize, AtomicUsize)>,
+}
+
+impl ModelSource for Source {
+    fn card(&self) -> Result<ModelCard, SourceError> {
+        Ok(ModelCard::of(metal_attention::Model::built_in()?.gguf()))
+    }
+
+    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+        Ok(vec![MemoryNeed { device: "cpu".into(), bytes: self.bytes, capacity: Some(1000) }])
+    }
+
+    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+        self.log.lock().unwrap().push(format!("+{}", self.name));
+        let now = self.loading.0.fetch_add(1, Ordering::SeqCst) + 1;
+        self.loading.1.fetch_max(now, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(20));
+        self.loading.0.fetch_sub(1, Ordering::SeqCst);
+        if self.fails {
+            return Err("the file is damaged".into());
+        }
+        Ok(load(4, 256)?)
+    }
+
+    fn delete(&self) -> Result<(), SourceError> {
+        Err("a test's model has no file".into())
+    }
+}
+
+/// Models by name, bytes, and whether they fail to load.
+struct Cast {
+    log: Log,
+    loading: Arc<(AtomicUsize, AtomicUsize)>,
+    models: Vec<ModelConfig>,
+}
+
+impl Cast {
+    fn new(models: &[(&'static str, u64)]) -> Self {
+        let mut cast = Self { log: Log::default(), loading: Arc::default(), models: Vec::new() };
+        for (name, bytes) in models {
+            cast.add(name, *bytes, false);
+        }
+        cast
+    }
+
+    fn add(&mut self, name: &'static str, bytes: u64, fails: bool) -> &mut ModelConfig {
+        let source = Source { name, bytes, fails, log: Arc::clone(&self.log), loading: Arc::clone(&self.loading) };
+        self.models.push(ModelConfig {
+            names: vec![name.into()],
+            source: Box::new(source),
+            resident: false,
+            keep_alive: None,
+            defaults: ModelDefaults::default(),
+        });
+        self.models.last_mut().unwrap()
+    }
+
+    fn serve(self) -> (Server, Log) {
+        let models = ModelsOptions { models: self.models, ..Default::default() };
+        let server = Server::with_models(HttpOptions::default(), models);
+        server.wait_until_ready();
+        (server, self.log)
+    }
+}
+
+fn completion(model: &str) -> Value {
+    json!({"model": model, "prompt": super::PROMPT, "temperature": 0, "max_tokens": 8})
+}
+
+/// The status and the text, or the error's code and message.
+fn complete(server: &Server, model: &str) -> (u16, String) {
+    let answer = server.post("/v1/completions", &completion(model));
+    let body = answer.json();
+    let text = body["choices"][0]["text"].as_str();
+    let error =
+        || format!("{}: {}", body["error"]["code"].as_str().unwrap(), body["error"]["message"].as_str().unwrap());
+    (answer.status, text.map_or_else(error, str::to_owned))
+}
+
+#[test]
+fn models_are_loaded_when_requests_name_them() {
+    let (server, log) = Cast::new(&[("a", 100), ("b", 100)]).serve();
+    assert!(log.lock().unwrap().is_empty(), "none is loaded before a request comes");
+    assert_eq!(complete(&server, "b"), (200, STORY.into()));
+    assert_eq!(complete(&server, "b"), (200, STORY.into()));
+    assert_eq!(*log.lock().unwrap(), ["+b"]);
+    let answer = server.post("/v1/completions", &completion("a"));
+    assert!(answer.headers.contains("x-model-load-seconds: 0."), "{}", answer.headers);
+    assert!(!answer.headers.contains("x-model: "), "{}", answer.headers);
+    // Without a name it is the first one.
+    let answer = server.post("/v1/completions", &json!({"prompt": super::PROMPT, "max_tokens": 1}));
+    assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("a")));
+    let names = server.get("/v1/models").json()["data"].as_array().unwrap().clone();
+    assert_eq!(names.iter().map(|model| model["id"].as_str().unwrap()).collect::<Vec<_>>(), ["a", "b"]);
+    let (status, error) = complete(&server, "c");
+    assert_eq!((status, error.as_str()), (404, "model_not_found: there is no model \"c\" here, only \"a\", \"b\""));
+    assert_eq!(complete(&server, "a:latest"), (200, STORY.into()));
+}
+
+#[test]
+fn the_least_recently_used_model_goes() {
+    let (server, log) = Cast::new(&[("a", 400), ("b", 400), ("c", 400), ("all", 1000), ("more", 1001)]).serve();
+    for model in ["a", "b", "a", "c", "a", "b"] {
+        assert_eq!(complete(&server, model), (200, STORY.into()));
+    }
+    // c takes b's place, and b then c's.
+    assert_eq!(*log.lock().unwrap(), ["+a", "+b", "+c", "+b"]);
+    assert_eq!(complete(&server, "all"), (200, STORY.into()));
+    assert_eq!(server.metric("models_loaded"), 1.0);
+    let (status, error) = complete(&server, "more");
+    assert_eq!(status, 400);
+    let expected = "model_too_large: the model \"more\" needs 1001 bytes of cpu, which has 1000 for models: ";
+    assert!(error.starts_with(expected), "{error}");
+    assert_eq!(log.lock().unwrap().last().unwrap(), "+all", "nothing went for what can never fit");
+}
+
+#[test]
+fn two_hundred_requests_over_three_models_with_room_for_two() {
+    let cast = Cast::new(&[("a", 500), ("b", 500), ("c", 500)]);
+    let most_at_once = Arc::clone(&cast.loading);
+    let (server, log) = cast.serve();
+    std::thread::scope(|scope| {
+        for client in 0..20 {
+            let server = &server;
+            scope.spawn(move || {
+                for i in 0..10 {
+                    let model = ["a", "b", "c"][(client + i) % 3];
+                    assert_eq!(complete(server, model), (200, STORY.into()), "{model}");
+                }
+            });
+        }
+    });
+    assert!(most_at_once.1.load(Ordering::SeqCst) <= 2);
+    assert!(log.lock().unwrap().len() >= 4, "models made room for each other");
+}
+
+#[test]
+fn models_that_fit_are_loaded_together() {
+    let cast = Cast::new(&[("a", 500), ("b", 500)]);
+    let most_at_once = Arc::clone(&cast.loading);
+    let (server, _) = cast.serve();
+    std::thread::scope(|scope| {
+        for model in ["a", "b", "a", "b"] {
+            let server = &server;
+            scope.spawn(move || assert_eq!(complete(server, model), (200, STORY.into())));
+        }
+    });
+    assert_eq!(most_at_once.1.load(Ordering::SeqCst), 2);
+    assert_eq!(server.metric("models_loaded"), 2.0);
+}
+
+#[test]
+fn a_load_that_fails_leaves_the_others() {
+    let mut cast = Cast::new(&[("a", 500), ("b", 500)]);
+    cast.add("bad", 400, true);
+    let (server, log) = cast.serve();
+    assert_eq!(complete(&server, "a"), (200, STORY.into()));
+    for _ in 0..2 {
+        let (status, error) = complete(&server, "bad");
+        let expected = "model_not_loaded: the model \"bad\" cannot be loaded: the file is damaged";
+        assert_eq!((status, error.as_str()), (500, expected));
+    }
+    assert_eq!(complete(&server, "a"), (200, STORY.into()));
+    assert_eq!(complete(&server, "b"), (200, STORY.into()));
+    assert_eq!(*log.lock().unwrap(), ["+a", "+bad", "+bad", "+b"]);
+}
+
+#[test]
+fn a_model_that_answers_is_not_unloaded() {
+    let (server, log) = Cast::new(&[("a", 600), ("b", 600)]).serve();
+    let mut long = completion("a");
+    long["max_tokens"] = json!(400);
+    long["ignore_eos"] = json!(true);
+    long["stream"] = json!(true);
+    long["stream_options"] = json!({"include_usage": true});
+    let mut events = server.stream("/v1/completions", &long);
+    events.next().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| complete(&server, "b"));
+        let last = events.filter(|data| data != "[DONE]").last().unwrap();
+        let last: Value = serde_json::from_str(&last).unwrap();
+        assert_eq!(last["usage"]["completion_tokens"], 400, "the answer came to its end");
+        assert_eq!(other.join().unwrap(), (200, STORY.into()));
+    });
+    assert_eq!(*log.lock().unwrap(), ["+a", "+b"]);
+}
+
+#[test]
+fn models_go_when_their_time_is_over() {
+    let mut cast = Cast::new(&[]);
+    cast.add("short", 100, false).keep_alive = Some(KeepAlive::For(Duration::from_millis(50)));
+    cast.add("now", 100, false).keep_alive = Some(KeepAlive::For(Duration::ZERO));
+    cast.add("long", 100, false);
+    let (server, _) = cast.serve();
+    for model in ["short", "now", "long"] {
+        assert_eq!(complete(&server, model), (200, STORY.into()));
+    }
+    let start = Instant::now();
+    while server.metric("models_loaded") > 1.0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "two models are gone soon");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(complete(&server, "short"), (200, STORY.into()));
+}
+
+#[test]
+fn models_that_stay_leave_no_room() {
+    let mut cast = Cast::new(&[("b", 500)]);
+    cast.add("a", 600, false).resident = true;
+    let (server, _) = cast.serve();
+    let (status, error) = complete(&server, "b");
+    assert_eq!(status, 503);
+    let expected = "no_room_for_model: the model \"b\" needs 500 bytes of cpu, which has 1000 for models, and those that \
+                    stay loaded leave too few";
+    assert!(error.starts_with(expected), "{error}");
+    assert_eq!(complete(&server, "a"), (200, STORY.into()));
+}
+
+#[test]
+fn defaults_hold_where_requests_say_nothing() {
+    let mut cast = Cast::new(&[]);
+    let sampling: SamplingFields = serde_json::from_value(json!({"temperature": 0})).unwrap();
+    let model = cast.add("a", 100, false);
+    model.names.push("claude-*".into());
+    model.defaults = ModelDefaults { sampling, stop: vec![" girl".into()], max_tokens: Some(20), ..Default::default() };
+    let (server, _) = cast.serve();
+    let request = json!({"model": "claude-9", "messages": [{"role": "user", "content": "Hello"}]});
+    let answers: Vec<Value> = (0..2).map(|_| server.post("/v1/chat/completions", &request).json()).collect();
+    assert_eq!(answers[0]["choices"], answers[1]["choices"], "greedy");
+    assert_eq!(answers[0]["model"], "claude-9");
+    assert!(answers[0]["usage"]["completion_tokens"].as_u64().unwrap() <= 20);
+    let text = server.post("/v1/completions", &json!({"model": "a", "prompt": super::PROMPT})).json();
+    assert_eq!(text["choices"][0]["text"], ", there was a little");
+}
