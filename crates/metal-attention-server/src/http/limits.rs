@@ -41,13 +41,6 @@ pub const MAX_UNCLEAR_BYTES: usize = 1 << 20;
 /// Most bytes of text that token ids are turned into.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
-/// Most names by patterns (`patternProperties`) of a schema: each is compared with each.
-pub const MAX_NAME_PATTERNS: usize = 16;
-/// Most parts of a schema that must all hold (`allOf`): the names by patterns are compared for each.
-pub const MAX_ALL_OF: usize = 64;
-/// Most parts of a schema of which one must hold alone (`oneOf`): each is compared with each.
-pub const MAX_ONE_OF: usize = 512;
-
 /// Lists and objects inside each other, the field's own value included.
 const MAX_DEPTH: usize = 64;
 

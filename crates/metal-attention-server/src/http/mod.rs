@@ -11,7 +11,6 @@ mod body;
 mod client;
 mod client_stream;
 mod connections;
-mod constraint;
 mod dialect;
 mod error;
 mod guard;
@@ -31,10 +30,7 @@ mod page;
 mod peer;
 mod request_line;
 mod routes;
-mod schema;
 mod server;
-#[cfg(test)]
-mod test_vocabulary;
 mod unsupported;
 mod vllm_metrics;
 mod work;

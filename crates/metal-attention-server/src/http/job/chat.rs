@@ -6,6 +6,7 @@ use std::sync::Arc;
 use metal_attention::scheduler::{Client, Constraint, Events};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
+use metal_attention_grammar::Grammar;
 use serde_json::{Map, Value};
 
 use super::generation::Generation;
@@ -13,7 +14,6 @@ use super::guide::{Guide, Wanted, tokens_within};
 use super::reply::{Replies, Reply};
 use super::thinking::{ThinkingRequest, ThinkingWish};
 use super::tool_choice::Calls;
-use crate::http::constraint::Grammar;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App};

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use metal_attention::scheduler::Constraint;
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, HARMONY_ANSWER, ToolCallParser, ToolFormat};
-
-use crate::http::constraint::Grammar;
+use metal_attention_grammar::Grammar;
 
 /// Ends a message of thoughts where thoughts are messages, and begins another.
 const NEXT: &str = "<|end|><|start|>assistant";
@@ -321,10 +320,10 @@ impl Constraint for Guide {
 mod tests {
     use metal_attention::Model;
     use metal_attention_chat::{Message, RenderRequest, Tool};
+    use metal_attention_grammar::Grammars;
     use serde_json::json;
 
     use super::*;
-    use crate::http::constraint::Grammars;
 
     /// The text of a model that says `says`, byte by byte, wherever it may, and the first that is allowed elsewhere.
     fn answer(tokenizer: &Tokenizer, mut guide: Guide, says: &str) -> String {

@@ -7,9 +7,9 @@ use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
+use metal_attention_grammar::Grammars;
 
 use crate::http::ApiError;
-use crate::http::constraint::Grammars;
 use crate::http::limits::MAX_UNCLEAR_BYTES;
 
 /// A model that is ready to answer.

@@ -8,8 +8,8 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 
-use crate::http::constraint::{Grammar, Grammars};
-use crate::http::test_vocabulary::vocabulary;
+use crate::constraint::{Grammar, Grammars};
+use crate::test_vocabulary::vocabulary;
 
 /// Names the number of schemas; by default as many as take a few seconds.
 const NUMBER: &str = "METAL_ATTENTION_RANDOM_SCHEMAS";

@@ -236,7 +236,7 @@ mod tests {
     use metal_attention::Model;
 
     use super::*;
-    use crate::http::test_vocabulary::vocabulary;
+    use crate::test_vocabulary::vocabulary;
 
     /// Whether a text follows a schema to its end.
     fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {

@@ -17,10 +17,16 @@ mod references;
 
 use serde_json::{Value, json};
 
-use super::limits::{MAX_ALL_OF, MAX_NAME_PATTERNS, MAX_ONE_OF};
 use closed::close;
 pub use followed::Detail;
 use followed::follow;
+
+/// Most names by patterns (`patternProperties`) of a schema: each is compared with each.
+const MAX_NAME_PATTERNS: usize = 16;
+/// Most parts of a schema that must all hold (`allOf`): the names by patterns are compared for each.
+const MAX_ALL_OF: usize = 64;
+/// Most parts of a schema of which one must hold alone (`oneOf`): each is compared with each.
+const MAX_ONE_OF: usize = 512;
 
 /// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,32})?";
