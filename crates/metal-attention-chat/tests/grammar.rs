@@ -271,10 +271,12 @@ fn forced_calls_of_python_have_its_scalars() {
 #[test]
 fn forced_json_comes_after_thoughts() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
-    assert_eq!(ToolFormat::Hermes.json_grammar(&schema, None, None), None);
-    let thinking = ToolFormat::Hermes.json_grammar(&schema, Some(ReasoningMarkers::THINK), None).unwrap();
+    let text = format!("%json {schema}");
+    let text = format!("%json {schema}");
+    assert_eq!(ToolFormat::Hermes.text_grammar(&text, None, None), None);
+    let thinking = ToolFormat::Hermes.text_grammar(&text, Some(ReasoningMarkers::THINK), None).unwrap();
     assert!(accepts(&thinking, "So {.</think>\n\n{\"a\": 1}") && !accepts(&thinking, "{\"a\": 1}"));
-    let harmony = ToolFormat::Harmony.json_grammar(&schema, None, None).unwrap();
+    let harmony = ToolFormat::Harmony.text_grammar(&text, None, None).unwrap();
     let answer = "<|channel|>final<|message|>{\"a\": 1}";
     assert!(accepts(&harmony, answer) && !accepts(&harmony, "{\"a\": 1}"));
     assert!(accepts(&harmony, &format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{answer}")));

@@ -5,13 +5,17 @@ use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
-use metal_attention::scheduler::Constraint;
+use metal_attention::Constraint;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use super::schema::{Detail, prepared};
+use crate::form::Form;
+use crate::gbnf::{self, GbnfError};
+use crate::lark;
+use crate::pattern;
+use crate::schema::{Detail, prepared};
 
 /// Why there is no grammar.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +23,18 @@ pub enum GrammarError {
     /// What is wrong with the schema, or too much in it.
     #[error("{0}")]
     Schema(String),
+    /// What is wrong with the GBNF grammar, and where.
+    #[error("the grammar: {0}")]
+    Gbnf(#[from] GbnfError),
+    /// What is wrong with the Lark grammar, and where.
+    #[error("the grammar: {0}")]
+    Lark(String),
+    /// What is wrong with the regular expression, and where.
+    #[error("the regular expression: {0}")]
+    Regex(String),
+    /// What is wrong with the strings to choose from.
+    #[error("the choice: {0}")]
+    Choice(String),
     /// Its parts contradict each other.
     #[error("no text can follow all of it")]
     NoText,
@@ -54,6 +70,10 @@ impl GrammarError {
                 | Self::TooLarge
                 | Self::Other
                 | Self::Schema(_)
+                | Self::Gbnf(_)
+                | Self::Lark(_)
+                | Self::Regex(_)
+                | Self::Choice(_)
                 | Self::NoText
                 | Self::Vocabulary(_)
                 | Self::Thread(_),
@@ -76,9 +96,74 @@ impl Grammars {
         Self { tokenizer: Arc::clone(tokenizer), factory: OnceLock::new() }
     }
 
+    /// An answer to `prompt`, which `template` has rendered, whose text looks like `form`: it comes after the thoughts, where
+    /// the answer begins with some. `left_out` gets the places of what is not enforced.
+    pub fn form(
+        &self,
+        template: &ChatTemplate,
+        prompt: &str,
+        form: &Form,
+        left_out: &mut Vec<String>,
+    ) -> Result<Grammar, GrammarError> {
+        let thinking = template.reasoning_begun(prompt);
+        self.whole(form, left_out, |text| template.tool_format().text_grammar(text, thinking, Some(&self.tokenizer)))
+    }
+
+    /// A text that looks like `form` from its beginning. `left_out` gets the places of what is not enforced.
+    pub fn raw(&self, form: &Form, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
+        self.whole(form, left_out, |_| None)
+    }
+
+    /// What looks like `form`, after what `around` puts before it.
+    fn whole(
+        &self,
+        form: &Form,
+        left_out: &mut Vec<String>,
+        around: impl Fn(&str) -> Option<String>,
+    ) -> Result<Grammar, GrammarError> {
+        let nested = |lark: String| match around(&format!("%lark {{\n{lark}\n}}")) {
+            Some(grammar) => TopLevelGrammar::from_lark(grammar),
+            None => TopLevelGrammar::from_lark(lark),
+        };
+        let terminal = |pattern: &str| {
+            let expression = lark::terminal(pattern);
+            TopLevelGrammar::from_lark(around(&expression).unwrap_or_else(|| format!("start: {expression}")))
+        };
+        let json = |schema: &Value, strict, left_out: &mut Vec<String>| {
+            self.constraint(left_out, |detail, left_out| {
+                let schema = prepared(schema, strict, detail, left_out).map_err(GrammarError::Schema)?;
+                Ok(match around(&format!("%json {schema}")) {
+                    Some(grammar) => TopLevelGrammar::from_lark(grammar),
+                    None => TopLevelGrammar::from_json_schema(schema),
+                })
+            })
+        };
+        match form {
+            Form::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
+            Form::JsonSchema { schema, strict } => json(schema, *strict, left_out),
+            Form::Gbnf(text) => self.constraint(left_out, |detail, _| {
+                let lark = on_a_large_stack(|| gbnf::to_lark(text, &self.tokenizer, max_terminal(detail)))??;
+                Ok(nested(lark))
+            }),
+            Form::Lark(text) => {
+                lark::check(text).map_err(GrammarError::Lark)?;
+                let is_nested = around("").is_some();
+                self.compile(nested(text.clone()), |error| lark::explained(error, is_nested).map(GrammarError::Lark))
+            }
+            Form::Regex(pattern) => {
+                let pattern = on_a_large_stack(|| pattern::whole(pattern))?.map_err(GrammarError::Regex)?;
+                self.compile(terminal(&pattern), |_| None)
+            }
+            Form::Choice(choices) => {
+                let pattern = pattern::one_of(choices).map_err(GrammarError::Choice)?;
+                self.compile(terminal(&pattern), |_| None)
+            }
+        }
+    }
+
     /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
     pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, GrammarError> {
-        self.json_schema(template, prompt, &json!({"type": "object"}), Some(false), &mut Vec::new())
+        self.form(template, prompt, &Form::JsonObject, &mut Vec::new())
     }
 
     /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
@@ -91,14 +176,7 @@ impl Grammars {
         strict: Option<bool>,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
-        let thinking = template.reasoning_begun(prompt);
-        self.constraint(left_out, |detail, left_out| {
-            let schema = prepared(schema, strict, detail, left_out)?;
-            Ok(match template.tool_format().json_grammar(&schema, thinking, Some(&self.tokenizer)) {
-                Some(grammar) => TopLevelGrammar::from_lark(grammar),
-                None => TopLevelGrammar::from_json_schema(schema),
-            })
-        })
+        self.form(template, prompt, &Form::JsonSchema { schema: schema.clone(), strict }, left_out)
     }
 
     /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
@@ -122,7 +200,7 @@ impl Grammars {
                 left_out.extend(places.into_iter().map(|place| format!("{}{place}", tool.name())));
                 Tool::try_from(json).map_err(|e| e.to_string())
             };
-            let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>()?;
+            let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>().map_err(GrammarError::Schema)?;
             let grammar = template.tool_format().grammar(&tools, parallel, thinking, Some(&self.tokenizer));
             Ok(TopLevelGrammar::from_lark(grammar))
         })
@@ -132,13 +210,12 @@ impl Grammars {
     fn constraint(
         &self,
         left_out: &mut Vec<String>,
-        make: impl Fn(Detail, &mut Vec<String>) -> Result<TopLevelGrammar, String>,
+        make: impl Fn(Detail, &mut Vec<String>) -> Result<TopLevelGrammar, GrammarError>,
     ) -> Result<Grammar, GrammarError> {
         let mut detail = Detail::Full;
         loop {
             let mut places = Vec::new();
-            let grammar = make(detail, &mut places).map_err(GrammarError::Schema)?;
-            match self.compile(grammar) {
+            match self.compile(make(detail, &mut places)?, |_| None) {
                 Ok(grammar) => {
                     left_out.extend(places);
                     return Ok(grammar);
@@ -148,12 +225,29 @@ impl Grammars {
         }
     }
 
-    fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+    /// A constraint by `grammar`. `explain` says more about some errors of the grammar library.
+    fn compile(
+        &self,
+        grammar: TopLevelGrammar,
+        explain: impl Fn(&str) -> Option<GrammarError>,
+    ) -> Result<Grammar, GrammarError> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer)).as_ref();
         let factory = factory.map_err(|why| GrammarError::Vocabulary(why.clone()))?;
         let compile = || factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
-        let matcher = on_a_large_stack(compile)?.map_err(|e| explained(&e.to_string()))?;
-        Ok(Grammar { matcher })
+        let error = match on_a_large_stack(compile)? {
+            Ok(matcher) => return Ok(Grammar { matcher }),
+            Err(error) => error.to_string(),
+        };
+        Err(explain(&error).unwrap_or_else(|| explained(&error)))
+    }
+}
+
+/// Most characters of a terminal, by the detail with which llguidance can follow a grammar.
+fn max_terminal(detail: Detail) -> usize {
+    match detail {
+        Detail::Full => 50_000,
+        Detail::Rough => 2000,
+        Detail::Flat => 100,
     }
 }
 
@@ -174,11 +268,11 @@ fn explained(error: &str) -> GrammarError {
     }
 }
 
-/// Runs `work` with a stack for schemas that are long chains: compiling them calls itself for each link.
+/// Runs `work` with a stack for schemas and grammars that are long chains: compiling them calls itself for each link.
 fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, GrammarError> {
     const STACK: usize = 64 << 20;
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("schema".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, work).map_err(GrammarError::Thread)?;
         thread.join().map_err(|_| GrammarError::Other)
     })
@@ -236,7 +330,7 @@ mod tests {
     use metal_attention::Model;
 
     use super::*;
-    use crate::test_vocabulary::vocabulary;
+    use crate::test_vocabulary::{accepts, vocabulary};
 
     /// Whether a text follows a schema to its end.
     fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
@@ -372,6 +466,70 @@ mod tests {
             let arguments: Value = serde_json::from_str(&message.tool_calls[0].function.arguments).unwrap();
             assert!(arguments["s"].as_str().unwrap().starts_with("a <b"), "{source}: {arguments}");
             assert_eq!(message.content, None, "{source}");
+        }
+    }
+
+    /// Whether `form` after `source`'s prompt, which ends in thoughts where the text does, allows `text`.
+    fn allows(source: &str, control: &[&str], form: &Form, text: &str) -> bool {
+        let tokenizer = vocabulary(control);
+        let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
+        let prompt = if text.starts_with("So") { template.reasoning().unwrap().start } else { "" };
+        let grammar = Grammars::new(&tokenizer).form(&template, prompt, form, &mut Vec::new());
+        accepts(grammar.unwrap_or_else(|why| panic!("{form:?}: {why}")), &tokenizer, text)
+    }
+
+    #[test]
+    fn forms_come_after_thoughts_and_in_their_channel() {
+        let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"];
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+        for (form, good, bad) in [
+            (Form::JsonObject, r#"{"z":[1]}"#, "[1]"),
+            (Form::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
+            (Form::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
+            (Form::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
+            (Form::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
+            (Form::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
+            (Form::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
+        ] {
+            let answers: [(&str, &[&str], &str); 4] = [
+                ("", &[], ""),
+                ("<think> </think>", &["</think>"], "So.</think>\n"),
+                ("<|channel|><|message|>", &harmony, "<|channel|>final<|message|>"),
+                (
+                    "<|channel|><|message|>",
+                    &harmony,
+                    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>",
+                ),
+            ];
+            for (source, control, before) in answers {
+                assert!(allows(source, control, &form, &format!("{before}{good}")), "{before}{good} as {form:?}");
+                assert!(!allows(source, control, &form, &format!("{before}{bad}")), "{before}{bad} as {form:?}");
+            }
+            let tokenizer = vocabulary(&[]);
+            let raw = Grammars::new(&tokenizer).raw(&form, &mut Vec::new()).unwrap();
+            assert!(accepts(raw.clone(), &tokenizer, good) && !accepts(raw, &tokenizer, bad), "{form:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_form_is_named() {
+        let grammars = Grammars::new(&vocabulary(&[]));
+        let deep = "start: ".to_owned() + &"(".repeat(2000) + "\"a\"" + &")".repeat(2000);
+        let chain: String = (0..3000).map(|i| format!("a{i}: \"x\" a{}\n", i + 1)).collect();
+        for (form, named) in [
+            (Form::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
+            (Form::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
+            (Form::Lark("start: %%".into()), "the grammar: line 1: "),
+            (Form::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
+            (Form::Lark("a: \"a\"".into()), "the grammar: "),
+            (Form::Lark(deep), "the grammar: line 1: "),
+            (Form::Lark(format!("start: a0\n{chain}")), "the grammar: "),
+            (Form::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
+            (Form::Regex("(a{1000}){1000}{1000}".into()), ""),
+            (Form::Choice(Vec::new()), "the choice: there is nothing to choose from"),
+        ] {
+            let error = grammars.raw(&form, &mut Vec::new()).err().map_or_else(String::new, |why| why.to_string());
+            assert!(error.starts_with(named), "{error}");
         }
     }
 }

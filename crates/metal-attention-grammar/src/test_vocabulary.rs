@@ -1,9 +1,12 @@
-//! A vocabulary for tests.
+//! A vocabulary for tests, and texts of its tokens under a constraint.
 
 use std::sync::Arc;
 
+use metal_attention::Constraint;
 use metal_attention::gguf::{Metadata, StringArray};
-use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
+use metal_attention::tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
+
+use crate::Grammar;
 
 /// A vocabulary of the 256 bytes and of control tokens.
 pub fn vocabulary(control: &[&str]) -> Arc<Tokenizer> {
@@ -22,4 +25,20 @@ pub fn vocabulary(control: &[&str]) -> Arc<Tokenizer> {
     metadata.set("tokenizer.ggml.merges", StringArray::default());
     metadata.set("tokenizer.ggml.eos_token_id", tokens.len() as u32 - 1);
     Arc::new(Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap())
+}
+
+/// Whether `grammar` allows the tokens of `text`, and then an end.
+pub fn accepts(mut grammar: Grammar, tokenizer: &Tokenizer, text: &str) -> bool {
+    let allows = |grammar: &mut Grammar, ids: &[u32]| {
+        let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
+        grammar.allowed(&mut mask).unwrap();
+        ids.iter().any(|&id| mask[id as usize / 32] & (1 << (id % 32)) != 0)
+    };
+    for id in tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true }) {
+        if grammar.is_complete() || !allows(&mut grammar, &[id]) {
+            return false;
+        }
+        grammar.accept(id).unwrap();
+    }
+    grammar.is_complete() || allows(&mut grammar, tokenizer.end_of_generation())
 }

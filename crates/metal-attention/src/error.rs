@@ -12,6 +12,9 @@ use crate::{Device, RerankError};
 pub(crate) const NO_NUMBERS: &str = "the model gives NaN or infinity instead of numbers: the file or the device is damaged; \
      metal-attention compare tells which layer it comes from";
 
+/// What [`Error::Constraint`] begins with; a scheduler says the same.
+pub(crate) const CONSTRAINT: &str = "the constraint on the text failed";
+
 /// What [`Error::NoText`] says; a scheduler says the same.
 pub(crate) const NO_TEXT: &str = "the model writes no text: it is for embeddings (embed, /v1/embeddings) or for ranking documents \
      (rerank, /v1/rerank)";
@@ -101,6 +104,9 @@ pub enum Error {
     /// The caller's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
     #[error("the logits processor failed: {0}")]
     LogitsProcessor(String),
+    /// The [`Constraint`](crate::Constraint) on the text failed, or left no token to choose.
+    #[error("{CONSTRAINT}: {0}")]
+    Constraint(String),
     /// The caller's progress function asked to stop, or the [`Watch`](crate::Watch) was cancelled. The micro-batches that
     /// were evaluated stay in the KV cache.
     #[error("interrupted after {done} of {total} prompt tokens")]

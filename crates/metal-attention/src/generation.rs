@@ -20,7 +20,7 @@ pub struct GenerateOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// The model chose a token that ends the text.
+    /// The model chose a token that ends the text, or its constraint was complete.
     EndOfGeneration,
     /// As many tokens as were asked for.
     Length,
@@ -117,13 +117,15 @@ impl<'a> Generation<'a> {
             self.stop(StopReason::EndOfGeneration);
             return Ok(None);
         }
-        self.sequence.push(id);
+        self.sequence.push(id)?;
         if let Some(n) = &mut self.remaining {
             *n -= 1;
         }
         let (text, stopped) = self.text.push(id);
         if stopped {
             self.stop(StopReason::StopString);
+        } else if self.sequence.is_complete() {
+            self.stop(StopReason::EndOfGeneration);
         }
         Ok(Some(Token { id, text }))
     }

@@ -8,7 +8,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{Sampler, SamplerOptions};
 use crate::sequence::Sequence;
-use crate::{EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, Timings};
+use crate::{Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, Timings};
 
 /// A model, its KV cache and a sampler.
 ///
@@ -81,6 +81,12 @@ impl Generator {
     /// device for each token.
     pub fn set_logits_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
         self.sequence.set_processor(processor);
+    }
+
+    /// Lets `constraint` say which tokens may come from the next one on, to the end of the text that it describes; `None`: all may.
+    /// One constraint is for one text.
+    pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
+        self.sequence.set_constraint(constraint);
     }
 
     /// Tokens of the text so far: the prompt and what was generated.

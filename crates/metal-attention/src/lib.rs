@@ -25,6 +25,7 @@
 
 pub mod choice;
 pub mod compare;
+mod constraint;
 #[cfg(feature = "cuda")]
 mod cuda_engine;
 mod device;
@@ -46,6 +47,7 @@ mod stop_strings;
 mod text_stream;
 mod timings;
 
+pub use constraint::Constraint;
 pub use device::Device;
 pub use embedding::{Pooled, Pooler};
 pub use engine::{Backend, EngineOptions};

@@ -6,15 +6,17 @@ use std::time::{Duration, Instant};
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
 use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, is_number, need};
+use crate::constraint::Constraining;
 use crate::logits_processor::Processing;
 use crate::sampling::Sampler;
-use crate::{Error, LogitsProcessor, Pooler, Timings};
+use crate::{Constraint, Error, LogitsProcessor, Pooler, Timings};
 
 /// The tokens of a text and everything that continues it.
 pub(crate) struct Sequence {
     pass: Box<dyn ForwardPass>,
     sampler: Sampler,
     processing: Option<Processing>,
+    constraint: Option<Constraining>,
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
     /// for the next [`step`](Self::step).
     ids: Vec<u32>,
@@ -25,7 +27,7 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler) -> Self {
         let timings = Timings::default();
-        Self { pass, sampler, processing: None, ids: Vec::new(), started: Instant::now(), timings }
+        Self { pass, sampler, processing: None, constraint: None, ids: Vec::new(), started: Instant::now(), timings }
     }
 
     pub fn pass(&self) -> &dyn ForwardPass {
@@ -47,6 +49,15 @@ impl Sequence {
 
     pub fn set_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
         self.processing = processor.map(Processing::new);
+    }
+
+    pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
+        self.constraint = constraint.map(Constraining::new);
+    }
+
+    /// Whether the constraint on the text allows nothing but its end.
+    pub fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(Constraining::is_complete)
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -108,11 +119,13 @@ impl Sequence {
         // After a token that ended the generation nothing waits: the last token gives its logits once more.
         self.pass.truncate(last);
         let batch = self.waiting(self.ids.len(), true);
-        let Self { pass, sampler, processing, ids, .. } = self;
-        let allowed = Allowed { forbidden, mask: None };
+        let Self { pass, sampler, processing, constraint, ids, .. } = self;
+        let n_vocab = pass.spec().n_vocab;
+        let mask = constraint.as_mut().map(|constraint| constraint.mask(n_vocab, forbidden));
+        let allowed = Allowed { forbidden, mask: mask.transpose().map_err(Error::Constraint)? };
         let need = match processing {
             Some(_) => Need::Logits,
-            None => need(sampler, forbidden.len(), false, pass.max_top_k()),
+            None => need(sampler, forbidden.len(), allowed.mask.is_some(), pass.max_top_k()),
         };
         let mut choose = |scores: Scores<'_>| {
             let chosen = match processing {
@@ -135,11 +148,15 @@ impl Sequence {
         Ok(chosen.expect("all logits are enough to choose from"))
     }
 
-    /// Appends a token to the text.
-    pub fn push(&mut self, id: u32) {
+    /// Appends a token to the text. An error where the constraint fails; the text is then as it was.
+    pub fn push(&mut self, id: u32) -> Result<(), Error> {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id).map_err(Error::Constraint)?;
+        }
         self.ids.push(id);
         self.sampler.accept(id);
         self.timings.generated += 1;
+        Ok(())
     }
 
     /// What `pooler` makes of the states of `ids`. The text is empty afterwards.
@@ -266,7 +283,7 @@ mod tests {
             sequence.start(start, |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
                 let id = sequence.step(&[]).unwrap();
-                sequence.push(id);
+                sequence.push(id).unwrap();
             }
             sequence.ids().to_vec()
         };
@@ -283,7 +300,7 @@ mod tests {
         sequence.start(&[1, 403, 407, 261, 378], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
             let id = sequence.step(forbidden).unwrap();
-            sequence.push(id);
+            sequence.push(id).unwrap();
         }
         sequence.ids().to_vec()
     }

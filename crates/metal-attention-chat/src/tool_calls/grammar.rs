@@ -106,24 +106,24 @@ impl ToolFormat {
         rules.join("\n") + "\n"
     }
 
-    /// A grammar of the answers whose text is JSON that follows `schema`, in the Lark of llguidance; `None` where nothing
-    /// comes before that text.
-    pub fn json_grammar(
+    /// A grammar of the answers whose text is what `text` describes, an expression in the Lark of llguidance as are `%json {...}` and
+    /// `%lark {...}`; `None` where nothing comes before that text. `text` begins on the first line of the grammar.
+    pub fn text_grammar(
         self,
-        schema: &Value,
+        text: &str,
         thinking: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> Option<String> {
         let marks = Marks { tokenizer };
-        let text = match (self, thinking) {
+        let answer = match (self, thinking) {
             (Self::Harmony, _) => {
-                format!("analysis? {} \"final\" {} json", marks.mark("<|channel|>"), marks.mark("<|message|>"))
+                format!("analysis? {} \"final\" {} text", marks.mark("<|channel|>"), marks.mark("<|message|>"))
             }
-            (_, Some(_)) => "json".into(),
+            (_, Some(_)) => "text".into(),
             (_, None) => return None,
         };
-        let mut rules = self.beginning(&text, thinking, &marks);
-        rules.push(format!("json: %json {schema}"));
+        let mut rules = vec![format!("text: {text}")];
+        rules.append(&mut self.beginning(&answer, thinking, &marks));
         Some(rules.join("\n") + "\n")
     }
 

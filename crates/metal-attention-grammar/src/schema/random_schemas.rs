@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use metal_attention::scheduler::Constraint;
+use metal_attention::Constraint;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};

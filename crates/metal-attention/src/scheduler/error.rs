@@ -1,6 +1,6 @@
 //! Why a scheduler did not start, refused a request, or gave one up.
 
-use crate::error::{NO_NUMBERS, NO_TEXT};
+use crate::error::{CONSTRAINT, NO_NUMBERS, NO_TEXT};
 use crate::sampling::SamplingError;
 use crate::{Error, ForwardError};
 
@@ -97,7 +97,7 @@ pub enum RequestError {
     #[error(transparent)]
     Forward(#[from] ForwardError),
     /// The request's constraint failed, or left no token to choose.
-    #[error("the constraint on the text failed: {0}")]
+    #[error("{CONSTRAINT}: {0}")]
     Constraint(String),
     /// The request's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
     #[error("the logits processor failed: {0}")]

@@ -65,7 +65,7 @@ pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
 pub use replicas::Replicas;
 pub use request::{
-    Client, Completion, Constraint, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage,
+    Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage,
 };
 
 /// Finished texts that are kept, as far as the KV cache has room.

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::LogitsProcessor;
 use crate::sampling::SamplerOptions;
+use crate::{Constraint, LogitsProcessor};
 use tokio::sync::mpsc;
 
 use super::RequestError;
@@ -58,19 +58,6 @@ pub struct Request {
     /// Keep all events until the text is finished: a client that waits for the whole answer need not be woken for each
     /// token.
     pub whole: bool,
-}
-
-/// Which tokens may come next: a grammar, a schema. A panic fails the request that it belongs to and no other.
-pub trait Constraint: Send {
-    /// Sets the bit of each token that may come next: bit `id % 32` of word `id / 32`. `mask` has
-    /// `n_vocab.div_ceil(32)` words, all zero.
-    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String>;
-
-    /// Takes the token that was chosen; tokens that end the text are not passed on.
-    fn accept(&mut self, id: u32) -> Result<(), String>;
-
-    /// Whether the text is complete: nothing but an end may follow.
-    fn is_complete(&self) -> bool;
 }
 
 /// One step of a request's answer. The last one is [`Done`](Event::Done) or [`Failed`](Event::Failed), whatever

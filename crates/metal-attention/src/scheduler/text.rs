@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::choice::{Allowed, Need, Scores, choose, is_number, need};
+use crate::constraint::Constraining;
 use crate::logits_processor::Processing;
 use crate::sampling::Sampler;
 use crate::tokenizer::Tokenizer;
@@ -13,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::queue::{Submission, Ticket};
 use super::{
-    Client, Constraint, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message,
+    Client, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message,
 };
 
 /// Where a text is after a step.
@@ -62,10 +63,8 @@ pub(super) struct Text<'t> {
     end: Option<(u32, Option<TokenLogprobs>)>,
     logprobs: Option<usize>,
     prompt_logprobs: Option<PromptLogprobs>,
-    constraint: Option<Box<dyn Constraint>>,
+    constraint: Option<Constraining>,
     processing: Option<Processing>,
-    /// A bit for each of the model's tokens that the constraint allows now.
-    mask: Vec<u32>,
     n_vocab: usize,
     /// When the text ends, finished or not.
     pub deadline: Option<Instant>,
@@ -103,9 +102,8 @@ impl<'t> Text<'t> {
             end: None,
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs.map(|n_top| PromptLogprobs { n_top, list: Vec::new() }),
-            constraint: request.constraint,
+            constraint: request.constraint.map(Constraining::new),
             processing: request.logits_processor.map(Processing::new),
-            mask: Vec::new(),
             n_vocab,
             deadline: request.deadline,
             events,
@@ -207,31 +205,16 @@ impl<'t> Text<'t> {
     }
 
     fn choose(&mut self, scores: Scores<'_>) -> Result<Option<u32>, RequestError> {
-        let constrained = self.fill_mask()?;
         let forbidden = Arc::clone(self.forbidden());
-        let allowed = Allowed { forbidden: &forbidden, mask: constrained.then_some(&self.mask) };
+        let mask = self.constraint.as_mut().map(|constraint| constraint.mask(self.n_vocab, &forbidden));
+        let mask = mask.transpose().map_err(RequestError::Constraint)?;
+        let allowed = Allowed { forbidden: &forbidden, mask };
         match &mut self.processing {
             Some(processing) => {
                 processing.choose(&mut self.sampler, &self.ids, allowed, scores).map_err(RequestError::LogitsProcessor)
             }
             None => Ok(choose(&mut self.sampler, allowed, scores)),
         }
-    }
-
-    /// Asks the constraint, where there is one, which tokens may come next.
-    fn fill_mask(&mut self) -> Result<bool, RequestError> {
-        let forbidden = Arc::clone(self.forbidden());
-        let Some(constraint) = &mut self.constraint else { return Ok(false) };
-        self.mask.clear();
-        self.mask.resize(self.n_vocab.div_ceil(32), 0);
-        constraint.allowed(&mut self.mask).map_err(RequestError::Constraint)?;
-        for &id in &*forbidden {
-            self.mask[id as usize / 32] &= !(1 << (id % 32));
-        }
-        if self.mask.iter().all(|&word| word == 0) {
-            return Err(RequestError::Constraint("no token may come next".into()));
-        }
-        Ok(true)
     }
 
     /// Adds a token to the text and tells the client.
@@ -250,7 +233,7 @@ impl<'t> Text<'t> {
         self.tell(Event::Token { id, text, logprobs });
         Ok(if stopped {
             Progress::Finished(FinishReason::StopString)
-        } else if self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete()) {
+        } else if self.constraint.as_ref().is_some_and(Constraining::is_complete) {
             Progress::Finished(FinishReason::EndOfText)
         } else if self.max_tokens.is_some_and(|most| self.n_generated() >= most) {
             Progress::Finished(FinishReason::Length)

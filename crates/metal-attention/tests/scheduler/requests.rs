@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::support::{Wrapped, alone, encode, engine, greedy, read, stories};
 use metal_attention::sampling::{SamplerOptions, SamplingError};
 use metal_attention::scheduler::{
-    Client, Constraint, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError,
+    Client, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError,
     SubmitError,
 };
-use metal_attention::{BatchToken, EngineOptions, ForwardError, Model};
+use metal_attention::{BatchToken, Constraint, EngineOptions, ForwardError, Model};
 
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
 

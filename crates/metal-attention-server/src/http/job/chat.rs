@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use metal_attention::scheduler::{Client, Constraint, Events};
+use metal_attention::Constraint;
+use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
 use metal_attention_grammar::Grammar;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use metal_attention::scheduler::Constraint;
+use metal_attention::Constraint;
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, HARMONY_ANSWER, ToolCallParser, ToolFormat};
 use metal_attention_grammar::Grammar;

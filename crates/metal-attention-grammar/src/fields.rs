@@ -1,0 +1,317 @@
+//! The fields of requests that say what an answer must look like, whatever interface a request is for.
+
+use serde_json::{Map, Value};
+
+use crate::Form;
+
+/// A field that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct FieldError {
+    /// The field.
+    pub param: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// The fields, each with what reads it.
+const FIELDS: [(&str, Read); 11] = [
+    ("grammar", grammar),
+    ("json_schema", schema),
+    ("response_format", response_format),
+    ("guided_json", schema),
+    ("guided_regex", regex),
+    ("guided_choice", choice),
+    ("guided_grammar", grammar),
+    ("guided_json_object", json_object),
+    ("structured_outputs", structured_outputs),
+    ("regex", regex),
+    ("ebnf", grammar),
+];
+
+/// What a field's value asks for. The name of the field is for messages.
+type Read = fn(&str, &Value) -> Result<Option<Form>, FieldError>;
+
+impl Form {
+    /// What the fields of a request ask for, and the name of the field that does: `grammar`, `json_schema`, `response_format`,
+    /// `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `guided_json_object`, `structured_outputs`, `regex` and
+    /// `ebnf`. Null, false and what is empty ask for nothing. Two fields must not ask for different things.
+    pub fn from_fields(fields: &Map<String, Value>) -> Result<Option<(&'static str, Self)>, FieldError> {
+        one(FIELDS.into_iter().map(|(name, read)| (name, name.to_owned(), read)), fields)
+    }
+}
+
+/// What those of `readers` ask for that `fields` has. Each has the name of its field, the field's whole path, and what reads it.
+fn one(
+    readers: impl Iterator<Item = (&'static str, String, Read)>,
+    fields: &Map<String, Value>,
+) -> Result<Option<(&'static str, Form)>, FieldError> {
+    let mut found: Option<(&'static str, String, Form)> = None;
+    for (name, path, read) in readers {
+        let Some(value) = fields.get(name).filter(|value| !is_empty(value)) else { continue };
+        let Some(form) = read(&path, value)? else { continue };
+        match &found {
+            Some((_, first, other)) if *other != form => {
+                let message = format!("{first} and {path} ask for different things: leave one of them out");
+                return Err(FieldError { param: path, message });
+            }
+            Some(_) => {}
+            None => found = Some((name, path, form)),
+        }
+    }
+    Ok(found.map(|(name, _, form)| (name, form)))
+}
+
+/// Whether a value asks for nothing.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+    }
+}
+
+fn error<T>(param: &str, message: impl std::fmt::Display) -> Result<T, FieldError> {
+    Err(FieldError { param: param.to_owned(), message: format!("{param} {message}") })
+}
+
+fn text<'a>(param: &str, value: &'a Value) -> Result<&'a str, FieldError> {
+    value.as_str().map_or_else(|| error(param, "must be a string"), Ok)
+}
+
+fn grammar(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    Ok(Some(Form::grammar(text(param, value)?.to_owned())))
+}
+
+fn regex(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    Ok(Some(Form::Regex(text(param, value)?.to_owned())))
+}
+
+fn choice(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    let strings = value.as_array().and_then(|list| list.iter().map(|item| Some(item.as_str()?.to_owned())).collect());
+    match strings {
+        Some(strings) => Ok(Some(Form::Choice(strings))),
+        None => error(param, "must be a list of strings"),
+    }
+}
+
+fn json_object(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    match value {
+        Value::Bool(true) => Ok(Some(Form::JsonObject)),
+        Value::Null | Value::Bool(false) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
+            error(param, "must be true or false")
+        }
+    }
+}
+
+fn schema(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    strict_schema(param, value, None)
+}
+
+/// A schema, or its text.
+fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Option<Form>, FieldError> {
+    let schema = match value {
+        Value::Object(_) | Value::Bool(true) => value.clone(),
+        Value::String(text) => match serde_json::from_str(text) {
+            Ok(schema @ Value::Object(_)) => schema,
+            Ok(_) => return error(param, "must be a JSON schema: its text is no object"),
+            Err(why) => return error(param, format_args!("must be a JSON schema, but its text is no JSON: {why}")),
+        },
+        Value::Null | Value::Bool(false) | Value::Number(_) | Value::Array(_) => {
+            return error(param, "must be a JSON schema: an object");
+        }
+    };
+    Ok(Some(Form::JsonSchema { schema, strict }))
+}
+
+fn response_format(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    let Some(format) = value.as_object() else { return error(param, "must be an object") };
+    let kind = match format.get("type") {
+        Some(Value::String(kind)) => kind.as_str(),
+        _ => return error(param, "needs a type: text, json_object, json_schema, grammar or regex"),
+    };
+    let field = |name: &str| format.get(name).filter(|value| !is_empty(value));
+    let required = |name: &str| match field(name) {
+        Some(value) => Ok((format!("{param}.{name}"), value)),
+        None => error(param, format_args!("of type {kind} needs the field {name}")),
+    };
+    match kind {
+        "text" => Ok(None),
+        "json_object" | "json" => match field("schema") {
+            Some(value) => schema(&format!("{param}.schema"), value),
+            None => Ok(Some(Form::JsonObject)),
+        },
+        "json_schema" => {
+            let strict = |holder: &Map<String, Value>| holder.get("strict").and_then(Value::as_bool);
+            // llama.cpp takes the schema without an object around it, too.
+            if let (None, Some(value)) = (field("json_schema"), field("schema")) {
+                return strict_schema(&format!("{param}.schema"), value, strict(format));
+            }
+            let (path, value) = required("json_schema")?;
+            let Some(holder) = value.as_object() else { return error(&path, "must be an object") };
+            match holder.get("schema").filter(|value| !value.is_null()) {
+                Some(value) => strict_schema(&format!("{path}.schema"), value, strict(holder)),
+                None => Ok(Some(Form::JsonObject)),
+            }
+        }
+        "grammar" | "lark" | "gbnf" | "ebnf" => {
+            let (path, value) = required("grammar")?;
+            grammar(&path, value)
+        }
+        "regex" => {
+            let name = if field("regex").is_some() { "regex" } else { "pattern" };
+            let (path, value) = required(name)?;
+            regex(&path, value)
+        }
+        "structural_tag" => error(param, "of type structural_tag cannot be followed: use json_schema or grammar"),
+        other => error(
+            param,
+            format_args!("has the unknown type {other:?}: use text, json_object, json_schema, grammar or regex"),
+        ),
+    }
+}
+
+/// What vLLM has in the place of its earlier fields guided_*.
+fn structured_outputs(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+    const PARTS: [(&str, Read); 5] =
+        [("json", schema), ("regex", regex), ("choice", choice), ("grammar", grammar), ("json_object", json_object)];
+    /// What concerns other programs: how they follow a grammar, and how much space JSON has, which is never much.
+    const OTHERS: [&str; 4] =
+        ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"];
+    let Some(parts) = value.as_object() else { return error(param, "must be an object") };
+    for (name, value) in parts {
+        if name == "structural_tag" && !is_empty(value) {
+            return error(&format!("{param}.{name}"), "cannot be followed: use json or grammar");
+        }
+        let known = PARTS.iter().any(|(part, _)| part == name) || OTHERS.contains(&name.as_str());
+        if !known && !is_empty(value) {
+            return error(&format!("{param}.{name}"), "is unknown: use json, regex, choice, grammar or json_object");
+        }
+    }
+    let readers = PARTS.into_iter().map(|(name, read)| (name, format!("{param}.{name}"), read));
+    Ok(one(readers, parts)?.map(|(_, form)| form))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(fields: &Value) -> Result<Option<(&'static str, Form)>, FieldError> {
+        Form::from_fields(fields.as_object().unwrap())
+    }
+
+    #[test]
+    fn each_field_is_read() {
+        let object = json!({"type": "object"});
+        let schema = |strict| Form::JsonSchema { schema: object.clone(), strict };
+        let gbnf = "root ::= \"a\"";
+        let lark = "start: \"a\"";
+        let choice = Form::Choice(vec!["a".into(), "b".into()]);
+        for (fields, expected) in [
+            (json!({"grammar": gbnf}), ("grammar", Form::Gbnf(gbnf.into()))),
+            (json!({"grammar": lark}), ("grammar", Form::Lark(lark.into()))),
+            (json!({"json_schema": object}), ("json_schema", schema(None))),
+            (json!({"response_format": {"type": "json_object"}}), ("response_format", Form::JsonObject)),
+            (json!({"response_format": {"type": "json_object", "schema": object}}), ("response_format", schema(None))),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": object, "strict": true}}}),
+                ("response_format", schema(Some(true))),
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+                ("response_format", Form::JsonObject),
+            ),
+            (json!({"response_format": {"type": "json_schema", "schema": object}}), ("response_format", schema(None))),
+            (
+                json!({"response_format": {"type": "grammar", "grammar": gbnf}}),
+                ("response_format", Form::Gbnf(gbnf.into())),
+            ),
+            (json!({"response_format": {"type": "regex", "pattern": "a+"}}), ("response_format", Form::Regex("a+".into()))),
+            (json!({"guided_json": object}), ("guided_json", schema(None))),
+            (json!({"guided_json": "{\"type\":\"object\"}"}), ("guided_json", schema(None))),
+            (json!({"guided_regex": "a+"}), ("guided_regex", Form::Regex("a+".into()))),
+            (json!({"guided_choice": ["a", "b"]}), ("guided_choice", choice.clone())),
+            (json!({"guided_grammar": gbnf}), ("guided_grammar", Form::Gbnf(gbnf.into()))),
+            (json!({"guided_json_object": true}), ("guided_json_object", Form::JsonObject)),
+            (
+                json!({"structured_outputs": {"choice": ["a", "b"], "json": null, "disable_fallback": true}}),
+                ("structured_outputs", choice),
+            ),
+            (json!({"structured_outputs": {"json": object}}), ("structured_outputs", schema(None))),
+            (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", Form::JsonObject)),
+            (json!({"regex": "a+", "ebnf": ""}), ("regex", Form::Regex("a+".into()))),
+            (json!({"ebnf": gbnf, "regex": null}), ("ebnf", Form::Gbnf(gbnf.into()))),
+            // Twice the same is no contradiction.
+            (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", Form::Regex("a+".into()))),
+        ] {
+            assert_eq!(read(&fields), Ok(Some(expected)), "{fields}");
+        }
+    }
+
+    #[test]
+    fn what_is_empty_asks_for_nothing() {
+        for fields in [
+            json!({}),
+            json!({"grammar": "", "json_schema": null, "response_format": {"type": "text"}, "guided_json": {}}),
+            json!({"guided_json_object": false, "guided_choice": [], "regex": null, "structured_outputs": {}}),
+            json!({"structured_outputs": {"json": null, "whitespace_pattern": " "}, "format": "json", "grammar": false}),
+        ] {
+            assert_eq!(read(&fields), Ok(None), "{fields}");
+        }
+    }
+
+    #[test]
+    fn mistakes_name_the_field() {
+        for (fields, param, message) in [
+            (json!({"grammar": 1}), "grammar", "grammar must be a string"),
+            (json!({"json_schema": [1]}), "json_schema", "json_schema must be a JSON schema: an object"),
+            (json!({"guided_json": "[1]"}), "guided_json", "guided_json must be a JSON schema: its text is no object"),
+            (json!({"guided_choice": ["a", 1]}), "guided_choice", "guided_choice must be a list of strings"),
+            (json!({"guided_json_object": "yes"}), "guided_json_object", "guided_json_object must be true or false"),
+            (
+                json!({"response_format": {"type": "xml"}}),
+                "response_format",
+                "response_format has the unknown type \"xml\": use text, json_object, json_schema, grammar or regex",
+            ),
+            (
+                json!({"response_format": {"type": "grammar"}}),
+                "response_format",
+                "response_format of type grammar needs the field grammar",
+            ),
+            (
+                json!({"response_format": {"type": "structural_tag", "structures": []}}),
+                "response_format",
+                "response_format of type structural_tag cannot be followed: use json_schema or grammar",
+            ),
+            (
+                json!({"structured_outputs": {"structural_tag": "{}"}}),
+                "structured_outputs.structural_tag",
+                "structured_outputs.structural_tag cannot be followed: use json or grammar",
+            ),
+            (
+                json!({"structured_outputs": {"xml": "x"}}),
+                "structured_outputs.xml",
+                "structured_outputs.xml is unknown: use json, regex, choice, grammar or json_object",
+            ),
+            (
+                json!({"regex": "a", "guided_json_object": true}),
+                "regex",
+                "guided_json_object and regex ask for different things: leave one of them out",
+            ),
+            (
+                json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+                "structured_outputs.choice",
+                "structured_outputs.regex and structured_outputs.choice ask for different things: leave one of them out",
+            ),
+        ] {
+            assert_eq!(read(&fields), Err(FieldError { param: param.into(), message: message.into() }), "{fields}");
+        }
+        let error = read(&json!({"guided_json": "{"})).unwrap_err();
+        assert!(error.message.starts_with("guided_json must be a JSON schema, but its text is no JSON: "), "{error}");
+    }
+}

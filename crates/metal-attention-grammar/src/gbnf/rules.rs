@@ -1,0 +1,172 @@
+//! What holds for rules as a whole: which end, which may be empty, which lead back to themselves.
+
+use super::GbnfError;
+use super::syntax::{Expr, Rule};
+
+/// Most alternatives that a rule which ends with itself is written out into.
+const MAX_ALTERNATIVES: usize = 64;
+
+/// Checks that `root` describes some text, and that no rule begins with itself. Returns whether each rule may be empty.
+pub fn check(root: usize, rules: &[Rule]) -> Result<Vec<bool>, GbnfError> {
+    let nullable = fixpoint(rules, &is_nullable);
+    let mut colours = vec![Colour::New; rules.len()];
+    for number in 0..rules.len() {
+        if let Some(circular) = leads_back(number, rules, &nullable, &mut colours) {
+            let Rule { name, line, .. } = &rules[circular];
+            return Err(GbnfError::at(*line, format!("the rule {name:?} begins with itself (left recursion)")));
+        }
+    }
+    if !fixpoint(rules, &ends)[root] {
+        let problem = "no text ends by the rule \"root\": what it describes always goes on";
+        return Err(GbnfError::at(rules[root].line, problem));
+    }
+    Ok(nullable)
+}
+
+/// For each rule whether `holds` for its body, given for which rules it holds: the least solution.
+fn fixpoint(rules: &[Rule], holds: &dyn Fn(&Expr, &[bool]) -> bool) -> Vec<bool> {
+    let mut users = vec![Vec::new(); rules.len()];
+    for (user, rule) in rules.iter().enumerate() {
+        each_rule(&rule.body, &mut |used| users[used].push(user));
+    }
+    let mut solution = vec![false; rules.len()];
+    let mut left: Vec<usize> = (0..rules.len()).collect();
+    while let Some(number) = left.pop() {
+        if !solution[number] && holds(&rules[number].body, &solution) {
+            solution[number] = true;
+            left.append(&mut users[number]);
+        }
+    }
+    solution
+}
+
+/// Calls `see` with each rule that `expr` names.
+pub fn each_rule(expr: &Expr, see: &mut dyn FnMut(usize)) {
+    match expr {
+        Expr::Chars(_) | Expr::Text(_) | Expr::Token { .. } => {}
+        Expr::Rule(number) => see(*number),
+        Expr::Sequence(parts) | Expr::Choice(parts) => parts.iter().for_each(|part| each_rule(part, see)),
+        Expr::Repeat { of, .. } => each_rule(of, see),
+    }
+}
+
+/// Whether some text ends that `expr` describes.
+fn ends(expr: &Expr, rules: &[bool]) -> bool {
+    match expr {
+        Expr::Chars(_) | Expr::Text(_) | Expr::Token { .. } => true,
+        Expr::Rule(number) => rules[*number],
+        Expr::Sequence(parts) => parts.iter().all(|part| ends(part, rules)),
+        Expr::Choice(parts) => parts.iter().any(|part| ends(part, rules)),
+        Expr::Repeat { of, min, .. } => *min == 0 || ends(of, rules),
+    }
+}
+
+/// Whether the empty text is one that `expr` describes.
+fn is_nullable(expr: &Expr, rules: &[bool]) -> bool {
+    match expr {
+        Expr::Chars(_) | Expr::Token { .. } => false,
+        Expr::Text(text) => text.is_empty(),
+        Expr::Rule(number) => rules[*number],
+        Expr::Sequence(parts) => parts.iter().all(|part| is_nullable(part, rules)),
+        Expr::Choice(parts) => parts.iter().any(|part| is_nullable(part, rules)),
+        Expr::Repeat { of, min, .. } => *min == 0 || is_nullable(of, rules),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Colour {
+    New,
+    Open,
+    Done,
+}
+
+/// A rule that begins with itself, among those that `number` may begin with.
+fn leads_back(number: usize, rules: &[Rule], nullable: &[bool], colours: &mut [Colour]) -> Option<usize> {
+    match colours[number] {
+        Colour::Open => return Some(number),
+        Colour::Done => return None,
+        Colour::New => colours[number] = Colour::Open,
+    }
+    let mut beginnings = Vec::new();
+    begins_with(&rules[number].body, nullable, &mut beginnings);
+    let found = beginnings.into_iter().find_map(|next| leads_back(next, rules, nullable, colours));
+    colours[number] = Colour::Done;
+    found
+}
+
+/// Adds the rules that `expr` may begin with.
+fn begins_with(expr: &Expr, nullable: &[bool], beginnings: &mut Vec<usize>) {
+    match expr {
+        Expr::Chars(_) | Expr::Text(_) | Expr::Token { .. } => {}
+        Expr::Rule(number) => beginnings.push(*number),
+        Expr::Sequence(parts) => {
+            for part in parts {
+                begins_with(part, nullable, beginnings);
+                if !is_nullable(part, nullable) {
+                    return;
+                }
+            }
+        }
+        Expr::Choice(parts) => parts.iter().for_each(|part| begins_with(part, nullable, beginnings)),
+        Expr::Repeat { of, .. } => begins_with(of, nullable, beginnings),
+    }
+}
+
+/// The body of rule `number` without naming itself, where it does so only at its ends: a repetition.
+pub fn without_tail(number: usize, body: Expr) -> Expr {
+    let mut alternatives = Vec::new();
+    if !names(&body, number) || !write_out(&body, number, Vec::new(), &mut alternatives) {
+        return body;
+    }
+    let (mut again, mut last) = (Vec::new(), Vec::new());
+    for mut parts in alternatives {
+        if parts.last() == Some(&Expr::Rule(number)) {
+            parts.pop();
+            again.push(parts);
+        } else {
+            last.push(parts);
+        }
+    }
+    if again.iter().chain(&last).flatten().any(|part| names(part, number)) {
+        return body;
+    }
+    let one_of = |alternatives: Vec<Vec<Expr>>| Expr::choice(alternatives.into_iter().map(Expr::sequence).collect());
+    let again = Expr::Repeat { of: Box::new(one_of(again)), min: 0, max: None };
+    Expr::Sequence(vec![again, one_of(last)])
+}
+
+fn names(expr: &Expr, number: usize) -> bool {
+    let mut found = false;
+    each_rule(expr, &mut |other| found |= other == number);
+    found
+}
+
+/// Adds the alternatives of `expr` that end with rule `number`, and the others, each after `before`. False where they are too many.
+fn write_out(expr: &Expr, number: usize, before: Vec<Expr>, alternatives: &mut Vec<Vec<Expr>>) -> bool {
+    match expr {
+        Expr::Choice(parts) if names(expr, number) => {
+            parts.iter().all(|part| write_out(part, number, before.clone(), alternatives))
+        }
+        Expr::Repeat { of, min: 0, max: Some(1) } if names(of, number) => {
+            write_out(&Expr::empty(), number, before.clone(), alternatives)
+                && write_out(of, number, before, alternatives)
+        }
+        Expr::Sequence(parts) if names(expr, number) => {
+            let Some((last, first)) = parts.split_last() else { return true };
+            let before = before.into_iter().chain(first.iter().cloned()).collect();
+            write_out(last, number, before, alternatives)
+        }
+        Expr::Choice(_)
+        | Expr::Repeat { .. }
+        | Expr::Sequence(_)
+        | Expr::Chars(_)
+        | Expr::Text(_)
+        | Expr::Rule(_)
+        | Expr::Token { .. } => {
+            let mut parts = before;
+            parts.push(expr.clone());
+            alternatives.push(parts);
+            alternatives.len() <= MAX_ALTERNATIVES
+        }
+    }
+}
