@@ -96,7 +96,7 @@ const NO_IMAGES: &str = "images and sound cannot be read yet: leave the flag out
 const NO_ADAPTERS: &str = "adapters cannot be applied yet: use a GGUF file that they are merged into";
 const NO_DRAFTS: &str = "there is no speculative decoding yet: leave the flags of the draft model out";
 const NO_GRAMMAR: &str =
-    "a request to `metal-attention serve` can have response_format or a grammar; `run` and `chat` cannot yet";
+    "`run` and `chat` have it, and each request to `metal-attention serve` (response_format); leave the flag out";
 const FROM_FILE: &str =
     "the model's file says how positions are rotated: leave the flag out, or change the file's metadata";
 const IN_REQUESTS: &str =
@@ -305,6 +305,7 @@ pub const ROWS: &[Row] = &[
     ),
     on(&["run", "chat"], &["-r", "--reverse-prompt"], Value, Flag("--stop")),
     on(&["run", "chat"], &["--format"], Value, ByValue(format)),
+    on(&["run", "chat"], &["-jf"], Value, Flag("--json-schema-file")),
     all(
         &["-j", "--json-schema", "-jf", "--json-schema-file", "--grammar", "--grammar-file"],
         Value,
@@ -524,11 +525,12 @@ fn reasoning_budget(value: &str) -> Outcome {
     }
 }
 
-fn format(_: &str) -> Outcome {
-    Outcome::Refused(
-        "`run --json` prints JSON lines; an answer in JSON is what response_format asks `metal-attention serve` for"
-            .into(),
-    )
+fn format(value: &str) -> Outcome {
+    match value {
+        "" => Outcome::Nothing("an answer has any form unless a flag says otherwise".into()),
+        "json" => args(&["--json-schema", "{\"type\":\"object\"}"]),
+        schema => args(&["--json-schema", schema]),
+    }
 }
 
 fn mirostat(value: &str) -> Outcome {

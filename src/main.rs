@@ -9,6 +9,7 @@ mod embed_texts;
 mod engine_args;
 mod find_model;
 mod foreign_flags;
+mod form_args;
 mod interrupt;
 mod log_likelihood;
 mod logits_file;

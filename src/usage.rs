@@ -426,6 +426,8 @@ mod tests {
             ("bench -o json -mmp 0 --no-warmup", "bench --json --no-mmap --warmup 0"),
             ("bench roofline -ngl 0", "bench roofline --device cpu"),
             ("embed --embd-output-format json x", "embed --json x"),
+            ("run --format json x", "run --json-schema {\"type\":\"object\"} x"),
+            ("run -jf a.json -j {}", "run --json-schema-file a.json -j {}"),
             ("-v run -ngl 99 x", "-v run x | -ngl"),
             // What follows a flag of this program is its value, and what follows -- is a text.
             ("run -p -ngl", "run -p -ngl"),
@@ -454,7 +456,6 @@ mod tests {
             ("run -ctk f16 -ctv f32 x", "--cache-type-k, --cache-type-v", "in one format"),
             ("run -ctk f32 x", "--cache-type-k", "--cache-type f32"),
             ("run -np 4 x", "-np", "serve --parallel N"),
-            ("run --format json x", "--format", "response_format"),
             ("run --reasoning-budget 64 x", "--reasoning-budget", "thinking_budget_tokens"),
             ("serve --reasoning-budget 0", "--reasoning-budget", "thinking_budget_tokens"),
             ("serve --temp 0.6", "--temp", "each request"),

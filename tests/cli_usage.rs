@@ -35,7 +35,6 @@ fn flags_of_other_programs_are_taken_passed_over_or_named() {
         (&["--mmproj", "mmproj.gguf"], "images"),
         (&["--lora", "a.gguf"], "merged"),
         (&["--cache-type-k", "q8_0"], "--cache-type "),
-        (&["--format", "json"], "--json"),
         (&["-help"], "--help"),
         (&["-temp", "5"], "--temp"),
         // Those that are spelt otherwise are found without a table.

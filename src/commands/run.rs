@@ -9,11 +9,13 @@ use std::time::Instant;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, StopReason};
 use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Thinking};
+use metal_attention_grammar::Grammars;
 
 use crate::cli_error::CliError;
 use crate::commands::chat;
 use crate::commands::chat::conversation::Conversation;
 use crate::engine_args::EngineArgs;
+use crate::form_args::{FormArgs, constrain};
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::profile_args::ProfileArgs;
@@ -43,7 +45,9 @@ Examples:
   metal-attention run -p \"Once upon a time\" --temp 0 -n 128
   metal-attention run -m model.gguf -f chapter.txt -n 200 --seed 42
   echo \"Dear diary,\" | metal-attention run -m model.gguf -
-  metal-attention run -m model.gguf -p \"Q: What is Rust? A:\" --stop \"Q:\" --json";
+  metal-attention run -m model.gguf -p \"Q: What is Rust? A:\" --stop \"Q:\" --json
+  metal-attention run llama3.2 \"Is the sky blue?\" --regex \"yes|no\"
+  metal-attention run llama3.2 \"Describe a cat.\" --json-schema @cat.schema.json";
 
 /// Answer a message, or continue a text
 #[derive(clap::Args)]
@@ -116,6 +120,9 @@ pub struct Args {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 /// What the model is given.
@@ -130,6 +137,7 @@ enum Given {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let (model_args, words) = args.words.model_and_text(&args.model)?;
     let Some(given) = args.given(&model_args, words)? else { return chat::talk(&args.conversation(&model_args), None) };
+    let form = args.form.form()?;
     model_args.fetch()?;
     let start = Instant::now();
     let loading = Progress::spinner("loading the model");
@@ -145,6 +153,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
+    let grammars = Grammars::new(&tokenizer);
     let mut output = RunOutput::new(args.json);
     let mut stop = args.stop.clone();
     let template = match &given {
@@ -157,6 +166,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
             output.answer(Arc::clone(&tokenizer), template.continued_parser(&begun, &[]));
             let ids = begun.prompt.encode(&tokenizer);
+            if let Some(form) = &form {
+                constrain(&mut generator, &grammars, form, Some((&template, &begun.prompt.text)))?;
+            }
             (begun.prompt.text, ids)
         }
         (Given::Plain(text) | Given::Message(text), _) => {
@@ -167,6 +179,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
                 );
             }
             let ids = tokenizer.encode(&text, args.encoding.options());
+            if let Some(form) = &form {
+                constrain(&mut generator, &grammars, form, None)?;
+            }
             (text, ids)
         }
     };
@@ -260,6 +275,7 @@ impl Args {
             stop: &self.stop,
             engine: &self.engine,
             sampling: &self.sampling,
+            form: &self.form,
         }
     }
 

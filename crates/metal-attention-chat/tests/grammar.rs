@@ -272,7 +272,6 @@ fn forced_calls_of_python_have_its_scalars() {
 fn forced_json_comes_after_thoughts() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     let text = format!("%json {schema}");
-    let text = format!("%json {schema}");
     assert_eq!(ToolFormat::Hermes.text_grammar(&text, None, None), None);
     let thinking = ToolFormat::Hermes.text_grammar(&text, Some(ReasoningMarkers::THINK), None).unwrap();
     assert!(accepts(&thinking, "So {.</think>\n\n{\"a\": 1}") && !accepts(&thinking, "{\"a\": 1}"));

@@ -515,7 +515,7 @@ mod tests {
     fn what_is_wrong_with_a_form_is_named() {
         let grammars = Grammars::new(&vocabulary(&[]));
         let deep = "start: ".to_owned() + &"(".repeat(2000) + "\"a\"" + &")".repeat(2000);
-        let chain: String = (0..3000).map(|i| format!("a{i}: \"x\" a{}\n", i + 1)).collect();
+        let chain = (0..3000).map(|i| format!("a{i}: \"x\" a{}\n", i + 1)).collect::<Vec<_>>().concat();
         for (form, named) in [
             (Form::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
             (Form::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),

@@ -231,7 +231,10 @@ mod tests {
                 json!({"response_format": {"type": "grammar", "grammar": gbnf}}),
                 ("response_format", Form::Gbnf(gbnf.into())),
             ),
-            (json!({"response_format": {"type": "regex", "pattern": "a+"}}), ("response_format", Form::Regex("a+".into()))),
+            (
+                json!({"response_format": {"type": "regex", "pattern": "a+"}}),
+                ("response_format", Form::Regex("a+".into())),
+            ),
             (json!({"guided_json": object}), ("guided_json", schema(None))),
             (json!({"guided_json": "{\"type\":\"object\"}"}), ("guided_json", schema(None))),
             (json!({"guided_regex": "a+"}), ("guided_regex", Form::Regex("a+".into()))),

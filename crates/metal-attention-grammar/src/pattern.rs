@@ -13,7 +13,8 @@ pub fn whole(pattern: &str) -> Result<String, String> {
     if pattern.len() > MAX_BYTES {
         return Err(format!("it has {} bytes; at most {} KiB are allowed", pattern.len(), MAX_BYTES >> 10));
     }
-    let parsed = ParserBuilder::new().nest_limit(MAX_DEPTH).build().parse(pattern).map_err(|error| explained(&error))?;
+    let parsed =
+        ParserBuilder::new().nest_limit(MAX_DEPTH).build().parse(pattern).map_err(|error| explained(&error))?;
     let hir = without_ends(&without_ends(&parsed, true), false);
     match hir.properties().look_set().iter().next() {
         None => Ok(written(&hir)),
@@ -85,7 +86,9 @@ fn explained(error: &regex_syntax::Error) -> String {
         other => return other.to_string().lines().last().unwrap_or_default().to_owned(),
     };
     let kind = match kind.as_str() {
-        kind if kind.starts_with("look-around") => "look-arounds, (?=...), (?!...), (?<=...) and (?<!...), cannot be followed",
+        kind if kind.starts_with("look-around") => {
+            "look-arounds, (?=...), (?!...), (?<=...) and (?<!...), cannot be followed"
+        }
         kind if kind.starts_with("backreferences") => "references to earlier groups, as in \\1, cannot be followed",
         kind => kind,
     };
@@ -117,7 +120,9 @@ mod tests {
 
     #[test]
     fn anchors_at_the_ends_are_dropped() {
-        for (pattern, expected) in [("^ab$", "(?:ab)"), ("a|^b$", "[ab]"), ("(?:(a+)?b)*?", "(?:(a+)?b)*"), (r"\Aa\z", "a"), ("^$", "(?:)")] {
+        for (pattern, expected) in
+            [("^ab$", "(?:ab)"), ("a|^b$", "[ab]"), ("(?:(a+)?b)*?", "(?:(a+)?b)*"), (r"\Aa\z", "a"), ("^$", "(?:)")]
+        {
             assert_eq!(whole(pattern).unwrap_or_default(), expected, "{pattern}");
         }
     }

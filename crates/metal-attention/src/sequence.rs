@@ -329,4 +329,46 @@ mod tests {
             }
         }
     }
+
+    /// Allows one token after another.
+    struct Only(Vec<u32>);
+
+    impl Constraint for Only {
+        fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+            let id = *self.0.first().ok_or("the text has ended")?;
+            mask[id as usize / 32] |= 1 << (id % 32);
+            Ok(())
+        }
+        fn accept(&mut self, id: u32) -> Result<(), String> {
+            assert_eq!(id, self.0.remove(0));
+            Ok(())
+        }
+        fn is_complete(&self) -> bool {
+            self.0.is_empty()
+        }
+    }
+
+    #[test]
+    fn a_constraint_chooses() {
+        let model = Model::built_in().unwrap();
+        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+        for k in [0, 16] {
+            let pass = Box::new(ShortLists(model.forward_pass(&options).unwrap(), k));
+            let mut sequence = Sequence::new(pass, Sampler::new(SamplerOptions::greedy()).unwrap());
+            sequence.start(&[1, 403], |_, _| ControlFlow::Continue(())).unwrap();
+            sequence.set_constraint(Some(Box::new(Only(vec![300, 7]))));
+            for id in [300, 7] {
+                assert!(!sequence.is_complete());
+                assert_eq!(sequence.step(&[]).unwrap(), id);
+                sequence.push(id).unwrap();
+            }
+            assert!(sequence.is_complete());
+            let error = sequence.step(&[]).unwrap_err();
+            assert_eq!(error.to_string(), "the constraint on the text failed: the text has ended");
+            sequence.set_constraint(Some(Box::new(Only(vec![300]))));
+            let error = sequence.step(&[300]).unwrap_err();
+            assert_eq!(error.to_string(), "the constraint on the text failed: no token may come next");
+            assert_eq!(sequence.ids(), [1, 403, 300, 7]);
+        }
+    }
 }

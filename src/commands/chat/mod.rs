@@ -20,6 +20,7 @@ use metal_attention_chat::{ChatTemplate, Message, Thinking};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
+use crate::form_args::FormArgs;
 use crate::interrupt;
 use crate::metadata_text::{safe, safe_lines};
 use crate::model_args::ModelArgs;
@@ -95,6 +96,9 @@ pub struct Args {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 /// What a conversation begins with.
@@ -117,6 +121,8 @@ pub struct Setup<'a> {
     pub engine: &'a EngineArgs,
     /// How tokens are chosen.
     pub sampling: &'a SamplingArgs,
+    /// What each answer must look like.
+    pub form: &'a FormArgs,
 }
 
 /// Runs the command.
@@ -135,12 +141,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         stop: &args.stop,
         engine: &args.engine,
         sampling: &args.sampling,
+        form: &args.form,
     };
     talk(&setup, text.or_else(|| args.prompt.clone()))
 }
 
 /// Answers `first`, then what is typed or comes from stdin, to its end.
 pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
+    let form = args.form.form()?;
     let start = Instant::now();
     args.model.fetch()?;
     let loading = Progress::spinner("loading the model");
@@ -167,6 +175,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
         n_predict: usize::try_from(args.n_predict).ok(),
         stop: args.stop.to_vec(),
         thinking: args.thinking,
+        form,
         interactive,
         load: start.elapsed(),
     };

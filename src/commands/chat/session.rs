@@ -9,10 +9,12 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, StopReason};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Continuation, Message, RenderRequest, Thinking};
+use metal_attention_grammar::{Form, Grammars};
 
 use super::conversation::Conversation;
 use super::note;
 use crate::cli_error::CliError;
+use crate::form_args::constrain;
 use crate::interrupt;
 use crate::progress::Progress;
 use crate::statistics::Statistics;
@@ -27,6 +29,8 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Whether the model thinks; `None`: as its template has it.
     pub thinking: Option<Thinking>,
+    /// What each answer must look like.
+    pub form: Option<Form>,
     /// A person watches: thoughts are shown, too.
     pub interactive: bool,
     /// How long the model took to load.
@@ -42,6 +46,7 @@ pub struct Session {
     template: ChatTemplate,
     sampling: SamplerOptions,
     options: Options,
+    grammars: Grammars,
 }
 
 /// What came of an attempt to answer.
@@ -68,7 +73,8 @@ impl Session {
         mut options: Options,
     ) -> Self {
         options.stop.extend(template.stop_strings().iter().map(|&s| s.to_owned()));
-        Self { conversation, generator, tokenizer, template, sampling, options }
+        let grammars = Grammars::new(&tokenizer);
+        Self { conversation, generator, tokenizer, template, sampling, options, grammars }
     }
 
     /// The model.
@@ -124,6 +130,10 @@ impl Session {
         // An eighth of the context is room enough to answer.
         if ids.len() + n_ctx / 8 > n_ctx {
             return Ok(Outcome::NoRoom { needed: ids.len(), n_ctx });
+        }
+        if let Some(form) = &self.options.form {
+            let rendered = (&self.template, begun.prompt.text.as_str());
+            constrain(&mut self.generator, &self.grammars, form, Some(rendered))?;
         }
         let progress = self.read(&ids)?;
         let (message, stop_reason) = self.write_answer(&begun, progress)?;

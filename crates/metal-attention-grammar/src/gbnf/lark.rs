@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::terminals::{Grammar, Kind, NodeId};
+use super::nodes::{Grammar, Kind, NodeId};
 use crate::lark::terminal;
 use crate::pattern::written;
 
@@ -25,7 +25,7 @@ struct Writer<'a> {
     n: usize,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     fn name(&mut self, prefix: &str) -> String {
         self.n += 1;
         format!("{prefix}{}", self.n)
@@ -48,45 +48,36 @@ impl Writer<'_> {
         name
     }
 
+    /// What a rule describes.
     fn alternatives(&mut self, node: NodeId) -> String {
-        match self.grammar.kind(node) {
-            Kind::Choice(parts) if !self.grammar.is_terminal(node) => {
-                let parts: Vec<String> = parts.iter().map(|&part| self.sequence(part)).collect();
-                let parts: Vec<&str> =
-                    parts.iter().map(|part| if part.is_empty() { "\"\"" } else { part.as_str() }).collect();
-                parts.join(" | ")
-            }
-            _ => self.sequence(node),
-        }
+        let Some(Kind::Choice(parts)) = self.apart(node) else { return self.sequence(node) };
+        let parts: Vec<String> = parts.iter().map(|&part| self.sequence(part)).collect();
+        let written = |part: &'_ String| if part.is_empty() { "\"\"".to_owned() } else { part.clone() };
+        parts.iter().map(written).collect::<Vec<_>>().join(" | ")
     }
 
     fn sequence(&mut self, node: NodeId) -> String {
-        match self.grammar.kind(node) {
-            Kind::Sequence(parts) if !self.grammar.is_terminal(node) => {
-                let parts: Vec<String> = parts.iter().map(|&part| self.item(part)).collect();
-                parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" ")
-            }
-            _ => self.item(node),
-        }
+        let Some(Kind::Sequence(parts)) = self.apart(node) else { return self.item(node) };
+        let parts: Vec<String> = parts.iter().map(|&part| self.item(part)).collect();
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
     fn item(&mut self, node: NodeId) -> String {
-        match self.grammar.kind(node) {
-            Kind::Repeat { of, min, max } if !self.grammar.is_terminal(node) => {
-                let of = self.atom(*of);
-                if of.is_empty() {
-                    return of;
-                }
-                match (min, max) {
-                    (0, None) => format!("{of}*"),
-                    (1, None) => format!("{of}+"),
-                    (0, Some(1)) => format!("{of}?"),
-                    (min, None) => format!("{of}{{{min},}}"),
-                    (min, Some(max)) => format!("{of}{{{min},{max}}}"),
-                }
-            }
-            _ => self.atom(node),
+        let Some(Kind::Repeat { of, min, max }) = self.apart(node) else { return self.atom(node) };
+        let of = self.atom(*of);
+        match (min, max) {
+            _ if of.is_empty() => of,
+            (0, None) => format!("{of}*"),
+            (1, None) => format!("{of}+"),
+            (0, Some(1)) => format!("{of}?"),
+            (min, None) => format!("{of}{{{min},}}"),
+            (min, Some(max)) => format!("{of}{{{min},{max}}}"),
         }
+    }
+
+    /// What a node is that is no terminal.
+    fn apart(&self, node: NodeId) -> Option<&'a Kind> {
+        (!self.grammar.is_terminal(node)).then(|| self.grammar.kind(node))
     }
 
     /// The name of what a node describes: groups are rules of their own, for llguidance allows few inside each other.

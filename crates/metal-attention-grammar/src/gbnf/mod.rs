@@ -1,10 +1,11 @@
-//! GBNF, the grammar format of llama.cpp, and the EBNF of XGrammar (vLLM's `guided_grammar`), which is nearly the same.
+//! GBNF, the grammar format of llama.cpp, and the EBNF of `XGrammar` (vLLM's `guided_grammar`), which is nearly the same.
 //!
-//! [`to_lark`] is the whole way: `syntax.rs` reads the rules, `rules.rs` checks them, `terminals.rs` finds which parts are
-//! terminals of a lexer, and `lark.rs` writes what comes of it as a grammar for llguidance.
+//! [`to_lark`] is the whole way: `syntax.rs` reads the rules, `rules.rs` checks them, `nodes.rs` and `terminals.rs` find which
+//! parts are terminals of a lexer, and `lark.rs` writes what comes of it as a grammar for llguidance.
 
 mod language;
 mod lark;
+mod nodes;
 mod rules;
 mod set;
 mod syntax;
@@ -13,6 +14,8 @@ mod terminals;
 mod tests;
 
 use metal_attention::tokenizer::Tokenizer;
+
+use nodes::Grammar;
 
 /// Whether a grammar is GBNF or EBNF, whose rules are defined by `::=`, and not Lark.
 pub fn is_gbnf(grammar: &str) -> bool {
@@ -71,6 +74,7 @@ impl Work {
 pub fn to_lark(text: &str, tokenizer: &Tokenizer, max_terminal: usize) -> Result<String, GbnfError> {
     let (root, rules) = syntax::read(text, tokenizer)?;
     let nullable = rules::check(root, &rules)?;
-    let grammar = terminals::Grammar::new(root, rules, &nullable, max_terminal, &mut Work(Work::ALL))?;
+    let mut grammar = Grammar::new(root, rules, &nullable, max_terminal)?;
+    grammar.take_apart(&mut Work(Work::ALL))?;
     Ok(lark::write(&grammar))
 }

@@ -430,14 +430,13 @@ impl<'a> Reader<'a> {
         let written = &self.rest()[..=end];
         let n_vocab = self.tokenizer.n_vocab();
         let by_number = written.strip_prefix("<[").and_then(|rest| rest.strip_suffix("]>"));
-        let id = match by_number {
-            Some(number) => number.parse().ok().filter(|&id| (id as usize) < n_vocab),
-            None => {
-                let options = EncodeOptions { add_special: false, parse_special: true };
-                match self.tokenizer.encode(written, options).as_slice() {
-                    &[id] if written.len() > 2 => Some(id),
-                    _ => None,
-                }
+        let id = if let Some(number) = by_number {
+            number.parse().ok().filter(|&id| (id as usize) < n_vocab)
+        } else {
+            let options = EncodeOptions { add_special: false, parse_special: true };
+            match self.tokenizer.encode(written, options).as_slice() {
+                &[id] if written.len() > 2 => Some(id),
+                _ => None,
             }
         };
         let Some(id) = id else {

@@ -64,9 +64,7 @@ pub use blocks::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
 pub use replicas::Replicas;
-pub use request::{
-    Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage,
-};
+pub use request::{Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
 
 /// Finished texts that are kept, as far as the KV cache has room.
 const KEPT_TEXTS: usize = 64;

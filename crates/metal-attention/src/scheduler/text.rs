@@ -13,9 +13,7 @@ use crate::{TextStream, highest};
 use tokio::sync::mpsc;
 
 use super::queue::{Submission, Ticket};
-use super::{
-    Client, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message,
-};
+use super::{Client, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message};
 
 /// Where a text is after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Wrapped, alone, encode, engine, greedy, read, stories};
 use metal_attention::sampling::{SamplerOptions, SamplingError};
 use metal_attention::scheduler::{
-    Client, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError,
-    SubmitError,
+    Client, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError, SubmitError,
 };
 use metal_attention::{BatchToken, Constraint, EngineOptions, ForwardError, Model};
 

@@ -1,0 +1,85 @@
+//! What a text must look like: flags under llama.cpp's names.
+
+use std::path::PathBuf;
+
+use metal_attention::{Constraint, Generator};
+use metal_attention_chat::ChatTemplate;
+use metal_attention_grammar::{Form, Grammars};
+
+use crate::cli_error::CliError;
+use crate::text_input::read_file;
+
+/// What a text must look like.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Form of the text")]
+pub struct FormArgs {
+    /// A grammar to follow: GBNF, whose rules have ::=, or Lark
+    #[arg(long, value_name = "GRAMMAR", group = "form", allow_hyphen_values = true)]
+    grammar: Option<String>,
+
+    /// Read the grammar from a file
+    #[arg(long, value_name = "FILE", group = "form")]
+    grammar_file: Option<PathBuf>,
+
+    /// A JSON schema to follow; @FILE: the schema in a file
+    #[arg(short, long, value_name = "SCHEMA", group = "form")]
+    json_schema: Option<String>,
+
+    /// Read the JSON schema from a file
+    #[arg(long, value_name = "FILE", group = "form")]
+    json_schema_file: Option<PathBuf>,
+
+    /// A regular expression that matches the whole text
+    #[arg(long, value_name = "REGEX", group = "form", allow_hyphen_values = true)]
+    regex: Option<String>,
+}
+
+impl FormArgs {
+    /// The form that the flags ask for.
+    pub fn form(&self) -> Result<Option<Form>, CliError> {
+        if let Some(text) = &self.grammar {
+            return Ok(Some(Form::grammar(text.clone())));
+        }
+        if let Some(path) = &self.grammar_file {
+            return Ok(Some(Form::grammar(read_file(path)?)));
+        }
+        if let Some(pattern) = &self.regex {
+            return Ok(Some(Form::Regex(pattern.clone())));
+        }
+        let text = match (&self.json_schema, &self.json_schema_file) {
+            (Some(text), _) => match text.strip_prefix('@') {
+                Some(path) => read_file(path.as_ref())?,
+                None => text.clone(),
+            },
+            (None, Some(path)) => read_file(path)?,
+            (None, None) => return Ok(None),
+        };
+        match serde_json::from_str(&text) {
+            Ok(schema) => Ok(Some(Form::JsonSchema { schema, strict: None })),
+            Err(error) => Err(CliError::Usage(format!("the JSON schema is no JSON: {error}"))),
+        }
+    }
+}
+
+/// Has the next text of `generator` look like `form`: the answer to a prompt that a template rendered, or what continues a text.
+pub fn constrain(
+    generator: &mut Generator,
+    grammars: &Grammars,
+    form: &Form,
+    rendered: Option<(&ChatTemplate, &str)>,
+) -> Result<(), CliError> {
+    let mut left_out = Vec::new();
+    let grammar = match rendered {
+        Some((template, prompt)) => grammars.form(template, prompt, form, &mut left_out),
+        None => grammars.raw(form, &mut left_out),
+    };
+    let grammar = grammar.map_err(|error| match form {
+        Form::JsonObject | Form::JsonSchema { .. } => CliError::Usage(format!("the JSON schema: {error}")),
+        Form::Gbnf(_) | Form::Lark(_) | Form::Regex(_) | Form::Choice(_) => CliError::Usage(error.to_string()),
+    })?;
+    if !left_out.is_empty() {
+        tracing::warn!("the JSON schema has what is not enforced: {}", left_out.join(", "));
+    }
+    generator.set_constraint(Some(Box::new(grammar) as Box<dyn Constraint>));
+    Ok(())
+}
