@@ -14,6 +14,7 @@ use metal_attention::scheduler::Client;
 use tracing::Instrument;
 
 use super::connections::Connection;
+use super::dialect::Dialect;
 use super::options::Keys;
 use super::request_line::RequestLine;
 use super::{ApiError, App, ids};
@@ -24,6 +25,9 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The header with a request's name.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The same, as Anthropic's clients read it.
+pub const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// Names the request, counts it, and has a line in the log say how it went ([`RequestLine`]).
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
@@ -32,12 +36,16 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let span = tracing::info_span!("request", id, method = %method_name(request.method()), route);
     let watches = WATCHED_PATHS.contains(&route.as_str());
+    let dialect = Dialect::of_path(request.uri().path());
     let line = RequestLine::new(id.clone(), method_name(request.method()), &route, watches);
     let mut response = Arc::clone(&line).scope(next.run(request).instrument(span)).await;
     let status = response.status();
     line.status(status.as_u16());
     app.metrics.answered(&route, status.as_u16(), start.elapsed());
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if dialect == Dialect::Anthropic {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));

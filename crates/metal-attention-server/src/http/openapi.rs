@@ -2,11 +2,14 @@
 
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::openapi::{
+    ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder, Schema,
+};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::HttpOptions;
+use super::dialect::Dialect;
 use super::error::ErrorBody;
+use super::{HttpOptions, anthropic, ollama};
 
 /// Makes the schema of a request that is read as several types.
 macro_rules! all_of {
@@ -44,10 +47,9 @@ pub fn base() -> OpenApi {
 /// Adds what all routes share: errors and keys.
 pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> OpenApi {
     let components = api.components.get_or_insert_default();
-    components.schemas.insert(ErrorBody::name().into_owned(), ErrorBody::schema());
-    let mut parts = Vec::new();
-    ErrorBody::schemas(&mut parts);
-    components.schemas.extend(parts);
+    components.schemas.extend(schemas::<ErrorBody>());
+    components.schemas.extend(schemas::<anthropic::ErrorBody>());
+    components.schemas.extend(schemas::<ollama::ErrorBody>());
     let asks_for_key = !options.keys.is_empty();
     if asks_for_key {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
@@ -55,6 +57,10 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
     }
     for (path, item) in &mut api.paths.paths {
         let is_open = OPEN_PATHS.contains(&path.as_str()) || options.open_metrics && path == "/metrics";
+        let error_body = error_body(Dialect::of_path(path));
+        let add_error = |operation: &mut Operation, status, description| {
+            add_error(operation, status, description, error_body.clone());
+        };
         for (operation, is_post) in operations(item) {
             add_error(operation, "500", "A defect of the server");
             if checks_host {
@@ -70,7 +76,8 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
                 add_error(operation, "413", "The request's body is too long");
                 add_error(operation, "503", "The model is loading, or the server shuts down");
             }
-            if is_post && (path.starts_with("/v1/") || ["/rerank", "/infill"].contains(&path.as_str())) {
+            let generates = path.starts_with("/v1/") || path.starts_with("/api/");
+            if is_post && (generates || ["/rerank", "/infill"].contains(&path.as_str())) {
                 add_error(operation, "429", "Too many requests wait already");
                 add_error(operation, "504", "The request took too long");
             }
@@ -92,8 +99,24 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool
     get.chain(item.post.iter_mut().map(|operation| (operation, true)))
 }
 
-fn add_error(operation: &mut Operation, status: &str, description: &str) {
-    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(ErrorBody::name()))).build();
+/// The schema of `T`, and those that it is made of, with their names.
+fn schemas<T: ToSchema>() -> Vec<(String, RefOr<Schema>)> {
+    let mut schemas = vec![(T::name().into_owned(), T::schema())];
+    T::schemas(&mut schemas);
+    schemas
+}
+
+/// The schema of an error's body.
+fn error_body(dialect: Dialect) -> Ref {
+    Ref::from_schema_name(match dialect {
+        Dialect::OpenAi => ErrorBody::name(),
+        Dialect::Anthropic => anthropic::ErrorBody::name(),
+        Dialect::Ollama => ollama::ErrorBody::name(),
+    })
+}
+
+fn add_error(operation: &mut Operation, status: &str, description: &str, body: Ref) {
+    let content = ContentBuilder::new().schema(Some(body)).build();
     let response: Response =
         ResponseBuilder::new().description(description).content("application/json", content).build();
     operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(response));

@@ -72,7 +72,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
         let origin = if origin == "*" { AllowOrigin::any() } else { AllowOrigin::exact(origin.clone()) };
         let cors = CorsLayer::new()
             .allow_origin(origin)
-            .allow_methods([Method::GET, Method::POST])
+            .allow_methods([Method::GET, Method::HEAD, Method::POST, Method::DELETE])
             // Libraries send headers of their own, such as x-stainless-os: those that the browser asks for are allowed.
             .allow_headers(AllowHeaders::mirror_request())
             .allow_private_network(true)
@@ -82,6 +82,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
                 notes::MODEL,
                 notes::MODEL_LOAD_SECONDS,
                 guard::REQUEST_ID,
+                guard::ANTHROPIC_REQUEST_ID,
             ]);
         router = router.layer(cors);
     }
