@@ -5,7 +5,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{
     ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder, Schema,
 };
-use utoipa::{PartialSchema, ToSchema};
+use utoipa::ToSchema;
 
 use super::dialect::Dialect;
 use super::error::ErrorBody;

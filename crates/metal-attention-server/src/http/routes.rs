@@ -15,13 +15,15 @@ use utoipa_axum::routes;
 
 use super::llama_cpp::{infill, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
-use super::{ApiError, App, dialect, guard, health, metrics, notes, openapi, page};
+use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, openapi, page};
 
 /// All routes. `checks_host`: only names of this machine may lead here.
 pub fn router(app: &App, checks_host: bool) -> Router {
     let mut closed = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(chat::chat_completions))
         .routes(routes!(completions::completions))
+        .routes(routes!(anthropic::messages))
+        .routes(routes!(anthropic::count_tokens))
         .routes(routes!(infill::infill))
         .routes(routes!(embeddings::embeddings))
         .routes(routes!(rerank::rerank))

@@ -31,8 +31,13 @@ struct ErrorDetail {
 impl ErrorBody {
     /// That of `error`.
     pub fn of(error: &ApiError) -> Self {
-        let detail = ErrorDetail { kind: kind(error.status()), message: error.message().to_owned() };
-        Self { kind: "error", error: detail }
+        let message = error.message();
+        let message = match error.code() {
+            // Claude Code shortens the conversation where it reads these words.
+            Some("context_length_exceeded") => format!("prompt is too long: {message}"),
+            Some(_) | None => message.to_owned(),
+        };
+        Self { kind: "error", error: ErrorDetail { kind: kind(error.status()), message } }
     }
 }
 

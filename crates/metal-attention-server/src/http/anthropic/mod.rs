@@ -1,5 +1,64 @@
 //! Anthropic's interface: `/v1/messages`.
 
+mod content;
+mod conversation;
 mod error;
+mod request;
+mod response;
+mod schema;
+mod signature;
+mod stream;
+mod unsupported;
 
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::Client;
+
+use crate::http::answer::{Frames, Texts, stream};
+use crate::http::body::Json;
+use crate::http::{ApiError, App, prepare};
 pub use error::ErrorBody;
+use request::MessagesRequest;
+use response::{MessageObject, MessageWriter, TokenCount};
+use stream::MessageChunks;
+
+/// Answers with the next message of a conversation.
+#[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = MessagesRequest, responses(
+    (status = 200, description = "The message, whole or as server-sent events",
+        content((MessageObject = "application/json"), (String = "text/event-stream")))))]
+pub async fn messages(
+    State(app): State<App>,
+    client: Client,
+    request: Json<MessagesRequest>,
+) -> Result<Response, ApiError> {
+    let model = app.lease(request.model.as_deref()).await?;
+    let generation = &request.job.generation;
+    let (stream_wanted, stop, max_tokens) = (generation.stream, generation.stop.clone(), generation.max_tokens);
+    let omits_thoughts = request.omits_thoughts;
+    let lease = model.clone();
+    let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
+    let mut notes = chat.notes;
+    let name = model.answer_name(&mut notes);
+    let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, max_tokens, omits_thoughts };
+    let mut texts = Texts::new(app, model, chat.events);
+    let mut replies = chat.replies;
+    if stream_wanted {
+        let mut before = Frames::default();
+        let chunks = MessageChunks::begin(replies, writer, &mut before);
+        return Ok(notes.attach(stream(texts, before, chunks)));
+    }
+    let answer = texts.answers(&mut replies).await?.pop().unwrap_or_default();
+    Ok(notes.attach(axum::Json(writer.message(answer)).into_response()))
+}
+
+/// Counts the tokens of a prompt.
+#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = MessagesRequest,
+    responses((status = 200, description = "How many tokens the prompt has", body = TokenCount)))]
+pub async fn count_tokens(
+    State(app): State<App>,
+    request: Json<MessagesRequest>,
+) -> Result<axum::Json<TokenCount>, ApiError> {
+    let model = app.lease(request.model.as_deref()).await?;
+    let prompt = prepare(&app, request, move |_, request| request.job.prompt(&model)).await?;
+    Ok(axum::Json(TokenCount { input_tokens: prompt.len() }))
+}

@@ -13,5 +13,6 @@ pub mod logit_bias;
 pub mod prompt;
 pub mod reply;
 pub mod sampling;
+pub mod stop;
 pub mod thinking;
 pub mod tool_choice;

@@ -1,10 +1,8 @@
 //! What completions and chat completions share: how a text is chosen and when it ends.
 
-use std::fmt;
 use std::time::Instant;
 
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::unsupported::{self, Endpoint};
@@ -13,7 +11,8 @@ use crate::http::body::Object;
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::logit_bias::LogitBias;
 use crate::http::job::sampling::SamplingFields;
-use crate::http::limits::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_BYTES_IN_ALL, MAX_STOP_STRINGS};
+use crate::http::job::stop::Stop;
+use crate::http::limits::MAX_CHOICES;
 use crate::http::notes::Notes;
 
 /// Fields that completions and chat completions share.
@@ -69,66 +68,11 @@ pub struct GenerationFields {
     stream_options: Option<StreamOptions>,
 }
 
-/// One string or several.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-#[serde(untagged)]
-enum Stop {
-    /// One string.
-    One(String),
-    /// Any of several.
-    Several(Vec<String>),
-}
-
 /// What a stream holds besides the text.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
 struct StreamOptions {
     /// End the stream with an event that has the number of tokens.
     include_usage: Option<bool>,
-}
-
-impl<'de> Deserialize<'de> for Stop {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(StopVisitor)
-    }
-}
-
-struct StopVisitor;
-
-impl<'de> Visitor<'de> for StopVisitor {
-    type Value = Stop;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a list of strings")
-    }
-
-    fn visit_str<E: Error>(self, string: &str) -> Result<Stop, E> {
-        check_stop(string)?;
-        Ok(Stop::One(string.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
-        let (mut strings, mut bytes) = (Vec::new(), 0);
-        while let Some(string) = list.next_element::<String>()? {
-            if strings.len() == MAX_STOP_STRINGS {
-                return Err(Error::custom(format!("more than {MAX_STOP_STRINGS} strings, which is the most allowed")));
-            }
-            check_stop(&string)?;
-            bytes += string.len();
-            if bytes > MAX_STOP_BYTES_IN_ALL {
-                let message = format!("more than {MAX_STOP_BYTES_IN_ALL} bytes together, which is the most allowed");
-                return Err(Error::custom(message));
-            }
-            strings.push(string);
-        }
-        Ok(Stop::Several(strings))
-    }
-}
-
-fn check_stop<E: Error>(string: &str) -> Result<(), E> {
-    match string.len() {
-        0..=MAX_STOP_BYTES => Ok(()),
-        n => Err(E::custom(format!("a string of {n} bytes; at most {MAX_STOP_BYTES} are allowed"))),
-    }
 }
 
 impl GenerationFields {
@@ -151,11 +95,7 @@ impl GenerationFields {
             // Of a seed below 0 the texts are as of none.
             seed: self.seed.or(self.random_seed).or(self.sampler_seed).and_then(|seed| u64::try_from(seed).ok()),
             logit_bias: self.logit_bias.clone(),
-            stop: match &self.stop {
-                None => Vec::new(),
-                Some(Stop::One(string)) => vec![string.clone()],
-                Some(Stop::Several(strings)) => strings.clone(),
-            },
+            stop: self.stop.clone().map(Stop::into_strings).unwrap_or_default(),
             stop_ids: self.stop_token_ids.clone().unwrap_or_default(),
             max_tokens: self.max_tokens(default_max_tokens),
             min_tokens: self.min_tokens.or(self.min_new_tokens).unwrap_or(0) as usize,

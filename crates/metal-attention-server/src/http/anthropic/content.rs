@@ -1,0 +1,316 @@
+//! What messages consist of, as Anthropic's clients send it: a text, or blocks.
+//!
+//! Whatever is text in a block is read. What is none is refused by its name, and what belongs to the tools of Anthropic's own
+//! servers is passed over: no model here knows what came of them.
+
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::signature;
+
+/// A text, or blocks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Content(pub Vec<Block>);
+
+/// A part of a message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Block {
+    /// Text, also that of a document.
+    Text(String),
+    /// What the model thought.
+    Thinking(String),
+    /// A tool that the model called.
+    ToolUse {
+        /// The call's name.
+        id: String,
+        /// The tool.
+        name: String,
+        /// What it was called with: a JSON object as text.
+        input: String,
+    },
+    /// What a tool gave.
+    ToolResult {
+        /// The call's name.
+        id: String,
+        /// The text.
+        text: String,
+    },
+    /// A block of this type, of which nothing is read.
+    PassedOver(String),
+}
+
+impl Content {
+    /// The text of content that holds nothing else; an error that names what else there is.
+    fn into_text(self) -> Result<String, String> {
+        let mut all = String::new();
+        for block in self.0 {
+            match block {
+                Block::Text(text) => all += &text,
+                Block::PassedOver(_) => {}
+                Block::Thinking(_) | Block::ToolUse { .. } | Block::ToolResult { .. } => {
+                    return Err(format!("only text may stand here, not a block of type {:?}", block.kind()));
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Block {
+    /// The name of its type.
+    pub fn kind(&self) -> &str {
+        match self {
+            Self::Text(_) => "text",
+            Self::Thinking(_) => "thinking",
+            Self::ToolUse { .. } => "tool_use",
+            Self::ToolResult { .. } => "tool_result",
+            Self::PassedOver(kind) => kind,
+        }
+    }
+
+    fn read(mut fields: Map<String, Value>) -> Result<Self, String> {
+        let kind = match fields.remove("type") {
+            Some(Value::String(kind)) => kind,
+            None | Some(Value::Null) => "text".to_owned(),
+            Some(Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
+                return Err("the type of a block must be a string".to_owned());
+            }
+        };
+        Ok(match kind.as_str() {
+            "text" => Self::Text(string(&mut fields, "text")?),
+            "thinking" => {
+                let thoughts = string(&mut fields, "thinking")?;
+                let signed = fields.get("signature").and_then(Value::as_str).and_then(signature::thoughts);
+                Self::Thinking(if thoughts.is_empty() { signed.unwrap_or_default() } else { thoughts })
+            }
+            "tool_use" => Self::ToolUse {
+                id: string(&mut fields, "id")?,
+                name: string(&mut fields, "name")?,
+                input: match fields.remove("input") {
+                    None | Some(Value::Null) => "{}".to_owned(),
+                    Some(input) => input.to_string(),
+                },
+            },
+            "tool_result" => {
+                let text = inner_text(&mut fields, "content")?;
+                Self::ToolResult { id: string(&mut fields, "tool_use_id")?, text }
+            }
+            "document" => Self::Text(document(&mut fields)?),
+            "search_result" => {
+                let heads = [string(&mut fields, "title")?, string(&mut fields, "source")?];
+                Self::Text(lines([&heads[0], &heads[1], &inner_text(&mut fields, "content")?]))
+            }
+            "tool_reference" => Self::Text(string(&mut fields, "tool_name")?),
+            "redacted_thinking" | "server_tool_use" | "mcp_tool_use" | "container_upload" => Self::PassedOver(kind),
+            of_server if of_server.ends_with("_tool_result") => Self::PassedOver(kind),
+            "image" => {
+                let message = "this model sees no pictures: leave out the block of type \"image\", or describe it in one of \
+                               type \"text\"";
+                return Err(message.to_owned());
+            }
+            other => {
+                return Err(format!(
+                    "a block of type {other:?} cannot be read: the model reads text only, so leave the block out or \
+                     describe it in one of type \"text\""
+                ));
+            }
+        })
+    }
+}
+
+/// The field `name`; empty where it is missing.
+fn string(fields: &mut Map<String, Value>, name: &str) -> Result<String, String> {
+    match fields.remove(name) {
+        Some(Value::String(text)) => Ok(text),
+        None | Some(Value::Null) => Ok(String::new()),
+        Some(Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
+            Err(format!("{name} must be a string"))
+        }
+    }
+}
+
+/// The text of the content in the field `name`.
+fn inner_text(fields: &mut Map<String, Value>, name: &str) -> Result<String, String> {
+    let content = fields.remove(name).unwrap_or_default();
+    Content::deserialize(content).map_err(|error| error.to_string())?.into_text()
+}
+
+/// The text of a document, with what is said about it.
+fn document(fields: &mut Map<String, Value>) -> Result<String, String> {
+    let Some(Value::Object(mut source)) = fields.remove("source") else {
+        return Err("a document needs a source".to_owned());
+    };
+    let text = match string(&mut source, "type")?.as_str() {
+        "text" => string(&mut source, "data")?,
+        "content" => inner_text(&mut source, "content")?,
+        other => {
+            return Err(format!(
+                "a document whose source has the type {other:?} cannot be read: give its text, as {{\"type\": \"text\", \
+                 \"media_type\": \"text/plain\", \"data\": ...}}"
+            ));
+        }
+    };
+    Ok(lines([&string(fields, "title")?, &string(fields, "context")?, &text]))
+}
+
+/// Those of `parts` that are not empty, each on a line of its own.
+fn lines(parts: [&str; 3]) -> String {
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+impl<'de> Deserialize<'de> for Block {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Object(fields) => Self::read(fields).map_err(D::Error::custom),
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+                Err(D::Error::custom("a block must be an object with a type"))
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = Content;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of blocks")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Content, E> {
+        Ok(Content::default())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
+        Ok(Content(vec![Block::Text(text.to_owned())]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+        let mut blocks = Vec::new();
+        while let Some(block) = list.next_element()? {
+            blocks.push(block);
+        }
+        Ok(Content(blocks))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Content, A::Error> {
+        Ok(Content(vec![Block::deserialize(MapAccessDeserializer::new(map))?]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(content: Value) -> Result<Vec<Block>, String> {
+        serde_json::from_str::<Content>(&content.to_string()).map(|content| content.0).map_err(|e| e.to_string())
+    }
+
+    fn text(text: &str) -> Block {
+        Block::Text(text.into())
+    }
+
+    fn result(content: Value) -> Result<String, String> {
+        let block = json!([{"type": "tool_result", "tool_use_id": "a", "is_error": true, "content": content}]);
+        match read(block)?.as_slice() {
+            [Block::ToolResult { id, text }] if id == "a" => Ok(text.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn content_has_many_forms() {
+        assert_eq!(read(json!("a")), Ok(vec![text("a")]));
+        assert_eq!(read(json!(null)), Ok(vec![]));
+        assert_eq!(read(json!([])), Ok(vec![]));
+        let block = json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": null});
+        assert_eq!(read(block.clone()), Ok(vec![text("a")]));
+        assert_eq!(read(json!([block, "b", {"text": "c"}])), Ok(vec![text("a"), text("b"), text("c")]));
+        let call = json!([{"type": "tool_use", "id": "a", "name": "f", "input": {"z": 1, "a": [2]}},
+            {"type": "tool_use", "id": "b", "name": "g"}]);
+        let of = |id: &str, name: &str, input: &str| Block::ToolUse {
+            id: id.into(),
+            name: name.into(),
+            input: input.into(),
+        };
+        assert_eq!(read(call), Ok(vec![of("a", "f", r#"{"z":1,"a":[2]}"#), of("b", "g", "{}")]));
+        let of_servers = ["redacted_thinking", "server_tool_use", "web_search_tool_result", "mcp_tool_result"];
+        for kind in of_servers {
+            let block = json!([{"type": kind, "content": [{"type": "web_search_result", "url": 1}]}]);
+            assert_eq!(read(block), Ok(vec![Block::PassedOver(kind.into())]));
+        }
+    }
+
+    #[test]
+    fn results_are_texts() {
+        for (content, expected) in [
+            (json!("a"), "a"),
+            (json!(null), ""),
+            (json!([]), ""),
+            (json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab"),
+            (json!([{"type": "tool_reference", "tool_name": "f"}]), "f"),
+            (
+                json!([{"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain",
+                    "data": "d"}}]),
+                "T\nd",
+            ),
+            (
+                json!([{"type": "search_result", "title": "T", "source": "s", "content": [{"type": "text", "text": "c"}]}]),
+                "T\ns\nc",
+            ),
+        ] {
+            assert_eq!(result(content.clone()).as_deref(), Ok(expected), "{content}");
+        }
+        let nested = result(json!([{"type": "tool_result", "tool_use_id": "b"}])).unwrap_err();
+        assert!(nested.starts_with("only text may stand here, not a block of type \"tool_result\""), "{nested}");
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_by_name() {
+        let image = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]);
+        for refused in [read(image.clone()).unwrap_err(), result(image).unwrap_err()] {
+            assert!(refused.starts_with("this model sees no pictures: "), "{refused}");
+        }
+        for (block, expected) in [
+            (json!({"type": "teapot"}), "a block of type \"teapot\" cannot be read"),
+            (json!({"type": 1}), "the type of a block must be a string"),
+            (json!({"type": "text", "text": 1}), "text must be a string"),
+            (json!({"type": "document"}), "a document needs a source"),
+            (
+                json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}),
+                "a document whose source has the type \"base64\" cannot be read",
+            ),
+            (json!(7), "a block must be an object with a type"),
+        ] {
+            let refused = read(json!([block])).unwrap_err();
+            assert!(refused.starts_with(expected), "{refused}");
+        }
+        assert!(read(json!(7)).is_err() && read(json!(true)).is_err());
+    }
+
+    #[test]
+    fn thoughts_come_back_with_any_signature() {
+        let thinking = |thoughts: &str, signature: Value| {
+            read(json!([{"type": "thinking", "thinking": thoughts, "signature": signature}]))
+        };
+        let hm = Ok(vec![Block::Thinking("Hm.".into())]);
+        for signature in [json!(""), json!(null), json!("EqoB"), json!(signature::of("Well.", true))] {
+            assert_eq!(thinking("Hm.", signature), hm);
+        }
+        assert_eq!(thinking("", json!(signature::of("Hm.", true))), hm);
+        assert_eq!(thinking("", json!("EqoB")), Ok(vec![Block::Thinking(String::new())]));
+    }
+}

@@ -1,0 +1,231 @@
+//! From Anthropic's messages to a conversation.
+
+use metal_attention_chat::{Message, ToolCall};
+use serde::Deserialize;
+
+use super::content::{Block, Content};
+use crate::http::ApiError;
+use crate::http::job::chat::PromptEnd;
+use crate::http::limits::MAX_MESSAGES;
+use crate::http::notes::Notes;
+
+/// What the line begins with that Claude Code puts before the system prompt. It differs with every request, so that no
+/// prompt would begin as the one before.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct SentMessage {
+    /// Who says it.
+    role: Role,
+    /// What it consists of.
+    #[serde(default)]
+    content: Content,
+}
+
+/// Who says a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    User,
+    Assistant,
+    System,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::System => "system",
+        }
+    }
+}
+
+/// The conversation that `system` and `messages` are. Blocks that are passed over are noted.
+pub fn conversation(system: Content, messages: Vec<SentMessage>, notes: &mut Notes) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "messages is empty: give at least one message"));
+    }
+    let mut conversation = Vec::new();
+    let system = SentMessage { role: Role::System, content: system };
+    system.add_to(&mut conversation, "system", notes)?;
+    for (i, message) in messages.into_iter().enumerate() {
+        message.add_to(&mut conversation, &format!("messages[{i}].content"), notes)?;
+        if conversation.len() > MAX_MESSAGES {
+            let message =
+                format!("messages has more than {MAX_MESSAGES} messages and results, which is the most allowed");
+            return Err(ApiError::field("messages", message));
+        }
+    }
+    Ok(conversation)
+}
+
+/// How the prompt of a conversation ends: a text of the assistant is continued.
+pub fn prompt_end(conversation: &[Message]) -> PromptEnd {
+    match conversation.last() {
+        Some(last) if last.role == metal_attention_chat::Role::Assistant && last.tool_calls.is_empty() => {
+            PromptEnd::WithinMessage
+        }
+        Some(_) | None => PromptEnd::Answer,
+    }
+}
+
+impl SentMessage {
+    /// Adds what the message is to a conversation: the results of tools, which follow the calls, and then what is said.
+    fn add_to(self, conversation: &mut Vec<Message>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
+        let Self { role, content } = self;
+        let (mut text, mut thoughts, mut calls, mut n_results) = (String::new(), String::new(), Vec::new(), 0);
+        for (i, block) in content.0.into_iter().enumerate() {
+            match (role, block) {
+                (Role::System, Block::Text(more)) => text += &without_billing_header(&more),
+                (Role::User | Role::Assistant, Block::Text(more)) => text += &more,
+                (Role::Assistant, Block::Thinking(more)) => thoughts += &more,
+                (Role::Assistant, Block::ToolUse { id, name, input }) => calls.push(ToolCall::new(id, name, input)),
+                (Role::User, Block::ToolResult { id, text }) => {
+                    n_results += 1;
+                    let result = Message::new(metal_attention_chat::Role::Tool, text);
+                    conversation.push(Message { tool_call_id: Some(id).filter(|id| !id.is_empty()), ..result });
+                }
+                (_, Block::PassedOver(kind)) => notes.ignored(kind),
+                (role, block @ (Block::Thinking(_) | Block::ToolUse { .. } | Block::ToolResult { .. })) => {
+                    let param = format!("{place}[{i}]");
+                    let (kind, role) = (block.kind(), role.name());
+                    let message = format!("{param}: a block of type {kind:?} has no place in what the {role} says");
+                    return Err(ApiError::field(param, message));
+                }
+            }
+        }
+        match role {
+            Role::System if text.is_empty() => {}
+            Role::System => conversation.push(Message::system(text)),
+            Role::User if text.is_empty() && n_results > 0 => {}
+            Role::User => conversation.push(Message::user(text)),
+            Role::Assistant => conversation.push(Message {
+                content: Some(text).filter(|text| !text.is_empty() || calls.is_empty()),
+                reasoning_content: Some(thoughts).filter(|thoughts| !thoughts.is_empty()),
+                tool_calls: calls,
+                ..Message::assistant("")
+            }),
+        }
+        Ok(())
+    }
+}
+
+/// A system prompt without the lines that only say whose request it is.
+fn without_billing_header(text: &str) -> String {
+    text.split_inclusive('\n').filter(|line| !line.starts_with(BILLING_HEADER)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(system: Value, messages: Value) -> Result<(Vec<Message>, Notes), String> {
+        let mut notes = Notes::default();
+        let system = serde_json::from_value(system).map_err(|error| error.to_string())?;
+        let messages = serde_json::from_value(messages).map_err(|error| error.to_string())?;
+        let conversation = conversation(system, messages, &mut notes).map_err(|error| error.message().to_owned())?;
+        Ok((conversation, notes))
+    }
+
+    fn messages(messages: Value) -> Vec<Message> {
+        read(json!(null), messages).unwrap().0
+    }
+
+    fn result(id: Option<&str>, text: &str) -> Message {
+        let message = Message::new(metal_attention_chat::Role::Tool, text);
+        Message { tool_call_id: id.map(str::to_owned), ..message }
+    }
+
+    #[test]
+    fn the_billing_line_is_left_out() {
+        let header = |n: u32| format!("x-anthropic-billing-header: cc_version=2.1.{n}; cc_entrypoint=cli; cch={n};");
+        let hello = json!([{"role": "user", "content": "Hello"}]);
+        let system = |system: Value| read(system, hello.clone()).unwrap().0.remove(0);
+        let be_kind = Message::system("Be kind.\nAlways.");
+        for n in [1, 2] {
+            let blocks = json!([{"type": "text", "text": header(n)}, {"type": "text", "text": "Be kind.\n"},
+                {"type": "text", "text": "Always.", "cache_control": {"type": "ephemeral"}}]);
+            assert_eq!(system(blocks), be_kind);
+            assert_eq!(system(json!(format!("{}\nBe kind.\nAlways.", header(n)))), be_kind);
+        }
+        // Only a line that begins with it.
+        let quoted = "Leave out x-anthropic-billing-header: a.";
+        assert_eq!(system(json!(quoted)), Message::system(quoted));
+        assert_eq!(system(json!(header(1))), Message::user("Hello"));
+        assert_eq!(system(json!("")), Message::user("Hello"));
+    }
+
+    #[test]
+    fn results_come_before_what_the_user_says() {
+        let sent = json!([
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "b"}, {"type": "tool_use", "id": "x", "name": "f", "input": {"k": 1}},
+                {"type": "tool_use", "id": "y", "name": "g", "input": {}}]},
+            {"role": "user", "content": [{"type": "text", "text": "and now"},
+                {"type": "tool_result", "tool_use_id": "x", "content": "1"},
+                {"type": "tool_result", "tool_use_id": "y"}]},
+            {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        ]);
+        let calls = Message {
+            reasoning_content: Some("Hm.".into()),
+            tool_calls: vec![ToolCall::new("x", "f", r#"{"k":1}"#), ToolCall::new("y", "g", "{}")],
+            ..Message::assistant("b")
+        };
+        let expected = [
+            Message::user("a"),
+            calls,
+            result(Some("x"), "1"),
+            result(Some("y"), ""),
+            Message::user("and now"),
+            Message::system("Be brief."),
+        ];
+        assert_eq!(messages(sent), expected);
+    }
+
+    #[test]
+    fn empty_messages_stay_messages() {
+        let sent = json!([{"role": "user", "content": []}, {"role": "assistant", "content": ""},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "", "name": "f", "input": null}]},
+            {"role": "user", "content": [{"type": "tool_result", "content": []}]}, {"role": "user"}]);
+        let call = Message { content: None, tool_calls: vec![ToolCall::new("", "f", "{}")], ..Message::assistant("") };
+        let expected = [Message::user(""), Message::assistant(""), call, result(None, ""), Message::user("")];
+        assert_eq!(messages(sent), expected);
+    }
+
+    #[test]
+    fn blocks_of_servers_are_noted() {
+        let sent = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}, {"type": "text", "text": "b"}]}]);
+        let (conversation, notes) = read(json!(null), sent).unwrap();
+        assert_eq!(conversation, [Message::user("a"), Message::assistant("b")]);
+        let mut expected = Notes::default();
+        ["server_tool_use", "web_search_tool_result"].into_iter().for_each(|kind| expected.ignored(kind));
+        assert_eq!(notes, expected);
+        assert_eq!(prompt_end(&conversation), PromptEnd::WithinMessage);
+        assert_eq!(prompt_end(&conversation[..1]), PromptEnd::Answer);
+    }
+
+    #[test]
+    fn blocks_have_their_place() {
+        let refused = |messages: Value| read(json!(null), messages).unwrap_err();
+        let one = |role: &str, block: Value| json!([{"role": role, "content": [block]}]);
+        let call = json!({"type": "tool_use", "id": "x", "name": "f", "input": {}});
+        let message = "messages[0].content[0]: a block of type \"tool_use\" has no place in what the user says";
+        assert_eq!(refused(one("user", call.clone())), message);
+        let result = json!({"type": "tool_result", "tool_use_id": "x"});
+        let message = "messages[0].content[0]: a block of type \"tool_result\" has no place in what the assistant says";
+        assert_eq!(refused(one("assistant", result)), message);
+        let message = "system[0]: a block of type \"tool_use\" has no place in what the system says";
+        assert_eq!(read(json!([call]), one("user", json!("a"))).unwrap_err(), message);
+        assert_eq!(refused(json!([])), "messages is empty: give at least one message");
+        assert!(refused(one("tool", json!("a"))).contains("unknown variant `tool`"));
+        let many = json!([{"role": "user", "content": vec![json!({"type": "tool_result"}); MAX_MESSAGES + 1]}]);
+        assert!(refused(many).starts_with("messages has more than 4096 messages"));
+    }
+}

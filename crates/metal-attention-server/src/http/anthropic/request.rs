@@ -1,0 +1,410 @@
+//! What a message may ask for.
+
+use metal_attention_chat::{Effort, Tool};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::content::Content;
+use super::conversation::{SentMessage, conversation, prompt_end};
+use super::unsupported;
+use crate::http::ApiError;
+use crate::http::body::{FromJson, Object};
+use crate::http::job::chat::{ChatJob, Form};
+use crate::http::job::generation::Generation;
+use crate::http::job::sampling::SamplingFields;
+use crate::http::job::stop::Stop;
+use crate::http::job::thinking::ThinkingRequest;
+use crate::http::job::tool_choice::{self, Calls};
+use crate::http::notes::Notes;
+use crate::http::openapi::all_of;
+
+/// What a message may ask for, besides how its tokens are chosen.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct MessagesFields {
+    /// The model's name. With another one, or without it, the model that is served answers.
+    model: Option<String>,
+    /// The conversation so far, the first message first.
+    #[schema(value_type = Vec<super::schema::MessageParam>, min_items = 1)]
+    messages: Vec<SentMessage>,
+    /// Instructions for the whole conversation: a text, or blocks of text.
+    #[schema(value_type = Option<super::schema::Content>)]
+    system: Option<Content>,
+    /// Most tokens to generate, thoughts included; without it as many as there is room for.
+    max_tokens: Option<usize>,
+    /// End the text before any of these strings.
+    stop_sequences: Option<Stop>,
+    /// The tools that the model may call. Tools of other types than `custom`, which Anthropic's servers run, are left out.
+    tools: Option<Vec<ToolParam>>,
+    /// Whether the model calls a tool, and which.
+    tool_choice: Option<ToolChoice>,
+    /// Whether the model thinks, and how many tokens at most.
+    thinking: Option<Thinking>,
+    /// How hard the model thinks, and what the text must look like.
+    output_config: Option<OutputConfig>,
+    /// The same as `output_config.format`.
+    output_format: Option<OutputFormat>,
+    /// Send the message as it comes, by server-sent events.
+    stream: Option<bool>,
+    /// The same seed gives the same text. Without it, or below 0, another one each time.
+    seed: Option<i64>,
+    /// More variables for the model's chat template.
+    #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// A tool that the model may call.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+struct ToolParam {
+    /// `custom`, also where it is missing.
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    /// Its name.
+    name: Option<String>,
+    /// What it does.
+    description: Option<String>,
+    /// The JSON schema of its input.
+    #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
+    input_schema: Option<Map<String, Value>>,
+    /// Whether objects in the input hold what they name and nothing else, as in a JSON schema for an answer.
+    strict: Option<bool>,
+}
+
+/// Whether the model calls a tool, and which.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+struct ToolChoice {
+    /// Whether it does.
+    #[serde(rename = "type")]
+    kind: ToolChoiceKind,
+    /// The tool, where it is one by its name.
+    name: Option<String>,
+    /// Whether the message ends with its first call.
+    disable_parallel_tool_use: Option<bool>,
+}
+
+/// Whether the model calls a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ToolChoiceKind {
+    /// As it likes.
+    Auto,
+    /// It calls one.
+    Any,
+    /// It calls the one that is named.
+    Tool,
+    /// It calls none.
+    None,
+}
+
+/// Whether the model thinks, and how many tokens at most.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+struct Thinking {
+    /// Whether it does.
+    #[serde(rename = "type")]
+    kind: ThinkingKind,
+    /// Most tokens of thoughts, after which the server ends them.
+    budget_tokens: Option<usize>,
+    /// Whether the message has the thoughts.
+    display: Option<Display>,
+}
+
+/// Whether the model thinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ThinkingKind {
+    /// It does.
+    Enabled,
+    /// As its template has it.
+    Adaptive,
+    /// The same.
+    BetweenTools,
+    /// It does not.
+    Disabled,
+}
+
+/// Whether a message has the thoughts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Display {
+    /// It has them: all of them, not a summary.
+    Summarized,
+    /// It has their signature, which holds them for the next turn.
+    Omitted,
+}
+
+/// How hard the model thinks, and what the text must look like.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+struct OutputConfig {
+    /// How hard: `low`, `medium`, `high`, `xhigh` or `max`.
+    #[schema(value_type = Option<super::schema::EffortName>)]
+    effort: Option<Effort>,
+    /// What the text must look like.
+    format: Option<OutputFormat>,
+}
+
+/// What a text must look like.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum OutputFormat {
+    /// JSON that follows a schema.
+    JsonSchema {
+        /// The schema.
+        #[schema(value_type = std::collections::BTreeMap<String, Value>)]
+        schema: Map<String, Value>,
+    },
+}
+
+impl MessagesFields {
+    /// The tools that the model may call.
+    fn calls(&self, notes: &mut Notes) -> Result<Calls, ApiError> {
+        let mut tools = Vec::new();
+        for (i, tool) in self.tools.iter().flatten().enumerate() {
+            match tool.kind.as_deref() {
+                None | Some("custom") => tools.push(tool.tool(i)?),
+                Some(other) => notes.ignored(format!("tools.{other}")),
+            }
+        }
+        let choice = self.tool_choice.as_ref();
+        let parallel = choice.is_none_or(|choice| !choice.disable_parallel_tool_use.unwrap_or(false));
+        let choice = choice.map(ToolChoice::choice).transpose()?;
+        Calls::new(&tools, choice.as_ref(), parallel)
+    }
+
+    /// What the text must look like, and the field that says so.
+    fn form(&self) -> Option<(&'static str, Form)> {
+        let format = self.output_config.as_ref().and_then(|config| config.format.as_ref());
+        let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
+        formats.into_iter().find_map(|(field, format)| match format? {
+            OutputFormat::JsonSchema { schema } => {
+                Some((field, Form::JsonSchema { schema: schema.clone(), strict: None }))
+            }
+        })
+    }
+
+    /// What is said about thoughts.
+    fn thinking(&self) -> ThinkingRequest {
+        let thinking = self.thinking.as_ref();
+        let switch = thinking.and_then(|thinking| match thinking.kind {
+            ThinkingKind::Enabled => Some(("thinking", true)),
+            ThinkingKind::Disabled => Some(("thinking", false)),
+            ThinkingKind::Adaptive | ThinkingKind::BetweenTools => None,
+        });
+        let budget = thinking.and_then(|thinking| thinking.budget_tokens);
+        let effort = self.output_config.as_ref().and_then(|config| config.effort);
+        ThinkingRequest {
+            switch,
+            effort: effort.map(|effort| ("output_config.effort", effort)),
+            budget: budget.map(|budget| ("thinking.budget_tokens", budget)),
+            variables: self.chat_template_kwargs.clone().unwrap_or_default(),
+        }
+    }
+}
+
+impl ToolParam {
+    /// The function that tool number `i` is.
+    fn tool(&self, i: usize) -> Result<Tool, ApiError> {
+        let Some(name) = self.name.as_deref().filter(|name| !name.is_empty()) else {
+            return Err(ApiError::field(format!("tools[{i}].name"), format!("tools[{i}] has no name")));
+        };
+        let mut function = json!({"name": name});
+        let fields = [
+            ("description", self.description.clone().map(Value::from)),
+            ("parameters", self.input_schema.clone().map(Value::from)),
+            ("strict", self.strict.map(Value::from)),
+        ];
+        for (field, value) in fields {
+            if let Some(value) = value {
+                function[field] = value;
+            }
+        }
+        Tool::try_from(json!({"type": "function", "function": function}))
+            .map_err(|error| ApiError::field(format!("tools[{i}]"), format!("tools[{i}]: {error}")))
+    }
+}
+
+impl ToolChoice {
+    fn choice(&self) -> Result<tool_choice::ToolChoice, ApiError> {
+        Ok(match self.kind {
+            ToolChoiceKind::Auto => tool_choice::ToolChoice::Auto,
+            ToolChoiceKind::Any => tool_choice::ToolChoice::Required,
+            ToolChoiceKind::None => tool_choice::ToolChoice::None,
+            ToolChoiceKind::Tool => match &self.name {
+                Some(name) => tool_choice::ToolChoice::Named(name.clone()),
+                None => {
+                    let message = "tool_choice of type \"tool\" needs the tool's name";
+                    return Err(ApiError::field("tool_choice.name", message));
+                }
+            },
+        })
+    }
+}
+
+/// A request for a message.
+pub struct MessagesRequest {
+    /// The model's name.
+    pub model: Option<String>,
+    /// What is asked for.
+    pub job: ChatJob,
+    /// The message leaves out its thoughts.
+    pub omits_thoughts: bool,
+}
+
+impl FromJson for MessagesRequest {
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let mut notes = unsupported::check(object)?;
+        let sampling: SamplingFields = object.parse()?;
+        sampling.note(&mut notes);
+        let mut fields: MessagesFields = object.parse()?;
+        let system = fields.system.take().unwrap_or_default();
+        let messages = conversation(system, std::mem::take(&mut fields.messages), &mut notes)?;
+        let generation = Generation {
+            sampling,
+            // Of a seed below 0 the texts are as of none.
+            seed: fields.seed.and_then(|seed| u64::try_from(seed).ok()),
+            stop: fields.stop_sequences.take().map(Stop::into_strings).unwrap_or_default(),
+            max_tokens: fields.max_tokens,
+            stream: fields.stream.unwrap_or(false),
+            ..Default::default()
+        };
+        let job = ChatJob {
+            calls: fields.calls(&mut notes)?,
+            form: fields.form(),
+            thinking: fields.thinking(),
+            end: prompt_end(&messages),
+            generation,
+            messages_field: "messages",
+            notes,
+            messages,
+        };
+        let omits_thoughts = fields.thinking.is_some_and(|thinking| thinking.display == Some(Display::Omitted));
+        Ok(Self { model: fields.model, job, omits_thoughts })
+    }
+}
+
+all_of!(MessagesRequest, MessagesFields, SamplingFields);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::job::chat::PromptEnd;
+
+    fn read(more: Value) -> Result<MessagesRequest, ApiError> {
+        let mut request = json!({"messages": [{"role": "user", "content": "Hello"}]});
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        MessagesRequest::from_json(&Object::split(request.to_string().as_bytes())?)
+    }
+
+    fn refused(more: Value) -> String {
+        read(more).err().unwrap().message().to_owned()
+    }
+
+    #[test]
+    fn fields_become_a_job() {
+        let request =
+            read(json!({"model": "m", "max_tokens": 7, "stop_sequences": ["a", "b"], "stream": true, "seed": 3}));
+        let MessagesRequest { model, job, omits_thoughts } = request.unwrap();
+        assert_eq!((model.as_deref(), omits_thoughts, job.end), (Some("m"), false, PromptEnd::Answer));
+        let Generation { max_tokens, stop, stream, seed, .. } = job.generation;
+        assert_eq!((max_tokens, stop, stream, seed), (Some(7), vec!["a".into(), "b".into()], true, Some(3)));
+        let job = read(json!({"max_tokens": null, "seed": -1, "system": null, "tools": null})).unwrap().job;
+        assert_eq!((job.generation.max_tokens, job.generation.seed, job.form), (None, None, None));
+        assert_eq!(job.notes, Notes::default());
+    }
+
+    #[test]
+    fn tools_are_functions() {
+        let schema = json!({"$schema": "x", "type": "object", "properties": {}});
+        let custom = json!({"type": "custom", "name": "f", "description": "d", "input_schema": schema, "strict": true,
+            "cache_control": {"type": "ephemeral"}, "eager_input_streaming": true, "input_examples": [{}]});
+        let tools = json!([custom, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"name": "g"},
+            {"type": "mcp_toolset", "mcp_server_name": "s"}]);
+        let calls = |choice: Value| read(json!({"tools": tools, "tool_choice": choice})).map(|request| request.job);
+        let job = calls(json!(null)).unwrap();
+        let f = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": schema, "strict": true}});
+        let g = json!({"type": "function", "function": {"name": "g"}});
+        let of = |tools: &[&Value], required, parallel| Calls {
+            tools: tools.iter().map(|&tool| Tool::try_from(tool.clone()).unwrap()).collect(),
+            required,
+            parallel,
+        };
+        assert_eq!(job.calls, of(&[&f, &g], false, true));
+        let mut notes = Notes::default();
+        ["tools.web_search_20250305", "tools.mcp_toolset"].into_iter().for_each(|name| notes.ignored(name));
+        assert_eq!(job.notes, notes);
+        for (choice, expected) in [
+            (json!({"type": "auto"}), of(&[&f, &g], false, true)),
+            (json!({"type": "auto", "disable_parallel_tool_use": true}), of(&[&f, &g], false, false)),
+            (json!({"type": "any"}), of(&[&f, &g], true, true)),
+            (json!({"type": "any", "disable_parallel_tool_use": true}), of(&[&f, &g], true, false)),
+            (json!({"type": "tool", "name": "g"}), of(&[&g], true, false)),
+            (json!({"type": "none"}), of(&[], false, true)),
+        ] {
+            assert_eq!(calls(choice.clone()).unwrap().calls, expected, "{choice}");
+        }
+        let refused = |choice: Value| calls(choice).err().unwrap().message().to_owned();
+        assert_eq!(refused(json!({"type": "tool"})), "tool_choice of type \"tool\" needs the tool's name");
+        let unknown = "tool_choice names \"web_search\", which is none of the tools";
+        assert_eq!(refused(json!({"type": "tool", "name": "web_search"})), unknown);
+        assert_eq!(self::refused(json!({"tools": [{"description": "d"}]})), "tools[0] has no name");
+        let none = "tool_choice wants a call, but there are no tools";
+        assert_eq!(self::refused(json!({"tools": [], "tool_choice": {"type": "any"}})), none);
+    }
+
+    #[test]
+    fn thoughts_have_a_switch_a_budget_and_an_effort() {
+        let thinking = |more: Value| read(more).unwrap().job.thinking;
+        let of = |switch: Option<bool>, effort: Option<Effort>, budget: Option<usize>| ThinkingRequest {
+            switch: switch.map(|on| ("thinking", on)),
+            effort: effort.map(|effort| ("output_config.effort", effort)),
+            budget: budget.map(|budget| ("thinking.budget_tokens", budget)),
+            variables: Map::new(),
+        };
+        let enabled = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
+        assert_eq!(thinking(enabled), of(Some(true), None, Some(1024)));
+        let adaptive = json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}});
+        assert_eq!(thinking(adaptive), of(None, Some(Effort::Xhigh), None));
+        assert_eq!(thinking(json!({"thinking": {"type": "disabled"}})), of(Some(false), None, None));
+        assert_eq!(thinking(json!({"thinking": null, "output_config": {"effort": null}})), of(None, None, None));
+        let omitted = read(json!({"thinking": {"type": "adaptive", "display": "omitted"}})).unwrap();
+        assert!(omitted.omits_thoughts);
+        assert!(refused(json!({"thinking": {"type": "maybe"}})).starts_with("thinking.type: unknown variant `maybe`"));
+        assert!(
+            refused(json!({"thinking": {"type": "enabled", "budget_tokens": -1}}))
+                .starts_with("thinking.budget_tokens")
+        );
+    }
+
+    #[test]
+    fn formats_are_schemas() {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        let format = json!({"type": "json_schema", "schema": schema});
+        let form = |more: Value| read(more).unwrap().job.form;
+        let expected = Form::JsonSchema { schema: schema.as_object().unwrap().clone(), strict: None };
+        let config = json!({"output_config": {"format": format, "task_budget": {"type": "tokens"}}});
+        assert_eq!(form(config), Some(("output_config.format.schema", expected.clone())));
+        assert_eq!(form(json!({"output_format": format})), Some(("output_format.schema", expected)));
+        assert!(refused(json!({"output_format": {"type": "xml"}})).contains("unknown variant `xml`"));
+    }
+
+    #[test]
+    fn other_fields_are_noted_or_refused() {
+        let job =
+            read(json!({"metadata": {"user_id": "u"}, "service_tier": "auto", "container": null, "mcp_servers": [],
+            "context_management": {"edits": [{}]}, "cache_control": {"type": "ephemeral"}, "whatever": 1}));
+        let mut notes = Notes::default();
+        ["metadata", "service_tier", "cache_control", "context_management"]
+            .into_iter()
+            .for_each(|name| notes.ignored(name));
+        assert_eq!(job.unwrap().job.notes, notes);
+        for (more, field) in [
+            (json!({"mcp_servers": [{"type": "url", "url": "https://mcp.example"}]}), "mcp_servers"),
+            (json!({"container": "c"}), "container"),
+            (json!({"stop": "x"}), "stop"),
+            (json!({"n": 2}), "n"),
+        ] {
+            assert!(refused(more).starts_with(&format!("{field} is not supported: ")), "{field}");
+        }
+        assert_eq!(refused(json!({"max_tokens": -1})), "max_tokens: invalid value: integer `-1`, expected usize");
+        assert!(refused(json!({"stop_sequences": vec!["x"; 33]})).starts_with("stop_sequences: more than 32 strings"));
+    }
+}

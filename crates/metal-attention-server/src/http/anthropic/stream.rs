@@ -1,0 +1,177 @@
+//! The answer as a stream of named events: the blocks of the message one after the other, each begun, added to and ended.
+
+use metal_attention::scheduler::Event;
+use metal_attention_chat::AnswerEvent;
+use serde::Serialize;
+use serde_json::Map;
+
+use super::error::ErrorBody;
+use super::response::{ContentBlock, MessageObject, MessageWriter, Stop, Usage};
+use super::signature;
+use crate::http::ApiError;
+use crate::http::answer::{Chunks, Frames};
+use crate::http::job::reply::{ChatEvent, Replies};
+
+/// An event of the stream.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum StreamEvent {
+    MessageStart { message: MessageObject },
+    ContentBlockStart { index: usize, content_block: ContentBlock },
+    ContentBlockDelta { index: usize, delta: Delta },
+    ContentBlockStop { index: usize },
+    MessageDelta { delta: Stop, usage: Usage },
+    MessageStop,
+    Ping,
+}
+
+impl StreamEvent {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::MessageStart { .. } => "message_start",
+            Self::ContentBlockStart { .. } => "content_block_start",
+            Self::ContentBlockDelta { .. } => "content_block_delta",
+            Self::ContentBlockStop { .. } => "content_block_stop",
+            Self::MessageDelta { .. } => "message_delta",
+            Self::MessageStop => "message_stop",
+            Self::Ping => "ping",
+        }
+    }
+
+    fn send(&self, out: &mut Frames) {
+        out.event(self.name(), self);
+    }
+}
+
+/// What is new of a block.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Delta {
+    TextDelta { text: String },
+    ThinkingDelta { thinking: String },
+    SignatureDelta { signature: String },
+    InputJsonDelta { partial_json: String },
+}
+
+/// The block that is written.
+enum Open {
+    Text,
+    /// With what the signature is of.
+    Thinking(String),
+    ToolUse,
+}
+
+/// A message as a stream.
+pub struct MessageChunks {
+    replies: Replies,
+    writer: MessageWriter,
+    open: Option<Open>,
+    /// The number of the block that is written, or of the next one.
+    index: usize,
+    /// Blanks that begin a block of text where text follows.
+    blanks: String,
+}
+
+impl MessageChunks {
+    /// Begins a stream of what `replies` reads, as `writer` writes it.
+    pub fn begin(replies: Replies, writer: MessageWriter, out: &mut Frames) -> Self {
+        StreamEvent::MessageStart { message: writer.begun() }.send(out);
+        Self { replies, writer, open: None, index: 0, blanks: String::new() }
+    }
+
+    fn start(&mut self, open: Open, content_block: ContentBlock, out: &mut Frames) {
+        self.stop(out);
+        StreamEvent::ContentBlockStart { index: self.index, content_block }.send(out);
+        self.open = Some(open);
+    }
+
+    fn delta(&self, delta: Delta, out: &mut Frames) {
+        StreamEvent::ContentBlockDelta { index: self.index, delta }.send(out);
+    }
+
+    /// Ends the block that is written.
+    fn stop(&mut self, out: &mut Frames) {
+        self.blanks.clear();
+        match self.open.take() {
+            None => return,
+            Some(Open::Text | Open::ToolUse) => {}
+            Some(Open::Thinking(thoughts)) => {
+                let signature = signature::of(&thoughts, self.writer.omits_thoughts);
+                self.delta(Delta::SignatureDelta { signature }, out);
+            }
+        }
+        StreamEvent::ContentBlockStop { index: self.index }.send(out);
+        self.index += 1;
+    }
+
+    fn text(&mut self, text: String, out: &mut Frames) {
+        if !matches!(self.open, Some(Open::Text)) {
+            let blanks = std::mem::take(&mut self.blanks) + &text;
+            if blanks.trim().is_empty() {
+                self.stop(out);
+                self.blanks = blanks;
+                return;
+            }
+            self.start(Open::Text, ContentBlock::Text { text: String::new() }, out);
+            return self.delta(Delta::TextDelta { text: blanks }, out);
+        }
+        self.delta(Delta::TextDelta { text }, out);
+    }
+
+    fn thoughts(&mut self, thinking: String, out: &mut Frames) {
+        if !matches!(self.open, Some(Open::Thinking(_))) {
+            let block = ContentBlock::Thinking { thinking: String::new(), signature: String::new() };
+            self.start(Open::Thinking(String::new()), block, out);
+        }
+        if !self.writer.omits_thoughts {
+            return self.delta(Delta::ThinkingDelta { thinking }, out);
+        }
+        if let Some(Open::Thinking(all)) = &mut self.open {
+            *all += &thinking;
+        }
+    }
+
+    fn answer(&mut self, event: AnswerEvent, out: &mut Frames) {
+        match event {
+            AnswerEvent::Content(text) => self.text(text, out),
+            AnswerEvent::Reasoning(thoughts) => self.thoughts(thoughts, out),
+            AnswerEvent::CallStart { id, name, index: _ } => {
+                self.start(Open::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
+            }
+            AnswerEvent::CallArguments { delta, index: _ } => {
+                self.delta(Delta::InputJsonDelta { partial_json: delta }, out);
+            }
+            AnswerEvent::CallEnd { .. } => self.stop(out),
+        }
+    }
+}
+
+impl Chunks for MessageChunks {
+    fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
+        for part in self.replies.take(i, event)? {
+            match part {
+                // No log probabilities are asked for.
+                ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}
+                ChatEvent::Answer(event) => self.answer(event, out),
+                ChatEvent::End(end) => {
+                    self.stop(out);
+                    let (delta, usage) = self.writer.ended(&end);
+                    StreamEvent::MessageDelta { delta, usage }.send(out);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, out: &mut Frames) {
+        StreamEvent::MessageStop.send(out);
+    }
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.event("error", &ErrorBody::of(error));
+    }
+
+    fn keep_alive(&mut self, out: &mut Frames) {
+        StreamEvent::Ping.send(out);
+    }
+}
