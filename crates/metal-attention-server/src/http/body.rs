@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,8 +14,8 @@ use axum::extract::{FromRequest, Request};
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use futures_util::StreamExt;
-use serde::de::value::MapDeserializer;
-use serde::de::{DeserializeOwned, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
+use serde::de::value::{MapAccessDeserializer, MapDeserializer};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::value::RawValue;
 
@@ -127,6 +128,30 @@ impl<'de> Deserializer<'de> for &Object<'de> {
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
         newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// A `T` that an object describes: serde takes a list of a struct's fields, too.
+#[derive(Debug, Clone)]
+pub struct OnlyObject<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OnlyObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(OnlyObjectVisitor(PhantomData))
+    }
+}
+
+struct OnlyObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObjectVisitor<T> {
+    type Value = OnlyObject<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OnlyObject<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(OnlyObject)
     }
 }
 

@@ -1,11 +1,11 @@
 //! `/openapi.json`: the interface as an OpenAPI 3.1 description, made of the same types that answer requests.
 
+use utoipa::ToSchema;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
     ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder, Schema,
 };
-use utoipa::ToSchema;
 
 use super::dialect::Dialect;
 use super::error::ErrorBody;

@@ -153,7 +153,7 @@ fn streams_make_the_same_messages() {
     assert!(text[0]["message"]["id"].as_str().unwrap().starts_with("msg_"));
     for more in [json!({}), json!({"stop_sequences": [" I"]}), json!({"max_tokens": 0}), json!({"max_tokens": 60})] {
         let streamed = assembled(&events(&server, &more));
-            assert_eq!(unnamed(streamed), unnamed(ask(&server, &more)), "{more}");
+        assert_eq!(unnamed(streamed), unnamed(ask(&server, &more)), "{more}");
     }
 }
 
@@ -191,7 +191,10 @@ fn thoughts_are_blocks_with_a_signature() {
     let of = |display: &str| json!({"max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 5, "display": display}});
     let whole = ask(&server, &of("summarized"));
     let [thoughts, text] = [&whole["content"][0], &whole["content"][1]];
-    assert_eq!((&thoughts["type"], &text["type"], whole["content"].as_array().unwrap().len()), (&json!("thinking"), &json!("text"), 2));
+    assert_eq!(
+        (&thoughts["type"], &text["type"], whole["content"].as_array().unwrap().len()),
+        (&json!("thinking"), &json!("text"), 2)
+    );
     assert!(!thoughts["thinking"].as_str().unwrap().is_empty());
     assert_eq!(thoughts["signature"], "bWV0YWwtYXR0ZW50aW9uIA==");
     let streamed = assembled(&events(&server, &of("summarized")));
@@ -215,7 +218,8 @@ fn thoughts_are_blocks_with_a_signature() {
 #[test]
 fn counting_agrees_with_usage() {
     let server = server();
-    let tools = json!([{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "s"}]);
+    let tools =
+        json!([{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "s"}]);
     for more in [
         json!({}),
         json!({"system": [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "Be kind."}]}),
@@ -250,7 +254,8 @@ fn a_last_message_of_the_assistant_is_continued() {
 /// The first line of the system prompt differs with each request. What came before is not evaluated again.
 #[test]
 fn a_second_turn_evaluates_what_is_new() {
-    let engine = EngineOptions { device: Device::Cpu, n_ctx: Some(2048), n_seq: 2, n_threads: Some(1), ..Default::default() };
+    let engine =
+        EngineOptions { device: Device::Cpu, n_ctx: Some(2048), n_seq: 2, n_threads: Some(1), ..Default::default() };
     let server = Server::with_model(HttpOptions::default(), move || load_with(Model::built_in()?, &engine, 2, 8));
     server.wait_until_ready();
     let long = "You tell stories of a little girl and her dog. ".repeat(60);
@@ -306,7 +311,8 @@ fn errors_have_the_form_of_anthropic() {
     assert_eq!(send("{}"), invalid("missing field `messages`"));
     let unknown = error(&server.get("/v1/messages/x"));
     assert_eq!((unknown.0, &*unknown.1), (404, "not_found_error"));
-    let (status, kind, message) = error(&with_template("{{ raise_exception('No dogs.') }}").post(PATH, &message(&json!({}))));
+    let (status, kind, message) =
+        error(&with_template("{{ raise_exception('No dogs.') }}").post(PATH, &message(&json!({}))));
     assert_eq!((status, &*kind), (400, "invalid_request_error"));
     assert!(message.contains("No dogs."), "{message}");
 }
@@ -332,10 +338,14 @@ fn hostile_bodies_are_refused() {
     assert!(refused(user(&blocks)).contains("holds more than 65536 values"));
     let results = format!("[{}]", vec![r#"{"type":"tool_result"}"#; 5000].join(","));
     assert!(refused(user(&results)).contains("more than 4096 messages"));
-    let schema = format!(r#"{{"format": {{"type": "json_schema", "schema": {{"enum": [{}]}}}}}}"#, vec!["1"; 9000].join(","));
+    let schema =
+        format!(r#"{{"format": {{"type": "json_schema", "schema": {{"enum": [{}]}}}}}}"#, vec!["1"; 9000].join(","));
     let config = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "output_config": {schema}}}"#);
     assert!(refused(config).contains("output_config holds more than 8192 values"));
-    let message = refused(format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "stop_sequences": ["{}"]}}"#, "x".repeat(2000)));
+    let message = refused(format!(
+        r#"{{"messages": [{{"role": "user", "content": "a"}}], "stop_sequences": ["{}"]}}"#,
+        "x".repeat(2000)
+    ));
     assert!(message.contains("at most 1024 are allowed"), "{message}");
     assert_eq!(ask(&server, &json!({}))["content"][0]["text"], " Anna, I a");
 }

@@ -25,7 +25,7 @@ use stream::MessageChunks;
 /// Answers with the next message of a conversation.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = MessagesRequest, responses(
     (status = 200, description = "The message, whole or as server-sent events",
-        content((MessageObject = "application/json"), (String = "text/event-stream")))))]
+        content((MessageObject = "application/json"), (schema::StreamEvent = "text/event-stream")))))]
 pub async fn messages(
     State(app): State<App>,
     client: Client,

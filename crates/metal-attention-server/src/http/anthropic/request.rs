@@ -1,5 +1,6 @@
 //! What a message may ask for.
 
+use metal_attention::sampling::SamplerOptions;
 use metal_attention_chat::{Effort, Tool};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -9,7 +10,7 @@ use super::content::Content;
 use super::conversation::{SentMessage, conversation, prompt_end};
 use super::unsupported;
 use crate::http::ApiError;
-use crate::http::body::{FromJson, Object};
+use crate::http::body::{FromJson, Object, OnlyObject};
 use crate::http::job::chat::{ChatJob, Form};
 use crate::http::job::generation::Generation;
 use crate::http::job::sampling::SamplingFields;
@@ -26,7 +27,7 @@ pub struct MessagesFields {
     model: Option<String>,
     /// The conversation so far, the first message first.
     #[schema(value_type = Vec<super::schema::MessageParam>, min_items = 1)]
-    messages: Vec<SentMessage>,
+    messages: Vec<OnlyObject<SentMessage>>,
     /// Instructions for the whole conversation: a text, or blocks of text.
     #[schema(value_type = Option<super::schema::Content>)]
     system: Option<Content>,
@@ -35,13 +36,17 @@ pub struct MessagesFields {
     /// End the text before any of these strings.
     stop_sequences: Option<Stop>,
     /// The tools that the model may call. Tools of other types than `custom`, which Anthropic's servers run, are left out.
-    tools: Option<Vec<ToolParam>>,
+    #[schema(value_type = Option<Vec<ToolParam>>)]
+    tools: Option<Vec<OnlyObject<ToolParam>>>,
     /// Whether the model calls a tool, and which.
-    tool_choice: Option<ToolChoice>,
+    #[schema(value_type = Option<ToolChoice>)]
+    tool_choice: Option<OnlyObject<ToolChoice>>,
     /// Whether the model thinks, and how many tokens at most.
-    thinking: Option<Thinking>,
+    #[schema(value_type = Option<Thinking>)]
+    thinking: Option<OnlyObject<Thinking>>,
     /// How hard the model thinks, and what the text must look like.
-    output_config: Option<OutputConfig>,
+    #[schema(value_type = Option<OutputConfig>)]
+    output_config: Option<OnlyObject<OutputConfig>>,
     /// The same as `output_config.format`.
     output_format: Option<OutputFormat>,
     /// Send the message as it comes, by server-sent events.
@@ -158,13 +163,13 @@ impl MessagesFields {
     /// The tools that the model may call.
     fn calls(&self, notes: &mut Notes) -> Result<Calls, ApiError> {
         let mut tools = Vec::new();
-        for (i, tool) in self.tools.iter().flatten().enumerate() {
+        for (i, OnlyObject(tool)) in self.tools.iter().flatten().enumerate() {
             match tool.kind.as_deref() {
                 None | Some("custom") => tools.push(tool.tool(i)?),
                 Some(other) => notes.ignored(format!("tools.{other}")),
             }
         }
-        let choice = self.tool_choice.as_ref();
+        let choice = self.tool_choice.as_ref().map(|OnlyObject(choice)| choice);
         let parallel = choice.is_none_or(|choice| !choice.disable_parallel_tool_use.unwrap_or(false));
         let choice = choice.map(ToolChoice::choice).transpose()?;
         Calls::new(&tools, choice.as_ref(), parallel)
@@ -172,7 +177,7 @@ impl MessagesFields {
 
     /// What the text must look like, and the field that says so.
     fn form(&self) -> Option<(&'static str, Form)> {
-        let format = self.output_config.as_ref().and_then(|config| config.format.as_ref());
+        let format = self.output_config.as_ref().and_then(|OnlyObject(config)| config.format.as_ref());
         let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
         formats.into_iter().find_map(|(field, format)| match format? {
             OutputFormat::JsonSchema { schema } => {
@@ -183,14 +188,14 @@ impl MessagesFields {
 
     /// What is said about thoughts.
     fn thinking(&self) -> ThinkingRequest {
-        let thinking = self.thinking.as_ref();
+        let thinking = self.thinking.as_ref().map(|OnlyObject(thinking)| thinking);
         let switch = thinking.and_then(|thinking| match thinking.kind {
             ThinkingKind::Enabled => Some(("thinking", true)),
             ThinkingKind::Disabled => Some(("thinking", false)),
             ThinkingKind::Adaptive | ThinkingKind::BetweenTools => None,
         });
         let budget = thinking.and_then(|thinking| thinking.budget_tokens);
-        let effort = self.output_config.as_ref().and_then(|config| config.effort);
+        let effort = self.output_config.as_ref().and_then(|OnlyObject(config)| config.effort);
         ThinkingRequest {
             switch,
             effort: effort.map(|effort| ("output_config.effort", effort)),
@@ -254,9 +259,12 @@ impl FromJson for MessagesRequest {
         let mut notes = unsupported::check(object)?;
         let sampling: SamplingFields = object.parse()?;
         sampling.note(&mut notes);
+        // Where tokens are only counted, nothing else would refuse a value.
+        sampling.apply(&mut SamplerOptions::default())?;
         let mut fields: MessagesFields = object.parse()?;
         let system = fields.system.take().unwrap_or_default();
-        let messages = conversation(system, std::mem::take(&mut fields.messages), &mut notes)?;
+        let messages = std::mem::take(&mut fields.messages).into_iter().map(|OnlyObject(message)| message);
+        let messages = conversation(system, messages.collect(), &mut notes)?;
         let generation = Generation {
             sampling,
             // Of a seed below 0 the texts are as of none.
@@ -276,7 +284,8 @@ impl FromJson for MessagesRequest {
             notes,
             messages,
         };
-        let omits_thoughts = fields.thinking.is_some_and(|thinking| thinking.display == Some(Display::Omitted));
+        let omits_thoughts =
+            fields.thinking.is_some_and(|OnlyObject(thinking)| thinking.display == Some(Display::Omitted));
         Ok(Self { model: fields.model, job, omits_thoughts })
     }
 }
@@ -403,6 +412,14 @@ mod tests {
             (json!({"n": 2}), "n"),
         ] {
             assert!(refused(more).starts_with(&format!("{field} is not supported: ")), "{field}");
+        }
+        assert!(refused(json!({"top_p": 2})).starts_with("top_p is 2, but it must be "));
+        for more in [
+            json!({"thinking": ["enabled"]}),
+            json!({"tools": [["custom", "f"]]}),
+            json!({"messages": [["user", "a"]]}),
+        ] {
+            assert!(refused(more.clone()).contains("expected an object"), "{more}");
         }
         assert_eq!(refused(json!({"max_tokens": -1})), "max_tokens: invalid value: integer `-1`, expected usize");
         assert!(refused(json!({"stop_sequences": vec!["x"; 33]})).starts_with("stop_sequences: more than 32 strings"));

@@ -31,8 +31,32 @@ enum MessageRole {
 pub enum Content {
     /// A text.
     Text(String),
-    /// Blocks: objects with a `type`, such as `{"type": "text", "text": ...}`, `tool_use`, `tool_result` and `thinking`.
-    Blocks(Vec<BTreeMap<String, Value>>),
+    /// In blocks.
+    Blocks(Vec<Block>),
+    /// In one block.
+    Block(BTreeMap<String, Value>),
+}
+
+/// A part of a message.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = MessageBlock)]
+enum Block {
+    /// A text.
+    Text(String),
+    /// An object with a `type`, such as `{"type": "text", "text": ...}`, `tool_use`, `tool_result` and `thinking`.
+    Typed(BTreeMap<String, Value>),
+}
+
+/// An event of a streamed message.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = MessageStreamEvent)]
+pub struct StreamEvent {
+    /// What it is: `message_start`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`,
+    /// `message_stop`, `ping` or `error`.
+    event: String,
+    /// JSON with the same name as its `type`.
+    data: String,
 }
 
 /// How hard a model thinks.
